@@ -57,6 +57,7 @@ SLOW = {
     "tuning::test_systems_begin_with_the_same_draws_and_recorded_trials_come_first",
     "verify", "valid_metric", "vocab_from", "vocabulary_counts",
     "api_trees::test_self_attention_equals_the_oracle",
+    "advice::test_a_first_data_set_and_a_first_training_need_only_what_the_messages_say",
     "accumulation::test_a_batch_mate_changes_no_bit", "accumulation::test_equals_oracle",
     "bpe_dropout::test_trees_are_those_that_the_encode_stage_makes_of_the_pieces",
     "corpora::test_training_prints_the_files_and_records_them",

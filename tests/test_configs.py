@@ -9,11 +9,12 @@ from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.seeds import SeedsConfig
 from treenet.experiments.tuning_settings import TuningConfig
 from treenet.models import ARCHITECTURES
-from treeproc.common.settings import dump_settings, load_settings, read_yaml
+from treeproc.common.settings import UserError, dump_settings, load_settings, read_yaml
 from treeproc.job.preprocess import PreprocessConfig, sample_splits
 from treeproc.parser_training.config import TrainParserConfig
 
-CONFIGS = sorted((Path(__file__).resolve().parent.parent / "workflows" / "configs").glob("*.yaml"))
+FOLDER = Path(__file__).resolve().parent.parent / "workflows" / "configs"
+CONFIGS = sorted(FOLDER.glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
@@ -150,3 +151,14 @@ def test_a_run_records_the_sections_of_its_own_architecture():
     assert foreign.unread_sections() == ["tree"] and foreign.model_dump()["tree"]["subtree_mask"] is False
     named = {name for _, section in ModelConfig() if isinstance(section, ArchitectureSection) for name in section.architectures}
     assert named <= ARCHITECTURES.keys()
+
+
+def test_other_systems_than_those_of_a_study_need_no_word_about_the_old_ones():
+    systems = "grid.systems={tree_transformer: {}, no_sub_mask: {model: {tree: {subtree_mask: false}}}}"
+    grid = load_settings(SeedsConfig, FOLDER / "seeds_sst5.yaml", ["data=x", systems]).grid
+    assert list(grid.systems) == ["tree_transformer", "no_sub_mask"] and grid.fewer_seeds == {"no_sub_mask": 5}
+    for name, cls, key in (("seeds_sst5", SeedsConfig, "grid.fewer_seeds"), ("tune_sample", TuningConfig, "tune.more_trials")):
+        with pytest.raises(UserError, match="but is (of )?typo"):
+            load_settings(cls, FOLDER / f"{name}.yaml", ["data=x", f"{key}={{typo: 3}}"])
+    tuned = load_settings(TuningConfig, FOLDER / "tune_sample.yaml", ["data=x", "tune.more_trials={transformer: 3}"])
+    assert tuned.tune.more_trials == {"transformer": 3}

@@ -15,7 +15,7 @@ from treenet.runs.facts import read_facts
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
 from treeproc.common.errors import CommandEnded
-from treeproc.common.settings import UserError, load_settings, read_yaml, run_cli
+from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings, read_yaml, run_cli
 from treeproc.shards.store import read_index
 
 OVERRIDES = ("model.d_model=16", "model.d_ff=16", "model.num_heads=2", "model.num_encoder_layers=1", "model.num_decoder_layers=1")
@@ -172,6 +172,7 @@ def test_not_a_number_is_no_setting(data):
 )
 def test_every_end_has_its_status_and_one_line(error, status, message, capsys):
     def main(argv):
+        build_arg_parser("What it does.", Settings).parse_intermixed_args([])
         raise error
 
     with pytest.raises(SystemExit) as end:

@@ -143,7 +143,11 @@ def test_the_installed_command_works_without_the_extras(run):
         ("train", "--config", "train.yaml", "--out", "x", "data=data", "workers=2"): "workers=2 needs ray",
         ("serve", "--out", "run"): "a server needs uvicorn, which is not installed: pip install 'tree-attention\\[serve\\]'",
         ("train-parser", "--help"): "the training of parsers needs stanza",
-        ("train-classifier", "--out", "x"): r"give --config FILE.yaml \(tree-attention configs has",
+        ("tune",): "a search over settings needs ray, which is not installed: pip install 'tree-attention\\[ray\\]'",
+        ("report",): "a report needs matplotlib, which is not installed",
+        ("scaling",): "the report of a study needs matplotlib, which is not installed",
+        ("serve",): "a server needs fastapi",
+        ("train-classifier", "--out", "x"): r"give settings as data=DATA, or --config FILE.yaml \(tree-attention configs has",
     }
     for (arguments, message), (status, said) in zip(lacks.items(), run_all(list(lacks)), strict=True):
         assert status == 2 and re.fullmatch(f"error: .*{message}.*\n", said), (arguments, said)
@@ -219,3 +223,6 @@ def test_a_configuration_is_a_file_or_a_shipped_name(tmp_path, monkeypatch, repo
         find_config("workflows/configs/sst5.yaml")
     Path("sst5").write_text("max_steps: 1\n")
     assert find_config("sst5") == Path("sst5")
+    Path("sst5").unlink()
+    Path("sst5").mkdir()
+    assert find_config("sst5") == CONFIGS / "sst5.yaml"

@@ -34,6 +34,7 @@ def test_a_number_is_kept_and_a_data_set_that_was_begun_keeps_its_own():
 
 @pytest.mark.parametrize("value", ["0", "-1", "1.5", "some", "null"])
 def test_an_invalid_shard_size_gives_one_line(value):
-    with pytest.raises(UserError, match="^the command line: rows_per_shard: must be auto or a whole number from 1 on") as error:
+    allowed = r"(greater than 0|a valid integer) or 'auto', but is"
+    with pytest.raises(UserError, match=f"^the command line: rows_per_shard: must be {allowed}") as error:
         load_settings(PreprocessConfig, None, [f"rows_per_shard={value}"])
     assert "\n" not in str(error.value)

@@ -205,7 +205,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--line", type=int, metavar="N", help="draw this line instead, counted from 1")
     parser.add_argument("--split", default="train", help="split of --line (default train)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the histograms")
-    args = parser.parse_args(argv)
+    args = parser.parse_intermixed_args(argv)
     if args.plot:
         require("matplotlib", "--plot")
     if args.line is not None:

@@ -12,7 +12,7 @@ writes COMPARISON/comparison.json. From three seeds on, the table has statistica
 
 from collections.abc import Sequence
 
-from treenet.cli.shipped import find_config
+from treenet.cli.shipped import find_config, find_settings
 from treenet.experiments.seeds import SeedsConfig
 from treenet.experiments.seeds_report import make_study
 from treenet.experiments.study import add_study_options, run_study, show_study
@@ -24,14 +24,13 @@ def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, SeedsConfig, find_config=find_config)
     add_study_options(parser)
     args = parser.parse_intermixed_args(argv)
-    if args.sample or args.config is None:
-        raise UserError("give --config FILE.yaml, for example workflows/configs/seeds_sst5.yaml (this command has no --sample)")
-    if args.out is None:
-        raise UserError("give --out DIR, the folder of the comparison")
-    config = load_settings(SeedsConfig, args.config, args.overrides)
-    refuse_relative_in_job({"data": config.data, "--out": args.out, "--records": args.records or args.out})
     for package in ("matplotlib", "scipy"):  # at the end of the study: refused here, before the first cell
         require(package, "the report of a study")
+    path = find_settings(args, "data=DATA")
+    if args.out is None:
+        raise UserError("give --out DIR, the folder of the comparison")
+    config = load_settings(SeedsConfig, path, args.overrides, **({} if path else {"task": "classification"}))
+    refuse_relative_in_job({"data": config.data, "--out": args.out, "--records": args.records or args.out})
     study = make_study(config, args.out.resolve(), args.records and args.records.resolve())
     if args.dry_run:
         print(show_study(study))

@@ -24,6 +24,7 @@ from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.loading import load_run
 from treenet.runs.mirror import read_run
 from treenet.translation.translate_settings import Checkpoint
+from treeproc.common.extras import require
 from treeproc.common.settings import (
     Settings,
     UserError,
@@ -34,7 +35,12 @@ from treeproc.common.settings import (
 )
 from treeproc.common.storage import as_path
 
-FORMATS = ("safetensors", "onnx", "ctranslate2")
+# Each format with the packages that write it.
+FORMATS: dict[str, tuple[str, ...]] = {
+    "safetensors": (),
+    "onnx": ("onnx", "onnxruntime", "onnxscript"),
+    "ctranslate2": ("ctranslate2",),
+}
 
 
 class ExportSettings(Settings):
@@ -60,12 +66,14 @@ class ExportSettings(Settings):
 
 def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, ExportSettings, find_config=find_config)
-    parser.add_argument("--to", choices=FORMATS, help="the same as to=FORMAT")
+    parser.add_argument("--to", choices=list(FORMATS), help="the same as to=FORMAT")
     args = parser.parse_intermixed_args(argv)
     runs, overrides = split_arguments(ExportSettings, args.overrides)
+    settings = load_settings(ExportSettings, args.config, overrides, **({"to": args.to} if args.to else {}))
+    for package in FORMATS[settings.to]:
+        require(package, f"--to {settings.to}")
     if len(runs) != 1 or args.out is None or args.sample:
         raise UserError("give one RUN, the folder of a training run, and --out FOLDER (this command has no --sample)")
-    settings = load_settings(ExportSettings, args.config, overrides, **({"to": args.to} if args.to else {}))
     source, out = as_path(runs[0]), Path(args.out)
     if source.resolve() == out.resolve():
         raise UserError(f"--out must be another folder than RUN, which it would replace, but both are {source}")

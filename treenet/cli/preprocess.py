@@ -3,28 +3,24 @@
 import logging
 from collections.abc import Sequence
 
-from treenet.cli.shipped import CONFIGS, find_config
+from treenet.cli.shipped import CONFIGS, find_config, find_settings
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
 from treeproc.job.dry_run import dry_run
 from treeproc.job.job_report import summary
 from treeproc.job.preprocess import PreprocessConfig, preprocess, sample_splits
 
-SAMPLE_CONFIG = CONFIGS / "sample_data.yaml"
+SAMPLE = CONFIGS / "sample_data.yaml"
 
 
 def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, PreprocessConfig, find_config=find_config, remote_out=True, has_sample=True)
     parser.add_argument("--dry-run", action="store_true", help="print the steps and their time; change nothing in --out")
     args = parser.parse_intermixed_args(argv)
-    borrows = any(override.startswith("vocab_from=") for override in args.overrides)
-    if args.sample == (args.config is not None) and (args.sample or not borrows):
-        raise UserError("give either --config FILE.yaml or --sample")
+    path = find_settings(args, "splits.train.source=FILE splits.train.target=FILE", SAMPLE)
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder for the data set")
-    if args.sample:
-        config = load_settings(PreprocessConfig, SAMPLE_CONFIG, args.overrides, splits=sample_splits())
-    else:
-        config = load_settings(PreprocessConfig, args.config, args.overrides)
+    splits = {"splits": sample_splits()} if args.sample else {}
+    config = load_settings(PreprocessConfig, path, args.overrides, **splits)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("treeproc").setLevel(logging.INFO)
     if args.dry_run:

@@ -27,14 +27,14 @@ def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, ReportSettings, find_config=find_config)
     parser.add_argument("--watch", action="store_true", help="while runs train, make the page again after each change")
     args = parser.parse_intermixed_args(argv)
+    for package in ("matplotlib", "scipy"):
+        require(package, "a report")
     if args.sample:
         raise UserError("--sample: this command has none; run workflows/demo.py, and give the folders of its runs")
     if args.out is None:
         raise UserError("give --out DIR, the folder for the report")
     runs, overrides = split_arguments(ReportSettings, args.overrides)
     settings = load_settings(ReportSettings, args.config, overrides, **({"runs": runs} if runs else {}))
-    for package in ("matplotlib", "scipy"):
-        require(package, "a report")
     from treenet.report.build import write_report  # loads matplotlib
 
     refuse_relative_in_job({"--out": args.out, **{f"runs: {run}": as_path(run) for run in settings.runs}})

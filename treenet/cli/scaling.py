@@ -14,7 +14,7 @@ Intervals and tests over seeds need three seeds.
 
 from collections.abc import Sequence
 
-from treenet.cli.shipped import CONFIGS, find_config
+from treenet.cli.shipped import CONFIGS, find_config, find_settings
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.scaling_report import make_study
 from treenet.experiments.study import add_study_options, run_study, show_study
@@ -29,14 +29,13 @@ def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, ScalingConfig, find_config=find_config, has_sample=True)
     add_study_options(parser)
     args = parser.parse_intermixed_args(argv)
-    if args.sample == (args.config is not None):
-        raise UserError("give either --config FILE.yaml (workflows/configs has some) or --sample for a small study")
-    if args.out is None:
-        raise UserError("give --out DIR, the folder of the study")
-    config = load_settings(ScalingConfig, SAMPLE if args.sample else args.config, args.overrides)
-    refuse_relative_in_job({"data": config.data, "--out": args.out, "--records": args.records or args.out})
     for package in ("matplotlib", "scipy"):  # at the end of the study: refused here, before the first cell
         require(package, "the report of a study")
+    path = find_settings(args, "data=DATA", SAMPLE)
+    if args.out is None:
+        raise UserError("give --out DIR, the folder of the study")
+    config = load_settings(ScalingConfig, path, args.overrides)
+    refuse_relative_in_job({"data": config.data, "--out": args.out, "--records": args.records or args.out})
     more = [list(read_lines([path])) for path in config.grid.more_references]
     study = make_study(config, args.out.resolve(), args.records and args.records.resolve(), more)
     if args.dry_run:

@@ -21,6 +21,8 @@ from treeproc.common.storage import as_path
 def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, ServeSettings, find_config=find_config, remote_out=True, reads_run=True)
     args = parser.parse_intermixed_args(argv)
+    for package in ("uvicorn", "ray"):  # the extra of the first one brings both
+        require(package, "a server")
     if args.out is None or args.sample:
         raise UserError("give --out RUN, the folder of a training run (this command has no --sample)")
     settings = load_settings(ServeSettings, args.config, args.overrides)
@@ -28,8 +30,6 @@ def main(argv: Sequence[str]) -> None:
     if not checkpoint_names(settings.checkpoint):
         paths["checkpoint"] = as_path(settings.checkpoint)
     refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
-    for package in ("uvicorn", "ray"):  # the extra of the first one brings both
-        require(package, "a server")
     from treenet.serving.server import serve_run  # loads Ray
 
     serve_run(settings, args.out)

@@ -9,10 +9,11 @@ Other commands take a configuration by its name: --config NAME. To change one, s
 import argparse
 import textwrap
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
 from treeproc.common.errors import UserError, shown
-from treeproc.common.settings import ArgumentParser, Settings
+from treeproc.common.settings import ArgumentParser
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -20,14 +21,47 @@ CONFIGS = Path(__file__).parent / "configs"
 def find_config(text: str) -> Path:
     """Return the file of `--config`: a path, or the name of a shipped configuration if no such file exists.
 
-    Raises UserError if the file is missing and a shipped configuration has its name.
+    Raises UserError if there is neither. The message names the shipped configuration that the text may have meant.
     """
     path = Path(text)
-    if path.stem not in shipped_names() or path.exists():
+    if path.exists() and not path.is_dir():
         return path
-    if text == path.stem:
+    is_name = text == path.stem
+    if is_name and text in shipped_names():
         return CONFIGS / f"{text}.yaml"
-    raise UserError(f"cannot read the configuration {text}: the file is missing; --config {path.stem} takes the shipped one")
+    if path.stem in shipped_names():
+        raise UserError(f"cannot read the configuration {text}: the file is missing; --config {path.stem} takes the shipped one")
+    if path.is_dir() or not is_name:
+        return path  # its reader says what is wrong
+    raise UserError(f"cannot read the configuration {text}: there is no such file, and {_no_name(text)}")
+
+
+def find_settings(args: argparse.Namespace, example: str, sample: Path | None = None) -> Path | None:
+    """Return the configuration file of a command line; None if it has `key=value` alone.
+
+    `example` shows settings that the command needs. `sample` is the configuration of --sample. Raises UserError if the command
+    line has no settings, or both --config and --sample.
+    """
+    if args.sample and sample is None:
+        raise UserError(f"--sample: this command has none; give settings as {example}, or --config FILE.yaml")
+    if args.sample and args.config is not None:
+        raise UserError("give --config FILE.yaml or --sample, not both")
+    if not (args.sample or args.config or args.overrides):
+        ways = [
+            f"give settings as {example}",
+            "--config FILE.yaml (workflows/configs has examples)",
+            *["--sample"] * bool(sample),
+        ]
+        raise UserError(", or ".join(ways))
+    return sample if args.sample else args.config
+
+
+def _no_name(text: str) -> str:
+    """Say that no shipped configuration has this name, and which one may be meant."""
+    # A name may also be the beginning of another.
+    close = get_close_matches(text, shipped_names(), 3, 0.7) or [name for name in shipped_names() if name.startswith(text)][:3]
+    hint = f"did you mean {' or '.join(close)}?" if close else "workflows/configs lists them"
+    return f"there is no shipped configuration {shown(text)}; {hint}"
 
 
 def shipped_names() -> list[str]:
@@ -37,7 +71,6 @@ def shipped_names() -> list[str]:
 
 def main(argv: Sequence[str]) -> None:
     parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.settings = Settings
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this configuration")
     name = parser.parse_intermixed_args(argv).name
     names = shipped_names()
@@ -45,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
         print("\n".join(f"{one:45} {_summary(CONFIGS / f'{one}.yaml')}" for one in names))
         return
     if name not in names:
-        raise UserError(f"there is no shipped configuration {shown(name)}; without a name, this command lists them")
+        raise UserError(_no_name(name))
     print((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"), end="")
 
 

@@ -16,7 +16,7 @@ workflows/compare_seeds.py.
 
 from collections.abc import Sequence
 
-from treenet.cli.shipped import find_config
+from treenet.cli.shipped import find_config, find_settings
 from treenet.config import TrainConfig
 from treenet.evaluation.classify import format_scores, score_run
 from treenet.evaluation.run_results import warn_of_stale_results
@@ -35,15 +35,10 @@ def main(argv: Sequence[str]) -> None:
         "--dry-run", action="store_true", help="print what the run needs, measured in ten updates; keep --out as it is"
     )
     args = parser.parse_intermixed_args(argv)
-    if args.sample:
-        raise UserError(
-            "--sample: the shipped sample has no classes; give --config FILE.yaml, for example workflows/configs/sst5.yaml"
-        )
-    if args.config is None:
-        raise UserError("give --config FILE.yaml (workflows/configs has sst5.yaml and others)")
+    path = find_settings(args, "data=DATA")
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
-    config = load_settings(TrainConfig, args.config, args.overrides)
+    config = load_settings(TrainConfig, path, args.overrides, **({} if path else {"task": "classification"}))
     check_task(config, "train_classifier.py")
     if args.dry_run:
         print(dry_run(config, args.out))

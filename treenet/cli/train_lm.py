@@ -10,8 +10,9 @@ perplexities. workflows/unsupervised_parse.py reads the constituents that model.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
-from treenet.cli.shipped import CONFIGS, find_config
+from treenet.cli.shipped import CONFIGS, find_config, find_settings
 from treenet.config import TrainConfig
 from treenet.evaluation.run_results import warn_of_stale_results
 from treenet.jobs.dry_run import dry_run
@@ -21,6 +22,8 @@ from treeproc.common.command_names import as_called
 from treeproc.common.settings import UserError, build_arg_parser, load_settings
 
 SAMPLE = CONFIGS / "masked_lm_sample.yaml"
+# Without a configuration. The default model of translation is none for language models.
+DEFAULTS: dict[str, Any] = {"task": "masked_lm", "model": {"name": "transformer"}}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -29,11 +32,10 @@ def main(argv: Sequence[str]) -> None:
         "--dry-run", action="store_true", help="print what the run needs, measured in ten updates; keep --out as it is"
     )
     args = parser.parse_intermixed_args(argv)
-    if args.sample == (args.config is not None):
-        raise UserError("give either --config FILE.yaml (workflows/configs has masked_lm.yaml and others) or --sample")
+    path = find_settings(args, "data=DATA", SAMPLE)
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
-    config = load_settings(TrainConfig, SAMPLE if args.sample else args.config, args.overrides)
+    config = load_settings(TrainConfig, path, args.overrides, **({} if path else DEFAULTS))
     check_task(config, "train_lm.py")
     if args.dry_run:
         print(dry_run(config, args.out))

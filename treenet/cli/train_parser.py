@@ -10,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from treenet.cli.shipped import find_config
+from treenet.cli.shipped import find_config, find_settings
 from treeproc.common.command_names import as_called
 from treeproc.common.extras import require
 from treeproc.common.files import file_size
@@ -27,11 +27,10 @@ def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, TrainParserConfig, find_config=find_config)
     parser.add_argument("--dry-run", action="store_true", help="check the treebanks and print what the parsers would learn")
     args = parser.parse_intermixed_args(argv)
-    if args.config is None or args.sample:
-        raise UserError("give --config FILE.yaml, for example workflows/configs/parser_en.yaml (this command has no --sample)")
+    path = find_settings(args, "treebank=FOLDER language=LANGUAGE")
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
-    config = load_settings(TrainParserConfig, args.config, args.overrides)
+    config = load_settings(TrainParserConfig, path, args.overrides)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("treeproc").setLevel(logging.INFO)
     logging.getLogger("stanza").setLevel(logging.ERROR)

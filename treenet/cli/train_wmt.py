@@ -9,7 +9,7 @@ The same command continues an interrupted run. It trains in this process; worker
 
 from collections.abc import Sequence
 
-from treenet.cli.shipped import CONFIGS, find_config
+from treenet.cli.shipped import CONFIGS, find_config, find_settings
 from treenet.config import TrainConfig
 from treenet.evaluation.run_results import warn_of_stale_results
 from treenet.jobs.dry_run import dry_run
@@ -27,11 +27,10 @@ def main(argv: Sequence[str]) -> None:
         "--dry-run", action="store_true", help="print what the run needs, measured in ten updates; keep --out as it is"
     )
     args = parser.parse_intermixed_args(argv)
-    if args.sample == (args.config is not None):
-        raise UserError("give either --config FILE.yaml (workflows/configs has examples) or --sample for a small run")
+    path = find_settings(args, "data=DATA", SAMPLE)
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
-    config = load_settings(TrainConfig, SAMPLE if args.sample else args.config, args.overrides)
+    config = load_settings(TrainConfig, path, args.overrides)
     check_task(config, "train_wmt.py")
     if args.dry_run:
         print(dry_run(config, args.out))

@@ -14,7 +14,7 @@ a system is done, the exit status is 1.
 
 from collections.abc import Sequence
 
-from treenet.cli.shipped import CONFIGS, find_config
+from treenet.cli.shipped import CONFIGS, find_config, find_settings
 from treenet.experiments.tuning import Trials, end_without_result
 from treenet.experiments.tuning_report import write_tuning
 from treenet.experiments.tuning_settings import TuningConfig
@@ -30,14 +30,13 @@ def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, TuningConfig, find_config=find_config, has_sample=True)
     parser.add_argument("--dry-run", action="store_true", help="show the trials so far; run nothing")
     args = parser.parse_intermixed_args(argv)
-    if args.sample == (args.config is not None):
-        raise UserError("give either --config FILE.yaml (workflows/configs has some) or --sample for a small search")
-    if args.out is None:
-        raise UserError("give --out DIR, the folder of the search")
-    config = load_settings(TuningConfig, SAMPLE if args.sample else args.config, args.overrides)
-    refuse_relative_in_job({"data": config.data, "--out": args.out})
     for package in ("ray", "optuna", "matplotlib"):
         require(package, "a search over settings")
+    path = find_settings(args, "data=DATA", SAMPLE)
+    if args.out is None:
+        raise UserError("give --out DIR, the folder of the search")
+    config = load_settings(TuningConfig, path, args.overrides)
+    refuse_relative_in_job({"data": config.data, "--out": args.out})
     out = args.out.resolve()
     if args.dry_run:
         for name in config.tune.systems:

@@ -4,9 +4,10 @@ A comparison is a configuration of workflows/train_classifier.py with a grid. Ea
 settings of one system and one seed, in OUT/cells/SYSTEM-seedSEED.
 """
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -71,6 +72,8 @@ class SeedGridConfig(Settings):
 
 class SeedsConfig(TrainConfig):
     """A comparison over seeds. `seed` is that of the grid."""
+
+    names_of: ClassVar[Mapping[str, str]] = {"grid.fewer_seeds": "grid.systems"}
 
     workers: CellWorkers = 1
     grid: SeedGridConfig = SeedGridConfig()

@@ -1,6 +1,7 @@
 """Settings of a search over settings: its systems, its space, the number of trials, and how trials are chosen and stopped."""
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -97,6 +98,8 @@ class TuneSettings(Settings):
 
 class TuningConfig(TrainConfig):
     """A search over settings of training runs."""
+
+    names_of: ClassVar[Mapping[str, str]] = {"tune.more_trials": "tune.systems"}
 
     tune: TuneSettings = TuneSettings()
 

@@ -10,7 +10,6 @@ from treenet.export.folder import read_vocabulary, write_export
 from treenet.layers.positions import compute_sinusoids
 from treenet.models.seq2seq import Seq2Seq
 from treenet.runs.loading import LoadedRun
-from treeproc.common.extras import require
 from treeproc.common.settings import UserError
 
 _NAME = "transformer"
@@ -21,9 +20,8 @@ _FILES = ("config.json", "model.bin", "shared_vocabulary.json")
 def export_ctranslate2(run: LoadedRun, out: Path, max_positions: int, quantization: str) -> None:
     """Write a folder that `ctranslate2.Translator` opens, with the pieces and export.json.
 
-    `quantization` is "none" or "int8". Raises UserError for every model but the plain Transformer, and if the package is missing.
+    `quantization` is "none" or "int8". Raises UserError for every model but the plain Transformer.
     """
-    require("ctranslate2", "CTranslate2")
     if (name := run.config.model.name) != _NAME:
         raise UserError(
             f"CTranslate2 reads no trees and takes only {_NAME}, but the run is {name}; --to onnx takes tree_transformer, and "

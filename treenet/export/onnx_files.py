@@ -16,7 +16,6 @@ from treenet.export.folder import read_vocabulary, write_export
 from treenet.export.steps import DecoderStep, PlainEncoderStep, TreeEncoderStep, with_positions
 from treenet.models.seq2seq import Seq2Seq
 from treenet.runs.loading import LoadedRun
-from treeproc.common.extras import require
 from treeproc.common.settings import UserError
 
 EXPORTED = ("transformer", "tree_transformer")
@@ -55,10 +54,8 @@ def export_onnx(run: LoadedRun, out: Path, max_positions: int) -> None:
     """Write the graphs of a run, its vocabulary, and export.json with the inputs and outputs of the graphs.
 
     Sentences and translations may have up to `max_positions` pieces. Raises UserError for models of other architectures, for
-    those of more than 2 GB, and if a package is missing.
+    those of more than 2 GB.
     """
-    for package in ("onnx", "onnxruntime", "onnxscript"):
-        require(package, "ONNX")
     if (name := run.config.model.name) not in EXPORTED:
         raise UserError(f"ONNX takes {' and '.join(EXPORTED)}, but the run is {name}; --to safetensors takes every model")
     if sum(weight.nbytes for weight in run.model.parameters()) > _MOST_BYTES:

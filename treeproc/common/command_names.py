@@ -1,11 +1,14 @@
-"""How messages name commands: as scripts of a checkout, or as the installed `tree-attention COMMAND`."""
+"""Advice in messages: commands under the names that the user types, and the options and settings that the running one has."""
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import NamedTuple
+
+from treeproc.common.synonyms import settings_in
 
 PROGRAM = "tree-attention"
 # A script is the command of its name, with hyphens; translation is what `train` trains.
@@ -14,6 +17,7 @@ _NAMED = re.compile(
     r"(?:(?:\.venv/bin/)?python )?\bworkflows/(\w+)\.py\b|python -m treeproc\.(inspect|verify)\b"
     r"|\bworkflows/configs/(\w+)\.yaml\b|\bworkflows/(configs)\b(?!/)"
 )
+_OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 _SECTION = re.compile(r"\bdecoding\.(?=[a-z])")  # its settings are keywords of the library
 _FROM_PYTHON = ContextVar("_FROM_PYTHON", default=False)
 _HAS_SCRIPTS = (Path(__file__).resolve().parents[2] / "workflows").is_dir()
@@ -68,3 +72,46 @@ def _calls_scripts() -> bool:
 def _as_installed(found: re.Match[str]) -> str:
     script, module, config, folder = found.groups()
     return config or f"{PROGRAM} {command_of(script or module or folder)}"
+
+
+class _Running(NamedTuple):
+    """The command that this process runs: its options, without an --out that it only reads, and its settings."""
+
+    options: Collection[str] = ()
+    has_setting: Callable[[str], bool] = lambda name: False
+
+
+_running: _Running | None = None
+
+
+@contextmanager
+def command_runs() -> Iterator[None]:
+    """A command runs in this process, and not a program that imports the packages."""
+    global _running
+    before, _running = _running, _Running()
+    try:
+        yield
+    finally:
+        _running = before
+
+
+def note_command(options: Collection[str], has_setting: Callable[[str], bool]) -> None:
+    """Note the options and the settings of the command that runs, if one does."""
+    global _running
+    _running = _running and _Running(options, has_setting)
+
+
+def advise(*ways: str) -> str:
+    """Those of the ways out that the user has, joined by `or`; empty if there is none.
+
+    A way may name an option (`choose another --out`) or a setting (`give workers=0`). It is left out if the running command does
+    not have it, and if no command runs, as in Python.
+    """
+    return ", or ".join(way for way in ways if _takes(way))
+
+
+def _takes(way: str) -> bool:
+    options, settings = _OPTION.findall(way), settings_in(f"{way} ")
+    if _running is None or is_from_python():
+        return not options and not settings
+    return all(option in _running.options for option in options) and all(map(_running.has_setting, settings))

@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from treeproc.common.command_names import PROGRAM
+from treeproc.common.command_names import PROGRAM, advise
 from treeproc.common.errors import UserError
 
 # Module -> the extra of pyproject.toml that installs it.
@@ -41,8 +41,9 @@ def how_to_install(module: str) -> str:
 
 
 def require(module: str, purpose: str, instead: str = "") -> None:
-    """Raises UserError if a module is missing: what needs it, how to install it, and what to do `instead`."""
+    """Raises UserError if a module is missing: what needs it, how to install it, and what to do `instead`, if the command can."""
     if not is_installed(module):
+        instead = advise(instead)
         raise UserError(f"{_lack(purpose, module)}{f'; or {instead}' if instead else ''}")
 
 

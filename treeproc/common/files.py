@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from treeproc.common.command_names import advise
 from treeproc.common.errors import UserError, shown
 from treeproc.common.storage import AnyPath, RemotePath
 
@@ -62,9 +63,8 @@ def atomic_output(path: AnyPath) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
-        raise UserError(
-            f"cannot write {path}: {error.strerror}; free space or choose another --out, then run the same command again"
-        ) from None
+        first = advise("free space", "choose another --out")
+        raise UserError(f"cannot write {path}: {error.strerror}; {first}, then run the same command again") from None
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
@@ -117,7 +117,7 @@ def locked(folder: AnyPath, *, shared: bool = False) -> Iterator[None]:
         try:
             stack.enter_context(held(lock, wait=False, shared=shared))
         except BlockingIOError:
-            raise UserError(f"another process is writing to {folder}; wait for it, or choose another --out") from None
+            raise UserError(f"another process is writing to {folder}; {advise('wait for it', 'choose another --out')}") from None
         yield
 
 

@@ -1,32 +1,85 @@
-"""Errors of settings in one line: the place, the expected value, and the most similar key."""
+"""Errors of settings in one line: the place, the expected value, and the key that an unknown one may have meant."""
 
+import re
+import types
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
-from treeproc.common.command_names import is_from_python
+from treeproc.common.command_names import advise, is_from_python
 from treeproc.common.errors import one_line, shown
+from treeproc.common.synonyms import SYNONYMS, settings_in
 
 COMMAND_LINE = "the command line"
 _NAME = "NAME"  # stands for any key of a dict of settings
 _MOST_MEANT = 3
+_UNKNOWN = "extra_forbidden"  # pydantic's type of the error of an unknown key
+# The begin of pydantic's messages about a wrong value, and the end of some.
+_INPUT, _REASON = "Input should be ", re.compile(r", (?:unable to|got) .*")
 
 
 def describe_error(error: ValidationError, cls: type[BaseModel], where: str, overridden: Sequence[str] = ()) -> str:
     """The first mistake in the settings `cls`; `overridden` are the dotted keys that the command line gave."""
-    first = error.errors(include_url=False, include_context=False)[0]
-    path = ".".join(one_line(str(part), 80) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        message = "unknown key; " + _meant(cls, [str(part) for part in first["loc"]])
+    errors = error.errors(include_url=False, include_context=False)
+    first = next((one for one in errors if one["type"] == _UNKNOWN), errors[0])
+    loc, annotation = _place(cls, first["loc"])
+    path = ".".join(one_line(part, 80) for part in loc)
+    if first["type"] == _UNKNOWN:
+        key = next((one for one in overridden if one.startswith(f"{path}.")), ".".join(loc))
+        meant = explain_unknown(cls, key, _siblings(cls, loc)) or advise("--help lists all keys")
+        message = f"unknown key; {meant}" if meant else "unknown key"
     elif first["type"] == "missing":
-        message = _missing(cls, path)
-    else:
+        message = _missing(cls, path, where)
+    elif first["type"] == "value_error":
         message = first["msg"].removeprefix("Value error, ")
-        if first["type"] != "value_error":
-            message += f", but is {shown(first['input'])}"
+    else:
+        message = f"{_expected(errors, cls, loc, annotation)}, but is {shown(first['input'])}"
+        if type(None) in get_args(annotation):
+            message += _explained(cls, path)
     return f"{_origin(path, where, overridden)}: {path + ': ' if path else ''}{message}"
+
+
+def _expected(errors: Sequence[ErrorDetails], cls: type[BaseModel], loc: list[str], annotation: Any) -> str:
+    """What the setting at `loc` may be: `must be 0 or null`. A union has an error for each of its types."""
+    messages = [_REASON.sub("", one["msg"]) for one in errors if _place(cls, one["loc"])[0] == loc]
+    allowed = [message.removeprefix(_INPUT) for message in messages if message.startswith(_INPUT)]
+    if not allowed:
+        return messages[0]
+    return f"must be {' or '.join(dict.fromkeys([*allowed, *(['null'] if type(None) in get_args(annotation) else [])]))}"
+
+
+def _place(cls: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str], Any]:
+    """The names of the settings that lead to an error, and the annotation there.
+
+    They leave out what pydantic adds for a union: which of its types refused the value, and where.
+    """
+    names, current = [], cls
+    for part in loc:
+        members = [one for one in get_args(current) if one is not type(None)] if _is_union(current) else [current]
+        if len(members) > 1:
+            break
+        names.append(str(part))
+        current = _inside(members[0], part)
+    return names, current
+
+
+def _is_union(annotation: Any) -> bool:
+    return get_origin(annotation) in (Union, types.UnionType)
+
+
+def _inside(annotation: Any, part: str | int) -> Any:
+    """The annotation of a part of a value: of a setting, of a value of a dict, or of an element."""
+    while get_origin(annotation) is Annotated:
+        annotation = get_args(annotation)[0]
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        field = annotation.model_fields.get(str(part))
+        return field.annotation if field else None
+    if get_origin(annotation) is dict:
+        return get_args(annotation)[1]
+    return next(iter(get_args(annotation)), None)
 
 
 def _origin(path: str, where: str, overridden: Sequence[str]) -> str:
@@ -37,31 +90,42 @@ def _origin(path: str, where: str, overridden: Sequence[str]) -> str:
     return f"{where} with {', '.join(within)} from {COMMAND_LINE}" if within else where
 
 
-def _missing(cls: type[BaseModel], path: str) -> str:
+def _explained(cls: type[BaseModel], path: str) -> str:
     description = next((described for name, described in dotted_fields(cls) if name == path), "")
-    explained = f" ({description})" if description else ""
+    return f" ({description})" if description else ""
+
+
+def _missing(cls: type[BaseModel], path: str, where: str) -> str:
     if is_from_python():
-        return f"is missing{explained}; give {path}=..."
-    return f"is missing{explained}; write {path}=... on {COMMAND_LINE}, or {path}: ... into the file"
+        return f"is missing{_explained(cls, path)}; give {path}=..."
+    into_file = "" if where == COMMAND_LINE else f", or {path}: ... into the file"
+    return f"is missing{_explained(cls, path)}; write {path}=... on {COMMAND_LINE}{into_file}"
 
 
-def _meant(cls: type[BaseModel], loc: list[str]) -> str:
-    names = nearest(cls, ".".join(loc), _siblings(cls, loc))
+def explain_unknown(cls: type[BaseModel], key: str, siblings: Sequence[str] = ()) -> str:
+    """What an unknown key may have meant: a question with names of settings, or an advice; empty if there is neither."""
+    advice = _synonym(cls, key)
+    if advice and " " in advice:
+        return advice
+    names = nearest(cls, key, siblings)
     if names:
         return f"did you mean {' or '.join(names)}?"
-    return f"the keys are {', '.join(_siblings(cls, loc))}" if is_from_python() else "--help lists all keys"
+    return f"the keys are {', '.join(siblings)}" if is_from_python() and siblings else ""
 
 
 def nearest(cls: type[BaseModel], key: str, siblings: Sequence[str] = ()) -> list[str]:
     """Dotted names of the settings that an unknown key may have meant, the likeliest first.
 
-    The same name in another section; else a name like it, of `siblings` first.
+    The setting that another toolkit calls so, and the same name in another section; else a name like it, of `siblings` first.
     """
     parent, _, last = key.rpartition(".")
     names = [name for name, _ in dotted_fields(cls)]
     same = [name for name in names if name.rpartition(".")[2] == last]
+    foreign = _synonym(cls, key)
+    if foreign and " " not in foreign:
+        same = [*(name for name in names if _ends_with(name, foreign)), *same]
     if same:
-        return same[:_MOST_MEANT]
+        return list(dict.fromkeys(same))[:_MOST_MEANT]
     if close := get_close_matches(last, siblings, 1):
         return [f"{parent}.{close[0]}" if parent else close[0]]
     by_end: dict[str, list[str]] = {}
@@ -69,6 +133,24 @@ def nearest(cls: type[BaseModel], key: str, siblings: Sequence[str] = ()) -> lis
         by_end.setdefault(name.rpartition(".")[2], []).append(name)
     close = get_close_matches(last, by_end, 1, 0.75)
     return by_end[close[0]][:_MOST_MEANT] if close else get_close_matches(key, names, 1, 0.8)
+
+
+def _synonym(cls: type[BaseModel], key: str) -> str | None:
+    """The entry of `SYNONYMS` for a key, if `cls` has all settings that the entry names."""
+    advice = SYNONYMS.get(key.rpartition(".")[2].lower().replace("-", "_"), "")
+    if is_from_python():  # where a section is an argument, and there are no options
+        advice = "" if "--" in advice else advice if " " in advice else advice.rpartition(".")[2]
+    return advice if advice and all(has_setting(cls, name) for name in settings_in(advice)) else None
+
+
+def has_setting(cls: type[BaseModel], key: str) -> bool:
+    """Whether `cls` has a setting or a section of this dotted name, itself or in a section."""
+    return any(_ends_with(name, key) or f".{name}".partition(f".{key}.")[1] for name, _ in dotted_fields(cls))
+
+
+def _ends_with(name: str, key: str) -> bool:
+    """Whether the dotted name of a setting is `key`, or ends with it. NAME stands for any word of the key."""
+    return name.endswith(f".{key}") or re.fullmatch(re.escape(name).replace(_NAME, "[^.]+"), key) is not None
 
 
 def _siblings(cls: type[BaseModel], loc: Sequence[str]) -> list[str]:

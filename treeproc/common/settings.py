@@ -10,18 +10,19 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
-from treeproc.common.command_names import as_called, from_python
+from treeproc.common.command_names import advise, as_called, command_runs, from_python, note_command
 from treeproc.common.errors import CommandEnded, UserError, one_line, shown
 from treeproc.common.extras import describe_missing
 from treeproc.common.ray_failures import FAILED, describe_ray_failure
 from treeproc.common.ray_internals import in_submitted_job
-from treeproc.common.setting_errors import COMMAND_LINE, describe_error, nearest
+from treeproc.common.setting_errors import COMMAND_LINE, describe_error, explain_unknown, has_setting, nearest
 from treeproc.common.standard_streams import note_lost_output, open_lost_streams
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.common.yaml_reader import MOST_BYTES, read_yaml
@@ -50,6 +51,9 @@ class Settings(BaseModel, metaclass=_Checked):
     """Base of all settings: unknown keys are refused, values do not change after checking."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    # Dotted names of dicts, each with the dict whose keys it repeats. If the command line replaces the second one, the entries
+    # of the first one in a file may name keys that are gone.
+    names_of: ClassVar[Mapping[str, str]] = {}
 
     @field_validator("*", mode="before")
     @classmethod
@@ -57,6 +61,8 @@ class Settings(BaseModel, metaclass=_Checked):
         """`true` is not a number, though Python counts it as 1; and no number here needs more than 64 bits."""
         assert info.field_name is not None  # it checks fields, not whole settings
         annotation = cls.model_fields[info.field_name].annotation
+        if isinstance(value, str) and _is_list_of_paths(annotation):
+            value = [value]
         values = [value, *value] if isinstance(value, list | tuple) else [value]
         if isinstance(value, dict) and any(get_origin(one) is dict for one in (annotation, *get_args(annotation))):
             values += [*value, *value.values()]
@@ -75,6 +81,14 @@ def _mentions(annotation: Any, *types: Any) -> bool:
     return any(annotation is one for one in types) or any(_mentions(part, *types) for part in get_args(annotation))
 
 
+def _is_list_of_paths(annotation: Any) -> bool:
+    """Whether an annotation takes a list of paths and nothing else. One path is then a list of one."""
+    members = (
+        [one for one in get_args(annotation) if one is not type(None)] if type(None) in get_args(annotation) else [annotation]
+    )
+    return len(members) == 1 and get_origin(members[0]) in (list, tuple) and _mentions(members[0], Path)
+
+
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
@@ -85,7 +99,9 @@ def _apply_override(values: dict, override: str) -> str:
     """Put the value of `key=value` into its place. Returns the dotted key."""
     key, equals, text = override.partition("=")
     if not equals:
-        raise UserError(f"override {shown(override)} must have the form key=value, for example model.d_model=256")
+        raise UserError(
+            "; ".join(filter(None, [f"{shown(override)} must have the form key=value", advise("--help lists the keys")]))
+        )
     *parents, last = key.split(".")
     if len(parents) > _MOST_SECTIONS:
         raise UserError(f"override {shown(override)}: no setting has so many sections in its name")
@@ -124,7 +140,26 @@ def load_settings(cls: type[SettingsT], path: AnyPath | None, overrides: Sequenc
         if not isinstance(merged, dict):
             raise UserError(f"{path}: must hold keys and values, but is a {type(merged).__name__}")
     merged.update(values)
-    return build_settings(cls, merged, where, [_apply_override(merged, override) for override in overrides])
+    keys = [_apply_override(merged, override) for override in overrides]
+    for name, named in cls.names_of.items():
+        if named in keys and not any(key == name or key.startswith(f"{name}.") for key in keys):
+            _keep_names(merged, name, named)
+    return build_settings(cls, merged, where, keys)
+
+
+def _keep_names(values: dict, name: str, named: str) -> None:
+    """Leave only those entries in the dict `name` of a file whose keys are in the dict `named`, which the command line gave."""
+    section, _, last = name.rpartition(".")
+    inner, given = _value_at(values, section), _value_at(values, named)
+    if isinstance(inner, dict) and isinstance(inner.get(last), dict) and isinstance(given, dict):
+        inner[last] = {key: value for key, value in inner[last].items() if key in given}
+
+
+def _value_at(values: Any, key: str) -> Any:
+    """The value of a dotted key; None if there is none."""
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
 
 
 def split_arguments(cls: type[Settings], arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -211,16 +246,44 @@ def refuse_relative_in_job(paths: Mapping[str, AnyPath]) -> None:
             )
 
 
+class _ParserWanted(tuple):
+    """Arguments that ask a command for its parser."""
+
+
+class _ParserFound(Exception):
+    """The answer to `_ParserWanted`."""
+
+    def __init__(self, parser: "ArgumentParser"):
+        self.parser = parser
+
+
+def parser_of(main: Callable[[Sequence[str]], None]) -> "ArgumentParser":
+    """The parser of a command, whose options and settings it knows. Raises UserError if the command lacks a package."""
+    try:
+        main(_ParserWanted())
+    except _ParserFound as found:
+        return found.parser
+    raise AssertionError(f"{main.__module__} does not give its arguments to ArgumentParser")
+
+
 class ArgumentParser(argparse.ArgumentParser):
     """A wrong command line is a UserError like any other mistake."""
 
-    settings: type[Settings]
+    settings: type[Settings] = Settings
+    reads_out = False  # --out is a folder that the command reads
+
+    def options(self) -> list[str]:
+        """The options with two hyphens."""
+        return [option for option in self._option_string_actions if option.startswith("--")]
 
     def parse_intermixed_args(  # type: ignore[override]  # one signature for overloads that differ in their namespace
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> Any:
         """As in argparse, but if a setting is written as an option, the message shows the right form."""
         args = sys.argv[1:] if args is None else args
+        if isinstance(args, _ParserWanted):
+            raise _ParserFound(self)
+        note_command([one for one in self.options() if one != "--out" or not self.reads_out], partial(has_setting, self.settings))
         for place, arg in enumerate(args):
             if "\0" in arg or any("\ud800" <= c <= "\udfff" for c in arg):  # Python's form of bytes that are not UTF-8
                 raise UserError(f"{shown(arg)} on the command line must be text in UTF-8 without NUL bytes")
@@ -229,10 +292,18 @@ class ArgumentParser(argparse.ArgumentParser):
             name, equals, value = arg.removeprefix("--").partition("=")
             if arg.startswith("--") and not any(option.startswith(f"--{name}") for option in self._option_string_actions):
                 following = args[place + 1] if len(args) > place + 1 and "=" not in args[place + 1] else "VALUE"
-                meant = nearest(self.settings, name.replace("-", "_"))
-                suggestion = f"settings are written key=value; write {meant[0]}={value if equals else following}" if meant else ""
-                raise UserError(f"there is no option {shown(arg)}; {suggestion or '--help lists the options'}")
+                raise UserError(
+                    f"there is no option {shown(arg)}; "
+                    f"{self._as_setting(name.replace('-', '_'), value if equals else following) or '--help lists the options'}"
+                )
         return super().parse_intermixed_args(args, namespace)
+
+    def _as_setting(self, key: str, value: str) -> str:
+        """How the command line has a setting that is written as an option; empty if there is no such setting."""
+        advice = explain_unknown(self.settings, key)
+        names = nearest(self.settings, key) if advice.endswith("?") else []
+        advice = f"write {names[0]}={value}" if names else advice
+        return f"settings are written key=value; {advice}" if advice else ""
 
     def format_help(self) -> str:
         return as_called(super().format_help())
@@ -263,7 +334,7 @@ def build_arg_parser(
     remote_out: bool = False,
     reads_run: bool = False,
     has_sample: bool = False,
-) -> argparse.ArgumentParser:
+) -> ArgumentParser:
     """The command line that every workflow shares: --config, --out, --sample and overrides.
 
     `find_config` gives the file that a value of --config names. With `remote_out`, --out may be in an object store. With
@@ -276,7 +347,7 @@ def build_arg_parser(
     )
     config_help = "settings of the command: a file, or the name of a shipped configuration (workflows/configs)"
     parser.add_argument("--config", type=find_config, metavar="FILE.yaml", help=config_help)
-    parser.settings = settings
+    parser.settings, parser.reads_out = settings, reads_run
     out_path = _any_path if remote_out else local_path
     metavar, out_help = "DIR", "folder for the results; the same command continues there"
     if reads_run:
@@ -305,33 +376,34 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
     reader that leaves (`| head`) end with the status of their signal. Closed standard streams are opened on the null device.
     """
     open_lost_streams()
-    try:
-        note_lost_output(sys.argv[1:])
-        main(sys.argv[1:])
-    except UserError as error:
-        print(as_called(f"error: {error}"), file=sys.stderr)  # once more: a worker may have made it
-        sys.exit(2)
-    except CommandEnded as end:
-        if str(end):
-            print(as_called(str(end)), file=sys.stderr)
-        sys.exit(end.status)
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
-        sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
-        sys.exit(PIPE_CLOSED)
-    except ModuleNotFoundError as error:
-        if not (reason := describe_missing(error)):
-            raise
-        print(f"error: {reason}", file=sys.stderr)
-        sys.exit(2)
-    except Exception as error:
-        failure = describe_ray_failure(error)
-        if not (reason := failure or describe_refusal(error)):
-            raise
-        print(f"error: {reason}", file=sys.stderr)
-        sys.exit(FAILED if failure else 2)
+    with command_runs():
+        try:
+            note_lost_output(sys.argv[1:])
+            main(sys.argv[1:])
+        except UserError as error:
+            print(as_called(f"error: {error}"), file=sys.stderr)  # once more: a worker may have made it
+            sys.exit(2)
+        except CommandEnded as end:
+            if str(end):
+                print(as_called(str(end)), file=sys.stderr)
+            sys.exit(end.status)
+        except KeyboardInterrupt:
+            print("interrupted; the same command continues", file=sys.stderr)
+            sys.exit(INTERRUPTED)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
+            sys.exit(PIPE_CLOSED)
+        except ModuleNotFoundError as error:
+            if not (reason := describe_missing(error)):
+                raise
+            print(f"error: {reason}", file=sys.stderr)
+            sys.exit(2)
+        except Exception as error:
+            failure = describe_ray_failure(error)
+            if not (reason := failure or describe_refusal(error)):
+                raise
+            print(f"error: {reason}", file=sys.stderr)
+            sys.exit(FAILED if failure else 2)
 
 
 def describe_refusal(error: Exception) -> str | None:
@@ -347,5 +419,5 @@ def describe_refusal(error: Exception) -> str | None:
     if not isinstance(error, OSError) or error.errno not in _REFUSALS:
         return None
     where = f"{error.filename}: " if error.filename else ""
-    hint = "check the name of the path" if error.errno in _OF_NAMES else "free space, or choose another --out"
+    hint = "check the name of the path" if error.errno in _OF_NAMES else advise("free space", "choose another --out")
     return one_line(f"{where}{error.strerror}; {hint}")

@@ -36,7 +36,9 @@ def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:
 
 def _check_splits(config: PreprocessConfig) -> None:
     if "train" not in config.splits and (config.vocab_from is None or not config.splits):
-        there = ", ".join(map(shown, sorted(config.splits))) or "none"
+        if not config.splits:
+            raise UserError("splits: no files; write splits.train.source=FILE splits.train.target=FILE, and the same for valid")
+        there = ", ".join(map(shown, sorted(config.splits)))
         needed = "train, and any of valid, test and other names" if config.vocab_from is None else "at least one split"
         raise UserError(f"splits: must be {needed}, but are {there}; vocab_from=DATA makes a data set without train")
     if "train" not in config.splits and config.new_pieces is not None:

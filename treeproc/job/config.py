@@ -1,11 +1,10 @@
 """The settings of a preprocessing job, and the defaults that depend on other settings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt, ValidationError, field_validator, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from treeproc.common.errors import shown
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings
 from treeproc.common.storage import DataPath
@@ -72,14 +71,6 @@ class PreprocessConfig(Settings):
         description="0: the job runs in this process, without Ray; unset: as many Ray actors as there is room for",
     )
 
-    @field_validator("rows_per_shard", mode="wrap")
-    @classmethod
-    def _number_or_auto(cls, value: object, check: Callable[[object], object]) -> object:
-        try:
-            return check(value)
-        except ValidationError:  # it has one error for the number and one for the word
-            raise ValueError(f"must be auto or a whole number from 1 on, but is {shown(value)}") from None
-
     @model_validator(mode="before")
     @classmethod
     def _settings_left_open(cls, values):
@@ -96,7 +87,7 @@ class PreprocessConfig(Settings):
             if files.hold_out is not None and "train" not in self.splits:
                 raise ValueError(f"splits.{split}: hold_out takes examples of train, but there is no train split")
             if files.source and bool(files.target) != _has_target(form, self.splits):
-                needs = "takes no target files" if files.target else "needs target files"
+                needs = "takes no target files" if files.target else f"needs target files, as splits.{split}.target=FILE"
                 raise ValueError(f"splits.{split}: format {self.format} {needs}, in all splits alike")
         if self.tokenized == "moses" and form.columns:
             raise ValueError(f"tokenized: must be none for format {self.format}, which already has words or labels")

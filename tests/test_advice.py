@@ -1,0 +1,254 @@
+"""Advice in messages can be followed: the commands, options and settings that it names exist, and lead to the end."""
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from commands import run_here, run_installed_here
+from conftest import REPOSITORY
+from sample_lines import sample_lines
+
+from treenet.cli.main import COMMANDS
+from treenet.cli.shipped import shipped_names
+from treenet.config import TrainConfig
+from treenet.evaluation.evaluate_settings import EvaluateSettings
+from treenet.translation.translate_settings import TranslateSettings
+from treeproc.common.command_names import advise, command_of, command_runs
+from treeproc.common.errors import UserError
+from treeproc.common.extras import require
+from treeproc.common.setting_errors import has_setting, nearest
+from treeproc.common.settings import build_arg_parser, load_settings, parser_of
+from treeproc.common.synonyms import SYNONYMS, settings_in
+from treeproc.job.config import PreprocessConfig
+
+OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
+SETTING = re.compile(r"(?:(?<=[\s(])|^)([a-z][a-z_]*(?:\.[a-z_]+)*)=(?!\")")
+IMPORT = re.compile(r"^\s*from (tree\S+) import (.*)", re.MULTILINE)
+NAMED = re.compile(r"workflows/(\w+)\.py|python -m treeproc\.(\w+)")
+# Clauses about another command, which they name in words.
+IN_WORDS = {
+    re.compile(r"\bpreprocess\b|\bdata set\b|\bmake it\b|\brun it\b|\bparsed=DATA\b"): "preprocess",
+    re.compile(r"\btraining (?:command|workflow)\b|\ba new run\b"): "train",
+}
+# Their texts name arguments of functions, of other programs, or attributes of HTML.
+NOT_OURS = ("treenet.api.", "treenet.structure.", "treenet.report.", "treeproc.readers.", "treeproc.common.synonyms.")
+OTHER_PROGRAMS = re.compile(
+    r"\bpip install [^;]*|\btensorboard --logdir\b|<[^>]*>|\bkey=value\b|\{\} (?:COMMAND )?--\w+|settings \(in the --config file"
+)
+SIDES = (("source", "en"), ("target", "de"))
+
+
+@cache
+def parsers() -> dict:
+    return {name: parser_of(import_module(module).main) for name, (module, _) in COMMANDS.items()}
+
+
+@cache
+def takes(command: str, name: str) -> bool:
+    parser = parsers()[command]
+    return name in parser.options() if name.startswith("--") else has_setting(parser.settings, name)
+
+
+@cache
+def sources() -> dict[str, str]:
+    """The modules of both packages by name."""
+    paths = [*(REPOSITORY / "treeproc").rglob("*.py"), *(REPOSITORY / "treenet").rglob("*.py")]
+    names = (".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__") for path in paths)
+    return {name: path.read_text(encoding="utf-8") for name, path in zip(names, paths, strict=True)}
+
+
+@cache
+def imports(module: str) -> set[str]:
+    """The modules of ours that a module imports."""
+    lines = IMPORT.findall(sources()[module])
+    found = {package for package, _ in lines} | {f"{package}.{name}" for package, names in lines for name in names.split(", ")}
+    return found & sources().keys()
+
+
+@cache
+def users() -> dict[str, set[str]]:
+    """The commands that import each module, also later."""
+    found = defaultdict(set)
+    for command, (module, _) in COMMANDS.items():
+        todo = [module]
+        while todo:
+            name = todo.pop()
+            if command not in found[name]:
+                found[name].add(command)
+                todo += imports(name)
+    return found
+
+
+def texts(source: str) -> Iterator[tuple[str, bool]]:
+    """The strings of a module except docstrings, and whether `advise` or `require` chooses from them."""
+    nodes = list(ast.walk(ast.parse(source)))
+    left_out = {node.value for node in nodes if isinstance(node, ast.Expr)}
+    left_out.update(part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values)
+    calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    chosen = {part for call in calls if call.func.id in ("advise", "require") for part in ast.walk(call)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in left_out:
+            text = node.value
+        elif isinstance(node, ast.JoinedStr):
+            text = "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        else:
+            continue
+        if " " in text:
+            yield text, node in chosen
+
+
+@cache
+def all_texts() -> list[tuple[str, str, bool]]:
+    """(module, text, chosen) of all strings that may advise a user."""
+    ours = {name: source for name, source in sources().items() if not f"{name}.".startswith(NOT_OURS)}
+    return [(name, *found) for name, source in ours.items() for found in texts(source)]
+
+
+def clauses(text: str) -> Iterator[tuple[set[str], set[str], set[str]]]:
+    """Commands by name, commands in words, and options and settings, of each clause of an advice."""
+    for clause in re.split(r"; |, or (?:with )?", OTHER_PROGRAMS.sub("", text)):
+        named = {command_of(script or module) for script, module in NAMED.findall(clause)}
+        in_words = {command for words, command in IN_WORDS.items() if words.search(clause)}
+        yield named, in_words, {*OPTION.findall(clause), *SETTING.findall(clause)}
+
+
+def wrong_advice() -> Iterator[str]:
+    for module, text, is_chosen in all_texts():
+        running = users()[module] or set(COMMANDS)  # some modules are imported by names in settings
+        for named, in_words, names in clauses(text):
+            if unknown := named - set(COMMANDS):
+                yield f"{module}: {text!r} names {unknown}, which are not commands"
+                continue
+            meant = named | in_words | (running if module.startswith("treenet.cli.") or not named else set())
+            general = module.startswith("treeproc.common.") and not named and not in_words and not is_chosen
+            for name in names:
+                unable = {command for command in meant if not takes(command, name)}
+                if unable == meant or (general and unable):
+                    yield f"{module}: {text!r} names {name}, which {sorted(unable)} do not have"
+
+
+def test_all_advice_in_the_code_names_what_its_command_has():
+    assert list(wrong_advice()) == []
+
+
+def test_the_search_for_advice_finds_it():
+    """Else the test above would hold for any code."""
+    found = {name for _, text, _ in all_texts() for *_, names in clauses(text) for name in names}
+    assert {"--out", "--dry-run", "workers", "vocab_from", "tree.binarize", "use_gpu"} <= found
+    chosen = [text for _, text, is_chosen in all_texts() if is_chosen]
+    assert "choose another --out" in chosen
+    assert list(clauses("run workflows/nothing.py --far, or give near=N")) == [
+        ({"nothing"}, set(), {"--far"}),
+        (set(), set(), {"near"}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reads_run", "expected"),
+    [
+        (PreprocessConfig, False, "wait, or choose another --out, or give workers=0"),
+        (TranslateSettings, True, "wait, or give workers=0"),  # its --out is the run that it reads
+        (EvaluateSettings, True, "wait"),
+    ],
+)
+def test_a_command_advises_what_it_has(settings, reads_run, expected):
+    ways = "wait", "choose another --out", "give workers=0", "give grid.parallel=2"
+    assert advise(*ways) == "wait"  # no command runs
+    with command_runs():
+        build_arg_parser("What it does.", settings, reads_run=reads_run).parse_intermixed_args([])
+        assert advise(*ways) == expected
+    assert advise(*ways) == "wait"
+
+
+def test_a_missing_package_offers_only_what_the_command_has():
+    lack = "a study needs no_such_package, which is not installed: pip install no_such_package"
+    for settings, end in ((EvaluateSettings, ""), (PreprocessConfig, "; or give workers=0")):
+        with command_runs(), pytest.raises(UserError, match=f"{lack}{end}$"):
+            build_arg_parser("What it does.", settings).parse_intermixed_args([])
+            require("no_such_package", "a study", "give workers=0")
+
+
+def test_words_of_other_toolkits_name_our_settings():
+    classes = [parser.settings for parser in parsers().values()]
+    for word, advice in SYNONYMS.items():
+        names = settings_in(advice)
+        assert names or "--out" in advice, word
+        assert any(all(has_setting(cls, name) for name in names) for cls in classes), (word, advice)
+        assert word == word.lower() and len(advice) < 120
+
+
+@pytest.mark.parametrize(
+    ("cls", "override", "message"),
+    [
+        (TrainConfig, "lr=1", "lr: unknown key; did you mean optimizer.learning_rate?"),
+        (TrainConfig, "optim.lr=1", "optim: unknown key; did you mean optimizer.learning_rate?"),
+        (TrainConfig, "epochs=3", "epochs: unknown key; training counts updates, not epochs: set max_steps"),
+        (TrainConfig, "batch_size=64", "batch_size: unknown key; a batch counts pieces, not sentences: set batch.max_tokens"),
+        (TrainConfig, "device=cuda", "device: unknown key; write use_gpu=true to compute on a GPU"),
+        (TrainConfig, "optim=adam", "optim: unknown key; the optimiser is Adam; set optimizer.learning_rate, "),
+        (TrainConfig, "num_beams=4", "num_beams: unknown key; did you mean decoding.beam_size?"),
+        (TrainConfig, "model.hidden_size=4", "model.hidden_size: unknown key; did you mean model.d_model?"),
+        (TranslateSettings, "num_beams=4", "num_beams: unknown key; did you mean decoding.beam_size?"),
+        (PreprocessConfig, "source_lang=de", "source_lang: unknown key; did you mean parser.language?"),
+        (PreprocessConfig, "device=cpu", "device: unknown key; did you mean parser.device or target_parser.device?"),
+    ],
+)
+def test_a_word_of_another_toolkit_is_answered_with_our_setting(cls, override, message):
+    with pytest.raises(UserError) as error:
+        load_settings(cls, None, ["data=x", override] if cls is TrainConfig else [override])
+    assert str(error.value).startswith(f"the command line: {message}")
+
+
+def test_an_option_of_another_toolkit_is_answered_with_our_setting():
+    done = run_here("train_wmt.py", "--out", "r", "data=x", "--lr", "0.1")
+    assert "there is no option '--lr'; settings are written key=value; write optimizer.learning_rate=0.1" in done.stderr
+    assert nearest(TrainConfig, "epochs") == [] and "set max_steps" in run_here("train_wmt.py", "--epochs", "3").stderr
+
+
+def test_configurations_have_names(tmp_path):
+    (tmp_path / "sst5").mkdir()  # a folder, for example of data
+    assert "data: is missing" in run_here("train_classifier.py", "--config", "sst5", "--out", "x", cwd=tmp_path).stderr
+    for command in (("train", "--out", "x", "--config"), ("configs",)):
+        assert "there is no shipped configuration 'samp'; did you mean sample?" in run_installed_here(*command, "samp").stderr
+        assert "'nosuch'; tree-attention configs lists them" in run_installed_here(*command, "nosuch").stderr
+    assert "sample" in shipped_names()
+
+
+def follow(words: list[str], files: dict[str, str], folder: Path) -> tuple[list[str], list[str]]:
+    """Type what each message says until the command succeeds. Returns the messages and the last words."""
+    messages = []
+    while (done := run_installed_here(*words, cwd=folder)).returncode:
+        message = done.stderr.splitlines()[-1]
+        assert message.startswith("error: ") and message not in messages, messages
+        messages.append(message)
+        if "there is no option" in message:
+            at = words.index(re.search(r"'(--\S+)'", message)[1])
+            words = words[:at] + words[at + 2 :]
+        added = [f"{name}={files[name]}" for name in re.findall(r"([a-z][\w.]*)=(?:FILE|DATA|\.\.\.)", message) if name in files]
+        if limit := re.search(r"(subwords\.vocab_size) = .* a value <= (\d+)", message):
+            added.append("=".join(limit.groups()))
+        words = [*words, *(one for one in added if one not in words)]
+    return messages, words
+
+
+def test_a_first_data_set_and_a_first_training_need_only_what_the_messages_say(tmp_path):
+    lines = sample_lines(60)
+    for name in ("train.en", "train.de", "valid.en", "valid.de"):
+        (tmp_path / name).write_text("\n".join(lines if name.startswith("train") else lines[:5]) + "\n")
+    files = {f"splits.{split}.{side}": f"{split}.{end}" for split in ("train", "valid") for side, end in SIDES}
+    without_parser = ["workers=0", "parser.name=words", "tree.tree_source=balanced"]
+    began = ["preprocess", "--out", "data", "--source", "train.en", "--target", "train.de", *without_parser]
+    messages, words = follow(began, files, tmp_path)
+    assert len(messages) <= 4 and "splits.train.source=train.en" in words and "--config" not in words
+    assert (tmp_path / "data" / "encoded" / "index.json").exists()
+
+    small = [f"model.{name}=16" for name in ("d_model", "d_ff")] + ["max_steps=1", "workers=0", "model.num_heads=2"]
+    messages, words = follow(["train", "--out", "run", *small], {"data": "data"}, tmp_path)
+    assert len(messages) == 1 and "data=data" in words and (tmp_path / "run" / "averaged").is_dir()
+    messages, _ = follow(["train-lm", "--out", "lm", *small], {"data": "data"}, tmp_path)
+    assert len(messages) == 1 and (tmp_path / "lm" / "averaged").is_dir()
