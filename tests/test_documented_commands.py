@@ -14,6 +14,7 @@ import pytest
 from conftest import REPOSITORY
 
 sys.path.insert(0, str(REPOSITORY / "benchmarks"))
+from commands import run_installed_here
 from search_runs import write_vocabulary
 
 from treenet.cli.main import COMMANDS
@@ -120,6 +121,35 @@ def test_make_has_the_targets():
     targets = re.search(r"^\.PHONY: (.*)$", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)[1].split()
     named = [one for page in PAGES for block in blocks(page) for words in MAKE.findall(block) for one in words.split()]
     assert len(named) > 5 and not {one for one in named if "=" not in one} - set(targets)
+
+
+def test_bash_completes_commands_options_settings_and_configurations(tmp_path):
+    done = run_installed_here("completion")
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "script").write_text(done.stdout)
+    cases = {
+        "pre": ["preprocess"],
+        "train --conf": ["--config"],
+        "train --config sst": ["sst2", "sst2_data", "sst5", "sst5_data"],
+        "configs sample_": ["sample_data"],
+        "train optimizer.l": ["optimizer.learning_rate=", "optimizer.label_smoothing="],
+        "translate decoding.beam": ["decoding.beam_size="],
+        "preprocess splits": ["splits=", "splits."],
+        "inspect --s": ["--split"],
+        "train data =": [],  # bash completes files
+    }
+    for typed, expected in cases.items():
+        words = ["tree-attention", *typed.split()]
+        code = f"source ./script; COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _tree_attention"
+        code += '; echo "${COMPREPLY[@]}"'
+        found = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+        assert (found.stdout.split(), found.stderr) == (expected, ""), typed
+
+
+def test_make_installs_without_hundreds_of_lines():
+    recipes = (REPOSITORY / "Makefile").read_text()
+    assert "INSTALL := -m pip install --quiet " in recipes and recipes.count("pip install") == 1
+    assert re.search(r"@echo '.*90 seconds.*'\n\t\$\(RUN\) \$\(INSTALL\)", recipes)
 
 
 def test_commands_are_found_in_all_their_forms(tmp_path):

@@ -166,7 +166,7 @@ def test_every_script_is_a_command(repository):
     scripts = {path.stem for path in (repository / "workflows").glob("*.py")}
     modules = {name: module.rpartition(".")[2] for name, (module, _) in COMMANDS.items()}
     assert {command_of(script): script for script in scripts}.items() <= modules.items()
-    assert set(modules) - {command_of(script) for script in scripts} == {"inspect", "verify", "configs"}
+    assert set(modules) - {command_of(script) for script in scripts} == {"inspect", "verify", "configs", "completion"}
     assert all(f"\n  {name} " in describe_commands() for name in COMMANDS)
 
 

@@ -38,6 +38,7 @@ COMMANDS = {
     "tune": ("treenet.cli.tune", "search for good settings, with the same number of trials for each system"),
     "report": ("treenet.cli.report", "one page about runs and studies"),
     "configs": ("treenet.cli.shipped", "list the shipped configurations, or print one"),
+    "completion": ("treenet.cli.completion", "print a script for bash that completes commands, options and settings"),
 }
 
 
