@@ -1,5 +1,6 @@
 """Shared by all tests: repository paths, threads, the command line as a user has it."""
 
+import logging
 import os
 import random
 import signal
@@ -15,6 +16,7 @@ import torch
 from data_beside import DATA
 
 from treeproc.common.provenance import software
+from treeproc.common.messages import messages_shown
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -25,6 +27,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("RAY_ADDRESS", "local")
 # Copies of objects and notes of hashes are this run's own.
 os.environ["TREE_ATTENTION_CACHE"] = (_cache := tempfile.TemporaryDirectory(prefix="tree-attention-cache-")).name
+# A function shows a test the messages that it shows in a command, without the progress of preprocessing.
+_messages = messages_shown()
+_messages.__enter__()
+logging.getLogger("treeproc").setLevel(logging.WARNING)
+logging.getLogger("treeproc.common.messages").setLevel(logging.INFO)
 # Ray's workers are nice to other processes, and get next to nothing where these are busy.
 os.environ.setdefault("RAY_worker_niceness", "0")
 # A shell's background jobs ignore Ctrl-C, and so do the processes that they start; tests that interrupt a process need it.

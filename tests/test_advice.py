@@ -36,7 +36,10 @@ IN_WORDS = {
     re.compile(r"\btraining (?:command|workflow)\b|\ba new run\b"): "train",
 }
 # Their texts name arguments of functions, of other programs, or attributes of HTML.
-NOT_OURS = ("treenet.api.", "treenet.structure.", "treenet.report.", "treeproc.readers.", "treeproc.common.synonyms.")
+NOT_OURS = (
+    "treenet.api.", "treenet.structure.", "treenet.report.", "treenet.cli.completion.", "treeproc.readers.",
+    "treeproc.common.synonyms.",
+)  # fmt: skip
 OTHER_PROGRAMS = re.compile(
     r"\bpip install [^;]*|\btensorboard --logdir\b|<[^>]*>|\bkey=value\b|\{\} (?:COMMAND )?--\w+|settings \(in the --config file"
 )
@@ -119,7 +122,9 @@ def clauses(text: str) -> Iterator[tuple[set[str], set[str], set[str]]]:
 
 def wrong_advice() -> Iterator[str]:
     for module, text, is_chosen in all_texts():
-        running = users()[module] or set(COMMANDS)  # some modules are imported by names in settings
+        running = users()[module]
+        if not running or text.startswith(" "):  # a module that settings name; the end of a text that may name a command
+            running = set(COMMANDS)
         for named, in_words, names in clauses(text):
             if unknown := named - set(COMMANDS):
                 yield f"{module}: {text!r} names {unknown}, which are not commands"
@@ -134,6 +139,10 @@ def wrong_advice() -> Iterator[str]:
 
 def test_all_advice_in_the_code_names_what_its_command_has():
     assert list(wrong_advice()) == []
+
+
+def test_all_commands_have_a_quiet_and_a_verbose_form():
+    assert all({"--quiet", "--verbose"} <= set(parser.options()) for parser in parsers().values())
 
 
 def test_the_search_for_advice_finds_it():

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 from treenet import UserError, collate, load_run, read_shards
 from treenet.cli import preprocess, train_wmt, translate
 from treenet.data.examples import ExampleSource
+from treeproc.common.command_names import command_runs
 from treeproc.shards.shard import SplitShards
 
 
@@ -145,8 +146,8 @@ MISTAKES = {
     "decoding: beam: unknown key; did you mean beam_size?": lambda run, a, b: run.translate(a, b, beam=3),
     "decoding: num_beams: unknown key; ": lambda run, a, b: run.translate(a, b, num_beams=3),
     "decoding: xyz: unknown key; the keys are method, beam_size, ": lambda run, a, b: run.translate(a, b, xyz=3),
-    "decoding: beam_size: Input should be a valid integer.*, but is '3x'": lambda run, a, b: run.translate(a, b, beam_size="3x"),
-    "decoding: method: Input should be 'beam', .* but is 'Beam'": lambda run, a, b: run.translate(a, b, method="Beam"),
+    "decoding: beam_size: must be a valid integer.*, but is '3x'": lambda run, a, b: run.translate(a, b, beam_size="3x"),
+    "decoding: method: must be 'beam', .* but is 'Beam'": lambda run, a, b: run.translate(a, b, method="Beam"),
     "decoding: temperature needs method = sampling or mbr": lambda run, a, b: run.translate(a, b, temperature=0.5),
     "was made of trees of its input files": lambda run, a, b: run.translate(a),
     r"cannot read the line: tree: 1 bracket\(s\) of this tree are not closed": lambda run, a, b: run.attention(
@@ -207,7 +208,7 @@ def test_a_mistake_is_one_sentence_of_python(world, run, given, message):
 def test_messages_of_a_command_stay_those_of_a_command(world, run, given):
     with pytest.raises(UserError, match="unknown key; the keys are"):
         run.translate(given[0], given[1], xyz=3)
-    with pytest.raises(UserError, match=r"decoding\.xyz: unknown key; --help lists all keys"):
+    with command_runs(), pytest.raises(UserError, match=r"decoding\.xyz: unknown key; --help lists all keys"):
         translate.main(["--out", str(world / "run"), "decoding.xyz=3"])
     with pytest.raises(UserError, match=r"run workflows/preprocess\.py to the end"):
         SplitShards(world / "nope", "train")

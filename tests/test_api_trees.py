@@ -308,12 +308,12 @@ MISTAKES = {
     # Settings
     "^ModelConfig: dmodel: unknown key; did you mean d_model": lambda: ModelConfig(dmodel=16),
     "^ModelConfig: xyz: unknown key; the keys are name, d_model, ": lambda: ModelConfig(xyz=16),
-    "^ModelConfig: tree.leaf_weights: Input should be 'shared' or 'per_head', but is 'each'": lambda: ModelConfig(
+    "^ModelConfig: tree.leaf_weights: must be 'shared' or 'per_head', but is 'each'": lambda: ModelConfig(
         tree={"leaf_weights": "each"}
     ),
-    "^TreeAttentionConfig: vertical_rows: Input should be a valid integer": lambda: TreeAttentionConfig(vertical_rows=None),
+    "^TreeAttentionConfig: vertical_rows: must be a valid integer": lambda: TreeAttentionConfig(vertical_rows=None),
     "tree must be of type TreeAttentionConfig, but is a dict": lambda: TreeAttention(8, 2, tree={"subtree_mask": False}),
-    "tree: accumulation_rule: Input should be 'paper' or 'released', but is 'Paper'": lambda: TreeAttention(
+    "tree: accumulation_rule: must be 'paper' or 'released', but is 'Paper'": lambda: TreeAttention(
         8, 2, tree=TreeAttentionConfig().model_copy(update={"accumulation_rule": "Paper"})
     ),
     "config must be of type ModelConfig, but is a dict": lambda: TreeEncoder({"d_model": 8}),

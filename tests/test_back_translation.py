@@ -84,7 +84,7 @@ def test_real_and_synthetic_pairs_with_tags_and_trees(data, undisturbed, capsys)
     assert sum(row[0] == "<bt>" for row in words) == len(pairs)
     again = content(undisturbed)
     main(arguments(data, undisturbed))
-    assert content(undisturbed) == again and "20 of 31" not in capsys.readouterr().out
+    assert content(undisturbed) == again and "20 of 31" not in capsys.readouterr().err
 
 
 class Cut(Exception):

@@ -175,7 +175,7 @@ def test_training_prints_the_files_and_records_them(data, tmp_path, capsys):
     run_training(config, tmp_path / "run")
     (file,) = [one for one in json.loads((tmp_path / "run" / "run.json").read_text())["corpora"] if one["weight"] == 0.5]
     line = f"  {file['file']}: {file['examples']:,} pairs, weight 0.5; {file['in_epoch']:,} in an epoch"
-    assert {"corpora of train:", line} <= set(capsys.readouterr().out.split("\n"))
+    assert {"corpora of train:", line} <= set(capsys.readouterr().err.split("\n"))
     run_training(config, tmp_path / "run")  # its config.yaml reads back to the same settings
     with pytest.raises(UserError, match=r"holds a run with other settings \(batch.corpora: "):
         run_training(weighted_config(data, {"synthetic.en.gz": 0.6}, "max_steps=1"), tmp_path / "run")

@@ -11,9 +11,9 @@ from bracketed_data import write_bracketed_data
 from conftest import REPOSITORY
 
 from treenet.config import TrainConfig
-from treenet.config.synonyms import SYNONYMS
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import load_settings
+from treeproc.common.synonyms import SYNONYMS
 from treeproc.job.config import PreprocessConfig
 from treeproc.job.preprocess import preprocess
 

@@ -61,7 +61,7 @@ def test_cells_run_once_and_a_second_command_runs_nothing(tmp_path, capsys):
     log = []
     cells = make_cells(tmp_path, "a", "b")
     assert run(tmp_path, cells, make_work(log)) == {"a": DONE, "b": DONE}
-    assert "a: done after 0:00: bleu 12.50" in capsys.readouterr().out
+    assert "a: done after 0:00: bleu 12.50" in capsys.readouterr().err
     assert run(tmp_path, cells, make_work(log)) == {"a": DONE, "b": DONE} and log == ["a", "b"]
     (tmp_path / "cells" / "a" / "scores.json").unlink()
     assert run(tmp_path, cells, make_work(log))["a"] == DONE and log == ["a", "b", "a"], "scores that are gone come again"
@@ -183,8 +183,10 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from test_grid import work_side_by_side
+from treeproc.common.messages import messages_shown
 if __name__ == "__main__":
-    work_side_by_side(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    with messages_shown():
+        work_side_by_side(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
 """
 
 
@@ -221,7 +223,7 @@ def test_two_commands_do_every_cell_once_and_both_wait_for_the_end(tmp_path):
         message = [process.communicate(timeout=200) for process in started]
     assert [process.returncode for process in started] == [0, 0], message
     assert sorted(name for name, _ in slow.read("start")) == sorted(name for name, _ in slow.read("end")) == list(names)
-    assert sum("waiting for cells of other processes: a" in out for out, _ in message) == 1
+    assert sum("waiting for cells of other processes: a" in errors for _, errors in message) == 1
     assert all(entry.starts == 1 and entry.status == DONE for entry in Ledger.read(tmp_path).entries.values())
 
 

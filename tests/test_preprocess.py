@@ -266,7 +266,7 @@ def test_bad_input_writes_nothing(text, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give either --config FILE.yaml or --sample"),
+        ([], "give settings as splits.train.source=FILE splits.train.target=FILE, or --config FILE.yaml"),
         (["--sample"], "give --out DIR"),
         (["--sample", "--out", "x", "parser.language=xx"], "no constituency parser for 'xx'"),
         (["--sample", "--out", "x", "parser.nam=stanza"], "parser.nam: unknown key"),

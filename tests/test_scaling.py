@@ -174,7 +174,7 @@ def test_a_size_has_its_own_schedule_for_all_models(data, tmp_path):
     ("grid", "message"),
     [
         ({"fractions": [0.1, 0.1]}, "must hold every value once"),
-        ({"fractions": [1.5]}, r"grid\.fractions\.0: Input should be less than or equal to 1"),
+        ({"fractions": [1.5]}, r"grid\.fractions\.0: must be less than or equal to 1"),
         ({"seeds": []}, r"grid\.seeds"),
         ({"baseline": "lstm"}, "baseline must be one of tree_transformer, transformer, but is lstm"),
         ({"models": {"a/b": {}}, "baseline": "a/b"}, "must be letters, digits"),
@@ -286,7 +286,7 @@ def test_study_killed_twice_ends_as_undisturbed(study, undisturbed, tmp_path):
         assert statuses(out)[cell] == (RUNNING if number == signal.SIGKILL else INTERRUPTED)
     done = run(study, out)
     assert done.returncode == 0, done.stderr
-    assert "transformer-0.3-seed1" not in done.stdout, "a finished cell ran again"
+    assert "transformer-0.3-seed1" not in done.stderr, "a finished cell ran again"
     for folder in (undisturbed / "cells").iterdir():
         assert losses(out / "cells" / folder.name) == losses(folder)
     assert (out / "scaling.json").read_bytes() == (undisturbed / "scaling.json").read_bytes()
@@ -321,7 +321,7 @@ def test_failing_cells_larger_grids_and_other_settings(study, undisturbed, tmp_p
 
     more = run(study, out, "grid.models={transformer: {}}", "grid.seeds=[1]", "model.name=transformer")
     assert more.returncode == 0 and statuses(out)["transformer-0.3-seed1"] == DONE, more.stderr
-    assert "transformer-1-seed1:" not in more.stdout
+    assert "transformer-1-seed1:" not in more.stderr
     other = run(study, out, "grid.models={transformer: {}}", "grid.seeds=[1]", "model.name=transformer", "max_steps=31")
     assert other.returncode == 2 and "max_steps: 30 -> 31" in other.stderr and other.stderr.count("\n") == 1
 
@@ -407,7 +407,7 @@ def test_dry_run_shows_the_cells_and_writes_nothing(study, data, undisturbed, tm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give either --config FILE.yaml"),
+        ([], "give settings as data=DATA, or --config FILE.yaml"),
         (["--sample"], "give --out DIR"),
         (["--sample", "--out", "x"], r"data: is missing \(data set that workflows/preprocess.py wrote: a folder"),
         (["--sample", "--out", "x", "data=nowhere"], "nowhere/encoded/index.json is missing"),
@@ -466,7 +466,7 @@ def test_a_study_goes_on_from_its_records_alone(study, undisturbed, recorded, tm
         (recorded / f"{name}.json").unlink()
     done = run([*study, "--records", str(recorded)], second, "grid.parallel=2")
     assert done.returncode == 0, done.stderr
-    assert "seed1 (" not in done.stdout and sorted(path.name for path in (second / "cells").iterdir()) == missing
+    assert "seed1 (" not in done.stderr and sorted(path.name for path in (second / "cells").iterdir()) == missing
     assert len(list(recorded.iterdir())) == 8
     found, expected = ((folder / "scaling.json").read_bytes() for folder in (second, undisturbed))
     assert found == expected, "the same table as of runs that are there"

@@ -286,7 +286,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_finishes(data, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "give either --config FILE.yaml"),
+        ([], "give settings as data=DATA, or --config FILE.yaml"),
         (["--sample"], "give --out DIR"),
         (["--sample", "--out", "x"], "data: is missing (data set that workflows/preprocess.py wrote: a folder"),
         (["--sample", "--out", "x", "data=nowhere"], "nowhere/encoded/index.json is missing"),

@@ -10,9 +10,9 @@ from docutils.statemachine import StringList
 from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective
 
-from treenet.config.synonyms import SYNONYMS
 from treeproc.common.settings import REQUIRED, describe_default
 from treeproc.common.storage import RemotePath
+from treeproc.common.synonyms import SYNONYMS
 
 
 def describe_type(annotation: Any) -> str:
@@ -74,7 +74,7 @@ class SynonymTable(SphinxDirective):
     """`{synonyms}`: the words of other toolkits, and what to write here."""
 
     def run(self) -> list[nodes.Node]:
-        here = [meant if " " in meant else f"`{meant}`" for meant in SYNONYMS.values()]
+        here = [f"{meant[:1].upper()}{meant[1:]}" if " " in meant else f"`{meant}`" for meant in SYNONYMS.values()]
         lines = [
             "| elsewhere | here |",
             "|---|---|",

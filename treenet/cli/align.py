@@ -39,6 +39,7 @@ from treenet.runs.loading import LoadedRun, load_run
 from treenet.runs.mirror import read_run
 from treenet.translation.line_translator import EncodedLine, build_line_source
 from treeproc.common.files import is_stream, named_output
+from treeproc.common.messages import warn
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings, refuse_relative_in_job
 from treeproc.common.standard_streams import check_output
@@ -163,7 +164,7 @@ def main(argv: Sequence[str]) -> None:
                     check_reference(references, number, line, settings.references)
                 number += 1
                 if problem := line.problem or line.note:
-                    print(f"warning: {settings.input}, line {number}: {problem}", file=sys.stderr)
+                    warn(f"warning: {settings.input}, line {number}: {problem}")
                 record = {"line": number, "links": sorted(links), "nodes": nodes}
                 text = json.dumps(record, ensure_ascii=False) if settings.json_lines else format_links(links)
                 file.write(f"{text}\n".encode())

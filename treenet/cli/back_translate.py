@@ -10,7 +10,6 @@ pairs together, with the settings of DATA, into OUT/data. So synthetic sources g
 After an interruption, the same command continues.
 """
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.command_names import as_called
 from treeproc.common.errors import CommandEnded
 from treeproc.common.files import atomic_write, file_sha256, locked
+from treeproc.common.messages import tell
 from treeproc.common.setting_effects import Effect, excluded
 from treeproc.common.settings import (
     UserError,
@@ -107,9 +107,9 @@ class BackTranslation:
         self._write_real()
         text = self._choose_text()
         run = self.config.run or self._train_backward()
-        print("3/4  translate the text", flush=True)
+        tell("3/4  translate the text")
         translations = self._translate([run, *self.config.translate.ensemble], text)
-        print("4/4  preprocess real and synthetic pairs", flush=True)
+        tell("4/4  preprocess real and synthetic pairs")
         splits = {split: self._files(split) for split in self._splits} | {"train": self._mix(text, translations)}
         parser = self._settings["parser"]
         if self.config.tag:
@@ -138,17 +138,17 @@ class BackTranslation:
             parser, tree = ParserConfig(name="words"), tree | {"tree_source": "flat"}
         elif not parser.constituency and tree["tree_source"] in ("parsed", "shuffled"):
             tree |= {"tree_source": "dependencies"}
-        print("1/4  preprocess the pairs in the other direction", flush=True)
+        tell("1/4  preprocess the pairs in the other direction")
         swapped = {"source_script": "target_script", "target_script": "source_script"}
         filters = self._settings["filters"].model_dump()
         filters |= {name: filters[other] for name, other in swapped.items()}
         settings = {"parser": parser, "target_parser": None, "tree": tree, "filters": filters}
         preprocess(self._preprocessing(splits, **settings), self._backward_data)
-        print("2/4  train the model from target to source", flush=True)
+        tell("2/4  train the model from target to source")
         summary_of_run = run_training(self._backward_config(), self.out / "backward")
         if not summary_of_run.finished:
             raise CommandEnded(STOPPED_BY_SIGTERM, "stopped before the end; the same command continues")
-        print(describe_run(summary_of_run), flush=True)
+        tell(describe_run(summary_of_run))
         return self.out / "backward"
 
     def _choose_text(self) -> Path:
@@ -158,7 +158,7 @@ class BackTranslation:
         inputs = [wanted, [file_sha256(path) for path in config.text]]
         if not self.made.has("text", [text], *inputs):
             chosen, total = sample_lines(config.text, wanted, text)
-            print(f"  {chosen:,} of {total:,} lines of text, for {wanted:,} synthetic pairs", flush=True)
+            tell(f"  {chosen:,} of {total:,} lines of text, for {wanted:,} synthetic pairs")
             self.made.add("text", [text], *inputs)
         return text
 
@@ -188,7 +188,7 @@ class BackTranslation:
             write_pairs(mix(real, num_real, synthetic_pairs(translations, text, tag), count), files)
             lines = sum(1 for _ in read_raw_lines(text, None, None))
             left_out = f"; {lines - count:,} lines without a translation are left out" if lines > count else ""
-            print(f"  {num_real:,} real and {count:,} synthetic pairs{left_out}", flush=True)
+            tell(f"  {num_real:,} real and {count:,} synthetic pairs{left_out}")
             self.made.add("mixture", files, *inputs)
         return files
 
@@ -218,8 +218,6 @@ def main(argv: Sequence[str]) -> None:
     paths = {"--out": args.out, "data": config.data, "run": config.run} | {f"text.{i}": p for i, p in enumerate(config.text)}
     paths |= {f"translate.ensemble.{i}": path for i, path in enumerate(config.translate.ensemble)}
     refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("treeproc").setLevel(logging.INFO)
     out = args.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):

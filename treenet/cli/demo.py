@@ -5,7 +5,6 @@
 It takes some minutes on two cores. After an interruption, the same command continues.
 """
 
-import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from treeproc.common.command_names import as_called
 from treeproc.common.errors import CommandEnded
 from treeproc.common.extras import require
 from treeproc.common.files import atomic_write
+from treeproc.common.messages import tell
 from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings
 from treeproc.job.job_report import summary
 from treeproc.job.preprocess import PreprocessConfig, preprocess, sample_splits
@@ -77,7 +77,7 @@ def train(name: str, settings: DemoSettings, out: Path) -> RunSummary:
 
 def evaluate(out: Path) -> dict[str, dict]:
     """Return the scores of the test split by row of the table."""
-    print(f"\n{ONE_SEED}\ntranslating the test split", flush=True)
+    print(f"\n{ONE_SEED}", flush=True)
     tree, plain = (out / name for name in MODELS)
     rows = {
         "Tree Transformer": (tree, EvaluateSettings()),
@@ -139,13 +139,11 @@ def main(argv: Sequence[str]) -> None:
     if settings.splits and set(settings.splits) != set(SPLITS):
         raise UserError(f"splits: must be {', '.join(SPLITS)}, but are {', '.join(settings.splits)}")
     out = (args.out or Path("demo-output")).absolute()
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("treeproc").setLevel(logging.INFO)
     started = time.monotonic()
     for package in ("stanza", "matplotlib", *([] if settings.workers == 0 else ["ray"])):
         require(package, "the demo")
 
-    print(f"1/4  sentences to trees to shards, in {out / 'data'}", flush=True)
+    tell(f"1/4  sentences to trees to shards, in {out / 'data'}")
     overrides = [f"subwords.vocab_size={settings.vocab_size}"] if settings.vocab_size else []
     overrides += ["workers=0"] if settings.workers == 0 else []
     splits = {k: v.model_dump() for k, v in settings.splits.items()} if settings.splits else sample_splits()
@@ -153,11 +151,11 @@ def main(argv: Sequence[str]) -> None:
     print(summary(preprocess(config, out / "data"), out / "data"), flush=True)
     runs = {}
     for number, name in enumerate(MODELS, start=2):
-        print(f"\n{number}/4  train the {TITLES[name]}, in {out / name}", flush=True)
+        tell(f"\n{number}/4  train the {TITLES[name]}, in {out / name}")
         runs[name] = train(name, settings, out)
         if not runs[name].finished:
             raise CommandEnded(STOPPED_BY_SIGTERM, "stopped before the end; the same command continues")
-    print("\n4/4  translate and score the test split", flush=True)
+    tell("\n4/4  translate and score the test split")
     scores = evaluate(out)
 
     report = f"{examples(scores, out, settings.sentences)}\n\n{score_table(scores, runs)}\n"

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import NoReturn
 
 from treeproc import __version__
 from treeproc.common.command_names import PROGRAM, command_of
@@ -55,9 +56,18 @@ def main() -> None:
     if name not in COMMANDS:
         meant = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {meant[0]}" if meant else f"{PROGRAM} --help lists the commands"
-        print(f"error: there is no command {name[:100]!r}; {hint}", file=sys.stderr)
-        sys.exit(2)
+        _refuse(f"there is no command {name[:100]!r}; {hint}")
     run_command(name, arguments[1:])
+
+
+def _refuse(message: str) -> NoReturn:
+    from treeproc.common.settings import UserError, run_cli  # here, as below
+
+    def refuse(argv: Sequence[str]) -> None:
+        raise UserError(message)
+
+    run_cli(refuse)
+    raise AssertionError("run_cli ends the process")
 
 
 def describe_commands() -> str:

@@ -1,6 +1,5 @@
 """Text to Arrow shards of trees: parse, learn the vocabulary, encode. The same command continues after an interruption."""
 
-import logging
 from collections.abc import Sequence
 
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
@@ -21,8 +20,6 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("give --out DIR, the folder for the data set")
     splits = {"splits": sample_splits()} if args.sample else {}
     config = load_settings(PreprocessConfig, path, args.overrides, **splits)
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("treeproc").setLevel(logging.INFO)
     if args.dry_run:
         print(dry_run(config))
         return

@@ -11,7 +11,6 @@ run lacks something, the page leaves it out and names the command that adds it. 
 that still train, and reloads itself. When all runs have ended, the command makes the complete report.
 """
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from treenet.cli.shipped import find_config
 from treenet.report.live import Live, watch
 from treenet.report.report_settings import ReportSettings
 from treeproc.common.extras import require
+from treeproc.common.messages import tell
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, split_arguments
 from treeproc.common.storage import as_path
 
@@ -39,11 +39,8 @@ def main(argv: Sequence[str]) -> None:
 
     refuse_relative_in_job({"--out": args.out, **{f"runs: {run}": as_path(run) for run in settings.runs}})
 
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
     def make(live: Live | None) -> Path:
-        page, numbers, *figures = write_report(settings, args.out, say if live is None else lambda line: None, live)
+        page, numbers, *figures = write_report(settings, args.out, tell if live is None else lambda line: None, live)
         if live is None:
             print(f"page     {page}, {page.stat().st_size / 1e6:.2f} MB\nnumbers  {numbers}")
             if figures:
@@ -51,6 +48,6 @@ def main(argv: Sequence[str]) -> None:
         return page
 
     if args.watch:
-        watch(settings, make, lambda line: print(line, flush=True))
+        watch(settings, make, tell)
     else:
         make(None)

@@ -31,8 +31,6 @@ def main(argv: Sequence[str]) -> None:
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
     config = load_settings(TrainParserConfig, path, args.overrides)
-    logging.basicConfig(format="%(message)s")
-    logging.getLogger("treeproc").setLevel(logging.INFO)
     logging.getLogger("stanza").setLevel(logging.ERROR)
     if args.dry_run:
         print(describe(config))
@@ -41,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
     size = sum(file_size(path) for path in models.glob("*.pt"))
     print(f"models: {models}, {size / 1e6:.1f} MB")
     print(f"scores: {Path(models) / 'README.md'}, scores.json, curves.png")
-    settings = f"parser.models={models} parser.language={config.language}"
+    command = f"python workflows/preprocess.py ... parser.models={models} parser.language={config.language}"
     if "constituency" not in trained_files(models):
-        settings += " parser.dependencies=true parser.constituency=false"
-    print(as_called(f"use:    python workflows/preprocess.py ... {settings}"))
+        command += " parser.dependencies=true parser.constituency=false"
+    print(as_called(f"use:    {command}"))

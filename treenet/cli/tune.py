@@ -21,6 +21,7 @@ from treenet.experiments.tuning_settings import TuningConfig
 from treenet.jobs.train_run import make_run_folder
 from treeproc.common.extras import require
 from treeproc.common.files import locked
+from treeproc.common.messages import tell
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
 
 SAMPLE = CONFIGS / "tune_sample.yaml"
@@ -50,6 +51,6 @@ def main(argv: Sequence[str]) -> None:
     with locked(out):
         systems = {name: Trials(out, config, name) for name in config.tune.systems}
         for trials in systems.values():
-            run_trials(config, trials, lambda line: print(line, flush=True))
+            run_trials(config, trials, tell)
         print(f"\n{write_tuning(config, systems, out)}")
     end_without_result(systems, out)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from treenet.data.loader_server import DEPTH, SLOT_BYTES, Answer
 from treenet.data.packing import Packed
+from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 
 # Starts of the processes, without an item in between, after which a run gives up.
@@ -130,7 +131,7 @@ class LoaderProcesses(Generic[Item]):
                 f"{what}, and so did {self._starts - 1} before it at step {self._steps[index]}; if memory is short, lower "
                 f"loader_workers = {self._count}, or set it to 0 to prepare batches without processes"
             )
-        sys.stderr.write(f"warning: {what}; the loader starts it again, from step {self._steps[index]}\n")
+        warn(f"warning: {what}; the loader starts it again, from step {self._steps[index]}")
         self._start(index)
 
     def _describe_end(self) -> str:

@@ -3,7 +3,6 @@
 Each is a mean over sentences, so it has a paired bootstrap. Both cost much more than BLEU, and need a model in a local folder.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from treenet.evaluation.comet import CometConfig, check_comet, comet_scores
 from treenet.evaluation.metrics import LEARNED_TITLES
 from treenet.evaluation.sentence_scores import SentenceScores
 from treenet.runs.precision import choose_device
+from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 
 
@@ -47,10 +47,7 @@ class LearnedMetrics:
         for name, scores in found.items():
             if count := scores.num_cut:
                 texts = f"{count:,} different texts are" if count > 1 else "one text is"
-                print(
-                    f"warning: {LEARNED_TITLES[name]}: {texts} longer than the model reads; only the beginning counts",
-                    file=sys.stderr,
-                )
+                warn(f"warning: {LEARNED_TITLES[name]}: {texts} longer than the model reads; only the beginning counts")
         return found
 
 

@@ -5,7 +5,6 @@ Those of a model also have nll.NAME.tsv: the negative log-likelihood of every re
 
 import hashlib
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from treenet.evaluation.metrics import check_lines
 from treenet.evaluation.origin import RunState, Standing
 from treenet.evaluation.sentence_scores import ReferenceNll
 from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, inside
 from treeproc.shards.store import fingerprint_of
@@ -98,7 +98,7 @@ def warn_of_stale_results(folder: AnyPath, name: AnyPath | None = None) -> None:
     """Print on standard error which results in a run folder are stale, and the command that renews each."""
     for result, standing in stale_results(folder, name or folder):
         message = f"{name or folder}/{result} is stale: the run has changed since then ({standing.changed})"
-        print(f"warning: {message}; to renew it: {standing.command}", file=sys.stderr)
+        warn(f"warning: {message}; to renew it: {standing.command}")
 
 
 def write_result(

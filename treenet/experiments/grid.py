@@ -14,6 +14,7 @@ from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, Cell, CellResu
 from treenet.jobs.train_run import RunSummary
 from treenet.runs.metrics_log import read_metrics
 from treeproc.common.files import atomic_write
+from treeproc.common.messages import tell
 from treeproc.common.progress import Progress, format_seconds
 from treeproc.common.settings import UserError
 
@@ -82,7 +83,7 @@ def run_cells_here(
     while not is_stopped():
         with ledger.taken(cells) as cell:
             if cell is not None:
-                print(f"\n{cell.name} ({ledger.counts()})", flush=True)
+                tell(f"\n{cell.name} ({ledger.counts()})")
                 result = run(cell, work)
                 end_cell(cell, result, work, ledger)
                 if result.status == INTERRUPTED:
@@ -92,7 +93,7 @@ def run_cells_here(
         if not left:
             return
         if not waits:
-            print(f"\nwaiting for cells of other processes: {', '.join(cell.name for cell in left)}", flush=True)
+            tell(f"\nwaiting for cells of other processes: {', '.join(cell.name for cell in left)}")
         waits = True
         time.sleep(POLL_S)
 
@@ -102,7 +103,7 @@ def end_cell(cell: Cell, result: CellResult, work: CellWork, ledger: Ledger) -> 
     ledger.end(cell, result)
     if result.status == DONE:
         work.record(cell.folder, ledger.entries[cell.name])
-    print(describe_result(cell, result), flush=True)
+    tell(describe_result(cell, result))
 
 
 def describe_result(cell: Cell, result: CellResult) -> str:

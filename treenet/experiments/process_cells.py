@@ -18,6 +18,7 @@ import torch
 
 from treenet.experiments.grid import CellWork, Follow, on_sigterm, run_cell, run_cells_here
 from treenet.experiments.ledger import RUNNING, Cell, CellResult, Ledger
+from treeproc.common.messages import is_quiet, messages_shown, warn
 from treeproc.common.settings import UserError
 
 LOG = "log.txt"
@@ -31,7 +32,7 @@ def run_cells_in_processes(cells: Sequence[Cell], work: CellWork, ledger: Ledger
     context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
     ours, theirs = context.Pipe()
     count = min(processes, len(cells))
-    arguments = (cells, work, ledger, max(1, torch.get_num_threads() // count), theirs)
+    arguments = (cells, work, ledger, max(1, torch.get_num_threads() // count), theirs, is_quiet())
     running = [context.Process(target=_run, args=arguments) for _ in range(count)]
     with on_sigterm() as stop, Follow(cells) as follow:
         try:
@@ -48,7 +49,7 @@ def run_cells_in_processes(cells: Sequence[Cell], work: CellWork, ledger: Ledger
                     if process.exitcode:
                         ledger.interrupt_dead()
                         message = f"a process ended with status {process.exitcode}; other processes run its cell"
-                        print(f"warning: {message}", file=sys.stderr)
+                        warn(f"warning: {message}")
         finally:
             ours.close()
             for process in running:
@@ -61,17 +62,18 @@ def _running(cells: Sequence[Cell], ledger: Ledger) -> list[Cell]:
     return [cell for cell in cells if ledger.entries[cell.name].status == RUNNING]
 
 
-def _run(cells: Sequence[Cell], work: CellWork, ledger: Ledger, threads: int, driver: Connection) -> None:
+def _run(cells: Sequence[Cell], work: CellWork, ledger: Ledger, threads: int, driver: Connection, quiet: bool) -> None:
     """Run one of the processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all processes; this one ends with its driver
     torch.set_num_threads(threads)
     stop = threading.Event()
     threading.Thread(target=_end_with, args=(driver, stop.set), daemon=True).start()
-    try:
-        run_cells_here(cells, work, ledger, _run_logged, stop.is_set)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    with messages_shown(quiet=quiet):
+        try:
+            run_cells_here(cells, work, ledger, _run_logged, stop.is_set)
+        except UserError as error:
+            warn(f"error: {error}")
+            sys.exit(2)
 
 
 def _end_with(driver: Connection, stop: Callable[[], None]) -> None:

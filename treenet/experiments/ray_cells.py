@@ -33,7 +33,7 @@ def run_cells_with_ray(cells: Sequence[Cell], work: CellWork, ledger: Ledger, pa
 
     SIGTERM stops it. The running cells then have a checkpoint.
     """
-    start_ray("workers=0")
+    start_ray()
     waiting, running, stopped_at = deque(cells), {}, None
     task = ray.remote(num_cpus=0)(_run)  # Ray Train requests the resources of the training
     with on_sigterm() as stop, Follow(cells) as follow:

@@ -1,7 +1,6 @@
 """Shared code of the workflows of studies. They run the missing cells, report, and list the remaining ones."""
 
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +21,7 @@ from treenet.experiments.records import Record, Recording
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
 from treeproc.common.errors import CommandEnded
 from treeproc.common.files import atomic_write, held, locked, read_json
+from treeproc.common.messages import warn
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import ArgumentParser, UserError, dump_settings, local_path
 from treeproc.shards.store import pieces_fingerprint
@@ -165,7 +165,7 @@ def run_study(study: Study) -> None:
                     f"{cell.name}: its scores are stale: its model or references have changed since then ({changed}); the study "
                     "averages and scores it again"
                 )
-                print(f"warning: {message}", file=sys.stderr)
+                warn(f"warning: {message}")
                 ledger.reopen(cell)
             elif entry.status == DONE and cell.name not in recorded:
                 recording.write(cell.folder, entry)
@@ -176,7 +176,7 @@ def run_study(study: Study) -> None:
     left = {cell.name: ledger.entries[cell.name] for cell in cells if ledger.entries[cell.name].status != DONE}
     for name, entry in left.items():
         if entry.status == FAILED:
-            print(f"{name} failed: {entry.error}", file=sys.stderr)
+            warn(f"{name} failed: {entry.error}")
     if any(entry.status != FAILED for entry in left.values()):
         raise CommandEnded(STOPPED_BY_SIGTERM, f"stopped with {ledger.counts()}; the same command continues")
     if left:

@@ -1,12 +1,12 @@
 """Settings that depend on the GPU. A run chooses them at its start and records them in its folder; later commands keep them."""
 
-import sys
 from pathlib import Path
 
 from treenet.config import TrainConfig
 from treenet.runs.checkpoint import checkpoint_folders
 from treenet.runs.precision import best_precision_here
 from treenet.training.memory import expand_segments
+from treeproc.common.messages import warn
 from treeproc.common.settings import load_settings
 
 
@@ -24,10 +24,7 @@ def choose_for_gpu(config: TrainConfig, run_dir: Path) -> TrainConfig:
         recorded = load_settings(TrainConfig, run_dir / "config.yaml").precision
         chosen = best if recorded == "auto" else recorded
     if chosen != best:
-        print(
-            f"note: this run began with precision={chosen}, and keeps it; a new run would use {best} on this machine",
-            file=sys.stderr,
-        )
+        warn(f"note: this run began with precision={chosen}, and keeps it; a new run would use {best} on this machine")
     return config.model_copy(update={"precision": chosen})
 
 

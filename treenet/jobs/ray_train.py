@@ -6,7 +6,6 @@ object store.
 """
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +30,7 @@ from treenet.tasks.registry import build_task
 from treenet.training.ranks import Ranks, TrainingFailed
 from treenet.training.trainer import TrainOutcome, train
 from treeproc.common.files import locked
+from treeproc.common.messages import tell, warn
 from treeproc.common.progress import Progress
 from treeproc.common.provenance import Meter
 from treeproc.common.ray_session import start_ray
@@ -57,7 +57,7 @@ def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path, coun
     their number, as long as a new checkpoint appears between two failures, or between a few. Raises UserError for problems that a
     user can resolve, also if a worker finds them.
     """
-    start_ray("workers=0")
+    start_ray()
     _check_resources(config)
     mirror.push()
     mirror.forget_stop()
@@ -88,7 +88,7 @@ def _fit_with_restarts(
                 count_usage(usage)
             if not outcome.pop("node_ends", False) or stop_file.exists():
                 return outcome
-            sys.stderr.write(f"the cluster took a node back; other workers continue from step {outcome['step']}\n")
+            tell(f"the cluster took a node back; other workers continue from step {outcome['step']}")
         except (TrainingFailedError, RayActorError) as error:  # the second: Ray Train's controller died
             lost = list(error.worker_failures.items()) if isinstance(error, WorkerGroupError) else []
             for _, failure in lost:
@@ -99,7 +99,7 @@ def _fit_with_restarts(
             if failures > MAX_FAILURES:
                 raise
             what = f"worker {lost[0][0]} failed: {_one_line(lost[0][1])}" if lost else f"training failed: {_one_line(error)}"
-            sys.stderr.write(f"warning: {what}; new workers continue from step {reached}\n")
+            warn(f"warning: {what}; new workers continue from step {reached}")
 
 
 def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path) -> dict:
@@ -176,7 +176,7 @@ class _Follow:
 
 def precision_of_workers(config: TrainConfig) -> str:
     """Ask one worker for the value of `precision: auto` on the workers' GPUs."""
-    start_ray("workers=0")
+    start_ray()
     _check_resources(config)
     return ray.get(ray.remote(num_gpus=1)(best_precision_here).remote())
 

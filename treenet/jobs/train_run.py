@@ -1,7 +1,6 @@
 """A training run from configuration to averaged model, in one folder that the same command continues."""
 
 import statistics
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from treenet.tasks.registry import build_task
 from treeproc.common.errors import CommandEnded
 from treeproc.common.extras import how_to_install, is_installed
 from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.messages import tell, warn
 from treeproc.common.progress import format_seconds
 from treeproc.common.provenance import recorded
 from treeproc.common.setting_effects import is_below
@@ -70,11 +70,11 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
         atomic_write(run_dir / "run.json", json_bytes(facts))
         if unread := config.model.unread_sections():
             sections = ", ".join(f"model.{name}" for name in unread)
-            print(f"note: {sections}: set, but model.name = {config.model.name} does not read this", file=sys.stderr)
+            warn(f"note: {sections}: set, but model.name = {config.model.name} does not read this")
         for note in build_task(config).notes(read_index(config.data / "encoded")):
-            print(f"note: {note}", file=sys.stderr)
+            warn(f"note: {note}")
         if corpora := describe_corpora(facts, build_task(config).examples):
-            print("\n".join(["corpora of train:", *corpora]), flush=True)
+            tell("\n".join(["corpora of train:", *corpora]))
         metrics = mirror.out if config.workers else run_dir
         with (
             logged_training(config, run_dir, out, metrics, facts["data_fingerprint"]) as logged,

@@ -1,6 +1,5 @@
 """A small function that is compiled for GPUs, inside a model that is not compiled."""
 
-import sys
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 
 from treenet.layers.autocast import without_autocast
+from treeproc.common.messages import warn
 
 # Graphs of one function: types of numbers, with nodes or without, sizes of one.
 _MOST_GRAPHS = 32
@@ -35,7 +35,7 @@ class CompiledOnGpu:
         except TorchDynamoException as error:
             self._failed = True
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            print(f"warning: {self._function.__name__} runs slower, because it is not compiled: {reason}", file=sys.stderr)
+            warn(f"warning: {self._function.__name__} runs slower, because it is not compiled: {reason}")
             return self._function(x, *arguments)
 
 

@@ -1,7 +1,6 @@
 """Threads that send a run to its loggers while it trains. A logger that fails or hangs never stops the training."""
 
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from treenet.loggers.content import LOGGERS, RunContent, RunIdentity, RunReader,
 from treeproc.common.errors import UserError
 from treeproc.common.extras import describe_missing, require
 from treeproc.common.files import held
+from treeproc.common.messages import warn
 from treeproc.common.settings import load_settings
 from treeproc.common.storage import AnyPath, RemotePath
 
@@ -99,7 +99,7 @@ def log_scores(run_dir: Path) -> None:
     except BlockingIOError:
         return
     except UserError as error:
-        print(f"warning: the loggers did not get the scores: {error}", file=sys.stderr)
+        warn(f"warning: the loggers did not get the scores: {error}")
 
 
 @contextmanager
@@ -184,7 +184,7 @@ class Feed:
 
     def _warn(self, fault: str) -> None:
         if not self._fault:
-            print(f"warning: {self._name}: {fault}; training goes on without it, and tries it again", file=sys.stderr)
+            warn(f"warning: {self._name}: {fault}; training goes on without it, and tries it again")
         self._fault = fault
 
 

@@ -7,7 +7,6 @@ the path of attention and by the way to sum rows.
 """
 
 import shutil
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 import torch.fx.experimental._config as shapes_config
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
+from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 
 # Graphs of one model. If a form of a batch needs more, it is computed without a graph.
@@ -36,7 +36,7 @@ def wants_compiling(setting: bool | None, device: torch.device, *, as_it_is: boo
         return wanted
     if setting:
         raise UserError(f"compile=true needs {missing}, which is missing here; install it, or leave compile out")
-    print(f"note: {missing} is missing, so the model runs slower, not compiled", file=sys.stderr)
+    warn(f"note: {missing} is missing, so the model runs slower, not compiled")
     return False
 
 
@@ -82,15 +82,14 @@ class Compiled:
         except TorchDynamoException as error:
             self._failed = True
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            print(f"warning: PyTorch cannot compile the model, which runs slower: {reason}", file=sys.stderr)
+            warn(f"warning: PyTorch cannot compile the model, which runs slower: {reason}")
         return self._method(*arguments)
 
     def _tell(self) -> None:
         if not self._told:
-            print(
+            warn(
                 f"warning: torch.compile has compiled the model for {MOST_GRAPHS} forms of batches; other forms run slower, not "
-                "compiled",
-                file=sys.stderr,
+                "compiled"
             )
         self._told = True
 

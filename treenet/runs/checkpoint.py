@@ -11,7 +11,6 @@ import json
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 from treenet.runs.sharded_tensors import complete
 from treeproc.common.files import TEMPORARY_PREFIX, file_sha256, json_bytes, sync_folder
+from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 
 WEIGHTS, AVERAGE, TRAINER, META = "model.safetensors", "ema.safetensors", "trainer.pt", "meta.json"
@@ -102,7 +102,7 @@ def latest_checkpoint(run_dir: Path) -> Path | None:
         fault = find_fault(folder, needed=(WEIGHTS, TRAINER))
         if fault is None:
             return folder
-        print(f"warning: {folder} is not complete ({fault}); looking for an earlier checkpoint", file=sys.stderr)
+        warn(f"warning: {folder} is not complete ({fault}); looking for an earlier checkpoint")
     return None
 
 

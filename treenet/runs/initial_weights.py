@@ -4,7 +4,6 @@ A parameter takes the value of the parameter of the same name and shape. Rows of
 by their names, so the two vocabularies may have other orders and sizes. All else keeps the initial value of the run's seed.
 """
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ from treenet.runs.old_checkpoints import rename_weights
 from treenet.runs.vocabularies import KINDS, Vocabularies
 from treenet.tasks.base import Task
 from treenet.tasks.registry import build_task
+from treeproc.common.messages import tell
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
 
@@ -68,7 +68,7 @@ def start_from_init(config: TrainConfig, sizes: Mapping, run_dir: Path) -> dict[
     facts = meta["init"]
     lines = [describe_start(facts), *describe_matches(meta["matches"])]
     lines += [f"  other settings of the model: {', '.join(meta['changes'])}"] if meta["changes"] else []
-    print("\n".join(lines), file=sys.stderr)
+    tell("\n".join(lines))
     return {"init": facts}
 
 

@@ -9,7 +9,6 @@ import fnmatch
 import hashlib
 import os
 import shutil
-import sys
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -17,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from treenet.runs.checkpoint import INITIAL, META, checkpoint_folders, checkpoint_step, is_checkpoint_name, remove_checkpoint
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_output, cache_folder, held, locked
+from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath, inside
 from treeproc.common.transfers import do_all
@@ -141,7 +141,7 @@ class RunMirror:
                 last_error = ""
             except UserError as error:
                 if not last_error:
-                    print(f"warning: {error}; training goes on and will upload later", file=sys.stderr)
+                    warn(f"warning: {error}; training goes on and will upload later")
                 last_error = str(error)
 
     def _reads(self, folder: str) -> bool:

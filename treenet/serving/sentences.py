@@ -4,7 +4,6 @@ A batch is encoded once. Lines are searched together where their requests want a
 translate.py gives. Shapes: T target positions, S leaves and nodes.
 """
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -24,6 +23,7 @@ from treenet.translation.line_constraints import check_method
 from treenet.translation.line_translator import EncodedLine, build_line_source, rounded, with_unmet
 from treenet.translation.translate import decoding_of, detokenize, translate_rows
 from treeproc.common.errors import UserError
+from treeproc.common.messages import warn
 from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.shards.vocabulary_files import read_names
@@ -66,7 +66,7 @@ class SentenceTranslator:
             return [answer.model_dump_json().encode() for answer in self._answer_all(questions)]
         except (UserError, RuntimeError, MemoryError) as error:
             if len(questions) == 1:
-                print(f"a request failed: {type(error).__name__}: {error}", file=sys.stderr)
+                warn(f"a request failed: {type(error).__name__}: {error}")
                 return [str(error) if isinstance(error, UserError) else "the request could not be answered"]
         return [self.answer([question])[0] for question in questions]
 

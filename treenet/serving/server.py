@@ -2,7 +2,6 @@
 
 import signal
 import socket
-import sys
 from contextlib import suppress
 from functools import partial
 
@@ -16,6 +15,7 @@ from treenet.serving.guard import Guard
 from treenet.serving.replicas import start_replicas
 from treenet.serving.settings import ServeSettings, read_token
 from treeproc.common.errors import UserError
+from treeproc.common.messages import tell
 from treeproc.common.storage import AnyPath
 
 _BACKLOG = 128
@@ -39,7 +39,7 @@ def serve_run(settings: ServeSettings, run: AnyPath) -> None:
         print(
             f"{serving.name}, {settings.replicas} replica(s)\nhttp://{f'[{host}]' if ':' in host else host}:{port}/", flush=True
         )
-        print("Ctrl-C ends it", file=sys.stderr, flush=True)
+        tell("Ctrl-C ends it")
         with suppress(KeyboardInterrupt):  # it is how a server ends
             uvicorn.Server(config).run(sockets=[listener])
 

@@ -1,6 +1,5 @@
 """The batch of a rank, a part of the global batch, cut into micro-batches that fit into its memory."""
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from treenet.data.batch import TreeBatch
 from treenet.data.cuts import cut_batches, example_costs
 from treenet.data.examples import Examples, ExampleSource
 from treenet.training.step_inputs import StepInputs
+from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 
 
@@ -102,10 +102,9 @@ class MicroBatches:
                 "memory of a worker, even alone; lower batch.max_leaves and batch.max_target_pieces, or choose a smaller model"
             )
         self.limit = max(1, len(rows) * int(self._costs(rows, examples)[-1]) // 2)
-        print(
+        warn(
             f"warning: {len(rows)} examples at once did not fit into the memory of rank {self._rank}, which continues with at "
-            f"most {self.limit} padded tokens at once; set batch.tokens_per_device={self.limit} to begin with this limit",
-            file=sys.stderr,
+            f"most {self.limit} padded tokens at once; set batch.tokens_per_device={self.limit} to begin with this limit"
         )
 
     def _costs(self, rows: np.ndarray, examples: Examples) -> np.ndarray:

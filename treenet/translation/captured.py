@@ -5,11 +5,12 @@ batch, for as long as the process lives, and batches of a translation have many 
 tensors stay where they are, nothing is copied into it, and a graph needs no compiler.
 """
 
-import sys
 import threading
 from collections.abc import Callable
 
 import torch
+
+from treeproc.common.messages import warn
 
 
 class Captured:
@@ -41,7 +42,7 @@ class Captured:
         except RuntimeError as error:
             Captured._failed = True
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            print(f"warning: searches run slower, because a step cannot become a CUDA graph: {reason}", file=sys.stderr)
+            warn(f"warning: searches run slower, because a step cannot become a CUDA graph: {reason}")
 
 
 class _Last(threading.local):

@@ -1,6 +1,5 @@
 """Parts of a long input in Ray actors, one model each. Results return in the order of the input."""
 
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -9,6 +8,7 @@ import ray
 from treenet.runs.chosen_checkpoint import absolute_checkpoint
 from treenet.translation.line_translator import LineSource, LineTranslator, Translated
 from treenet.translation.translate_settings import TranslateSettings
+from treeproc.common.messages import tell
 from treeproc.common.ray_session import start_ray
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -52,7 +52,7 @@ def map_with_ray(
     Work begins when one actor has started. If the cluster has no room for the others yet, they join later, or never. Raises
     UserError if an actor does, or if actors die again and again.
     """
-    start_ray("workers=0")
+    start_ray()
     actor = ray.remote(num_cpus=1, num_gpus=int(settings.use_gpu), max_restarts=_RETRIES, max_task_retries=_RETRIES)(_Actor)
     # The actors have another working folder.
     settings = settings.model_copy(update={"checkpoint": [absolute_checkpoint(name) for name in settings.checkpoints]})
@@ -75,7 +75,7 @@ def map_with_ray(
             if reference in greetings:
                 words = _result(reference)
                 if not described:
-                    print(words, file=sys.stderr)
+                    tell(words)
                 described = True
         while order and order[0] not in busy:
             yield _result(order.popleft())

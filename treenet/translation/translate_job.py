@@ -15,6 +15,7 @@ from treenet.translation.part_store import PartStore
 from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.extras import require
 from treeproc.common.files import is_stream, named_output
+from treeproc.common.messages import tell, warn
 from treeproc.common.progress import Progress
 from treeproc.common.settings import UserError
 from treeproc.common.standard_streams import check_output
@@ -82,7 +83,7 @@ def answer_lines(
     """
     check_output()
     translator = LineTranslator(settings, runs, encoder)
-    print(translator.describe(), file=sys.stderr, flush=True)
+    tell(translator.describe())
     shown_kinds: set[str] = set()
     for number, line in enumerate(lines):
         translated = (translator.explain if explain else translator)([line], number)
@@ -117,7 +118,7 @@ def _translate(
         for lines, first in given:
             if (found := store.find(lines, first)) is None:
                 if first:
-                    print(f"{first:,} lines are translated already; the command continues after them", file=sys.stderr)
+                    tell(f"{first:,} lines are translated already; the command continues after them")
                 given = chain([(lines, first)], given)
                 break
             next(remaining)
@@ -141,7 +142,7 @@ def _map(
         yield from map_with_ray(parts, settings, runs, encoder)
         return
     translator = LineTranslator(settings, runs, encoder)
-    print(translator.describe(), file=sys.stderr)
+    tell(translator.describe())
     for part in parts:
         yield translator(*part)
 
@@ -164,6 +165,4 @@ def _open_output(path: AnyPath | None) -> Iterator[IO[bytes]]:
 
 
 def _print_message(message: str) -> None:
-    # Not `print`: this also ends a line of a progress bar.
-    sys.stderr.write(f"warning: {message}\n")
-    sys.stderr.flush()
+    warn(f"warning: {message}")

@@ -98,7 +98,7 @@ def unlike(folder: AnyPath, hashes: Mapping[str, str], hash_files: HashFiles = h
     """
     known, there = KnownHashes(folder), stamps(folder, hashes)
     unread = [name for name, sha256 in hashes.items() if name in there and not known.has(name, sha256, there[name])]
-    logger.info("hashes of %s: %d known, %d files read", folder, len(there) - len(unread), len(unread))
+    logger.debug("hashes of %s: %d known, %d files read", folder, len(there) - len(unread), len(unread))
     right = there.keys() - set(unread)
     for name, found in zip(unread, hash_files(folder, {name: there[name][0] for name in unread}), strict=True):
         if found == hashes[name]:

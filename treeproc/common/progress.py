@@ -4,6 +4,7 @@ In a log the reporter prints at least every `interval` seconds, also while nothi
 that a stalled job can be distinguished from a dead one.
 """
 
+import io
 import sys
 import threading
 import time
@@ -13,6 +14,8 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from tqdm import tqdm
+
+from treeproc.common.messages import is_quiet
 
 # Rates and times left are of about the last minute: work that began slowly does not count for ever.
 WINDOW_S = 60.0
@@ -81,7 +84,7 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
     ):
         self.label, self.total, self.unit, self.initial, self.interval = label, total, unit, initial, interval
-        self.stream, self._clock = stream or sys.stderr, clock
+        self.stream, self._clock = stream or _messages(), clock
         self.count, self.postfix = initial, ""
         self.phase = ""
         self._bar: tqdm | None = None
@@ -162,7 +165,7 @@ def phase(name: str, *, after: float = PHASE_S) -> Iterator[None]:
 
     On a terminal the name goes when the work is done. In a log it is one line, once the work has taken `after` seconds.
     """
-    stream, progress = sys.stderr, _shown[-1] if _shown else None
+    stream, progress = _messages(), _shown[-1] if _shown else None
     if progress is not None:
         outer = progress.phase
         progress.show_phase(name)
@@ -180,6 +183,18 @@ def phase(name: str, *, after: float = PHASE_S) -> Iterator[None]:
             progress.show_phase(outer)
         elif stream.isatty():
             _write(stream, "\r\x1b[K")
+
+
+class _Nowhere(io.TextIOBase):
+    """A stream that keeps nothing."""
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def _messages() -> TextIO:
+    """Where progress is shown: nowhere with `--quiet`."""
+    return _Nowhere() if is_quiet() else sys.stderr  # type: ignore[return-value]  # a TextIO for all that is done here
 
 
 def _write(stream: TextIO, text: str) -> None:

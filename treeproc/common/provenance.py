@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 import treeproc
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_write, json_bytes
+from treeproc.common.messages import warn
 from treeproc.common.progress import format_seconds
 from treeproc.common.storage import AnyPath
 
@@ -204,10 +205,7 @@ def _read_or_set_aside(path: AnyPath) -> list[Session]:
     except (OSError, ValueError, RecursionError) as error:
         kept = next(name for name in _names_aside(path) if not name.exists())
         reason = "not in the form that this program writes" if isinstance(error, ValidationError) else str(error)[:200]
-        print(
-            f"warning: {path} is damaged ({reason}); the command renames it to {kept.name} and begins a new file",
-            file=sys.stderr,
-        )
+        warn(f"warning: {path} is damaged ({reason}); the command renames it to {kept.name} and begins a new file")
         if isinstance(path, Path):
             os.replace(path, str(kept))
         else:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from treeproc.common.command_names import advise
 from treeproc.common.errors import UserError
 from treeproc.common.progress import phase
 from treeproc.common.ray_failures import end_with_the_node
@@ -21,13 +22,12 @@ ANSWER_S = 5.0
 _HELLO, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0", b"\4"
 
 
-def start_ray(without: str = "") -> None:
+def start_ray() -> None:
     """Connect to the cluster of a submitted job or of `ray start` on this machine, else start Ray in this process.
 
     RAY_ADDRESS names another cluster. With `local`, Ray starts in this process even if a cluster runs on the machine.
     Workers' own output stays in Ray's logs: the jobs report progress themselves. If the start fails, it is tried once more,
-    because the machine may be busy. Raises UserError if that fails too. `without` is the setting with which this command needs no
-    Ray, if there is one.
+    because the machine may be busy. Raises UserError if that fails too.
     """
     import ray  # commands without Ray may call `there_is_a_cluster`
 
@@ -50,7 +50,7 @@ def start_ray(without: str = "") -> None:
             try:
                 _try_to_start(options)
             except Exception as error:
-                raise UserError(_describe_failure(error, address, without)) from None
+                raise UserError(_describe_failure(error, address)) from None
     end_with_the_node()
 
 
@@ -69,15 +69,15 @@ def _try_to_start(options: dict) -> None:
         raise
 
 
-def _describe_failure(error: Exception, address: str, without: str) -> str:
+def _describe_failure(error: Exception, address: str) -> str:
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
     if address:
         return f"cannot connect to the Ray cluster at {address} ({reason}); start the cluster again, or set RAY_ADDRESS=local"
-    hint = "run the same command again when the machine is less busy"
+    again = "run the same command again when the machine is less busy"
     if isinstance(error, OSError):
-        hint = "set RAY_TMPDIR to your own folder, with a short name"
-    without = f", or with {without}, which needs no Ray" if without else ""
-    return f"cannot start Ray on this machine ({reason}; tried twice); {hint}{without}"
+        again = "set RAY_TMPDIR to your own folder, with a short name"
+    ways = advise(again, "give workers=0, which needs no Ray")
+    return f"cannot start Ray on this machine ({reason}; tried twice); {ways}"
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, Valida
 from treeproc.common.command_names import advise, as_called, command_runs, from_python, note_command
 from treeproc.common.errors import CommandEnded, UserError, one_line, shown
 from treeproc.common.extras import describe_missing
+from treeproc.common.messages import choose_messages, messages_shown, warn
 from treeproc.common.ray_failures import FAILED, describe_ray_failure
 from treeproc.common.ray_internals import in_submitted_job
 from treeproc.common.setting_errors import COMMAND_LINE, describe_error, explain_unknown, has_setting, nearest
@@ -269,6 +270,12 @@ def parser_of(main: Callable[[Sequence[str]], None]) -> "ArgumentParser":
 class ArgumentParser(argparse.ArgumentParser):
     """A wrong command line is a UserError like any other mistake."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        messages = self.add_mutually_exclusive_group()
+        messages.add_argument("--quiet", action="store_true", help="only results, warnings and errors; no progress")
+        messages.add_argument("-v", "--verbose", action="store_true", help="also details, and the time of each message")
+
     settings: type[Settings] = Settings
     reads_out = False  # --out is a folder that the command reads
 
@@ -296,7 +303,9 @@ class ArgumentParser(argparse.ArgumentParser):
                     f"there is no option {shown(arg)}; "
                     f"{self._as_setting(name.replace('-', '_'), value if equals else following) or '--help lists the options'}"
                 )
-        return super().parse_intermixed_args(args, namespace)
+        found = super().parse_intermixed_args(args, namespace)
+        choose_messages(quiet=found.quiet, verbose=found.verbose)
+        return found
 
     def _as_setting(self, key: str, value: str) -> str:
         """How the command line has a setting that is written as an option; empty if there is no such setting."""
@@ -376,19 +385,19 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
     reader that leaves (`| head`) end with the status of their signal. Closed standard streams are opened on the null device.
     """
     open_lost_streams()
-    with command_runs():
+    with command_runs(), messages_shown():
         try:
             note_lost_output(sys.argv[1:])
             main(sys.argv[1:])
         except UserError as error:
-            print(as_called(f"error: {error}"), file=sys.stderr)  # once more: a worker may have made it
+            warn(as_called(f"error: {error}"))  # once more: a worker may have made it
             sys.exit(2)
         except CommandEnded as end:
             if str(end):
-                print(as_called(str(end)), file=sys.stderr)
+                warn(as_called(str(end)))
             sys.exit(end.status)
         except KeyboardInterrupt:
-            print("interrupted; the same command continues", file=sys.stderr)
+            warn("interrupted; the same command continues")
             sys.exit(INTERRUPTED)
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
@@ -396,13 +405,13 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
         except ModuleNotFoundError as error:
             if not (reason := describe_missing(error)):
                 raise
-            print(f"error: {reason}", file=sys.stderr)
+            warn(f"error: {reason}")
             sys.exit(2)
         except Exception as error:
             failure = describe_ray_failure(error)
             if not (reason := failure or describe_refusal(error)):
                 raise
-            print(f"error: {reason}", file=sys.stderr)
+            warn(f"error: {reason}")
             sys.exit(FAILED if failure else 2)
 
 

@@ -63,6 +63,7 @@ SYNONYMS: dict[str, str] = {
     # optimiser
     "lr": "optimizer.learning_rate",
     "learning_rate": "optimizer.learning_rate",
+    "peak_lr": "optimizer.learning_rate",
     "optim": _OPTIMIZER,
     "warmup": "optimizer.warmup_steps",
     "warmup_steps": "optimizer.warmup_steps",
@@ -139,6 +140,7 @@ SYNONYMS: dict[str, str] = {
     "dataloader_num_workers": "loader_workers",
     "torch_compile": "compile",
     "gradient_checkpointing": "checkpoint_activations",
+    "fsdp": "shard_weights",
     "random_seed": "seed",
     "seed": "seed",
     # checkpoints, validation, logs

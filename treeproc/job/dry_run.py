@@ -57,7 +57,7 @@ def _workers(config: PreprocessConfig) -> tuple[int, str]:
     if there_is_a_cluster():
         from treeproc.job.ray_job import actor_pool  # a dry run on one machine must not load Ray
 
-        start_ray("workers=0")
+        start_ray()
         return actor_pool(config.parser.gpus_per_actor), "on the Ray cluster"
     if config.parser.gpus_per_actor and config.parser.torch_device().type == "cuda":
         import torch

@@ -148,7 +148,7 @@ def _on_all_nodes(function: Callable, *arguments: object) -> list:
 
 def all_nodes_see(inputs: Inputs) -> bool:
     """Whether every node sees the input files that this process sees."""
-    start_ray("workers=0")
+    start_ray()
     here, inputs = stamps_of(inputs), inputs.with_absolute_paths()
     return all(there == here for there in _on_all_nodes(_stamps_there, inputs))
 
@@ -188,7 +188,7 @@ def run_jobs(
     """
     if not jobs:
         return
-    start_ray("workers=0")
+    start_ray()
     _set_up_ray_data()
     with _shared(folder) as token:
         for first in range(0, len(jobs), MOST_JOBS):

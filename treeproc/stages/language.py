@@ -9,13 +9,13 @@ talks, news, web text and treebanks. Only lines with `_LEAST_LETTERS` letters an
 - A line takes 30 to 75 microseconds, and loading takes 0.4 s.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
 from treeproc.common.extras import how_to_install, is_installed
+from treeproc.common.messages import warn
 
 # A line counts as foreign from this many letters and above this probability.
 _LEAST_LETTERS = 20
@@ -40,7 +40,7 @@ def _identifier():
 def _can_identify() -> bool:
     """Whether py3langid is installed. If not, the function logs a note, once a process."""
     if not is_installed("py3langid"):
-        print(f"note: no line is checked for its language, since {how_to_install('py3langid')}", file=sys.stderr)
+        warn(f"note: no line is checked for its language, since {how_to_install('py3langid')}")
         return False
     return True
 
