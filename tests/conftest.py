@@ -15,8 +15,8 @@ import pytest
 import torch
 from data_beside import DATA
 
-from treeproc.common.provenance import software
 from treeproc.common.messages import messages_shown
+from treeproc.common.provenance import software
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

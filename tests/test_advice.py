@@ -41,7 +41,7 @@ NOT_OURS = (
     "treeproc.common.synonyms.",
 )  # fmt: skip
 OTHER_PROGRAMS = re.compile(
-    r"\bpip install [^;]*|\btensorboard --logdir\b|<[^>]*>|\bkey=value\b|\{\} (?:COMMAND )?--\w+|settings \(in the --config file"
+    r"\bpip install [^;]*|\btensorboard --logdir\b|<[^>]*>|\bkey=value\b|\{\} (?:COMMAND )?--\w+|settings \(in the --config file|\bcharset=utf-8\b"
 )
 SIDES = (("source", "en"), ("target", "de"))
 

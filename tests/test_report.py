@@ -533,7 +533,7 @@ def test_a_configuration_that_no_run_has_is_one_line(folder, tmp_path, key, valu
 
 def test_a_path_of_a_run_may_have_an_equals_sign(folder, tmp_path, monkeypatch):
     """`runs/lr=0.1` was taken for a setting of that name."""
-    main = main_of("report")
+    main = main_of("report.py")
     monkeypatch.chdir(tmp_path)
     for name in ("lr=0.1", "title=x"):
         (tmp_path / name).symlink_to(folder / "plain")

@@ -5,7 +5,6 @@ number of trials: a system that was tuned longer looks better than it is.
 """
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,6 +20,7 @@ from treenet.experiments.tuning_settings import TuneSettings, TuningConfig
 from treeproc.common.errors import CommandEnded
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.known_hashes import stamps
+from treeproc.common.messages import warn
 from treeproc.common.setting_effects import is_below
 from treeproc.common.settings import UserError, build_settings, differences
 from treeproc.shards.store import read_index
@@ -189,7 +189,7 @@ def end_without_result(systems: Mapping[str, Trials], out: Path) -> None:
         failed = [trial for trial in trials.trials if trial.status == FAILED]
         if failed:
             what = f"{len(failed)} of {len(trials.trials)} trials of {name} failed, the first: {failed[0].error}"
-            print(f"warning: {what}; see {out / TRIALS}", file=sys.stderr)
+            warn(f"warning: {what}; see {out / TRIALS}")
     if none := [name for name, trials in systems.items() if best_trial(trials.trials) is None]:
         raise CommandEnded(
             1,

@@ -7,6 +7,7 @@ import threading
 from contextlib import suppress
 
 from treeproc.common.errors import one_line
+from treeproc.common.messages import warn
 from treeproc.common.ray_internals import logs_folder, raylet_pid
 
 # Exit status of a command that failed although its input is right.
@@ -61,7 +62,5 @@ def _watch(raylet: int, message: str) -> None:
         return
     with suppress(OSError, ValueError):
         sys.stdout.flush()
-        start = "\n" if sys.stderr.isatty() else ""  # a bar may be there
-        sys.stderr.write(f"{start}error: {message}\n")
-        sys.stderr.flush()
+        warn(f"{chr(10) if sys.stderr.isatty() else ''}error: {message}")  # a bar may be on the line
     os._exit(FAILED)

@@ -7,13 +7,13 @@ import re
 import socket
 import stat
 import struct
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from treeproc.common.errors import one_line
+from treeproc.common.messages import warn
 
 # Ray sets it in the process of a submitted job alone, and unpacks the job's working folder into a folder of that name.
 _JOB_VARIABLE, _WORKING_FOLDERS = "RAY_JOB_CONFIG_JSON_ENV_VAR", "working_dir_files"
@@ -136,7 +136,7 @@ def shorten_notices() -> None:
 def _print_notice(data: dict, *arguments: object, **options: object) -> None:
     text = " ".join(str(line) for line in data.get("lines", ()))
     if first := next(filter(None, map(str.strip, text.splitlines())), ""):
-        sys.stderr.write(f"warning: Ray: {one_line(first, 300)}\n")
+        warn(f"warning: Ray: {one_line(first, 300)}")
 
 
 def raylet_pid() -> int | None:

@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 
 from treeproc.common.command_names import advise
 from treeproc.common.errors import UserError
+from treeproc.common.messages import warn
 from treeproc.common.progress import phase
 from treeproc.common.ray_failures import end_with_the_node
 from treeproc.common.ray_internals import end_failed_start, note_unread, read_note, shorten_notices, use_token
@@ -38,7 +38,7 @@ def start_ray() -> None:
     if not address:
         if doubt:
             own = "this command starts Ray for itself; to use a cluster, set RAY_ADDRESS=HOST:PORT"
-            print(f"note: {doubt}, so {own}", file=sys.stderr)
+            warn(f"note: {doubt}, so {own}")
         options["include_dashboard"] = False
         # Ray's C++ side writes notes about its own actors to the terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")

@@ -5,6 +5,7 @@ import sys
 
 from treeproc.common.command_names import running_command
 from treeproc.common.errors import UserError
+from treeproc.common.messages import warn
 
 # Commands and options whose result is what they print.
 _PRINTING_COMMANDS, _PRINTING_OPTIONS = {"configs", "inspect"}, {"--dry-run", "--help", "-h"}
@@ -44,4 +45,4 @@ def note_lost_output(arguments: list[str]) -> None:
         return
     if running_command() in _PRINTING_COMMANDS or _PRINTING_OPTIONS & {*arguments}:
         check_output()
-    sys.stderr.write("note: standard output is closed, so the command does not show what it prints there\n")
+    warn("note: standard output is closed, so the command does not show what it prints there")
