@@ -41,7 +41,8 @@ NOT_OURS = (
     "treeproc.common.synonyms.",
 )  # fmt: skip
 OTHER_PROGRAMS = re.compile(
-    r"\bpip install [^;]*|\btensorboard --logdir\b|<[^>]*>|\bkey=value\b|\{\} (?:COMMAND )?--\w+|settings \(in the --config file|\bcharset=utf-8\b"
+    r"\bpip install [^;]*|\btensorboard --logdir\b|<[^>]*>|\bkey=value\b|\bcharset=utf-8\b|\{\} (?:COMMAND )?--\w+|"
+    r"settings \(in the --config file"
 )
 SIDES = (("source", "en"), ("target", "de"))
 
