@@ -40,12 +40,12 @@ class _Replica:
             self._translator = SentenceTranslator(settings, run)
         except UserError as error:
             self._error = str(error)
-        self._answer_batch = serve.batch(
-            self._answer_all,
+        in_batches = serve.batch(
             max_batch_size=settings.batch_requests,
             batch_wait_timeout_s=settings.batch_wait_ms / 1000,
             batch_size_fn=partial(_size, settings),
         )
+        self._answer_batch = in_batches(self._answer_all)
 
     def describe(self) -> tuple[str, int, str]:
         """(what translates, size of its beam, error): the error is empty, or all else."""
