@@ -146,7 +146,7 @@ def test_the_installed_command_works_without_the_extras(run):
         ("tune",): "a search over settings needs ray, which is not installed: pip install 'tree-attention\\[ray\\]'",
         ("report",): "a report needs matplotlib, which is not installed",
         ("scaling",): "the report of a study needs matplotlib, which is not installed",
-        ("serve",): "a server needs fastapi",
+        ("serve",): "a server needs uvicorn",
         ("train-classifier", "--out", "x"): r"give settings as data=DATA, or --config FILE.yaml \(tree-attention configs has",
     }
     for (arguments, message), (status, said) in zip(lacks.items(), run_all(list(lacks)), strict=True):
