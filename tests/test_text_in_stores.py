@@ -220,9 +220,9 @@ def test_stamps_of_objects(tmp_path, store, monkeypatch):
 
 
 def test_work_folders_of_other_inputs_are_removed(tmp_path, store):
-    put("out/.work-0123/block-000000.json", b"{}")
+    put("out/.work-0123456789abcdef/block-000000.json", b"{}")
     inputs, out = in_store(inputs_of(tmp_path / "files", {"train": ([b"a\n" * 4], [b"a\n" * 4])})), BUCKET / "out"
     on_ray(out, inputs, FilterConfig(), runner()).digests()
-    assert not (out / ".work-0123").objects() and out.folders()
+    assert not (out / ".work-0123456789abcdef").objects() and out.folders()
     with line_list(tmp_path / DROPPED) as dropped:
         on_ray(out, inputs, FilterConfig(), runner()).write("mark", 2, TextNotices({}, inputs.line), dropped)

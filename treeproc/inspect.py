@@ -12,6 +12,8 @@ import numpy as np
 
 from treeproc.common.errors import UserError, printable
 from treeproc.common.extras import require
+from treeproc.common.files import named_output
+from treeproc.common.folder_kinds import claim_output
 from treeproc.common.provenance import describe_sessions, read_sessions
 from treeproc.common.settings import ArgumentParser, run_cli
 from treeproc.common.storage import AnyPath, as_path
@@ -195,7 +197,8 @@ def plot(figures: dict[str, SplitStatistics], path: Path) -> None:
         axis.set(xlabel=title, ylabel="share of examples")
         axis.legend()
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    with named_output(path) as file:
+        figure.savefig(file, dpi=120, format=path.suffix.removeprefix(".") or None)
     pyplot.close(figure)
 
 
@@ -208,6 +211,7 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_intermixed_args(argv)
     if args.plot:
         require("matplotlib", "--plot")
+        claim_output(args.plot, {}, "--plot")
     if args.line is not None:
         print(printable(draw_line(args.data, args.split, args.line)))
         return

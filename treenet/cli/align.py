@@ -39,6 +39,7 @@ from treenet.runs.loading import LoadedRun, load_run
 from treenet.runs.mirror import read_run
 from treenet.translation.line_translator import EncodedLine, build_line_source
 from treeproc.common.files import is_stream, named_output
+from treeproc.common.folder_kinds import claim_output
 from treeproc.common.messages import warn
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings, refuse_relative_in_job
@@ -147,6 +148,8 @@ def main(argv: Sequence[str]) -> None:
     refuse_relative_in_job(paths)
     if settings.output is None:
         check_output("give output=FILE")
+    else:
+        claim_output(settings.output, {name: path for name, path in named.items() if name != "output"})
     references = read_references(settings)
     if files := [path for name, path in paths.items() if name not in ("--out", "output") and not is_stream(path)]:
         count_lines(files)

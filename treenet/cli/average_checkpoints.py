@@ -20,7 +20,7 @@ from treenet.config import TrainConfig
 from treenet.evaluation.run_results import warn_of_stale_results
 from treenet.runs.averaging import Choice, average_checkpoints, describe_gaps
 from treenet.runs.checkpoint import META, WEIGHTS
-from treenet.runs.mirror import read_run
+from treenet.runs.mirror import open_results
 from treeproc.common.files import read_json
 from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("give --out RUN, the folder of a training run; workflows/train_wmt.py --sample makes one")
     settings = load_settings(AverageConfig, args.config, args.overrides)
     chosen, allow_fewer = settings.chosen(), settings.allow_fewer
-    with read_run(args.out, "checkpoints/*") as run:
+    with open_results(args.out, "checkpoints/*") as run:
         if not chosen:
             config = load_settings(TrainConfig, run / "config.yaml")
             chosen, allow_fewer = {config.average: config.average_checkpoints}, True  # as at the end of training

@@ -24,6 +24,7 @@ from treeproc.common.command_names import as_called
 from treeproc.common.errors import CommandEnded
 from treeproc.common.extras import require
 from treeproc.common.files import atomic_write
+from treeproc.common.folder_kinds import DEMO, claim_folder
 from treeproc.common.messages import tell
 from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings
 from treeproc.job.job_report import summary
@@ -139,6 +140,7 @@ def main(argv: Sequence[str]) -> None:
     if settings.splits and set(settings.splits) != set(SPLITS):
         raise UserError(f"splits: must be {', '.join(SPLITS)}, but are {', '.join(settings.splits)}")
     out = (args.out or Path("demo-output")).absolute()
+    claim_folder(out, DEMO)
     started = time.monotonic()
     for package in ("stanza", "matplotlib", *([] if settings.workers == 0 else ["ray"])):
         require(package, "the demo")

@@ -38,8 +38,9 @@ from treenet.evaluation.run_results import System, read_scores, read_system, res
 from treenet.evaluation.tag_scores import format_tags
 from treenet.loggers.feed import log_scores
 from treenet.runs.chosen_checkpoint import checkpoint_names
-from treenet.runs.mirror import read_run
+from treenet.runs.mirror import open_results, read_run
 from treeproc.common.files import atomic_write, json_bytes
+from treeproc.common.folder_kinds import COMPARISON, claim_folder
 from treeproc.common.settings import UserError, build_arg_parser, load_settings
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.readers import read_lines
@@ -96,19 +97,21 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("sources: needs references=FILE; a data set has the source lines of its references")
     references, sources = (list(read_lines([path])) if path else None for path in (settings.references, settings.sources))
     given = GivenLines(references, [list(read_lines([path])) for path in settings.more_references], sources)
+    if args.compare and args.out is not None:
+        claim_folder(args.out, COMPARISON)
     if args.compare:
         return run_compare(args.compare, settings, given, args.out)
     if settings.hypotheses:
         lines = list(read_lines([settings.hypotheses]))
         if args.out is None:
             return print_scores(*score_file(lines, given, settings, None), None)
-        with read_run(args.out) as folder:
+        with open_results(args.out) as folder:
             name, scores = score_file(lines, given, settings, folder)
             log_scores(folder)
         return print_scores(name, scores, args.out)
     if args.out is None:
         raise UserError("give --out RUN, the folder of a training run")
-    with read_run(args.out, *() if settings.untrained else checkpoint_names(settings.checkpoint)) as run:
+    with open_results(args.out, *() if settings.untrained else checkpoint_names(settings.checkpoint)) as run:
         name, scores = evaluate_run(run, settings, given.more)
         log_scores(run)
     print_scores(name, scores, args.out)

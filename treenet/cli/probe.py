@@ -20,7 +20,7 @@ from treenet.probing.probe_results import figure_name, format_probes
 from treenet.probing.probe_run import probe_run
 from treenet.probing.probe_settings import ProbeSettings
 from treenet.runs.chosen_checkpoint import checkpoint_names
-from treenet.runs.mirror import read_run
+from treenet.runs.mirror import open_results
 from treeproc.common.extras import require
 from treeproc.common.settings import UserError, build_arg_parser, load_settings
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("give --out RUN, the folder of a training run")
     if settings.layer == "all":
         require("matplotlib", "the figure of layer=all")
-    with read_run(args.out, *checkpoint_names(settings.checkpoint)) as run:
+    with open_results(args.out, *checkpoint_names(settings.checkpoint)) as run:
         name, entry = probe_run(run, settings)
         drawn = (run / figure_name(name)).is_file()
     print(format_probes(name, entry))

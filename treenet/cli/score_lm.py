@@ -21,7 +21,7 @@ from treenet.cli.treebank_examples import read_examples
 from treenet.evaluation.language_models import ScoreLMSettings, score_lm_run
 from treenet.loggers.feed import log_scores
 from treenet.runs.chosen_checkpoint import checkpoint_names
-from treenet.runs.mirror import read_run
+from treenet.runs.mirror import open_results
 from treeproc.common.settings import UserError, build_arg_parser, load_settings
 
 TITLES = {
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("--sample: this command has none; run workflows/train_lm.py --sample, and give its folder as --out")
     if args.out is None:
         raise UserError("give --out RUN, the folder of a training run")
-    with read_run(args.out, *checkpoint_names(settings.checkpoint)) as run:
+    with open_results(args.out, *checkpoint_names(settings.checkpoint)) as run:
         name, scores = score_lm_run(run, settings, lambda data: read_examples(settings.treebank, data)[0])
         log_scores(run)
     print(format_scores(name, scores))

@@ -24,7 +24,7 @@ from treenet.jobs.dry_run import dry_run
 from treenet.jobs.train_run import run_to_end
 from treenet.loggers.feed import log_scores
 from treenet.runs.checkpoint import AVERAGED
-from treenet.runs.mirror import read_run
+from treenet.runs.mirror import open_results
 from treenet.tasks.registry import build_task, check_task
 from treeproc.common.settings import UserError, build_arg_parser, load_settings
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
         print(dry_run(config, args.out))
         return
     run_to_end(config, args.out)
-    with read_run(args.out, AVERAGED, "checkpoints/*") as run:
+    with open_results(args.out, AVERAGED, "checkpoints/*") as run:
         print(format_scores(score_run(run, use_gpu=config.use_gpu), build_task(config)))
         log_scores(run)
         warn_of_stale_results(run, args.out)

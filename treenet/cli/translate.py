@@ -23,6 +23,7 @@ from treenet.translation.line_constraints import CONSTRAINTS
 from treenet.translation.translate_job import answer_lines, translate_lines
 from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.errors import CommandEnded
+from treeproc.common.folder_kinds import claim_output
 from treeproc.common.settings import INTERRUPTED, UserError, build_arg_parser, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
 from treeproc.online.raw_lines import RawLineEncoder, ask_for_lines, count_lines, read_raw_lines
@@ -64,6 +65,8 @@ def main(argv: Sequence[str]) -> None:
             raise CommandEnded(INTERRUPTED) from None
         print(file=sys.stderr)  # the shell's prompt starts on a new line
         return
+    if settings.output is not None:
+        claim_output(settings.output, {"input": source, "trees": settings.trees, "score": settings.score, **constraints})
     files = [path for path in (source, settings.trees, settings.score, *constraints.values()) if path is not None]
     # A file is counted before hours of work. A pipe is counted during translation.
     total = count_lines(files) if all(path.is_file() or not path.exists() for path in files) else None

@@ -21,6 +21,7 @@ from treenet.experiments.tuning_settings import TuningConfig
 from treenet.jobs.train_run import make_run_folder
 from treeproc.common.extras import require
 from treeproc.common.files import locked
+from treeproc.common.folder_kinds import SEARCH, claim_folder
 from treeproc.common.messages import tell
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
 
@@ -45,6 +46,7 @@ def main(argv: Sequence[str]) -> None:
             states = ", ".join(f"{trial.number}: {trial.status}" for trial in trials.trials) or "none yet"
             print(f"{name}: {len(trials.ended())} of {config.tune.trials_of(name)} trials ended ({states})")
         return
+    claim_folder(out, SEARCH)
     from treenet.experiments.tuning_trials import run_trials  # imports Ray
 
     make_run_folder(out)

@@ -19,7 +19,7 @@ from treenet.cli.treebank_examples import read_examples
 from treenet.evaluation.unsupervised_parse import GoldTree, ParseSettings, format_parse, parse_run
 from treenet.loggers.feed import log_scores
 from treenet.runs.chosen_checkpoint import checkpoint_names
-from treenet.runs.mirror import read_run
+from treenet.runs.mirror import open_results
 from treeproc.common.settings import UserError, build_arg_parser, load_settings
 from treeproc.common.storage import AnyPath
 from treeproc.trees.spans import normalise, read_brackets
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("--sample: this command has none; run workflows/train_lm.py --sample, and give its folder as --out")
     if args.out is None:
         raise UserError("give --out RUN, the folder of a training run")
-    with read_run(args.out, *checkpoint_names(settings.checkpoint)) as run:
+    with open_results(args.out, *checkpoint_names(settings.checkpoint)) as run:
         name, scores = parse_run(run, settings, partial(read_treebank, settings.treebank))
         log_scores(run)
     print(format_parse(name, scores))

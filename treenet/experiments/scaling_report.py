@@ -43,6 +43,7 @@ from treenet.experiments.scaling import GridConfig, ScalingConfig, describe_othe
 from treenet.experiments.scaling_plot import plot
 from treenet.experiments.scaling_table import SCALING, format_table, read_test
 from treenet.experiments.study import Study, read_fresh_scores
+from treeproc.common import folder_kinds
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError
 
@@ -73,6 +74,7 @@ def make_study(config: ScalingConfig, out: Path, records: Path | None, more: Ref
     `more` has the lines of the files `grid.more_references`.
     """
     return Study(
+        folder_kinds.SCALING,
         config,
         out,
         study_cells(config, out),

@@ -29,6 +29,7 @@ from treenet.experiments.seeds import SCORED, SeedsConfig, seed_cells, seed_work
 from treenet.experiments.seeds_measures import MEASURES, TESTED, Measures, Numbers
 from treenet.experiments.study import Study, notes_about_cells, read_fresh_scores, show_p_values
 from treenet.runs.learning_curves import write_png
+from treeproc.common import folder_kinds
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError
 
@@ -43,6 +44,7 @@ LABELS = {"system": str, "seed": int}
 def make_study(config: SeedsConfig, out: Path, records: Path | None) -> Study:
     """Make the comparison in the folder `out`, with the records of its cells in another folder, if they are kept."""
     return Study(
+        folder_kinds.SEEDS,
         config,
         out,
         seed_cells(config, out),

@@ -21,6 +21,7 @@ from treenet.experiments.records import Record, Recording
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
 from treeproc.common.errors import CommandEnded
 from treeproc.common.files import atomic_write, held, locked, read_json
+from treeproc.common.folder_kinds import RECORDS, Kind, claim_folder
 from treeproc.common.messages import warn
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import ArgumentParser, UserError, dump_settings, local_path
@@ -125,6 +126,7 @@ class Study:
     `table` returns the report for a person; `write` also writes its files.
     """
 
+    kind: Kind
     config: TrainConfig
     out: Path
     cells: Sequence[Cell]
@@ -152,6 +154,9 @@ def run_study(study: Study) -> None:
     Without Ray, several such commands may work on one study. The last one to end reports on all cells.
     """
     out, recording = study.out, study.recording
+    claim_folder(out, study.kind, type(study.config))
+    if recording.folder is not None:
+        claim_folder(recording.folder, RECORDS, option="--records")
     make_run_folder(out)
     with locked(out, shared=not need_ray(study.cells)):
         recorded = recording.find_done(study.cells)

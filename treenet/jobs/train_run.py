@@ -20,6 +20,7 @@ from treenet.tasks.registry import build_task
 from treeproc.common.errors import CommandEnded
 from treeproc.common.extras import how_to_install, is_installed
 from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.folder_kinds import RUN, claim_folder
 from treeproc.common.messages import tell, warn
 from treeproc.common.progress import format_seconds
 from treeproc.common.provenance import recorded
@@ -57,6 +58,7 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
     """
     refuse_relative_in_job({"data": config.data, **({"init": config.init} if config.init else {}), "--out": out})
     out = out.resolve()
+    claim_folder(out, RUN, TrainConfig)
     check_loggers(config, out)
     job = check_job(config)
     config = job.config

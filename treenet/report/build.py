@@ -38,7 +38,8 @@ from treenet.report.views import build_views, choose_examples
 from treenet.runs.learning_curves import draw_curves
 from treenet.runs.loading import load_run
 from treenet.runs.precision import choose_device
-from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.files import atomic_write, json_bytes, read_json, remove_leftovers
+from treeproc.common.folder_kinds import REPORT, claim_folder
 from treeproc.common.settings import UserError
 
 PAGE, NUMBERS, FIGURES = "index.html", "report.json", "figures"
@@ -59,6 +60,7 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
         raise UserError(
             "runs: give the folders of runs or studies, for example: python workflows/report.py --out report RUN_A RUN_B"
         )
+    claim_folder(out, REPORT)
     choose_device(settings.use_gpu)
     runs, studies, comparisons = read_report_inputs(settings.runs, settings.split)
     baseline = choose_baseline(runs, settings.baseline)
@@ -90,9 +92,13 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
             run.missing.clear()  # the whole report says what is missing
 
     try:
-        (out / FIGURES).mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
+        if not (out / NUMBERS).exists():  # it says whose folder this is, also if the command is killed
+            atomic_write(out / NUMBERS, json_bytes({"figures": []}))
+        (out / FIGURES).mkdir(exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot make the folder {out / FIGURES}: {error.strerror}; choose another --out") from None
+    remove_leftovers(out / FIGURES)
     say("drawing figures")
     _draw(report, out / FIGURES)
     names = sorted([*report.figures, *(view.figure for views in report.views.values() for view in views)])

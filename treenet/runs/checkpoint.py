@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from treenet.runs.sharded_tensors import complete
-from treeproc.common.files import TEMPORARY_PREFIX, file_sha256, json_bytes, sync_folder
+from treeproc.common.files import TEMPORARY_PREFIX, file_sha256, json_bytes, locked_entry, remove_leftovers, sync_folder
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 
@@ -106,6 +106,12 @@ def latest_checkpoint(run_dir: Path) -> Path | None:
     return None
 
 
+def remove_checkpoint(folder: Path) -> None:
+    """Remove a folder. A kill at any moment leaves nothing that counts as complete."""
+    (folder / META).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def publish(folder: Path, write: dict, meta: dict) -> None:
     """Write files with their writers {name: function of path}, then meta.json; sync; and rename to `folder`."""
 
@@ -117,24 +123,34 @@ def publish(folder: Path, write: dict, meta: dict) -> None:
     publish_folder(folder, fill, meta)
 
 
-def publish_folder(folder: Path, fill: Callable[[Path], Sequence[str]], meta: dict, meta_name: str = META) -> None:
+def publish_folder(
+    folder: Path,
+    fill: Callable[[Path], Sequence[str]],
+    meta: dict,
+    meta_name: str = META,
+    remove: Callable[[Path], None] = remove_checkpoint,
+) -> None:
     """Let `fill` write files into a temporary folder, and return their names. Then write their facts, sync and rename.
 
-    The facts are `meta` with the size and hash of every file, in `meta_name`. Raises UserError if the disk refuses.
+    The facts are `meta` with the size and hash of every file, in `meta_name`. `remove` removes an earlier folder. Raises
+    UserError if the disk refuses.
     """
     temporary = folder.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{folder.name}")
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
+        remove_leftovers(folder.parent, folder.name)
         temporary.mkdir(parents=True)
-        names = fill(temporary)
-        files = {name: {"bytes": (temporary / name).stat().st_size, "sha256": file_sha256(temporary / name)} for name in names}
-        (temporary / meta_name).write_bytes(json_bytes(_seal({**meta, "files": files})))
-        for name in (*names, meta_name):
-            with open(temporary / name, "rb") as file:
-                os.fsync(file.fileno())
-        sync_folder(temporary)
-        remove_checkpoint(folder)
-        os.replace(temporary, folder)
+        with locked_entry(temporary):
+            names = fill(temporary)
+            files = {
+                name: {"bytes": (temporary / name).stat().st_size, "sha256": file_sha256(temporary / name)} for name in names
+            }
+            (temporary / meta_name).write_bytes(json_bytes(_seal({**meta, "files": files})))
+            for name in (*names, meta_name):
+                with open(temporary / name, "rb") as file:
+                    os.fsync(file.fileno())
+            sync_folder(temporary)
+            remove(folder)
+            os.replace(temporary, folder)
         sync_folder(folder.parent)
     except (OSError, SafetensorError, RuntimeError) as error:
         raise UserError(f"cannot write {folder}: {error}; free space, then run the same command again") from None
@@ -164,12 +180,6 @@ def read_meta(folder: Path) -> dict:
         return {}
     is_sealed = "sha256" in meta or any(name in meta for name in _SEALED)
     return {} if is_sealed and meta.get("sha256") != _meta_sha256(meta) else meta
-
-
-def remove_checkpoint(folder: Path) -> None:
-    """Remove a folder. A kill at any moment leaves nothing that counts as complete."""
-    (folder / META).unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -240,8 +250,7 @@ def write_checkpoint(run_dir: Path, snapshot: Snapshot, *, keep: int, best: bool
     for path in folders:
         if path not in kept:
             remove_checkpoint(path)
-    for stale in folder.parent.glob(f"{TEMPORARY_PREFIX}*"):
-        shutil.rmtree(stale, ignore_errors=True)
+    remove_leftovers(folder.parent)
     return folder
 
 

@@ -15,7 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from treenet.runs.checkpoint import INITIAL, META, checkpoint_folders, checkpoint_step, is_checkpoint_name, remove_checkpoint
-from treeproc.common.files import TEMPORARY_PREFIX, atomic_output, cache_folder, held, locked
+from treeproc.common.files import TEMPORARY_PREFIX, atomic_output, cache_folder, held, locked, remove_leftovers
+from treeproc.common.folder_kinds import CONFIG, RESULTS, claim_folder
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath, inside
@@ -66,6 +67,8 @@ class RunMirror:
             return
         names = _files_below(self.folder)
         folders = _folders_with_meta(names)
+        if CONFIG in names:
+            self._upload(CONFIG)  # first: it says that the folder is a run
         do_all(self._upload, [n for n in names if _folder_of(n) not in folders and not n.startswith("checkpoints/")])
         for folder in sorted(folders):
             with suppress(FileNotFoundError):  # a later checkpoint has replaced it
@@ -213,6 +216,7 @@ def open_run(out: AnyPath) -> Iterator[RunMirror]:
     mirror = RunMirror(out)
     with locked(out):
         mirror.pull()
+        remove_leftovers(mirror.folder)
         try:
             yield mirror
         except BaseException:
@@ -235,6 +239,18 @@ def read_run(out: AnyPath, *folders: str) -> Iterator[Path]:
     mirror.check_folders()
     yield mirror.folder
     mirror.push()
+
+
+@contextmanager
+def open_results(out: AnyPath, *folders: str) -> Iterator[Path]:
+    """Open a run folder as `read_run` does, for a command that writes results into it.
+
+    Raises UserError if `out` is a folder of another kind.
+    """
+    claim_folder(out, RESULTS)
+    with read_run(out, *folders) as folder:
+        remove_leftovers(folder)
+        yield folder
 
 
 def _place(remote: RemotePath, reads: bool) -> Path:

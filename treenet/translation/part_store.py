@@ -1,8 +1,8 @@
 """Finished parts of an output, on disk until the output is complete. After a kill, the same command continues after them."""
 
 import hashlib
-import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from treenet.runs.checkpoint import META
 from treenet.runs.chosen_checkpoint import checkpoint_path
 from treenet.translation.line_translator import Translated, local_runs
 from treenet.translation.translate_settings import TranslateSettings
-from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.files import atomic_write, json_bytes, read_json, remove_leftovers
 from treeproc.common.setting_effects import Effect, excluded
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -50,12 +50,14 @@ class PartStore:
         atomic_write(self._path(first), json_bytes({"key": self._key(lines, first), **asdict(result)}))
 
     def remove(self) -> None:
-        """Remove the folder, because the output is complete."""
-        if isinstance(self._folder, Path):
-            shutil.rmtree(self._folder, ignore_errors=True)
-            return
+        """Remove the parts, because the output is complete. What others put beside them stays."""
         for path in self._folder.glob("*.json"):
-            path.unlink(missing_ok=True)
+            if path.name.removesuffix(".json").isdecimal():
+                path.unlink(missing_ok=True)
+        if isinstance(self._folder, Path):
+            remove_leftovers(self._folder)
+            with suppress(OSError):
+                self._folder.rmdir()
 
     def _path(self, first: int) -> AnyPath:
         return self._folder / f"{first + 1}.json"

@@ -3,14 +3,16 @@
 import errno
 import fcntl
 import functools
+import glob
 import hashlib
 import json
 import math
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,13 +63,51 @@ def atomic_output(path: AnyPath) -> Iterator[IO[bytes]]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
+            os.replace(temporary, path)  # before the file is closed, which ends its lock
     except OSError as error:
         first = advise("free space", "choose another --out")
         raise UserError(f"cannot write {path}: {error.strerror}; {first}, then run the same command again") from None
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+def remove_leftovers(folder: AnyPath, name: str | None = None) -> None:
+    """Remove temporary files and folders right below `folder` that commands left when they were killed.
+
+    With `name`, it removes only those that were to get this name. What a process still writes is locked, and stays. A store has
+    no locks: there, the caller holds the folder.
+    """
+    for path in folder.glob(f"{TEMPORARY_PREFIX}*" if name is None else f"{TEMPORARY_PREFIX}*-{glob.escape(name)}"):
+        if isinstance(path, RemotePath):
+            path.unlink(missing_ok=True)
+            continue
+        with suppress(OSError):  # it is locked, or has just gone
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+            finally:
+                os.close(descriptor)
+
+
+@contextmanager
+def locked_entry(path: Path) -> Iterator[None]:
+    """Hold a temporary folder that is being filled, so that `remove_leftovers` leaves it alone."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _lock_entry(descriptor)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock_entry(descriptor: int) -> None:
+    with suppress(OSError):  # some file systems have no such locks, and then `remove_leftovers` removes nothing
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def is_stream(path: AnyPath) -> bool:
@@ -90,7 +130,10 @@ def named_output(path: AnyPath) -> Iterator[IO[bytes]]:
     Devices and pipes are written to as they are. Raises UserError when the place or the disk refuses.
     """
     if not is_stream(path):
-        with atomic_output(Path(os.path.realpath(path)) if isinstance(path, Path) else path) as file:
+        if isinstance(path, Path):
+            path = Path(os.path.realpath(path))
+            remove_leftovers(path.parent, path.name)
+        with atomic_output(path) as file:
             yield file
         return
     try:
@@ -169,9 +212,14 @@ def private_folder(name: str) -> Path:
 
 
 def create(path: Path) -> IO[bytes]:
-    """A new file to write to. What is in its place is removed first, so that nothing is written through a link."""
+    """A new file to write to, which is locked until it is closed: see `remove_leftovers`.
+
+    What is in its place is removed first, so that nothing is written through a link.
+    """
     path.unlink(missing_ok=True)
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), "wb")
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    _lock_entry(descriptor)
+    return os.fdopen(descriptor, "wb")
 
 
 def sync_folder(folder: Path) -> None:

@@ -4,14 +4,14 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from treeproc.common.files import file_sha256
+from treeproc.common.files import file_sha256, remove_leftovers
 from treeproc.common.progress import Progress
 from treeproc.common.provenance import Recorder
 from treeproc.common.storage import AnyPath
 from treeproc.job.config import PreprocessConfig
 from treeproc.job.job_report import dropped
 from treeproc.job.measured import measure_rows
-from treeproc.job.shard_jobs import StageWork, make_shards, previous_index, ray_runner, remove_leftovers
+from treeproc.job.shard_jobs import StageWork, make_shards, previous_index, ray_runner
 from treeproc.parsers import describe_in_words
 from treeproc.shards.packed_records import PackedRecords
 from treeproc.shards.shard import Shard

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from treeproc.common.extras import require
 from treeproc.common.files import locked
+from treeproc.common.folder_kinds import DATA_SET, claim_folder
 from treeproc.common.provenance import Recorder, recorded
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
@@ -38,6 +39,7 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     Raises UserError on bad input, on a full disk, and when `out` belongs to other settings or
     other text.
     """
+    claim_folder(out, DATA_SET, PreprocessConfig)
     if config.workers is None:
         require("ray", "work in several processes", "give workers=0 to work in one process")
     if config.parsed is not None:

@@ -120,9 +120,3 @@ def previous_index(folder: AnyPath, key: str) -> Index | None:
             logger.warning("%s", error)
     logger.warning("%s is damaged; the job makes it again", path)
     return None
-
-
-def remove_leftovers(folder: AnyPath) -> None:
-    """Temporary files of a job that was killed; the lock says that no other one is at work."""
-    for path in folder.glob(".tmp-*"):
-        path.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from treeproc.common.files import atomic_write, file_sha256, json_bytes
+from treeproc.common.files import atomic_write, file_sha256, json_bytes, remove_leftovers
 from treeproc.common.known_hashes import hash_here
 from treeproc.common.progress import Progress
 from treeproc.common.provenance import Recorder
@@ -14,7 +14,7 @@ from treeproc.common.settings import UserError, differences
 from treeproc.common.storage import AnyPath
 from treeproc.job.config import PreprocessConfig
 from treeproc.job.job_report import dropped, reasons, say_notices
-from treeproc.job.shard_jobs import previous_index, ray_runner, remove_leftovers
+from treeproc.job.shard_jobs import previous_index, ray_runner
 from treeproc.job.text_work import TextWork, can_run_on_ray, text_on_ray
 from treeproc.job.work_folders import remove_work
 from treeproc.readers import FORMATS

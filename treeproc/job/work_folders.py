@@ -1,5 +1,6 @@
 """The folders in which tasks of the text stage leave what is not a shard, until the stage is complete."""
 
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from treeproc.stages.notices import Wanted
 from treeproc.stages.text import Inputs
 
 _WORK = ".work-"
+_OURS = re.compile(rf"{re.escape(_WORK)}[0-9a-f]{{16}}")
 # A change of what tasks leave in the work folder.
 _VERSION = 4
 
@@ -31,9 +33,8 @@ def remove_work(out: AnyPath) -> None:
 
 def work_folders(out: AnyPath) -> list[AnyPath]:
     """All work folders of a data set."""
-    if isinstance(out, RemotePath):
-        return [folder for folder in out.folders() if folder.name.startswith(_WORK)]
-    return list(out.glob(f"{_WORK}*"))
+    found = out.folders() if isinstance(out, RemotePath) else out.glob(f"{_WORK}*")
+    return [folder for folder in found if _OURS.fullmatch(folder.name)]
 
 
 def remove_folder(work: AnyPath) -> None:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 import torch
 
-from treeproc.common.files import atomic_write, file_sha256, json_bytes, locked, read_json
+from treeproc.common.files import atomic_write, file_sha256, json_bytes, locked, read_json, remove_leftovers
+from treeproc.common.folder_kinds import PARSER, claim_folder
 from treeproc.common.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
 from treeproc.parser_training.card import write_card
 from treeproc.parser_training.config import MODELS, ModelName, TrainParserConfig
@@ -46,17 +47,20 @@ def train_parser(config: TrainParserConfig, out: Path) -> Path:
     Raises UserError for bad treebanks before any training, and for a folder of other settings or other treebanks.
     """
     refuse_relative_in_job({"--out": out, **{f"treebanks: {path}": path for path in _paths(config)}})
+    claim_folder(out, PARSER, TrainParserConfig)
     treebanks = read_treebanks(config)
     unlabelled = hashlib.sha256("\n".join(read_lines(config.unlabelled)).encode()).hexdigest()[:16]
     plan = possible_models(config, treebanks)
     out = out.absolute()
     try:
-        (out / "models").mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"cannot make the folder {out / 'models'}: {error.strerror}; choose another --out") from None
+        raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
     with locked(out):
         digests = {name: digest for treebank in treebanks for name, digest in treebank.digests().items()}
         _claim(config, digests | {"unlabelled": unlabelled}, out)
+        (out / "models").mkdir(exist_ok=True)
+        remove_leftovers(out / "models")
         atomic_write(out / "models" / "resources.json", b"{}\n")  # Stanza's loader wants a list of models
         job = _Job(config, treebanks, out)
         for name in plan:

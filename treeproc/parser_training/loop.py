@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from treeproc.common.errors import UserError
-from treeproc.common.files import atomic_output, atomic_write
+from treeproc.common.files import atomic_output, atomic_write, remove_leftovers
 from treeproc.common.progress import Progress
 from treeproc.common.settings import Settings, differences
 from treeproc.common.torch_files import load_archive
@@ -70,6 +70,7 @@ def fit(learner: Learner, folder: Path, settings: FitSettings, seed: int) -> dic
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
     run = _Run(learner, folder, settings, seed)
     run.resume()
     run.train()

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from treeproc.common.files import atomic_write, read_text
+from treeproc.common.files import atomic_write, read_text, remove_leftovers
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import (
@@ -108,6 +108,7 @@ def _read_vocabulary(other: AnyPath) -> tuple[dict[str, bytes], str]:
 def _write(folder: Path, contents: Mapping[str, bytes], inputs_fingerprint: str) -> None:
     """Write the files of a vocabulary, and last the note that says that they are complete."""
     (folder / "vocab").mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder / "vocab")
     for name in OPTIONAL_VOCABULARY_FILES:
         (folder / name).unlink(missing_ok=True)
     for name, content in contents.items():

@@ -30,7 +30,8 @@ class ShardNotes:
         try:
             with create(temporary) as file:
                 file.write(head + b"\n" + self.dropped)
-            os.replace(temporary, folder / shard)
+                file.flush()
+                os.replace(temporary, folder / shard)
         except OSError as error:
             raise UserError(
                 f"cannot write {folder / shard}: {error.strerror}; free space, then run the same command again"

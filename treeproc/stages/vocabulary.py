@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from treeproc.common.files import atomic_write, file_sha256
+from treeproc.common.files import atomic_write, file_sha256, remove_leftovers
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED
 from treeproc.shards.shard import Shard
@@ -207,6 +207,7 @@ def write_vocabulary(
     if done.exists() and done.read_bytes() == vocabulary_note(folder, inputs_fingerprint):
         return inputs_fingerprint
     folder.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder)
     for name in OPTIONAL_VOCABULARY_FILES:
         (data / "encoded" / name).unlink(missing_ok=True)
     counts = count_vocabulary(base or data, text, parsed, config, tree, run)

@@ -1,0 +1,371 @@
+"""No command writes into a folder of another kind, replaces a file that is not ours, or writes over what it reads."""
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from commands import run_here
+from folder_store import store  # noqa: F401 (a fixture)
+from toydata import write_toy_data
+from toylabels import make_rows, write_labelled
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
+from search_runs import write_run, write_vocabulary
+
+from treenet.cli.back_translate_settings import BackTranslateConfig
+from treenet.cli.shipped import CONFIGS
+from treenet.config import TrainConfig
+from treenet.experiments.scaling import ScalingConfig
+from treenet.experiments.seeds import SeedsConfig
+from treenet.export.run_folder import export_run
+from treenet.runs.loading import load_run
+from treeproc.common import folder_kinds as kinds
+from treeproc.common.files import create, locked_entry, remove_leftovers
+from treeproc.common.folder_kinds import claim_folder, claim_output, kind_of
+from treeproc.common.settings import Settings, UserError, dump_settings, load_settings
+from treeproc.common.storage import RemotePath
+from treeproc.job.preprocess import PreprocessConfig, sample_splits
+from treeproc.job.work_folders import remove_work
+from treeproc.parser_training.config import TrainParserConfig
+
+PARSER = load_settings(TrainParserConfig, CONFIGS / "parser_en.yaml")
+
+# The kind of each folder of `world`. The first of a kind is complete; a killed command or an earlier version left the others.
+FOLDERS = {
+    "data": kinds.DATA_SET,
+    "data_begun": kinds.DATA_SET,
+    "data_text": kinds.DATA_SET,
+    "run": kinds.RUN,
+    "run_begun": kinds.RUN,
+    "run_from_init": kinds.RUN,
+    "run_without_config": kinds.RUN,
+    "export": kinds.EXPORT,
+    "scaling": kinds.SCALING,
+    "scaling_begun": kinds.SCALING,
+    "seeds": kinds.SEEDS,
+    "seeds_begun": kinds.SEEDS,
+    "search": kinds.SEARCH,
+    "back_translation": kinds.BACK_TRANSLATION,
+    "back_translation_begun": kinds.BACK_TRANSLATION,
+    "parser": kinds.PARSER,
+    "parser_begun": kinds.PARSER,
+    "demo": kinds.DEMO,
+    "report": kinds.REPORT,
+    "report_begun": kinds.REPORT,
+    "report_old": kinds.REPORT,
+    "comparison": kinds.COMPARISON,
+}
+
+
+def write(path: Path, content: str = "content\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    return path
+
+
+def config(folder: Path, settings: Settings) -> Path:
+    return write(folder / "config.yaml", dump_settings(settings)).parent
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory) -> Path:
+    """A folder of each kind, and text. Nothing that a test does changes any of them."""
+    root = tmp_path_factory.mktemp("kinds")
+    data = config(write_vocabulary(root / "data"), preprocessing := PreprocessConfig(splits=sample_splits(), workers=0))
+    config(root / "data_begun", preprocessing)
+    write(root / "data_text" / "text" / "index.json", "{}")
+    write_toy_data(root / "pairs")
+    write_labelled(root / "classes", {split: make_rows(9) for split in ("train", "valid", "test")})
+    run = write_run(root / "run", data, name="transformer")
+    write_run(root / "other", data, name="transformer")
+    for name in ("checkpoints/step_00000007/meta.json", "tensorboard/events", "scores.json", "translations.test.txt"):
+        write(run / name, "{}")
+    config(root / "run_begun", training := load_settings(TrainConfig, CONFIGS / "sample.yaml", [f"data={data}", "workers=0"]))
+    write(root / "run_from_init" / "initial" / "meta.json")
+    write(root / "run_without_config" / "run.json", "{}")
+    write(root / "run_without_config" / "metrics.jsonl", "{}\n")
+    export_run(run, load_run(run), root / "export", "averaged")
+    values = training.model_dump(mode="json")
+    for name, settings in {"scaling": ScalingConfig(**values), "seeds": SeedsConfig(**values)}.items():
+        config(root / f"{name}_begun", settings)
+        write(config(root / name, settings) / "ledger.json", '{"cells": {}}')
+        config(root / name / "cells" / "one", training)
+    write(root / "search" / "trials.json", '{"systems": {}}')
+    settings = BackTranslateConfig(data=data, text=[root / "text.de"])
+    config(root / "back_translation_begun", settings)
+    write(config(root / "back_translation", settings) / "made.json", "{}")
+    config(root / "parser_begun", PARSER)
+    write(config(root / "parser", PARSER) / "models" / "pos.pt")
+    write(root / "demo" / "report.txt")
+    config(root / "demo" / "data", preprocessing)
+    config(root / "demo" / "tree_transformer", training)
+    for name, report in {"report": {"figures": ["a.png"], "runs": []}, "report_begun": {"figures": []}, "report_old": {}}.items():
+        write(root / name / "report.json", json.dumps(report))
+    for name in ("report", "report_old"):
+        write(root / name / "index.html")
+        write(root / name / "figures" / "a.png")
+    write(root / "comparison" / "comparison.json", '{"system_origin": ""}')
+    for name in ("text.en", "text.de"):
+        write(root / name, "ba de\n")
+    return root
+
+
+def content(folder: Path) -> dict[str, str]:
+    """The hash of every file below a folder."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def commands(root: Path) -> dict[str, tuple[str, list[object], set[kinds.Kind]]]:
+    """Each writing command: its script, its arguments without --out, and the kinds of folders that it may write to."""
+    data, run, both = f"data={root / 'data'}", root / "run", [root / "text.de", root / "text.de"]
+    pairs, classes = (f"data={root / name}" for name in ("pairs", "classes"))
+    results = {kinds.RUN, kinds.EXPORT}
+    compare = ["--compare", *both, f"references={root / 'text.de'}"]
+    hypotheses = [f"hypotheses={root / 'text.de'}", f"references={root / 'text.de'}"]
+    return {
+        "preprocess": ("preprocess.py", ["--sample", "workers=0"], {kinds.DATA_SET}),
+        "train": ("train_wmt.py", ["--sample", data, "workers=0"], {kinds.RUN}),
+        "train-lm": ("train_lm.py", ["--sample", data, "workers=0"], {kinds.RUN}),
+        "train-classifier": ("train_classifier.py", ["--config", "sst5", data, "workers=0"], {kinds.RUN}),
+        "train-parser": ("train_parser.py", ["--config", "parser_en"], {kinds.PARSER}),
+        "scaling": ("scaling.py", ["--sample", pairs, "workers=0"], {kinds.SCALING}),
+        "records": ("scaling.py", ["--sample", pairs, "workers=0", "--out", root / "new"], set()),
+        "compare-seeds": ("compare_seeds.py", ["--config", "seeds_sst5", classes, "workers=0"], {kinds.SEEDS}),
+        "tune": ("tune.py", ["--sample", data, "workers=0"], {kinds.SEARCH}),
+        "back-translate": ("back_translate.py", [data, f"text=[{root / 'text.de'}]", "workers=0"], {kinds.BACK_TRANSLATION}),
+        "export": ("export.py", [root / "other"], {kinds.EXPORT}),
+        "report": ("report.py", [run], {kinds.REPORT}),
+        "demo": ("demo.py", ["workers=0"], {kinds.DEMO}),
+        "compare": ("evaluate.py", compare, {kinds.COMPARISON, *results}),
+        "hypotheses": ("evaluate.py", hypotheses, results),
+        "evaluate": ("evaluate.py", [], results),
+        "average-checkpoints": ("average_checkpoints.py", [], results),
+        "probe": ("probe.py", [], results),
+        "score-lm": ("score_lm.py", [], results),
+        "unsupervised-parse": ("unsupervised_parse.py", [], results),
+    }
+
+
+def refusal(script: str, *arguments: object) -> str:
+    """The one line of a command that refuses."""
+    done = run_here(script, *arguments)
+    assert (done.returncode, done.stdout) == (2, ""), done
+    [line] = done.stderr.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("name", commands(Path()))
+def test_no_command_writes_into_a_folder_of_another_kind(world, name):
+    script, arguments, own = commands(world)[name]
+    before = content(world)
+    option = "--records" if name == "records" else "--out"
+    for kind in set(kinds.KINDS) - own:
+        folder = world / next(name for name, one in FOLDERS.items() if one is kind)
+        line = refusal(script, option, folder, *arguments)
+        assert f"{folder} is {kind.name}, and this command would write" in line and f"another {option}" in line
+    assert content(world) == before
+
+
+@pytest.mark.parametrize("name, kind", FOLDERS.items())
+def test_the_same_command_continues_in_its_folder(world, name, kind):
+    assert kind_of(world / name) is kind
+    claim_folder(world / name, kind)
+
+
+PLACES = [
+    ("data", "encoded"),
+    ("data", "text/more"),
+    ("data", ".work-1"),
+    ("run", "checkpoints"),
+    ("run", "averaged"),
+    ("run_begun", "tensorboard/run"),
+    ("export", "data"),
+    ("scaling", "cells"),
+    ("seeds", "cells/one/checkpoints"),
+    ("back_translation", "real"),
+    ("parser", "models"),
+    ("report", "figures"),
+]
+
+
+@pytest.mark.parametrize("folder, place", PLACES)
+def test_nothing_lies_where_another_folder_has_its_own_files(world, tmp_path, folder, place):
+    before = content(world)
+    (tmp_path / "link").symlink_to(world / folder)
+    for path in (world / folder / place, tmp_path / "link" / place):
+        for script, arguments in (("preprocess.py", ["--sample", "workers=0"]), ("report.py", [world / "run"])):
+            assert "is a place for files of" in refusal(script, "--out", path, *arguments)
+        with pytest.raises(UserError, match="output: .* is a place for files of .*; choose another output"):
+            claim_output(path, {})
+    assert content(world) == before
+
+
+def test_folders_inside_others_are_for_their_kind_alone(world):
+    claim_folder(world / "scaling" / "cells" / "new", kinds.RUN)
+    claim_folder(world / "scaling" / "cells" / "one", kinds.RESULTS)
+    claim_folder(world / "back_translation" / "data", kinds.DATA_SET)
+    claim_folder(world / "data" / "experiments", kinds.RUN)
+    claim_folder(world / "run" / "report", kinds.REPORT)
+    claim_output(world / "scaling" / "cells" / "one" / "out.txt", {})
+    claim_output(world / "run" / "translations.txt", {})
+    for place, kind in (("scaling/cells/new", kinds.REPORT), ("back_translation/data", kinds.RUN), ("demo/data", kinds.RUN)):
+        with pytest.raises(UserError, match="is a place for files of"):
+            claim_folder(world / place, kind)
+
+
+@pytest.mark.parametrize(
+    "name, file",
+    [
+        ("preprocess", "config.yaml"),
+        ("preprocess", "text/mine.txt"),
+        ("train", "config.yaml"),
+        ("train", "checkpoints/step_00000100/pytorch_model.bin"),
+        ("train", "ray/mine.txt"),
+        ("train-parser", "models/mine.pt"),
+        ("scaling", "config.yaml"),
+        ("compare-seeds", "comparison.json"),
+        ("tune", "best-of-all.yaml"),
+        ("back-translate", "train.source"),
+        ("back-translate", "data/mine.txt"),
+        ("report", "index.html"),
+        ("report", "figures/mine.png"),
+        ("demo", "learning_curves.png"),
+        ("compare", "comparison.json"),
+    ],
+)
+def test_files_that_are_not_ours_are_not_replaced(world, tmp_path, name, file):
+    script, arguments, _ = commands(world)[name]
+    write(tmp_path / file, "model: of another program\n")
+    before = content(tmp_path)
+    line = refusal(script, "--out", tmp_path, *arguments)
+    assert f"{tmp_path / file.partition('/')[0]} is there already, but is not of" in line and "choose another --out" in line
+    assert content(tmp_path) == before
+
+
+def test_settings_that_a_user_wrote_into_the_folder_are_ours(world, tmp_path):
+    write(tmp_path / "config.yaml", "# mine\nmax_steps: 3\ndata: here\n")
+    claim_folder(tmp_path, kinds.RUN, TrainConfig)
+    with pytest.raises(UserError, match="config.yaml is there already, but is not of a data set"):
+        claim_folder(tmp_path, kinds.DATA_SET, PreprocessConfig)
+
+
+def test_empty_folders_hold_nothing_to_lose(tmp_path):
+    for name in ("text", "checkpoints/step_00000005", "figures"):
+        (tmp_path / name).mkdir(parents=True)
+    for kind in (kinds.DATA_SET, kinds.RUN, kinds.REPORT):
+        claim_folder(tmp_path, kind)
+
+
+@pytest.mark.parametrize("files", [[], ["notes.txt"], [".lock"], [".lock", "provenance.json", ".work-0123456789abcdef/a"]])
+def test_other_folders_may_be_written_to(tmp_path, files):
+    for name in files:
+        write(tmp_path / name)
+    for kind in (kinds.DATA_SET, kinds.RUN, kinds.REPORT, kinds.BACK_TRANSLATION, kinds.RECORDS, kinds.RESULTS):
+        claim_folder(tmp_path, kind)
+    claim_folder(tmp_path / "missing", kinds.RUN)
+    assert sorted(content(tmp_path)) == sorted(files)
+
+
+def test_folders_in_a_store_are_claimed_too(world, tmp_path, store):  # noqa: F811
+    for name in ("data", "data_begun", "run", "run_begun", "run_without_config"):
+        shutil.copytree(world / name, tmp_path / "store" / "bucket" / name)
+    write(tmp_path / "store" / "bucket" / "foreign" / "config.yaml", "model: 5\n")
+    before, bucket = content(tmp_path / "store"), RemotePath("s3", "bucket")
+    for out, arguments, message in (
+        (bucket / "data", ["train_wmt.py", "--sample"], "is a data set, and this command would write a training run there"),
+        (bucket / "data_begun", ["train_wmt.py", "--sample"], "is a data set, and"),
+        (bucket / "run", ["preprocess.py", "--sample"], "is a training run, and this command would write a data set there"),
+        (bucket / "run_begun", ["preprocess.py", "--sample"], "is a training run, and"),
+        (bucket / "run_without_config", ["preprocess.py", "--sample"], "is a training run, and"),
+        (bucket / "run" / "checkpoints", ["preprocess.py", "--sample"], "is a place for files of a training run"),
+        (bucket / "foreign", ["train_wmt.py", "--sample"], "config.yaml is there already, but is not of a training run"),
+        (bucket / "data", ["evaluate.py"], "is a data set, and this command would write results of a run there"),
+    ):
+        more = [f"data={world / 'data'}"] if "train" in arguments[0] else []
+        assert message in refusal(
+            arguments[0], "--out", out, *arguments[1:], *more, *([] if "eval" in arguments[0] else ["workers=0"])
+        )
+    with pytest.raises(UserError, match="is a place for files of a data set"):
+        claim_output(bucket / "data" / "encoded" / "index.json", {})
+    with pytest.raises(UserError, match="output must be another file than input"):
+        claim_output(bucket / "text", {"input": RemotePath("s3", "bucket/text")})
+    claim_folder(bucket / "run", kinds.RUN)
+    claim_folder(bucket / "new", kinds.RUN)
+    assert content(tmp_path / "store") == before
+
+
+@pytest.mark.parametrize("as_what", ["itself", "link", "hard link", "other spelling"])
+@pytest.mark.parametrize("name", ["input", "score", "prefix"])
+def test_translate_never_writes_over_its_input(world, tmp_path, as_what, name):
+    text, other = write(tmp_path / "text.en", "ba de\n"), write(tmp_path / "other.en", "ba de\n")
+    output = tmp_path / "output"
+    if as_what == "link":
+        output.symlink_to(text)
+    elif as_what == "hard link":
+        os.link(text, output)
+    else:
+        output = text if as_what == "itself" else tmp_path / "missing" / ".." / "text.en"
+        (tmp_path / "missing").mkdir()
+    inputs = [f"input={text}"] if name == "input" else [f"input={other}", f"{name}={text}"]
+    line = refusal("translate.py", "--out", world / "run", *inputs, f"output={output}")
+    assert f"output must be another file than {name}, which it would replace, but both are {text}" in line
+    assert text.read_text() == "ba de\n" and not list(tmp_path.glob("*.parts"))
+
+
+def test_align_never_writes_over_its_input(world, tmp_path):
+    files = {name: write(tmp_path / name, "ba de\n") for name in ("input", "target", "references")}
+    arguments = [f"{name}={path}" for name, path in files.items()]
+    for name, path in files.items():
+        line = refusal("align.py", "--out", world / "run", *arguments, f"output={path}")
+        assert f"output must be another file than {name}" in line
+    assert all(path.read_text() == "ba de\n" for path in files.values())
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "run/config.yaml",
+        "run/translations.test.txt",
+        "data/encoded/index.json",
+        "data/.lock",
+        "seeds/ledger.json",
+        "export/export.json",
+    ],
+)
+def test_single_files_are_not_written_over_those_of_a_folder(world, place):
+    before = content(world)
+    for script, inputs in (("translate.py", ["input"]), ("align.py", ["input", "target"])):
+        given = [f"{name}={world / 'text.en'}" for name in inputs]
+        line = refusal(script, "--out", world / "run", *given, f"output={world / place}")
+        assert "output: " in line and "is a place for files of" in line
+    assert content(world) == before
+
+
+def test_a_command_removes_only_its_own_files(world, tmp_path):
+    write(tmp_path / "output.parts" / "notes.json")
+    done = run_here("translate.py", "--out", world / "run", f"input={world / 'text.en'}", f"output={tmp_path / 'output'}")
+    assert done.returncode == 0, done.stderr
+    for name in (".work-notes/a", ".work-0123456789abcdef/a"):
+        write(tmp_path / name)
+    remove_work(tmp_path)
+    assert sorted(content(tmp_path)) == [".work-notes/a", "output", "output.parts/notes.json"]
+
+
+def test_leftovers_of_dead_processes_are_removed_and_those_of_others_stay(tmp_path):
+    for name in (".tmp-1-text.translated", ".tmp-12-averaged/model", ".tmp-99999-provenance.json"):
+        write(tmp_path / name)
+    with create(tmp_path / ".tmp-1-scores.json") as file:
+        file.write(b"half")
+        (tmp_path / ".tmp-2-averaged").mkdir()
+        with locked_entry(tmp_path / ".tmp-2-averaged"):
+            claim_folder(tmp_path, kinds.RUN)
+            assert {path.name for path in tmp_path.iterdir()} == {".tmp-1-scores.json", ".tmp-2-averaged"}
+    remove_leftovers(tmp_path, "averaged")
+    assert [path.name for path in tmp_path.iterdir()] == [".tmp-1-scores.json"]
+    remove_leftovers(tmp_path)
+    assert not list(tmp_path.iterdir())
