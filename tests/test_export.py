@@ -1,5 +1,6 @@
 """A run folder that travels alone, and what `export` refuses."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from search_runs import write_run, write_vocabulary
 
 from treenet import load_run
 from treenet.cli import export
-from treeproc.common.files import file_sha256, read_json
+from treenet.export import folder
+from treeproc.common.files import file_sha256, json_bytes, read_json
 from treeproc.common.settings import UserError
 
 LINES = ["ba de", "gu ki bo da", "", "ke"]
@@ -64,12 +66,51 @@ def test_an_earlier_export_is_replaced_and_other_folders_are_not(world):
     with pytest.raises(UserError, match="is an earlier export, but has scores.json too, which would be lost"):
         run_export(world, "tree_transformer")
     assert read_json(out / "export.json") == before and (out / "scores.json").unlink() is None
+    (world / "elsewhere").mkdir()
+    for name, make in {
+        ".gitattributes": lambda path: path.write_text("mine"),
+        "averaged/.env": lambda path: path.write_text("mine"),
+        "notes": lambda path: path.mkdir(),
+        "link": lambda path: path.symlink_to(world / "elsewhere"),
+    }.items():
+        make(out / name)
+        with pytest.raises(UserError, match=f"is an earlier export, but has {name} too, which would be lost"):
+            run_export(world, "tree_transformer")
+        assert os.path.lexists(out / name) and read_json(out / "export.json") == before
+        (out / name).rmdir() if name == "notes" else (out / name).unlink()
+    (out / "export.json").write_text('{"files": {}}')
+    with pytest.raises(UserError, match="is an earlier export, but has averaged too, which would be lost"):
+        run_export(world, "tree_transformer")
+    (out / "export.json").write_bytes(json_bytes(before))
+    (out / "run.json").unlink()  # as a command that was killed while it replaced the export
+    assert read_json(run_export(world, "transformer") / "export.json")["files"] == before["files"]
+
+
+def test_a_file_that_comes_while_an_export_is_made_is_not_lost(world, monkeypatch):
+    out, publish = run_export(world, "transformer"), folder.publish_folder
+
+    def with_a_new_file(place, fill, *more):
+        publish(place, lambda temporary: [(out / "mine.txt").write_text("mine"), fill(temporary)][1], *more)
+
+    monkeypatch.setattr(folder, "publish_folder", with_a_new_file)
+    with pytest.raises(UserError, match="is an earlier export, but has mine.txt too, which would be lost"):
+        run_export(world, "transformer")
+    assert (out / "mine.txt").read_text() == "mine" and load_run(out).translate(LINES)
+    assert not list(world.glob(".tmp-*"))
+
+
+def test_what_is_neither_free_nor_an_export_is_refused(world):
+    run_export(world, "transformer")
     with pytest.raises(UserError, match="--out must be another folder than RUN"):
         run_export(world, "exported")
     (world / "mine").mkdir()
     (world / "mine" / "notes.txt").write_text("mine")
-    for other in ("mine", "lightconv", "mine/notes.txt"):
-        with pytest.raises(UserError, match="must be a new folder or an earlier export"):
+    for other, message in (
+        ("mine", "must be a new folder or an earlier export"),
+        ("lightconv", "is a training run, and this command would write an export there"),
+        ("mine/notes.txt", "must be a new folder or an earlier export"),
+    ):
+        with pytest.raises(UserError, match=message):
             run_export(world, "transformer", out=other)
     assert (world / "mine" / "notes.txt").read_text() == "mine"
     assert not [path for path in world.rglob(".tmp-*")]

@@ -29,7 +29,11 @@ def export_ctranslate2(run: LoadedRun, out: Path, max_positions: int, quantizati
         )
 
     def fill(folder: Path) -> list[str]:
-        write_model(run, folder, max_positions, quantization)
+        converted = folder / "converted"  # the converter replaces the folder that it writes, and this one is locked
+        write_model(run, converted, max_positions, quantization)
+        for name in _FILES:
+            (converted / name).rename(folder / name)
+        converted.rmdir()
         (folder / _PIECES).parent.mkdir()
         (folder / _PIECES).write_bytes(read_vocabulary(run)[_PIECES])
         return [*_FILES, _PIECES]

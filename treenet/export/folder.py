@@ -1,5 +1,6 @@
 """The folder of an exported model: its files, and export.json with what they are and where they come from."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -8,12 +9,14 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 from treenet.runs.checkpoint import publish_folder
 from treenet.runs.loading import LoadedRun
 from treeproc.common.files import read_json
+from treeproc.common.folder_kinds import EXPORT, claim_folder
 from treeproc.common.provenance import software
 from treeproc.common.settings import UserError
+from treeproc.common.storage import inside
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from treeproc.shards.store import read_index, vocabulary_files
 
-EXPORT = "export.json"
+FACTS = "export.json"
 
 
 class _Exported(TypedDict):
@@ -31,7 +34,9 @@ def write_export(out: Path, run: LoadedRun, form: str, fill: Callable[[Path], Se
 
     An earlier export in `out` is replaced. Raises UserError if `out` holds anything else, or if the disk refuses.
     """
-    _check_replaceable(out)
+    out = out.resolve()
+    claim_folder(out, EXPORT)
+    _own_files(out)
     index = read_index(run.data / "encoded")
     meta = {
         "format": form,
@@ -44,19 +49,34 @@ def write_export(out: Path, run: LoadedRun, form: str, fill: Callable[[Path], Se
         "software": software(),
         **facts,
     }
-    publish_folder(out, fill, meta, EXPORT)
+    publish_folder(out, fill, meta, FACTS, _remove)
 
 
-def _check_replaceable(out: Path) -> None:
-    """Raise UserError if `out` is neither free nor an earlier export, or if it has files that this export did not write."""
+def _own_files(out: Path) -> list[Path]:
+    """Return the files of an earlier export in `out`, its facts last; none if `out` is free.
+
+    Raises UserError if `out` is anything else, or if it has a file or an empty folder that the export did not record.
+    """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return
-    if not (out / EXPORT).is_file():
+        return []
+    if not (out / FACTS).is_file():
         raise UserError(f"{out} must be a new folder or an earlier export, but is something else; choose another --out")
-    own = {EXPORT, *read_json(out / EXPORT, "choose another --out", _Exported)["files"]}
-    names = (path.relative_to(out).as_posix() for path in sorted(out.rglob("*")) if not path.is_dir())
-    if added := next((name for name in names if name not in own and not name.rpartition("/")[2].startswith(".")), None):
-        raise UserError(f"{out} is an earlier export, but has {added} too, which would be lost; move it, or choose another --out")
+    recorded = read_json(out / FACTS, "choose another --out", _Exported)["files"]
+    own = [*(Path(str(inside(out, name))) for name in recorded), out / FACTS]
+    kept = {folder for path in own for folder in path.parents}
+    if added := next((path for path in sorted(out.rglob("*")) if path not in own and path not in kept), None):
+        name = added.relative_to(out)
+        raise UserError(f"{out} is an earlier export, but has {name} too, which would be lost; move it, or choose another --out")
+    return own
+
+
+def _remove(out: Path) -> None:
+    """Remove an earlier export, file by file, so that nothing else can be lost."""
+    own = [path for path in _own_files(out) if os.path.lexists(path)]
+    for path in own:
+        path.unlink()
+    for folder in sorted({folder for path in own for folder in path.parents if folder.is_relative_to(out)}, reverse=True):
+        folder.rmdir()
 
 
 def read_vocabulary(run: LoadedRun) -> dict[str, bytes]:
