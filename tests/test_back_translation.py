@@ -10,7 +10,10 @@ import pytest
 from treenet.cli import back_translate
 from treenet.cli.back_translate import main
 from treenet.cli.synthetic_pairs import mix, sample_lines
-from treeproc.common.settings import UserError
+from treenet.config.training import BatchConfig
+from treenet.data.corpora import read_corpora
+from treeproc.common.folder_kinds import BACK_TRANSLATION, kind_of
+from treeproc.common.settings import UserError, load_settings
 from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
@@ -83,8 +86,72 @@ def test_real_and_synthetic_pairs_with_tags_and_trees(data, undisturbed, capsys)
     words = [row["words"]["text"] for shard in SplitShards(undisturbed / "data" / "parsed", "train") for row in shard.rows()]
     assert sum(row[0] == "<bt>" for row in words) == len(pairs)
     again = content(undisturbed)
+    kills = [
+        "text.translated",
+        "real/train.source",
+        "backward/run.json",
+        "data/provenance.json",
+        "data/encoded/vocab/pieces.model",
+    ]
+    left = [undisturbed / name.replace(one := Path(name).name, f".tmp-1-{one}") for name in kills]
+    for path in left:
+        path.write_text("half")
+    (undisturbed / "data" / "encoded" / "vocab" / "fingerprint.txt").unlink()
     main(arguments(data, undisturbed))
     assert content(undisturbed) == again and "20 of 31" not in capsys.readouterr().err
+    assert not [path for path in left if path.exists()]
+
+
+def test_more_pairs_than_training_shuffles_at_once_are_mixed_in_one_file(data, undisturbed, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(back_translate, "WINDOW_ROWS", 59)
+    main(arguments(data, tmp_path, f"run={undisturbed / 'backward'}"))
+    assert "batch.corpora" not in capsys.readouterr().out and not (tmp_path / "synthetic.source").exists()
+    lines, tagged = (
+        (tmp_path / "train.source").read_text().splitlines(),
+        (undisturbed / "synthetic.source").read_text().splitlines(),
+    )
+    assert lines[:3] == [*(undisturbed / "real" / "train.source").read_text().splitlines()[:2], tagged[0]]
+    assert len(lines) == 40 + len(tagged)
+    monkeypatch.undo()
+    before = content(tmp_path)
+    main(arguments(data, tmp_path, f"run={undisturbed / 'backward'}"))
+    assert content(tmp_path) == before, "a folder that began with one file keeps it"
+
+
+def test_synthetic_pairs_can_have_a_weight(undisturbed):
+    corpora = load_settings(BatchConfig, None, ["corpora={synthetic.source: 0.5}"]).corpora
+    found, pairs = read_corpora(undisturbed / "data", corpora), len((undisturbed / "synthetic.source").read_text().splitlines())
+    assert [Path(file).name for file in found.files] == ["train.source", "synthetic.source"]
+    assert found.examples.tolist() == [40, pairs] and found.weights.tolist() == [1, 0.5]
+
+
+def test_every_file_belongs_to_its_folder(undisturbed):
+    for name, kind in {".": BACK_TRANSLATION, **BACK_TRANSLATION.inner}.items():
+        names = [path.name for path in (undisturbed / name).iterdir()]
+        assert names and kind_of(undisturbed / name) is kind and [one for one in names if not kind.owns(one)] == []
+
+
+@pytest.mark.parametrize(
+    "pairs, name, d_model, layers",
+    [(1_300, "sample", 128, 2), (29_000, "multi30k_en_de", 128, 4), (160_000, "iwslt14_en_de", 512, 6)],
+)
+def test_the_sizes_of_the_default_model_go_by_the_number_of_pairs(data, tmp_path, pairs, name, d_model, layers):
+    settings = {"data": data, "text": [data.parent / "text.de"], "workers": 0}
+    work = back_translate.BackTranslation(back_translate.BackTranslateConfig(**settings), tmp_path)
+    work._splits = {"train": {"rows": pairs}}
+    model, (sizes, why) = work._backward_config().model, work._default_sizes()
+    assert (model.name, model.d_model, model.num_encoder_layers) == ("transformer", d_model, layers)
+    assert sizes["d_model"] == d_model and why == f"as in the configuration {name}, because there are {pairs:,} pairs"
+    given = back_translate.BackTranslation(
+        back_translate.BackTranslateConfig(**settings, backward={"model": {"d_model": 64}}), tmp_path
+    )
+    assert given._backward_config().model.d_model == 64 and "d_model" not in given._default_sizes()[0]
+
+
+def test_a_folder_that_began_with_other_sizes_keeps_them(data, undisturbed):
+    values = {name: value for name, value in RUN.items() if name != "model"}
+    config = back_translate.BackTranslateConfig(data=data, text=[data.parent / "text.de"], backward=values, workers=0)
+    assert back_translate.BackTranslation(config, undisturbed)._backward_config().model.d_model == 16
 
 
 class Cut(Exception):
@@ -131,7 +198,8 @@ def test_a_finished_run_and_no_tag(data, undisturbed, tmp_path, monkeypatch):
     assert seen == [run, data], "the ensemble is given on"
     assert not (tmp_path / "backward").exists()
     assert (tmp_path / "text.translated").read_bytes() == (undisturbed / "text.translated").read_bytes()
-    assert (tmp_path / "train.source").read_text() == (undisturbed / "train.source").read_text().replace("<bt> ", "")
+    plain = (undisturbed / "synthetic.source").read_text().replace("<bt> ", "")
+    assert (tmp_path / "synthetic.source").read_text() == plain
 
 
 @pytest.mark.parametrize("num_synthetic", [0, 1, 3, 10, 25])
@@ -150,6 +218,8 @@ def test_refusals(data, undisturbed, tmp_path):
         ([f"translate.prefix={data.parent / 'text.de'}"], "translate.prefix: this command chooses the lines"),
         ([f"backward.data={data}"], "backward.data: this command makes that data set"),
         (["tag=bt"], "tag"),
+        ([f"text=[{undisturbed / 'text.target'}]"], "text: .*text.target is a file that this command writes into --out"),
+        (["backward.model=5"], "backward.model must be a section of settings, but is 5"),
     ):
         with pytest.raises(UserError, match=message):
             main(arguments(data, undisturbed, *overrides))

@@ -5,19 +5,21 @@
 
 DATA is a finished data set of pairs. The command trains a model on its pairs in the other direction, unless `run` names one. It
 translates the text, and puts the tag <bt> before each translation (Caswell et al., 2019). Then it preprocesses real and synthetic
-pairs together, with the settings of DATA, into OUT/data. So synthetic sources get trees too.
+pairs together, with the settings of DATA, into OUT/data. So synthetic sources get trees too. batch.corpora of a training weights
+the synthetic pairs.
 
 After an interruption, the same command continues.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from treenet.cli.back_translate_settings import BackTranslateConfig
 from treenet.cli.made_files import MADE, MadeFiles
-from treenet.cli.shipped import find_config
-from treenet.cli.synthetic_pairs import mix, pair_files, read_pairs, sample_lines, synthetic_pairs, write_pairs
+from treenet.cli.shipped import CONFIGS, find_config
+from treenet.cli.synthetic_pairs import SIDES, mix, pair_files, read_pairs, sample_lines, synthetic_pairs, write_pairs
 from treenet.config import TrainConfig
 from treenet.data.input_kinds import LEAVES
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, describe_run, run_training
@@ -29,8 +31,9 @@ from treenet.translation.translate import change_decoding
 from treenet.translation.translate_job import translate_lines
 from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.command_names import as_called
-from treeproc.common.errors import CommandEnded
-from treeproc.common.files import atomic_write, file_sha256, locked
+from treeproc.common.errors import CommandEnded, shown
+from treeproc.common.files import atomic_write, file_sha256, locked, remove_leftovers
+from treeproc.common.folder_kinds import BACK_TRANSLATION, claim_folder, is_same_file
 from treeproc.common.messages import tell
 from treeproc.common.setting_effects import Effect, excluded
 from treeproc.common.settings import (
@@ -47,9 +50,15 @@ from treeproc.job.job_report import summary
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.online.raw_lines import RawLineEncoder, read_raw_lines
 from treeproc.parsers import ParserConfig
+from treeproc.shards.schema import WINDOW_ROWS
 from treeproc.shards.store import read_index, stage_folder
 
-_PLAIN = {"name": "transformer"}  # the default backward model
+SYNTHETIC = "synthetic"
+# The sizes of the default backward model are those of a shipped configuration: of the first that is for so few pairs.
+_SIZES_FOR = ((20_000, "sample"), (100_000, "multi30k_en_de"), (1_000_000, "iwslt14_en_de"), (math.inf, "wmt14_en_de_base"))
+# The files of text and pairs in OUT.
+_OWN_TEXT = ("text.target", "text.translated", *(f"{name}.{side}" for name in ("train", SYNTHETIC) for side in SIDES))
+_SIZES = ("d_model", "d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers", "dropout")
 
 
 class BackTranslation:
@@ -79,6 +88,9 @@ class BackTranslation:
                 f"tag: lines of {config.data} have tags already ({', '.join(parsed.parser.tags)}), and a line has one at most; "
                 "give tag=null: the backward model then writes the tags of its pairs"
             )
+        for path in config.text:
+            if any(is_same_file(path, out / name) for name in _OWN_TEXT):
+                raise UserError(f"text: {path} is a file that this command writes into --out; choose another --out")
         if config.translate.workers == 0:
             choose_device(config.translate.use_gpu)
         if config.run is None:
@@ -86,8 +98,11 @@ class BackTranslation:
 
     def _backward_config(self) -> TrainConfig:
         """Return the settings of the backward model. Raises UserError if it could not translate, before it is trained."""
-        values = self.config.backward | {"data": self._backward_data, "model": _PLAIN | self.config.backward.get("model", {})}
-        backward = build_settings(TrainConfig, values, "backward")
+        given = self.config.backward.get("model", {})
+        if not isinstance(given, dict):
+            raise UserError(f"backward.model must be a section of settings, but is {shown(given)}")
+        model = {"name": "transformer"} | self._default_sizes()[0] | given
+        backward = build_settings(TrainConfig, self.config.backward | {"data": self._backward_data, "model": model}, "backward")
         if backward.task != "translation":
             raise UserError(f"backward.task must be translation, but is {backward.task}")
         if build_task(backward).reads is not LEAVES and self.config.backward_parser is None:
@@ -97,6 +112,15 @@ class BackTranslation:
             )
         change_decoding(backward.decoding, self.config.translate.decoding)
         return backward
+
+    def _default_sizes(self) -> tuple[dict[str, float], str]:
+        """Return the sizes of the backward model that no setting gives, and where they come from."""
+        begun, pairs = self.out / "backward" / "config.yaml", self._splits["train"]["rows"]
+        name = next(name for most, name in _SIZES_FOR if pairs < most)
+        config = load_settings(TrainConfig, begun if begun.exists() else CONFIGS / f"{name}.yaml", [f"data={self.config.data}"])
+        why = "as it began" if begun.exists() else f"as in the configuration {name}, because there are {pairs:,} pairs"
+        given = self.config.backward.get("model", {})
+        return {name: getattr(config.model, name) for name in _SIZES if name not in given}, why
 
     @property
     def _backward_data(self) -> Path:
@@ -110,14 +134,15 @@ class BackTranslation:
         tell("3/4  translate the text")
         translations = self._translate([run, *self.config.translate.ensemble], text)
         tell("4/4  preprocess real and synthetic pairs")
-        splits = {split: self._files(split) for split in self._splits} | {"train": self._mix(text, translations)}
+        splits = {split: [self._files(split)] for split in self._splits} | {"train": self._choose_train(text, translations)}
         parser = self._settings["parser"]
         if self.config.tag:
             parser = parser.model_copy(update={"tags": sorted([*parser.tags, self.config.tag])})
         return preprocess(self._preprocessing(splits, parser=parser), self.out / "data")
 
-    def _preprocessing(self, splits: dict[str, list[Path]], **settings: object) -> PreprocessConfig:
-        paths = {split: {"source": [source], "target": [target]} for split, (source, target) in splits.items()}
+    def _preprocessing(self, splits: dict[str, list[list[Path]]], **settings: object) -> PreprocessConfig:
+        """Return the settings of a data set, from pairs of files for each split."""
+        paths = {split: dict(zip(SIDES, map(list, zip(*files, strict=True)), strict=True)) for split, files in splits.items()}
         return PreprocessConfig(splits=paths, **self._settings | settings)
 
     def _files(self, split: str) -> list[Path]:
@@ -125,6 +150,7 @@ class BackTranslation:
 
     def _write_real(self) -> None:
         (self.out / "real").mkdir(exist_ok=True)
+        remove_leftovers(self.out / "real")
         for split in self._splits:
             if not self.made.has(f"real {split}", self._files(split), self._fingerprint):
                 write_pairs(read_pairs(self.config.data, split), self._files(split))
@@ -132,7 +158,7 @@ class BackTranslation:
 
     def _train_backward(self) -> Path:
         """Train the model from target to source."""
-        splits = {split: self._files(split)[::-1] for split in self._splits if split in ("train", "valid")}
+        splits = {split: [self._files(split)[::-1]] for split in self._splits if split in ("train", "valid")}
         parser, tree = self.config.backward_parser, self._settings["tree"].model_dump()
         if parser is None:
             parser, tree = ParserConfig(name="words"), tree | {"tree_source": "flat"}
@@ -145,6 +171,10 @@ class BackTranslation:
         settings = {"parser": parser, "target_parser": None, "tree": tree, "filters": filters}
         preprocess(self._preprocessing(splits, **settings), self._backward_data)
         tell("2/4  train the model from target to source")
+        sizes, why = self._default_sizes()
+        if sizes:
+            values = " ".join(f"backward.model.{name}={value}" for name, value in sizes.items())
+            tell(f"  {values}: {why}; give others to change them")
         summary_of_run = run_training(self._backward_config(), self.out / "backward")
         if not summary_of_run.finished:
             raise CommandEnded(STOPPED_BY_SIGTERM, "stopped before the end; the same command continues")
@@ -176,21 +206,28 @@ class BackTranslation:
             self.made.add("translations", [translations], *inputs)
         return translations
 
-    def _mix(self, text: Path, translations: Path) -> list[Path]:
-        """Return the files of real and synthetic pairs."""
-        files, tag = pair_files(self.out, "train"), self.config.tag
+    def _choose_train(self, text: Path, translations: Path) -> list[list[Path]]:
+        """Return the files of the training pairs: real ones, then synthetic ones.
+
+        They are one file, evenly mixed, if training cannot shuffle all of them at once, and if an earlier version mixed them.
+        """
+        tag, num_real, real = self.config.tag, self._splits["train"]["rows"], self._files("train")
         inputs = [self._fingerprint, file_sha256(text), file_sha256(translations), tag]
-        if not self.made.has("mixture", files, *inputs):
-            count = sum(1 for _ in synthetic_pairs(translations, text, tag))
-            if not count:
-                raise UserError(f"{translations} has no translation; is the backward model trained?")
-            real, num_real = read_pairs(self.config.data, "train"), self._splits["train"]["rows"]
-            write_pairs(mix(real, num_real, synthetic_pairs(translations, text, tag), count), files)
+        count = sum(1 for _ in synthetic_pairs(translations, text, tag))
+        if not count:
+            raise UserError(f"{translations} has no translation; is the backward model trained?")
+        is_mixed = num_real + count > WINDOW_ROWS or self.made.began("mixture")
+        step, name = ("mixture", "train") if is_mixed else ("synthetic pairs", SYNTHETIC)
+        files = pair_files(self.out, name)
+        if not self.made.has(step, files, *inputs):
+            synthetic = synthetic_pairs(translations, text, tag)
+            pairs = mix(read_pairs(self.config.data, "train"), num_real, synthetic, count) if is_mixed else synthetic
+            write_pairs(pairs, files)
             lines = sum(1 for _ in read_raw_lines(text, None, None))
             left_out = f"; {lines - count:,} lines without a translation are left out" if lines > count else ""
             tell(f"  {num_real:,} real and {count:,} synthetic pairs{left_out}")
-            self.made.add("mixture", files, *inputs)
-        return files
+            self.made.add(step, files, *inputs)
+        return [files] if is_mixed else [real, files]
 
 
 def claim(config: BackTranslateConfig, out: Path) -> None:
@@ -219,6 +256,7 @@ def main(argv: Sequence[str]) -> None:
     paths |= {f"translate.ensemble.{i}": path for i, path in enumerate(config.translate.ensemble)}
     refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
     out = args.out.absolute()
+    claim_folder(out, BACK_TRANSLATION, BackTranslateConfig)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out):
         work = BackTranslation(config, out)  # it refuses settings that do not fit, which the user may then correct
@@ -226,3 +264,5 @@ def main(argv: Sequence[str]) -> None:
         index = work()
     print(summary(index, out / "data"))
     print(as_called(f"  train: python workflows/train_wmt.py --config FILE.yaml --out RUN data={out / 'data'}"))
+    if (out / f"{SYNTHETIC}.source").exists():
+        print(f"  synthetic pairs half as often: 'batch.corpora={{{SYNTHETIC}.source: 0.5}}'")

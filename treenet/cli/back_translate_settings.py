@@ -31,7 +31,9 @@ class BackTranslateConfig(Settings):
         None, description="finished run that translates target to source; null: the command trains one in OUT/backward"
     )
     backward: dict[str, Any] = Field(
-        {}, description="settings of that training, as for workflows/train_wmt.py; the default model is a transformer"
+        {},
+        description="settings of that training, as for workflows/train_wmt.py; the default model is a transformer, whose sizes "
+        "go by the number of pairs",
     )
     backward_parser: ParserConfig | None = Field(
         None, description="parser of the target language, for a backward model that reads trees; null: none"
