@@ -442,7 +442,7 @@ def test_a_report_shows_probes(folder, probed, tmp_path):
     assert json.loads((tmp_path / "report" / "report.json").read_text())["probes"] == {"tree": entry}
     (root,) = (values for task, layer, of, values in table_rows(entry) if (task, layer, of) == ("depth", 2, "root"))
     shown = "".join(f'<td class="n">{100 * root[name]:.2f}</td>' for name in ("majority", "embeddings", "untrained", "trained"))
-    assert shown in page and 'id="probes"' in page and (tmp_path / "report" / "figures" / "probes_1.svg").is_file()
+    assert shown in page and 'id="probes"' in page and (tmp_path / "report" / "figures" / "probes_2.svg").is_file()
     assert f"weights {entry['weights_sha256'][:8]} (averaged)" in page and "stale" not in page
 
 
