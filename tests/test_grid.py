@@ -275,8 +275,8 @@ def test_processes_of_one_command_share_the_cells_and_print_to_their_folders(tmp
     assert driver.returncode == 0, err
     assert len({pid for _, pid in slow.read("start")} | {driver.pid}) == 3
     assert sorted(name for name, _ in slow.read("start")) == list("abcdef")
-    assert "training" not in out and all(
-        re.search(rf"^{name}: done after 0:\d\d: bleu 12.50$", out, re.MULTILINE) for name in "abcdef"
+    assert "training" not in out + err and all(
+        re.search(rf"^{name}: done after 0:\d\d: bleu 12.50$", err, re.MULTILINE) for name in "abcdef"
     )
     assert all((tmp_path / "cells" / name / "log.txt").read_text() == f"training {name}\n" for name in "abcdef")
 
