@@ -67,6 +67,7 @@ SLOW = {
     "advice::test_a_first_data_set_and_a_first_training_need_only_what_the_messages_say",
     "accumulation::test_a_batch_mate_changes_no_bit", "accumulation::test_equals_oracle",
     "bpe_dropout::test_trees_are_those_that_the_encode_stage_makes_of_the_pieces",
+    "control::test_right_trees_beat_the_bound_and_others_do_not",
     "corpora::test_training_prints_the_files_and_records_them",
     "cache::test_processes_share_a_cache_that_is_too_small_for_them",
     "compact::test_processes_that_make_batches_do_not_load_the_compiler",

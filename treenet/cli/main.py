@@ -36,6 +36,7 @@ COMMANDS = {
     "probe": ("treenet.cli.probe", "probe an encoder for syntax"),
     "scaling": ("treenet.cli.scaling", "a study of models, data sizes and seeds in translation"),
     "compare-seeds": ("treenet.cli.compare_seeds", "a study of classifiers over seeds"),
+    "control": ("treenet.cli.control", "a positive control: does a model find a tree where a tree decides?"),
     "tune": ("treenet.cli.tune", "search for good settings, with the same number of trials for each system"),
     "report": ("treenet.cli.report", "one page about runs and studies"),
     "configs": ("treenet.cli.shipped", "list the shipped configurations, or print one"),

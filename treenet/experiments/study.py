@@ -110,6 +110,11 @@ def show_p_values(test: SeedTest) -> tuple[str, str]:
 def add_study_options(parser: ArgumentParser) -> None:
     """Add the options of the workflows of studies."""
     parser.add_argument("--dry-run", action="store_true", help="show the cells, their state and the table so far; run nothing")
+    add_records_option(parser)
+
+
+def add_records_option(parser: ArgumentParser) -> None:
+    """Add the option of commands that keep records of cells."""
     parser.add_argument(
         "--records",
         type=partial(local_path, option="--records"),

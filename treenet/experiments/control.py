@@ -1,0 +1,240 @@
+"""The positive control: data in which the tree decides, and systems with right trees, with other trees, and without trees.
+
+A result "the tree does not help" means little from software that has never found a tree. Here, models without the tree cannot
+know the order of the target's words, so a working tree model must be better. The runs are studies of `workflows/scaling.py`: one
+for each corpus.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from treenet.experiments.control_data import MOST_WORDS, Corpus, deep_orders, expressions, random_orders
+from treenet.experiments.records import Record
+from treenet.experiments.scaling import ScalingConfig, Seed, overlay
+from treenet.experiments.scaling_report import make_study, write_report
+from treenet.experiments.study import Study, check_once
+from treeproc.common.settings import Settings, build_settings
+
+RIGHT, WORSE, OTHER, NONE = "right", "worse", "other", "none"  # trees of a system
+BASELINE = "transformer"
+BATCH = 64  # sentences of an update, about
+
+
+@dataclass(frozen=True)
+class Rung:
+    """Defaults of a rung, and what it shows."""
+
+    shows: str
+    sizes: tuple[int, ...]
+    max_steps: int
+    leaves: int  # of a typical sentence, for the batch
+    training: Mapping[str, Any] = field(default_factory=dict)
+
+
+RUNGS = {
+    "a": Rung("the order of the words comes from a random tree alone", (8000,), 1600, 5),
+    "b": Rung("the order follows from the words, by the precedence of operators", (250, 1000, 4000, 16_000), 1500, 12),
+    "c": Rung(
+        "English lines, whose target has the children of verb phrases reversed",
+        (8000,),
+        3000,
+        8,
+        {"model": {"d_model": 128, "d_ff": 256, "dropout": 0.1}},
+    ),
+    "d": Rung("rung a, trained on trees of depth 4 and tested on depths 6 to 8", (16_000,), 2500, 9),
+}
+# Shares of brackets in wrong places, in rung c.
+DAMAGE = {"damaged_15": 0.15, "damaged_40": 0.4}
+
+
+class ControlSettings(Settings):
+    """Settings of the positive control. Everything that is unset depends on the rung."""
+
+    rung: Literal["a", "b", "c", "d"] = Field(
+        "a", description="; ".join(f"'{name}': {rung.shows}" for name, rung in RUNGS.items())
+    )
+    all: bool = Field(
+        False, description="rung a: every translation model that reads a tree, each with trees in the form that it reads"
+    )
+    sizes: tuple[PositiveInt, ...] | None = Field(
+        None, min_length=1, description="numbers of training pairs; smaller sets are part of larger ones; unset, by the rung"
+    )
+    test_pairs: PositiveInt = Field(2000, ge=10, description="test pairs, and as many validation pairs; in rung c at most 500")
+    words: int = Field(5, ge=2, le=MOST_WORDS, description="rung a: words of a sentence")
+    max_steps: int | None = Field(None, ge=20, description="updates of each run; unset, by the rung")
+    training: dict[str, Any] = Field(
+        {}, description="settings of training that replace the control's, for all systems: {model: {d_model: 128}}"
+    )
+    data_seed: int = Field(1, ge=0, lt=2**63, description="seed of words and trees")
+    seeds: tuple[Seed, ...] = Field((1,), min_length=1, description="seeds of training; every system runs with each")
+    parallel: PositiveInt = Field(2, description="runs at a time, in processes that share the threads of this one")
+
+    _check_values = field_validator("seeds", "sizes")(lambda values: values and check_once(values))
+
+    @model_validator(mode="after")
+    def _check_rung(self):
+        if self.all and self.rung != "a":
+            raise ValueError(f"all: only rung a has trees in every form, but rung is {self.rung}; leave all out")
+        if self.words != 5 and self.rung != "a":
+            raise ValueError(f"words: is for rung a, but rung is {self.rung}; leave it out")
+        if given := sorted({"data", "seed", "max_steps", "grid", "task"} & self.training.keys()):
+            raise ValueError(f"training: leave {', '.join(given)} out; the control gives them")
+        return self
+
+    @property
+    def all_sizes(self) -> tuple[int, ...]:
+        """The numbers of training pairs, ascending."""
+        return tuple(sorted(self.sizes or RUNGS[self.rung].sizes))
+
+    @property
+    def split_sizes(self) -> dict[str, int]:
+        """The numbers of pairs of all splits."""
+        return {"train": self.all_sizes[-1], "valid": min(self.test_pairs, 500), "test": self.test_pairs}
+
+
+@dataclass(frozen=True)
+class System:
+    """A model on one of the corpora, with right, other or no trees. `reads` is what it reads of them.
+
+    `tree_source` is the setting of control trees.
+    """
+
+    name: str
+    corpus: str
+    trees: str
+    reads: str = "–"
+    model: Mapping[str, Any] = field(default_factory=dict)
+    tree_source: str = "parsed"
+
+    @property
+    def data(self) -> str:
+        """The name of its data set."""
+        return self.corpus if self.tree_source == "parsed" else f"{self.corpus}_{self.tree_source}"
+
+
+_TREE, _LABELS = {"name": "tree_transformer"}, "labelled nodes"
+_SEQUENCE = {"clip": 16}
+_DEFAULTS = (
+    System("tree_transformer", "labels", RIGHT, _LABELS, _TREE),
+    System("other_trees", "labels", OTHER, _LABELS, _TREE, "shuffled"),
+    System(BASELINE, "labels", NONE, model={"name": "transformer"}),
+)
+
+
+def _relations(name: str, reads: str, **relations: object) -> System:
+    model = {"name": "relation_transformer", "relations": {"sequence": _SEQUENCE, **relations}}
+    return System(name, "arcs", RIGHT if relations else NONE, reads, model)
+
+
+_BY_LABELS = (
+    System("tree_relative_positions", "labels", RIGHT, _LABELS, {**_TREE, "tree": {"relative_positions": 16}}),
+    System("linearized_transformer", "labels", RIGHT, "brackets among the words", {"name": "linearized_transformer"}),
+)
+_BY_SHAPE = (
+    System("tree2seq", "shape", RIGHT, "binary shape", {"name": "tree2seq"}),
+    System("tree2seq_other_trees", "shape", OTHER, "binary shape", {"name": "tree2seq"}, "shuffled"),
+    System(
+        "multi_granularity",
+        "shape",
+        RIGHT,
+        "phrases of six levels",
+        {"name": "multi_granularity", "num_heads": 8}
+        | {"phrases": {"ngrams": [], "levels": [1, 2, 3, 4, 5, 6], "tag_loss": 0, "chunk_size": 8}},
+    ),
+    System("bilstm", "shape", NONE, model={"name": "bilstm"}),
+)
+_BY_ARCS = (
+    _relations("structural_positions", "depths", structural={"clip": 4}),
+    _relations("tree_distance", "distances", tree_distance={"clip": 4, "values": True}),
+    _relations("tree_traversal", "paths", tree_traversal={"clip": 4, "values": True}),
+    _relations("deprel_head", "relations", label_head="deprel"),
+    System("child_sum_tree2seq", "arcs", RIGHT, "arcs", {"name": "child_sum_tree2seq"}),
+    _relations("relative_positions", "–"),
+)
+_OF_PARSES = (
+    *_DEFAULTS,
+    System("random_trees", "labels", OTHER, _LABELS, _TREE, "random"),
+    *(System(name, name, WORSE, _LABELS, _TREE) for name in DAMAGE),
+)
+
+
+def systems_of(settings: ControlSettings) -> tuple[System, ...]:
+    """Return the systems that are compared."""
+    if settings.all:
+        return (*_DEFAULTS, *_BY_LABELS, *_BY_SHAPE, *_BY_ARCS)
+    return _OF_PARSES if settings.rung == "c" else _DEFAULTS
+
+
+def draw_corpora(settings: ControlSettings) -> dict[str, Corpus]:
+    """Return the corpora of the systems by name; those of rung c need parses, which the command makes."""
+    sizes, seed = settings.split_sizes, settings.data_seed
+    if settings.rung == "b":
+        return {"labels": expressions(sizes, seed)}
+    if settings.rung == "d":
+        return {"labels": deep_orders(sizes, seed)}
+    forms = dict.fromkeys(system.corpus for system in systems_of(settings))
+    return {reads: random_orders(settings.words, sizes, seed, reads) for reads in forms}
+
+
+def studies_of(settings: ControlSettings, out: Path, records: Path | None) -> Iterator[tuple[str, Study]]:
+    """Return a study for each corpus, with its name. OUT/data has the data sets."""
+    systems = systems_of(settings)
+    for corpus in dict.fromkeys(system.corpus for system in systems):
+        members = [system for system in systems if system.corpus == corpus]
+        config = study_config(settings, members, out / "data")
+        study = make_study(config, out / corpus, records and records / corpus)
+
+        def write(found: list[Record], config: ScalingConfig = config, folder: Path = out / corpus) -> str:
+            write_report(config, found, folder)
+            return f"{folder.name}: {folder / 'scaling.json'}, {folder / 'scaling.png'}"
+
+        yield corpus, replace(study, write=write)
+
+
+def study_config(settings: ControlSettings, systems: list[System], data: Path) -> ScalingConfig:
+    """Return the study of systems that share a corpus."""
+    rung = RUNGS[settings.rung]
+    steps = settings.max_steps or rung.max_steps
+    names = [system.name for system in systems]
+    without = [system.name for system in systems if system.trees == NONE]
+    leaves = settings.words if settings.rung == "a" else rung.leaves
+    values: dict[str, Any] = {
+        "data": str(data / systems[0].data),
+        "model": {
+            "d_model": 64,
+            "d_ff": 128,
+            "num_heads": 4,
+            "num_encoder_layers": 2,
+            "num_decoder_layers": 2,
+            "dropout": 0.0,
+        },
+        "optimizer": {
+            "learning_rate": 3e-3,
+            "warmup_steps": max(1, steps // 8),
+            "decay_steps": steps,
+            "label_smoothing": 0.0,
+        },
+        "batch": {"max_tokens": BATCH * (leaves + 1)},  # with the end of a target
+        "decoding": {"beam_size": 1},
+        "max_steps": steps,
+        "validate_every": max(1, steps // 4),
+        "checkpoint_every": max(1, steps // 8),
+        "keep_checkpoints": 1,
+        "average_checkpoints": 1,
+        "log_every": max(1, steps // 40),
+        "loggers": [],
+        "workers": 0,
+        "grid": {
+            "fractions": [size / settings.all_sizes[-1] for size in settings.all_sizes],
+            "models": {system.name: {"model": dict(system.model), "data": str(data / system.data)} for system in systems},
+            "seeds": list(settings.seeds),
+            "baseline": [*without, *names][0],
+            "parallel": settings.parallel,
+        },
+    }
+    values = overlay(overlay(values, dict(rung.training)), settings.training)
+    return build_settings(ScalingConfig, values, "training")
