@@ -1,16 +1,29 @@
 """The cases of the command fuzzer. A number and a kind determine a command, its folder, and the damage."""
 
+import json
 import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 import yaml
-from fuzz_mutations import arguments, damage_file, damage_folder, misspelt, override, yaml_text
+from fuzz_mutations import (
+    ARCHIVES,
+    PACKED,
+    archive,
+    arguments,
+    damage_file,
+    damage_folder,
+    damaged_archive,
+    misspelt,
+    override,
+    packed,
+    yaml_text,
+)
 from fuzz_world import MODULES, REPOSITORY, configurations
 
 
@@ -24,9 +37,16 @@ class FuzzCase:
     folder: Path  # of this case only; everything else must stay unchanged
     writes: list[Path]
     damage: str
+    # The plain texts that an input stands for: of archives, and of files with odd names.
+    truth: dict[str, list[tuple[str, bytes]]] = field(default_factory=dict)
+    reference: Path | None = None  # results of the commands on undamaged inputs
+    lines: int | None = None  # that the output must have
+    keeps: bool = False  # whether also its outputs must stay as they are
 
     def may_change(self) -> list[Path]:
         """Return the paths that the comparison ignores: requested outputs, and the caches of libraries."""
+        if self.keeps:
+            return [self.folder / name for name in ("home", "cache", "stdout", "stderr")]
         asked = [self.folder / value.removeprefix("output=") for value in map(str, self.argv) if value.startswith("output=")]
         return [*self.writes, *asked, *(self.folder / name for name in ("home", "cache", "stdout", "stderr"))]
 
@@ -42,8 +62,8 @@ def _copy(world: Path, folder: Path, *names: str) -> None:
         shutil.copytree(world / name, folder / name, symlinks=True)
 
 
-_NO_DATA = ("train_parser", "average_checkpoints")
-_READS_RUN = {name: "run" for name in ("evaluate", "translate", "probe", "average_checkpoints")} | {
+_NO_DATA = ("train_parser", "average_checkpoints", "align", "export", "back_translate")
+_READS_RUN = {name: "run" for name in ("evaluate", "translate", "probe", "average_checkpoints", "align")} | {
     "unsupervised_parse": "lm",
     "score_lm": "lm",
 }
@@ -53,6 +73,9 @@ _READS_DATA = {name: "classes" if name in _READS_CLASSES else "pairs" for name i
 
 
 def settings_class(workflow: str):
+    from treenet.cli.align import AlignSettings
+    from treenet.cli.back_translate_settings import BackTranslateConfig
+    from treenet.cli.export import ExportSettings
     from treenet.config import TrainConfig
     from treenet.evaluation.evaluate import EvaluateSettings
     from treenet.evaluation.language_models import ScoreLMSettings
@@ -69,6 +92,7 @@ def settings_class(workflow: str):
         "preprocess": PreprocessConfig, "train_parser": TrainParserConfig, "evaluate": EvaluateSettings,
         "translate": TranslateSettings, "probe": ProbeSettings, "report": ReportSettings, "scaling": ScalingConfig,
         "compare_seeds": SeedsConfig, "unsupervised_parse": ParseSettings, "score_lm": ScoreLMSettings,
+        "align": AlignSettings, "export": ExportSettings, "back_translate": BackTranslateConfig,
     }  # fmt: skip
     if workflow == "average_checkpoints":
         return sys.modules["average_checkpoints"].AverageConfig
@@ -91,6 +115,8 @@ def _base(case: FuzzCase, workflow: str, world: Path) -> tuple[dict, list[str]]:
     case.workflow = workflow
     values = configurations(world / "inputs", world)[workflow]
     argv = _configured(case, values)
+    if workflow == "export":
+        argv.append(str(world / "run"))
     if run := _READS_RUN.get(workflow):
         _copy(world, case.folder, run)
         (case.folder / run).rename(case.folder / "out")
@@ -176,7 +202,7 @@ def _data_sets(random: Random, case: FuzzCase, world: Path) -> None:
                 case.argv = ["--out", str(case.folder / "out"), str(run), "sentences=1", "bootstrap_samples=20"]
             text = (run / "config.yaml").read_text()
             (run / "config.yaml").write_text(text.replace(str(world / "pairs"), str(data)))
-    case.damage = damage_folder(random, data)
+    case.damage, case.reference, case.lines = damage_folder(random, data), world / "results.json", 12
 
 
 def _run_folders(random: Random, case: FuzzCase, world: Path) -> None:
@@ -196,6 +222,8 @@ def _run_folders(random: Random, case: FuzzCase, world: Path) -> None:
         if workflow in ("train_wmt", "train_classifier", "train_lm") and random.random() < 0.7:
             case.argv.append("max_steps=6")
     case.damage = damage_folder(random, case.folder / "out")
+    if "config.yaml" not in case.damage:  # people may change it
+        case.reference, case.lines = world / "results.json", 12
 
 
 def _parser_models(random: Random, case: FuzzCase, world: Path) -> None:
@@ -255,6 +283,132 @@ def _outputs(random: Random, case: FuzzCase, world: Path) -> None:
     case.damage = kind
 
 
+_TREES = {"brackets": "mrg", "sst": "sst", "conllu": "conllu"}  # formats and the suffixes of their inputs
+
+
+def _formatted(case: FuzzCase, world: Path, form: str, source: str, target: str) -> None:
+    """Make the command that preprocesses these files as training data, with settings that suit the format."""
+    _base(case, "preprocess", world)
+    splits = {"train": {"source": [source]} | ({"target": [target]} if target else {})}
+    plain = {"parser": {"name": "words"}, "tree": {"tree_source": "balanced"}}
+    values = configurations(world / "inputs", world)["preprocess"] | {"format": form, "splits": splits}
+    case.argv = _configured(case, values if form in _TREES else values | plain)
+
+
+def _archives(random: Random, case: FuzzCase, world: Path) -> None:
+    """Pack the training text, and damage the archive. What is accepted must be the text, except damage to data of a `.tar`."""
+    form = random.choice([*_TREES, "imdb", "agreement", "parallel"])
+    path = world / "inputs" / f"train.{_TREES.get(form, 'en')}"
+    content = path.read_bytes()
+    suffix = random.choice(ARCHIVES if form == "imdb" or (form != "parallel" and random.random() < 0.7) else PACKED)
+    odd = random.random()
+    if form == "agreement":
+        content = b"".join(b"VBZ\t%b\n" % line for line in content.splitlines())
+    if odd < 0.05:
+        content = b"x" * (70 << 20)  # a bomb: one line
+    if suffix in PACKED:
+        files, whole, places = [(path.name, content)], packed(content, suffix), []
+    else:
+        end, parts = ("\n\n" if form == "conllu" else "\n"), []
+        examples = content.decode().strip("\n").split(end)
+        for number in range(0, len(examples), 15):
+            name = f"data/{['neg', 'pos'][number // 15 % 2]}/{number:02}.txt"
+            parts.append((name, (end.join(examples[number : number + 15]) + end).encode()))
+        if odd > 0.95:
+            parts.append(random.choice(parts))  # two members of one name
+        files = sorted(parts)
+        made, places = archive(random, parts)
+        whole = packed(made, suffix)
+    case.damage, whole = damaged_archive(random, whole)
+    inputs = case.folder / "inputs"
+    inputs.mkdir()
+    place = inputs / f"train{suffix}"
+    place.write_bytes(whole)
+    if suffix == ".tar" and len(whole) >= len(made):
+        # Its data has no checksum, so the bytes that are there are right. A flip in a header changes nothing of them.
+        there = {name: whole[at : at + size] for name, at, size in places}
+        files = [(name, there[name]) for name, _ in files]
+    case.damage = f"{form} {suffix}: {case.damage}"
+    target = str(world / "inputs" / "train.de") if form in ("parallel", "brackets") else ""
+    given = place / "data" if form == "imdb" or (suffix in ARCHIVES and random.random() < 0.3) else place
+    _formatted(case, world, form, str(given), target)
+    case.truth = {str(given): [(f"{place}/{name}", text) for name, text in files]}
+
+
+_FILE_NAMES = (
+    "a b.en", "-x.en", "--out", "a=b.en", "a\nb.en", "x.EN", "x.xml", "s.XML", "s.xml.txt", "x.sgm", "x", "x.tar", "x.GZ", "x.gz",
+    "é.en", "e\u0301.en", "\udcff.en", " x", "x ", "~x", "$HOME", "*.en", "x,y.en", "[x].en", "{x}", "null", "1e3", "true", "#x",
+    "s3:x", "x:y", "a\u2028b", "a'b", 'a"b', "&x", "!x", "%s", "x\\y", ".x", "x.en\u00a0", "train.tags.en", "index.json", "x\ty",
+)  # fmt: skip
+
+
+def _file_names(random: Random, case: FuzzCase, world: Path) -> None:
+    """Give the inputs other names. The content decides, so the result is the same, or the command refuses the name."""
+    form = random.choice([*_TREES, "parallel", "sgm", "iwslt_xml", "translate"])
+    content = (world / "inputs" / f"train.{_TREES.get(form, 'en')}").read_bytes()
+    target = (world / "inputs" / "train.de").read_bytes()
+    if form in ("sgm", "iwslt_xml"):
+        content, target = (_segments(side) for side in (content, target))
+    folder = case.folder / random.choice(["inputs", "in=x", "a b", "x.tar.gz", "\udcff"])
+    folder.mkdir()
+    names = random.sample(_FILE_NAMES, 2)
+    source, other = (folder / name for name in names)
+    for path, text in ((source, content), (other, target)):
+        path.write_bytes(packed(text, random.choice([".gz", ".bz2", ".xz"])) if random.random() < 0.15 else text)
+    case.damage = f"{form}: {source.relative_to(case.folder)} {other.relative_to(case.folder)}"
+    if form == "translate":
+        content, case.lines = (world / "inputs" / "test.en").read_bytes(), 12
+        source.write_bytes(content)
+        _, case.argv = _base(case, form, world)
+        outputs = case.folder / "outputs"
+        outputs.mkdir()
+        case.argv += [f"input={source}", f"output={outputs / names[1]}"]
+        case.writes.append(outputs)
+        return
+    has_target = form not in ("sst", "conllu")
+    if random.random() < 0.5:
+        _formatted(case, world, form, str(source), str(other) if has_target else "")
+    else:  # on the command line
+        _formatted(case, world, form, "x", "x" if has_target else "")
+        for side, path in [("source", source), ("target", other)][: 1 + has_target]:
+            case.argv.append(f"splits.train.{side}={json.dumps([str(path)], ensure_ascii=False)}")
+    case.truth = {str(source): [(str(source), content)]} | ({str(other): [(str(other), target)]} if has_target else {})
+
+
+def _segments(content: bytes) -> bytes:
+    rows = [f'<seg id="{number}">{line}</seg>\n' for number, line in enumerate(content.decode().splitlines(), start=1)]
+    return f'<doc docid="d">\n{"".join(rows)}</doc>\n'.encode()
+
+
+# The kinds of folders, and the commands that write to them.
+_FOLDERS = {
+    "pairs": ("preprocess",), "run": ("train_wmt", *_READS_RUN), "lm": ("train_lm", *_READS_RUN), "study": ("scaling",),
+    "classifier": ("train_classifier", *_READS_RUN), "seeds": ("compare_seeds",), "parser": ("train_parser",),
+    "page": ("report",), "exported": ("export", *_READS_RUN), "synthetic": ("back_translate",),
+}  # fmt: skip
+
+
+def _wrong_folders(random: Random, case: FuzzCase, world: Path) -> None:
+    """Give `--out` a folder of another kind, or an output of one file a place in a folder. Nothing in it may change."""
+    name = random.choice(list(_FOLDERS))
+    others = [w for w in MODULES if w not in ("verify", "inspect", "average_checkpoints", *_FOLDERS[name])]
+    workflow = random.choice([*others, *["translate", "align"] * 3])
+    place = case.folder / "other"
+    shutil.copytree(world / name, place, symlinks=True)
+    _, case.argv = _base(case, workflow, world)
+    if workflow not in _READS_RUN:
+        case.argv[case.argv.index("--out") + 1] = str(place)
+    elif workflow in ("translate", "align"):
+        files = sorted(path for path in place.rglob("*") if path.is_file())
+        case.argv.append(f"output={random.choice(files)}")
+    else:
+        shutil.rmtree(case.folder / "out")
+        place.rename(case.folder / "out")
+    case.writes = []
+    case.damage = f"{workflow} in {name}: {case.argv[-1]}"
+    case.keeps = True
+
+
 KINDS: dict[str, Callable[[Random, FuzzCase, Path], None]] = {
     "settings": _settings,
     "command line": _command_line,
@@ -264,4 +418,7 @@ KINDS: dict[str, Callable[[Random, FuzzCase, Path], None]] = {
     "run folders": _run_folders,
     "parser models": _parser_models,
     "outputs": _outputs,
+    "archives": _archives,
+    "file names": _file_names,
+    "wrong folders": _wrong_folders,
 }

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fuzz_cases import FuzzCase, make_case
+from fuzz_oracles import silent_loss
 from fuzz_world import MODULES, REPOSITORY, build_world, main_of
 
 from treeproc.common.settings import run_cli
@@ -27,7 +28,7 @@ from treeproc.common.settings import run_cli
 LIMIT_S = 60
 MEMORY = 12 << 30
 MOST_CHARACTERS = 500
-FAULTS = ("traceback", "late", "not one line", "long line", "written elsewhere", "other status")
+FAULTS = ("traceback", "late", "not one line", "long line", "written elsewhere", "other status", "silent")
 # The allowed exit statuses: done; some cells of a study failed (1); refused.
 STATUSES = {"scaling": (0, 1, 2), "compare_seeds": (0, 1, 2)}
 # Allowed lines on standard error beside the refusal: progress, warnings, and the next step.
@@ -46,6 +47,7 @@ class Outcome:
     seconds: float
     errors: str
     faults: list[str]
+    lost: list[str]  # what an accepted command lost or changed in silence
 
 
 def everything(folder: Path, but: Sequence[Path]) -> dict[str, tuple]:
@@ -168,9 +170,11 @@ class Pool:
             code = -1 if status is None else os.waitstatus_to_exitcode(status)
             errors, output = ((case.folder / name).read_bytes().decode(errors="replace") for name in ("stderr", "stdout"))
             faults = judge(case, code, seconds, errors, output, before)
+            lost = silent_loss(case, output, errors) if code == 0 else []
+            faults += ["silent"] if lost else []
             if not faults or not self._keep:
                 shutil.rmtree(case.folder, ignore_errors=True)
-            yield Outcome(case, code, seconds, errors, faults)
+            yield Outcome(case, code, seconds, errors, faults, lost)
 
 
 def in_child(function, *arguments) -> None:
@@ -229,5 +233,5 @@ def describe_fault(outcome: Outcome) -> str:
     case = outcome.case
     return json.dumps(
         {"faults": outcome.faults, "case": case.folder.name, "workflow": case.workflow, "damage": case.damage[:200],
-         "status": outcome.status, "seconds": round(outcome.seconds, 1), "stderr": outcome.errors[-700:]}
+         "status": outcome.status, "seconds": round(outcome.seconds, 1), "lost": outcome.lost[:3], "stderr": outcome.errors[-700:]}
     )  # fmt: skip

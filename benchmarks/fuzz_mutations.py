@@ -1,9 +1,13 @@
 """Damage to settings, to files of any kind, and to folders. Every function draws from the given `Random`."""
 
+import bz2
 import gzip
+import io
 import json
+import lzma
 import os
 import shutil
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -224,3 +228,52 @@ def damage_folder(random: Random, folder: Path) -> str:
     # Most files of a run are pictures and logs, which no command reads.
     facts = [path for path in files if path.suffix in (".json", ".jsonl", ".yaml")]
     return damage_file(random, random.choice(facts if facts and random.random() < 0.6 else files))
+
+
+_PACK = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+PACKED = (".gz", ".bz2", ".xz")
+
+
+def packed(content: bytes, suffix: str) -> bytes:
+    """Return the content as a compressed file with this suffix. `.tar` is not compressed."""
+    kind = {"tgz": "gz", "tbz2": "bz2", "txz": "xz"}.get(suffix[1:], suffix.rpartition(".")[2])
+    return _PACK[kind](content) if kind in _PACK else content
+
+
+def archive(random: Random, files: list[tuple[str, bytes]]) -> tuple[bytes, list[tuple[str, int, int]]]:
+    """Return a tar archive of the files, and the name, place and length of their data in it. Some archives have other members."""
+    stream = io.BytesIO()
+    form = random.choice([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+    with tarfile.open(fileobj=stream, mode="w", format=form, pax_headers={"comment": "x"}) as tar:
+        for name, content in random.sample(files, len(files)):
+            if random.random() < 0.2:
+                folder = tarfile.TarInfo("folder")
+                folder.type = tarfile.DIRTYPE
+                tar.addfile(folder)
+            member = tarfile.TarInfo(name)
+            member.size, member.mtime = len(content), random.choice([0, 1.5])
+            tar.addfile(member, io.BytesIO(content))
+    stream.seek(0)
+    with tarfile.open(fileobj=stream) as tar:
+        places = [(member.name, member.offset_data, member.size) for member in tar if member.isreg()]
+    return stream.getvalue(), places
+
+
+def damaged_archive(random: Random, content: bytes) -> tuple[str, bytes]:
+    """Return the damage to an archive or compressed file, and the damaged bytes. Some of it is none."""
+    kind = random.choice(["none", "flip", "flip", "flip", "cut", "cut", "block", "zeros", "junk", "twice", "swap", "end"])
+    at = random.randrange(len(content))
+    block = at // 512 * 512
+    if kind == "flip":
+        return f"flip at {at}", content[:at] + bytes([content[at] ^ 1 << random.randrange(8)]) + content[at + 1 :]
+    return kind, {
+        "none": content,
+        "cut": content[:at],
+        "block": content[:block],
+        "end": content[: len(content) - random.randint(1, 2048)],
+        "zeros": content[:block] + bytes(min(512, len(content) - block)) + content[block + 512 :],
+        "junk": content + bytes(random.choice([0, 0, 512])) + random.choice([b"x", b"\n", b"\x1f\x8b"]),
+        "twice": content + content,
+        "swap": content[:block] + content[block + 512 : block + 1024] + content[block : block + 512] + content[block + 1024 :],
+    }[kind]

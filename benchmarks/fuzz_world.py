@@ -10,13 +10,14 @@ from pathlib import Path
 from random import Random
 
 import yaml
+from fuzz_oracles import results
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "workflows"))
 
 WORKFLOWS = (
     "preprocess", "train_wmt", "train_classifier", "train_lm", "train_parser", "evaluate", "translate", "probe", "report",
-    "scaling", "compare_seeds", "average_checkpoints", "unsupervised_parse", "score_lm",
+    "scaling", "compare_seeds", "average_checkpoints", "unsupervised_parse", "score_lm", "align", "export", "back_translate",
 )  # fmt: skip
 MODULES = {**{name: name for name in WORKFLOWS}, "verify": "treeproc.verify", "inspect": "treeproc.inspect"}
 
@@ -94,9 +95,13 @@ def configurations(inputs: Path, world: Path) -> dict[str, dict]:
     lm = {"model": {**TINY["model"], "name": "constituent_transformer"}, "task": "masked_lm"}
     classification = {"task": "classification", "data": str(world / "classes")}
     pairs = {"data": str(world / "pairs")}
+    plain = {s: {"source": [str(inputs / f"{s}.en")], "target": [str(inputs / f"{s}.de")]} for s in ("train", "valid", "test")}
     return {
         "preprocess": data,
         "preprocess_classes": {**data, "format": "sst", "splits": classes},
+        "preprocess_plain": {
+            **data, "format": "parallel", "splits": plain, "parser": {"name": "words"}, "tree": {"tree_source": "balanced"}
+        },
         "train_wmt": {**TINY, **pairs},
         "train_classifier": {**TINY, **classification},
         "train_lm": {**TINY, **lm, **pairs},
@@ -116,22 +121,30 @@ def configurations(inputs: Path, world: Path) -> dict[str, dict]:
         "average_checkpoints": {"last": 1},
         "unsupervised_parse": {"parsing": {"min_layer": 0}},
         "score_lm": {"split": "valid", "pairs": True},
+        "align": {name: str(inputs / f"test.{end}") for name, end in (("input", "en"), ("target", "de"), ("trees", "mrg"))},
+        "export": {},
+        "back_translate": {
+            "data": str(world / "plain"), "text": [str(inputs / "test.de")], "backward": TINY, "workers": 0,
+            "translate": {"workers": 0, "decoding": {"beam_size": 1}},
+        },
     }
 
 
 def build_world(folder: Path) -> None:
-    """Build inputs, data sets `pairs` and `classes`, runs `run`, `classifier` and `lm`, `study`, `seeds` and parser models."""
+    """Build inputs, data sets, runs, studies, parser models, an export and a back-translation; and the results of commands."""
     _write_inputs(folder / "inputs")
     configs = configurations(folder / "inputs", folder)
     made = {
         "pairs": ("preprocess", "preprocess", []),
         "classes": ("preprocess", "preprocess_classes", []),
+        "plain": ("preprocess", "preprocess_plain", []),
         "run": ("train_wmt", "train_wmt", []),
         "classifier": ("train_classifier", "train_classifier", []),
         "lm": ("train_lm", "train_lm", []),
         "study": ("scaling", "scaling", []),
         "seeds": ("compare_seeds", "compare_seeds", []),
         "parser": ("train_parser", "train_parser", []),
+        "synthetic": ("back_translate", "back_translate", []),
     }
     for name, (workflow, config, more) in made.items():
         path = folder / f"{name}.yaml"
@@ -142,13 +155,25 @@ def build_world(folder: Path) -> None:
     _call("report", ["--out", str(folder / "page"), str(folder / "run"), "sentences=1", "bootstrap_samples=20"])
     _call("unsupervised_parse", ["--out", str(folder / "lm"), "parsing.min_layer=0"])
     _call("score_lm", ["--out", str(folder / "lm")])
+    _call("export", [str(folder / "run"), "--out", str(folder / "exported")])
+    path = folder / "translate.yaml"
+    path.write_text(yaml.safe_dump(configs["translate"]))
+    output = _call("translate", ["--config", str(path), "--out", str(folder / "run")])
+    made_in = {"train_wmt": "run", "train_classifier": "classifier", "train_lm": "lm", "evaluate": "run", "probe": "run"}
+    made_in |= {"translate": "run", "unsupervised_parse": "lm", "score_lm": "lm"}
+    found = {workflow: results(workflow, folder / name, output) for workflow, name in made_in.items()}
+    (folder / "results.json").write_text(json.dumps(found))
     (folder / "done.json").write_text(json.dumps(sorted(path.name for path in folder.iterdir())))
 
 
-def _call(workflow: str, argv: list[str]) -> None:
-    with contextlib.redirect_stdout(io.StringIO()):
+def _call(workflow: str, argv: list[str]) -> str:
+    """Run a command that must succeed. Returns its standard output."""
+    output = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    with contextlib.redirect_stdout(output):
         try:
             main_of(workflow)(argv)
         except SystemExit as end:
             if end.code:
                 raise RuntimeError(f"{workflow} {' '.join(argv)} ended with {end.code}") from None
+    output.seek(0)
+    return output.read()
