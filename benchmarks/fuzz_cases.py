@@ -24,7 +24,7 @@ from fuzz_mutations import (
     packed,
     yaml_text,
 )
-from fuzz_world import MODULES, REPOSITORY, configurations
+from fuzz_world import ENDS, MODULES, REPOSITORY, configurations
 
 
 @dataclass
@@ -62,6 +62,8 @@ def _copy(world: Path, folder: Path, *names: str) -> None:
         shutil.copytree(world / name, folder / name, symlinks=True)
 
 
+_TREES = ("brackets", "sst", "conllu")  # formats with given trees
+_PLAIN = {"parser": {"name": "words"}, "tree": {"tree_source": "balanced"}}  # settings of the others
 _NO_DATA = ("train_parser", "average_checkpoints", "align", "export", "back_translate")
 _READS_RUN = {name: "run" for name in ("evaluate", "translate", "probe", "average_checkpoints", "align")} | {
     "unsupervised_parse": "lm",
@@ -152,21 +154,17 @@ def _input_files(random: Random, case: FuzzCase, world: Path) -> None:
     workflow = random.choice([*["preprocess"] * 3, "train_parser", "translate", "evaluate", "unsupervised_parse"])
     _copy(world, case.folder, "inputs")
     inputs = case.folder / "inputs"
-    formats = dict.fromkeys(("parallel", "sgm", "iwslt_xml", "sick", "linzen", "agreement", "imdb"), "en")
-    formats |= {"brackets": "mrg", "sst": "sst", "conllu": "conllu"}
     _base(case, workflow, world)
     values = configurations(inputs, world)[workflow]
     used = [inputs / "test.en", inputs / "test.mrg"]
     if workflow == "preprocess":
-        form = random.choice([*formats, "brackets", "sst", "conllu", "parallel"])
-        end = formats[form]
-        splits = {s: {"source": [str(inputs / f"{s}.{end}")]} for s in ("train", "valid", "test")}
-        if form in ("brackets", "parallel", "sgm", "iwslt_xml"):
-            splits = {s: {**files, "target": [str(inputs / f"{s}.de")]} for s, files in splits.items()}
-        parser = {"name": "given" if form in ("brackets", "sst", "conllu") else "words"}
-        tree = {"tree_source": "balanced"} if parser["name"] == "words" else {"tree_source": "parsed"}
-        values = {**values, "format": form, "splits": splits, "parser": parser, "tree": tree}
-        used = [inputs / f"{split}.{e}" for split in ("train", "valid", "test") for e in (end, "de")]
+        form = random.choice([*ENDS, "brackets", "sst", "conllu", "parallel"])
+        source, target = ENDS[form]
+        splits = {s: {"source": [str(inputs / f"{s}.{source}")]} for s in ("train", "valid", "test")}
+        if target:
+            splits = {s: {**files, "target": [str(inputs / f"{s}.{target}")]} for s, files in splits.items()}
+        values |= {"format": form, "splits": splits} | ({} if form in _TREES else _PLAIN)
+        used = [inputs / f"{split}.{end}" for split in ("train", "valid", "test") for end in ENDS[form] if end]
     elif workflow == "train_parser":
         used = [inputs / "train.conllu", inputs / "valid.conllu"]
     elif workflow == "evaluate":
@@ -283,27 +281,21 @@ def _outputs(random: Random, case: FuzzCase, world: Path) -> None:
     case.damage = kind
 
 
-_TREES = {"brackets": "mrg", "sst": "sst", "conllu": "conllu"}  # formats and the suffixes of their inputs
-
-
 def _formatted(case: FuzzCase, world: Path, form: str, source: str, target: str) -> None:
     """Make the command that preprocesses these files as training data, with settings that suit the format."""
     _base(case, "preprocess", world)
     splits = {"train": {"source": [source]} | ({"target": [target]} if target else {})}
-    plain = {"parser": {"name": "words"}, "tree": {"tree_source": "balanced"}}
     values = configurations(world / "inputs", world)["preprocess"] | {"format": form, "splits": splits}
-    case.argv = _configured(case, values if form in _TREES else values | plain)
+    case.argv = _configured(case, values if form in _TREES else values | _PLAIN)
 
 
 def _archives(random: Random, case: FuzzCase, world: Path) -> None:
     """Pack the training text, and damage the archive. What is accepted must be the text, except damage to data of a `.tar`."""
     form = random.choice([*_TREES, "imdb", "agreement", "parallel"])
-    path = world / "inputs" / f"train.{_TREES.get(form, 'en')}"
+    path = world / "inputs" / f"train.{ENDS.get(form, ('en', ''))[0]}"
     content = path.read_bytes()
     suffix = random.choice(ARCHIVES if form == "imdb" or (form != "parallel" and random.random() < 0.7) else PACKED)
     odd = random.random()
-    if form == "agreement":
-        content = b"".join(b"VBZ\t%b\n" % line for line in content.splitlines())
     if odd < 0.05:
         content = b"x" * (70 << 20)  # a bomb: one line
     if suffix in PACKED:
@@ -345,10 +337,8 @@ _FILE_NAMES = (
 def _file_names(random: Random, case: FuzzCase, world: Path) -> None:
     """Give the inputs other names. The content decides, so the result is the same, or the command refuses the name."""
     form = random.choice([*_TREES, "parallel", "sgm", "iwslt_xml", "translate"])
-    content = (world / "inputs" / f"train.{_TREES.get(form, 'en')}").read_bytes()
-    target = (world / "inputs" / "train.de").read_bytes()
-    if form in ("sgm", "iwslt_xml"):
-        content, target = (_segments(side) for side in (content, target))
+    content = (world / "inputs" / f"train.{ENDS.get(form, ('en', ''))[0]}").read_bytes()
+    target = (world / "inputs" / f"train.{ENDS.get(form, ('', 'de'))[1] or 'de'}").read_bytes()
     folder = case.folder / random.choice(["inputs", "in=x", "a b", "x.tar.gz", "\udcff"])
     folder.mkdir()
     names = random.sample(_FILE_NAMES, 2)
@@ -373,11 +363,6 @@ def _file_names(random: Random, case: FuzzCase, world: Path) -> None:
         for side, path in [("source", source), ("target", other)][: 1 + has_target]:
             case.argv.append(f"splits.train.{side}={json.dumps([str(path)], ensure_ascii=False)}")
     case.truth = {str(source): [(str(source), content)]} | ({str(other): [(str(other), target)]} if has_target else {})
-
-
-def _segments(content: bytes) -> bytes:
-    rows = [f'<seg id="{number}">{line}</seg>\n' for number, line in enumerate(content.decode().splitlines(), start=1)]
-    return f'<doc docid="d">\n{"".join(rows)}</doc>\n'.encode()
 
 
 # The kinds of folders, and the commands that write to them.

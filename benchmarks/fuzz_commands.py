@@ -35,7 +35,7 @@ STATUSES = {"scaling": (0, 1, 2), "compare_seeds": (0, 1, 2)}
 _NOTE = re.compile(
     r"warning: |[\w ]+: [\d,]+(/[\d,]+)? |parser: |\w+: \d+ of \d+ shards|\S+ averaged: |drawing figures|attention of |"
     r"tests? of |[\w.-]+: (running|done|failed|waiting|interrupted|new|left out|finished already|start)|[\d,]+ of [\d,]+ |"
-    r"(tokenizer|pos|text): |\d+ cells|stopped |.* failed: |.* is damaged; the job makes it again|\S+ (on|of) |[\w ]+, \d+ s$|"
+    r"(tokenizer|pos|text|trees): |\d+ cells|stopped |.* failed: |.* is damaged; the job makes it again|\S+ (on|of) |[\w ]+, \d+ s$|"
     r"[\w ,]+ \.\.\.$"  # a running child
 )
 

@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import os
+import re
 import shutil
 import tarfile
 from collections.abc import Iterator
@@ -44,6 +45,12 @@ _JSON = (
 _LINES = (
     "", "x " * 3000, "x" * 50_000, "(" * 5000, ")", "()", "\t", "\0", "\u2028", "1\t2", "(S", "((((x))))", "999999999999",
     "١\tx\t_\t_\t_\t_\t٠\tx\t_\t_", "# text = x",
+)  # fmt: skip
+# Parts of words and labels that separate, join or escape something somewhere.
+_ODD = (
+    "\u2028", "\x85", "\x1c", "\x0b", "\r", "\x01", "\0", "\t", "\xa0", "\u3000", "\u200b", "\ufeff", "\xad", "e\u0301", "\u212b", "\u2581",
+    "##", "@@", "-LRB-", "\\/", "&amp;", "&#10;", "<unk>", "</s>", "<0x41>", "<bt>", "POS=DT", "-NONE-", "|", "=", "-", "\U0001f600",
+    "\ufffd", "\u0130", "<seg id=\"1\">", "1-2", "_", "SpaceAfter=No",
 )  # fmt: skip
 _STRANGERS = ("step_9999999x", "step_00000009", "step_-0000001", "step_00000002x", "index.json", ".lock", "averaged")
 _DOCUMENTS = (
@@ -184,7 +191,10 @@ def damaged_content(random: Random, path: Path) -> bytes:
             place = random.randrange(len(lines))
             line = lines[place]
             changed = [line * 2, line[::-1], line[: len(line) // 2], line.replace("\t", " "), line.replace("(", "")]
-            lines[place] = random.choice([*_LINES, *changed])
+            tokens = re.split(r"([()\s]+)", line)
+            at = random.randrange(0, len(tokens), 2)
+            tokens[at] = random.choice([tokens[at], ""]) + random.choice(_ODD) + random.choice([tokens[at], ""])
+            lines[place] = "".join(tokens) if random.random() < 0.6 else random.choice([*_LINES, *changed])
         return "\n".join(lines).encode()
     return damaged_bytes(random, content)
 

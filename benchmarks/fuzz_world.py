@@ -22,6 +22,11 @@ WORKFLOWS = (
 MODULES = {**{name: name for name in WORKFLOWS}, "verify": "treeproc.verify", "inspect": "treeproc.inspect"}
 
 _WORDS = ["the", "old", "man", "saw", "a", "dog", "in", "park", "she", "likes", "cats", "and", "birds", "today", "very", "much"]
+# Formats, and the end of the names of their inputs: source and target.
+ENDS = {
+    "parallel": ("en", "de"), "sgm": ("en.sgm", "de.sgm"), "iwslt_xml": ("en.sgm", "de.sgm"), "brackets": ("mrg", "de"),
+    "sst": ("sst", ""), "conllu": ("conllu", ""), "agreement": ("agreement", ""), "linzen": ("linzen", ""), "sick": ("sick", ""),
+}  # fmt: skip
 TINY = {
     "model": {"d_model": 16, "d_ff": 16, "num_heads": 2, "num_encoder_layers": 2, "num_decoder_layers": 1},
     "batch": {"max_tokens": 128},
@@ -69,7 +74,16 @@ def _write_inputs(folder: Path) -> None:
             "en": [" ".join(words) for words in lines],
             "sst": [_sentiment(random, words) for words in lines],
             "conllu": [_conllu(random, words) for words in lines],
+            "agreement": [f"{random.choice(['VBZ', 'VBP'])}\t{' '.join(words)}" for words in lines],
+            "linzen": ["sentence\tverb_pos\tverb_index", *(f"{' '.join(words)}\tVBZ\t{len(words)}" for words in lines)],
+            "sick": [
+                "sentence_A\tsentence_B\trelatedness_score",
+                *(f"{' '.join(words)}\t{words[0]}\t{random.randrange(10, 50) / 10}" for words in lines),
+            ],
         }
+        for side in ("en", "de"):
+            rows = [f'<seg id="{number}">{line}</seg>' for number, line in enumerate(contents[side], start=1)]
+            contents[f"{side}.sgm"] = ['<doc docid="d">', *rows, "</doc>"]
         for end, texts in contents.items():
             (folder / f"{split}.{end}").write_text("".join(f"{text}\n" for text in texts))
 
@@ -150,15 +164,13 @@ def build_world(folder: Path) -> None:
         path = folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(configs[config]))
         _call(workflow, ["--config", str(path), "--out", str(folder / name), *more])
-    _call("evaluate", ["--out", str(folder / "run"), "target_language=de", "decoding.beam_size=2"])
-    _call("probe", ["--out", str(folder / "run"), "train_sentences=30", "max_iterations=3", "l2=[0.1]"])
     _call("report", ["--out", str(folder / "page"), str(folder / "run"), "sentences=1", "bootstrap_samples=20"])
-    _call("unsupervised_parse", ["--out", str(folder / "lm"), "parsing.min_layer=0"])
-    _call("score_lm", ["--out", str(folder / "lm")])
     _call("export", [str(folder / "run"), "--out", str(folder / "exported")])
-    path = folder / "translate.yaml"
-    path.write_text(yaml.safe_dump(configs["translate"]))
-    output = _call("translate", ["--config", str(path), "--out", str(folder / "run")])
+    output = ""
+    for workflow, name in (("evaluate", "run"), ("probe", "run"), ("unsupervised_parse", "lm"), ("score_lm", "lm"), ("translate", "run")):
+        path = folder / f"{workflow}.yaml"
+        path.write_text(yaml.safe_dump(configs[workflow]))
+        output = _call(workflow, ["--config", str(path), "--out", str(folder / name)])
     made_in = {"train_wmt": "run", "train_classifier": "classifier", "train_lm": "lm", "evaluate": "run", "probe": "run"}
     made_in |= {"translate": "run", "unsupervised_parse": "lm", "score_lm": "lm"}
     found = {workflow: results(workflow, folder / name, output) for workflow, name in made_in.items()}
