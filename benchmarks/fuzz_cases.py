@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -76,6 +75,7 @@ _READS_DATA = {name: "classes" if name in _READS_CLASSES else "pairs" for name i
 
 def settings_class(workflow: str):
     from treenet.cli.align import AlignSettings
+    from treenet.cli.average_checkpoints import AverageConfig
     from treenet.cli.back_translate_settings import BackTranslateConfig
     from treenet.cli.export import ExportSettings
     from treenet.config import TrainConfig
@@ -94,10 +94,8 @@ def settings_class(workflow: str):
         "preprocess": PreprocessConfig, "train_parser": TrainParserConfig, "evaluate": EvaluateSettings,
         "translate": TranslateSettings, "probe": ProbeSettings, "report": ReportSettings, "scaling": ScalingConfig,
         "compare_seeds": SeedsConfig, "unsupervised_parse": ParseSettings, "score_lm": ScoreLMSettings,
-        "align": AlignSettings, "export": ExportSettings, "back_translate": BackTranslateConfig,
+        "align": AlignSettings, "average_checkpoints": AverageConfig, "export": ExportSettings, "back_translate": BackTranslateConfig,
     }  # fmt: skip
-    if workflow == "average_checkpoints":
-        return sys.modules["average_checkpoints"].AverageConfig
     return classes.get(workflow, TrainConfig)
 
 
@@ -220,7 +218,8 @@ def _run_folders(random: Random, case: FuzzCase, world: Path) -> None:
         if workflow in ("train_wmt", "train_classifier", "train_lm") and random.random() < 0.7:
             case.argv.append("max_steps=6")
     case.damage = damage_folder(random, case.folder / "out")
-    if "config.yaml" not in case.damage:  # people may change it
+    if not any(name in case.damage for name in ("config.yaml", "metrics.jsonl", "scores.json", "probes.json")):
+        # Those are settings, which people change, and the results themselves.
         case.reference, case.lines = world / "results.json", 12
 
 

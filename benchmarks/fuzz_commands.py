@@ -33,7 +33,7 @@ FAULTS = ("traceback", "late", "not one line", "long line", "written elsewhere",
 STATUSES = {"scaling": (0, 1, 2), "compare_seeds": (0, 1, 2)}
 # Allowed lines on standard error beside the refusal: progress, warnings, and the next step.
 _NOTE = re.compile(
-    r"warning: |[\w ]+: [\d,]+(/[\d,]+)? |parser: |\w+: \d+ of \d+ shards|\S+ averaged: |drawing figures|attention of |"
+    r"warning: |[\w ]+: [\d,]+(/[\d,]+)? |parser: |\w+: \d+ of \d+ shards|\S+ averaged: |drawing figures|attention of |chrF of |counting the words |"
     r"tests? of |[\w.-]+: (running|done|failed|waiting|interrupted|new|left out|finished already|start)|[\d,]+ of [\d,]+ |"
     r"(tokenizer|pos|text|trees): |\d+ cells|stopped |.* failed: |.* is damaged; the job makes it again|\S+ (on|of) |[\w ]+, \d+ s$|"
     r"[\w ,]+ \.\.\.$"  # a running child
@@ -138,8 +138,8 @@ class Pool:
         before = everything(case.folder, case.may_change())
         outputs = case.folder / "stdout", case.folder / "stderr"
         if self._as_process:
-            module = MODULES[case.workflow]
-            start = ["-m", module] if "." in module else [str(REPOSITORY / "workflows" / f"{case.workflow}.py")]
+            script = REPOSITORY / "workflows" / f"{case.workflow}.py"
+            start = [str(script)] if script.exists() else ["-m", MODULES[case.workflow]]
             argv = [arg.encode("utf-8", "surrogateescape").replace(b"\0", b"?") for arg in case.argv]
             environment = {**os.environ, **_environment(case)}
             with open(outputs[0], "wb") as out, open(outputs[1], "wb") as errors:

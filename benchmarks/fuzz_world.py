@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -13,13 +12,12 @@ import yaml
 from fuzz_oracles import results
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPOSITORY / "workflows"))
 
 WORKFLOWS = (
     "preprocess", "train_wmt", "train_classifier", "train_lm", "train_parser", "evaluate", "translate", "probe", "report",
     "scaling", "compare_seeds", "average_checkpoints", "unsupervised_parse", "score_lm", "align", "export", "back_translate",
 )  # fmt: skip
-MODULES = {**{name: name for name in WORKFLOWS}, "verify": "treeproc.verify", "inspect": "treeproc.inspect"}
+MODULES = {**{name: f"treenet.cli.{name}" for name in WORKFLOWS}, "verify": "treeproc.verify", "inspect": "treeproc.inspect"}
 
 _WORDS = ["the", "old", "man", "saw", "a", "dog", "in", "park", "she", "likes", "cats", "and", "birds", "today", "very", "much"]
 # Formats, and the end of the names of their inputs: source and target.
@@ -136,7 +134,7 @@ def configurations(inputs: Path, world: Path) -> dict[str, dict]:
         "unsupervised_parse": {"parsing": {"min_layer": 0}},
         "score_lm": {"split": "valid", "pairs": True},
         "align": {name: str(inputs / f"test.{end}") for name, end in (("input", "en"), ("target", "de"), ("trees", "mrg"))},
-        "export": {},
+        "export": {"to": "safetensors", "checkpoint": "averaged"},
         "back_translate": {
             "data": str(world / "plain"), "text": [str(inputs / "test.de")], "backward": TINY, "workers": 0,
             "translate": {"workers": 0, "decoding": {"beam_size": 1}},

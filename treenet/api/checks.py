@@ -16,7 +16,7 @@ from treeproc.common.storage import AnyPath, RemotePath, as_path
 
 def check_width(width: int, num_heads: int) -> None:
     """Raises UserError if heads cannot share a width: half of each head's is embeddings of heights, half of ranks."""
-    as_integer("num_heads", num_heads, 1, 2**31 - 1)
+    as_integer("num_heads", num_heads, least=1)
     if as_integer("embed_dim", width, 1, 2**31 - 1) % (2 * num_heads):
         raise UserError(f"the width must be a multiple of 2 * num_heads = {2 * num_heads}, but is {width}")
 
