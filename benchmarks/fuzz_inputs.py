@@ -29,6 +29,7 @@ from random import Random
 
 from fuzz_cases import KINDS as DAMAGES
 from fuzz_commands import Outcome, Pool, describe_fault, fuzz_commands, summarize
+from fuzz_oracles import ROWS, leaves, nodes, trees
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -36,11 +37,10 @@ from treeproc.common.settings import UserError
 from treeproc.readers.brackets import read_sentiment, read_trees
 from treeproc.readers.conllu import read_sentences
 from treeproc.readers.segments import segments
-from treeproc.trees.spans import check_tree, read_brackets
 
 LIMIT_SECONDS = 5
 ROUND = 2000
-_ERROR = re.compile(r"fuzz, line \d+")
+_ERROR = re.compile(r"fuzz, line \d+|fuzz has no <seg")
 
 _WORDS = ["a", "der", "-LRB-", "-NONE-", "NP", "NP-SBJ-1", "3", "\\/", "½", "8\u00a01", "\u2028", "*", "_"]
 
@@ -105,24 +105,28 @@ def sgml(random: Random) -> str:
     return _mutated(random, f"<doc docid='d'>\n{text}</doc>", '<>&\n"')
 
 
-def check_rows(rows: Iterator[dict]) -> int:
-    """Consume rows, and check each: words at their places, trees over them, arcs within them."""
-    count = 0
-    for row in rows:
-        count += 1
-        words = row["words"]
-        spans = zip(words["start_char"], words["end_char"], strict=True)
-        assert [row["source"][start:end] for start, end in spans] == words["text"]
-        for text in row["trees"]:
-            _, tags, tree = read_brackets(text)
-            if len(tree):
-                check_tree(tree, len(words["text"]))
-            if "node_labels" in row:
-                assert (len(row["node_labels"]), len(row["leaf_labels"])) == (len(tree), len(tags))
-        if "arcs" in row:
-            assert len(row["arcs"]["governor"]) == len(words["text"])
-            assert all(-1 <= governor < len(words["text"]) for governor in row["arcs"]["governor"])
-    return count
+def check_rows(kind: str, text: str, rows: Iterator[dict]) -> int:
+    """Read all rows, and compare them with those of the fuzzer's own reader."""
+    found = list(rows)
+    wanted = list(ROWS[kind](text.encode()))
+    assert [row["source"] for row in found] == [row["source"] for row in wanted]
+    for row, own in zip(found, wanted, strict=True):
+        spans = zip(row["words"]["start_char"], row["words"]["end_char"], strict=True)
+        assert [row["source"][start:end] for start, end in spans] == row["words"]["text"]
+        assert all(row[name] == own[name] for name in ("label", "node_labels", "leaf_labels") if name in own)
+        if own.get("arcs") is not None:
+            assert list(zip(row["arcs"]["governor"], row["arcs"]["deprel"], strict=True)) == own["arcs"]
+        for tree in row["trees"] if "nodes" in own else ():
+            [read] = trees(tree)
+            assert (nodes(read), [tag for tag, _ in leaves(read)]) == (own["nodes"], own["tags"])
+    return len(found)
+
+
+def check_segments(text: str) -> int:
+    """Read all segments, and compare them with those of the fuzzer's own reader."""
+    found = [segment for _, segment, _ in segments(_lines(text), "fuzz")]
+    assert found == [row["source"] for row in ROWS["sgm"](text.encode())]
+    return len(found)
 
 
 def read_or_refuse(read: Callable[[], int]) -> str:
@@ -142,11 +146,15 @@ def _lines(text: str) -> Iterator[str]:
 
 
 KINDS: dict[str, tuple[Callable[[Random], str], Callable[[str], int]]] = {
-    "brackets": (lambda r: brackets(r, [*_WORDS, ""], _WORDS), lambda text: check_rows(read_trees(_lines(text), "fuzz"))),
-    "conllu": (conllu, lambda text: check_rows(read_sentences(_lines(text), "fuzz"))),
-    "sentiment": (lambda r: brackets(r, list("01234"), _WORDS), lambda text: check_rows(read_sentiment(_lines(text), "fuzz"))),
-    "sgml": (sgml, lambda text: sum(1 for _ in segments(_lines(text), "fuzz"))),
-}
+    "brackets": (
+        lambda r: brackets(r, [*_WORDS, ""], _WORDS), lambda text: check_rows("brackets", text, read_trees(_lines(text), "fuzz"))
+    ),
+    "conllu": (conllu, lambda text: check_rows("conllu", text, read_sentences(_lines(text), "fuzz"))),
+    "sentiment": (
+        lambda r: brackets(r, list("01234"), _WORDS), lambda text: check_rows("sst", text, read_sentiment(_lines(text), "fuzz"))
+    ),
+    "sgml": (sgml, check_segments),
+}  # fmt: skip
 
 
 def _text(make: Callable[[Random], str], round_seed: int, number: int) -> str:

@@ -5,7 +5,6 @@ Everything here is slow and obvious: whole files, lists, recursion. `silent_loss
 
 import bz2
 import gzip
-import html
 import json
 import lzma
 import re
@@ -56,8 +55,10 @@ def trees(text: str) -> list[Any]:
             stack[-1][1].append(done)
         elif before == "(":
             stack[-1][0] = token
-        else:
+        elif len(stack) > 1:
             stack[-1][1].append(token)
+        elif token.strip():
+            raise ValueError(f"{token} stands outside of brackets")
     return stack[0][1]
 
 
@@ -96,7 +97,8 @@ def _bracket_rows(content: bytes) -> Iterator[dict]:
         words = leaves(tree)
         plain = [_ESCAPES.get(word, re.sub(r"\\([/*])", r"\1", word)) for _, word in words]
         plain = [re.sub(r"-[LR][RSC]B-", lambda match: _ESCAPES[match[0]], word) for word in plain]
-        yield {"source": " ".join(plain), "tags": [tag for tag, _ in words], "nodes": nodes(tree)}
+        # Unicode's blanks in a tag become underscores.
+        yield {"source": " ".join(plain), "tags": [re.sub(r"\s", "_", tag) or "_" for tag, _ in words], "nodes": nodes(tree)}
 
 
 def _sentiment_rows(content: bytes) -> Iterator[dict]:
@@ -114,7 +116,7 @@ def _sentiment_rows(content: bytes) -> Iterator[dict]:
 
 
 def _conllu_rows(content: bytes) -> Iterator[dict]:
-    for block in re.split(r"\n\n+", "\n".join(lines(content)).strip("\n")):
+    for block in filter(None, re.split(r"\n\n+", "\n".join(lines(content)).strip("\n"))):
         given = re.findall(r"^#\s*text\s*=[^\S\n]?(.*)$", block, re.MULTILINE)
         rows = [line.split("\t") for line in block.split("\n") if not line.startswith("#")]
         rows = [row for row in rows if "." not in row[0]]
@@ -128,15 +130,26 @@ def _conllu_rows(content: bytes) -> Iterator[dict]:
         yield {"source": given[-1].strip() if given else made, "arcs": arcs}
 
 
+def _unescaped(text: str) -> str:
+    """Return the text with the characters that XML's five entities and numbers stand for."""
+
+    def character(match: re.Match) -> str:
+        name = match[1]
+        if not name.startswith("#"):
+            return {"amp": "&", "lt": "<", "gt": ">", "quot": '"', "apos": "'"}[name]
+        code = int(name[2:], 16) if name[1] == "x" else int(name[1:])
+        return chr(code) if code < 0xD800 or 0xE000 <= code < 0x110000 else match[0]
+
+    return re.sub(r"&(amp|lt|gt|quot|apos|#[0-9]{1,7}|#x[0-9a-fA-F]{1,6});", character, text)
+
+
 def _line_rows(content: bytes) -> Iterator[dict]:
     return ({"source": line} for line in lines(content))
 
 
 def _segment_rows(content: bytes) -> Iterator[dict]:
-    for segment in re.findall(r"<seg\b[^<>]*>(.*?)</seg>", "\n".join(lines(content)), re.DOTALL | re.IGNORECASE):
-        # Of the entities of HTML, the readers know XML's five and numbers of characters.
-        known = re.sub(r"&(?!amp;|lt;|gt;|quot;|apos;|#)", "&amp;", segment)
-        yield {"source": " ".join(html.unescape(known).split())}
+    for segment in re.findall(r"<seg\b[^<>\n]*>(.*?)</seg\b[^<>\n]*>", "\n".join(lines(content)), re.DOTALL | re.IGNORECASE):
+        yield {"source": " ".join(_unescaped(segment).split())}
 
 
 def _talk_rows(content: bytes) -> Iterator[dict]:
@@ -146,7 +159,7 @@ def _talk_rows(content: bytes) -> Iterator[dict]:
     for line in lines(content):
         if not re.match(r"</?(doc|url|keywords|speaker|talkid|reviewer|translator|\?xml|mteval|srcset|refset)\b", line, re.I):
             text = re.sub(r"</?(title|description)>", "", line, flags=re.IGNORECASE)
-            yield {"source": html.unescape(re.sub(r"&(?!amp;|lt;|gt;|quot;|apos;|#)", "&amp;", text)).strip()}
+            yield {"source": _unescaped(text).strip()}
 
 
 def _prefix_rows(content: bytes) -> Iterator[dict]:
