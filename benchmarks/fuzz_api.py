@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-import fuzz_inputs
 import numpy as np
 from fuzz_oracles import nodes, normal_nodes, trees
+from fuzz_texts import WORDS, brackets, nested
 
 # Python's own error is the promise of docs/api.md for an argument that a function lacks.
 _WRONG = (
@@ -47,9 +47,7 @@ def _brackets(random: Random) -> Call:
 
     labels = ["S", "NP", "NP-SBJ", "ROOT", "-LRB-", "A=B", "X|Y", "\u2028", "N\x1cP"]
     batch: list[Any] = [
-        fuzz_inputs.brackets(random, labels, fuzz_inputs._WORDS)
-        if random.random() < 0.3
-        else fuzz_inputs._nested(random, labels, fuzz_inputs._WORDS, random.randint(0, 4))
+        brackets(random, labels, WORDS) if random.random() < 0.3 else nested(random, labels, WORDS, random.randint(0, 4))
         for _ in range(random.randint(0, 3))
     ]
     wrong = random.random() < 0.1

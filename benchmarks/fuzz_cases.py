@@ -63,6 +63,7 @@ def _copy(world: Path, folder: Path, *names: str) -> None:
 
 _TREES = ("brackets", "sst", "conllu")  # formats with given trees
 _PLAIN = {"parser": {"name": "words"}, "tree": {"tree_source": "balanced"}}  # settings of the others
+_SIZES = (330, None)  # of the vocabulary: words of several pieces, and as many pieces as odd characters need
 _NO_DATA = ("train_parser", "average_checkpoints", "align", "export", "back_translate")
 _READS_RUN = {name: "run" for name in ("evaluate", "translate", "probe", "average_checkpoints", "align")} | {
     "unsupervised_parse": "lm",
@@ -94,7 +95,8 @@ def settings_class(workflow: str):
         "preprocess": PreprocessConfig, "train_parser": TrainParserConfig, "evaluate": EvaluateSettings,
         "translate": TranslateSettings, "probe": ProbeSettings, "report": ReportSettings, "scaling": ScalingConfig,
         "compare_seeds": SeedsConfig, "unsupervised_parse": ParseSettings, "score_lm": ScoreLMSettings,
-        "align": AlignSettings, "average_checkpoints": AverageConfig, "export": ExportSettings, "back_translate": BackTranslateConfig,
+        "align": AlignSettings, "average_checkpoints": AverageConfig, "export": ExportSettings,
+        "back_translate": BackTranslateConfig,
     }  # fmt: skip
     return classes.get(workflow, TrainConfig)
 
@@ -161,7 +163,8 @@ def _input_files(random: Random, case: FuzzCase, world: Path) -> None:
         splits = {s: {"source": [str(inputs / f"{s}.{source}")]} for s in ("train", "valid", "test")}
         if target:
             splits = {s: {**files, "target": [str(inputs / f"{s}.{target}")]} for s, files in splits.items()}
-        values |= {"format": form, "splits": splits} | ({} if form in _TREES else _PLAIN)
+        values |= {"format": form, "splits": splits, "subwords": {"vocab_size": random.choice(_SIZES)}}
+        values |= {} if form in _TREES else _PLAIN
         used = [inputs / f"{split}.{end}" for split in ("train", "valid", "test") for end in ENDS[form] if end]
     elif workflow == "train_parser":
         used = [inputs / "train.conllu", inputs / "valid.conllu"]
@@ -284,7 +287,8 @@ def _formatted(case: FuzzCase, world: Path, form: str, source: str, target: str)
     """Make the command that preprocesses these files as training data, with settings that suit the format."""
     _base(case, "preprocess", world)
     splits = {"train": {"source": [source]} | ({"target": [target]} if target else {})}
-    values = configurations(world / "inputs", world)["preprocess"] | {"format": form, "splits": splits}
+    values = configurations(world / "inputs", world)["preprocess"]
+    values |= {"format": form, "splits": splits, "subwords": {"vocab_size": _SIZES[-1]}}
     case.argv = _configured(case, values if form in _TREES else values | _PLAIN)
 
 

@@ -33,9 +33,11 @@ FAULTS = ("traceback", "late", "not one line", "long line", "written elsewhere",
 STATUSES = {"scaling": (0, 1, 2), "compare_seeds": (0, 1, 2)}
 # Allowed lines on standard error beside the refusal: progress, warnings, and the next step.
 _NOTE = re.compile(
-    r"warning: |[\w ]+: [\d,]+(/[\d,]+)? |parser: |\w+: \d+ of \d+ shards|\S+ averaged: |drawing figures|attention of |chrF of |counting the words |"
+    r"warning: |[\w ]+: [\d,]+(/[\d,]+)? |parser: |\w+: \d+ of \d+ shards|\S+ averaged: |drawing figures|attention of |"
+    r"chrF of |counting the words |"
     r"tests? of |[\w.-]+: (running|done|failed|waiting|interrupted|new|left out|finished already|start)|[\d,]+ of [\d,]+ |"
-    r"(tokenizer|pos|text|trees): |\d+ cells|stopped |.* failed: |.* is damaged; the job makes it again|\S+ (on|of) |[\w ]+, \d+ s$|"
+    r"(tokenizer|pos|text|trees): |\d+ cells|stopped |.* failed: |.* is damaged; the job makes it again|"
+    r"\S+ (on|of) |[\w ]+, \d+ s$|"
     r"[\w ,]+ \.\.\.$"  # a running child
 )
 
@@ -233,5 +235,6 @@ def describe_fault(outcome: Outcome) -> str:
     case = outcome.case
     return json.dumps(
         {"faults": outcome.faults, "case": case.folder.name, "workflow": case.workflow, "damage": case.damage[:200],
-         "status": outcome.status, "seconds": round(outcome.seconds, 1), "lost": outcome.lost[:3], "stderr": outcome.errors[-700:]}
+         "status": outcome.status, "seconds": round(outcome.seconds, 1), "lost": outcome.lost[:3],
+         "stderr": outcome.errors[-700:]}
     )  # fmt: skip

@@ -1,16 +1,20 @@
-"""Fuzz readers and whole commands: a result or a one-line error, nothing else, never a hang.
+"""Fuzz readers, commands, the server and the library: the right result, or a refusal in one line. No silent loss.
 
     python benchmarks/fuzz_inputs.py [--examples 100000] [--commands 150] [--processes 3] [--seed 1]
-    python benchmarks/fuzz_inputs.py --quick                                     under 50 seconds
+    python benchmarks/fuzz_inputs.py --quick                                     about a minute
     python benchmarks/fuzz_inputs.py --kinds "run folders" --keep FOLDER         keeps what broke a rule, to look at it
 
 Readers of trees and treebanks: Hypothesis draws the seeds of `--examples` bracket strings, sentiment trees, CoNLL-U fragments and
 SGML fragments each. It makes one draw per text, because to draw every part takes longer than all readers together. A reader gives
-rows, or one line with file and line.
+the rows of a slow reader that shares no code with it, or one line with file and line.
 
 Whole commands: `--commands` cases of every kind of damage (fuzz_cases.py) run in forks of one process. `--processes` further
 cases run as users start them. They end with a result or one line of at most 500 characters within 60 seconds, and write only to
-their folders. Broken rules are reported on standard error. Then the exit status is 1.
+their folders. `fuzz_oracles.py` compares each result with the inputs, or with the result without the damage.
+
+The server and the library: a twentieth of `--examples` requests, and as many calls of each function.
+
+Broken rules are reported on standard error. Then the exit status is 1.
 """
 
 import argparse
@@ -27,9 +31,12 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
+from fuzz_api import fuzz_api
 from fuzz_cases import KINDS as DAMAGES
 from fuzz_commands import Outcome, Pool, describe_fault, fuzz_commands, summarize
 from fuzz_oracles import ROWS, leaves, nodes, trees
+from fuzz_server import fuzz_server
+from fuzz_texts import WORDS, brackets, conllu, sgml
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -41,68 +48,6 @@ from treeproc.readers.segments import segments
 LIMIT_SECONDS = 5
 ROUND = 2000
 _ERROR = re.compile(r"fuzz, line \d+|fuzz has no <seg")
-
-_WORDS = ["a", "der", "-LRB-", "-NONE-", "NP", "NP-SBJ-1", "3", "\\/", "½", "8\u00a01", "\u2028", "*", "_"]
-
-
-def _nested(random: Random, labels: list[str], words: list[str], depth: int) -> str:
-    """Return well-formed brackets."""
-    if depth == 0 or random.random() < 0.3:
-        return f"({random.choice(labels)} {random.choice(words)})"
-    children = " ".join(_nested(random, labels, words, depth - 1) for _ in range(random.randint(1, 3)))
-    return f"({random.choice(labels)} {children})"
-
-
-def _mutated(random: Random, text: str, noise: str) -> str:
-    """Return the text. Half of the time, one or two pieces are cut out or replaced by noise."""
-    for _ in range(random.choice([0, 0, 1, 2])):
-        start = random.randint(0, len(text))
-        text = text[:start] + random.choice(["", *noise]) + text[start + random.randint(0, 12) :]
-    return text
-
-
-def brackets(random: Random, labels: list[str], words: list[str]) -> str:
-    """Return trees, damaged trees, or brackets and words in any order."""
-    if random.random() < 0.3:
-        return " ".join(random.choices(["(", ")", "(", ")", " ", "\n", *labels, *words], k=random.randint(0, 25)))
-    trees = (_nested(random, labels, words, random.randint(0, 4)) for _ in range(random.randint(1, 3)))
-    return _mutated(random, "\n".join(trees), "() \n\t\u00a0x")
-
-
-def conllu(random: Random) -> str:
-    """Return sentences, damaged sentences, or rows of any fields in any order."""
-    comments = ["# text = im do n't", "# text = don't", "# newdoc", "#", ""]
-    miscs = ["_", "SpaceAfter=No", "Gloss=a|SpaceAfter=No"]
-    if random.random() < 0.4:
-        numbers = ["1", "2", "3", "1-2", "2-3", "1.1", "x", "99999999999", "3-1"]
-        forms, governors = ["im", "in", "dem", "do", "n't", "don't", "a b", "", "_"], ["0", "1", "2", "3", "4", "-1", "_", "²"]
-        rows = [
-            _row(random.choice(numbers), random.choice(forms), random.choice(governors), random.choice(miscs)) for _ in range(4)
-        ]
-        return "\n".join(random.sample([*rows, *comments], random.randint(0, 5)))
-    # Governors come before their words, so there is no cycle until something is cut.
-    words = [
-        _row(i, random.choice(["im", "don't", "a b"]), random.randrange(i), random.choice(miscs))
-        for i in range(1, random.randint(2, 6))
-    ]
-    if random.random() < 0.3:
-        words.insert(0, _row("1-2", random.choice(["imdon't", "im"]), "_", "_"))
-    if random.random() < 0.2:
-        words.insert(0, random.choice(comments))
-    return _mutated(random, "\n".join(words), "\t\n-.0#\u2028")
-
-
-def _row(number: object, form: str, governor: object, misc: str) -> str:
-    return f"{number}\t{form}\tl\tX\tX\t_\t{governor}\tdep\t_\t{misc}"
-
-
-def sgml(random: Random) -> str:
-    """Return segments, damaged segments, or tags in any order."""
-    pieces = ['<doc docid="d">', "</doc>", '<seg id="1">', "<seg>", "</seg>", "&amp;", "&#xD800;", "&#99;", "a", "\n", "<"]
-    if random.random() < 0.5:
-        return "".join(random.choices(pieces, k=random.randint(0, 12)))
-    text = "".join(f"<seg id={i}>{''.join(random.choices(pieces[5:], k=3))}</seg>\n" for i in range(random.randint(1, 3)))
-    return _mutated(random, f"<doc docid='d'>\n{text}</doc>", '<>&\n"')
 
 
 def check_rows(kind: str, text: str, rows: Iterator[dict]) -> int:
@@ -147,14 +92,17 @@ def _lines(text: str) -> Iterator[str]:
 
 KINDS: dict[str, tuple[Callable[[Random], str], Callable[[str], int]]] = {
     "brackets": (
-        lambda r: brackets(r, [*_WORDS, ""], _WORDS), lambda text: check_rows("brackets", text, read_trees(_lines(text), "fuzz"))
+        lambda r: brackets(r, [*WORDS, ""], WORDS), lambda text: check_rows("brackets", text, read_trees(_lines(text), "fuzz"))
     ),
     "conllu": (conllu, lambda text: check_rows("conllu", text, read_sentences(_lines(text), "fuzz"))),
     "sentiment": (
-        lambda r: brackets(r, list("01234"), _WORDS), lambda text: check_rows("sst", text, read_sentiment(_lines(text), "fuzz"))
+        lambda r: brackets(r, list("01234"), WORDS), lambda text: check_rows("sst", text, read_sentiment(_lines(text), "fuzz"))
     ),
     "sgml": (sgml, check_segments),
 }  # fmt: skip
+
+
+INTERFACES = {"server": fuzz_server, "library": fuzz_api}
 
 
 def _text(make: Callable[[Random], str], round_seed: int, number: int) -> str:
@@ -212,6 +160,19 @@ def fuzz_readers(kinds: Sequence[str], examples: int, first_seed: int) -> None:
                 print(json.dumps({"benchmark": "fuzz", "case": kind, "metric": metric, "value": value}), flush=True)
 
 
+def fuzz_interfaces(kinds: Sequence[str], examples: int, first_seed: int) -> bool:
+    """Print the figures of requests to the server and of calls of the library. Returns whether all rules were kept."""
+    kept = True
+    for kind in kinds:
+        figures, broken = INTERFACES[kind](examples, first_seed)
+        for metric, value in figures.items():
+            print(json.dumps({"benchmark": "fuzz", "case": kind, "metric": metric, "value": value}), flush=True)
+        for text in broken:
+            print(f"{kind}: {text}", file=sys.stderr, flush=True)
+        kept = kept and not broken
+    return kept
+
+
 def fuzz_whole_commands(counts: dict[str, int], processes: int, first_seed: int, parallel: int, keep: Path | None) -> bool:
     """Print the figures of every kind of damage. Returns whether all rules were kept."""
     outcomes: list[Outcome] = []
@@ -235,7 +196,8 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=100_000, help="texts of each kind for readers")
     parser.add_argument("--commands", type=int, default=150, help="commands of each kind of damage")
     parser.add_argument("--processes", type=int, default=3, help="further commands of each kind, in separate processes")
-    parser.add_argument("--kinds", nargs="+", choices=[*KINDS, *DAMAGES], default=[*KINDS, *DAMAGES])
+    kinds = [*KINDS, *INTERFACES, *DAMAGES]
+    parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--parallel", type=int, default=os.cpu_count() or 1, help="commands at a time")
     parser.add_argument("--keep", type=Path, help="an empty folder for the cases that broke a rule")
@@ -244,8 +206,10 @@ def main() -> None:
     if args.quick:
         args.examples, args.commands, args.processes = 500, 2, 0
     fuzz_readers([kind for kind in args.kinds if kind in KINDS], args.examples, args.seed)
+    kept = fuzz_interfaces([kind for kind in args.kinds if kind in INTERFACES], args.examples // 20, args.seed)
     if damages := {kind: args.commands for kind in args.kinds if kind in DAMAGES}:
-        sys.exit(not fuzz_whole_commands(damages, args.processes, args.seed, args.parallel, args.keep))
+        kept = fuzz_whole_commands(damages, args.processes, args.seed, args.parallel, args.keep) and kept
+    sys.exit(not kept)
 
 
 if __name__ == "__main__":

@@ -48,8 +48,10 @@ _LINES = (
 )  # fmt: skip
 # Parts of words and labels that separate, join or escape something somewhere.
 _ODD = (
-    "\u2028", "\x85", "\x1c", "\x0b", "\r", "\x01", "\0", "\t", "\xa0", "\u3000", "\u200b", "\ufeff", "\xad", "e\u0301", "\u212b", "\u2581",
-    "##", "@@", "-LRB-", "\\/", "&amp;", "&#10;", "<unk>", "</s>", "<0x41>", "<bt>", "POS=DT", "-NONE-", "|", "=", "-", "\U0001f600",
+    "\u2028", "\x85", "\x1c", "\x0b", "\r", "\x01", "\0", "\t", "\xa0", "\u3000",
+    "\u200b", "\ufeff", "\xad", "e\u0301", "\u212b", "\u2581",
+    "##", "@@", "-LRB-", "\\/", "&amp;", "&#10;", "<unk>", "</s>", "<0x41>",
+    "<bt>", "POS=DT", "-NONE-", "|", "=", "-", "\U0001f600",
     "\ufffd", "\u0130", "<seg id=\"1\">", "1-2", "_", "SpaceAfter=No",
 )  # fmt: skip
 _STRANGERS = ("step_9999999x", "step_00000009", "step_-0000001", "step_00000002x", "index.json", ".lock", "averaged")
@@ -201,7 +203,7 @@ def damaged_content(random: Random, path: Path) -> bytes:
 
 def damage_file(random: Random, path: Path) -> str:
     """Change a file, or replace it. Returns a description of the damage."""
-    kind = random.choice(["content"] * 6 + ["removed", "folder", "loop", "dangling", "device", "other", "link"])
+    kind = random.choice(["content"] * 12 + ["removed", "folder", "loop", "dangling", "device", "other", "link"])
     if kind == "content":
         content = damaged_content(random, path)
         path.write_bytes(content)

@@ -249,7 +249,9 @@ def data_set(data: Path, truth: dict[str, Texts]) -> Iterator[str]:
     for split, files in config["splits"].items():
         wanted = expected_rows(config["format"], files, truth)
         if config.get("normalization") == "nfc":
-            sides = [{side: unicodedata.normalize("NFC", row[side]) for side in ("source", "target") if side in row} for row in wanted]
+            sides = [
+                {side: unicodedata.normalize("NFC", row[side]) for side in ("source", "target") if side in row} for row in wanted
+            ]
             wanted = [row | side for row, side in zip(wanted, sides, strict=True)]
         rows = {stage: _split_rows(data / stage, split) for stage in ("text", "encoded")}
         for stage, found in rows.items():
@@ -260,7 +262,9 @@ def data_set(data: Path, truth: dict[str, Texts]) -> Iterator[str]:
         if sorted(kept + gone) != list(range(len(wanted))):
             yield f"{split}: {len(wanted)} rows in, {len(kept)} out and {len(gone)} dropped"
             return
-        if Counter(reason for (name, _), reason in reasons.items() if name == split) != Counter(indices["text"]["dropped"][split]):
+        if Counter(reason for (name, _), reason in reasons.items() if name == split) != Counter(
+            indices["text"]["dropped"][split]
+        ):
             yield f"{split}: the index counts other dropped rows than the list"
         if [row["example_id"] for row in rows["encoded"]] != kept:
             yield f"{split}: encoded rows are not those of the text"
@@ -337,7 +341,8 @@ def _tree_row(where: str, tree: dict, row: dict, encoded: dict, labels: list[str
     for (label, start, end), count in wanted.items():
         known[label if label in labels or where.startswith("train") else "<unk>", start, end] += count
     if found != known:
-        yield f"{where}: the tree has {sorted((found - known).elements())!r:.80}, but had {sorted((known - found).elements())!r:.80}"
+        more, less = sorted((found - known).elements()), sorted((known - found).elements())
+        yield f"{where}: the tree has {more!r:.80}, but had {less!r:.80}"
 
 
 def results(workflow: str, out: Path, output: str) -> Any:

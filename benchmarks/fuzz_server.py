@@ -14,7 +14,24 @@ TOKEN = "a-token-of-many-characters"
 PUBLIC = ("/", "/page.js", "/page.css", "/openapi.json", "/healthz")
 QUESTIONS = ("/translate",)
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "get", "post", "POST ", "\nPOST", "X")
-_AROUND = (b"//", b"/.", b"/..", b"/../", b"/./", b"%00", b"%2f", b"%2F", b"%0a", b"%0D%0A", b"%C2%85", b"%E2%80%A8", b";x", b"?x", b"#x", b"/x")
+_AROUND = (
+    b"//",
+    b"/.",
+    b"/..",
+    b"/../",
+    b"/./",
+    b"%00",
+    b"%2f",
+    b"%2F",
+    b"%0a",
+    b"%0D%0A",
+    b"%C2%85",
+    b"%E2%80%A8",
+    b";x",
+    b"?x",
+    b"#x",
+    b"/x",
+)
 _TOKENS = ("", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", TOKEN, f"Bearer,{TOKEN}")
 _BODY = json.dumps({"lines": ["a"]}).encode()
 

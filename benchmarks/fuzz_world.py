@@ -112,7 +112,11 @@ def configurations(inputs: Path, world: Path) -> dict[str, dict]:
         "preprocess": data,
         "preprocess_classes": {**data, "format": "sst", "splits": classes},
         "preprocess_plain": {
-            **data, "format": "parallel", "splits": plain, "parser": {"name": "words"}, "tree": {"tree_source": "balanced"}
+            **data,
+            "format": "parallel",
+            "splits": plain,
+            "parser": {"name": "words"},
+            "tree": {"tree_source": "balanced"},
         },
         "train_wmt": {**TINY, **pairs},
         "train_classifier": {**TINY, **classification},
@@ -136,7 +140,10 @@ def configurations(inputs: Path, world: Path) -> dict[str, dict]:
         "align": {name: str(inputs / f"test.{end}") for name, end in (("input", "en"), ("target", "de"), ("trees", "mrg"))},
         "export": {"to": "safetensors", "checkpoint": "averaged"},
         "back_translate": {
-            "data": str(world / "plain"), "text": [str(inputs / "test.de")], "backward": TINY, "workers": 0,
+            "data": str(world / "plain"),
+            "text": [str(inputs / "test.de")],
+            "backward": TINY,
+            "workers": 0,
             "translate": {"workers": 0, "decoding": {"beam_size": 1}},
         },
     }
@@ -165,7 +172,13 @@ def build_world(folder: Path) -> None:
     _call("report", ["--out", str(folder / "page"), str(folder / "run"), "sentences=1", "bootstrap_samples=20"])
     _call("export", [str(folder / "run"), "--out", str(folder / "exported")])
     output = ""
-    for workflow, name in (("evaluate", "run"), ("probe", "run"), ("unsupervised_parse", "lm"), ("score_lm", "lm"), ("translate", "run")):
+    for workflow, name in (
+        ("evaluate", "run"),
+        ("probe", "run"),
+        ("unsupervised_parse", "lm"),
+        ("score_lm", "lm"),
+        ("translate", "run"),
+    ):
         path = folder / f"{workflow}.yaml"
         path.write_text(yaml.safe_dump(configs[workflow]))
         output = _call(workflow, ["--config", str(path), "--out", str(folder / name)])
