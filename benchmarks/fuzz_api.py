@@ -139,7 +139,7 @@ def _are_spans(tree: Any) -> bool:
     return isinstance(tree, list) and all(
         isinstance(span, list | tuple)
         and len(span) in (2, 3)
-        and all(_is_integer(part) for part in span[:2])
+        and all(_is_integer(part) and part < 2**31 for part in span[:2])
         and (len(span) == 2 or (isinstance(span[2], str) and "\ud800" not in span[2]))
         for span in tree
     )

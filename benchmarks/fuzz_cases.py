@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -74,31 +75,28 @@ _READS_CLASSES = ("train_classifier", "compare_seeds")
 _READS_DATA = {name: "classes" if name in _READS_CLASSES else "pairs" for name in MODULES if name not in _NO_DATA}
 
 
-def settings_class(workflow: str):
-    from treenet.cli.align import AlignSettings
-    from treenet.cli.average_checkpoints import AverageConfig
-    from treenet.cli.back_translate_settings import BackTranslateConfig
-    from treenet.cli.export import ExportSettings
-    from treenet.config import TrainConfig
-    from treenet.evaluation.evaluate import EvaluateSettings
-    from treenet.evaluation.language_models import ScoreLMSettings
-    from treenet.evaluation.unsupervised_parse import ParseSettings
-    from treenet.experiments.scaling import ScalingConfig
-    from treenet.experiments.seeds import SeedsConfig
-    from treenet.probing.probe_settings import ProbeSettings
-    from treenet.report.report_settings import ReportSettings
-    from treenet.translation.line_translator import TranslateSettings
-    from treeproc.job.preprocess import PreprocessConfig
-    from treeproc.parser_training.config import TrainParserConfig
+_SETTINGS = {
+    "preprocess": "treeproc.job.config.PreprocessConfig",
+    "train_parser": "treeproc.parser_training.config.TrainParserConfig",
+    "evaluate": "treenet.evaluation.evaluate.EvaluateSettings",
+    "translate": "treenet.translation.line_translator.TranslateSettings",
+    "probe": "treenet.probing.probe_settings.ProbeSettings",
+    "report": "treenet.report.report_settings.ReportSettings",
+    "scaling": "treenet.experiments.scaling.ScalingConfig",
+    "compare_seeds": "treenet.experiments.seeds.SeedsConfig",
+    "unsupervised_parse": "treenet.evaluation.unsupervised_parse.ParseSettings",
+    "score_lm": "treenet.evaluation.language_models.ScoreLMSettings",
+    "average_checkpoints": "treenet.cli.average_checkpoints.AverageConfig",
+    "align": "treenet.cli.align.AlignSettings",
+    "export": "treenet.cli.export.ExportSettings",
+    "back_translate": "treenet.cli.back_translate_settings.BackTranslateConfig",
+}
 
-    classes = {
-        "preprocess": PreprocessConfig, "train_parser": TrainParserConfig, "evaluate": EvaluateSettings,
-        "translate": TranslateSettings, "probe": ProbeSettings, "report": ReportSettings, "scaling": ScalingConfig,
-        "compare_seeds": SeedsConfig, "unsupervised_parse": ParseSettings, "score_lm": ScoreLMSettings,
-        "align": AlignSettings, "average_checkpoints": AverageConfig, "export": ExportSettings,
-        "back_translate": BackTranslateConfig,
-    }  # fmt: skip
-    return classes.get(workflow, TrainConfig)
+
+def settings_class(workflow: str):
+    """Return the class of the settings of a command."""
+    module, _, name = _SETTINGS.get(workflow, "treenet.config.TrainConfig").rpartition(".")
+    return getattr(import_module(module), name)
 
 
 def make_case(seed: int, kind: str, world: Path, scratch: Path) -> FuzzCase:

@@ -172,7 +172,7 @@ class Pool:
             code = -1 if status is None else os.waitstatus_to_exitcode(status)
             errors, output = ((case.folder / name).read_bytes().decode(errors="replace") for name in ("stderr", "stdout"))
             faults = judge(case, code, seconds, errors, output, before)
-            lost = silent_loss(case, output, errors) if code == 0 else []
+            lost = silent_loss(case, output) if code == 0 else []
             faults += ["silent"] if lost else []
             if not faults or not self._keep:
                 shutil.rmtree(case.folder, ignore_errors=True)

@@ -369,7 +369,7 @@ def numbers(value: Any) -> Any:
     return value if isinstance(value, float | int) and not isinstance(value, bool) else None
 
 
-def silent_loss(case: Any, output: str, errors: str) -> list[str]:
+def silent_loss(case: Any, output: str) -> list[str]:
     """Return what an accepted command lost or changed, by the oracle of its kind. A crash of the oracle is a finding too."""
     outs = [case.argv[place + 1] for place, name in enumerate(case.argv[:-1]) if name == "--out"]
     out = case.folder / outs[-1] if outs else case.folder

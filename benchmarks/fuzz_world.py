@@ -61,7 +61,7 @@ def _conllu(random: Random, words: list[str]) -> str:
     return "\n".join(rows) + "\n"
 
 
-def _write_inputs(folder: Path) -> None:
+def write_inputs(folder: Path) -> None:
     random = Random(1)
     folder.mkdir()
     for split, count in (("train", 60), ("valid", 12), ("test", 12)):
@@ -151,7 +151,7 @@ def configurations(inputs: Path, world: Path) -> dict[str, dict]:
 
 def build_world(folder: Path) -> None:
     """Build inputs, data sets, runs, studies, parser models, an export and a back-translation; and the results of commands."""
-    _write_inputs(folder / "inputs")
+    write_inputs(folder / "inputs")
     configs = configurations(folder / "inputs", folder)
     made = {
         "pairs": ("preprocess", "preprocess", []),

@@ -1,5 +1,6 @@
-"""Readers and settings on garbage: a result or a one-line error. The long run is benchmarks/fuzz_inputs.py."""
+"""The fuzzer's rules and oracles, and a short run of readers, settings, server and library. The long run is benchmarks/fuzz_inputs.py."""
 
+import json
 import sys
 from pathlib import Path
 from random import Random
@@ -10,16 +11,20 @@ from treeproc.common.settings import UserError, load_settings
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import fuzz_inputs
+from commands import run_here
+from fuzz_api import CALLS, fuzz_api
 from fuzz_cases import FuzzCase, settings_class
 from fuzz_commands import everything, judge
 from fuzz_mutations import damage_file, misspelt, override, yaml_text
-from fuzz_world import configurations
+from fuzz_oracles import data_set, silent_loss
+from fuzz_server import fuzz_server
+from fuzz_world import configurations, write_inputs
 
 
 @pytest.mark.parametrize("kind", fuzz_inputs.KINDS)
 def test_readers_on_garbage(kind):
-    report = fuzz_inputs.fuzz(kind, 1000, first_seed=2)
-    assert report["examples"] >= 1000 and report["refused"] > 0 and report["rows"] > 0
+    report = fuzz_inputs.fuzz(kind, 500, first_seed=2)
+    assert report["examples"] >= 500 and report["refused"] > 0 and report["rows"] > 0
 
 
 @pytest.mark.parametrize("message", ["a problem", "fuzz, line 3: two\nlines"])
@@ -80,3 +85,66 @@ def test_the_rules_for_commands(tmp_path, status, seconds, errors, faults):
     assert judge(case, status, seconds, errors, "", before) == faults
     (tmp_path / "other").touch()
     assert "written elsewhere" in judge(case, status, seconds, errors, "", before)
+
+
+def test_nothing_gets_past_the_door_of_the_server():
+    figures, past = fuzz_server(500)
+    assert past == [] and figures["done"] > 20 and figures["inputs"] > 10_000
+
+
+def test_the_library_refuses_arguments_or_is_right():
+    figures, wrong = fuzz_api(150)
+    assert wrong == [] and min(figures["done"], figures["refused"]) > 30 * len(CALLS)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A small data set with trees, and its inputs."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    write_inputs(folder / "inputs")
+    values = configurations(folder / "inputs", folder)["preprocess"]
+    (folder / "config.json").write_text(json.dumps(values))
+    done = run_here("preprocess.py", "--config", folder / "config.json", "--out", folder / "data", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_the_oracle_agrees_with_a_right_data_set(made):
+    assert list(data_set(made / "data", {})) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [
+        ((" the)", " a)"), "source is"),  # a word
+        (("(NP", "(VP"), "the tree has"),  # a label
+        (("(NN ", "(JJ "), "tags"),
+    ],
+)
+def test_the_oracle_sees_what_is_not_that_of_the_input(made, change, lost):
+    truth = {str(path): [(path.name, path.read_bytes())] for path in (made / "inputs").glob("*.mrg")}
+    place = str(made / "inputs" / "train.mrg")
+    truth[place] = [("train.mrg", truth[place][0][1].replace(*(part.encode() for part in change)))]
+    assert any(lost in text for text in data_set(made / "data", truth))
+
+
+def test_the_oracle_sees_rows_that_did_not_come_out(made):
+    inputs = [made / "inputs" / f"valid.{end}" for end in ("mrg", "de")]
+    truth = {str(path): [(path.name, path.read_bytes() + more)] for path, more in zip(inputs, (b"(NN x)\n", b"x\n"), strict=True)}
+    assert list(data_set(made / "data", truth)) == ["valid: 13 rows in, 12 out and 0 dropped"]
+
+
+@pytest.mark.parametrize("name", ["labels.txt", "pos_tags.txt"])
+def test_the_oracle_sees_names_that_are_shifted(made, name):
+    path = made / "data" / "encoded" / "vocab" / name
+    before = path.read_bytes()
+    try:
+        path.write_bytes(before.replace(b"<unk>\n", b"<unk>\nA\n"))
+        assert list(data_set(made / "data", {}))
+    finally:
+        path.write_bytes(before)
+
+
+def test_an_oracle_that_cannot_read_a_result_says_so(tmp_path):
+    case = FuzzCase("input files", "preprocess", ["--out", "nothing"], tmp_path, [], "")
+    assert "cannot read" in silent_loss(case, "")[0]
