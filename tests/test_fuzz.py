@@ -1,4 +1,4 @@
-"""The fuzzer's rules and oracles, and a short run of readers, settings, server and library. The long run is benchmarks/fuzz_inputs.py."""
+"""The rules and oracles of the fuzzer, and a short run of it. The long run is benchmarks/fuzz_inputs.py."""
 
 import json
 import sys
