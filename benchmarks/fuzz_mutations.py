@@ -49,7 +49,7 @@ _LINES = (
 # Parts of words and labels that separate, join or escape something somewhere.
 _ODD = (
     "\u2028", "\x85", "\x1c", "\x0b", "\r", "\x01", "\0", "\t", "\xa0", "\u3000",
-    "\u200b", "\ufeff", "\xad", "e\u0301", "\u212b", "\u2581",
+    "\u200b", "\ufeff", "\xad", "\u3164", "\ufe0f", "e\u0301", "\u212b", "\u2581",
     "##", "@@", "-LRB-", "\\/", "&amp;", "&#10;", "<unk>", "</s>", "<0x41>",
     "<bt>", "POS=DT", "-NONE-", "|", "=", "-", "\U0001f600",
     "\ufffd", "\u0130", "<seg id=\"1\">", "1-2", "_", "SpaceAfter=No",

@@ -209,7 +209,7 @@ def expected_rows(form: str, files: dict, truth: dict[str, Texts]) -> list[dict]
 
 
 def _is_visible(character: str) -> bool:
-    return unicodedata.category(character)[0] not in "ZC"
+    return unicodedata.category(character)[0] not in "ZC" and character not in "\u2800\u3164\ufe0f\u034f"
 
 
 def _split_rows(folder: Path, split: str) -> list[dict]:

@@ -246,6 +246,8 @@ MISTAKES = {
     r"word 1 must be from -1 .* but is 1[0-9]*\.\.\.": lambda: TreeStructure.from_arcs([[-1, 10**99]]),
     "span 0: start must be an integer, but is 0.0": lambda: TreeStructure.from_spans([[(0.0, 2.9, "A")]]),
     "span 1: end must be an integer, but is '2'": lambda: TreeStructure.from_spans([[(0, 2), (0, "2")]]),
+    "span 0: end must be at most 2147483647, but is 1000": lambda: TreeStructure.from_spans([[(0, 10**30)]]),
+    "embed_dim must be from 1 to 2147483647, but is 1000": lambda: TreeAttention(10**30, 2),
     "span 0: end must be an integer, but is True": lambda: TreeStructure.from_spans([[(0, True)]]),
     r"num_leaves\[0\] must be an integer, but is 2.0": lambda: TreeStructure.from_spans([[(0, 2)]], [2.0]),
     r"num_leaves\[0\] must be from 1 to 2147483647, but is 0": lambda: TreeStructure.from_spans([[]], [0]),

@@ -29,6 +29,8 @@ LIMITS = FilterConfig(max_words=3, max_word_chars=10)
         ("\u00a0", "c", "test", "empty_source"),
         ("\u200b", "c", "test", "empty_source"),
         ("\ufeff \u00ad\u2028\u2060\x01", "c", "train", "empty_source"),
+        ("\u3164\u2800\ufe0f\u034f", "c", "train", "empty_source"),  # fillers
+        ("\u2764\ufe0f", "c", "train", None),
         ("a", "\u200b\u00a0", "test", "empty_target"),
         ("\u200bx", ".\u200b", "train", None),
         ("a", None, "train", None),

@@ -331,6 +331,7 @@ def test_align_never_writes_over_its_input(world, tmp_path):
     [
         "run/config.yaml",
         "run/translations.test.txt",
+        "run/nll.test.tsv",
         "data/encoded/index.json",
         "data/.lock",
         "seeds/ledger.json",

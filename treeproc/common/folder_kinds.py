@@ -57,7 +57,7 @@ RUN = Kind(
     (CONFIG, "run.json", "checkpoints", "averaged", "initial", "metrics.jsonl", "curves.png", "tensorboard", "ray"),
     (
         "stop-requested", "provenance*.json", "loggers.json", "wandb", "scores.json", "translations.*.txt", "predictions.*.tsv",
-        "parses.*.txt", "language_model.*.tsv", "probes.json", "probes.*.png", "log.txt", "error.txt",
+        "nll.*.tsv", "parses.*.txt", "language_model.*.tsv", "probes.json", "probes.*.png", "log.txt", "error.txt",
     ),
 )  # fmt: skip
 EXPORT = Kind(

@@ -9,6 +9,10 @@ Normalization = Literal["none", "nfc"]
 
 # Blanks, control characters, and marks without width, such as U+200B, U+FEFF and U+00AD.
 _INVISIBLE = frozenset({"Zs", "Zl", "Zp", "Cc", "Cf"})
+# Letters, symbols and marks that fonts show as nothing: fillers of Hangul, variation selectors, the empty cell of Braille.
+_FILLERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {
+    chr(code) for first, last in ((0x180B, 0x180F), (0xFE00, 0xFE0F), (0xE0100, 0xE01EF)) for code in range(first, last + 1)
+}
 
 is_composed = partial(unicodedata.is_normalized, "NFC")
 _compose = partial(unicodedata.normalize, "NFC")
@@ -17,7 +21,7 @@ FORMS: Mapping[Normalization, Callable[[str], str]] = {"none": str, "nfc": _comp
 
 def is_blank(line: str) -> bool:
     """Return whether a line has no visible character."""
-    return all(unicodedata.category(character) in _INVISIBLE for character in line)
+    return all(character in _FILLERS or unicodedata.category(character) in _INVISIBLE for character in line)
 
 
 def compose_row(row: dict) -> dict:
