@@ -353,7 +353,8 @@ def _file_names(random: Random, case: FuzzCase, world: Path) -> None:
         _, case.argv = _base(case, form, world)
         outputs = case.folder / "outputs"
         outputs.mkdir()
-        case.argv += [f"input={source}", f"output={outputs / names[1]}"]
+        for key, path in (("input", source), ("output", outputs / names[1])):
+            case.argv.append(f"{key}={json.dumps(str(path), ensure_ascii=False)}")  # values are YAML
         case.writes.append(outputs)
         return
     has_target = form not in ("sst", "conllu")

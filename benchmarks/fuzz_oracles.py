@@ -1,6 +1,6 @@
 """What accepted commands of the fuzzer must have made, by readers and checks that share no code with the project.
 
-Everything here is slow and obvious: whole files, lists, recursion. `silent_loss` says what is wrong, or nothing.
+Everything here is slow and obvious: whole files, lists, recursion. `silent_loss` lists what is wrong.
 """
 
 import bz2
@@ -38,7 +38,7 @@ def texts(path: str, truth: dict[str, Texts]) -> Texts:
 
 
 def lines(content: bytes) -> list[str]:
-    """Return the lines: only a line feed ends one; outer white space is no part of it."""
+    """Return the lines: only a line feed ends one. They have no outer white space."""
     found = content.decode().removeprefix("\ufeff").split("\n")
     return [line.strip() for line in (found if found[-1] else found[:-1])]
 
@@ -63,14 +63,14 @@ def trees(text: str) -> list[Any]:
 
 
 def leaves(tree: Any, keep_empty: bool = False) -> list[tuple[str, str]]:
-    """Return (tag, word) of all words. Traces and other empty elements are no words of a corpus."""
+    """Return (tag, word) of all words. A corpus has no traces and other empty elements."""
     if tree[1] and isinstance(tree[1][0], str):
         return [] if tree[0] == "-NONE-" and not keep_empty else [(tree[0], tree[1][0])]
     return [leaf for child in tree[1] for leaf in leaves(child, keep_empty)]
 
 
 def nodes(tree: Any, first: int = 0, keep_empty: bool = False) -> list[tuple[str, int, int]]:
-    """Return (label, first word, last word + 1) of all brackets that are no word's, top down."""
+    """Return (label, first word, last word + 1) of all brackets above those of words, top down."""
     if tree[1] and isinstance(tree[1][0], str):
         return []
     found, at = [], first
@@ -380,7 +380,7 @@ def silent_loss(case: Any, output: str) -> list[str]:
             return list(islice(data_set(out, case.truth), 9))
         if case.workflow in ("translate", "align") and case.lines is not None:
             written = [arg.removeprefix("output=") for arg in case.argv if arg.startswith("output=")]
-            found = (case.folder / written[-1]).read_bytes().count(b"\n") if written else output.count("\n")
+            found = (case.folder / yaml.safe_load(written[-1])).read_bytes().count(b"\n") if written else output.count("\n")
             if found != case.lines:
                 return [f"{case.lines} lines in, {found} out"]
         if case.reference is not None:

@@ -77,7 +77,7 @@ def _read_nodes(number: int, spans: Sequence[Span]) -> list[tuple[int, int, str]
         parts = as_list(name, span, "start, end and perhaps a label")
         if len(parts) not in (2, 3):
             raise UserError(f"{name} must be (start, end) or (start, end, label), but is {shown(span)}")
-        start, end = (as_integer(f"{name}: {part}", value, most=2**31 - 1) for part, value in zip(("start", "end"), parts, strict=False))
+        start, end = (as_integer(f"{name}: {part}", parts[place], most=2**31 - 1) for place, part in enumerate(("start", "end")))
         label = parts[2] if len(parts) > 2 else UNANALYSED
         check_string(f"{name}: the label", label)
         nodes.append((start, end, label))
