@@ -58,6 +58,8 @@ FOLDERS = {
     "report_begun": kinds.REPORT,
     "report_old": kinds.REPORT,
     "comparison": kinds.COMPARISON,
+    "control": kinds.CONTROL,
+    "control_begun": kinds.CONTROL,
 }
 
 
@@ -103,6 +105,8 @@ def world(tmp_path_factory) -> Path:
     write(root / "demo" / "report.txt")
     config(root / "demo" / "data", preprocessing)
     config(root / "demo" / "tree_transformer", training)
+    write(root / "control" / "control.json", '{"verdict": ""}')
+    write(root / "control_begun" / "data" / "text" / "labels" / "train.mrg")
     for name, report in {"report": {"figures": ["a.png"], "runs": []}, "report_begun": {"figures": []}, "report_old": {}}.items():
         write(root / name / "report.json", json.dumps(report))
     for name in ("report", "report_old"):
@@ -140,6 +144,7 @@ def commands(root: Path) -> dict[str, tuple[str, list[object], set[kinds.Kind]]]
         "back-translate": ("back_translate.py", [data, f"text=[{root / 'text.de'}]", "workers=0"], {kinds.BACK_TRANSLATION}),
         "export": ("export.py", [root / "other"], {kinds.EXPORT}),
         "report": ("report.py", [run], {kinds.REPORT}),
+        "control": ("control.py", [], {kinds.CONTROL}),
         "demo": ("demo.py", ["workers=0"], {kinds.DEMO}),
         "compare": ("evaluate.py", compare, {kinds.COMPARISON, *results}),
         "hypotheses": ("evaluate.py", hypotheses, results),
@@ -235,6 +240,7 @@ def test_folders_inside_others_are_for_their_kind_alone(world):
         ("report", "index.html"),
         ("report", "figures/mine.png"),
         ("demo", "learning_curves.png"),
+        ("control", "data/mine.txt"),
         ("compare", "comparison.json"),
     ],
 )

@@ -24,13 +24,14 @@ from treenet.experiments.study import add_records_option, run_study
 from treeproc.common.errors import CommandEnded
 from treeproc.common.extras import require
 from treeproc.common.files import atomic_write, json_bytes, read_text
+from treeproc.common.folder_kinds import CONTROL, claim_folder
 from treeproc.common.settings import build_arg_parser, load_settings, refuse_relative_in_job
 from treeproc.job.preprocess import PreprocessConfig, preprocess, sample_splits
 from treeproc.readers import read_lines
 from treeproc.trees.bracket_scores import BracketScore, score_sentence
 from treeproc.trees.spans import SpanTree, read_brackets
 
-CONTROL = "control.json"
+RESULT = "control.json"
 
 
 def main(argv: Sequence[str]) -> None:
@@ -43,6 +44,7 @@ def main(argv: Sequence[str]) -> None:
     for package in ("matplotlib", "scipy", *(["stanza"] if settings.rung == "c" else [])):
         require(package, "the control")
     out, records = out.resolve(), args.records and args.records.resolve()
+    claim_folder(out, CONTROL)
     systems = systems_of(settings)
     print(f"data sets in {out / 'data'}", flush=True)
     corpora = parse_and_reverse(settings, out / "data") if settings.rung == "c" else draw_corpora(settings)
@@ -53,8 +55,8 @@ def main(argv: Sequence[str]) -> None:
         found[name] = study.recording.read_all(Ledger.read(study.out), study.out)
     f1 = measure_trees(systems, out / "data") if settings.rung == "c" else {}
     result = build_result(settings, systems, corpora, found, f1)
-    atomic_write(out / CONTROL, json_bytes(result.as_json()))
-    print(f"\n{format_result(settings, result)}\n\n{out / CONTROL}")
+    atomic_write(out / RESULT, json_bytes(result.as_json()))
+    print(f"\n{format_result(settings, result)}\n\n{out / RESULT}")
     if not result.found:
         raise CommandEnded(1, "")
 

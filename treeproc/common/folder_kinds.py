@@ -111,6 +111,14 @@ DEMO = Kind(
     ("data", "tree_transformer", "transformer"),
     {"data": DATA_SET, "tree_transformer": RUN, "transformer": RUN},
 )
+_CORPORA = ("labels", "shape", "arcs", "damaged_*")  # of a positive control, each with a study
+CONTROL = Kind(
+    "a positive control",
+    (("control.json#verdict",), ("data/text/labels",), ("data/text/english",)),
+    ("control.json", "data"),
+    _CORPORA,
+    {"data/*": DATA_SET, **dict.fromkeys(_CORPORA, SCALING)},
+)
 REPORT = Kind(
     "a report",
     (("report.json#figures",), ("report.json", "index.html", "figures")),
@@ -123,7 +131,7 @@ RESULTS = Kind("results of a run", beside=(RUN, EXPORT))
 RECORDS = Kind("records of a study")
 
 # A folder with marks of several kinds is of the first: an export also looks like a run, and so do the settings of studies.
-KINDS = (EXPORT, SCALING, SEEDS, SEARCH, BACK_TRANSLATION, DATA_SET, PARSER, RUN, DEMO, REPORT, COMPARISON)
+KINDS = (EXPORT, SCALING, SEEDS, SEARCH, BACK_TRANSLATION, DATA_SET, PARSER, RUN, DEMO, CONTROL, REPORT, COMPARISON)
 
 
 def claim_folder(out: AnyPath, kind: Kind, settings: type[Settings] | None = None, option: str = "--out") -> None:
