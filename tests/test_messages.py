@@ -8,7 +8,7 @@ import pytest
 from conftest import REPOSITORY
 
 from treenet.experiments.study import add_study_options
-from treeproc.common.messages import tell, warn
+from treeproc.common.messages import messages_shown, tell, warn
 from treeproc.common.progress import Progress, phase
 from treeproc.common.settings import Settings, UserError, build_arg_parser, run_cli
 
@@ -78,3 +78,10 @@ def test_all_code_prints_results_alone_and_has_one_way_for_messages():
                 to_errors = any(word.arg == "file" for word in node.keywords)
                 assert not to_errors or name in PROMPTS | BESIDE_OUTPUT, f"{name}, line {node.lineno}"
                 assert name in PRINT or name.startswith("treenet/cli/"), f"{name}, line {node.lineno}"
+
+
+def test_half_a_character_is_escaped(capsys):
+    """Names in damaged files may have one. No stream can write it."""
+    with messages_shown():
+        warn("step_\ud800 is damaged")
+    assert capsys.readouterr().err == "step_\\ud800 is damaged\n"

@@ -32,12 +32,17 @@ _handler = _StandardError()
 
 def tell(message: str) -> None:
     """What happens: a line that `--quiet` leaves out."""
-    _logger.info("%s", message)
+    _logger.info("%s", _encodable(message))
 
 
 def warn(message: str) -> None:
     """A warning or a note: a line that `--quiet` keeps."""
-    _logger.warning("%s", message)
+    _logger.warning("%s", _encodable(message))
+
+
+def _encodable(message: str) -> str:
+    """Escape halves of characters, which names in damaged files may have and which no stream can write."""
+    return message.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def is_quiet() -> bool:
