@@ -313,6 +313,8 @@ def _archives(random: Random, case: FuzzCase, world: Path) -> None:
         made, places = archive(random, parts)
         whole = packed(made, suffix)
     case.damage, whole = damaged_archive(random, whole)
+    if case.damage == "twice" and suffix in PACKED:
+        files = [(name, 2 * text) for name, text in files]  # joined streams are one file
     inputs = case.folder / "inputs"
     inputs.mkdir()
     place = inputs / f"train{suffix}"
