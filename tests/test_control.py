@@ -273,7 +273,7 @@ def test_corpora_have_a_form_for_every_system():
 
 def test_right_trees_beat_the_bound_and_others_do_not(tmp_path):
     small = [
-        "words=3", "sizes=[3000]", "test_pairs=300", "max_steps=400", "parallel=1", "training.optimizer.learning_rate=5e-3",
+        "words=3", "sizes=[3000]", "test_pairs=200", "max_steps=450", "parallel=1", "training.optimizer.learning_rate=5e-3",
         "training.model={num_encoder_layers: 1, num_decoder_layers: 1}",
     ]  # fmt: skip
     command = ["control.py", "--records", tmp_path / "records", *small, "--out"]

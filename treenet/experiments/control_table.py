@@ -82,18 +82,18 @@ def build_result(
                 chosen = np.array([one == group for one in corpus.groups] if group else [True] * len(nll))
                 rows.append(
                     Row(
-                        system.name,
-                        system.trees,
-                        system.reads,
-                        size,
-                        len(found),
-                        group,
-                        float(nll[chosen].mean()),
-                        _half(nll[chosen]),
-                        float(np.array(corpus.bounds)[chosen].mean()) if len(corpus.bounds) else None,
-                        float(100 * exact[chosen].mean()),
-                        float(np.mean([record["scores"]["test"]["chrf"] for record in found])) if not group else None,
-                        f1.get(system.data) if system.trees != NONE else None,
+                        system=system.name,
+                        trees=system.trees,
+                        reads=system.reads,
+                        pairs=size,
+                        seeds=len(found),
+                        group=group,
+                        nll=float(nll[chosen].mean()),
+                        half=_half(nll[chosen]),
+                        bound=float(np.array(corpus.bounds)[chosen].mean()) if len(corpus.bounds) else None,
+                        exact=float(100 * exact[chosen].mean()),
+                        chrf=float(np.mean([record["scores"]["test"]["chrf"] for record in found])) if not group else None,
+                        f1=f1.get(system.data) if system.trees != NONE else None,
                     )
                 )
     judge = {"b": judge_sizes, "c": judge_parses}.get(settings.rung, judge_bounds)
