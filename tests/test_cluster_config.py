@@ -89,7 +89,9 @@ def test_the_rayjob_names_what_the_repository_has(page, cluster, repository):
 def test_every_command_of_the_page_can_be_given(page, repository):
     commands = re.findall(r"-- (python workflows/\S+\.py .*)", page)
     assert {re.search(r"workflows/(\w+)\.py", command)[1] for command in commands} >= {
-        path.stem for path in (repository / "workflows").glob("*.py") if path.stem not in ("demo", "serve", "train_parser")
+        path.stem
+        for path in (repository / "workflows").glob("*.py")
+        if path.stem not in ("control", "demo", "serve", "train_parser")
     }
     for command in commands:
         check_command(command.split(), repository)

@@ -128,7 +128,7 @@ def test_control_trees_of_new_test_splits(data, new):
         ({"subwords": {"vocab_size": 500}}, r"was made with other settings \(subwords.vocab_size: 400 -> 500\)"),
         ({"tree": {"binarize": "right"}}, r"was made with other settings \(tree.binarize: 'none' -> 'right'\)"),
         ({"format": "brackets", "splits": {"test": {"source": ["a.mrg"]}}}, "have tgt_pieces, but those of these splits do not"),
-        ({"splits": {}}, "splits: must be at least one split, but are none"),
+        ({"splits": {}}, "splits: no files; write splits.train.source=FILE"),
     ],
 )
 def test_changes_that_make_scores_meaningless_are_refused(text, data, tmp_path, change, message):

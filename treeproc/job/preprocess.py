@@ -7,6 +7,7 @@ from pathlib import Path
 from treeproc.common.extras import require
 from treeproc.common.files import locked
 from treeproc.common.folder_kinds import DATA_SET, claim_folder
+from treeproc.common.messages import tell
 from treeproc.common.provenance import Recorder, recorded
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
@@ -46,7 +47,7 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
         return _encode_again(config, out)
     open_choice, config = config.parser.treebank_words is None, config.settled(begun(out))
     if open_choice and config.parser.knows_treebank_words and config.parser.treebank_words is False:
-        logger.info("%s began with parser.treebank_words=false, and continues with it", out)
+        tell(f"{out} began with parser.treebank_words=false, and continues with it")
     parser, target_parser = check_settings(config)
     stamps = stamps_of(config.inputs())
     known, here = recall(out / "text", stamps), TextHere(out / "text", config.inputs(), config.filters)
