@@ -1,6 +1,5 @@
 """The preprocessing job: text -> parsed -> vocabulary -> encoded, each stage resumable."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,8 +21,6 @@ from treeproc.shards.schema import SPLITS
 from treeproc.shards.shard_size import SMALLEST
 from treeproc.shards.store import read_index, stage_folder
 from treeproc.stages.input_note import recall, stamps_of
-
-logger = logging.getLogger(__name__)
 
 SAMPLE = Path(__file__).parent.parent / "sample"
 COMMAND = "preprocess"  # in DATA/provenance.json, where a session counts the shards that it wrote, by stage
