@@ -67,8 +67,9 @@ def compare_with_baseline(
         def critical(level: float, share: float = share) -> float:
             return share * quantiles[0](level) + (1 - share) * quantiles[1](level)
 
-        difference, half = fmean(values[name]) - fmean(values[baseline]), critical(LEVEL) * error
-        seen = error * _shift(critical(LEVEL), freedom if share > 0.5 else None)
+        at_level = critical(LEVEL)
+        difference, half = fmean(values[name]) - fmean(values[baseline]), at_level * error
+        seen = error * _shift(at_level, freedom if share > 0.5 else None)
         p_value = p_value_of(critical, abs(difference) / error, _SMALLEST_P)
         tests[name] = ArmTest(difference, (difference - half, difference + half), p_value, seen, math.sqrt(variance), freedom)
     return tests

@@ -38,7 +38,7 @@ _GONE = "the client closed the connection"
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client gets."""
+    """An answer: its status, body and headers."""
 
     status: int
     body: bytes

@@ -168,7 +168,7 @@ class TreeStructure(Structure):
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors are."""
+        """The device of the tensors."""
         return self.leaf_pad_mask.device
 
     def node_means(self, leaves: Tensor) -> Tensor:

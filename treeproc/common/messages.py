@@ -31,12 +31,12 @@ _handler = _StandardError()
 
 
 def tell(message: str) -> None:
-    """What happens: a line that `--quiet` leaves out."""
+    """Show a line about progress, which `--quiet` leaves out."""
     _logger.info("%s", _encodable(message))
 
 
 def warn(message: str) -> None:
-    """A warning or a note: a line that `--quiet` keeps."""
+    """Show a warning or a note, which `--quiet` keeps."""
     _logger.warning("%s", _encodable(message))
 
 

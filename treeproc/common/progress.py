@@ -193,7 +193,7 @@ class _Nowhere(io.TextIOBase):
 
 
 def _messages() -> TextIO:
-    """Where progress is shown: nowhere with `--quiet`."""
+    """Choose the stream of progress: none with `--quiet`."""
     return _Nowhere() if is_quiet() else sys.stderr  # type: ignore[return-value]  # a TextIO for all that is done here
 
 
