@@ -168,20 +168,10 @@ def reference_tree(module: RelativeTreeSelfAttention, tree: Tree, states: torch.
     return module.output(torch.cat(out, dim=1))
 
 
-def test_a_tree_model_with_relative_positions_does_not_read_the_place():
-    """The leaves of two copies of a phrase in one flat tree differ without relative positions, and not by sinusoids with them."""
-    for clip, places in ((0, True), (1, False)):
-        model = tiny_model("tree_transformer", tree={"relative_positions": clip}, num_encoder_layers=1)
-        batch = batch_of([right_branching(1)], model.reads)
-        leaves = model.encoder.embed_leaves(batch)
-        assert torch.equal(leaves, model.encoder.embedding(batch.leaf_pieces)) != places
-        assert (model.decoder.positions is None) != places
-
-
 PAIRED = {
     "transformer": {"name": "transformer"},
     "tree": {"name": "tree_transformer"},
-    "relative": {"name": "relation_transformer"},
+    "relative": {"name": "relation_transformer", "relations": {"positions": "sequence"}},
     "relative_tree": {"name": "tree_transformer", "tree": {"relative_positions": 16}},
 }
 
@@ -198,6 +188,18 @@ def test_paired_models_share_all_weights_that_both_have(left, right):
     assert [name for name in both if not torch.equal(states[0][name], states[1][name])] == []
     drawn = [name for state in states for name in state if name.endswith(("leaf_weight", "relations"))]
     assert len(drawn) > 0 and all(state[name].std() > 0 for state in states for name in drawn if name in state)
+
+
+def test_the_relative_tree_model_is_the_relative_model_with_nodes():
+    """Leaves attend to leaves alone, so both models give them the same states, and only the decoder reads nodes."""
+    states = []
+    for name in ("relative", "relative_tree"):
+        torch.manual_seed(5)
+        model = build_model(ModelConfig(paired_weights=True, **SIZES, **PAIRED[name]), VOCAB).double().eval()
+        batch = batch_of([right_branching(5), right_branching(3)], model.reads)
+        states.append(model.encoder(batch).states[:, :5])
+    real = ~batch.leaf_pad_mask
+    torch.testing.assert_close(states[1][real], states[0][real], rtol=1e-9, atol=1e-9)
 
 
 def test_weights_that_are_not_paired_stay_those_of_one_sequence():

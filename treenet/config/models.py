@@ -38,8 +38,8 @@ class TreeAttentionConfig(ArchitectureSection):
     relative_positions: int = Field(
         0,
         ge=0,
-        description="largest distance that has its own relative position (Shaw et al., 2018), between two leaves, and in the "
-        "decoder's self-attention; they replace sinusoids. 0: sinusoids",
+        description="largest distance that has its own relative position (Shaw et al., 2018): between two leaves, beside "
+        "sinusoids, and in the decoder's self-attention, instead of sinusoids. 0: sinusoids alone",
     )
 
     @model_serializer(mode="wrap")

@@ -105,7 +105,7 @@ class TransformerDecoder(Decoder):
 def build_tree_decoder(config: ModelConfig, embedding: PieceEmbedding) -> TransformerDecoder:
     """Build a decoder with tree cross-attention (equations 21 to 24).
 
-    With `model.tree.relative_positions`, relative positions replace sinusoids.
+    With `model.tree.relative_positions`, relative positions replace the decoder's sinusoids.
     """
     return _build_relative(config, embedding, config.tree.relative_positions, values=True, tree_attention=True)
 

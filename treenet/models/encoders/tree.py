@@ -19,7 +19,8 @@ class TreeEncoder(TransformerEncoder):
     """Tree attention over leaves and nodes.
 
     Leaves are embedded as in the plain Transformer, nodes by their label: their place is in the tree structure, so they get
-    no position. With `model.tree.relative_positions`, leaves have relative positions instead of sinusoids.
+    no position. With `model.tree.relative_positions`, leaves have relative positions beside sinusoids: with relative positions
+    alone, the accumulated values of a node do not show where its leaves are.
     """
 
     reads = TREES
@@ -27,10 +28,6 @@ class TreeEncoder(TransformerEncoder):
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
         super().__init__(config, vocab, embedding, lambda _: build_tree_attention(config))
         self.tree, self.attention_dropout = config.tree, config.attention_dropout
-
-    def embed_leaves(self, batch: TreeBatch) -> Tensor:
-        x = self.word_dropout(self.embedding(batch.leaf_pieces))
-        return x if self.tree.relative_positions else self.positions(x)
 
     def add_tables(self, vocab: VocabSizes) -> None:
         self.label_embedding = build_embedding(vocab.labels, self.d_model)
