@@ -9,9 +9,13 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from commands import run_here
 
+from treenet.cli.control import make_data
 from treenet.config import ModelConfig
+from treenet.data.batch import collate
+from treenet.data.splits import read_split
 from treenet.experiments import control_data
 from treenet.experiments.control import (
     NONE,
@@ -23,7 +27,7 @@ from treenet.experiments.control import (
     study_config,
     systems_of,
 )
-from treenet.experiments.control_data import deep_orders, expressions, random_orders, reversed_phrases
+from treenet.experiments.control_data import RULES, Corpus, Sentence, deep_orders, expressions, random_orders, reversed_phrases
 from treenet.experiments.control_table import Row, judge_bounds, judge_parses, judge_sizes
 from treenet.experiments.control_trees import (
     INVERTED,
@@ -33,18 +37,21 @@ from treenet.experiments.control_trees import (
     depth_of,
     draw_tree,
     find_governors,
-    governor_first,
+    hide_labels,
     order_entropy,
+    order_of,
     reorder,
-    show_shape,
     spans_of,
     to_brackets,
     to_conllu,
     tree_of,
 )
-from treenet.models.registry import find_encoder, names_for
+from treenet.models.registry import build_model, find_encoder, names_for
+from treenet.tasks.base import vocab_sizes
 from treeproc.common.settings import UserError, load_settings
 from treeproc.readers.conllu import read_leaves
+from treeproc.shards.schema import SPLITS
+from treeproc.shards.store import read_index
 from treeproc.trees.bracket_scores import BracketScore, score_sentence
 from treeproc.trees.spans import check_tree, read_brackets
 
@@ -84,23 +91,35 @@ def slow_governor_first(governors: list[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
+def slow_longer_first(tree: Node) -> tuple[int, ...]:
+    """Sort words by the sizes of the phrases that they are in, from the top down; equal ones by their place."""
+    spans = spans_of(tree)
+    nodes = sorted({*zip(spans.starts, spans.ends, strict=True), *((at, at + 1) for at in range(max(spans.ends)))})
+
+    def sizes(word: int) -> list[tuple[int, int]]:
+        return sorted((start - end, start) for start, end in nodes if start <= word < end)
+
+    return tuple(sorted(range(max(spans.ends)), key=sizes))
+
+
 @pytest.mark.parametrize("length", range(2, 9))
 def test_orders_equal_the_oracles(length):
     random = np.random.default_rng(length)
     for _ in range(20):
         tree = draw_tree(length, random)
-        assert reorder(tree, {INVERTED}) == slow_swap(tree)
-        assert governor_first(tree) == slow_governor_first(find_governors(tree))
+        assert reorder(tree, {INVERTED}) == order_of(tree, "swap") == slow_swap(tree)
+        assert order_of(tree, "governor_first") == slow_governor_first(find_governors(tree))
+        assert order_of(tree, "longer_first") == slow_longer_first(tree)
 
 
-@pytest.mark.parametrize(("rule", "order"), [("swap", slow_swap), ("governor_first", governor_first)])
+@pytest.mark.parametrize("rule", ["swap", "governor_first", "longer_first"])
 @pytest.mark.parametrize("length", [2, 3, 4])
 @pytest.mark.parametrize("depths", [None, (0, 2), (3, 8)])
-def test_the_bound_is_the_entropy_over_all_trees(length, rule, order, depths):
+def test_the_bound_is_the_entropy_over_all_trees(length, rule, depths):
     found = Counter()
     for tree, probability in all_trees(length):
         if depths is None or depths[0] <= depth_of(tree) <= depths[1]:
-            found[order(tree)] += probability
+            found[order_of(tree, rule)] += probability
     if not found:
         return
     total = sum(found.values())
@@ -119,7 +138,7 @@ def test_all_forms_of_a_tree_can_be_read_back():
     random = np.random.default_rng(0)
     shapes = set()
     for tree, _ in all_trees(4):
-        shapes.add(show_shape(tree))
+        shapes.add(hide_labels(tree, mark_inverted=True))
     assert len(shapes) == sum(1 for _ in all_trees(4))  # a shape tells all labels
     for length in range(2, 8):
         tree, words = draw_tree(length, random), list("abcdefgh"[:length])
@@ -265,10 +284,39 @@ def test_verdict_about_parses():
 
 def test_corpora_have_a_form_for_every_system():
     corpora = draw_corpora(ControlSettings(all=True, sizes=(10,), test_pairs=10))
-    assert list(corpora) == ["labels", "shape", "arcs"]
+    assert list(corpora) == ["labels", "shape", "levels", "arcs"]
     assert {len(corpus.bounds) for corpus in corpora.values()} == {10}
     words = [[one.words for one in corpus.splits["test"]] for corpus in corpora.values()]
-    assert words[0] == words[1] == words[2]  # of one seed
+    assert all(own == words[0] for own in words)  # of one seed
+
+
+def test_systems_see_what_decides_the_order(tmp_path):
+    """Trees over the same words that give different orders give different states, in the form of each system."""
+    systems = [system for system in systems_of(ControlSettings(all=True)) if system.tree_source == "parsed"]
+    corpora = {}
+    for form in dict.fromkeys(system.corpus for system in systems):
+        trees = [tree for tree, _ in all_trees(4)]
+        sentences = [Sentence(tuple("abcd"), tree, order_of(tree, RULES.get(form, "swap"))) for tree in trees]
+        corpora[form] = Corpus(dict.fromkeys(SPLITS, sentences), form)
+    make_data(systems, corpora, ControlSettings(all=True), tmp_path)
+    for system in systems:
+        encoded = tmp_path / system.data / "encoded"
+        relations = encoded / "vocab" / "deprels.txt"
+        sizes = {**read_index(encoded), "num_deprels": len(relations.read_text().split()) if relations.exists() else 0}
+        torch.manual_seed(0)
+        config = ModelConfig.model_validate({"d_model": 64, "num_heads": 4, **system.model})
+        model = build_model(config, vocab_sizes(sizes)).double().eval()
+        memory = model.encode(collate(list(read_split(tmp_path / system.data, "encoded", "test")), model.reads))
+        states = memory.states.masked_fill(memory.pad_mask[:, :, None], 0.0).flatten(1)
+        orders = [one.order for one in corpora[system.corpus].splits["test"]]
+        same = (states[:, None] - states).abs().amax(2) < 1e-9
+        differs = torch.tensor([[left != right for right in orders] for left in orders])
+        if system.name == "tree_distance":  # distances do not say which of two words governs the other
+            assert (same & differs).any() and not same.all()
+        elif system.trees == RIGHT:
+            assert not (same & differs).any(), system.name
+        else:
+            assert same.all(), system.name
 
 
 def test_right_trees_beat_the_bound_and_others_do_not(tmp_path):

@@ -90,5 +90,7 @@ def test_half_precision_stays_out_of_the_recursion():
 
 
 def test_chunks_must_fill_the_states():
-    with pytest.raises(UserError, match="chunk_size of an ON-LSTM .* must divide its width 10, but is 4"):
+    with pytest.raises(UserError, match="chunk_size of an ON-LSTM .* must divide its width 10, and be smaller, but is 4"):
         OnLSTM(10, 10, chunk_size=4)
+    with pytest.raises(UserError, match="must divide its width 4, and be smaller, but is 4"):  # all states would be 0
+        OnLSTM(10, 4, chunk_size=4)

@@ -291,7 +291,7 @@ def test_shipped_systems_are_as_large_as_the_transformer(repository, system):
         ({"ngrams": [2, 3], "levels": [1, 2]}, "1 to 3 granularities together, but name 4"),
         ({"ngrams": [], "levels": [], "tag_loss": 0}, "but name 0"),
         ({"num_layers": 3}, "model.phrases.num_layers must be at most model.num_encoder_layers = 2, but is 3"),
-        ({"chunk_size": 3}, r"chunk_size of an ON-LSTM .* must divide its width 4, but is 3"),
+        ({"chunk_size": 3}, r"chunk_size of an ON-LSTM .* must divide its width 4, and be smaller, but is 3"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(options, message):

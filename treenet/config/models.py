@@ -63,7 +63,9 @@ class HybridConfig(ArchitectureSection):
         None, description="number of recurrent layers, the lowest of num_encoder_layers; null: half of them, rounded up"
     )
     cell: RecurrentCell = Field("on_lstm", description="recurrent cell; 'lstm' is the plain LSTM")
-    chunk_size: PositiveInt = Field(8, description="neurons that share the master gates of an ON-LSTM; divides d_model")
+    chunk_size: PositiveInt = Field(
+        8, description="neurons that share the master gates of an ON-LSTM; divides d_model, and is less"
+    )
     short_cut: bool = Field(True, description="true: the memory is the sum of both encoders; false: the output of the upper one")
 
 
@@ -84,7 +86,9 @@ class PhraseConfig(ArchitectureSection):
         "max_pool", description="encoder of the leaves of a phrase"
     )
     interaction: Literal[RecurrentCell, "none"] = Field("on_lstm", description="encoder of the phrases of a sentence")
-    chunk_size: PositiveInt = Field(8, description="neurons that share the master gates of an ON-LSTM; divides the head's width")
+    chunk_size: PositiveInt = Field(
+        8, description="neurons that share the master gates of an ON-LSTM; divides the head's width, and is less"
+    )
     tag_loss: float = Field(1.0, ge=0, description="weight of the loss of phrase labels; 0 is off")
 
     @model_validator(mode="after")

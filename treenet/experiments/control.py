@@ -137,15 +137,18 @@ _BY_LABELS = (
 _BY_SHAPE = (
     System("tree2seq", "shape", RIGHT, "binary shape", {"name": "tree2seq"}),
     System("tree2seq_other_trees", "shape", OTHER, "binary shape", {"name": "tree2seq"}, "shuffled"),
+    System("bilstm", "shape", NONE, model={"name": "bilstm"}),
+)
+_BY_LEVELS = (
     System(
         "multi_granularity",
-        "shape",
+        "levels",
         RIGHT,
         "phrases of six levels",
         {"name": "multi_granularity", "num_heads": 8}
-        | {"phrases": {"ngrams": [], "levels": [1, 2, 3, 4, 5, 6], "tag_loss": 0, "chunk_size": 8}},
+        | {"phrases": {"ngrams": [], "levels": [1, 2, 3, 4, 5, 6], "tag_loss": 0, "chunk_size": 2}},
     ),
-    System("bilstm", "shape", NONE, model={"name": "bilstm"}),
+    System("sinusoids", "levels", NONE, model={"name": "transformer"}),
 )
 _BY_ARCS = (
     _relations("structural_positions", "depths", structural={"clip": 4}),
@@ -165,7 +168,7 @@ _OF_PARSES = (
 def systems_of(settings: ControlSettings) -> tuple[System, ...]:
     """Return the systems that are compared."""
     if settings.all:
-        return (*_DEFAULTS, *_BY_LABELS, *_BY_SHAPE, *_BY_ARCS)
+        return (*_DEFAULTS, *_BY_LABELS, *_BY_SHAPE, *_BY_LEVELS, *_BY_ARCS)
     return _OF_PARSES if settings.rung == "c" else _DEFAULTS
 
 

@@ -14,12 +14,13 @@ from treenet.experiments.control_trees import (
     INVERTED,
     WRITERS,
     Places,
+    Rule,
     Tree,
     damage,
     depth_of,
     draw_tree,
-    governor_first,
     order_entropy,
+    order_of,
     parse_infix,
     postfix,
     reorder,
@@ -33,6 +34,7 @@ OPERATORS = ["".join(letters) for letters in product("wxyz", "aei")]  # the firs
 MOST_WORDS = 8  # of rung a: beyond, listing all orders takes minutes
 _SHALLOW, _DEEP = (0, 4), (6, 8)  # depths of rung d
 _LENGTHS = (7, 9)  # of rung d: lengths that have trees of both depths
+RULES: dict[str, Rule] = {"arcs": "governor_first", "levels": "longer_first"}  # of rung a, where it is not 'swap'
 REVERSED = "VP"  # of rung c: the label of the nodes whose children are reversed
 
 
@@ -108,11 +110,11 @@ def _choose_words(length: int, random: np.random.Generator) -> tuple[str, ...]:
 
 def random_orders(length: int, sizes: Mapping[str, int], seed: int, reads: str = "labels") -> Corpus:
     """Return the corpus of rung a: different words whose order a random tree decides, and nothing else."""
-    rule = "governor_first" if reads == "arcs" else "swap"
+    rule = RULES.get(reads, "swap")
 
     def draw(random: np.random.Generator, split: str) -> Sentence:
         words, tree = _choose_words(length, random), draw_tree(length, random)
-        return Sentence(words, tree, governor_first(tree) if reads == "arcs" else reorder(tree, {INVERTED}))
+        return Sentence(words, tree, order_of(tree, rule))
 
     return Corpus(_make(draw, sizes, seed), reads, [order_entropy(length, rule)] * sizes["test"])
 

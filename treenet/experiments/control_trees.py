@@ -18,8 +18,8 @@ from treeproc.trees.spans import SpanTree, parents_and_subtree_ends, write_brack
 STRAIGHT, INVERTED = "straight", "inverted"
 TAG = "W"  # of every word
 # What a binary tree says of its words. 'swap': an inverted node has its right child first. 'governor_first': the words are those
-# of a dependency tree, and a word comes before all that depends on it.
-Rule = Literal["swap", "governor_first"]
+# of a dependency tree, and a word comes before all that depends on it. 'longer_first': the child with more words comes first.
+Rule = Literal["swap", "governor_first", "longer_first"]
 Places = tuple[int, ...]
 
 
@@ -56,12 +56,12 @@ def reorder(tree: Tree, reversed_labels: Collection[str]) -> Places:
     return tuple(place for child in children for place in reorder(child, reversed_labels))
 
 
-def governor_first(tree: Tree) -> Places:
-    """Return the places of the words with every governor before its dependents, of the arcs of `find_governors`."""
+def order_of(tree: Tree, rule: Rule) -> Places:
+    """Return the places of the words in the order that a binary tree gives by this rule."""
     if isinstance(tree, int):
         return (tree,)
-    left, right = map(governor_first, tree.children)
-    return _combine("governor_first", left, right, tree.label == INVERTED)
+    left, right = (order_of(child, rule) for child in tree.children)
+    return _combine(rule, left, right, tree.label == INVERTED)
 
 
 def find_governors(tree: Tree) -> list[int]:
@@ -85,6 +85,8 @@ def find_governors(tree: Tree) -> list[int]:
 
 def _combine(rule: Rule, left: Places, right: Places, inverted: bool) -> Places:
     """Return the order at a node from those of its children."""
+    if rule == "longer_first":
+        return right + left if len(right) > len(left) else left + right
     if not inverted:
         return left + right
     return right + left if rule == "swap" else (right[0], *left, *right[1:])
@@ -184,12 +186,12 @@ def damage(tree: Tree, share: float, random: np.random.Generator) -> Tree:
     return Node(tree.label, tuple(children))
 
 
-def show_shape(tree: Tree) -> Tree:
-    """Return the tree without labels; its shape tells them: an inverted node has a node with one child above it."""
+def hide_labels(tree: Tree, mark_inverted: bool = False) -> Tree:
+    """Return the tree without labels. To mark an inverted node, a node with one child is put above it."""
     if isinstance(tree, int):
         return tree
-    node = Node(UNANALYSED, tuple(map(show_shape, tree.children)))
-    return Node(UNANALYSED, (node,)) if tree.label == INVERTED else node
+    node = Node(UNANALYSED, tuple(hide_labels(child, mark_inverted) for child in tree.children))
+    return Node(UNANALYSED, (node,)) if mark_inverted and tree.label == INVERTED else node
 
 
 def to_brackets(tree: Tree, words: Sequence[str], tags: Sequence[str] = ()) -> str:
@@ -211,7 +213,8 @@ def _conllu_lines(tree: Tree, words: Sequence[str]) -> Iterator[str]:
 
 WRITERS: dict[str, Callable[[Tree, Sequence[str]], str]] = {
     "labels": to_brackets,
-    "shape": lambda tree, words: to_brackets(show_shape(tree), words),
+    "shape": lambda tree, words: to_brackets(hide_labels(tree, mark_inverted=True), words),
+    "levels": lambda tree, words: to_brackets(hide_labels(tree), words),
     "arcs": to_conllu,
 }
 

@@ -24,9 +24,11 @@ class OnLSTM(nn.Module):
     def __init__(self, d_input: int, d_hidden: int, chunk_size: int):
         """Raises UserError if the chunks do not fill the states."""
         super().__init__()
-        if d_hidden % chunk_size:
+        if d_hidden % chunk_size or d_hidden == chunk_size:
+            # With one chunk, the master gates are 1 and 0 for any input, so all states are 0.
             raise UserError(
-                f"chunk_size of an ON-LSTM (model.hybrid, model.phrases) must divide its width {d_hidden}, but is {chunk_size}"
+                "chunk_size of an ON-LSTM (model.hybrid, model.phrases) must divide its width "
+                f"{d_hidden}, and be smaller, but is {chunk_size}"
             )
         num_gates = 2 * (d_hidden // chunk_size) + 4 * d_hidden
         self.input = nn.Linear(d_input, num_gates)
