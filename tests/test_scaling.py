@@ -597,7 +597,7 @@ def test_primary_comparisons_and_other_systems_are_families_and_all_else_is_expl
     config = make_config(data, models={name: {} for name in models}, fractions=[0.25, 1.0])
     pair = {0.25: 3, 0.5: 3, 1.0: 5}
     grid = {"tree": pair, "transformer": pair, "other": {0.5: 3, 1.0: 3}, "third": {1.0: 3}}
-    report = build_report(config, make_records(recorded, grid))
+    report = build_report(config.grid, make_records(recorded, grid))
     compared = {(p["model"], p["fraction"]): p["comparison"] for p in report["points"] if "comparison" in p}
     compared |= {(slope["model"], "slope"): slope["comparison"] for slope in report["slopes"]}
     families = {place: (test["family"], test["against"], test["seeds"]) for place, test in compared.items()}
@@ -620,7 +620,7 @@ def test_compared_cells_of_other_processors_packages_or_commits_are_named(record
     """Only pairs that are compared count: seed 2 of one size has no partner."""
     config = make_config(data, models={"tree": {}, "transformer": {}})
     records = make_records(recorded, {"tree": {0.5: 2, 1.0: 3}, "transformer": {0.5: 1, 1.0: 3}})
-    assert build_report(config, records)["unlike"] == {"compared": 4, "device": [], "packages": [], "software": []}
+    assert build_report(config.grid, records)["unlike"] == {"compared": 4, "device": [], "packages": [], "software": []}
     by_name = {record["cell"]: record["training"] for record in records}
     by_name["tree-0.5-seed2"]["machines"] = [{"processor": "other", "cores": 2, "gpu": None}]
     for seed in (1, 2):
@@ -630,7 +630,7 @@ def test_compared_cells_of_other_processors_packages_or_commits_are_named(record
     by_name["transformer-1-seed3"]["machines"].append({"processor": "other", "cores": 2, "gpu": None})  # trained on two kinds
     by_name["transformer-0.5-seed1"]["packages"][0]["torch"] = "1.0"
     del by_name["tree-1-seed1"]["software"]  # an earlier version does not say it
-    report = build_report(config, records)
+    report = build_report(config.grid, records)
     two = [["tree-1-seed2", "transformer-1-seed2"], ["tree-1-seed3", "transformer-1-seed3"]]
     assert report["unlike"] == {
         "compared": 4, "device": two, "packages": [["tree-0.5-seed1", "transformer-0.5-seed1"]], "software": [],
@@ -648,7 +648,7 @@ def test_tokenised_bleu_is_compared_where_it_is_asked_for(undisturbed, data, tmp
     config = make_config(data, metric="bleu_tokenized")
     recording = Recording(LABELS, partial(read_result, config))
     records = recording.read_all(Ledger.read(undisturbed), undisturbed)
-    report = build_report(config, records)
+    report = build_report(config.grid, records)
     for point in report["points"]:
         cells = [cell for cell in report["cells"] if (cell["model"], cell["fraction"]) == (point["model"], point["fraction"])]
         scores = [json.loads((undisturbed / "cells" / cell["cell"] / "scores.json").read_text())["test"] for cell in cells]
@@ -670,7 +670,7 @@ def test_tokenised_bleu_is_compared_where_it_is_asked_for(undisturbed, data, tmp
     (of_old,) = draw(report).axes[1].containers
     assert list(of_old.lines[0].get_ydata()) == list(drawn.lines[0].get_ydata())
     with pytest.raises(UserError, match=r"sentences\.bleu\.matches_1 must be a line of counts"):
-        build_report(make_config(data), records)
+        build_report(make_config(data).grid, records)
 
 
 def test_the_plot_of_a_single_size_has_a_line_for_each_model(undisturbed):

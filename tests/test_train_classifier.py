@@ -360,7 +360,7 @@ def test_accuracies_are_tested_over_paired_seeds_and_shared_sentences(tmp_path):
     config = load_settings(SeedsConfig, None, **TINY, data=tmp_path, grid={"systems": SYSTEMS, "baseline": "trees"})
     recording = Recording(LABELS, partial(read_result, MEASURES["classification"]))
     records = recording.read_all(Ledger(tmp_path / "ledger.json", entries), tmp_path)
-    report = build_report(config, records)
+    report = build_report(config.task, config.grid, records)
     differences = np.array([right["words", seed].astype(float) - right["trees", seed] for seed in (1, 2, 3)])
     test, expected = report["systems"][1]["tests"]["test.accuracy"], compare_examples(differences)
     assert test == asdict(replace(expected, family="systems", holm_p_value=expected.p_value))  # one comparison
@@ -372,6 +372,6 @@ def test_accuracies_are_tested_over_paired_seeds_and_shared_sentences(tmp_path):
     assert report["unlike"] == {"compared": 3, "device": [], "packages": [], "software": []}
     for record, processor in zip(records, "xxyxxzx", strict=True):  # four cells of trees, three of words
         record["training"]["machines"] = [{"processor": processor, "cores": 2, "gpu": None}]
-    report = build_report(config, records)
+    report = build_report(config.task, config.grid, records)
     assert report["unlike"]["device"] == [["words-seed2", "trees-seed2"], ["words-seed3", "trees-seed3"]]
     assert "2 of 3 compared pairs of cells were trained with different kinds of device: words-seed2 - " in format_table(report)

@@ -7,6 +7,7 @@ about 11 % of pairs of equally good systems, sacrebleu's p is below 0.05.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Self
 
 import numpy as np
@@ -89,10 +90,16 @@ def compare_means(baseline: np.ndarray, system: np.ndarray, num_samples: int, si
     return Comparison.of(*sides, f"{signature}|bs:{num_samples}|seed:{seed}")
 
 
+@lru_cache(maxsize=1)
 def sample_counts(num_sentences: int, num_samples: int, seed: int = SEED) -> np.ndarray:
-    """Return how often each sentence counts [1 + samples, sentences]: once, then as in each sample of a bootstrap."""
+    """Return how often each sentence counts [1 + samples, sentences]: once, then as in each sample of a bootstrap.
+
+    All systems of a comparison get the same array, so it cannot be written to.
+    """
     chosen = np.random.default_rng(seed).choice(num_sentences, size=(num_samples, num_sentences), replace=True)
-    return np.stack([np.bincount(sample, minlength=num_sentences) for sample in (np.arange(num_sentences), *chosen)])
+    counts = np.stack([np.bincount(sample, minlength=num_sentences) for sample in (np.arange(num_sentences), *chosen)])
+    counts.flags.writeable = False
+    return counts
 
 
 def two_sided_p(sampled: np.ndarray, difference: float) -> float:
@@ -145,7 +152,9 @@ def sample_bleu(statistics: np.ndarray, num_samples: int, seed: int = SEED) -> n
     counts = sample_counts(len(statistics), num_samples, seed)
     matches, lengths = statistics[:, :NGRAMS], statistics[:, NGRAMS:]
     totals = np.maximum(lengths[:, :1] - np.arange(NGRAMS), 0)
-    sums = (counts @ np.concatenate([matches, totals, lengths], axis=1)).tolist()
+    # A product of floats is ten times as fast, and exact for these numbers.
+    columns = np.concatenate([matches, totals, lengths], axis=1, dtype=float)
+    sums = (counts.astype(float) @ columns).astype(np.int64).tolist()
     ends = NGRAMS, 2 * NGRAMS
     return np.array(
         [

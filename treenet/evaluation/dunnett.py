@@ -8,7 +8,7 @@ together.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from statistics import fmean
 
 import numpy as np
@@ -94,7 +94,7 @@ def probability_below(value: float, counts: Sequence[int], baseline_count: int, 
     """
     from scipy.special import ndtr
 
-    mean, mean_weight = np.polynomial.hermite_e.hermegauss(_NODES)
+    mean, mean_weight = _means()
     deviation, weight = _deviations(freedom)
     own = np.array(counts, dtype=float)
     half = value * deviation[:, None] * np.sqrt(1 + own / baseline_count)  # [deviations, systems], in errors of a system's mean
@@ -103,6 +103,13 @@ def probability_below(value: float, counts: Sequence[int], baseline_count: int, 
     return float(mean_weight @ inside @ weight / math.sqrt(2 * math.pi))
 
 
+@cache
+def _means() -> tuple[np.ndarray, np.ndarray]:
+    """Return observed means of a true one of 0, and their weights."""
+    return np.polynomial.hermite_e.hermegauss(_NODES)
+
+
+@cache
 def _deviations(freedom: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Return observed deviations of a true one of 1, and their weights."""
     from scipy.stats import chi2

@@ -14,7 +14,8 @@ EXPLAIN_POOLED = (
     f"Unpaired: {DUNNETT}. Interval and p hold for all comparisons of a size and metric together. 'seen' is the smallest true "
     f"difference that this design finds with probability {POWER:g}: a smaller one may be there without being found."
 )
-POOLED_HEAD = ("pairs", "unpaired", "metric", "difference", "95 %", "p", "seen")
+_HEAD = ("pairs", "unpaired", "metric", "difference", "95 %", "p", "seen")
+Table = tuple[Sequence[str], Sequence[Sequence[str]], str]  # its head, its rows, and their meaning
 _TITLES = {**METRIC_TITLES, "nll": "nll a token"}
 
 
@@ -47,8 +48,8 @@ def compare_sizes(cells: Sequence[Mapping], baseline: str, samples: Mapping[str,
                 }
 
 
-def list_pooled(report: Mapping) -> list[tuple[str, ...]]:
-    """Return the rows of the table: pairs, difference, metric, its value, interval, p, and what the design sees."""
+def list_pooled(report: Mapping) -> Table:
+    """Return the table: pairs, difference, metric, its value, interval, p, and what the design sees."""
     rows: list[tuple[str, ...]] = []
     for test in report.get("pooled", ()):  # files of earlier versions have none
         digits = 3 if test["metric"] == "nll" else 2
@@ -56,14 +57,10 @@ def list_pooled(report: Mapping) -> list[tuple[str, ...]]:
         numbers = f"{test['difference']:+.{digits}f}", f"[{low:+.{digits}f}, {high:+.{digits}f}]", f"{test['p_value']:.3f}"
         name = f"{test['model']} - {test['against']}"
         rows.append((f"{test['pairs']:,.0f}", name, _TITLES[test["metric"]], *numbers, f"{test['seen']:.{digits}f}"))
-    return rows
+    return _HEAD, rows, EXPLAIN_POOLED
 
 
-def describe_pooled(report: Mapping) -> list[str]:
-    """Return a table of the unpaired tests; nothing without a test."""
-    rows = list_pooled(report)
-    if not rows:
-        return []
-    widths = [max(map(len, column)) for column in zip(POOLED_HEAD, *rows, strict=True)]
-    lines = ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in (POOLED_HEAD, *rows)]
-    return [*lines, EXPLAIN_POOLED]
+def align(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a table, its columns aligned on the right."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]

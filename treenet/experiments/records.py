@@ -97,16 +97,10 @@ class Recording:
         """Return the records in the folder by the names of their cells. Raises UserError for a file that is not a record."""
         if self.folder is None or not self.folder.is_dir():
             return {}
-        paths = [path for path in self.folder.glob("*.json") if not path.name.startswith(TEMPORARY_PREFIX)]
-        return {path.stem: self._read(path) for path in sorted(paths)}
-
-    def _read(self, path: Path) -> Record:
-        hint = "restore it, or remove it and run the same command again"
-        record = read_json(path, hint, Record)
-        if record["version"] > VERSION or record["cell"] != path.stem:
-            raise UserError(f"{path} is of a later version, or of another cell ({record['cell']!r}); {hint}")
-        check_labels(record["labels"], str(path), self.labels)
-        return record
+        found = read_records(self.folder)
+        for name, record in found.items():
+            check_labels(record["labels"], str(self.folder / f"{name}.json"), self.labels)
+        return found
 
     def find_done(self, cells: Sequence[Cell]) -> set[str]:
         """Return the names of cells that have a record. Raises UserError for a record of other settings or other data."""
@@ -130,6 +124,20 @@ class Recording:
         done = {name: entry for name, entry in ledger.entries.items() if entry.status == DONE and name not in kept}
         found = kept | {name: self.make(out / "cells" / name, entry) for name, entry in done.items()}
         return [found[name] for name in sorted(found)]
+
+
+def read_records(folder: Path) -> dict[str, Record]:
+    """Read the records in a folder by the names of their cells, in order. Raises UserError for a file that is not a record."""
+    paths = [path for path in folder.glob("*.json") if not path.name.startswith(TEMPORARY_PREFIX)]
+    return {path.stem: _read_record(path) for path in sorted(paths)}
+
+
+def _read_record(path: Path) -> Record:
+    hint = "restore it, or remove it and run the same command again"
+    record = read_json(path, hint, Record)
+    if record["version"] > VERSION or record["cell"] != path.stem:
+        raise UserError(f"{path} is of a later version, or of another cell ({record['cell']!r}); {hint}")
+    return record
 
 
 def show_numbers(values: Iterable[int]) -> str:

@@ -33,6 +33,7 @@ from treenet.evaluation.significance import (
     PRIMARY,
     SYSTEMS,
     SeedTest,
+    compare_over_seeds,
     correct_family,
     summarize,
 )
@@ -41,7 +42,17 @@ from treenet.experiments.pooled_tests import compare_sizes
 from treenet.experiments.records import Record, Recording, numbers, show_numbers
 from treenet.experiments.scaling import GridConfig, ScalingConfig, describe_other_references, study_cells, study_work
 from treenet.experiments.scaling_plot import plot
-from treenet.experiments.scaling_table import SCALING, format_table, read_test
+from treenet.experiments.scaling_table import (
+    ABOUT_VALID,
+    NLL_COMPARISON,
+    OF_TRAINING,
+    SCALING,
+    SECONDS,
+    TRAIN_NLL,
+    VALID_NLL,
+    format_table,
+    read_test,
+)
 from treenet.experiments.study import Study, read_fresh_scores
 from treeproc.common import folder_kinds
 from treeproc.common.files import atomic_write, json_bytes
@@ -81,7 +92,7 @@ def make_study(config: ScalingConfig, out: Path, records: Path | None, more: Ref
         study_work(config, more),
         Recording(LABELS, partial(read_result, config, more=more), records),
         config.grid.parallel,
-        lambda found: format_table(build_report(config, found)),
+        lambda found: format_table(build_report(config.grid, found)),
         lambda found: write_report(config, found, out),
     )
 
@@ -101,7 +112,7 @@ def read_result(config: ScalingConfig, folder: Path, more: References = ()) -> t
         raise UserError(f"{folder}: the scores of {split} are stale ({changed}); run the same command again without --dry-run")
     tokenizer = tokenizer_of(config.data, EvaluateSettings()) if metric == "bleu_tokenized" else None
     statistics = bleu_statistics(read_system(folder, split).lines, read_references(config.data, split), tokenizer, more)
-    sentences = dict(zip(_statistics(metric), map(show_numbers, statistics.T), strict=True))
+    sentences = dict(zip(statistics_of(metric), map(show_numbers, statistics.T), strict=True))
     if nll := read_nll(folder, split):
         sentences |= {NLL: show_numbers(round(NLL_SCALE * one) for one in nll.nll), TARGET_TOKENS: show_numbers(nll.tokens)}
     return {split: scores[split]}, sentences
@@ -111,14 +122,13 @@ def _needed(metric: str) -> set[str]:
     return {metric, f"{metric}_signature", "bleu", "chrf"}
 
 
-def _statistics(metric: str) -> list[str]:
+def statistics_of(metric: str) -> list[str]:
     """Return the names of the numbers of each sentence in a record."""
     return [f"{metric}.{name}" for name in BLEU_STATISTICS]
 
 
-def build_report(config: ScalingConfig, records: Sequence[Record]) -> dict:
+def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
     """Build the content of scaling.json from the records."""
-    grid = config.grid
     cells = [_read_cell(record, grid) for record in records]
     models = list(dict.fromkeys([*grid.models, *(cell["model"] for cell in cells)]))
     primary = next((model for model in models if model != grid.baseline), grid.baseline)
@@ -143,6 +153,7 @@ def build_report(config: ScalingConfig, records: Sequence[Record]) -> dict:
                 continue
             point = {"fraction": fraction, "model": model, "pairs": fmean(cell["pairs"] for cell in here.values())}
             point |= {metric: summarize([cell[metric] for cell in here.values()]) for metric in (grid.metric, "bleu", "chrf")}
+            point |= {name: summarize(values) for name in OF_TRAINING if (values := _values(here.values(), name))}
             point["seeds"] = list(here)
             if seeds := sorted(here.keys() & there.keys()):
                 found = compare_seeds(*([bleu[side[seed]["cell"]] for seed in seeds] for side in (there, here)), num_examples)
@@ -150,6 +161,10 @@ def build_report(config: ScalingConfig, records: Sequence[Record]) -> dict:
                 weights = {"p_two_sided": found.weights_p_two_sided, "test": PAIRED_BOOTSTRAP, "about": ABOUT_WEIGHTS_OF_SEEDS}
                 add(point, found.over_seeds, family, weights=weights)
                 pairs += [(here[seed]["cell"], there[seed]["cell"]) for seed in seeds]
+                theirs, ours = (_values([side[seed] for seed in seeds], VALID_NLL) for side in (there, here))
+                if theirs and ours:
+                    test = compare_over_seeds([one - other for one, other in zip(ours, theirs, strict=True)], 0.0, 1)
+                    point[NLL_COMPARISON] = asdict(replace(test, about=ABOUT_VALID, family=EXPLORATORY))
             points.append(point)
     slopes = []
     for model in against:
@@ -189,14 +204,28 @@ def _read_cell(record: Record, grid: GridConfig) -> dict:
     kept = {name: scores[name] for name in sorted(_needed(metric))} | recorded_origin(scores)
     step = record["training"]["averaged_steps"][-1]
     places = {"pairs": facts["examples"], "parameters": facts["parameters"], "step": step}
-    return {"cell": record["cell"], **record["labels"], **places, **kept}
+    return {"cell": record["cell"], **record["labels"], **places, **_of_training(record), **kept}
+
+
+def _of_training(record: Record) -> dict[str, float]:
+    """Return the lowest nll on valid, the last nll of training batches, and the seconds, where the record has them."""
+    curve = record.get("curve", {})
+    valid, train = ([one for one in curve.get(event, {}).get("nll", ()) if one is not None] for event in ("valid", "train"))
+    nll = {VALID_NLL: min(valid)} if valid else {}
+    return nll | ({TRAIN_NLL: train[-1]} if train else {}) | {SECONDS: record["training"]["seconds"]}
+
+
+def _values(cells: Iterable[dict], name: str) -> list[float]:
+    """Return a value of every cell; nothing if one lacks it."""
+    values = [cell.get(name) for cell in cells]
+    return [] if None in values else values
 
 
 def _read_sentences(records: Sequence[Record], grid: GridConfig) -> dict[str, np.ndarray]:
     """Read `bleu_statistics` of every cell. Raises UserError if two were scored against different references."""
     found, first = {}, None
     for record in records:
-        columns = [numbers(record, name) for name in _statistics(grid.metric)]
+        columns = [numbers(record, name) for name in statistics_of(grid.metric)]
         # With several references, the length is that of the closest one, which differs from cell to cell.
         used = record["scores"][grid.split].get("more_references_fingerprint") or columns[-1]
         first = (record["cell"], used) if first is None else first
@@ -236,7 +265,7 @@ def _slope(
 
 def write_report(config: ScalingConfig, records: Sequence[Record], out: Path) -> str:
     """Write scaling.json, scaling.png and scaling.svg. Returns the table and the paths."""
-    report = build_report(config, records)
+    report = build_report(config.grid, records)
     atomic_write(out / SCALING, json_bytes(report))
     pictures = plot(report, out) if report["points"] else []
     return f"{format_table(report)}\n\n" + "\n".join(map(str, [out / SCALING, *pictures]))

@@ -1,14 +1,23 @@
 """The table of a data-size study, and how its comparisons are read from scaling.json, also those of earlier versions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from treenet.evaluation.metrics import METRIC_TITLES
 from treenet.evaluation.significance import EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS, SeedTest, half_interval
-from treenet.experiments.pooled_tests import describe_pooled
+from treenet.experiments.pooled_tests import Table, align, list_pooled
 from treenet.experiments.study import notes_about_cells, show_p_values
 
 SCALING = "scaling.json"  # in the folder of a study
+# Values of a cell, and of a point over its seeds: the lowest nll on valid, the last of training batches, the time of training.
+VALID_NLL, TRAIN_NLL, SECONDS = OF_TRAINING = ("valid_nll", "train_nll", "seconds")
+NLL_COMPARISON = "valid_nll_comparison"  # of a point
+ABOUT_VALID = "training with other seeds, by the lowest nll on these sentences of valid (two-sided t over paired seeds)"
+NLL_HEAD = ("pairs", "by nll on valid", "difference", "95 %", "p")
+EXPLAIN_BY_SEED = (
+    "Values of each seed: the scores, the lowest nll on valid, the last nll of training batches, minutes of training."
+)
+EXPLAIN_NLL = f"The interval and the p of the nll on valid hold for {ABOUT_VALID}. They are exploratory."
 ONE_SIDED = " (one-sided)"  # after a p of an earlier version
 _WIDTHS = {"bleu": 8, "bleu_tokenized": 16}  # of columns
 
@@ -75,9 +84,46 @@ def format_table(report: dict) -> str:
     lines += describe_slopes(report)
     lines += report.get("explanations", [EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS])
     lines.append(f"{report['num_examples']:,} examples of {report['split']}; {report[f'{metric}_signature']}")
-    lines += describe_pooled(report)
+    for head, rows, message in (list_pooled(report), list_by_seed(report), list_nll(report)):
+        lines += [*align(head, rows), message] if rows else []
     lines += notes_about_cells(report)
     return "\n".join(lines)
+
+
+def list_by_seed(report: Mapping) -> Table:
+    """Return a table with the values of every seed. Files of earlier versions have fewer columns."""
+    metric = metric_of(report)
+    columns = {
+        METRIC_TITLES[metric]: (metric, 2),
+        "chrF": ("chrf", 1),
+        "nll on valid": (VALID_NLL, 3),
+        "nll of training": (TRAIN_NLL, 2),
+    }
+    columns = {title: one for title, one in columns.items() if all(one[0] in point for point in report["points"])}
+    rows = []
+    for point in report["points"]:
+        cells = [f"{point['pairs']:,.0f}", point["model"], _join(point["seeds"], 0)]
+        cells += [_join(point[name]["values"], digits) for name, digits in columns.values()]
+        cells += [_join([seconds / 60 for seconds in point[SECONDS]["values"]], 0)] if SECONDS in point else []
+        rows.append(tuple(cells))
+    return ("pairs", "model", "seeds", *columns, "minutes"), rows, EXPLAIN_BY_SEED
+
+
+def _join(values: Sequence[float], digits: int) -> str:
+    return ", ".join(f"{value:.{digits}f}" for value in values)
+
+
+def list_nll(report: Mapping) -> Table:
+    """Return a table of the differences in nll on valid; files of earlier versions have none."""
+    rows = []
+    for point in report["points"]:
+        if NLL_COMPARISON in point:
+            test = read_test(point[NLL_COMPARISON])
+            interval = "[{:+.3f}, {:+.3f}]".format(*test.interval) if test.interval else "-"
+            p_value = f"{test.p_value:.3f}" if test.p_value is not None else "-"
+            name = f"{point['model']} - {against_of(report, point)}"
+            rows.append((f"{point['pairs']:,.0f}", name, f"{test.difference:+.3f}", interval, p_value))
+    return NLL_HEAD, rows, EXPLAIN_NLL
 
 
 def describe_slopes(report: dict) -> list[str]:

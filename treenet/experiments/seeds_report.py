@@ -25,7 +25,7 @@ from treenet.evaluation.significance import (
 )
 from treenet.experiments.conditions import find_unlike
 from treenet.experiments.records import Record, Recording, numbers
-from treenet.experiments.seeds import SCORED, SeedsConfig, seed_cells, seed_work
+from treenet.experiments.seeds import SCORED, SeedGridConfig, SeedsConfig, seed_cells, seed_work
 from treenet.experiments.seeds_measures import MEASURES, TESTED, Measures, Numbers
 from treenet.experiments.study import Study, notes_about_cells, read_fresh_scores, show_p_values
 from treenet.runs.learning_curves import write_png
@@ -51,7 +51,7 @@ def make_study(config: SeedsConfig, out: Path, records: Path | None) -> Study:
         seed_work(config),
         Recording(LABELS, partial(read_result, MEASURES[config.task]), records),
         config.grid.parallel,
-        lambda found: format_table(build_report(config, found)),
+        lambda found: format_table(build_report(config.task, config.grid, found)),
         lambda found: write_report(config, found, out),
     )
 
@@ -66,23 +66,23 @@ def read_result(measures: Measures, folder: Path) -> tuple[dict[str, dict], dict
     return scores, lines
 
 
-def build_report(config: SeedsConfig, records: Sequence[Record]) -> dict:
+def build_report(task: str, grid: SeedGridConfig, records: Sequence[Record]) -> dict:
     """Build the content of comparison.json from the records."""
-    measures = MEASURES[config.task]
+    measures = MEASURES[task]
     cells = [_read_cell(record, measures) for record in records]
     examples = {record["cell"]: {name: numbers(record, name) for name in record["sentences"]} for record in records}
-    systems = list(dict.fromkeys([*config.grid.systems, *(cell["system"] for cell in cells)]))
-    rows = [_summarize_system(system, cells, config.grid.baseline, examples, measures) for system in systems]
+    systems = list(dict.fromkeys([*grid.systems, *(cell["system"] for cell in cells)]))
+    rows = [_summarize_system(system, cells, grid.baseline, examples, measures) for system in systems]
     for measure in measures.tested():
         tested = [row for row in rows if measure in row.get("tests", {})]
         for row, test in zip(tested, correct_family([row["tests"][measure] for row in tested], SYSTEMS), strict=True):
             row["tests"][measure] = asdict(test)
     names = {(cell["system"], cell["seed"]): cell["cell"] for cell in cells}
-    baselines = {seed: name for (system, seed), name in names.items() if system == config.grid.baseline}
+    baselines = {seed: name for (system, seed), name in names.items() if system == grid.baseline}
     pairs = [(name, baselines[seed]) for (_, seed), name in names.items() if baselines.get(seed, name) != name]
     return {
-        "task": config.task,
-        "baseline": config.grid.baseline,
+        "task": task,
+        "baseline": grid.baseline,
         "tests": f"{EXPLAIN_SEEDS} {EXPLAIN_FAMILY}",
         "cells": cells,
         "systems": [row for row in rows if row["seeds"]],
@@ -246,7 +246,7 @@ def draw(report: dict) -> "Figure":
 
 def write_report(config: SeedsConfig, records: Sequence[Record], out: Path) -> str:
     """Write comparison.json and comparison.png. Returns the table and the paths."""
-    report = build_report(config, records)
+    report = build_report(config.task, config.grid, records)
     atomic_write(out / COMPARISON, json_bytes(report))
     if not report["systems"]:
         return format_table(report)

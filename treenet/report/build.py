@@ -62,7 +62,7 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
         )
     claim_folder(out, REPORT)
     choose_device(settings.use_gpu)
-    runs, studies, comparisons = read_report_inputs(settings.runs, settings.split)
+    runs, studies, comparisons = read_report_inputs(settings.runs, settings.split, settings.baseline, settings.main)
     baseline = choose_baseline(runs, settings.baseline)
     runs.sort(key=lambda run: run is not baseline)  # the first one of all tables and figures
     differing, shared = settings_of(runs)

@@ -11,7 +11,7 @@ from treenet.evaluation.origin import Standing
 from treenet.models import ARCHITECTURES
 from treenet.report.report_runs import ReportRun, own_index
 from treenet.runs.metrics_log import best_validation
-from treeproc.common.settings import UserError, differences
+from treeproc.common.settings import differences
 
 # Of sections that a run does not record: its architecture does not read them.
 _DEFAULTS = {
@@ -33,13 +33,10 @@ def settings_of(runs: Sequence[ReportRun]) -> tuple[dict[str, list], dict[str, o
 
 
 def choose_baseline(runs: Sequence[ReportRun], name: str | None) -> ReportRun | None:
-    """The run of that name; unset, the first Transformer, else the first. Raises UserError for an unknown name."""
-    if name is not None:
-        for run in runs:
-            if run.name == name:
-                return run
-        raise UserError(f"baseline must be one of {', '.join(run.name for run in runs) or 'no run'}, but is {name}")
-    return next((run for run in runs if run.config["model"].get("name") == "transformer"), runs[0] if runs else None)
+    """The run of that name; without one, the first Transformer, else the first."""
+    named = [run for run in runs if run.name == name]
+    plain = [run for run in runs if run.config["model"].get("name") == "transformer"]
+    return next(iter((*named, *plain, *runs)), None)
 
 
 def reads_trees(run: ReportRun) -> bool:

@@ -12,6 +12,8 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 from treenet.evaluation.origin import RunState, Standing
 from treenet.evaluation.run_results import PARSE, PROBES, SCORES, read_scores, read_system
 from treenet.experiments.ledger import LEDGER, last_step
+from treenet.experiments.recorded_study import is_comparison, report_records, systems_of
+from treenet.experiments.records import read_records
 from treenet.experiments.scaling_table import SCALING
 from treenet.experiments.seeds_measures import MEASURES
 from treenet.experiments.seeds_report import COMPARISON, SeedsReport
@@ -24,6 +26,7 @@ from treenet.runs.mirror import RunMirror
 from treeproc.common.command_names import as_called
 from treeproc.common.errors import shown
 from treeproc.common.files import check_form, is_plausible, read_json, read_text
+from treeproc.common.folder_kinds import kind_of
 from treeproc.common.settings import UserError, read_yaml
 from treeproc.common.storage import AnyPath, as_path, inside
 from treeproc.shards.store import describe_agreement, describe_trees, pieces_fingerprint, read_index
@@ -116,22 +119,34 @@ class ReportInputs(NamedTuple):
     comparisons: list[ReportStudy]  # of workflows/compare_seeds.py
 
 
-def read_report_inputs(given: Sequence[str], split: str) -> ReportInputs:
-    """Read runs, studies and comparisons. Raises UserError for a folder of another kind."""
+def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = None, main: str | None = None) -> ReportInputs:
+    """Read runs, studies and comparisons. Raises UserError for a folder of another kind.
+
+    A study may also be a folder of records, which `baseline` and `main` then order (`recorded_grid`).
+    """
     if len(set(given)) < len(given):
         raise UserError(f"runs: {next(one for one in given if given.count(one) > 1)} is given twice")
-    found = ReportInputs([], [], [])
+    found, known = ReportInputs([], [], []), set[str]()
     for name, text in zip(short_names(given), given, strict=True):
         mirror = RunMirror(as_path(text), only=(AVERAGED,))
         mirror.pull()
         folder = mirror.folder
-        if not (folder / LEDGER).is_file():
+        if (folder / LEDGER).is_file():
+            of_seeds = _is_comparison(folder)
+            form = (COMPARISON, "systems", SeedsReport) if of_seeds else (SCALING, "points")
+            study = _read_study(name, text, folder, *form)
+        elif kind_of(folder) is None and (records := list(read_records(folder).values())):
+            of_seeds = is_comparison(records)
+            known.update(systems_of(records))
+            study = _in_order(name, text, report_records(records, baseline, main))
+        else:
             found.runs.append(_read_run(name, text, folder, split))
             continue
-        if _is_comparison(folder):
-            found.comparisons.append(_read_study(name, text, folder, COMPARISON, "systems", SeedsReport))
-        else:
-            found.studies.append(_read_study(name, text, folder, SCALING, "points"))
+        (found.comparisons if of_seeds else found.studies).append(study)
+    known.update(run.name for run in found.runs)
+    for setting, value in (("baseline", baseline), ("main", main)):
+        if value not in (None, *known):
+            raise UserError(f"{setting} must be one of {', '.join(sorted(known)) or 'no run'}, but is {value}")
     return found
 
 
@@ -141,10 +156,15 @@ def _read_study(name: str, given: str, folder: Path, file: str, rows: str, form:
     _check_numbers(report, folder / file)
     if report is None or not report[rows]:
         return ReportStudy(name, given, None)
-    sizes = list(dict.fromkeys(row.get("fraction") for row in report[rows]))
-    name_of = "model" if "fraction" in report[rows][0] else "system"
-    report[rows].sort(key=lambda row: (sizes.index(row.get("fraction")), row[name_of] != report["baseline"]))
-    return ReportStudy(name, given, report, tuple(_stale_cells(folder, report)))
+    return _in_order(name, given, report, tuple(_stale_cells(folder, report)))
+
+
+def _in_order(name: str, given: str, report: dict, stale: tuple[str, ...] = ()) -> ReportStudy:
+    """Return a study whose rows begin with the baseline, at each size."""
+    rows, name_of = (report["points"], "model") if "points" in report else (report["systems"], "system")
+    sizes = list(dict.fromkeys(row.get("fraction") for row in rows))
+    rows.sort(key=lambda row: (sizes.index(row.get("fraction")), row[name_of] != report["baseline"]))
+    return ReportStudy(name, given, report, stale)
 
 
 def _is_comparison(folder: Path) -> bool:

@@ -11,13 +11,20 @@ class ReportSettings(Settings):
     """Settings of a report: its runs, studies, split and pictures."""
 
     runs: tuple[str, ...] = Field(
-        (), description="folders of workflows/train_wmt.py and of workflows/scaling.py; the same as arguments without key="
+        (),
+        description="folders of workflows/train_wmt.py and of studies, or records of studies; the same as arguments without key=",
     )
     title: str = Field("Translation runs", min_length=1, description="title of the page")
     split: str = Field("test", description="split whose sentences the page shows and whose attention it counts")
     baseline: str | None = Field(
         None,
-        description="name of the run against which the others are tested; unset, the first run without trees, else the first run",
+        description="name of the run against which the others are tested; unset, the first run without trees, else the first one. "
+        "In records of a study, it is the name of a model or system",
+    )
+    main: str | None = Field(
+        None,
+        description="in records of a study of the data size, the model that is tested against the baseline, and against which all "
+        "others are tested; unset, tree_transformer, else the first by name",
     )
     sentences: int = Field(
         5, ge=0, description="sentences to show: those whose translations by the baseline and the next run differ most in chrF"

@@ -12,14 +12,25 @@ from treenet.evaluation.significance import (
     SeedTest,
     half_interval,
 )
-from treenet.experiments.pooled_tests import EXPLAIN_POOLED, POOLED_HEAD, list_pooled
-from treenet.experiments.scaling_table import ONE_SIDED, WeightsP, against_of, describe_slopes, metric_of, read_comparison
+from treenet.experiments.pooled_tests import list_pooled
+from treenet.experiments.scaling_table import (
+    ONE_SIDED,
+    WeightsP,
+    against_of,
+    describe_slopes,
+    list_by_seed,
+    list_nll,
+    metric_of,
+    read_comparison,
+)
 from treenet.experiments.study import notes_about_cells
 from treenet.report.contents import Page
 from treenet.report.markup import TableCell, code, number, paragraph, tag, text
 from treenet.report.naming import show_p_value
 from treenet.report.report_runs import ReportStudy
 from treeproc.common.command_names import as_called
+
+_NAMES = ("model", "unpaired", "metric", "by nll on valid")  # columns of names in the tables below the first
 
 
 def show_studies(page: Page) -> list[str]:
@@ -53,12 +64,11 @@ def show_studies(page: Page) -> list[str]:
         message = " ".join(report.get("explanations", (EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS)))
         out.append(page.table(f"{study.name}. {message}", head, rows, rules=rules))
         out += [paragraph(f"{line}.", class_="note") for line in describe_slopes(report)]
-        if pooled := list_pooled(report):
-            classes = ["" if name in ("unpaired", "metric") else "n" for name in POOLED_HEAD]
-            head, *cells = (
-                [TableCell(escape(x), c) for x, c in zip(row, classes, strict=True)] for row in (POOLED_HEAD, *pooled)
-            )
-            out.append(page.table(f"{study.name}. {EXPLAIN_POOLED}", head, cells))
+        for titles, values, message in (list_pooled(report), list_by_seed(report), list_nll(report)):
+            if values:
+                classes = ["" if name in _NAMES else "n" for name in titles]
+                head, *cells = ([TableCell(escape(x), c) for x, c in zip(row, classes, strict=True)] for row in (titles, *values))
+                out.append(page.table(f"{study.name}. {message}", head, cells))
         out += [paragraph(f"{note}.", class_="note") for note in notes_about_cells(report)]
     return out
 

@@ -1,0 +1,65 @@
+"""The report of a study whose records alone are there."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from treenet.experiments import scaling_report, seeds_report
+from treenet.experiments.ledger import check_labels
+from treenet.experiments.records import Record
+from treenet.experiments.scaling import GridConfig
+from treenet.experiments.seeds import TASKS, SeedGridConfig
+from treeproc.common.settings import UserError
+
+
+def is_comparison(records: Sequence[Record]) -> bool:
+    """Return whether records are of a comparison over seeds. The others are of a study of the data size."""
+    return "system" in records[0]["labels"]
+
+
+def systems_of(records: Sequence[Record]) -> list[str]:
+    """Return the names of the systems or models, sorted. Raises UserError if labels are damaged."""
+    labels = seeds_report.LABELS if is_comparison(records) else scaling_report.LABELS
+    for record in records:
+        check_labels(record["labels"], f"the record of {record['cell']}", labels)
+    return sorted({str(record["labels"][next(iter(labels))]) for record in records})
+
+
+def report_records(records: Sequence[Record], baseline: str | None = None, main: str | None = None) -> dict:
+    """Return the content of comparison.json or scaling.json. There must be a record.
+
+    A comparison tests all systems against the baseline. A study tests its main model against the baseline, and all others
+    against the main model. A name that is unset or has no record is that of a grid without settings, or else the first one.
+    """
+    names = systems_of(records)
+    if is_comparison(records):
+        base = _first((baseline, SeedGridConfig().baseline), names)
+        grid = SeedGridConfig(systems={name: {} for name in dict.fromkeys((base, *names))}, baseline=base)
+        task = records[0]["settings"].get("task")
+        if task not in TASKS:
+            raise UserError(f"the record of {records[0]['cell']} is damaged: its task must be {' or '.join(TASKS)}; restore it")
+        return seeds_report.build_report(task, grid, records)
+    return scaling_report.build_report(_study_grid(records, names, baseline, main), records)
+
+
+def _study_grid(records: Sequence[Record], names: Sequence[str], baseline: str | None, main: str | None) -> GridConfig:
+    usual, first = GridConfig(), records[0]
+    if len(first["scores"]) != 1:
+        raise UserError(f"the record of {first['cell']} is damaged: it must have the scores of one split; restore it")
+    ((split, scores),) = first["scores"].items()
+    tokenized = first["sentences"].keys() >= set(scaling_report.statistics_of("bleu_tokenized"))
+    references = re.match(r"nrefs:(\d+)", str(scores.get("bleu_signature")))
+    base = _first((baseline, usual.baseline), names)
+    return GridConfig(
+        fractions=tuple(sorted({float(record["labels"]["fraction"]) for record in records})),
+        models={name: {} for name in dict.fromkeys((_first((main, *usual.models), names), base, *names))},
+        baseline=base,
+        split=split,
+        more_references=[Path()] * (int(references[1]) - 1 if references else 0),  # only their number counts
+        metric="bleu_tokenized" if tokenized else "bleu",
+    )
+
+
+def _first(wanted: Sequence[str | None], names: Sequence[str]) -> str:
+    """Return the first of the wanted names that is there, or else the first name."""
+    return next(name for name in (*wanted, *names) if name in names)
