@@ -112,9 +112,8 @@ def compare_correlations(baselines: np.ndarray, systems: np.ndarray, scores: np.
     """
     num_sentences = len(scores)
     chosen = np.random.default_rng(12345).integers(num_sentences, size=(samples, num_sentences))
-    counts = np.stack([np.bincount(sample, minlength=num_sentences) for sample in (np.arange(num_sentences), *chosen)]).astype(
-        float
-    )
+    samples_of = (np.arange(num_sentences), *chosen)
+    counts = np.stack([np.bincount(sample, minlength=num_sentences) for sample in samples_of]).astype(float)  # once for all seeds
     ours, theirs = (np.stack([_correlate(one, scores, counts) for one in side]) for side in (systems, baselines))
     differences = ours - theirs  # [seeds, 1 + samples]
     return compare_over_seeds(differences[:, 0].tolist(), float(differences[:, 1:].mean(0).var()), num_sentences)

@@ -18,13 +18,13 @@ class ReportSettings(Settings):
     split: str = Field("test", description="split whose sentences the page shows and whose attention it counts")
     baseline: str | None = Field(
         None,
-        description="name of the run against which the others are tested; unset, the first run without trees, else the first one. "
-        "In records of a study, it is the name of a model or system",
+        description="name of the run against which the others are tested, in records of a study that of a model; unset, the "
+        "first run without trees, else the first run",
     )
     main: str | None = Field(
         None,
-        description="in records of a study of the data size, the model that is tested against the baseline, and against which all "
-        "others are tested; unset, tree_transformer, else the first by name",
+        description="in records of a study of the data size, the model that is tested against the baseline, and against which "
+        "all others are tested; unset, tree_transformer, else the first by name",
     )
     sentences: int = Field(
         5, ge=0, description="sentences to show: those whose translations by the baseline and the next run differ most in chrF"
