@@ -16,8 +16,10 @@ import numpy as np
 
 from treenet.config import OptimizerConfig
 from treenet.evaluation.significance import LEVEL, SeedTest, t_quantile
-from treenet.experiments.recorded_study import report_records
+from treenet.experiments.pooled_tests import compare_sizes
+from treenet.experiments.recorded_study import report_records, study_grid
 from treenet.experiments.records import Record, read_records
+from treenet.experiments.scaling_report import sample_scores
 from treenet.experiments.scaling_table import NLL_COMPARISON, SECONDS, TRAIN_NLL, VALID_NLL, metric_of, read_test
 from treenet.experiments.seeds_measures import MEASURES
 from treenet.experiments.seeds_report import headline_test
@@ -166,6 +168,16 @@ def power(row: Row, effect: float = 1.1) -> Figures:
     test = row.test()
     assert test.seeds_error is not None
     return [float(nct.sf(t_quantile(test.seeds - 1, LEVEL), test.seeds - 1, effect / test.seeds_error))]
+
+
+def unpaired(metric: str, row: Row, level: float = LEVEL) -> Figures:
+    """The difference from the baseline by Dunnett's test at this size, its interval, p, and the smallest one that it finds."""
+    same_size = [one for one in records(row.study) if one["labels"]["fraction"] == row.share]
+    grid = study_grid(same_size, row.baseline)
+    cells = [{"cell": one["cell"], "pairs": one["facts"]["examples"], **one["labels"]} for one in same_size]
+    found = compare_sizes(cells, grid.baseline, sample_scores(same_size, grid), level)
+    test = next(one for one in found if (one["model"], one["metric"]) == (row.system, metric))
+    return [test["difference"], *test["interval"], test["p_value"], test["seen"]]
 
 
 def seen(row: Row) -> Figures:

@@ -40,9 +40,9 @@ class ArmTest:
 
 
 def compare_with_baseline(
-    values: Mapping[str, Sequence[float]], baseline: str, sentence_variances: Mapping[str, float]
+    values: Mapping[str, Sequence[float]], baseline: str, sentence_variances: Mapping[str, float], level: float = LEVEL
 ) -> dict[str, ArmTest]:
-    """Compare every system of `values`, which have one value per seed, with the baseline.
+    """Compare every system of `values`, which have one value per seed, with the baseline, by intervals of this level.
 
     `sentence_variances` has, of each system, the variance of the difference of means over new samples of sentences. It is added,
     and the critical value is a mean weighted by both variances (Cochran and Cox, 1950), as in `compare_over_seeds`. Returns
@@ -67,7 +67,7 @@ def compare_with_baseline(
         def critical(level: float, share: float = share) -> float:
             return share * quantiles[0](level) + (1 - share) * quantiles[1](level)
 
-        at_level = critical(LEVEL)
+        at_level = critical(level)
         difference, half = fmean(values[name]) - fmean(values[baseline]), at_level * error
         seen = error * _shift(at_level, freedom if share > 0.5 else None)
         p_value = p_value_of(critical, abs(difference) / error, _SMALLEST_P)

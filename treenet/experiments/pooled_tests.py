@@ -8,6 +8,7 @@ import numpy as np
 
 from treenet.evaluation.dunnett import DUNNETT, POWER, compare_with_baseline
 from treenet.evaluation.metrics import METRIC_TITLES
+from treenet.evaluation.significance import LEVEL
 
 # For people, below a table.
 EXPLAIN_POOLED = (
@@ -19,7 +20,9 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]], str]  # its head, its rows
 _TITLES = {**METRIC_TITLES, "nll": "nll a token"}
 
 
-def compare_sizes(cells: Sequence[Mapping], baseline: str, samples: Mapping[str, Mapping[str, np.ndarray]]) -> Iterator[dict]:
+def compare_sizes(
+    cells: Sequence[Mapping], baseline: str, samples: Mapping[str, Mapping[str, np.ndarray]], level: float = LEVEL
+) -> Iterator[dict]:
     """Yield the tests of scaling.json, by size, metric and model.
 
     `samples` has of each metric and cell the score of all sentences, and then of each sample of one bootstrap, [1 + samples].
@@ -37,7 +40,7 @@ def compare_sizes(cells: Sequence[Mapping], baseline: str, samples: Mapping[str,
             means = {model: scores[:, 1:].mean(0) for model, scores in found.items()}
             variances = {model: float((mean - means[baseline]).var()) for model, mean in means.items()}
             values = {model: scores[:, 0].tolist() for model, scores in found.items()}
-            for model, test in compare_with_baseline(values, baseline, variances).items():
+            for model, test in compare_with_baseline(values, baseline, variances, level).items():
                 yield {
                     "fraction": fraction,
                     "pairs": pairs,

@@ -39,11 +39,12 @@ def report_records(records: Sequence[Record], baseline: str | None = None, main:
         if task not in TASKS:
             raise UserError(f"the record of {records[0]['cell']} is damaged: its task must be {' or '.join(TASKS)}; restore it")
         return seeds_report.build_report(task, grid, records)
-    return scaling_report.build_report(_study_grid(records, names, baseline, main), records)
+    return scaling_report.build_report(study_grid(records, baseline, main), records)
 
 
-def _study_grid(records: Sequence[Record], names: Sequence[str], baseline: str | None, main: str | None) -> GridConfig:
-    usual, first = GridConfig(), records[0]
+def study_grid(records: Sequence[Record], baseline: str | None = None, main: str | None = None) -> GridConfig:
+    """Return the grid of a study of the data size from its records."""
+    names, usual, first = systems_of(records), GridConfig(), records[0]
     if len(first["scores"]) != 1:
         raise UserError(f"the record of {first['cell']} is damaged: it must have the scores of one split; restore it")
     ((split, scores),) = first["scores"].items()

@@ -134,12 +134,9 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
     primary = next((model for model in models if model != grid.baseline), grid.baseline)
     against = {model: grid.baseline if model == primary else primary for model in models if model != grid.baseline}
     largest = max([*grid.fractions, *(cell["fraction"] for cell in cells)])
-    sentences = _read_sentences(records, grid)
-    num_examples = len(next(iter(sentences.values()))) if sentences else 0
-    bleu = {cell: sample_bleu(statistics, grid.bootstrap_samples) for cell, statistics in sentences.items()}
-    samples = {grid.metric: bleu}
-    if all(NLL in record["sentences"] for record in records):
-        samples["nll"] = {record["cell"]: _sample_nll(record, grid.bootstrap_samples) for record in records}
+    samples = sample_scores(records, grid)
+    bleu = samples[grid.metric]
+    num_examples = len(numbers(records[0], statistics_of(grid.metric)[-1])) if records else 0
     points, pairs, families = [], [], {PRIMARY: [], SYSTEMS: [], EXPLORATORY: []}
 
     def add(place: dict, test: SeedTest, family: str, **facts: object) -> None:
@@ -153,6 +150,8 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
                 continue
             point = {"fraction": fraction, "model": model, "pairs": fmean(cell["pairs"] for cell in here.values())}
             point |= {metric: summarize([cell[metric] for cell in here.values()]) for metric in (grid.metric, "bleu", "chrf")}
+            if NLL in samples:
+                point[NLL] = summarize([float(samples[NLL][cell["cell"]][0]) for cell in here.values()])
             point |= {name: summarize(values) for name in OF_TRAINING if (values := _values(here.values(), name))}
             point["seeds"] = list(here)
             if seeds := sorted(here.keys() & there.keys()):
@@ -239,8 +238,19 @@ def _read_sentences(records: Sequence[Record], grid: GridConfig) -> dict[str, np
     return found
 
 
-def _sample_nll(record: Record, num_samples: int) -> np.ndarray:
-    return sample_nll(numbers(record, NLL, 10**9) / NLL_SCALE, numbers(record, TARGET_TOKENS), num_samples)
+def sample_scores(records: Sequence[Record], grid: GridConfig) -> dict[str, dict[str, np.ndarray]]:
+    """Return the score of the grid's metric, and the nll a token if all records have it, by cell [1 + samples].
+
+    The first number is that of all sentences. The others are of the samples of one bootstrap.
+    """
+    bleu = {cell: sample_bleu(statistics, grid.bootstrap_samples) for cell, statistics in _read_sentences(records, grid).items()}
+    if not all(NLL in record["sentences"] for record in records):
+        return {grid.metric: bleu}
+    nll = {}
+    for record in records:
+        sentences, tokens = numbers(record, NLL, 10**9) / NLL_SCALE, numbers(record, TARGET_TOKENS)
+        nll[record["cell"]] = sample_nll(sentences, tokens, grid.bootstrap_samples)
+    return {grid.metric: bleu, NLL: nll}
 
 
 def _of(cells: Iterable[dict], fraction: float, model: str) -> dict[int, dict]:

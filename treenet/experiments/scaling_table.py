@@ -96,6 +96,7 @@ def list_by_seed(report: Mapping) -> Table:
     columns = {
         METRIC_TITLES[metric]: (metric, 2),
         "chrF": ("chrf", 1),
+        "nll a token": ("nll", 3),
         "nll on valid": (VALID_NLL, 3),
         "nll of training": (TRAIN_NLL, 2),
     }

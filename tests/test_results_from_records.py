@@ -1,0 +1,197 @@
+"""Every figure in a table of a study on our pages is the one that the project computes from a record, or is marked there."""
+
+import json
+import re
+import sys
+
+import pytest
+from conftest import REPOSITORY
+
+sys.path.append(str(REPOSITORY / "docs" / "results"))
+from from_records import FIGURE, MIXED, RUNS, TABLES, Row, fill, find_tables, path_of, report, unpaired
+
+from treenet.experiments.records import read_records
+from treenet.report.build import write_report
+from treenet.report.report_settings import ReportSettings
+from treeproc.common.settings import UserError
+
+# Tables whose runs kept no record, by page and place, with the folder in which their records would be. This list may only shrink.
+WITHOUT_RECORD = {
+    ("README.md", "What the tree gives, and what it does not#0"): "sst5",
+    ("classification.md", "SST-5: Table 2#0"): "sst5",
+    ("classification.md", "Read as two classes (SST-2)#0"): "sst5",
+    ("classification.md", "The rules of the released code#0"): "sst5",
+    ("classification.md", "The paper's settings#0"): "sst5_paper",
+    ("classification.md", "Ablations and control trees: Table 3#0"): "sst5_ablations",
+    ("classification.md", "Ablations and control trees: Table 3#1"): "sst5_ablations",
+    ("classification.md", "Ablations and control trees: Table 3#2"): "sst5_ablations",
+    ("classification.md", "Agreement and reviews, on small data#1"): "agreement",
+    ("classification.md", "Agreement and reviews, on small data#2"): "agreement",
+    ("classification.md", "Agreement and reviews, on small data#3"): "imdb",
+    ("classification.md", "Settings tried#0"): "sst5_tuning",
+    ("classification.md", "Settings tried#1"): "sst5_tuning",
+    ("classification.md", "Settings tried#2"): "sst5_tuning",
+    ("finetuning.md", "Fine-tuning: from Tatoeba to Multi30k#0"): "finetuning",
+    ("language_models.md", "Perplexity#0"): "language_models",
+    ("language_models.md", "Agreement#0"): "language_models",
+    ("multi30k.md", "Multi30k English-German: check against a published score#0"): "multi30k_check",
+    ("multi30k.md", "Multi30k English-German: check against a published score#1"): "multi30k_check",
+    ("multi30k.md", "What we had to fix first#0"): "multi30k_check",
+    ("translation.md", "What the trained models do with their trees#0"): "iwslt14_trees",
+    ("windows.md", "The effect of windows on quality#1"): "multi30k_windows",
+}
+# The same, of parts of tables that have other figures with a record.
+PARTS_WITHOUT_RECORD = {
+    ("results/README.md", "lose 4 to 5 BLEU on Multi30k, 0.3 to 1.0 on IWSLT'14"): "iwslt14_trees",
+    ("results/README.md", "45.5, 40.6 (+4.9; over 10 seeds and **for these sentences** p < 0.0001;"): "sst5",
+    ("results/README.md", "44.7 (+0.7, for these sentences p 0.07;"): "sst5",
+    ("results/README.md", "Tree-LSTM 48.0 (-2.5, for these sentences p < 0.0001;"): "sst5",
+    ("results/README.md", "82.5, 78.4, 85.5 (10 seeds;"): "sst5",
+    ("results/README.md", "falls by 0.35 (p 0.67, 5 seeds;"): "sst5_ablations",
+    ("results/README.md", "falls by 4.4 (p 0.004;"): "sst5_ablations",
+    ("results/README.md", "lose 1.6 to 2.2 points on SST-5"): "sst5_controls",
+    ("results/README.md", "Multi30k, 3 seeds: nodes are 42.8 % of positions and get 50.5 to 52.4 %."): "multi30k_trees",
+    ("results/README.md", "With trees of other sentences, they get 47.7 to 52.2 %."): "multi30k_trees",
+    ("results/README.md", "IWSLT'14: nodes are 45.4 % and get 59.7, 39.5 and 61.4 %."): "iwslt14_trees",
+    ("results/README.md", "With trees of other sentences, they get 42.0, 37.6 and 69.1 %"): "iwslt14_trees",
+    ("translation.md", "–; 14.75 (*without record*) | d 256 |"): "iwslt14_sizes",
+}
+# Tables without a score of a trained model.
+OTHER_TABLES = {
+    ("README.md", "Where to go#0"),
+    ("README.md", "Where to go#1"),
+    ("classification.md", "Agreement and reviews, on small data#0"),  # scores of the paper
+    ("finetuning.md", "Commands#0"),
+    ("language_models.md", "Cost#0"),
+    ("multi30k.md", "What we had to fix first#1"),
+    ("results/README.md", "All pages#0"),
+    ("translation.md", "Protocol#1"),
+    ("translation.md", "The second study#0"),
+    ("translation.md", "The second study#1"),
+    ("windows.md", "Seconds and memory of one rank#0"),
+    ("windows.md", "Seconds and memory of one rank#1"),
+    ("windows.md", "Seconds and memory of one rank#2"),
+}
+PAGES = sorted({page for page, _ in (*TABLES, *MIXED, *WITHOUT_RECORD, *OTHER_TABLES)})
+# A claim of the paper is about a study if its row links to one of these.
+STUDIES = re.compile(r"\((translation|classification|multi30k|finetuning|windows)\.md")
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def page(request):
+    return request.param, path_of(request.param).read_text(encoding="utf-8")
+
+
+def unchecked(name: str, text: str, checked: list[tuple[int, int]]) -> list[str]:
+    """Return the figures of tables of studies that no record gives and no list names, and the tables in none or two lists."""
+    out = []
+    parts = [re.compile(r"\s+".join(map(re.escape, part.split()))) for page, part in PARTS_WITHOUT_RECORD if page == name]
+    covered = [*checked, *(one.span() for part in parts for one in part.finditer(text))]
+    for table in find_tables(text):
+        place = (name, table.place)
+        if sum(place in known for known in (TABLES, MIXED, WITHOUT_RECORD, OTHER_TABLES)) != 1:
+            out.append(f"{place} must be in one of TABLES, MIXED, WITHOUT_RECORD, OTHER_TABLES")
+        for cells in table.rows if place in MIXED else ():
+            if name == "results/README.md" and not STUDIES.search(text[slice(*cells[-1])]):
+                continue
+            for column, (start, end) in enumerate(cells):
+                for found in FIGURE.finditer(text, start, end) if column not in MIXED[place] else ():
+                    if not any(low <= found.start() and found.end() <= high for low, high in covered):
+                        out.append(f"{place}: {found[0]} in {text[start:end]!r}")
+    return out
+
+
+def section(text: str, at: int) -> str:
+    """Return the text between the headings around a place."""
+    start, end = text.rfind("\n#", 0, at), text.find("\n#", at)
+    return text[max(start, 0) : end if end > 0 else len(text)]
+
+
+def test_every_figure_of_a_study_is_computed_from_a_record(page):
+    name, text = page
+    filled = fill(name, text)
+    assert not filled.problems
+    assert filled.text == text, "run `python docs/results/from_records.py`, and check what it changed"
+    assert unchecked(name, text, filled.checked) == []
+
+
+def test_pages_tell_what_has_no_record(page):
+    name, text = page
+    places = {table.place: table.start for table in find_tables(text)}
+    for (of, place), folder in WITHOUT_RECORD.items():
+        if of == name:
+            assert place in places, f"{place} is no longer there: remove it from the list"
+            assert re.search("without record", section(text, places[place]), re.IGNORECASE), place
+            assert not (RUNS / folder).exists(), f"{folder} has records: compute {place} from them"
+    for (of, part), folder in PARTS_WITHOUT_RECORD.items():
+        if of == name:
+            found = re.search(r"\s+".join(map(re.escape, part.split())), text)
+            assert found, f"{part!r} is no longer there: remove it from the list"
+            line = text[text.rfind("\n", 0, found.start()) : text.find("\n", found.end())]
+            assert "ithout record" in line, part
+            assert not (RUNS / folder).exists(), f"{folder} has records: compute {part!r} from them"
+
+
+def test_another_figure_table_or_place_is_found():
+    """The checks above can fail."""
+    text = path_of("translation.md").read_text(encoding="utf-8")
+    for right, wrong in (("| 15.22, 14.76, 15.37 |", "| 15.22, 14.76, 15.38 |"), ("Ours has 19.26 BLEU", "Ours has 19.27 BLEU")):
+        assert right in text and fill("translation.md", text.replace(right, wrong)).text == text
+    fewer = fill("translation.md", text.replace("| 15.22, 14.76, 15.37 |", "| 15.22, 14.76 |"))
+    assert ["does not have as many figures" in one for one in fewer.problems] == [True]
+    gone = fill("translation.md", text.replace("Ours has 19.26 BLEU in that direction", "Ours is as good"))
+    assert ["must be there once" in one for one in gone.problems] == [True]
+    more = text.replace("## Tuning\n", "## Tuning\n\n| model | BLEU |\n|---|---|\n| new | 12.3 |\n")
+    assert any("#1') must be in one of" in one for one in unchecked("translation.md", more, fill("translation.md", more).checked))
+    claims = path_of("results/README.md").read_text(encoding="utf-8")
+    more = claims.replace("it sees +1.1 with", "it is at 12.3 and sees +1.1 with").replace(
+        "-0.39 on IWSLT'14 (", "-0.38 on IWSLT'14 ("
+    )
+    filled = fill("results/README.md", more)
+    assert "-0.39 on IWSLT'14" in filled.text and len(filled.problems) == 1
+    assert any(": 12.3 in" in one for one in unchecked("results/README.md", more, filled.checked))
+
+
+def test_figures_are_not_digits_of_names():
+    text = "SST-5 on IWSLT'14, Multi30k: -0.14, 95 % of 20,764 [+0.1, < 0.001], **2.5** seeds"
+    assert [one[0] for one in FIGURE.finditer(text)] == ["-0.14", "95", "20,764", "+0.1", "< 0.001", "2.5"]
+
+
+def test_the_unpaired_test_of_a_study_is_that_of_its_report():
+    """The second study decides by it, with intervals of 97.5 %."""
+    row = Row("multi30k", "tree_transformer")
+    (of_report,) = (one for one in report("multi30k", None, None, ())["pooled"] if one["model"] == row.system)
+    expected = [of_report["difference"], *of_report["interval"], of_report["p_value"], of_report["seen"]]
+    assert unpaired("bleu_tokenized", row) == expected
+    narrow, wide = (unpaired("bleu_tokenized", row, level)[1:3] for level in (0.95, 0.975))
+    assert wide[0] < narrow[0] < narrow[1] < wide[1]
+
+
+# The report, from records alone.
+
+
+def test_a_report_has_the_tables_and_plots_of_records(tmp_path):
+    settings = ReportSettings(runs=(str(RUNS / "multi30k"), str(RUNS / "sst2")), main="shuffled")
+    page = write_report(settings, tmp_path / "report", lambda line: None)[0].read_text(encoding="utf-8")
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    compared = {one["model"]: one.get("comparison", {}).get("against") for one in report["studies"]["multi30k"]["points"]}
+    assert compared == {"transformer": None, "shuffled": "transformer", "tree_transformer": "shuffled"}
+    assert "38.94, 39.55, 38.50" in page and "1.739, 1.732, 1.752" in page and "by nll on valid" in page
+    assert report["comparisons"]["sst2"]["baseline"] == "tree_transformer" and "81.43 ± 0.89" in page
+    assert {"scaling_1.png", "seeds_1.png"} <= {path.name for path in (tmp_path / "report" / "figures").iterdir()}
+
+
+def test_names_without_a_record_and_damaged_records_are_refused(tmp_path):
+    for setting in ("baseline", "main"):
+        with pytest.raises(UserError, match=f"{setting} must be one of shuffled, transformer, tree_transformer, but is lstm"):
+            write_report(ReportSettings(runs=(str(RUNS / "multi30k"),), **{setting: "lstm"}), tmp_path / "report", print)
+    (record, *_) = read_records(RUNS / "sick").values()
+    for change, message in (
+        ({"settings": {}}, "its task must be"),
+        ({"labels": {"model": "plain", "fraction": 1.0, "seed": 1}, "scores": {}}, "must have the scores of one split"),
+    ):
+        folder = tmp_path / "records"
+        folder.mkdir(exist_ok=True)
+        (folder / "plain.json").write_text(json.dumps({**record, "cell": "plain", **change}))
+        with pytest.raises(UserError, match=message):
+            write_report(ReportSettings(runs=(str(folder),)), tmp_path / "report", print)
