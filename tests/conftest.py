@@ -52,7 +52,7 @@ SLOW = {
     "parser_training_constituency", "parser_training_dependency", "parser_training_loop",
     "parser_training_tagger", "parser_training_tokenizer", "parsers", "precision", "preprocess", "preprocess_benchmark",
     "probes", "report_lines", "report_live",
-    "progress", "provenance", "ray_job", "ray_session", "recurrent", "relatedness", "relations", "remote_run", "report",
+    "progress", "provenance", "ray_job", "ray_session", "recurrent", "relatedness", "relations", "remote_run", "report", "results_from_records",
     "scaling", "serving", "serving_answers", "serving_ray", "serving_replicas", "serving_slow_clients",
     "sharded", "shipped_languages", "shuffled_trees", "split_sentences", "stale_results", "standard_streams",
     "static_search_compiled", "storage", "systems",

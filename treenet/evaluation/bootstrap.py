@@ -90,16 +90,16 @@ def compare_means(baseline: np.ndarray, system: np.ndarray, num_samples: int, si
     return Comparison.of(*sides, f"{signature}|bs:{num_samples}|seed:{seed}")
 
 
-@lru_cache(maxsize=1)
 def sample_counts(num_sentences: int, num_samples: int, seed: int = SEED) -> np.ndarray:
-    """Return how often each sentence counts [1 + samples, sentences]: once, then as in each sample of a bootstrap.
-
-    All systems of a comparison get the same array, so it cannot be written to.
-    """
+    """Return how often each sentence counts [1 + samples, sentences]: once, then as in each sample of a bootstrap."""
     chosen = np.random.default_rng(seed).choice(num_sentences, size=(num_samples, num_sentences), replace=True)
-    counts = np.stack([np.bincount(sample, minlength=num_sentences) for sample in (np.arange(num_sentences), *chosen)])
-    counts.flags.writeable = False
-    return counts
+    return np.stack([np.bincount(sample, minlength=num_sentences) for sample in (np.arange(num_sentences), *chosen)])
+
+
+@lru_cache(maxsize=1)  # the systems of a comparison have the same samples
+def _weights(num_sentences: int, num_samples: int, seed: int) -> np.ndarray:
+    """Return `sample_counts` as floats. Their products are ten times as fast as those of integers."""
+    return sample_counts(num_sentences, num_samples, seed).astype(float)
 
 
 def two_sided_p(sampled: np.ndarray, difference: float) -> float:
@@ -149,12 +149,10 @@ def sample_bleu(statistics: np.ndarray, num_samples: int, seed: int = SEED) -> n
 
     All systems get the same samples.
     """
-    counts = sample_counts(len(statistics), num_samples, seed)
     matches, lengths = statistics[:, :NGRAMS], statistics[:, NGRAMS:]
     totals = np.maximum(lengths[:, :1] - np.arange(NGRAMS), 0)
-    # A product of floats is ten times as fast, and exact for these numbers.
     columns = np.concatenate([matches, totals, lengths], axis=1, dtype=float)
-    sums = (counts.astype(float) @ columns).astype(np.int64).tolist()
+    sums = (_weights(len(statistics), num_samples, seed) @ columns).astype(np.int64).tolist()  # exact: below 2^53
     ends = NGRAMS, 2 * NGRAMS
     return np.array(
         [
@@ -166,8 +164,8 @@ def sample_bleu(statistics: np.ndarray, num_samples: int, seed: int = SEED) -> n
 
 def sample_nll(nll: np.ndarray, tokens: np.ndarray, num_samples: int, seed: int = SEED) -> np.ndarray:
     """Return the nll a token [1 + samples], with the samples of `sample_bleu`, from nll and tokens of each sentence [lines]."""
-    counts = sample_counts(len(nll), num_samples, seed)
-    return (counts @ nll) / (counts @ tokens)
+    weights = _weights(len(nll), num_samples, seed)
+    return (weights @ nll) / (weights @ tokens)
 
 
 def compare_seeds(baselines: Sequence[np.ndarray], systems: Sequence[np.ndarray], num_sentences: int) -> SeedComparison:

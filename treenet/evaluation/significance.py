@@ -10,6 +10,7 @@ If several comparisons are made together, they are a family. Their p-values are 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import fmean, stdev, variance
 
 import numpy as np
@@ -110,13 +111,18 @@ def compare_correlations(baselines: np.ndarray, systems: np.ndarray, scores: np.
     The predictions of both sides are [seeds, sentences]. The variance over sentences is that of a paired bootstrap. Each sample
     takes the same sentences for all seeds.
     """
-    num_sentences = len(scores)
-    chosen = np.random.default_rng(12345).integers(num_sentences, size=(samples, num_sentences))
-    samples_of = (np.arange(num_sentences), *chosen)
-    counts = np.stack([np.bincount(sample, minlength=num_sentences) for sample in samples_of]).astype(float)  # once for all seeds
+    num_sentences, counts = len(scores), _counts(len(scores), samples)
     ours, theirs = (np.stack([_correlate(one, scores, counts) for one in side]) for side in (systems, baselines))
     differences = ours - theirs  # [seeds, 1 + samples]
     return compare_over_seeds(differences[:, 0].tolist(), float(differences[:, 1:].mean(0).var()), num_sentences)
+
+
+@lru_cache(maxsize=1)  # the systems of a comparison have the same samples
+def _counts(num_sentences: int, samples: int) -> np.ndarray:
+    """Return how often each sentence counts [1 + samples, sentences]: once, then as in each sample."""
+    chosen = np.random.default_rng(12345).integers(num_sentences, size=(samples, num_sentences))
+    everyone = (np.arange(num_sentences), *chosen)
+    return np.stack([np.bincount(sample, minlength=num_sentences) for sample in everyone]).astype(float)
 
 
 def _correlate(predicted: np.ndarray, scores: np.ndarray, counts: np.ndarray) -> np.ndarray:
