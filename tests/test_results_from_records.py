@@ -162,8 +162,8 @@ def test_the_unpaired_test_of_a_study_is_that_of_its_report():
     row = Row("multi30k", "tree_transformer")
     (of_report,) = (one for one in report("multi30k", None, None, ())["pooled"] if one["model"] == row.system)
     expected = [of_report["difference"], *of_report["interval"], of_report["p_value"], of_report["seen"]]
-    assert unpaired("bleu_tokenized", row) == expected
-    narrow, wide = (unpaired("bleu_tokenized", row, level)[1:3] for level in (0.95, 0.975))
+    assert unpaired("bleu_tokenized", row, ("difference", "interval", "p_value", "seen")) == expected
+    narrow, wide = (unpaired("bleu_tokenized", row, ("interval",), level) for level in (0.95, 0.975))
     assert wide[0] < narrow[0] < narrow[1] < wide[1]
 
 
@@ -179,6 +179,23 @@ def test_a_report_has_the_tables_and_plots_of_records(tmp_path):
     assert "38.94, 39.55, 38.50" in page and "1.739, 1.732, 1.752" in page and "by nll on valid" in page
     assert report["comparisons"]["sst2"]["baseline"] == "tree_transformer" and "81.43 ± 0.89" in page
     assert {"scaling_1.png", "seeds_1.png"} <= {path.name for path in (tmp_path / "report" / "figures").iterdir()}
+
+
+def test_a_report_shows_the_nll_of_test_where_records_have_it(tmp_path):
+    """They are made up: those of the second study have it."""
+    folder = tmp_path / "records"
+    folder.mkdir()
+    for number, (name, record) in enumerate(read_records(RUNS / "multi30k").items()):
+        lines = len(record["sentences"]["bleu_tokenized.length"].split())
+        nll = {"nll": " ".join(str(100_000 + 10 * number + line % 7) for line in range(lines)), "target_tokens": "10 " * lines}
+        (folder / f"{name}.json").write_text(json.dumps({**record, "sentences": record["sentences"] | nll}))
+    settings = ReportSettings(runs=(str(folder),), baseline="shuffled", main="transformer")
+    page = write_report(settings, tmp_path / "report", lambda line: None)[0].read_text(encoding="utf-8")
+    (study,) = json.loads((tmp_path / "report" / "report.json").read_text())["studies"].values()
+    tests = [(one["model"], one["against"]) for one in study["pooled"] if one["metric"] == "nll"]
+    assert tests == [("transformer", "shuffled"), ("tree_transformer", "shuffled")]
+    assert [round(value, 4) for value in study["points"][0]["nll"]["values"]] == [1.0, 1.0001, 1.0002]
+    assert "<th" in page and "nll a token" in page and "1.000, 1.000, 1.000" in page
 
 
 def test_names_without_a_record_and_damaged_records_are_refused(tmp_path):

@@ -170,14 +170,20 @@ def power(row: Row, effect: float = 1.1) -> Figures:
     return [float(nct.sf(t_quantile(test.seeds - 1, LEVEL), test.seeds - 1, effect / test.seeds_error))]
 
 
-def unpaired(metric: str, row: Row, level: float = LEVEL) -> Figures:
-    """The difference from the baseline by Dunnett's test at this size, its interval, p, and the smallest one that it finds."""
-    same_size = [one for one in records(row.study) if one["labels"]["fraction"] == row.share]
-    grid = study_grid(same_size, row.baseline)
+@cache
+def dunnett(study: str, share: float, baseline: str | None, level: float) -> list[dict]:
+    """Return the unpaired tests of a study at one size, by intervals of this level."""
+    same_size = [one for one in records(study) if one["labels"]["fraction"] == share]
+    grid = study_grid(same_size, baseline)
     cells = [{"cell": one["cell"], "pairs": one["facts"]["examples"], **one["labels"]} for one in same_size]
-    found = compare_sizes(cells, grid.baseline, sample_scores(same_size, grid), level)
+    return list(compare_sizes(cells, grid.baseline, sample_scores(same_size, grid), level))
+
+
+def unpaired(metric: str, row: Row, names: Sequence[str] = ("difference", "interval"), level: float = LEVEL) -> Figures:
+    """Facts of Dunnett's test against the baseline: the difference, its interval, p_value, or what the design has seen."""
+    found = dunnett(row.study, row.share, row.baseline, level)
     test = next(one for one in found if (one["model"], one["metric"]) == (row.system, metric))
-    return [test["difference"], *test["interval"], test["p_value"], test["seen"]]
+    return [figure for name in names for figure in (test[name] if name == "interval" else [test[name]])]
 
 
 def seen(row: Row) -> Figures:
