@@ -29,7 +29,7 @@ RESULTS = Path(__file__).resolve().parent
 REPOSITORY = RESULTS.parent.parent
 RUNS = RESULTS / "runs"
 # A figure, but not the digits of a name such as SST-5, IWSLT'14 or Multi30k. With "<" it is a bound.
-FIGURE = re.compile(r"(?P<bound>< )?(?<![\w'’.-])(?P<number>[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)(?!\w)")
+FIGURE = re.compile(r"(?:< )?(?<![\w'’.-])[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\w)")
 
 
 class Range(NamedTuple):
