@@ -63,4 +63,4 @@ def study_grid(records: Sequence[Record], baseline: str | None = None, main: str
 
 def _first(wanted: Sequence[str | None], names: Sequence[str]) -> str:
     """Return the first of the wanted names that is there, or else the first name."""
-    return next(name for name in (*wanted, *names) if name in names)
+    return next(name for name in (*wanted, *names) if name is not None and name in names)

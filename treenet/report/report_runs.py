@@ -133,8 +133,8 @@ def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = 
         folder = mirror.folder
         if (folder / LEDGER).is_file():
             of_seeds = _is_comparison(folder)
-            form = (COMPARISON, "systems", SeedsReport) if of_seeds else (SCALING, "points")
-            study = _read_study(name, text, folder, *form)
+            file, rows, form = (COMPARISON, "systems", SeedsReport) if of_seeds else (SCALING, "points", None)
+            study = _read_study(name, text, folder, file, rows, form)
         elif kind_of(folder) is None and (records := list(read_records(folder).values())):
             of_seeds = is_comparison(records)
             known.update(systems_of(records))
