@@ -8,7 +8,7 @@ A difference has two p-values, for two questions. The first is about other seeds
 three seeds, and only it gives a star. The second is about the present weights on the present sentences.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -214,10 +214,9 @@ def _of_training(record: Record) -> dict[str, float]:
     return nll | ({TRAIN_NLL: train[-1]} if train else {}) | {SECONDS: record["training"]["seconds"]}
 
 
-def _values(cells: Iterable[dict], name: str) -> list[float]:
+def _values(cells: Collection[dict], name: str) -> list[float]:
     """Return a value of every cell; nothing if one lacks it."""
-    values = [cell.get(name) for cell in cells]
-    return [] if None in values else values
+    return [cell[name] for cell in cells] if all(name in cell for cell in cells) else []
 
 
 def _read_sentences(records: Sequence[Record], grid: GridConfig) -> dict[str, np.ndarray]:

@@ -1,6 +1,6 @@
 """The table of a data-size study, and how its comparisons are read from scaling.json, also those of earlier versions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from treenet.evaluation.metrics import METRIC_TITLES
@@ -93,25 +93,22 @@ def format_table(report: dict) -> str:
 def list_by_seed(report: Mapping) -> Table:
     """Return a table with the values of every seed. Files of earlier versions have fewer columns."""
     metric = metric_of(report)
-    columns = {
-        METRIC_TITLES[metric]: (metric, 2),
-        "chrF": ("chrf", 1),
-        "nll a token": ("nll", 3),
-        "nll on valid": (VALID_NLL, 3),
-        "nll of training": (TRAIN_NLL, 2),
+    columns = {  # the title, the name in the report, a unit, and digits
+        METRIC_TITLES[metric]: (metric, 1, 2),
+        "chrF": ("chrf", 1, 1),
+        "nll a token": ("nll", 1, 3),
+        "nll on valid": (VALID_NLL, 1, 3),
+        "nll of training": (TRAIN_NLL, 1, 2),
+        "minutes": (SECONDS, 60, 0),
     }
     columns = {title: one for title, one in columns.items() if all(one[0] in point for point in report["points"])}
     rows = []
     for point in report["points"]:
-        cells = [f"{point['pairs']:,.0f}", point["model"], _join(point["seeds"], 0)]
-        cells += [_join(point[name]["values"], digits) for name, digits in columns.values()]
-        cells += [_join([seconds / 60 for seconds in point[SECONDS]["values"]], 0)] if SECONDS in point else []
+        cells = [f"{point['pairs']:,.0f}", point["model"], ", ".join(map(str, point["seeds"]))]
+        for name, unit, digits in columns.values():
+            cells.append(", ".join(f"{value / unit:.{digits}f}" for value in point[name]["values"]))
         rows.append(tuple(cells))
-    return ("pairs", "model", "seeds", *columns, "minutes"), rows, EXPLAIN_BY_SEED
-
-
-def _join(values: Sequence[float], digits: int) -> str:
-    return ", ".join(f"{value:.{digits}f}" for value in values)
+    return ("pairs", "model", "seeds", *columns), rows, EXPLAIN_BY_SEED
 
 
 def list_nll(report: Mapping) -> Table:
