@@ -55,7 +55,7 @@ SLOW = {
     "progress", "provenance", "ray_job", "ray_session", "recurrent", "relatedness", "relations", "remote_run", "report",
     "results_from_records",
     "scaling", "serving", "serving_answers", "serving_ray", "serving_replicas", "serving_slow_clients",
-    "sharded", "shipped_languages", "shuffled_trees", "split_sentences", "stale_results", "standard_streams",
+    "sharded", "shipped_languages", "shuffled_trees", "slurm", "split_sentences", "stale_results", "standard_streams",
     "static_search_compiled", "storage", "systems",
     "text_on_ray",
     "timing_benchmark", "train_classifier", "train_parser", "training", "training_faults", "training_results",

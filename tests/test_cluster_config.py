@@ -1,12 +1,17 @@
-"""cluster.yaml and what docs/cluster.md shows: by the cluster launcher's own validation, offline, and against the repository."""
+"""cluster.yaml, workflows/slurm and docs/cluster.md: by the launcher's own validation, offline, and against the repository."""
 
 import copy
 import re
+import shlex
+from pathlib import Path
 
 import pytest
 import yaml
 
+from treenet.config import TrainConfig
+from treenet.experiments.scaling import ScalingConfig
 from treeproc.common.settings import load_settings
+from treeproc.job.preprocess import PreprocessConfig
 
 launcher = pytest.importorskip("ray.autoscaler._private.util", reason="this Ray has no launcher validation to call")
 
@@ -99,8 +104,6 @@ def test_every_command_of_the_page_can_be_given(page, repository):
 
 def check_command(command: list[str], repository) -> None:
     """The script and the configuration are there, and the configuration takes the settings."""
-    from treenet.config import TrainConfig
-
     assert command[0] == "python" and (repository / command[1]).is_file(), command
     options = dict(zip(command[2:], command[3:], strict=False))
     config = options.get("--config", "")
@@ -108,3 +111,18 @@ def check_command(command: list[str], repository) -> None:
         assert (repository / config).is_file(), config
     if command[1].endswith("train_wmt.py"):
         load_settings(TrainConfig, repository / config, [part for part in command[2:] if "=" in part])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"), [("preprocess", PreprocessConfig), ("train", TrainConfig), ("study", ScalingConfig)]
+)
+def test_the_command_of_a_slurm_script_is_there_and_takes_its_settings(name, settings, repository, monkeypatch):
+    script = (repository / "workflows" / "slurm" / f"{name}.sbatch").read_text()
+    [command] = re.findall(r"^run_with_ray python (.*)$", script, re.MULTILINE)
+    workflow, _, config, _, out, *overrides = shlex.split(re.sub(r"\$\(\(.*?\)\)", "8", command))
+    assert (repository / workflow).is_file() and out.startswith("/shared/")
+    monkeypatch.chdir(repository)
+    loaded = load_settings(settings, Path(config), overrides)
+    assert name == "preprocess" or (loaded.workers > 0 and loaded.use_gpu and str(loaded.data).startswith("/shared/"))
+    assert ("--gpus-per-node" in script) == (name != "preprocess")
+    assert script.count("# CHANGE") == 2 and "--signal=B:TERM@" in script and "--requeue --open-mode=append" in script

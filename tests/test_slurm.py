@@ -1,0 +1,280 @@
+"""workflows/slurm: jobs of a real Slurm of two nodes, which go on where a signal stopped them.
+
+test_cluster_config.py checks what the scripts name.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from commands import run_here
+from test_preprocess import config_of, snapshot, text  # noqa: F401 (a fixture)
+from test_scaling import STUDY
+from toydata import write_toy_data
+from toyruns import losses, train_ranks
+from training_jobs import tiny_config
+
+from treenet.experiments.ledger import INTERRUPTED, Ledger
+from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step, latest_checkpoint
+from treenet.runs.metrics_log import read_metrics
+from treeproc.common.provenance import read_sessions
+from treeproc.common.settings import dump_settings
+from treeproc.job.preprocess import preprocess
+
+SLURM = Path(__file__).resolve().parent.parent / "workflows" / "slurm"
+FILES = sorted(path.name for path in SLURM.iterdir())
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_bash_reads_the_files(name):
+    checked = subprocess.run(["bash", "-n", SLURM / name], capture_output=True, text=True)
+    assert checked.returncode == 0 and not checked.stderr, checked.stderr
+
+
+@pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed: apt-get install shellcheck")
+def test_shellcheck_finds_nothing():
+    checked = subprocess.run(["shellcheck", *FILES], capture_output=True, text=True, cwd=SLURM)
+    assert checked.returncode == 0, checked.stdout
+
+
+def changed(name: str, folder: Path, command: str, *, sbatch: str = "--nodes=2 --cpus-per-task=1") -> Path:
+    """A copy of a script with its four lines changed, as a user would."""
+    lines = (SLURM / f"{name}.sbatch").read_text().splitlines()
+    first, second = (number for number, line in enumerate(lines) if line.startswith("# CHANGE"))
+    assert lines[first + 1].startswith("#SBATCH --partition") and lines[first + 2].startswith("#SBATCH --nodes")
+    assert lines[second + 1].startswith("export PATH=") and lines[second + 2].startswith("run_with_ray python")
+    lines[first + 1 : first + 3] = ["#SBATCH --partition=test --time=20", f"#SBATCH {sbatch}"]
+    lines[second + 1 : second + 3] = [f"export PATH={Path(sys.executable).parent}:$PATH", f"run_with_ray {command}"]
+    copy = folder / f"{name}.sbatch"
+    copy.write_text("\n".join(lines) + "\n")
+    return copy
+
+
+# Jobs. Every process that is started here is one of this Slurm, and ends with it.
+
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=20
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+MpiDefault=none
+SlurmdParameters=config_overrides
+KillWait=20
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2
+PartitionName=test Nodes=ALL MaxTime=INFINITE State=UP
+"""
+
+
+class Slurm:
+    """A controller and two nodes on this machine."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.logs, self.scratch = folder, folder / "logs", folder / "scratch"
+        for path in (self.logs, self.scratch, folder / "state"):
+            path.mkdir()
+        with ExitStack() as stack:
+            servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+            ports = [server.getsockname()[1] for server in servers]
+        (folder / "slurm.conf").write_text(CONFIGURATION.format(host=socket.gethostname(), folder=folder, ports=ports))
+        (folder / "munge.key").write_bytes(os.urandom(128))
+        (folder / "munge.key").chmod(0o600)
+        # The scripts ask for nothing of the environment but their scratch folder and the code of this checkout.
+        code = {"PYTHONPATH": str(SLURM.parent.parent), "SLURM_TMPDIR": str(self.scratch)}
+        self.environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | code
+        self.environment["SLURM_CONF"] = str(folder / "slurm.conf")
+
+    def start(self) -> None:
+        munge = {"socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed", "key-file": "key"}
+        self._run("munged", "--force", *(f"--{option}={self.folder}/munge.{name}" for option, name in munge.items()))
+        self._run("slurmctld", "-i")
+        for name in ("n1", "n2"):
+            self._run("slurmd", "-N", name)
+        self.wait(lambda: self._run("sinfo", "--noheader", "--format=%T %D").split() == ["idle", "2"], 60)
+
+    def stop(self) -> None:
+        subprocess.run(["scancel", "--partition=test"], env=self.environment, check=False)
+        self.wait(lambda: not self._run("squeue", "--noheader"), 60)
+        for name in ("slurmd-n1", "slurmd-n2", "slurmctld", "munge"):
+            if (pid := self.folder / f"{name}.pid").exists():
+                process = Path("/proc", pid.read_text().strip())
+                os.kill(int(process.name), signal.SIGTERM)
+                self.wait(lambda process=process: not process.exists(), 30)
+
+    def _run(self, *command: str) -> str:
+        run = subprocess.run(command, env=self.environment, capture_output=True, text=True, cwd=SLURM.parent.parent)
+        assert run.returncode == 0, f"{command}: {run.stdout}{run.stderr}"
+        return run.stdout
+
+    def submit(self, script: Path) -> str:
+        return self._run("sbatch", "--parsable", f"--output={self.logs}/%j", str(script)).strip()
+
+    def signal(self, job: str) -> None:
+        """What Slurm does some time before the limit (`--signal=B:TERM@...`)."""
+        self._run("scancel", "--batch", "--signal=TERM", job)
+
+    def cancel(self, job: str) -> None:
+        self._run("scancel", job)
+
+    def state(self, job: str) -> str:
+        return re.search(r"JobState=(\S+)", self._run("scontrol", "show", "job", job))[1]
+
+    def restarts(self, job: str) -> int:
+        return int(re.search(r"Restarts=(\d+)", self._run("scontrol", "show", "job", job))[1])
+
+    def said(self, job: str) -> str:
+        return (self.logs / job).read_text()
+
+    def wait(self, condition: Callable[[], object], seconds: float, job: str = "") -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline and not (job and self.state(job) == "FAILED"), job and self.said(job)
+            time.sleep(0.2)
+
+    def end(self, job: str) -> str:
+        """The state in which the job ends. Then nothing of its Ray is left."""
+        self.wait(lambda: self.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), 400, job)
+        assert not list(self.scratch.iterdir()) and not self.processes(str(self.scratch)), self.said(job)
+        return self.state(job)
+
+    def processes(self, *parts: str) -> list[int]:
+        """The processes with all these parts in their command."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                command = (folder / "cmdline").read_bytes().decode(errors="replace")
+            except OSError:
+                continue
+            if all(part in command for part in parts):
+                found.append(int(folder.name))
+        return found
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    if missing := [name for name in ("munged", "slurmctld", "slurmd", "sbatch") if not shutil.which(name)]:
+        pytest.skip(f"no {missing[0]} here: apt-get install slurm-wlm")
+    if os.geteuid():
+        pytest.skip("only root can start the nodes of Slurm")
+    with tempfile.TemporaryDirectory(prefix="s", dir="/tmp") as folder:  # a short name: it has sockets
+        cluster = Slurm(Path(folder))
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.stop()
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+def test_preprocessing_goes_on_and_gives_the_same_bytes(slurm, text, tmp_path):  # noqa: F811
+    config, out = config_of(text, rows_per_shard=5), tmp_path / "data"
+    (tmp_path / "config.yaml").write_text(dump_settings(config))
+    command = f"python workflows/preprocess.py --config {tmp_path}/config.yaml --out {out}"
+    job = slurm.submit(changed("preprocess", tmp_path, command))
+    slurm.wait(lambda: list((out / "parsed").glob("train-*.json")), 200, job)
+    slurm.signal(job)
+    slurm.wait(lambda: slurm.restarts(job) == 1, 60, job)
+    first = {path: path.stat().st_mtime_ns for path in (out / "parsed").glob("train-*.json")}
+    assert not (out / "encoded" / "index.json").exists()
+    assert slurm.end(job) == "COMPLETED", slurm.said(job)
+    preprocess(config.model_copy(update={"workers": 0}), tmp_path / "undisturbed")
+    assert snapshot(out) == snapshot(tmp_path / "undisturbed")
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in first.items()), "a finished shard was done again"
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+def test_training_on_two_nodes_saves_goes_on_and_has_the_same_weights(slurm, tmp_path):
+    settings = ("max_steps=600", "checkpoint_every=100", "log_every=10")
+    config, run = tiny_config(write_toy_data(tmp_path / "toy" / "data"), "workers=2", *settings), tmp_path / "run"
+    (tmp_path / "config.yaml").write_text(dump_settings(config))
+    command = f"python workflows/train_wmt.py --config {tmp_path}/config.yaml --out {run}"
+    job = slurm.submit(changed("train", tmp_path, command))
+    slurm.wait(lambda: checkpoint_folders(run), 200, job)
+    slurm.signal(job)
+    slurm.wait(lambda: slurm.restarts(job) == 1, 60, job)
+    saved = latest_checkpoint(run)
+    assert checkpoint_step(saved) < 600 and "the same command continues" in slurm.said(job)
+    assert slurm.end(job) == "COMPLETED" and slurm.restarts(job) == 1, slurm.said(job)
+    train_ranks(2, config.model_copy(update={"workers": 0}), tmp_path / "undisturbed")
+    assert losses(run) == losses(tmp_path / "undisturbed")
+    weights = [latest_checkpoint(folder) / "model.safetensors" for folder in (run, tmp_path / "undisturbed")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert [session.did["from update"] for session in read_sessions(run)] == [0, checkpoint_step(saved)]
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+def test_a_study_goes_on_and_has_the_same_results(slurm, tmp_path):
+    models = {"tree_transformer": {}, "transformer": {"model": {"name": "transformer"}}}
+    grid = {"fractions": [1.0], "seeds": [1], "models": models}
+    config = STUDY | {"max_steps": 400, "checkpoint_every": 1000, "validate_every": 1000, "log_every": 10, "grid": grid}
+    config["data"] = str(write_toy_data(tmp_path / "toy" / "data"))
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    command, out = ["--config", tmp_path / "config.yaml", "--out"], tmp_path / "study"
+    job = slurm.submit(changed("study", tmp_path, f"python workflows/scaling.py {shlex.join(map(str, command))} {out} workers=1"))
+    cells = [out / "cells" / f"{model}-1-seed1" for model in models]
+    slurm.wait(lambda: all(len(read_metrics(cell)) > 2 for cell in cells), 250, job)
+    slurm.signal(job)
+    slurm.wait(lambda: slurm.restarts(job) == 1, 100, job)
+    assert [entry.status for entry in Ledger.read(out).entries.values()] == [INTERRUPTED] * 2
+    assert slurm.end(job) == "COMPLETED", slurm.said(job)
+    run = run_here("scaling.py", *command, tmp_path / "undisturbed")
+    assert run.returncode == 0, run.stderr
+    for cell in cells:
+        other = tmp_path / "undisturbed" / "cells" / cell.name
+        assert losses(cell) == losses(other) and losses(cell)[-1][0] == 400
+        for name in ("averaged/model.safetensors", "translations.test.txt"):
+            assert (cell / name).read_bytes() == (other / name).read_bytes()
+
+
+COUNT = """
+import time
+import ray
+ray.init(logging_level="ERROR", log_to_driver=False)
+before = None
+while True:
+    now = [node["Alive"] for node in ray.nodes()]
+    if now != before:
+        print(now, ray.cluster_resources().get("CPU"), flush=True)
+    before = now
+    time.sleep(0.5)
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_a_node_whose_ray_dies_comes_back_and_a_cancelled_job_does_not(slurm, tmp_path):
+    (tmp_path / "count.py").write_text(COUNT)
+    job = slurm.submit(changed("train", tmp_path, f"python {tmp_path}/count.py"))
+    slurm.wait(lambda: (slurm.logs / job).exists() and "[True, True] 2.0" in slurm.said(job), 200, job)
+    [raylet] = slurm.processes(str(slurm.scratch), "/worker/", "raylet/raylet")
+    os.kill(raylet, signal.SIGKILL)
+    slurm.wait(lambda: re.search(r"\[.*False.*\] 2\.0", slurm.said(job)), 200)
+    slurm.cancel(job)
+    assert slurm.end(job) == "CANCELLED" and slurm.restarts(job) == 0, slurm.said(job)

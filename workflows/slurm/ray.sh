@@ -1,0 +1,64 @@
+# Ray for a Slurm job. The scripts of this folder source this file.
+# shellcheck shell=bash
+
+# Start Ray on all nodes of the job, run a command in this shell, and end Ray. Returns the status of the command.
+#
+# SIGTERM (`#SBATCH --signal`) goes on to the command alone, which saves a checkpoint and ends. Then the job goes back into the
+# queue, where the same command continues it. Slurm itself does not requeue a job at its time limit.
+run_with_ray() {
+    local command='' stopped='' status=1 others=$((SLURM_NNODES - 1)) address
+    command -v ray > /dev/null || { echo "error: there is no command ray; change the line with PATH" >&2; return 2; }
+    trap 'stopped=yes; [[ -z $command ]] || kill -TERM "$command"' TERM
+
+    # A folder on the disk of each node, with a short name, because Ray has sockets in it.
+    RAY_FOLDER=$(mktemp -d "${SLURM_TMPDIR:-/tmp}/ray-XXXXXX") || return
+    RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
+    export RAY_FOLDER RAY_AUTH_TOKEN RAY_AUTH_MODE=token
+    export -f ray_on_node
+
+    # Ray chooses all ports but this one.
+    srun --nodes=1 --ntasks=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" --nodelist="$SLURMD_NODENAME" \
+        bash -c 'ray_on_node "$@"' bash head --head --port=0 --ray-client-server-port=$((20000 + SLURM_JOB_ID % 10000)) \
+        --include-dashboard=false --disable-usage-stats &
+    address=$RAY_FOLDER/head/ray_current_cluster
+    until [[ -s $address || $stopped ]] || ! kill -0 $! 2> /dev/null; do sleep 1; done
+    if [[ -s $address && ! $stopped ]]; then
+        RAY_ADDRESS=$(< "$address")
+        export RAY_ADDRESS
+        if ((others)); then
+            srun --nodes=$others --ntasks=$others --cpus-per-task="$SLURM_CPUS_PER_TASK" --exclude="$SLURMD_NODENAME" \
+                --kill-on-bad-exit=0 bash -c 'ray_on_node "$@"' bash worker --address="$RAY_ADDRESS" &
+        fi
+        "$@" &
+        command=$!
+        while wait "$command"; status=$?; kill -0 "$command" 2> /dev/null; do :; done
+    fi
+
+    trap '' TERM
+    scancel --signal=TERM "$SLURM_JOB_ID"
+    wait
+    # Not after success, for settings that were refused, or in a job that a user cancelled.
+    if [[ $stopped && $status != [02] && $(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID") == RUNNING ]]; then
+        scontrol requeue "$SLURM_JOB_ID"
+    fi
+    return "$status"
+}
+
+# Run `ray start` on this node until SIGTERM. Arguments: head or worker, and the options of Ray.
+ray_on_node() {
+    local role=$1 folder=$RAY_FOLDER/$1 ended=''
+    shift
+    [[ -O $RAY_FOLDER ]] || mkdir -m 700 "$RAY_FOLDER" || return
+    trap 'ended=yes; kill -KILL $!' TERM  # Slurm signals all processes of the step; those of Ray would wait for each other
+    until [[ $ended ]]; do
+        ray start "$@" --block --temp-dir="$folder" --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="${SLURM_GPUS_ON_NODE:-0}" \
+            --min-worker-port=0 --max-worker-port=0 --dashboard-agent-listen-port=0 > "$folder.log" 2>&1 &
+        wait 2> /dev/null  # without bash's line about a killed process
+        [[ $ended ]] || tail -n 20 "$folder.log" >&2
+        [[ $role == worker ]] || break
+        sleep 5 &
+        wait
+    done
+    until rm -rf "$folder" "$folder.log"; do sleep 1; done 2> /dev/null
+    rmdir --ignore-fail-on-non-empty "$RAY_FOLDER"
+}
