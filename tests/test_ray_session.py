@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from treenet.experiments.tuning_settings import TuningConfig
 from treeproc.common import ray_session
 from treeproc.common.errors import UserError
 from treeproc.common.ray_failures import describe_ray_failure
-from treeproc.common.ray_internals import note_unread, read_note, shorten_notices
+from treeproc.common.ray_internals import note_unread, read_note, read_other_notes, shorten_notices
 from treeproc.common.ray_session import _find_cluster, there_is_a_cluster
 from treeproc.common.settings import run_cli
 
@@ -93,6 +94,7 @@ def note(tmp_path, monkeypatch):
     """The place of the note of `ray start`, where Ray looks for it."""
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setattr(ray_session, "read_other_notes", set)  # others may run clusters on this machine
     (tmp_path / "ray").mkdir()
     return tmp_path / "ray" / "ray_current_cluster"
 
@@ -203,6 +205,82 @@ def test_a_cluster_of_root_counts_if_this_user_may_use_it(monkeypatch):
             finally:
                 os.seteuid(0)
             assert found == address and ("permission" in doubt) == (not address)
+
+
+@pytest.fixture
+def other_node(note, tmp_path):
+    """Start a process that looks like a node of `ray start --temp-dir`, as a user. Gives the place of its note."""
+    folder, nodes = tmp_path / "elsewhere", []
+    folder.mkdir()
+
+    def start(user: int) -> Path:
+        command = ["/x/raylet", "-c", "echo; read line", f"--temp_dir={folder}"]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        nodes.append(subprocess.Popen(command, executable="/bin/sh", user=user, **pipes))
+        nodes[-1].stdout.readline()
+        return folder / "ray_current_cluster"
+
+    yield start
+    for node in nodes:
+        node.communicate()
+
+
+def test_the_note_of_a_cluster_with_a_folder_of_its_own_is_read_with_the_same_checks(other_node):
+    elsewhere = other_node(os.geteuid())
+    before = read_other_notes()  # of clusters that happen to run on this machine; the Ray of a command leaves no note
+    elsewhere.write_text("127.0.0.1:1")
+    assert read_other_notes() == before | {"127.0.0.1:1"}
+    elsewhere.chmod(0o666)
+    assert read_other_notes() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_a_cluster_of_another_user_is_not_looked_for(other_node):
+    other_node(12345).write_text("127.0.0.1:1")
+    assert "127.0.0.1:1" not in read_other_notes()
+    other_node(0)
+    assert "127.0.0.1:1" in read_other_notes()
+
+
+def test_a_cluster_with_a_folder_of_its_own_is_told_and_not_joined(note, monkeypatch):
+    with answering() as address:
+        monkeypatch.setattr(ray_session, "read_other_notes", lambda: {address, "127.0.0.1:1"})  # nothing answers at port 1
+        told = f"the Ray cluster at {address} was started with --temp-dir"
+        assert _find_cluster() == ("", told) and not there_is_a_cluster()
+        note.write_text(address)
+        assert _find_cluster() == (address, "")
+        note.unlink()
+        monkeypatch.setenv("RAY_ADDRESS", "auto")
+        with pytest.raises(UserError, match=f"RAY_ADDRESS=auto: {told}; set RAY_ADDRESS to HOST:PORT"):
+            there_is_a_cluster()
+        monkeypatch.delenv("RAY_ADDRESS")
+    assert _find_cluster() == ("", "")
+
+
+@pytest.mark.cluster
+def test_a_real_cluster_with_a_folder_of_its_own_is_told(note, monkeypatch):
+    """And the remedy of the line is right: with that address, a command uses the cluster."""
+    monkeypatch.setattr(ray_session, "read_other_notes", read_other_notes)
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        ray_start = [Path(sys.executable).with_name("ray"), "start", "--head", "--port=0", "--block", f"--temp-dir={folder}"]
+        options = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0", "--include-dashboard=false"]
+        head = subprocess.Popen([*ray_start, *options, "--num-cpus=1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 200
+            while not (Path(folder) / "ray_current_cluster").exists():
+                assert head.poll() is None and time.monotonic() < deadline
+                time.sleep(0.1)
+            address = (Path(folder) / "ray_current_cluster").read_text()
+            assert address in _find_cluster()[1] and "was started with --temp-dir" in _find_cluster()[1]
+            code = (
+                "import ray; from treeproc.common import ray_session as s; s.start_ray(); print(ray.cluster_resources()['CPU'])"
+            )
+            run = [sys.executable, "-c", code]
+            joined = subprocess.run(run, capture_output=True, text=True, env=os.environ | {"RAY_ADDRESS": address}, timeout=200)
+            assert joined.stdout == "1.0\n" and "note:" not in joined.stderr, joined.stderr
+        finally:
+            head.terminate()
+            head.wait()
 
 
 def test_ray_looks_where_we_look_and_does_not_read_the_note_itself(note, monkeypatch):

@@ -83,9 +83,10 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 MpiDefault=none
 SlurmdParameters=config_overrides
+GresTypes=gpu
 KillWait=20
-NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2
-NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 Gres=gpu:1
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 Gres=gpu:1
 PartitionName=test Nodes=ALL MaxTime=INFINITE State=UP
 """
 
@@ -101,6 +102,7 @@ class Slurm:
             servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
             ports = [server.getsockname()[1] for server in servers]
         (folder / "slurm.conf").write_text(CONFIGURATION.format(host=socket.gethostname(), folder=folder, ports=ports))
+        (folder / "gres.conf").write_text("Name=gpu File=/dev/null\n")  # Slurm and Ray count GPUs, and nothing uses them
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o600)
         # The scripts ask for nothing of the environment but their scratch folder and the code of this checkout.
@@ -196,9 +198,9 @@ def test_preprocessing_goes_on_and_gives_the_same_bytes(slurm, text, tmp_path): 
     (tmp_path / "config.yaml").write_text(dump_settings(config))
     command = f"python workflows/preprocess.py --config {tmp_path}/config.yaml --out {out}"
     job = slurm.submit(changed("preprocess", tmp_path, command))
-    slurm.wait(lambda: list((out / "parsed").glob("train-*.json")), 200, job)
+    slurm.wait(lambda: list((out / "parsed").glob("train-*.json")), 300, job)
     slurm.signal(job)
-    slurm.wait(lambda: slurm.restarts(job) == 1, 60, job)
+    slurm.wait(lambda: slurm.restarts(job) == 1, 100, job)
     first = {path: path.stat().st_mtime_ns for path in (out / "parsed").glob("train-*.json")}
     assert not (out / "encoded" / "index.json").exists()
     assert slurm.end(job) == "COMPLETED", slurm.said(job)
@@ -215,9 +217,9 @@ def test_training_on_two_nodes_saves_goes_on_and_has_the_same_weights(slurm, tmp
     (tmp_path / "config.yaml").write_text(dump_settings(config))
     command = f"python workflows/train_wmt.py --config {tmp_path}/config.yaml --out {run}"
     job = slurm.submit(changed("train", tmp_path, command))
-    slurm.wait(lambda: checkpoint_folders(run), 200, job)
+    slurm.wait(lambda: checkpoint_folders(run), 300, job)
     slurm.signal(job)
-    slurm.wait(lambda: slurm.restarts(job) == 1, 60, job)
+    slurm.wait(lambda: slurm.restarts(job) == 1, 100, job)
     saved = latest_checkpoint(run)
     assert checkpoint_step(saved) < 600 and "the same command continues" in slurm.said(job)
     assert slurm.end(job) == "COMPLETED" and slurm.restarts(job) == 1, slurm.said(job)
@@ -239,7 +241,7 @@ def test_a_study_goes_on_and_has_the_same_results(slurm, tmp_path):
     command, out = ["--config", tmp_path / "config.yaml", "--out"], tmp_path / "study"
     job = slurm.submit(changed("study", tmp_path, f"python workflows/scaling.py {shlex.join(map(str, command))} {out} workers=1"))
     cells = [out / "cells" / f"{model}-1-seed1" for model in models]
-    slurm.wait(lambda: all(len(read_metrics(cell)) > 2 for cell in cells), 250, job)
+    slurm.wait(lambda: all(len(read_metrics(cell)) > 2 for cell in cells), 300, job)
     slurm.signal(job)
     slurm.wait(lambda: slurm.restarts(job) == 1, 100, job)
     assert [entry.status for entry in Ledger.read(out).entries.values()] == [INTERRUPTED] * 2
@@ -261,7 +263,7 @@ before = None
 while True:
     now = [node["Alive"] for node in ray.nodes()]
     if now != before:
-        print(now, ray.cluster_resources().get("CPU"), flush=True)
+        print(now, *map(ray.cluster_resources().get, ("CPU", "GPU")), flush=True)
     before = now
     time.sleep(0.5)
 """
@@ -272,9 +274,9 @@ while True:
 def test_a_node_whose_ray_dies_comes_back_and_a_cancelled_job_does_not(slurm, tmp_path):
     (tmp_path / "count.py").write_text(COUNT)
     job = slurm.submit(changed("train", tmp_path, f"python {tmp_path}/count.py"))
-    slurm.wait(lambda: (slurm.logs / job).exists() and "[True, True] 2.0" in slurm.said(job), 200, job)
+    slurm.wait(lambda: (slurm.logs / job).exists() and "[True, True] 2.0" in slurm.said(job), 300, job)
     [raylet] = slurm.processes(str(slurm.scratch), "/worker/", "raylet/raylet")
     os.kill(raylet, signal.SIGKILL)
-    slurm.wait(lambda: re.search(r"\[.*False.*\] 2\.0", slurm.said(job)), 200)
+    slurm.wait(lambda: re.search(r"\[.*False.*\] 2\.0 2\.0", slurm.said(job)), 300, job)
     slurm.cancel(job)
     assert slurm.end(job) == "CANCELLED" and slurm.restarts(job) == 0, slurm.said(job)

@@ -54,8 +54,29 @@ def read_note() -> tuple[str, str]:
     The folder of the note is open to all users of a machine. Ray believes any note, and sends its token to the address in it.
     So only a plain file counts that this user or root wrote.
     """
-    # As in Ray. A cluster of `ray start --temp-dir` needs RAY_ADDRESS.
-    folder = Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp") / "ray"
+    return _read_note(_default_folder())
+
+
+def read_other_notes() -> set[str]:
+    """The addresses of clusters of `ray start --temp-dir` that have a node on this machine, with the same checks.
+
+    Ray does not look for them. Without the option of Ray's node that names its folder, none is found.
+    """
+    folders = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            program, *options = os.fsdecode((process / "cmdline").read_bytes()).split("\0")
+            if Path(program).name == "raylet" and _is_trusted(process.stat()):
+                folders |= {option.removeprefix("--temp_dir=") for option in options if option.startswith("--temp_dir=")}
+    return {address for folder in folders - {str(_default_folder())} if (address := _read_note(Path(folder))[0])}
+
+
+def _default_folder() -> Path:
+    """As in Ray."""
+    return Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp") / "ray"
+
+
+def _read_note(folder: Path) -> tuple[str, str]:
     note = folder / "ray_current_cluster"
     try:
         if folder.is_symlink() and not _is_trusted(folder.lstat()):

@@ -14,7 +14,14 @@ from treeproc.common.errors import UserError
 from treeproc.common.messages import warn
 from treeproc.common.progress import phase
 from treeproc.common.ray_failures import end_with_the_node
-from treeproc.common.ray_internals import end_failed_start, note_unread, read_note, shorten_notices, use_token
+from treeproc.common.ray_internals import (
+    end_failed_start,
+    note_unread,
+    read_note,
+    read_other_notes,
+    shorten_notices,
+    use_token,
+)
 
 # Seconds in which a cluster must answer.
 ANSWER_S = 5.0
@@ -137,6 +144,9 @@ def _find_cluster() -> tuple[str, str]:
     address, doubt = read_note()
     if address and (doubt := _why_not(address)):
         address = ""
+    if not address and (others := [other for other in sorted(read_other_notes()) if not _why_not(other)]):
+        # A job of Slurm may have started it, so it is told and not joined.
+        doubt = f"the Ray cluster at {' or '.join(others)} was started with --temp-dir"
     if asked_for == "auto" and not address:
         raise UserError(
             f"RAY_ADDRESS=auto: {doubt or 'no Ray cluster runs on this machine'}; set RAY_ADDRESS to HOST:PORT of a cluster, or "

@@ -44,21 +44,20 @@ run_with_ray() {
     return "$status"
 }
 
-# Run `ray start` on this node until SIGTERM. Arguments: head or worker, and the options of Ray.
+# Run `ray start` on this node until SIGTERM, up to three times: it fails if a file system is slow. Arguments: a name, and options.
 ray_on_node() {
-    local role=$1 folder=$RAY_FOLDER/$1 ended=''
+    local folder=$RAY_FOLDER/$1 ended=''
     shift
     [[ -O $RAY_FOLDER ]] || mkdir -m 700 "$RAY_FOLDER" || return
     trap 'ended=yes; kill -KILL $!' TERM  # Slurm signals all processes of the step; those of Ray would wait for each other
-    until [[ $ended ]]; do
+    for _ in 1 2 3; do
         ray start "$@" --block --temp-dir="$folder" --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="${SLURM_GPUS_ON_NODE:-0}" \
             --min-worker-port=0 --max-worker-port=0 --dashboard-agent-listen-port=0 > "$folder.log" 2>&1 &
         wait 2> /dev/null  # without bash's line about a killed process
-        [[ $ended ]] || tail -n 20 "$folder.log" >&2
-        [[ $role == worker ]] || break
-        sleep 5 &
-        wait
+        [[ -z $ended ]] || break
+        echo "Ray ended on $SLURMD_NODENAME:" >&2
+        tail -n 5 "$folder.log" >&2
     done
     until rm -rf "$folder" "$folder.log"; do sleep 1; done 2> /dev/null
-    rmdir --ignore-fail-on-non-empty "$RAY_FOLDER"
+    rmdir "$RAY_FOLDER" 2> /dev/null || true  # another node of this machine may use it
 }
