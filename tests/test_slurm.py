@@ -45,7 +45,8 @@ def test_bash_reads_the_files(name):
 
 @pytest.mark.skipif(not shutil.which("shellcheck"), reason="shellcheck is not installed: apt-get install shellcheck")
 def test_shellcheck_finds_nothing():
-    checked = subprocess.run(["shellcheck", *FILES], capture_output=True, text=True, cwd=SLURM)
+    files = [f"workflows/slurm/{name}" for name in FILES]
+    checked = subprocess.run(["shellcheck", *files], capture_output=True, text=True, cwd=SLURM.parent.parent)
     assert checked.returncode == 0, checked.stdout
 
 

@@ -44,13 +44,13 @@ run_with_ray() {
     return "$status"
 }
 
-# Run `ray start` on this node until SIGTERM, up to three times: it fails if a file system is slow. Arguments: a name, and options.
+# Run `ray start` on this node until SIGTERM, up to five times: it fails on a slow node. Arguments: a name, and options.
 ray_on_node() {
     local folder=$RAY_FOLDER/$1 ended=''
     shift
     [[ -O $RAY_FOLDER ]] || mkdir -m 700 "$RAY_FOLDER" || return
     trap 'ended=yes; kill -KILL $!' TERM  # Slurm signals all processes of the step; those of Ray would wait for each other
-    for _ in 1 2 3; do
+    for _ in {1..5}; do
         ray start "$@" --block --temp-dir="$folder" --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="${SLURM_GPUS_ON_NODE:-0}" \
             --min-worker-port=0 --max-worker-port=0 --dashboard-agent-listen-port=0 > "$folder.log" 2>&1 &
         wait 2> /dev/null  # without bash's line about a killed process
