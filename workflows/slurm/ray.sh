@@ -16,9 +16,8 @@ run_with_ray() {
     export RAY_FOLDER RAY_AUTH_TOKEN RAY_AUTH_MODE=token
     export -f ray_on_node
 
-    # Ray chooses all ports but this one.
     srun --nodes=1 --ntasks=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" --nodelist="$SLURMD_NODENAME" \
-        bash -c 'ray_on_node "$@"' bash head --head --port=0 --ray-client-server-port=$((20000 + SLURM_JOB_ID % 10000)) \
+        bash -c 'ray_on_node "$@"' bash head --head --port=0 --ray-client-server-port=$((10000 + SLURM_JOB_ID % 10000)) \
         --include-dashboard=false --disable-usage-stats &
     address=$RAY_FOLDER/head/ray_current_cluster
     until [[ -s $address || $stopped ]] || ! kill -0 $! 2> /dev/null; do sleep 1; done
@@ -50,9 +49,10 @@ ray_on_node() {
     shift
     [[ -O $RAY_FOLDER ]] || mkdir -m 700 "$RAY_FOLDER" || return
     trap 'ended=yes; kill -KILL $!' TERM  # Slurm signals all processes of the step; those of Ray would wait for each other
-    for _ in {1..5}; do
+    for _ in {1..5}; do  # Ray chooses free ports, except for two whose defaults are the same for all jobs on a node
         ray start "$@" --block --temp-dir="$folder" --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="${SLURM_GPUS_ON_NODE:-0}" \
-            --min-worker-port=0 --max-worker-port=0 --dashboard-agent-listen-port=0 > "$folder.log" 2>&1 &
+            --min-worker-port=0 --max-worker-port=0 --dashboard-agent-listen-port=$((20000 + SLURM_JOB_ID % 10000)) \
+            > "$folder.log" 2>&1 &
         wait 2> /dev/null  # without bash's line about a killed process
         [[ -z $ended ]] || break
         echo "Ray ended on $SLURMD_NODENAME:" >&2
