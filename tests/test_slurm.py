@@ -50,29 +50,6 @@ def test_shellcheck_finds_nothing():
     assert checked.returncode == 0, checked.stdout
 
 
-# Ray ends a node that does not answer within half a minute, or whose agents do not tell their ports within a quarter; on a busy
-# machine they need longer.
-PATIENT_RAY = """#!{python}
-import time
-from socket import socket
-from types import SimpleNamespace
-from ray._private import node, parameter
-from ray.scripts.scripts import main
-
-def with_ports(**options):
-    params = make(**options)
-    for name in ("metrics_agent", "metrics_export", "runtime_env_agent", "dashboard_agent_listen"):
-        with socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            setattr(params, f"{{name}}_port", probe.getsockname()[1])
-    return params
-
-make, parameter.RayParams = parameter.RayParams, with_ports
-node.time = SimpleNamespace(**vars(time) | {{"monotonic": lambda: time.monotonic() / 8}})
-main()
-"""
-
-
 def changed(name: str, folder: Path, command: str, *, sbatch: str = "--nodes=2 --cpus-per-task=1") -> Path:
     """A copy of a script with its four lines changed, as a user would."""
     lines = (SLURM / f"{name}.sbatch").read_text().splitlines()
@@ -80,9 +57,7 @@ def changed(name: str, folder: Path, command: str, *, sbatch: str = "--nodes=2 -
     assert lines[first + 1].startswith("#SBATCH --partition") and lines[first + 2].startswith("#SBATCH --nodes")
     assert lines[second + 1].startswith("export PATH=") and lines[second + 2].startswith("run_with_ray python")
     lines[first + 1 : first + 3] = ["#SBATCH --partition=test --time=20", f"#SBATCH {sbatch}"]
-    lines[second + 1 : second + 3] = [f"export PATH={folder}:{Path(sys.executable).parent}:$PATH", f"run_with_ray {command}"]
-    (folder / "ray").write_text(PATIENT_RAY.format(python=sys.executable))
-    (folder / "ray").chmod(0o755)
+    lines[second + 1 : second + 3] = [f"export PATH={Path(sys.executable).parent}:$PATH", f"run_with_ray {command}"]
     copy = folder / f"{name}.sbatch"
     copy.write_text("\n".join(lines) + "\n")
     return copy

@@ -43,13 +43,15 @@ run_with_ray() {
     return "$status"
 }
 
-# Run `ray start` on this node until SIGTERM, up to five times: it fails on a slow node. Arguments: a name, and options.
+# Run `ray start` on this node until SIGTERM. It is tried five times, because Ray gives its agents only 15 seconds to start.
+# Arguments: head or worker, and options.
 ray_on_node() {
     local folder=$RAY_FOLDER/$1 ended=''
     shift
     [[ -O $RAY_FOLDER ]] || mkdir -m 700 "$RAY_FOLDER" || return
     trap 'ended=yes; kill -KILL $!' TERM  # Slurm signals all processes of the step; those of Ray would wait for each other
-    for _ in {1..5}; do  # Ray chooses free ports, except for two whose defaults are the same for all jobs on a node
+    for _ in {1..5}; do
+        # Ray chooses free ports, except for two, whose defaults would be the same for all jobs on a node.
         ray start "$@" --block --temp-dir="$folder" --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="${SLURM_GPUS_ON_NODE:-0}" \
             --min-worker-port=0 --max-worker-port=0 --dashboard-agent-listen-port=$((20000 + SLURM_JOB_ID % 10000)) \
             > "$folder.log" 2>&1 &
