@@ -160,7 +160,7 @@ class Slurm:
 
     def end(self, job: str) -> str:
         """The state in which the job ends. Then nothing of its Ray is left."""
-        self.wait(lambda: self.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), 400, job)
+        self.wait(lambda: self.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), 900, job)
         assert not list(self.scratch.iterdir()) and not self.processes(str(self.scratch)), self.said(job)
         return self.state(job)
 
@@ -193,15 +193,15 @@ def slurm() -> Iterator[Slurm]:
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_preprocessing_goes_on_and_gives_the_same_bytes(slurm, text, tmp_path):  # noqa: F811
     config, out = config_of(text, rows_per_shard=5), tmp_path / "data"
     (tmp_path / "config.yaml").write_text(dump_settings(config))
     command = f"python workflows/preprocess.py --config {tmp_path}/config.yaml --out {out}"
     job = slurm.submit(changed("preprocess", tmp_path, command))
-    slurm.wait(lambda: list((out / "parsed").glob("train-*.json")), 300, job)
+    slurm.wait(lambda: list((out / "parsed").glob("train-*.json")), 600, job)
     slurm.signal(job)
-    slurm.wait(lambda: slurm.restarts(job) == 1, 100, job)
+    slurm.wait(lambda: slurm.restarts(job) == 1, 200, job)
     first = {path: path.stat().st_mtime_ns for path in (out / "parsed").glob("train-*.json")}
     assert not (out / "encoded" / "index.json").exists()
     assert slurm.end(job) == "COMPLETED", slurm.said(job)
@@ -211,16 +211,16 @@ def test_preprocessing_goes_on_and_gives_the_same_bytes(slurm, text, tmp_path): 
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_training_on_two_nodes_saves_goes_on_and_has_the_same_weights(slurm, tmp_path):
     settings = ("max_steps=600", "checkpoint_every=100", "log_every=10")
     config, run = tiny_config(write_toy_data(tmp_path / "toy" / "data"), "workers=2", *settings), tmp_path / "run"
     (tmp_path / "config.yaml").write_text(dump_settings(config))
     command = f"python workflows/train_wmt.py --config {tmp_path}/config.yaml --out {run}"
     job = slurm.submit(changed("train", tmp_path, command))
-    slurm.wait(lambda: checkpoint_folders(run), 300, job)
+    slurm.wait(lambda: checkpoint_folders(run), 600, job)
     slurm.signal(job)
-    slurm.wait(lambda: slurm.restarts(job) == 1, 100, job)
+    slurm.wait(lambda: slurm.restarts(job) == 1, 200, job)
     saved = latest_checkpoint(run)
     assert checkpoint_step(saved) < 600 and "the same command continues" in slurm.said(job)
     assert slurm.end(job) == "COMPLETED" and slurm.restarts(job) == 1, slurm.said(job)
@@ -232,7 +232,7 @@ def test_training_on_two_nodes_saves_goes_on_and_has_the_same_weights(slurm, tmp
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_a_study_goes_on_and_has_the_same_results(slurm, tmp_path):
     models = {"tree_transformer": {}, "transformer": {"model": {"name": "transformer"}}}
     grid = {"fractions": [1.0], "seeds": [1], "models": models}
@@ -242,9 +242,9 @@ def test_a_study_goes_on_and_has_the_same_results(slurm, tmp_path):
     command, out = ["--config", tmp_path / "config.yaml", "--out"], tmp_path / "study"
     job = slurm.submit(changed("study", tmp_path, f"python workflows/scaling.py {shlex.join(map(str, command))} {out} workers=1"))
     cells = [out / "cells" / f"{model}-1-seed1" for model in models]
-    slurm.wait(lambda: all(len(read_metrics(cell)) > 2 for cell in cells), 300, job)
+    slurm.wait(lambda: all(len(read_metrics(cell)) > 2 for cell in cells), 600, job)
     slurm.signal(job)
-    slurm.wait(lambda: slurm.restarts(job) == 1, 100, job)
+    slurm.wait(lambda: slurm.restarts(job) == 1, 200, job)
     assert [entry.status for entry in Ledger.read(out).entries.values()] == [INTERRUPTED] * 2
     assert slurm.end(job) == "COMPLETED", slurm.said(job)
     run = run_here("scaling.py", *command, tmp_path / "undisturbed")
@@ -271,13 +271,13 @@ while True:
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_node_whose_ray_dies_comes_back_and_a_cancelled_job_does_not(slurm, tmp_path):
     (tmp_path / "count.py").write_text(COUNT)
     job = slurm.submit(changed("train", tmp_path, f"python {tmp_path}/count.py"))
-    slurm.wait(lambda: (slurm.logs / job).exists() and "[True, True] 2.0" in slurm.said(job), 300, job)
+    slurm.wait(lambda: (slurm.logs / job).exists() and "[True, True] 2.0" in slurm.said(job), 600, job)
     [raylet] = slurm.processes(str(slurm.scratch), "/worker/", "raylet/raylet")
     os.kill(raylet, signal.SIGKILL)
-    slurm.wait(lambda: re.search(r"\[.*False.*\] 2\.0 2\.0", slurm.said(job)), 300, job)
+    slurm.wait(lambda: re.search(r"\[.*False.*\] 2\.0 2\.0", slurm.said(job)), 600, job)
     slurm.cancel(job)
     assert slurm.end(job) == "CANCELLED" and slurm.restarts(job) == 0, slurm.said(job)
