@@ -274,8 +274,9 @@ while True:
 @pytest.mark.timeout(1800)
 def test_a_node_whose_ray_dies_comes_back_and_a_cancelled_job_does_not(slurm, tmp_path):
     (tmp_path / "count.py").write_text(COUNT)
-    job = slurm.submit(changed("train", tmp_path, f"python {tmp_path}/count.py"))
-    slurm.wait(lambda: (slurm.logs / job).exists() and "[True, True] 2.0" in slurm.said(job), 600, job)
+    nodes = "--nodes=2 --gpus-per-node=1 --cpus-per-task=1"
+    job = slurm.submit(changed("train", tmp_path, f"python {tmp_path}/count.py", sbatch=nodes))
+    slurm.wait(lambda: (slurm.logs / job).exists() and "[True, True] 2.0 2.0" in slurm.said(job), 600, job)
     [raylet] = slurm.processes(str(slurm.scratch), "/worker/", "raylet/raylet")
     os.kill(raylet, signal.SIGKILL)
     slurm.wait(lambda: re.search(r"\[.*False.*\] 2\.0 2\.0", slurm.said(job)), 600, job)
