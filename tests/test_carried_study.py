@@ -116,7 +116,7 @@ def test_cells_in_processes_need_neither_ray_nor_stanza(tmp_path, environment):
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_a_study_of_carried_data_that_is_stopped_twice_has_the_records_of_one_that_is_not(tmp_path, environment):
     """The commands of the page, with a tiny model: SIGTERM, then SIGKILL, then the needed files alone on another machine."""
     here, there, elsewhere = (make_place(tmp_path / name) for name in ("here", "there", "elsewhere"))
@@ -132,19 +132,18 @@ def test_a_study_of_carried_data_that_is_stopped_twice_has_the_records_of_one_th
         shell(command_of_page("tar -xzf runs/data.tgz"), to)
 
     def run(place: Path, until: Callable[[], bool], number: signal.Signals) -> int:
-        """Run the study until a cell is in its middle, and send a signal to all processes as `timeout` does."""
-        with subprocess.Popen(study, cwd=place, env=environment, stderr=subprocess.PIPE, text=True) as driver:
+        """Run the study until a cell is in its middle, and send a signal to all its processes, as `timeout` does."""
+        log, deadline = place / "log", time.monotonic() + 900
+        with open(log, "w") as file, subprocess.Popen(study, cwd=place, env=environment, stderr=file) as driver:
             try:
-                deadline = time.monotonic() + 300
                 while not until():
-                    assert driver.poll() is None and time.monotonic() < deadline, driver.stderr.read()
+                    assert driver.poll() is None and time.monotonic() < deadline, log.read_text()
                     time.sleep(0.01)
-                (driver.send_signal if number == signal.SIGTERM else lambda one: os.killpg(driver.pid, one))(number)
-                driver.communicate(timeout=200)
+                os.killpg(driver.pid, number)  # `timeout` has made a group of this number
+                return driver.wait(timeout=300)
             finally:
                 if driver.poll() is None:
                     os.killpg(driver.pid, signal.SIGKILL)
-        return driver.returncode
 
     shell(command_of_page("tar -czf runs/data.tgz"), here)
     take_along(here, there)
