@@ -103,7 +103,9 @@ def steps_of(out: Path) -> dict[str, int]:
 def test_cells_in_processes_need_neither_ray_nor_stanza(tmp_path, environment):
     data = write_toy_data(tmp_path / "toy")
     settings = [*TINY, "max_steps=4", "checkpoint_every=2", "grid.seeds=[1]", "grid.parallel=2", f"data={data}"]
-    models = "grid.models={relative: {model: {name: relation_transformer}}, relative_tree: {model: {tree: {relative_positions: 4}}}}"
+    models = (
+        "grid.models={relative: {model: {name: relation_transformer}}, relative_tree: {model: {tree: {relative_positions: 4}}}}"
+    )
     command = [sys.executable, REPOSITORY / "workflows" / "scaling.py", "--config", "scaling_iwslt14_relative", "--out"]
     done = subprocess.run(
         [*command, tmp_path / "study", "--records", tmp_path / "records", *settings, models],
@@ -121,7 +123,8 @@ def test_a_study_of_carried_data_that_is_stopped_twice_has_the_records_of_one_th
     """The commands of the page, with a tiny model: SIGTERM, then SIGKILL, then the needed files alone on another machine."""
     here, there, elsewhere = (make_place(tmp_path / name) for name in ("here", "there", "elsewhere"))
     write_data(here / "runs")
-    study = [*shlex.split(command_of_page("timeout -k 60 300 python workflows/scaling.py")), *TINY, "grid.parallel=3"]
+    command = command_of_page("timeout -k 60 300 python workflows/scaling.py").replace(" 300 ", " 3000 ")
+    study = [*shlex.split(command), *TINY, "grid.parallel=3"]
     out = Path("runs") / "iwslt14_relative"
 
     def shell(command: str, place: Path) -> None:
