@@ -18,7 +18,7 @@ from commands import run_here
 from conftest import REPOSITORY
 from toydata import write_toy_data
 
-from treenet.experiments.ledger import Ledger
+from treenet.experiments.ledger import INTERRUPTED, WAITING, Ledger, last_step
 from treenet.runs.metrics_log import read_metrics
 from treeproc.job.preprocess import SAMPLE
 
@@ -123,7 +123,7 @@ def test_a_study_of_carried_data_that_is_stopped_twice_has_the_records_of_one_th
     """The commands of the page, with a tiny model: SIGTERM, then SIGKILL, then the needed files alone on another machine."""
     here, there, elsewhere = (make_place(tmp_path / name) for name in ("here", "there", "elsewhere"))
     write_data(here / "runs")
-    command = command_of_page("timeout -k 60 300 python workflows/scaling.py").replace(" 300 ", " 3000 ")
+    command = command_of_page("timeout -k 60 300 python workflows/scaling.py").replace("-k 60 300", "-k 3000 3000")
     study = [*shlex.split(command), *TINY, "grid.parallel=3"]
     out = Path("runs") / "iwslt14_relative"
 
@@ -143,7 +143,7 @@ def test_a_study_of_carried_data_that_is_stopped_twice_has_the_records_of_one_th
                     assert driver.poll() is None and time.monotonic() < deadline, log.read_text()
                     time.sleep(0.01)
                 os.killpg(driver.pid, number)  # `timeout` has made a group of this number
-                return driver.wait(timeout=300)
+                return driver.wait(timeout=900)
             finally:
                 if driver.poll() is None:
                     os.killpg(driver.pid, signal.SIGKILL)
@@ -156,11 +156,11 @@ def test_a_study_of_carried_data_that_is_stopped_twice_has_the_records_of_one_th
 
     middle = lambda: any(30 <= step < STEPS - 30 for step in steps_of(there / out).values())  # noqa: E731
     assert run(there, middle, signal.SIGTERM) == 143
+    assert {entry.status for entry in Ledger.read(there / out).entries.values()} == {INTERRUPTED, WAITING}
     stopped = steps_of(there / out)
     assert any(0 < step < STEPS for step in stopped.values())
-    for name, step in stopped.items():
-        last = max((there / out / "cells" / name / "checkpoints").iterdir())
-        assert last.name == f"step_{step:08d}", "SIGTERM saves each cell"
+    saved = {name for name, step in stopped.items() if last_step(there / out / "cells" / name) == step and step % 15}
+    assert saved, "SIGTERM saves a checkpoint between two that are due"
 
     records = there / "runs" / "records"
     recorded = lambda: {path.stem for path in records.glob("*.json")}  # noqa: E731
