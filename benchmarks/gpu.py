@@ -20,6 +20,7 @@ import argparse
 import shlex
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -89,8 +90,9 @@ def main() -> None:
         for part in (quick_parts if options.quick else parts)(report, data, long_data, device):
             try:
                 part()
-            except torch.OutOfMemoryError as error:
-                report.note(f"a part that ran out of memory: {str(error).splitlines()[0]}")
+            except Exception as error:  # the other parts are still useful
+                traceback.print_exc()
+                report.note(f"a part that failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
     report.finish()
 
 

@@ -1,7 +1,6 @@
 """The file of benchmarks/gpu.py: a Markdown page that is complete after every row, and a plot at the end."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from pathlib import Path
 import torch
 
 from treeproc.common.files import atomic_write
+from treeproc.common.provenance import describe_software, software
 
 Row = Mapping[str, object]
 
@@ -43,7 +43,8 @@ class Report:
     def page(self) -> str:
         state = "" if self.finished else "\nThis run has not ended: rows are missing at the end.\n"
         parts = [
-            f"# Measured on {describe_device(self.device)}\n\n    {self.command}\n\n{describe_software(self.device)}\n{state}"
+            f"# Measured on {describe_device(self.device)}\n\n    {self.command}\n\n{describe_software(software())}, "
+            f"torch {torch.__version__}.\n{state}"
         ]
         parts += [f"## {name}\n\n{table(rows)}\n" for name, rows in self.sections.items()]
         if self.notes:
@@ -69,14 +70,6 @@ def describe_device(device: torch.device) -> str:
         return "a CPU, one thread"
     facts = torch.cuda.get_device_properties(device)
     return f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB"
-
-
-def describe_software(device: torch.device) -> str:
-    """Return versions and commit."""
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
-    cuda = f", CUDA {torch.version.cuda}" if device.type == "cuda" else ""
-    return f"Commit {commit}, torch {torch.__version__}{cuda}."
 
 
 def table(rows: Sequence[Row]) -> str:

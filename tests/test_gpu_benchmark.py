@@ -15,6 +15,7 @@ from model_cases import batch_of
 from strategies import Tree
 
 from treenet.config import ModelConfig
+from treeproc.common import provenance
 
 SENTENCES = [Tree(5, [[0, 5, 3], [0, 2, 2], [3, 5, 3]]), Tree(1, [[0, 1, 1]])]
 
@@ -35,14 +36,35 @@ def test_every_section_at_toy_size(tmp_path, monkeypatch):
     assert "has not ended" not in page and out.with_suffix(".png").exists()
 
 
-def test_a_run_that_is_cut_off_leaves_its_rows(tmp_path):
+@pytest.fixture
+def without_git(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    provenance.software.cache_clear()
+    yield
+    provenance.software.cache_clear()
+
+
+def test_a_run_that_is_cut_off_leaves_its_rows(tmp_path, without_git):
     report = gpu_report.Report(tmp_path / "gpu.md", "python gpu.py", torch.device("cpu"))
     report.add("Training", model="tree_transformer", **{"tokens/s": 1234.5})
     report.add("Training", model="transformer", padding=0.012345)
     page = report.out.read_text()
-    assert "has not ended" in page
+    assert "has not ended" in page and f"(no commit known), torch {torch.__version__}." in page
     assert "| model | tokens/s | padding |" in page
     assert "| tree_transformer | 1,234 | - |" in page and "| transformer | - | 0.0123 |" in page
+
+
+def test_a_part_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):
+    def parts(report, *places):
+        yield lambda: torch.ones(2) @ torch.ones(3)
+        yield lambda: report.add("Loss", by="ours", tokens=64)
+
+    monkeypatch.setattr(gpu, "quick_parts", parts)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--out", str(tmp_path / "gpu.md"), "--quick", "--device", "cpu"])
+    gpu.main()
+    page = (tmp_path / "gpu.md").read_text()
+    assert "| ours | 64 |" in page and "- a part that failed: RuntimeError: " in page and "has not ended" not in page
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_without_a_gpu_the_long_run_says_what_to_do(tmp_path, monkeypatch, capsys):

@@ -14,7 +14,7 @@ from treenet.training import memory
 from treenet.training.memory import expand_segments
 from treenet.training.ranks import Ranks
 from treenet.training.reproducible import deterministic_mode
-from treenet.training.trainer import Trainer, train
+from treenet.training.trainer import Trainer, train, use_gpu
 from treeproc.common.settings import UserError
 
 CPU = torch.device("cpu")
@@ -99,3 +99,12 @@ def test_the_allocator_is_set_unless_the_user_has_set_it(monkeypatch, name):
     expand_segments()
     assert [os.environ.get(one) for one in memory._ALLOCATOR if one != name] == [None]
     assert os.environ[name] == "max_split_size_mb:64"
+
+
+def test_a_gpu_without_a_number_is_the_present_one(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch._C, "_cuda_setDevice", chosen.append, raising=False)
+    monkeypatch.setenv(memory._ALLOCATOR[0], "")
+    for name in ("cuda", "cuda:1"):
+        use_gpu(torch.device(name))
+    assert chosen == [1]

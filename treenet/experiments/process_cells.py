@@ -55,7 +55,7 @@ def run_cells_in_processes(cells: Sequence[Cell], work: CellWork, ledger: Ledger
             for process in running:
                 process.join(STOP_S)
                 process.kill()
-    ledger.refresh()
+    ledger.interrupt_dead()
 
 
 def _running(cells: Sequence[Cell], ledger: Ledger) -> list[Cell]:

@@ -1,5 +1,6 @@
 """A small function that is compiled for GPUs, inside a model that is not compiled."""
 
+import inspect
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -13,6 +14,11 @@ from treeproc.common.messages import warn
 
 # Graphs of one function: types of numbers, with nodes or without, sizes of one.
 _MOST_GRAPHS = 32
+_OPTIONS: dict[str, Any] = {"dynamic": True}
+if "recompile_limit" in inspect.signature(torch.compile).parameters:
+    _OPTIONS["recompile_limit"] = _MOST_GRAPHS
+else:  # PyTorch 2.11 has one limit for all functions
+    torch._dynamo.config.recompile_limit = _MOST_GRAPHS
 
 
 class CompiledOnGpu:
@@ -46,5 +52,4 @@ def _is_gpu(device: torch.device) -> bool:
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function under `torch.compile`, for all sizes."""
-    options: dict[str, Any] = {"dynamic": True, "recompile_limit": _MOST_GRAPHS}
-    return torch.compile(function, **options)
+    return torch.compile(function, **_OPTIONS)

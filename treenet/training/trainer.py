@@ -83,14 +83,20 @@ def train(
     bound_kernel_cache()
     device = torch.device(device)
     if device.type == "cuda":
-        expand_segments()
-        torch.cuda.set_device(device)  # for NCCL and compiled kernels
+        use_gpu(device)
     with deterministic_mode(task.config.deterministic):
         with phase("building the plan and the model"):
             trainer = Trainer(task, Ranks(rank, world_size, device))
         with phase("looking for a checkpoint"):
             trainer.resume(run_dir)
         return trainer.train(run_dir, should_stop, report, show_progress)
+
+
+def use_gpu(device: torch.device) -> None:
+    """Set up the allocator, and make a numbered GPU the present one, for NCCL and compiled kernels. `cuda` is the present one."""
+    expand_segments()
+    if device.index is not None:
+        torch.cuda.set_device(device)
 
 
 class Trainer:
