@@ -41,7 +41,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Modules, and tests of quick modules, that start processes or Ray, parse with models, train, or take more than a few seconds.
 # All others are `quick`.
 SLOW = {
-    "attention_stats", "comparison", "damage", "damaged_models", "data_configs", "demo", "dependency_data", "dependency_parser",
+    "attention_stats", "cluster_aws", "comparison", "damage", "damaged_models", "data_configs", "demo", "dependency_data", "dependency_parser",
     "api_run", "back_translation", "batch_stream", "bertscore", "causal_lm", "comet",
     "compiling", "device_step", "documented_commands", "loader_processes",
     "docs::test_runnable_blocks_run", "docs::test_the_tutorial_runs", "dry_run", "evaluate",
