@@ -3,7 +3,7 @@
 #     docker build --tag REGISTRY/tree-attention:1-cpu .
 #     docker build --tag REGISTRY/tree-attention:1-cuda --build-arg PIP_EXTRA_INDEX_URL= .
 FROM debian:bookworm-slim
-# KubeRay asks nodes for their state with wget.
+# KubeRay asks nodes for their state with wget. Arrow reaches object stores with the certificates.
 RUN apt-get update && apt-get install --yes --no-install-recommends ca-certificates python3 python3-venv wget && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home --uid 1000 ray && python3 -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH

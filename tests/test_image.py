@@ -77,7 +77,7 @@ def test_the_image_is_built_and_takes_a_job(repository, tmp_path):
     root = tmp_path / "root"
     run("debootstrap", "--variant=minbase", suite, str(root))
     shutil.copy("/etc/resolv.conf", root / "etc")
-    # The wheels come from the registry of this machine: PyTorch's index is not everywhere to be had, and pip here has its settings.
+    # This machine fetches the wheels: its pip has its settings, and not every machine reaches the index of PyTorch.
     pip = (sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(root / "wheels"))
     run(*pip, "--constraint", str(repository / "constraints.txt"), f"{repository}[all]", "setuptools>=77")
     try:
