@@ -1,4 +1,4 @@
-"""cluster.yaml on AWS: Ray's schema, its bootstrap and its node provider against moto, from values as docs/cluster.md makes them."""
+"""cluster.yaml on AWS: Ray's schema, bootstrap and node provider against moto, with the values that docs/cluster.md makes."""
 
 import os
 import re
@@ -94,7 +94,7 @@ def test_every_node_starts_beside_the_mount_target_and_may_write_to_the_mount(no
 
 
 def check(nodes: dict[str, tuple[dict, list[str]]], cloud: dict[str, str]) -> None:
-    """Nodes lie in the subnet and the group of the mount target; the commands mount its address and give the folder to the user."""
+    """Nodes lie in subnet and group of the mount target; the commands mount its address and give the folder to the user."""
     assert set(nodes) == {"head", "parse", "train"}
     for name, (node, commands) in nodes.items():
         assert node["SubnetId"] == cloud["subnet-CHANGE"], name
