@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -162,9 +163,10 @@ def test_the_commands_of_the_page_make_what_the_launcher_needs(repository, tmp_p
     images = "".join(
         f"{name}=$(aws ec2 describe-images --query 'Images[{i}].ImageId' --output text)\n" for i, name in enumerate(names)
     )
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "cli"], check=True)
-    subprocess.run([tmp_path / "cli/bin/pip", "install", "--quiet", "awscli"], check=True)
-    monkeypatch.setenv("PATH", f"{tmp_path}/cli/bin:{os.environ['PATH']}")
+    if not shutil.which("aws"):
+        subprocess.run([sys.executable, "-m", "venv", tmp_path / "cli"], check=True)
+        subprocess.run([tmp_path / "cli/bin/pip", "install", "--quiet", "awscli"], check=True)
+        monkeypatch.setenv("PATH", f"{tmp_path}/cli/bin:{os.environ['PATH']}")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("MOTO_IAM_LOAD_MANAGED_POLICIES", "true")
     with s3_server(tmp_path):
@@ -176,7 +178,7 @@ def test_the_commands_of_the_page_make_what_the_launcher_needs(repository, tmp_p
         marks = ("address-CHANGE", "subnet-CHANGE", "sg-CHANGE", "ami-CHANGE", "gpu-CHANGE")
         utils.resource_cache.cache_clear()
         check(launch(yaml.safe_load(text)), dict(zip(marks, (tmp_path / "made").read_text().split(), strict=True)))
-        subprocess.run(["bash", "-ec", roles], check=True)
+        subprocess.run(["bash", "-ec", roles], env={**os.environ, "AWS_DEFAULT_REGION": REGION}, check=True)
         line = "IamInstanceProfile: {Name: tree-attention-nodes}\n"
         text = text.replace(f"# {line}", line).replace("      InstanceType: p4d", f"      {line}      InstanceType: p4d")
         found = {
