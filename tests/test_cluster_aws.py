@@ -75,7 +75,8 @@ def launch(cluster: dict) -> dict[str, tuple[dict, list[str]]]:
     autoscaler = SimpleNamespace(provider=provider, config=config, available_node_types=config["available_node_types"])
     nodes = {}
     for name, group in config["available_node_types"].items():
-        [(node, _)] = provider.create_node(group["node_config"], {"ray-user-node-type": name}, 1).items()
+        first = config["head_node"] if name == config["head_node_type"] else {}  # the role that `ray up` makes
+        [(node, _)] = provider.create_node({**first, **group["node_config"]}, {"ray-user-node-type": name}, 1).items()
         provider.non_terminated_nodes({})  # reads the tags of the nodes
         commands = config["head_setup_commands"]
         if name != config["head_node_type"]:
