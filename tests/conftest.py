@@ -43,10 +43,11 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 SLOW = {
     "attention_stats", "comparison", "damage", "damaged_models", "data_configs", "demo", "dependency_data", "dependency_parser",
     "api_run", "back_translation", "batch_stream", "bertscore", "carried_study", "causal_lm", "comet",
+    "api_run", "back_translation", "batch_stream", "bertscore", "causal_lm", "cluster_aws", "comet",
     "compiling", "device_step", "documented_commands", "loader_processes",
     "docs::test_runnable_blocks_run", "docs::test_the_tutorial_runs", "dry_run", "evaluate",
-    "export", "export_graphs", "fuzz", "gradient_sums", "grid", "initial_weights", "inspect", "labelled_data", "loggers",
-    "loggers_outside", "masked_lm",
+    "export", "export_graphs", "fuzz", "gradient_sums", "grid", "image", "initial_weights", "inspect", "labelled_data",
+    "loggers", "loggers_outside", "masked_lm",
     "memory_modes", "models", "models_benchmark", "moses", "new_pieces",
     "notices", "package_parsers", "parameter_choice",
     "parser_training_constituency", "parser_training_dependency", "parser_training_loop",

@@ -4,6 +4,7 @@ import copy
 import re
 import shlex
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 import yaml
@@ -71,6 +72,17 @@ def test_the_launcher_uploads_no_outputs_of_jobs(cluster, repository):
     assert {".venv", "runs", "demo-output"} <= set(ignored) and {".venv", "runs", "demo-output"} <= set(cluster["rsync_exclude"])
 
 
+def test_a_submission_has_what_jobs_read_and_no_more(cluster, repository, tmp_path):
+    """Ray's own packaging, as `ray job submit --working-dir .` calls it."""
+    packaging = pytest.importorskip("ray._private.runtime_env.packaging", reason="this Ray has another packaging")
+    packaging.create_package(str(repository), tmp_path / "package.zip", include_gitignore=True, excludes=[".git", ".venv"])
+    names = ZipFile(tmp_path / "package.zip").namelist()
+    folders = {name.partition("/")[0] for name in names if "/" in name}
+    assert {"treenet", "treeproc", "workflows"} <= folders and not folders & {"docs", "tests", "benchmarks"}
+    assert "workflows/configs/wmt14_en_de_base.yaml" in names and "treeproc/models/en/depparse.pt" in names
+    assert cluster["rsync_filter"] == [".gitignore", ".rayignore"]  # the launcher leaves out the same
+
+
 def test_the_launcher_file_for_machines_that_are_there_is_valid(page):
     [local] = [block for block in yaml_blocks(page) if block.get("provider", {}).get("type") == "local"]
     validate(local)
@@ -86,7 +98,16 @@ def test_the_rayjob_names_what_the_repository_has(page, cluster, repository):
         [container] = group["template"]["spec"]["containers"]
         assert container["resources"]["limits"] == container["resources"]["requests"]
     version = re.search(r"^ray==(.*)$", (repository / "constraints.txt").read_text(), re.MULTILINE)[1]
-    assert spec["rayVersion"] == version and f"rayproject/ray:{version}-" in page
+    assert spec["rayVersion"] == version
+    # The images are those that the page builds; only that of the nodes with GPUs has CUDA.
+    built = dict(re.findall(r"docker build --tag (\S+) (.*?)\. &&", page))
+    pods = {"head": spec["headGroupSpec"], **groups}
+    images = {name: pod["template"]["spec"]["containers"][0]["image"] for name, pod in pods.items()}
+    arguments = {name: built[image].strip() for name, image in images.items()}
+    assert arguments == {"head": "", "parse": "", "train": "--build-arg PIP_EXTRA_INDEX_URL="}
+    dockerfile = (repository / "Dockerfile").read_text()
+    assert "\nARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu\nRUN pip install" in dockerfile
+    assert "\nWORKDIR /home/ray/tree-attention\n" in dockerfile and "--constraint constraints.txt" in dockerfile
     command = job["spec"]["entrypoint"].replace("/home/ray/tree-attention", str(repository)).split()
     check_command(command, repository)
 
