@@ -45,7 +45,7 @@ SLOW = {
     "api_run", "back_translation", "batch_stream", "bertscore", "causal_lm", "comet",
     "compiling", "device_step", "documented_commands", "loader_processes",
     "docs::test_runnable_blocks_run", "docs::test_the_tutorial_runs", "dry_run", "evaluate",
-    "export", "export_graphs", "fuzz", "gradient_sums", "grid", "initial_weights", "inspect", "labelled_data", "loggers",
+    "export", "export_graphs", "failing_store", "fuzz", "gradient_sums", "grid", "initial_weights", "inspect", "labelled_data", "loggers",
     "loggers_outside", "masked_lm",
     "memory_modes", "models", "models_benchmark", "moses", "new_pieces",
     "notices", "package_parsers", "parameter_choice",

@@ -26,6 +26,7 @@ from treeproc.common.ray_internals import in_submitted_job
 from treeproc.common.setting_errors import COMMAND_LINE, describe_error, explain_unknown, has_setting, nearest
 from treeproc.common.standard_streams import note_lost_output, open_lost_streams
 from treeproc.common.storage import AnyPath, RemotePath, as_path
+from treeproc.common.store_requests import tell_repeats
 from treeproc.common.yaml_reader import MOST_BYTES, read_yaml
 
 
@@ -389,6 +390,7 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
         try:
             note_lost_output(sys.argv[1:])
             main(sys.argv[1:])
+            tell_repeats()
         except UserError as error:
             warn(as_called(f"error: {error}"))  # once more: a worker may have made it
             sys.exit(2)
