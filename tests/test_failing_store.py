@@ -1,16 +1,27 @@
 """A store that throttles, fails, loses answers or is slow, before a real S3 server. All requests end right or at once."""
 
+import gzip
+import json
 import os
+import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from failing_store import Fault, failing_store, some
+from failing_store import FailingStore, Fault, failing_store, some
 from object_store import s3_server
+from toyruns import losses
+from training_jobs import tiny_config
 
+from treenet.jobs.train_run import run_training
 from treeproc.common import storage, store_requests
-from treeproc.common.settings import UserError
-from treeproc.common.storage import RemotePath, as_path
+from treeproc.common.provenance import PROVENANCE
+from treeproc.common.settings import UserError, dump_settings, load_settings
+from treeproc.common.storage import AnyPath, RemotePath, as_path
+from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
 
 LARGE = os.urandom(23 << 20)  # three parts of an upload
 
@@ -198,30 +209,31 @@ def local_data(tmp_path_factory, small_job) -> dict[str, bytes]:
 def small_job(proxy, tmp_path_factory) -> Path:
     """The configuration of a small job; its input files are objects."""
     proxy.works()
-    inputs, config = as_path("s3://bucket/inputs"), tmp_path_factory.mktemp("job") / "config.yaml"
-    for side in ("en", "de"):
-        lines = gzip.decompress((SAMPLE / f"train.{side}.gz").read_bytes()).split(b"\n")[:40]
-        (inputs / f"train.{side}.gz").write_bytes(gzip.compress(b"\n".join(lines) + b"\n"))
-    train = {"source": [str(inputs / "train.en.gz")], "target": [str(inputs / "train.de.gz")]}
-    settings = {"splits": {"train": train}, "parser": {"name": "shipped"}, "subwords": {"vocab_size": 300}, "rows_per_shard": 10}
+    inputs, config, splits = as_path("s3://bucket/inputs"), tmp_path_factory.mktemp("job") / "config.yaml", {}
+    for split, begin, end in (("train", 0, 40), ("valid", 40, 50)):
+        splits[split] = {}
+        for side, language in (("source", "en"), ("target", "de")):
+            lines = gzip.decompress((SAMPLE / f"train.{language}.gz").read_bytes()).split(b"\n")[begin:end]
+            (inputs / f"{split}.{language}.gz").write_bytes(gzip.compress(b"\n".join(lines) + b"\n"))
+            splits[split][side] = [str(inputs / f"{split}.{language}.gz")]
+    settings = {"splits": splits, "parser": {"name": "shipped"}, "subwords": {"vocab_size": 400}, "rows_per_shard": 10}
     config.write_text(json.dumps(settings))
     return config
 
 
 @pytest.fixture(scope="module")
-def toy_data(proxy, tmp_path_factory) -> RemotePath:
-    """A data set for training, in the store."""
-    proxy.works()
-    local, remote = write_toy_data(tmp_path_factory.mktemp("toy") / "data"), as_path("s3://bucket/toy")
-    for name, content in snapshot(local).items():
+def remote_data(local_data) -> RemotePath:
+    """The data set in the store, for training."""
+    remote = as_path("s3://bucket/data")
+    for name, content in local_data.items():
         (remote / name).write_bytes(content)
     return remote
 
 
 @pytest.fixture(scope="module")
-def local_run(toy_data, tmp_path_factory) -> dict[str, bytes]:
+def local_run(remote_data, tmp_path_factory) -> dict[str, object]:
     """The weights and losses of an undisturbed run."""
-    run_training(tiny_config(toy_data), out := tmp_path_factory.mktemp("undisturbed") / "run")
+    run_training(tiny_config(remote_data), out := tmp_path_factory.mktemp("undisturbed") / "run")
     return results(out)
 
 
@@ -251,9 +263,9 @@ def start(proxy: FailingStore, seed: int, repository: Path, tmp_path: Path, scri
     environment = os.environ | {"TREE_ATTENTION_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
     failed = sum(count for (_, fault), count in proxy.counts.items() if fault)
-    assert failed, "the store was not busy"
     proxy.works()
     assert done.returncode == 0, done.stderr
+    assert failed, "the store was not busy"
     return done.stderr
 
 
@@ -270,10 +282,10 @@ def test_preprocessing_on_a_busy_store(proxy, small_job, local_data, repository,
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", STARTS)
-def test_training_and_resuming_on_a_busy_store(proxy, toy_data, local_run, repository, tmp_path, seed):
+def test_training_and_resuming_on_a_busy_store(proxy, remote_data, local_run, repository, tmp_path, seed):
     """The second command continues on a machine without copies."""
     out, config = as_path(f"s3://bucket/run-{seed}"), tmp_path / "config.yaml"
-    config.write_text(dump_settings(tiny_config(toy_data)))
+    config.write_text(dump_settings(tiny_config(remote_data)))
     for machine, steps in (("one", STEPS // 2), ("two", STEPS)):
         start(proxy, seed, repository, tmp_path / machine, "train_wmt.py", "--config", config, "--out", out, f"max_steps={steps}")
     assert results(out) == local_run
@@ -281,10 +293,10 @@ def test_training_and_resuming_on_a_busy_store(proxy, toy_data, local_run, repos
 
 @pytest.mark.cluster
 @pytest.mark.timeout(900)
-def test_ray_on_a_busy_store(proxy, small_job, local_data, toy_data, local_run, repository, tmp_path):
+def test_ray_on_a_busy_store(proxy, small_job, local_data, remote_data, local_run, repository, tmp_path):
     out, run, config = as_path("s3://bucket/data-ray"), as_path("s3://bucket/run-ray"), tmp_path / "config.yaml"
-    start(proxy, 1, repository, tmp_path, "preprocess.py", "--config", small_job, "--out", out, "workers=2")
+    start(proxy, 1, repository, tmp_path, "preprocess.py", "--config", small_job, "--out", out)
     assert snapshot(out) == local_data
-    config.write_text(dump_settings(tiny_config(toy_data, "workers=1")))
+    config.write_text(dump_settings(tiny_config(remote_data, "workers=1")))
     start(proxy, 1, repository, tmp_path, "train_wmt.py", "--config", config, "--out", run)
     assert results(run) == local_run
