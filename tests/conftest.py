@@ -55,7 +55,7 @@ SLOW = {
     "progress", "provenance", "ray_job", "ray_session", "recurrent", "relatedness", "relations", "remote_run", "report",
     "scaling", "serving", "serving_answers", "serving_ray", "serving_replicas", "serving_slow_clients",
     "sharded", "shipped_languages", "shuffled_trees", "split_sentences", "stale_results", "standard_streams",
-    "static_search_compiled", "storage", "systems",
+    "static_search_compiled", "storage", "study_in_store", "systems",
     "text_on_ray",
     "timing_benchmark", "train_classifier", "train_parser", "training", "training_faults", "training_results",
     "training_resume", "training_updates", "translate", "translate_constraints",

@@ -1,6 +1,7 @@
 """A store that throttles, fails, loses answers or is slow, before a real S3 server. All requests end right or at once."""
 
 import gzip
+import itertools
 import json
 import os
 import random
@@ -11,7 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from failing_store import FailingStore, Fault, failing_store, some
+from commands import run_here
+from failing_store import Fault, failing_store, some
 from object_store import s3_server
 from toyruns import losses
 from training_jobs import tiny_config
@@ -193,7 +195,7 @@ def test_repeating_leaves_the_random_numbers_of_the_work_alone(proxy, folder):
     assert store_requests._repeats and random.random() == expected
 
 
-# The commands, each as a process of its own. A start ends right if its status is 0 and its bytes are those of a local run.
+# A start of a command ends right if its status is 0 and its bytes are those of a run without a store.
 BUSY: dict[Fault, float] = {503: 0.15, 2.0: 0.05}
 STARTS = range(6)
 STEPS = 60
@@ -255,26 +257,36 @@ def results(run: AnyPath) -> dict[str, object]:
     return found | {"losses": losses(run)}
 
 
-def start(proxy: FailingStore, seed: int, repository: Path, tmp_path: Path, script: str, *arguments: object) -> str:
-    """Run a command against the busy store, on a machine without copies. Returns what it printed."""
-    proxy.works()
-    proxy.fault = some(seed, BUSY)
-    command = [sys.executable, str(repository / "workflows" / script), *map(str, arguments)]
-    environment = os.environ | {"TREE_ATTENTION_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment)
-    failed = sum(count for (_, fault), count in proxy.counts.items() if fault)
-    proxy.works()
-    assert done.returncode == 0, done.stderr
-    assert failed, "the store was not busy"
-    return done.stderr
+@pytest.fixture
+def start(proxy, tmp_path, monkeypatch, repository):
+    """Run a command against the busy store, on a machine without copies. Returns what it printed to standard error."""
+
+    numbers = itertools.count()
+
+    def start(seed: int, script: str, *arguments: object, apart: bool = False) -> str:
+        monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / f"machine-{next(numbers)}"))
+        proxy.works()
+        proxy.fault = some(seed, BUSY)
+        if apart:
+            command = [sys.executable, str(repository / "workflows" / script), *map(str, arguments)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=500)
+        else:
+            done = run_here(script, *arguments)
+        failed = sum(count for (_, fault), count in proxy.counts.items() if fault)
+        proxy.works()
+        assert done.returncode == 0, done.stderr
+        assert failed, "the store was not busy"
+        return done.stderr
+
+    return start
 
 
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", STARTS)
-def test_preprocessing_on_a_busy_store(proxy, small_job, local_data, repository, tmp_path, seed):
+def test_preprocessing_on_a_busy_store(start, small_job, local_data, seed):
     out = as_path(f"s3://bucket/data-{seed}")
-    told = start(proxy, seed, repository, tmp_path, "preprocess.py", "--config", small_job, "--out", out, "workers=0")
+    told = start(seed, "preprocess.py", "--config", small_job, "--out", out, "workers=0")
     assert snapshot(out) == local_data
     assert told.count("the object store throttles") == 1 and "requests to the object store that were repeated: " in told
 
@@ -282,21 +294,21 @@ def test_preprocessing_on_a_busy_store(proxy, small_job, local_data, repository,
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", STARTS)
-def test_training_and_resuming_on_a_busy_store(proxy, remote_data, local_run, repository, tmp_path, seed):
+def test_training_and_resuming_on_a_busy_store(start, remote_data, local_run, tmp_path, seed):
     """The second command continues on a machine without copies."""
     out, config = as_path(f"s3://bucket/run-{seed}"), tmp_path / "config.yaml"
     config.write_text(dump_settings(tiny_config(remote_data)))
-    for machine, steps in (("one", STEPS // 2), ("two", STEPS)):
-        start(proxy, seed, repository, tmp_path / machine, "train_wmt.py", "--config", config, "--out", out, f"max_steps={steps}")
+    for steps in (STEPS // 2, STEPS):
+        start(seed, "train_wmt.py", "--config", config, "--out", out, f"max_steps={steps}")
     assert results(out) == local_run
 
 
 @pytest.mark.cluster
-@pytest.mark.timeout(900)
-def test_ray_on_a_busy_store(proxy, small_job, local_data, remote_data, local_run, repository, tmp_path):
+@pytest.mark.timeout(1200)
+def test_ray_on_a_busy_store(start, small_job, local_data, remote_data, local_run, tmp_path):
     out, run, config = as_path("s3://bucket/data-ray"), as_path("s3://bucket/run-ray"), tmp_path / "config.yaml"
-    start(proxy, 1, repository, tmp_path, "preprocess.py", "--config", small_job, "--out", out)
+    start(1, "preprocess.py", "--config", small_job, "--out", out, apart=True)
     assert snapshot(out) == local_data
     config.write_text(dump_settings(tiny_config(remote_data, "workers=1")))
-    start(proxy, 1, repository, tmp_path, "train_wmt.py", "--config", config, "--out", run)
+    start(1, "train_wmt.py", "--config", config, "--out", run, apart=True)
     assert results(run) == local_run

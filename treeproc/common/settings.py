@@ -322,7 +322,8 @@ class ArgumentParser(argparse.ArgumentParser):
         raise UserError(f"{message}; --help lists the options")
 
 
-def _any_path(text: str, option: str = "--out") -> AnyPath:
+def any_path(text: str, option: str = "--out") -> AnyPath:
+    """The folder or place in an object store of an option of a command line. Raises UserError for an empty name."""
     if not text.strip():
         raise UserError(f"{option} must name a folder, but is empty")
     return as_path(text)
@@ -330,9 +331,9 @@ def _any_path(text: str, option: str = "--out") -> AnyPath:
 
 def local_path(text: str, option: str = "--out") -> Path:
     """The folder of an option of a command line. Raises UserError for an empty name, or one in an object store."""
-    path = _any_path(text, option)
+    path = any_path(text, option)
     if isinstance(path, RemotePath):
-        raise UserError(f"{path}: must be a local path here; only data sets and training runs may be in an object store")
+        raise UserError(f"{path}: must be a local path here; only data sets, training runs and studies may be in an object store")
     return path
 
 
@@ -358,7 +359,7 @@ def build_arg_parser(
     config_help = "settings of the command: a file, or the name of a shipped configuration (workflows/configs)"
     parser.add_argument("--config", type=find_config, metavar="FILE.yaml", help=config_help)
     parser.settings, parser.reads_out = settings, reads_run
-    out_path = _any_path if remote_out else local_path
+    out_path = any_path if remote_out else local_path
     metavar, out_help = "DIR", "folder for the results; the same command continues there"
     if reads_run:
         metavar, out_help = "RUN", "folder of a training run"
