@@ -203,7 +203,7 @@ def _work(settings: dict) -> dict:
     if not isinstance(out, RemotePath) and not out.is_dir():
         raise UserError(
             f"node {ray.util.get_node_ip_address()} does not see {out}: put --out and data on storage that all nodes share, or "
-            "in an object store (s3://..., gs://...)"
+            "in an object store (s3://..., gs://..., az://...)"
         )
     with _only_writer(mirror.folder) if rank == 0 else nullcontext():
         if isinstance(out, RemotePath):

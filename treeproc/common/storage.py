@@ -4,8 +4,7 @@ Code that reads and writes data sets uses what the two have in common. An object
 `mkdir` does nothing, and an object appears complete when its upload ends.
 
 Endpoint, region and credentials come from the environment alone. They are never part of a path, a configuration or an index.
-The variables are `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID` and so on. For `gs://` it is
-`GOOGLE_APPLICATION_CREDENTIALS`.
+The variables are those of `store_requests.VARIABLES`.
 """
 
 import errno
@@ -15,6 +14,7 @@ import io
 import mmap
 import os
 import re
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from treeproc.common.store_requests import Answer, ask, part_repeats
 from treeproc.common.transfers import AT_ONCE
 
 _URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
-_SCHEMES = ("s3", "gs")
+_SCHEMES = ("s3", "gs", "az")
 _TIMEOUT_S = 60
 _AS_IT_IS = None  # else, Arrow packs and unpacks objects whose names end like those of packed files
 _REQUEST_BYTES = 8 << 20  # every read of a stream is a request of its own
@@ -67,7 +67,27 @@ def _file_system(scheme: str, in_parts: bool = False) -> pyarrow.fs.FileSystem:
             allow_delayed_open=not in_parts,  # a small object is one request
             retry_strategy=pyarrow.fs.AwsDefaultS3RetryStrategy(max_attempts=part_repeats()) if in_parts else _ONCE,
         )
+    if scheme == "az":
+        return _azure()
     return pyarrow.fs.GcsFileSystem(retry_time_limit=timedelta(seconds=_TIMEOUT_S))
+
+
+def _azure() -> pyarrow.fs.FileSystem:
+    account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+    if not account:
+        raise UserError("az://...: set AZURE_STORAGE_ACCOUNT_NAME to the storage account, on every node")
+    protocol, _, host = os.environ.get("AZURE_STORAGE_ENDPOINT", "").rstrip("/").rpartition("://")
+    server = {
+        f"{kind}_storage_{what}": value
+        for kind in ("blob", "dfs")
+        for what, value in (("authority", host), ("scheme", protocol or "https"))
+    }
+    return pyarrow.fs.AzureFileSystem(
+        account,
+        account_key=os.environ.get("AZURE_STORAGE_ACCOUNT_KEY"),
+        sas_token=os.environ.get("AZURE_STORAGE_SAS_TOKEN"),
+        **(server if host else {}),
+    )
 
 
 @dataclass(frozen=True, order=True)
@@ -176,13 +196,15 @@ class RemotePath:
         If the block ends with an error, the object is removed. A process that is killed at that moment may leave a part of it, so
         a note beside the object must say that it is complete.
         """
-        stream = self._ask(lambda files: files.open_output_stream(self.key, compression=_AS_IT_IS), in_parts=True)
+        written = self._written()
+        stream = self._ask(lambda files: files.open_output_stream(written.key, compression=_AS_IT_IS), in_parts=True)
         try:
             with io.BufferedWriter(OutputStream(self, stream), _REQUEST_BYTES) as file:
                 yield cast(IO[bytes], file)
         except BaseException:
-            self.unlink(missing_ok=True)
+            written.unlink(missing_ok=True)
             raise
+        self._publish(written)
 
     def read_bytes(self) -> bytes:
         with self.open() as file:
@@ -194,11 +216,14 @@ class RemotePath:
     def write_bytes(self, content: bytes | memoryview) -> None:
         """Replace the object. Readers see the old one or the new one, never a part."""
 
+        written = self._written()
+
         def upload(files: pyarrow.fs.FileSystem) -> None:
-            with files.open_output_stream(self.key, compression=_AS_IT_IS) as sink:
+            with files.open_output_stream(written.key, compression=_AS_IT_IS) as sink:
                 sink.write(content)
 
         self._ask(upload, in_parts=len(content) >= _ONE_REQUEST_BYTES)
+        self._publish(written)
 
     def write_file(self, file: IO[bytes]) -> None:
         """Replace the object by the content of an open file, of any size."""
@@ -222,6 +247,16 @@ class RemotePath:
                 raise
 
         self._ask(remove)
+
+    def _written(self) -> "RemotePath":
+        """The object to write to. On Azure, an upload empties its object when it begins, so it writes to another one."""
+        return self if self.scheme != "az" else self.parent / f".tmp-{uuid.uuid4().hex}-{self.name}"
+
+    def _publish(self, written: "RemotePath") -> None:
+        """Give a complete upload its name. Arrow cannot rename an object of Azure; a copy is complete or absent."""
+        if written != self:
+            self._ask(lambda files: files.copy_file(written.key, self.key))
+            written.unlink(missing_ok=True)
 
     def _below(self, kind: pyarrow.fs.FileType) -> list[str]:
         """Names of this kind right below this prefix, in order."""
@@ -261,12 +296,12 @@ def as_path(value: str | AnyPath) -> AnyPath:
     if not match and not value.lower().startswith(tuple(f"{scheme}:" for scheme in _SCHEMES)):
         return Path(value)
     if not match:
-        raise UserError(f"{value.partition(':')[0]}:...: a URI must have two slashes, as s3://BUCKET/NAME or gs://BUCKET/NAME")
+        raise UserError(f"{value.partition(':')[0]}:...: a URI must have two slashes, as s3://BUCKET/NAME")
     scheme, key = match[1].lower(), match[2].strip("/")
     if scheme not in _SCHEMES or not key or "@" in key.split("/")[0] or "?" in key:
         raise UserError(
-            f"{scheme}://...: must be a local path, s3://BUCKET/NAME or gs://BUCKET/NAME without keys or options; put those into "
-            "the environment"
+            f"{scheme}://...: must be a local path, s3://BUCKET/NAME, gs://BUCKET/NAME or az://CONTAINER/NAME without keys or "
+            "options; put those into the environment"
         )
     return RemotePath(scheme, str(PurePosixPath(key)))
 

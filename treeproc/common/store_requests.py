@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import pyarrow
+
 from treeproc.common.errors import UserError, shown
 from treeproc.common.messages import tell, warn
 
@@ -27,19 +29,24 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 20.0
 _UNREACHED_S = 15.0
 _PART_WAIT_S = 0.025  # Arrow waits so long before it sends a part again, then twice as long each time
 
-_CHECK = (
-    "check the bucket, your rights and the environment (AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE or keys; "
-    "GOOGLE_APPLICATION_CREDENTIALS)"
-)
+# Of the environment, by the scheme of a URI: where a store is, and who asks it.
+VARIABLES = {
+    "s3": "AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE or keys",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME, AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
+}
 # Arrow tells of an error by its text alone. Names of objects stand in quotes there, and are left out first.
 _NAMES = re.compile(r"'[^']*'")
 _REQUEST_ID = re.compile(r"\(Request ID: [^)]*\)")
 _HIDDEN = "Failed to flush response stream"
-_THROTTLES = re.compile(r"SLOW_?DOWN|THROTTL|TOO_?MANY_?REQUESTS|SERVERBUSY|RESOURCE_EXHAUSTED|HTTP STATUS (?:429|503)")
-_UNREACHED = re.compile(r"CURLCODE: (?:6|7|35),")
+_THROTTLES = re.compile(
+    r"SLOW_?DOWN|THROTTL|TOO_?MANY_?REQUESTS|RESOURCE_EXHAUSTED|(?:HTTP STATUS|AZURE ERROR: \[\w*\]) (?:429|503)"
+)
+_UNREACHED = re.compile(r"CURLCODE: (?:6|7|35),|FAIL TO GET A NEW CONNECTION")
 _CERTIFICATE = re.compile(r"CURLCODE: (?:51|58|60|77),")
 _FAILS = re.compile(
-    r"NETWORK_CONNECTION|INTERNAL_FAILURE|INTERNALERROR|SERVICE_?UNAVAILABLE|REQUEST_?TIMEOUT|HTTP STATUS (?:408|500|502|504)"
+    r"NETWORK_CONNECTION|INTERNAL_FAILURE|INTERNALERROR|SERVICE_?UNAVAILABLE|REQUEST_?TIMEOUT"
+    r"|(?:HTTP STATUS|AZURE ERROR: \[\w*\]) (?:408|500|502|504)|AZURE ERROR: \[\] (?!\d)"  # without a status, it is the network's
     r"|NO_SUCH_UPLOAD"  # the answer to the end of an upload was lost
     r"|\bUNAVAILABLE\b|DEADLINE_EXCEEDED|\bABORTED\b|\bINTERNAL\b"
 )
@@ -72,7 +79,7 @@ def ask(path: object, request: Callable[[], Answer], *, once: bool = False) -> A
         except FileNotFoundError:
             _answered = True
             raise
-        except OSError as error:
+        except (OSError, pyarrow.ArrowException) as error:
             reason = " ".join(_REQUEST_ID.sub("", str(error)).split())
             kind, wait = _kind_of(reason), _draws.uniform(0, min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**tries))
             limit = min(_UNREACHED_S, most) if kind == "unreached" and not _answered else most
@@ -140,13 +147,14 @@ def _count(path: object, kind: str, reason: str, limit: float) -> None:
 
 def _describe(path: object, kind: str, reason: str, tries: int, seconds: float) -> str:
     reason, again = reason[:200], "then run the same command again"
+    check = f"check the bucket, your rights and the environment ({VARIABLES.get(str(path).partition(':')[0], 'keys')})"
     if kind == "refuses":
-        return f"{path}: the object store refuses: {reason}; {_CHECK}, {again}"
+        return f"{path}: the object store refuses: {reason}; {check}, {again}"
     if kind == "unreached":
-        return f"{path}: the object store cannot be reached: {reason}; check the network and AWS_ENDPOINT_URL, {again}"
+        return f"{path}: the object store cannot be reached: {reason}; check the network and the address, {again}"
     asked = f"asked {tries} times in {seconds:.0f} s, the last answer is: {reason}"
     if kind == "throttles":
         return f"{path}: the object store throttles: {asked}; use fewer workers, or set {LIMIT} to more seconds, {again}"
     if _HIDDEN in reason:  # Arrow hides what the store says to a read of a small object
-        return f"{path}: the object store throttles, fails, or refuses to read this object: {asked}; {_CHECK}, {again}"
+        return f"{path}: the object store throttles, fails, or refuses to read this object: {asked}; {check}, {again}"
     return f"{path}: the object store fails: {asked}; wait until it works, or set {LIMIT} to more seconds, {again}"
