@@ -77,11 +77,8 @@ def _azure() -> pyarrow.fs.FileSystem:
     if not account:
         raise UserError("az://...: set AZURE_STORAGE_ACCOUNT_NAME to the storage account, on every node")
     protocol, _, host = os.environ.get("AZURE_STORAGE_ENDPOINT", "").rstrip("/").rpartition("://")
-    server = {
-        f"{kind}_storage_{what}": value
-        for kind in ("blob", "dfs")
-        for what, value in (("authority", host), ("scheme", protocol or "https"))
-    }
+    place = {"storage_authority": host, "storage_scheme": protocol or "https"}
+    server = {f"{kind}_{what}": value for kind in ("blob", "dfs") for what, value in place.items()}
     return pyarrow.fs.AzureFileSystem(
         account,
         account_key=os.environ.get("AZURE_STORAGE_ACCOUNT_KEY"),

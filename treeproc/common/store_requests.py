@@ -37,7 +37,7 @@ VARIABLES = {
 }
 # Arrow tells of an error by its text alone. Names of objects stand in quotes there, and are left out first.
 _NAMES = re.compile(r"'[^']*'")
-_REQUEST_ID = re.compile(r"\(Request ID: [^)]*\)")
+_OF_NO_USE = re.compile(r"\(Request ID: [^)]*\)|^.*?(?=Azure Error: )")
 _HIDDEN = "Failed to flush response stream"
 _THROTTLES = re.compile(
     r"SLOW_?DOWN|THROTTL|TOO_?MANY_?REQUESTS|RESOURCE_EXHAUSTED|(?:HTTP STATUS|AZURE ERROR: \[\w*\]) (?:429|503)"
@@ -80,7 +80,7 @@ def ask(path: object, request: Callable[[], Answer], *, once: bool = False) -> A
             _answered = True
             raise
         except (OSError, pyarrow.ArrowException) as error:
-            reason = " ".join(_REQUEST_ID.sub("", str(error)).split())
+            reason = " ".join(_OF_NO_USE.sub("", str(error)).split())
             kind, wait = _kind_of(reason), _draws.uniform(0, min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**tries))
             limit = min(_UNREACHED_S, most) if kind == "unreached" and not _answered else most
             passed = time.monotonic() - began
