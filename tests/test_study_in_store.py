@@ -1,15 +1,20 @@
 """Studies in an object store, over a real S3 server: cells, ledger, records and report, on machines without a shared disk."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from commands import run_here
 from object_store import s3_server
 from test_scaling import STUDY
+from test_tuning import SEARCH, SYSTEM
 from toydata import write_toy_data
 from toyruns import losses
 
+from treenet.config import TrainConfig
 from treenet.experiments import scaling
 from treenet.experiments.ledger import DONE, FAILED, Ledger
 from treenet.experiments.scaling import ScalingConfig, study_cells
@@ -126,3 +131,34 @@ def test_cells_side_by_side_log_to_the_store(bucket, study, local):
     for name in (CELLS[0], CELLS[2]):
         assert "train: " in (out / "cells" / name / "log.txt").read_text()
         assert [step for step, _ in losses(out / "cells" / name)] == [step for step, _ in losses(local / "cells" / name)]
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+def test_a_study_on_ray_needs_no_shared_folder(bucket, study, local, repository):
+    """Workers keep nothing but copies on their disks."""
+    out = bucket / "ray"
+    command = [sys.executable, str(repository / "workflows" / study[0]), *study[1:], "--out", str(out)]
+    done = subprocess.run([*command, "grid.seeds=[1]", "workers=1"], capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr
+    assert statuses(out) == dict.fromkeys([CELLS[0], CELLS[2]], DONE) and (out / "scaling.svg").exists()
+    for name in (CELLS[0], CELLS[2]):
+        assert [step for step, _ in losses(out / "cells" / name)] == [step for step, _ in losses(local / "cells" / name)]
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+def test_a_search_in_a_store(bucket, tmp_path, repository):
+    data, out = write_toy_data(tmp_path / "data"), bucket / "search"
+    space = {"optimizer.learning_rate": {"low": 1e-3, "high": 1e-2, "scale": "log"}}
+    (tmp_path / "config.yaml").write_text(json.dumps({**SEARCH, "tune": {**SEARCH["tune"], "space": space, "systems": SYSTEM}}))
+    options = ["--config", str(tmp_path / "config.yaml"), "--out", str(out), f"data={data}"]
+    command = [sys.executable, str(repository / "workflows" / "tune.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr
+    trials = json.loads((out / "trials.json").read_bytes())["systems"]["transformer"]["trials"]
+    assert [trial["number"] for trial in trials] == [0, 1, 2] and all(trial["curve"] for trial in trials)
+    assert load_settings(TrainConfig, None, [], **yaml.safe_load((out / "best-transformer.yaml").read_text())).max_steps == 30
+    assert "train: " in (out / "cells" / "transformer-000" / "log.txt").read_text()
+    again = run_here("tune.py", *options)
+    assert again.returncode == 0 and "Ray" not in again.stderr and f"written: {out}/tuning.json" in again.stdout
