@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -177,6 +178,25 @@ def test_a_wrong_address_does_not_wait_for_minutes(proxy, monkeypatch):
             as_path("s3://bucket/x").exists()
     finally:
         storage._file_system.cache_clear()
+
+
+def test_ctrl_c_does_not_wait_for_a_busy_store(proxy, tmp_path):
+    """Threads that would repeat their requests for five minutes."""
+    script = (
+        "from treeproc.common.storage import as_path\nfrom treeproc.common.transfers import do_all\n"
+        "do_all(lambda number: as_path(f's3://bucket/{number}').exists(), range(40))"
+    )
+    proxy.fault = lambda method, path: 503
+    process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
+    try:
+        while proxy.counts.total() < 40:
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    assert process.returncode and "KeyboardInterrupt" in told
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf"])

@@ -1,9 +1,9 @@
 """Requests to an object store. They are repeated while the store throttles, fails or does not answer, and not when it refuses.
 
 Arrow's own strategies are not enough. They give up after a count of attempts, and they tell nothing. They never repeat a read of
-an object that is smaller than the store's error, because the text of the error does not fit into the buffer of the object. Only the
-parts of a large upload are left to Arrow (`part_repeats`), because nothing else has them any more. It repeats them after HTTP 5xx
-and lost connections, but not after HTTP 429, which some stores send.
+an object that is smaller than the store's error, because the text of the error does not fit into the buffer of the object. Only
+the parts of a large upload are left to Arrow (`part_repeats`), because nothing else has them any more. It repeats them after HTTP
+5xx and lost connections, but not after HTTP 429, which some stores send.
 """
 
 import math
