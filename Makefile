@@ -6,7 +6,7 @@ NEWEST := .venv-newest
 # Without a line for each package and each file of it.
 INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: install demo check test axe docs package upgrade-check
+.PHONY: install demo check test axe azurite docs package upgrade-check
 
 install: $(VENV)/.installed
 
@@ -29,6 +29,11 @@ check: install
 # Three processes on two cores: many tests wait for others' processes. The order of the modules is that of tests/conftest.py.
 test: install
 	$(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+# Tests data sets and runs in an object store of Azure with Azurite, Microsoft's server for tests, which npm installs.
+azurite: install
+	npm install --prefix .azurite --no-save --ignore-scripts --no-audit --no-fund azurite@3.37.0
+	$(RUN) -m pytest -rs -m cluster tests/test_azure.py
 
 # Tests the accessibility of the report and of the server's page with axe-core in a browser. npm installs axe-core without scripts.
 axe: install

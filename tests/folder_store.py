@@ -32,7 +32,7 @@ def store(tmp_path, monkeypatch) -> FolderStore:
     """The objects of s3:// lie below tmp_path/store, and copies of them in a cache of this test."""
     (tmp_path / "store").mkdir()
     found = FolderStore(tmp_path / "store")
-    monkeypatch.setattr(storage, "_file_system", lambda scheme: found)
+    monkeypatch.setattr(storage, "_file_system", lambda *_: found)
     monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "cache"))
     object_chunks._chunk.cache_clear()
     yield found

@@ -56,7 +56,7 @@ def store(tmp_path, monkeypatch):
     (tmp_path / "cache").mkdir()
     monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "_evictor", cache_eviction.Evictor())
-    monkeypatch.setattr(storage, "_file_system", lambda scheme: fake_file_system(store.folder))
+    monkeypatch.setattr(storage, "_file_system", lambda *_: fake_file_system(store.folder))
     monkeypatch.setattr(RemotePath, "open", lambda path, mode="rb": store.open(path, mode))
     return store
 
@@ -233,7 +233,7 @@ from test_cache import fake_file_system, SIZE
 from treeproc.common import cache_eviction, storage
 from treeproc.common.cache import local_copy
 from treeproc.common.storage import as_path
-storage._file_system = lambda scheme: fake_file_system(Path(sys.argv[1]))
+storage._file_system = lambda *_: fake_file_system(Path(sys.argv[1]))
 cache_eviction._JUST_USED_NS = 2 * 10**9
 items = [line.split() for line in sys.stdin]
 for turn in range(3):

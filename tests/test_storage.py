@@ -49,7 +49,7 @@ def test_uris_become_remote_paths_and_nothing_else_does():
     assert (path / "x.arrow").with_suffix(".json").name == "x.json" and path.parent == as_path("s3://bucket/a")
     assert isinstance(as_path("data/x"), Path) and pickle.loads(pickle.dumps(path)) == path
     for bad in ("http://host/x", "s3://", "s3://key:secret@bucket/x", "s3://bucket/x?endpoint_override=y"):
-        with pytest.raises(UserError, match="must be a local path, s3://BUCKET/NAME or gs://BUCKET/NAME") as error:
+        with pytest.raises(UserError, match="a local path, s3://BUCKET/NAME, gs://BUCKET/NAME or az://CONTAINER/NAME") as error:
             as_path(bad)
         assert "secret" not in str(error.value)
     with pytest.raises(TypeError):

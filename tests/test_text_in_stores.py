@@ -13,9 +13,9 @@ from test_text_blocks import LINE_FILES, Killed, check_ranges, inputs_of, on_ray
 
 from treeproc.common import object_chunks
 from treeproc.common.object_chunks import ChunkedObject, ObjectChanged
-from treeproc.common.object_streams import StoreRefuses
 from treeproc.common.settings import UserError
 from treeproc.common.storage import RemotePath, as_path, open_seekable
+from treeproc.common.store_requests import StoreRefuses
 from treeproc.job.cut_inputs import bytes_that_can_be_cut
 from treeproc.job.text_work import TextHere
 from treeproc.readers.line_ranges import read_range

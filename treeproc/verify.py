@@ -155,7 +155,7 @@ def advice(report: Verification, data: AnyPath) -> str:
 
 def main(argv: Sequence[str]) -> None:
     parser = ArgumentParser(prog="python -m treeproc.verify", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("data", type=as_path, metavar="DATA", help="a folder of workflows/preprocess.py, s3://... or gs://...")
+    parser.add_argument("data", type=as_path, metavar="DATA", help="a data set of workflows/preprocess.py: a folder or a URI")
     parser.add_argument("--ray", action="store_true", help="on Ray; every node of a cluster must see DATA")
     args = parser.parse_intermixed_args(argv)
     data, report = args.data, verify(args.data, on_ray=args.ray)

@@ -21,7 +21,7 @@ from treeproc.common.settings import UserError, build_arg_parser, load_settings,
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = build_arg_parser(__doc__, SeedsConfig, find_config=find_config)
+    parser = build_arg_parser(__doc__, SeedsConfig, find_config=find_config, remote_out=True)
     add_study_options(parser)
     args = parser.parse_intermixed_args(argv)
     for package in ("matplotlib", "scipy"):  # at the end of the study: refused here, before the first cell

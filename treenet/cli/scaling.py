@@ -26,7 +26,7 @@ SAMPLE = CONFIGS / "scaling_sample.yaml"
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = build_arg_parser(__doc__, ScalingConfig, find_config=find_config, has_sample=True)
+    parser = build_arg_parser(__doc__, ScalingConfig, find_config=find_config, remote_out=True, has_sample=True)
     add_study_options(parser)
     args = parser.parse_intermixed_args(argv)
     for package in ("matplotlib", "scipy"):  # at the end of the study: refused here, before the first cell

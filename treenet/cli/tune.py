@@ -29,7 +29,7 @@ SAMPLE = CONFIGS / "tune_sample.yaml"
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = build_arg_parser(__doc__, TuningConfig, find_config=find_config, has_sample=True)
+    parser = build_arg_parser(__doc__, TuningConfig, find_config=find_config, remote_out=True, has_sample=True)
     parser.add_argument("--dry-run", action="store_true", help="show the trials so far; run nothing")
     args = parser.parse_intermixed_args(argv)
     for package in ("ray", "optuna", "matplotlib"):

@@ -221,7 +221,7 @@ class TrainConfig(Settings):
     """A training run, as written to RUN/config.yaml."""
 
     data: Annotated[DataPath, Effect.NONE] = Field(
-        description="data set that workflows/preprocess.py wrote: a folder, s3://... or gs://..."
+        description="data set that workflows/preprocess.py wrote: a folder, s3://..., gs://... or az://..."
     )
     task: Literal["translation", "classification", "relatedness", "masked_lm", "causal_lm"] = Field(
         "translation",

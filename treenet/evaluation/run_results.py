@@ -139,7 +139,7 @@ class System:
     name: str
     lines: list[str]
     scores: dict | None = None
-    run: Path | None = None
+    run: AnyPath | None = None
     standing: Standing = field(default_factory=Standing)
 
     def check(self, split: str, references: Sequence[str], of: str) -> None:
@@ -165,7 +165,7 @@ def result_in_run(path: Path) -> str | None:
     return match[1] if match and match[1] in read_scores(path.parent) else None
 
 
-def read_system(run: Path, name: str, given: AnyPath | None = None) -> System:
+def read_system(run: AnyPath, name: str, given: AnyPath | None = None) -> System:
     """Read the result `name` of a run folder. `given` is the folder as the user wrote it, perhaps in an object store.
 
     Raises UserError if it does not exist, or if its translations are not the ones that were scored.

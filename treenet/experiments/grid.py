@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from treenet.config import TrainConfig
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, Cell, CellResult, Entry, Ledger
@@ -17,15 +16,16 @@ from treeproc.common.files import atomic_write
 from treeproc.common.messages import tell
 from treeproc.common.progress import Progress, format_seconds
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 
 POLL_S = 1.0  # seconds between two looks for a cell that another process left
 
 
-def _never_stale(folder: Path) -> str:
+def _never_stale(folder: AnyPath) -> str:
     return ""
 
 
-def _no_record(folder: Path, entry: Entry) -> None:
+def _no_record(folder: AnyPath, entry: Entry) -> None:
     pass
 
 
@@ -38,10 +38,10 @@ class CellWork:
     stores the results of a cell that is done; it runs where the ledger is.
     """
 
-    train: Callable[[TrainConfig, Path], RunSummary]
-    score: Callable[[Path], dict]
-    stale: Callable[[Path], str] = _never_stale
-    record: Callable[[Path, Entry], None] = _no_record
+    train: Callable[[TrainConfig, AnyPath], RunSummary]
+    score: Callable[[AnyPath], dict]
+    stale: Callable[[AnyPath], str] = _never_stale
+    record: Callable[[AnyPath, Entry], None] = _no_record
 
 
 def run_cell(cell: Cell, work: CellWork) -> CellResult:
@@ -61,7 +61,7 @@ def run_cell(cell: Cell, work: CellWork) -> CellResult:
         return result(FAILED, error=describe_unexpected(error, cell.folder))
 
 
-def describe_unexpected(error: Exception, folder: Path) -> str:
+def describe_unexpected(error: Exception, folder: AnyPath) -> str:
     """Return one line about an unexpected error, and write the traceback to FOLDER/error.txt."""
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(folder / "error.txt", "".join(traceback.format_exception(error)).encode())

@@ -8,19 +8,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Literal, Required
 
 from pydantic import ConfigDict
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.config import OPERATIONAL, TrainConfig
-from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step
+from treenet.runs.mirror import RunMirror
 from treeproc.common.errors import shown
-from treeproc.common.files import atomic_write, held, json_bytes, read_json
+from treeproc.common.files import atomic_write, held, json_bytes, lock_place, read_json
 from treeproc.common.setting_effects import is_below
 from treeproc.common.settings import UserError, build_settings, differences
-from treeproc.common.storage import inside
+from treeproc.common.storage import AnyPath, inside
 
 LEDGER = "ledger.json"
 _LOCK, _CELL_LOCK = ".ledger-lock", ".cell-lock"  # of FOLDER, held for one change, and of FOLDER/cells/NAME, held while it runs
@@ -34,7 +33,7 @@ class Cell:
     name: str
     labels: Mapping[str, str | float | int]
     config: TrainConfig
-    folder: Path
+    folder: AnyPath
     data_fingerprint: str
 
 
@@ -83,25 +82,24 @@ class _LedgerForm(TypedDict):
     cells: dict[str, _EntryForm]
 
 
-def last_step(run_dir: Path) -> int:
-    """Return the step of the latest checkpoint, complete or not; 0 without one."""
-    folders = checkpoint_folders(run_dir)
-    return checkpoint_step(folders[-1]) if folders else 0
+def last_step(run_dir: AnyPath) -> int:
+    """Return the step of the latest checkpoint, in a store of the latest complete one; 0 without one."""
+    return RunMirror(run_dir).last_step()
 
 
 class Ledger:
     """The entries of all cells that a grid has or ever had. Every change is on disk when the call returns.
 
-    Several processes may work on one ledger. Each change is made to the present file. A running cell belongs to the process that
-    holds its lock. The system releases the lock if that process dies.
+    Several processes may work on one ledger, in a store those of one machine. Each change is made to the present file. A running
+    cell belongs to the process that holds its lock. The system releases the lock if that process dies.
     """
 
-    def __init__(self, path: Path, entries: dict[str, Entry]):
+    def __init__(self, path: AnyPath, entries: dict[str, Entry]):
         self._path, self.entries = path, entries
         self._starts: dict[str, int] = {}  # of the cells at the start of this command
 
     @classmethod
-    def read(cls, folder: Path) -> "Ledger":
+    def read(cls, folder: AnyPath) -> "Ledger":
         """Read the present ledger; it is empty if there is none."""
         path = folder / LEDGER
         if not path.exists():
@@ -113,7 +111,7 @@ class Ledger:
         return cls(path, {name: Entry(**facts) for name, facts in cells.items()})
 
     @classmethod
-    def open(cls, folder: Path, cells: Iterable[Cell]) -> "Ledger":
+    def open(cls, folder: AnyPath, cells: Iterable[Cell]) -> "Ledger":
         """Open the ledger and add `cells` to it. Cells of an earlier grid stay.
 
         A cell that was running in a dead process becomes interrupted. Raises UserError if a cell that was started now has other
@@ -200,7 +198,7 @@ class Ledger:
     @contextmanager
     def _refreshed(self) -> Iterator[None]:
         """Read the entries of the file. No other process changes it inside this context."""
-        with held(self._path.parent / _LOCK):
+        with held(lock_place(self._path.parent / _LOCK)):
             self.refresh()
             yield
 
@@ -227,11 +225,11 @@ class Ledger:
         atomic_write(self._path, json_bytes({"cells": {name: asdict(entry) for name, entry in self.entries.items()}}))
 
 
-def _hold(folder: Path, stack: ExitStack) -> bool:
+def _hold(folder: AnyPath, stack: ExitStack) -> bool:
     """Hold the folder of a cell until `stack` closes, unless another process does."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        stack.enter_context(held(folder / _CELL_LOCK, wait=False))
+        stack.enter_context(held(lock_place(folder / _CELL_LOCK), wait=False))
     except BlockingIOError:
         return False
     return True
@@ -255,7 +253,7 @@ def changed_settings(settings: dict, data_fingerprint: str, cell: Cell, where: s
     return changed
 
 
-def _refuse_changes(folder: Path, cell: Cell, old: Entry) -> None:
+def _refuse_changes(folder: AnyPath, cell: Cell, old: Entry) -> None:
     if changed := changed_settings(old.settings, old.data_fingerprint, cell, str(folder / LEDGER)):
         raise UserError(
             f"{folder} holds cells with other settings ({cell.name}: {'; '.join(changed)}); choose another --out, or give the "

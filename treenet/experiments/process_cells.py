@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,8 +19,10 @@ import torch
 
 from treenet.experiments.grid import CellWork, Follow, on_sigterm, run_cell, run_cells_here
 from treenet.experiments.ledger import RUNNING, Cell, CellResult, Ledger
+from treeproc.common.files import atomic_write
 from treeproc.common.messages import is_quiet, messages_shown, warn
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath, RemotePath
 
 LOG = "log.txt"
 FOLLOW_S = 2.0
@@ -90,8 +93,18 @@ def _run_logged(cell: Cell, work: CellWork) -> CellResult:
 
 
 @contextmanager
-def printing_to_log(folder: Path) -> Iterator[None]:
-    """Redirect output in this context to the end of FOLDER/log.txt, also that of libraries in C."""
+def printing_to_log(folder: AnyPath) -> Iterator[None]:
+    """Redirect output in this context to the end of FOLDER/log.txt, also that of libraries in C.
+
+    A log in a store gets it at the end of the context.
+    """
+    if isinstance(folder, RemotePath):
+        with tempfile.TemporaryDirectory() as name:
+            with printing_to_log(Path(name)):
+                yield
+            before = (folder / LOG).read_bytes() if (folder / LOG).exists() else b""
+            atomic_write(folder / LOG, before + (Path(name) / LOG).read_bytes())
+        return
     sys.stdout.flush()
     kept = [os.dup(descriptor) for descriptor in (1, 2)]
     try:

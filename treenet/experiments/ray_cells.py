@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import ray
 
@@ -17,9 +16,10 @@ from treenet.experiments.grid import CellWork, Follow, describe_unexpected, end_
 from treenet.experiments.ledger import FAILED, Cell, CellResult, Ledger
 from treenet.jobs.train_run import make_run_folder
 from treenet.runs.mirror import STOP_FILE
-from treeproc.common.files import locked
+from treeproc.common.files import atomic_write, locked
 from treeproc.common.ray_session import start_ray
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 
 POLL_S = 2.0
 # Seconds in which cells may save a checkpoint after SIGTERM.
@@ -42,7 +42,7 @@ def run_cells_with_ray(cells: Sequence[Cell], work: CellWork, ledger: Ledger, pa
                 stopped_at = stopped_at or time.monotonic()
                 waiting.clear()
                 for cell in running.values():
-                    (cell.folder / STOP_FILE).touch()  # repeatedly, because a run that starts removes it
+                    atomic_write(cell.folder / STOP_FILE, b"")  # repeatedly, because a run that starts removes it
                 if time.monotonic() > stopped_at + STOP_S:
                     break
             while waiting and len(running) < (parallel or room(waiting[0].config)):
@@ -70,7 +70,7 @@ def _run(cell: Cell, work: CellWork, address: str | None) -> CellResult:
         os.environ["RAY_ADDRESS"] = address  # a cluster, which can grow, or a Ray of this machine only
     task = ray.remote(num_cpus=1, num_gpus=int(cell.config.use_gpu))(_score)
 
-    def score(folder: Path) -> dict:
+    def score(folder: AnyPath) -> dict:
         try:
             return ray.get(task.remote(work, folder))
         except ray.exceptions.RayTaskError as error:
@@ -83,11 +83,11 @@ def _run(cell: Cell, work: CellWork, address: str | None) -> CellResult:
     return run_cell(cell, replace(work, score=score))
 
 
-def _score(work: CellWork, folder: Path) -> dict:
+def _score(work: CellWork, folder: AnyPath) -> dict:
     return work.score(folder)
 
 
-def wait_until_free(folder: Path) -> None:
+def wait_until_free(folder: AnyPath) -> None:
     """Wait for the lock of a run. Raises UserError if it is not free after FREE_S."""
     deadline = time.monotonic() + FREE_S
     while True:

@@ -9,7 +9,6 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Required
 
 import numpy as np
@@ -22,6 +21,7 @@ from treenet.runs.metrics_log import read_metrics
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_write, read_json
 from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 
 VERSION = 1
 CURVE_POINTS = 200  # of training, and the same number of validation
@@ -67,16 +67,16 @@ class Recording:
     """
 
     labels: Mapping[str, type]
-    read: Callable[[Path], tuple[dict[str, dict], dict[str, str]]]
-    folder: Path | None = None
+    read: Callable[[AnyPath], tuple[dict[str, dict], dict[str, str]]]
+    folder: AnyPath | None = None
 
-    def write(self, run_dir: Path, entry: Entry) -> None:
+    def write(self, run_dir: AnyPath, entry: Entry) -> None:
         """Write the record of a cell that is done, if records are kept."""
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             atomic_write(self.folder / f"{run_dir.name}.json", record_bytes(self.make(run_dir, entry)))
 
-    def make(self, run_dir: Path, entry: Entry) -> Record:
+    def make(self, run_dir: AnyPath, entry: Entry) -> Record:
         """Make the record of a cell that is done. Raises UserError if its folder is incomplete."""
         facts = read_facts(run_dir, _HINT, ("parameters",))
         scores, sentences = self.read(run_dir)
@@ -116,7 +116,7 @@ class Recording:
                     )
         return kept.keys() & {cell.name for cell in cells}
 
-    def read_all(self, ledger: Ledger, out: Path) -> list[Record]:
+    def read_all(self, ledger: Ledger, out: AnyPath) -> list[Record]:
         """Read the records of the cells that are done, by name, also of earlier grids: from kept records, else from the runs."""
         for name, entry in ledger.entries.items():
             check_labels(entry.labels, f"{out}: {name}", self.labels)
@@ -126,16 +126,16 @@ class Recording:
         return [found[name] for name in sorted(found)]
 
 
-def read_records(folder: Path) -> dict[str, Record]:
+def read_records(folder: AnyPath) -> dict[str, Record]:
     """Read the records in a folder by the names of their cells, in order. Raises UserError for a file that is not a record."""
     paths = [path for path in folder.glob("*.json") if not path.name.startswith(TEMPORARY_PREFIX)]
-    return {path.stem: _read_record(path) for path in sorted(paths)}
+    return {path.name.removesuffix(".json"): _read_record(path) for path in sorted(paths)}
 
 
-def _read_record(path: Path) -> Record:
+def _read_record(path: AnyPath) -> Record:
     hint = "restore it, or remove it and run the same command again"
     record = read_json(path, hint, Record)
-    if record["version"] > VERSION or record["cell"] != path.stem:
+    if record["version"] > VERSION or f"{record['cell']}.json" != path.name:
         raise UserError(f"{path} is of a later version, or of another cell ({record['cell']!r}); {hint}")
     return record
 
@@ -162,7 +162,7 @@ def record_bytes(record: Record) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def _read_training(run_dir: Path) -> Training:
+def _read_training(run_dir: AnyPath) -> Training:
     lines, sessions = read_metrics(run_dir), read_sessions(run_dir)
     if not lines or "elapsed" not in lines[-1]:
         raise UserError(f"{run_dir / 'metrics.jsonl'} is damaged: it has no complete line; {_HINT}")
@@ -185,7 +185,7 @@ def _different(values: Iterable[dict]) -> list[dict]:
     return list({json.dumps(value): value for value in values}.values())
 
 
-def read_curve(run_dir: Path) -> dict[str, dict[str, list[float | None]]]:
+def read_curve(run_dir: AnyPath) -> dict[str, dict[str, list[float | None]]]:
     """Return columns by event: some lines at even distances over the training, with the first and the last."""
     curve = {}
     for event, names in (("train", ("step", "loss", "nll")), ("valid", ("step", "nll", "accuracy"))):

@@ -20,7 +20,10 @@ from treenet.experiments.ledger import Cell
 from treenet.experiments.study import CellWorkers, check_name, check_once, check_same_pieces, describe_stale
 from treenet.jobs.train_run import run_training
 from treenet.loggers.feed import log_scores
+from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.mirror import open_results
 from treeproc.common.settings import Settings, UserError, build_settings
+from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -106,7 +109,7 @@ def overlay(values: dict, over: dict) -> dict:
     return merged
 
 
-def study_cells(config: ScalingConfig, out: Path) -> list[Cell]:
+def study_cells(config: ScalingConfig, out: AnyPath) -> list[Cell]:
     """Return the cells in the order in which they run: the whole curve of one seed, then the next seed.
 
     Raises UserError for settings that no run accepts. Each model may have another data set, for example with control trees; it
@@ -155,14 +158,15 @@ def study_work(config: ScalingConfig, more: References = ()) -> CellWork:
     return CellWork(run_training, partial(score_cell, settings, more), stale)
 
 
-def score_cell(settings: EvaluateSettings, more: References, folder: Path) -> dict:
+def score_cell(settings: EvaluateSettings, more: References, folder: AnyPath) -> dict:
     """Translate and score a trained cell. Returns its line for the log."""
-    _, scores = evaluate_run(folder, settings, more)
-    log_scores(folder)
+    with open_results(folder, AVERAGED) as run:
+        _, scores = evaluate_run(run, settings, more)
+        log_scores(run)
     return {"bleu": scores["bleu"], "chrf": scores["chrf"]}
 
 
-def describe_stale_cell(split: str, more: str | None, folder: Path) -> str:
+def describe_stale_cell(split: str, more: str | None, folder: AnyPath) -> str:
     """Describe why scores of a cell do not fit its model or the fingerprint of further references; empty if they fit."""
     return describe_stale((split,), folder) or describe_other_references(read_scores(folder).get(split), more)
 

@@ -1,27 +1,32 @@
 """The plots of a data-size study: curves by number of pairs, or with a single size, one line per model."""
 
+import io
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treenet.evaluation.metrics import METRIC_TITLES
 from treenet.evaluation.significance import half_interval
 from treenet.experiments.scaling_table import against_of, metric_of, read_comparison
+from treenet.runs.learning_curves import write_png
+from treeproc.common.files import atomic_write
+from treeproc.common.storage import AnyPath
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
-def plot(report: dict, out: Path) -> list[Path]:
+def plot(report: dict, out: AnyPath) -> list[AnyPath]:
     """Write `draw` as scaling.png and scaling.svg."""
     import matplotlib
 
     paths = [out / "scaling.png", out / "scaling.svg"]
     with matplotlib.rc_context({"svg.hashsalt": "scaling", "svg.fonttype": "none"}):
         figure = draw(report)
-        figure.savefig(paths[0], dpi=150)
-        figure.savefig(paths[1], metadata={"Date": None})
+        write_png(figure, paths[0])
+        svg = io.BytesIO()
+        figure.savefig(svg, format="svg", metadata={"Date": None})
+        atomic_write(paths[1], svg.getvalue())
     return paths
 
 

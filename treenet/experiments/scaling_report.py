@@ -11,7 +11,6 @@ three seeds, and only it gives a star. The second is about the present weights o
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 
 import numpy as np
@@ -57,6 +56,7 @@ from treenet.experiments.study import Study, read_fresh_scores
 from treeproc.common import folder_kinds
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 
 # Of each sentence in a record: the nll of its reference, in whole ten-thousandths of a nat, and the tokens of the reference.
 NLL, TARGET_TOKENS, NLL_SCALE = "nll", "target_tokens", 10_000
@@ -79,7 +79,7 @@ class _Scores(TypedDict, total=False):
     more_references_fingerprint: str
 
 
-def make_study(config: ScalingConfig, out: Path, records: Path | None, more: References = ()) -> Study:
+def make_study(config: ScalingConfig, out: AnyPath, records: AnyPath | None, more: References = ()) -> Study:
     """Make the study in the folder `out`, with the records of its cells in another folder, if they are kept.
 
     `more` has the lines of the files `grid.more_references`.
@@ -97,7 +97,7 @@ def make_study(config: ScalingConfig, out: Path, records: Path | None, more: Ref
     )
 
 
-def read_result(config: ScalingConfig, folder: Path, more: References = ()) -> tuple[dict[str, dict], dict[str, str]]:
+def read_result(config: ScalingConfig, folder: AnyPath, more: References = ()) -> tuple[dict[str, dict], dict[str, str]]:
     """Read the recorded results of a cell's translations: their scores, and the numbers of each sentence.
 
     These are the statistics of BLEU, the nll of the reference and its target tokens. Scores of earlier versions have no nll.
@@ -272,7 +272,7 @@ def _slope(
     return {"fractions": fractions, "seeds": seeds}, compare_slopes(*sides, pairs, num_examples)
 
 
-def write_report(config: ScalingConfig, records: Sequence[Record], out: Path) -> str:
+def write_report(config: ScalingConfig, records: Sequence[Record], out: AnyPath) -> str:
     """Write scaling.json, scaling.png and scaling.svg. Returns the table and the paths."""
     report = build_report(config.grid, records)
     atomic_write(out / SCALING, json_bytes(report))

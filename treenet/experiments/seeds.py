@@ -6,7 +6,6 @@ settings of one system and one seed, in OUT/cells/SYSTEM-seedSEED.
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
@@ -19,8 +18,11 @@ from treenet.experiments.scaling import Seed, overlay
 from treenet.experiments.study import CellWorkers, check_name, check_once, check_same_pieces, describe_stale
 from treenet.jobs.train_run import run_training
 from treenet.loggers.feed import log_scores
+from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.mirror import open_results
 from treenet.tasks.registry import build_task
 from treeproc.common.settings import Settings, UserError, build_settings
+from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
 
 TASKS = ("classification", "relatedness")
@@ -79,7 +81,7 @@ class SeedsConfig(TrainConfig):
     grid: SeedGridConfig = SeedGridConfig()
 
 
-def seed_cells(config: SeedsConfig, out: Path) -> list[Cell]:
+def seed_cells(config: SeedsConfig, out: AnyPath) -> list[Cell]:
     """Return the cells in the order in which they run: all systems with one seed, then with the next.
 
     Raises UserError for settings that no run accepts, and for a data set that a system cannot learn from. Each system may have
@@ -124,11 +126,12 @@ def seed_work(config: SeedsConfig) -> CellWork:
     return CellWork(run_training, partial(score_cell, config.use_gpu, config.grid.peak_on_test), partial(describe_stale, SCORED))
 
 
-def score_cell(use_gpu: bool, peak_on_test: bool, folder: Path) -> dict:
+def score_cell(use_gpu: bool, peak_on_test: bool, folder: AnyPath) -> dict:
     """Score a trained cell. Returns the scores for the log: accuracies in per cent, or correlations."""
-    scores = score_run(folder, use_gpu=use_gpu)
-    if peak_on_test:
-        score_peak(folder, "test", use_gpu=use_gpu)
-    log_scores(folder)
+    with open_results(folder, AVERAGED, "checkpoints/*") as run:
+        scores = score_run(run, use_gpu=use_gpu)
+        if peak_on_test:
+            score_peak(run, "test", use_gpu=use_gpu)
+        log_scores(run)
     shown = {name: scores[name] for name in ("valid", "test", "test.last") if name in scores}
     return {name: 100 * entry["accuracy"] if "accuracy" in entry else entry["pearson"] for name, entry in shown.items()}

@@ -1,15 +1,16 @@
 """The measures of a comparison over seeds, by task: accuracy of classes, correlation of relatedness."""
 
 import csv
+import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from treenet.evaluation.significance import SeedTest, compare_correlations, compare_examples
 from treenet.experiments.records import show_numbers
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 
 Numbers = Mapping[str, np.ndarray]  # of examples, by the name that `Measures.read` gave
 
@@ -25,7 +26,7 @@ class Measures:
     unit: float  # a value times this is the printed number, with `digits` places
     digits: int
     axis: str  # of the picture
-    read: Callable[[Path, str], dict[str, str]]  # the lines for the record of a run folder's result
+    read: Callable[[AnyPath, str], dict[str, str]]  # the lines for the record of a run folder's result
     compare: Callable[[Sequence[Numbers], Sequence[Numbers], str], SeedTest]  # of a result of baselines and of systems, by seed
 
     def show(self, value: float, sign: str = "") -> str:
@@ -48,22 +49,22 @@ class Measures:
 TESTED = ("test", "test.last")  # entries of scores.json
 
 
-def _read_columns(path: Path, names: tuple[str, str]) -> list[tuple[str, str]]:
+def _read_columns(path: AnyPath, names: tuple[str, str]) -> list[tuple[str, str]]:
     """Read two columns of a file of predictions, in the order of the examples."""
     try:
-        with open(path, encoding="utf-8", newline="") as file:
-            return [(row[names[0]], row[names[1]]) for row in csv.DictReader(file, delimiter="\t")]
+        file = io.StringIO(path.read_bytes().decode(), newline="")
+        return [(row[names[0]], row[names[1]]) for row in csv.DictReader(file, delimiter="\t")]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"cannot read {path} ({error}); remove its folder and run the same command again") from None
 
 
-def _read_right(folder: Path, result: str) -> dict[str, str]:
+def _read_right(folder: AnyPath, result: str) -> dict[str, str]:
     """Read whether each prediction is right."""
     rows = _read_columns(folder / f"predictions.{result}.tsv", ("predicted", "label"))
     return {result: show_numbers(int(predicted == label) for predicted, label in rows)}
 
 
-def _read_scores(folder: Path, result: str) -> dict[str, str]:
+def _read_scores(folder: AnyPath, result: str) -> dict[str, str]:
     """Read predicted scores of pairs, and the human scores."""
     path = folder / f"predictions.{result}.tsv"
     columns = list(zip(*_read_columns(path, ("predicted", "score")), strict=True))

@@ -7,7 +7,6 @@ order. Its test is about other seeds of training and other sentences. It needs t
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,6 +31,7 @@ from treenet.runs.learning_curves import write_png
 from treeproc.common import folder_kinds
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,7 +41,7 @@ EXPLAIN_FAMILY = "p, Holm: corrected over all comparisons with the baseline."
 LABELS = {"system": str, "seed": int}
 
 
-def make_study(config: SeedsConfig, out: Path, records: Path | None) -> Study:
+def make_study(config: SeedsConfig, out: AnyPath, records: AnyPath | None) -> Study:
     """Make the comparison in the folder `out`, with the records of its cells in another folder, if they are kept."""
     return Study(
         folder_kinds.SEEDS,
@@ -56,7 +56,7 @@ def make_study(config: SeedsConfig, out: Path, records: Path | None) -> Study:
     )
 
 
-def read_result(measures: Measures, folder: Path) -> tuple[dict[str, dict], dict[str, str]]:
+def read_result(measures: Measures, folder: AnyPath) -> tuple[dict[str, dict], dict[str, str]]:
     """Read the recorded results of a cell's predictions: their scores, and the numbers of single examples."""
     scores = read_fresh_scores(SCORED, folder, "remove the folder and run the same command again", dict[str, _Scores])
     lines: dict[str, str] = {}
@@ -244,7 +244,7 @@ def draw(report: dict) -> "Figure":
     return figure
 
 
-def write_report(config: SeedsConfig, records: Sequence[Record], out: Path) -> str:
+def write_report(config: SeedsConfig, records: Sequence[Record], out: AnyPath) -> str:
     """Write comparison.json and comparison.png. Returns the table and the paths."""
     report = build_report(config.task, config.grid, records)
     atomic_write(out / COMPARISON, json_bytes(report))

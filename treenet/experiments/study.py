@@ -20,11 +20,12 @@ from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
 from treenet.experiments.records import Record, Recording
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
 from treeproc.common.errors import CommandEnded
-from treeproc.common.files import atomic_write, held, locked, read_json
+from treeproc.common.files import atomic_write, held, lock_place, locked, read_json
 from treeproc.common.folder_kinds import RECORDS, Kind, claim_folder
 from treeproc.common.messages import warn
 from treeproc.common.setting_effects import Effect
-from treeproc.common.settings import ArgumentParser, UserError, dump_settings, local_path
+from treeproc.common.settings import ArgumentParser, UserError, any_path, dump_settings
+from treeproc.common.storage import AnyPath
 from treeproc.shards.store import pieces_fingerprint
 
 # Studies use Ray by default, because it runs their cells side by side.
@@ -67,19 +68,19 @@ def check_same_pieces(indices: Mapping[Path, Mapping]) -> None:
                 )
 
 
-def stale_scores(names: Sequence[str], folder: Path) -> dict[str, Standing]:
+def stale_scores(names: Sequence[str], folder: AnyPath) -> dict[str, Standing]:
     """Return the stale scores of a run folder among those with these names."""
     scores, state = read_scores(folder), RunState(folder)
     standings = {name: state.judge(scores[name]) for name in names if name in scores}
     return {name: standing for name, standing in standings.items() if standing.changed}
 
 
-def describe_stale(names: Sequence[str], folder: Path) -> str:
+def describe_stale(names: Sequence[str], folder: AnyPath) -> str:
     """Describe the changes since those scores were made; empty without a change."""
     return "; ".join(f"{name}: {standing.changed}" for name, standing in stale_scores(names, folder).items())
 
 
-def read_fresh_scores(names: Sequence[str], folder: Path, hint: str, form: type | None = None) -> dict[str, dict]:
+def read_fresh_scores(names: Sequence[str], folder: AnyPath, hint: str, form: type | None = None) -> dict[str, dict]:
     """Read scores.json of a run. Raises UserError if it does not have the `form`, or if those of `names` are stale."""
     scores = read_json(folder / SCORES, hint, form)
     for name, standing in stale_scores(names, folder).items():
@@ -117,10 +118,10 @@ def add_records_option(parser: ArgumentParser) -> None:
     """Add the option of commands that keep records of cells."""
     parser.add_argument(
         "--records",
-        type=partial(local_path, option="--records"),
+        type=partial(any_path, option="--records"),
         metavar="DIR",
-        help="keep a small file of every finished cell in this folder, without weights. A cell with such a file is done, and the "
-        "table is made of these files. So the same command continues a study even if its --out is lost",
+        help="keep a small file of every finished cell in this folder or object store, without weights. A cell with such a file "
+        "is done, and the table is made of these files. So the same command continues a study even if its --out is lost",
     )
 
 
@@ -128,12 +129,12 @@ def add_records_option(parser: ArgumentParser) -> None:
 class Study:
     """A grid of runs in the folder `out`: its cells, how they run and are recorded, and the report of the records.
 
-    `table` returns the report for a person; `write` also writes its files.
+    `out` and the records may be in an object store. `table` returns the report for a person; `write` also writes its files.
     """
 
     kind: Kind
     config: TrainConfig
-    out: Path
+    out: AnyPath
     cells: Sequence[Cell]
     work: CellWork
     recording: Recording
@@ -180,7 +181,7 @@ def run_study(study: Study) -> None:
             elif entry.status == DONE and cell.name not in recorded:
                 recording.write(cell.folder, entry)
         run_cells(cells, replace(study.work, record=recording.write), ledger, study.parallel)
-        with held(out / _REPORT_LOCK):
+        with held(lock_place(out / _REPORT_LOCK)):
             ledger.refresh()
             print(f"\n{study.write(recording.read_all(ledger, out))}")
     left = {cell.name: ledger.entries[cell.name] for cell in cells if ledger.entries[cell.name].status != DONE}

@@ -23,6 +23,7 @@ from treeproc.common.known_hashes import stamps
 from treeproc.common.messages import warn
 from treeproc.common.setting_effects import is_below
 from treeproc.common.settings import UserError, build_settings, differences
+from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
 
 TRIALS = "trials.json"
@@ -72,7 +73,7 @@ class _TrialsForm(TypedDict):
 class Trials:
     """The trials of one system. Every change is in TUNING/trials.json when the call returns."""
 
-    def __init__(self, out: Path, config: TuningConfig, system: str):
+    def __init__(self, out: AnyPath, config: TuningConfig, system: str):
         """Read the trials of an earlier command. Raises UserError if they are of other settings, another space or other data."""
         self.system, self._path = system, out / TRIALS
         self._here = Path.cwd()  # where relative paths start; the process of a trial works in another folder
@@ -131,7 +132,7 @@ class Trials:
         folder = self.cell_folder(number)
         return Cell(folder.name, labels, self.config_of(values), folder, self._fingerprint)
 
-    def cell_folder(self, number: int) -> Path:
+    def cell_folder(self, number: int) -> AnyPath:
         return self._out / "cells" / f"{self.system}-{number:03d}"
 
     def begin(self, values: dict[str, Any]) -> Trial:
@@ -167,7 +168,7 @@ class Trials:
         self._stamps = stamps(self._out, [TRIALS])
 
 
-def _read(path: Path) -> dict:
+def _read(path: AnyPath) -> dict:
     hint = f"restore it, or remove it and run the same command again: the runs in {path.parent / 'cells'} are kept"
     return read_json(path, hint, _TrialsForm) if path.exists() else {"systems": {}}
 
@@ -183,7 +184,7 @@ def best_trial(trials: Sequence[Trial]) -> Trial | None:
     return min(done, key=lambda trial: trial.best) if done else None
 
 
-def end_without_result(systems: Mapping[str, Trials], out: Path) -> None:
+def end_without_result(systems: Mapping[str, Trials], out: AnyPath) -> None:
     """Tell of failed trials. Raises CommandEnded with status 1 if a system has no trial that is done."""
     for name, trials in systems.items():
         failed = [trial for trial in trials.trials if trial.status == FAILED]

@@ -7,7 +7,6 @@ trials differs from that among all trials. The importances of a system add up to
 import math
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from treenet.experiments.tuning import DONE, FAILED, STOPPED, Trials, best_trial, describe_values
@@ -17,6 +16,7 @@ from treenet.tasks.registry import build_task
 from treeproc.common.command_names import as_called
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import dump_settings
+from treeproc.common.storage import AnyPath
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +26,7 @@ LEAST_TRIALS = 8
 _BEST_SHARE = 0.25
 
 
-def write_tuning(config: TuningConfig, systems: Mapping[str, Trials], out: Path) -> str:
+def write_tuning(config: TuningConfig, systems: Mapping[str, Trials], out: AnyPath) -> str:
     """Write tuning.json, importance.png and best-SYSTEM.yaml. Returns the report for a person."""
     report = build_report(config, systems)
     atomic_write(out / "tuning.json", json_bytes(report))

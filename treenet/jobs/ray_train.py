@@ -35,7 +35,7 @@ from treeproc.common.progress import Progress
 from treeproc.common.provenance import Meter
 from treeproc.common.ray_session import start_ray
 from treeproc.common.settings import UserError, build_settings, describe_refusal
-from treeproc.common.storage import RemotePath, as_path
+from treeproc.common.storage import RemotePath, as_path, place_for_libraries
 
 # After so many failures in a row without a new checkpoint, a run gives up.
 MAX_FAILURES = 3
@@ -106,13 +106,15 @@ def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path) -> dict:
     """Run one group of workers, from its start to its end."""
     elastic = 0 < config.min_workers < config.workers
     workers = (config.min_workers, config.workers) if elastic else config.workers
+    notes, file_system = place_for_libraries(mirror.out / RAY_FOLDER)
     trainer = InterruptibleTrainer(
         _work,
         train_loop_config={"config": config.model_dump(mode="json"), "out": str(mirror.out), "stop_file": stop_file.name},
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=config.use_gpu),
         run_config=RunConfig(
             name=f"start-{time.time_ns()}",  # with an earlier name, Ray would restore its own record of that run
-            storage_path=str(mirror.out / RAY_FOLDER),
+            storage_path=notes,
+            storage_filesystem=file_system,
             failure_config=FailureConfig(max_failures=0),  # nodes that announce their end do not count
         ),
         torch_config=TorchConfig(timeout_s=COLLECTIVE_TIMEOUT_S),
@@ -201,7 +203,7 @@ def _work(settings: dict) -> dict:
     if not isinstance(out, RemotePath) and not out.is_dir():
         raise UserError(
             f"node {ray.util.get_node_ip_address()} does not see {out}: put --out and data on storage that all nodes share, or "
-            "in an object store (s3://..., gs://...)"
+            "in an object store (s3://..., gs://..., az://...)"
         )
     with _only_writer(mirror.folder) if rank == 0 else nullcontext():
         if isinstance(out, RemotePath):

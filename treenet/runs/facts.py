@@ -1,11 +1,10 @@
 """RUN/run.json: the facts of a run about its data, its plan and its model."""
 
-from pathlib import Path
-
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treeproc.common.command_names import advise
 from treeproc.common.files import read_json
+from treeproc.common.storage import AnyPath
 
 FACTS = "run.json"
 
@@ -54,6 +53,6 @@ class RunFacts(TypedDict, total=False):
     corpora: list[CorpusFacts]  # only with `batch.corpora`
 
 
-def read_facts(run_dir: Path, hint: str = "", needed: tuple[str, ...] = ()) -> RunFacts:
+def read_facts(run_dir: AnyPath, hint: str = "", needed: tuple[str, ...] = ()) -> RunFacts:
     """Read the facts of a run. Raises UserError with `hint` if they cannot be read or lack something `needed`."""
     return read_json(run_dir / FACTS, hint or advise("restore it", "choose another --out"), RunFacts, needed)

@@ -13,9 +13,10 @@ from types import TracebackType
 
 from treeproc.common.extras import is_installed
 from treeproc.common.files import atomic_write, is_plausible
+from treeproc.common.storage import AnyPath
 
 
-def read_metrics(run_dir: Path) -> list[dict]:
+def read_metrics(run_dir: AnyPath) -> list[dict]:
     """Read the lines of RUN/metrics.jsonl up to the first incomplete or damaged one."""
     path = run_dir / "metrics.jsonl"
     if not path.exists():

@@ -152,16 +152,19 @@ def locked(folder: AnyPath, *, shared: bool = False) -> Iterator[None]:
     An object store has no such locks: there it holds against processes of this machine alone, and two machines that
     write the same data set write the same bytes. Raises UserError when another one has it.
     """
-    if isinstance(folder, RemotePath):
-        lock = private_folder("locks") / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}.lock"
-    else:
-        lock = folder / ".lock"
     with ExitStack() as stack:
         try:
-            stack.enter_context(held(lock, wait=False, shared=shared))
+            stack.enter_context(held(lock_place(folder / ".lock"), wait=False, shared=shared))
         except BlockingIOError:
             raise UserError(f"another process is writing to {folder}; {advise('wait for it', 'choose another --out')}") from None
         yield
+
+
+def lock_place(lock: AnyPath) -> Path:
+    """The file to hold for a lock. A lock in an object store holds against processes of this machine alone."""
+    if isinstance(lock, Path):
+        return lock
+    return private_folder("locks") / f"{hashlib.sha256(str(lock).encode()).hexdigest()[:16]}.lock"
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from treeproc.common.ray_internals import in_submitted_job
 from treeproc.common.setting_errors import COMMAND_LINE, describe_error, explain_unknown, has_setting, nearest
 from treeproc.common.standard_streams import note_lost_output, open_lost_streams
 from treeproc.common.storage import AnyPath, RemotePath, as_path
+from treeproc.common.store_requests import tell_repeats
 from treeproc.common.yaml_reader import MOST_BYTES, read_yaml
 
 
@@ -321,7 +322,8 @@ class ArgumentParser(argparse.ArgumentParser):
         raise UserError(f"{message}; --help lists the options")
 
 
-def _any_path(text: str, option: str = "--out") -> AnyPath:
+def any_path(text: str, option: str = "--out") -> AnyPath:
+    """The folder or place in an object store of an option of a command line. Raises UserError for an empty name."""
     if not text.strip():
         raise UserError(f"{option} must name a folder, but is empty")
     return as_path(text)
@@ -329,9 +331,9 @@ def _any_path(text: str, option: str = "--out") -> AnyPath:
 
 def local_path(text: str, option: str = "--out") -> Path:
     """The folder of an option of a command line. Raises UserError for an empty name, or one in an object store."""
-    path = _any_path(text, option)
+    path = any_path(text, option)
     if isinstance(path, RemotePath):
-        raise UserError(f"{path}: must be a local path here; only data sets and training runs may be in an object store")
+        raise UserError(f"{path}: must be a local path here; only data sets, training runs and studies may be in an object store")
     return path
 
 
@@ -357,7 +359,7 @@ def build_arg_parser(
     config_help = "settings of the command: a file, or the name of a shipped configuration (workflows/configs)"
     parser.add_argument("--config", type=find_config, metavar="FILE.yaml", help=config_help)
     parser.settings, parser.reads_out = settings, reads_run
-    out_path = _any_path if remote_out else local_path
+    out_path = any_path if remote_out else local_path
     metavar, out_help = "DIR", "folder for the results; the same command continues there"
     if reads_run:
         metavar, out_help = "RUN", "folder of a training run"
@@ -389,6 +391,7 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
         try:
             note_lost_output(sys.argv[1:])
             main(sys.argv[1:])
+            tell_repeats()
         except UserError as error:
             warn(as_called(f"error: {error}"))  # once more: a worker may have made it
             sys.exit(2)

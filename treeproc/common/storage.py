@@ -4,8 +4,7 @@ Code that reads and writes data sets uses what the two have in common. An object
 `mkdir` does nothing, and an object appears complete when its upload ends.
 
 Endpoint, region and credentials come from the environment alone. They are never part of a path, a configuration or an index.
-The variables are `AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_ACCESS_KEY_ID` and so on. For `gs://` it is
-`GOOGLE_APPLICATION_CREDENTIALS`.
+The variables are those of `store_requests.VARIABLES`.
 """
 
 import errno
@@ -15,7 +14,8 @@ import io
 import mmap
 import os
 import re
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,32 +27,64 @@ import pyarrow.fs
 from pydantic import PlainSerializer, PlainValidator
 
 from treeproc.common.errors import UserError
-from treeproc.common.object_streams import InputStream, OutputStream, SeekableStream, told
+from treeproc.common.object_streams import InputStream, OutputStream, SeekableStream
+from treeproc.common.store_requests import Answer, ask, part_repeats
 from treeproc.common.transfers import AT_ONCE
 
 _URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
-_SCHEMES = ("s3", "gs")
+_SCHEMES = ("s3", "gs", "az")
 _TIMEOUT_S = 60
 _AS_IT_IS = None  # else, Arrow packs and unpacks objects whose names end like those of packed files
 _REQUEST_BYTES = 8 << 20  # every read of a stream is a request of its own
+_ONE_REQUEST_BYTES = 4 << 20  # a smaller object is uploaded by one request
+_ONCE = pyarrow.fs.AwsStandardS3RetryStrategy(max_attempts=1)
+
+
+class _S3(pyarrow.fs.S3FileSystem):
+    """A copy in another process is that of `in_parts` there. A copy of Arrow's own kind forgets its strategy."""
+
+    def __reduce__(self) -> tuple:
+        return _file_system, ("s3", True)
 
 
 @functools.cache
-def _file_system(scheme: str) -> pyarrow.fs.FileSystem:
-    """One connection pool per process, made where it is used: Ray's workers have their own."""
+def _file_system(scheme: str, in_parts: bool = False) -> pyarrow.fs.FileSystem:
+    """One connection pool per process, made where it is used: Ray's workers have their own.
+
+    Uploads `in_parts` begin when they are opened. An upload that begins later, and whose beginning fails, would replace the
+    object by an empty one. The requests of their parts are repeated by Arrow.
+    """
     pyarrow.set_io_thread_count(max(AT_ONCE, pyarrow.io_thread_count()))  # which upload
     if scheme == "s3":
         # Arrow itself does not look for the endpoint in the environment.
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
         protocol, _, host = endpoint.rpartition("://")
-        return pyarrow.fs.S3FileSystem(
+        return _S3(
             endpoint_override=host or None,
             scheme=protocol or "https",
             connect_timeout=10,
             request_timeout=_TIMEOUT_S,
-            allow_delayed_open=True,  # a small object is one request
+            allow_delayed_open=not in_parts,  # a small object is one request
+            retry_strategy=pyarrow.fs.AwsDefaultS3RetryStrategy(max_attempts=part_repeats()) if in_parts else _ONCE,
         )
+    if scheme == "az":
+        return _azure()
     return pyarrow.fs.GcsFileSystem(retry_time_limit=timedelta(seconds=_TIMEOUT_S))
+
+
+def _azure() -> pyarrow.fs.FileSystem:
+    account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+    if not account:
+        raise UserError("az://...: set AZURE_STORAGE_ACCOUNT_NAME to the storage account, on every node")
+    protocol, _, host = os.environ.get("AZURE_STORAGE_ENDPOINT", "").rstrip("/").rpartition("://")
+    place = {"storage_authority": host, "storage_scheme": protocol or "https"}
+    server = {f"{kind}_{what}": value for kind in ("blob", "dfs") for what, value in place.items()}
+    return pyarrow.fs.AzureFileSystem(
+        account,
+        account_key=os.environ.get("AZURE_STORAGE_ACCOUNT_KEY"),
+        sas_token=os.environ.get("AZURE_STORAGE_SAS_TOKEN"),
+        **(server if host else {}),
+    )
 
 
 @dataclass(frozen=True, order=True)
@@ -129,8 +161,7 @@ class RemotePath:
     def listing(self) -> dict[str, tuple[int, int]]:
         """As `objects`, with the time of change in nanoseconds behind the bytes."""
         selector = pyarrow.fs.FileSelector(self.key, allow_not_found=True, recursive=True)
-        with told(self):
-            infos = _file_system(self.scheme).get_file_info(selector)
+        infos = self._ask(lambda files: files.get_file_info(selector))
         files = (info for info in infos if info.type == pyarrow.fs.FileType.File)
         found = {str(PurePosixPath(info.path).relative_to(self.key)): (info.size, info.mtime_ns or 0) for info in files}
         for name in found:
@@ -143,19 +174,17 @@ class RemotePath:
 
     def remove_objects(self) -> None:
         """Remove all objects below this prefix."""
-        with told(self), suppress(FileNotFoundError):
-            _file_system(self.scheme).delete_dir(self.key)
+        with suppress(FileNotFoundError):
+            self._ask(lambda files: files.delete_dir(self.key))
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
         """The object as a buffered stream of bytes."""
-        with told(self):
-            stream = _file_system(self.scheme).open_input_stream(self.key, compression=_AS_IT_IS)
-        return io.BufferedReader(InputStream(self, stream), _REQUEST_BYTES)
+        stream = self._ask(lambda files: files.open_input_stream(self.key, compression=_AS_IT_IS))
+        return io.BufferedReader(InputStream(self, self._open_anywhere, stream), _REQUEST_BYTES)
 
     def open_seekable(self) -> io.RawIOBase:
         """The object as a file that is read at any place. It holds nothing: every read is a request."""
-        with told(self):
-            return SeekableStream(self, _file_system(self.scheme).open_input_file(self.key))
+        return SeekableStream(self, self._open_anywhere)
 
     @contextmanager
     def open_output(self) -> Iterator[IO[bytes]]:
@@ -164,14 +193,15 @@ class RemotePath:
         If the block ends with an error, the object is removed. A process that is killed at that moment may leave a part of it, so
         a note beside the object must say that it is complete.
         """
-        with told(self):
-            stream = _file_system(self.scheme).open_output_stream(self.key, compression=_AS_IT_IS)
+        written = self._written()
+        stream = self._ask(lambda files: files.open_output_stream(written.key, compression=_AS_IT_IS), in_parts=True)
         try:
             with io.BufferedWriter(OutputStream(self, stream), _REQUEST_BYTES) as file:
                 yield cast(IO[bytes], file)
         except BaseException:
-            self.unlink(missing_ok=True)
+            written.unlink(missing_ok=True)
             raise
+        self._publish(written)
 
     def read_bytes(self) -> bytes:
         with self.open() as file:
@@ -182,8 +212,15 @@ class RemotePath:
 
     def write_bytes(self, content: bytes | memoryview) -> None:
         """Replace the object. Readers see the old one or the new one, never a part."""
-        with told(self), _file_system(self.scheme).open_output_stream(self.key, compression=_AS_IT_IS) as sink:
-            sink.write(content)
+
+        written = self._written()
+
+        def upload(files: pyarrow.fs.FileSystem) -> None:
+            with files.open_output_stream(written.key, compression=_AS_IT_IS) as sink:
+                sink.write(content)
+
+        self._ask(upload, in_parts=len(content) >= _ONE_REQUEST_BYTES)
+        self._publish(written)
 
     def write_file(self, file: IO[bytes]) -> None:
         """Replace the object by the content of an open file, of any size."""
@@ -193,23 +230,46 @@ class RemotePath:
             self.write_bytes(view)
 
     def unlink(self, missing_ok: bool = False) -> None:
-        try:
-            with told(self):
-                _file_system(self.scheme).delete_file(self.key)
-        except FileNotFoundError:
-            if not missing_ok:
+        may_be_gone = missing_ok
+
+        def remove(files: pyarrow.fs.FileSystem) -> None:
+            nonlocal may_be_gone
+            try:
+                files.delete_file(self.key)
+            except FileNotFoundError:
+                if not may_be_gone:
+                    raise
+            except OSError:  # also if the store has removed it, and its answer was lost
+                may_be_gone = True
                 raise
+
+        self._ask(remove)
+
+    def _written(self) -> "RemotePath":
+        """The object to write to. On Azure, an upload empties its object when it begins, so it writes to another one."""
+        return self if self.scheme != "az" else self.parent / f".tmp-{uuid.uuid4().hex}-{self.name}"
+
+    def _publish(self, written: "RemotePath") -> None:
+        """Give a complete upload its name. Arrow cannot rename an object of Azure; a copy is complete or absent."""
+        if written != self:
+            self._ask(lambda files: files.copy_file(written.key, self.key))
+            written.unlink(missing_ok=True)
 
     def _below(self, kind: pyarrow.fs.FileType) -> list[str]:
         """Names of this kind right below this prefix, in order."""
         selector = pyarrow.fs.FileSelector(self.key, allow_not_found=True)
-        with told(self):
-            infos = _file_system(self.scheme).get_file_info(selector)
+        infos = self._ask(lambda files: files.get_file_info(selector))
         return sorted(info.base_name for info in infos if info.type == kind)
 
     def _info(self) -> pyarrow.fs.FileInfo:
-        with told(self):
-            return _file_system(self.scheme).get_file_info(self.key)
+        return self._ask(lambda files: files.get_file_info(self.key))
+
+    def _open_anywhere(self) -> pyarrow.NativeFile:
+        return _file_system(self.scheme).open_input_file(self.key)
+
+    def _ask(self, request: Callable[[pyarrow.fs.FileSystem], Answer], in_parts: bool = False) -> Answer:
+        """Every request to the store, except those of open streams."""
+        return ask(self, lambda: request(_file_system(self.scheme, in_parts)))
 
 
 AnyPath = Path | RemotePath
@@ -220,6 +280,11 @@ def open_seekable(path: AnyPath) -> IO[bytes]:
     return path.open("rb") if isinstance(path, Path) else cast(IO[bytes], path.open_seekable())
 
 
+def place_for_libraries(path: AnyPath) -> tuple[str, pyarrow.fs.FileSystem | None]:
+    """A place for a library that takes a path and a file system of Arrow, which repeats the requests of that library."""
+    return (str(path), None) if isinstance(path, Path) else (path.key, _file_system(path.scheme, in_parts=True))
+
+
 def as_path(value: str | AnyPath) -> AnyPath:
     """A local path, or the RemotePath of a URI. Raises UserError for a URI of another kind or without a bucket."""
     if not isinstance(value, str):
@@ -228,12 +293,12 @@ def as_path(value: str | AnyPath) -> AnyPath:
     if not match and not value.lower().startswith(tuple(f"{scheme}:" for scheme in _SCHEMES)):
         return Path(value)
     if not match:
-        raise UserError(f"{value.partition(':')[0]}:...: a URI must have two slashes, as s3://BUCKET/NAME or gs://BUCKET/NAME")
+        raise UserError(f"{value.partition(':')[0]}:...: a URI must have two slashes, as s3://BUCKET/NAME")
     scheme, key = match[1].lower(), match[2].strip("/")
     if scheme not in _SCHEMES or not key or "@" in key.split("/")[0] or "?" in key:
         raise UserError(
-            f"{scheme}://...: must be a local path, s3://BUCKET/NAME or gs://BUCKET/NAME without keys or options; put those into "
-            "the environment"
+            f"{scheme}://...: must be a local path, s3://BUCKET/NAME, gs://BUCKET/NAME or az://CONTAINER/NAME without keys or "
+            "options; put those into the environment"
         )
     return RemotePath(scheme, str(PurePosixPath(key)))
 

@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from treeproc.common.store_requests import given_up
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -24,17 +26,23 @@ def in_parallel(
     """The results in the order of the items, computed by threads, or by `pool`, which is shut down at the end.
 
     At most `at_once` items are begun beyond the last result. The first error in the order of the items is raised, after
-    those that were begun have ended; nothing new is begun then.
+    those that were begun have ended; nothing new is begun then. After Ctrl-C, they repeat no request to a store.
     """
     ahead: deque[Future] = deque()
-    with pool or ThreadPoolExecutor(at_once) as pool:
-        try:
-            for item in items:
-                ahead.append(pool.submit(function, item))
-                if len(ahead) == at_once:
+    try:
+        with pool or ThreadPoolExecutor(at_once) as pool:
+            try:
+                for item in items:
+                    ahead.append(pool.submit(function, item))
+                    if len(ahead) == at_once:
+                        yield ahead.popleft().result()
+                while ahead:
                     yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
-        finally:
-            for future in ahead:
-                future.cancel()
+            except KeyboardInterrupt:
+                given_up.set()
+                raise
+            finally:
+                for future in ahead:
+                    future.cancel()
+    finally:
+        given_up.clear()

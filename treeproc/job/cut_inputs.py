@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import cast
 
 from treeproc.common.files import atomic_write, file_size, json_bytes, read_json
-from treeproc.common.object_streams import StoreRefuses
 from treeproc.common.progress import phase
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.common.store_requests import StoreRefuses
 from treeproc.readers import FORMATS
 from treeproc.readers.example_ends import NotCut
 from treeproc.readers.line_ranges import CHUNK_BYTES, CutSide, Stamp, cut_file, stamp_of

@@ -111,7 +111,7 @@ def _unseen_folder(token: AnyPath) -> str:
         time.sleep(_PAUSE_S * (look + 1 < _LOOKS))
     return (
         f"node {ray.util.get_node_ip_address()} does not see {token.parent}: put --out on storage that all nodes share, or in an "
-        "object store (s3://..., gs://...)"
+        "object store (s3://..., gs://..., az://...)"
     )
 
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from treeproc.common.files import atomic_write, json_bytes, read_json
-from treeproc.common.object_streams import StoreRefuses
 from treeproc.common.progress import Progress, phase
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.common.store_requests import StoreRefuses
 from treeproc.common.transfers import in_parallel
 from treeproc.job.cut_inputs import CannotRead, CutInputs, cut_inputs
 from treeproc.job.work_folders import remove_folder, work_folders

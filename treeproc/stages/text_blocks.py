@@ -14,9 +14,9 @@ import numpy as np
 
 from treeproc.common.cache import local_copy
 from treeproc.common.files import atomic_output, atomic_write, json_bytes, read_json
-from treeproc.common.object_streams import StoreRefuses
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, open_seekable
+from treeproc.common.store_requests import StoreRefuses
 from treeproc.common.transfers import in_parallel
 from treeproc.readers import FORMATS, convert_rows
 from treeproc.readers.line_ranges import FilesChanged, Piece, read_examples, read_range

@@ -1,0 +1,164 @@
+"""Studies in an object store, over a real S3 server: cells, ledger, records and report, on machines without a shared disk."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from commands import run_here
+from object_store import s3_server
+from test_scaling import STUDY
+from test_tuning import SEARCH, SYSTEM
+from toydata import write_toy_data
+from toyruns import losses
+
+from treenet.config import TrainConfig
+from treenet.experiments import scaling
+from treenet.experiments.ledger import DONE, FAILED, Ledger
+from treenet.experiments.scaling import ScalingConfig, study_cells
+from treenet.jobs.train_run import run_training
+from treeproc.common.settings import load_settings
+from treeproc.common.storage import AnyPath, as_path
+
+GRID = {"fractions": [1.0], "seeds": [1, 2], "bootstrap_samples": 100}
+CELLS = ["transformer-1-seed1", "transformer-1-seed2", "tree_transformer-1-seed1", "tree_transformer-1-seed2"]
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory):
+    with s3_server(tmp_path_factory.mktemp("s3")) as uri:
+        yield as_path(uri)
+
+
+@pytest.fixture(autouse=True)
+def another_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "disk"))
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory) -> list[str]:
+    """The arguments of a study of four cells, without --out."""
+    folder = tmp_path_factory.mktemp("study")
+    data = write_toy_data(folder / "data")
+    (folder / "study.yaml").write_text(json.dumps({**STUDY, "grid": GRID}))
+    return ["scaling.py", "--config", str(folder / "study.yaml"), f"data={data}"]
+
+
+@pytest.fixture(scope="module")
+def local(study, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("local") / "study"
+    assert run_here(*study, "--out", out, "--records", out.parent / "records").returncode == 0
+    return out
+
+
+def comparable(path: AnyPath) -> dict:
+    """A record or a report without what tells of time and machine."""
+    found = json.loads(path.read_bytes())
+    for one in (found, *found.get("cells", ()), *found.get("training", {}).values()):
+        for name in ("training", "seconds", "tokens_per_s", "memory_gib"):
+            one.pop(name, None) if isinstance(one, dict) else None
+    return found
+
+
+def statuses(out: AnyPath) -> dict[str, str]:
+    return {name: entry.status for name, entry in Ledger.read(out).entries.items()}
+
+
+def test_a_study_in_a_store_gives_what_a_local_one_gives(bucket, study, local):
+    out, records = bucket / "study", bucket / "records"
+    shown = run_here(*study, "--out", out, "--records", records, "--dry-run")
+    assert shown.returncode == 0 and "transformer-1-seed1: new" in shown.stdout and not (out / "ledger.json").exists()
+    done = run_here(*study, "--out", out, "--records", records)
+    assert done.returncode == 0, done.stderr
+    assert f"{out}/scaling.json\n{out}/scaling.png\n{out}/scaling.svg" in done.stdout
+    assert statuses(out) == dict.fromkeys(CELLS, DONE)
+    assert comparable(out / "scaling.json") == comparable(local / "scaling.json")
+    assert [path.name for path in records.glob("*")] == [f"{name}.json" for name in CELLS]
+    for name in CELLS:
+        assert losses(out / "cells" / name) == losses(local / "cells" / name)
+        assert comparable(records / f"{name}.json") == comparable(local.parent / "records" / f"{name}.json")
+        weights = "averaged/model.safetensors"
+        assert (out / "cells" / name / weights).read_bytes() == (local / "cells" / name / weights).read_bytes()
+    assert (out / "scaling.png").read_bytes() == (local / "scaling.png").read_bytes()
+    again = run_here(*study, "--out", out, "--records", records)
+    assert again.returncode == 0 and "after" not in again.stderr, "a study that is done trains nothing"
+
+
+def test_another_machine_continues_the_study(bucket, study, local, tmp_path, monkeypatch):
+    """Two cells are done, one has a checkpoint, one was never started; the second machine has only the store."""
+    out = bucket / "continued"
+    first = run_here(*study, "--out", out, "grid.seeds=[1]")
+    assert first.returncode == 0, first.stderr
+    cell = study_cells(load_settings(ScalingConfig, Path(study[2]), study[3:]), out)[-1]
+    assert run_training(cell.config.model_copy(update={"max_steps": 10}), cell.folder).step == 10
+    monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "second disk"))
+    done = run_here(*study, "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert f"{CELLS[0]}: done after" not in done.stderr and f"{CELLS[3]}: done after" in done.stderr
+    refused = run_here(*study, "--out", out, "model.d_ff=64")
+    assert refused.returncode == 2 and f"{out} holds cells with other settings" in refused.stderr
+    assert statuses(out) == dict.fromkeys(CELLS, DONE)
+    assert {name: losses(out / "cells" / name) for name in CELLS} == {name: losses(local / "cells" / name) for name in CELLS}
+
+
+def test_records_in_a_store_continue_a_study_whose_folder_is_lost(bucket, study, local):
+    records = bucket / "kept"
+    for path in (local.parent / "records").glob("*.json"):
+        (records / path.name).write_bytes(path.read_bytes())
+    done = run_here(*study, "--out", bucket / "lost", "--records", records)
+    assert done.returncode == 0 and not (bucket / "lost" / "cells").exists()
+    assert comparable(bucket / "lost" / "scaling.json") == comparable(local / "scaling.json")
+
+
+def test_a_failed_cell_leaves_its_error_in_the_store(bucket, study, monkeypatch):
+    def fail(*arguments: object) -> tuple:
+        raise ValueError("no figure")
+
+    monkeypatch.setattr(scaling, "evaluate_run", fail)
+    out = bucket / "failing"
+    done = run_here(*study, "--out", out, "grid.seeds=[1]", "max_steps=2")
+    assert done.returncode == 1 and f"2 of 2 cells failed, see {out}/ledger.json" in done.stderr
+    assert set(statuses(out).values()) == {FAILED}
+    assert "ValueError: no figure" in (out / "cells" / CELLS[0] / "error.txt").read_text()
+
+
+def test_cells_side_by_side_log_to_the_store(bucket, study, local):
+    out = bucket / "parallel"
+    done = run_here(*study, "--out", out, "grid.parallel=2", "grid.seeds=[1]")
+    assert done.returncode == 0, done.stderr
+    for name in (CELLS[0], CELLS[2]):
+        assert "train: " in (out / "cells" / name / "log.txt").read_text()
+        assert [step for step, _ in losses(out / "cells" / name)] == [step for step, _ in losses(local / "cells" / name)]
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+def test_a_study_on_ray_needs_no_shared_folder(bucket, study, local, repository):
+    """Workers keep nothing but copies on their disks."""
+    out = bucket / "ray"
+    command = [sys.executable, str(repository / "workflows" / study[0]), *study[1:], "--out", str(out)]
+    done = subprocess.run([*command, "grid.seeds=[1]", "workers=1"], capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr
+    assert statuses(out) == dict.fromkeys([CELLS[0], CELLS[2]], DONE) and (out / "scaling.svg").exists()
+    for name in (CELLS[0], CELLS[2]):
+        assert [step for step, _ in losses(out / "cells" / name)] == [step for step, _ in losses(local / "cells" / name)]
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+def test_a_search_in_a_store(bucket, tmp_path, repository):
+    data, out = write_toy_data(tmp_path / "data"), bucket / "search"
+    space = {"optimizer.learning_rate": {"low": 1e-3, "high": 1e-2, "scale": "log"}}
+    (tmp_path / "config.yaml").write_text(json.dumps({**SEARCH, "tune": {**SEARCH["tune"], "space": space, "systems": SYSTEM}}))
+    options = ["--config", str(tmp_path / "config.yaml"), "--out", str(out), f"data={data}"]
+    command = [sys.executable, str(repository / "workflows" / "tune.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr
+    trials = json.loads((out / "trials.json").read_bytes())["systems"]["transformer"]["trials"]
+    assert [trial["number"] for trial in trials] == [0, 1, 2] and all(trial["curve"] for trial in trials)
+    assert load_settings(TrainConfig, None, [], **yaml.safe_load((out / "best-transformer.yaml").read_text())).max_steps == 30
+    assert "train: " in (out / "cells" / "transformer-000" / "log.txt").read_text()
+    again = run_here("tune.py", *options)
+    assert again.returncode == 0 and "Ray" not in again.stderr and f"written: {out}/tuning.json" in again.stdout
