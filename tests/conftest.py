@@ -42,7 +42,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # All others are `quick`.
 SLOW = {
     "attention_stats", "comparison", "damage", "damaged_models", "data_configs", "demo", "dependency_data", "dependency_parser",
-    "api_run", "back_translation", "batch_stream", "bertscore", "causal_lm", "comet",
+    "api_run", "autoscaling", "back_translation", "batch_stream", "bertscore", "causal_lm", "comet",
     "compiling", "device_step", "documented_commands", "loader_processes",
     "docs::test_runnable_blocks_run", "docs::test_the_tutorial_runs", "dry_run", "evaluate",
     "export", "export_graphs", "fuzz", "gradient_sums", "grid", "initial_weights", "inspect", "labelled_data", "loggers",

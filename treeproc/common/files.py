@@ -23,6 +23,7 @@ from treeproc.common.errors import UserError, shown
 from treeproc.common.storage import AnyPath, RemotePath
 
 TEMPORARY_PREFIX = ".tmp-"
+LOCK = ".lock"  # of a locked folder
 
 
 def file_sha256(path: AnyPath) -> str:
@@ -155,7 +156,7 @@ def locked(folder: AnyPath, *, shared: bool = False) -> Iterator[None]:
     if isinstance(folder, RemotePath):
         lock = private_folder("locks") / f"{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}.lock"
     else:
-        lock = folder / ".lock"
+        lock = folder / LOCK
     with ExitStack() as stack:
         try:
             stack.enter_context(held(lock, wait=False, shared=shared))
