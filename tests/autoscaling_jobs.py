@@ -29,7 +29,7 @@ def say(folder: Path) -> str:
     return (folder / "log").read_text()
 
 
-def wait(process: subprocess.Popen, condition: Callable[[], bool], folder: Path, seconds: float = 400) -> None:
+def wait(process: subprocess.Popen, condition: Callable[[], bool], folder: Path, seconds: float = 600) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None and time.monotonic() < deadline, say(folder)[-3000:]
@@ -40,7 +40,7 @@ def from_zero_and_back(folder: Path, script: str) -> dict:
     """A command to its end, and the nodes until they are gone."""
     with NodeCount() as nodes:
         command = start(folder, script, "--config", str(folder / "settings.yaml"), "--out", str(folder / "out"))
-        status = command.wait(900)
+        status = command.wait(1200)
         nodes.wait_for(0, 300)
     return {"status": status, "nodes": nodes.seen, "said": say(folder)}
 

@@ -85,7 +85,7 @@ def autoscaling_cluster(nodes: int = 3, cpus: int = 1, idle_s: float = 20) -> It
     with open(Path(folder) / "head.log", "w") as log:
         subprocess.Popen([sys.executable, *command], env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while "Ray runtime started" not in (Path(folder) / "head.log").read_text():
             assert time.monotonic() < deadline, (Path(folder) / "head.log").read_text()
             time.sleep(0.2)

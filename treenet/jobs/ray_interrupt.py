@@ -52,7 +52,7 @@ def callbacks_into(room: Room) -> list:
 if WorkerGroupCallback is not None:
 
     class _IntoRoom(WorkerGroupCallback):
-        """In the process of Ray Train's controller, gives the first group of workers the room in place of a new group."""
+        """In the process of Ray Train's controller, gives the room to the first group of workers, instead of a new group."""
 
         def __init__(self, room: Room):
             self._room: Room | None = room

@@ -60,7 +60,7 @@ class Room:
 
 @dataclass
 class Rooms:
-    """Demands for equal rooms. As a context manager, it ends those that nobody took."""
+    """Demands for equal rooms. As a context manager, it ends those that were not taken."""
 
     bundles: Sequence[dict[str, float]]
     _asked: list[Room] = field(default_factory=list)
@@ -100,7 +100,7 @@ def describe_wait(bundles: Sequence[dict[str, float]], since: float) -> str:
     for kind, amount in _sum(bundles).items():
         has = f"the cluster has {there.get(kind, 0):g}"
         if there.get(kind, 0) >= amount:
-            has += f", of which {free.get(kind, 0):g} are free"
+            has += f" ({free.get(kind, 0):g} free)"
         parts.append(f"needs {amount:g} {kind}{'s' * (amount != 1)}, {has}")
     return f"{', '.join(parts)}, waiting for nodes since {time.strftime('%H:%M:%S', time.localtime(since))}"
 
