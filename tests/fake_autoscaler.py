@@ -11,17 +11,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from socket import socket
 
 import ray
+from patient_nodes import free_port
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-
-
-def free_port() -> int:
-    with socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextmanager
@@ -37,8 +31,8 @@ def autoscaling_cluster(nodes: int = 3, cpus: int = 1, idle_s: float = 20) -> It
         "max_workers": nodes,
         "idle_timeout_minutes": idle_s / 60,
         "provider": {
-            "type": "fake_multinode",
-            "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+            "type": "external",
+            "module": "patient_nodes.PatientNodes",
             "gcs_address": address,
             "use_node_id_as_ip": True,
             "disable_node_updaters": True,
@@ -71,9 +65,9 @@ def autoscaling_cluster(nodes: int = 3, cpus: int = 1, idle_s: float = 20) -> It
     }
     (Path(folder) / "cluster.json").write_text(json.dumps(config))
     command = [
-        "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--autoscaling-config={folder}/cluster.json", "--num-cpus=0",
-        "--node-ip-address=127.0.0.1", f"--port={address.rpartition(':')[2]}", f"--temp-dir={folder}",
-        "--include-dashboard=false",
+        "-c", "import patient_nodes; from ray.scripts.scripts import main; main()", "start", "--head", "--block",
+        f"--autoscaling-config={folder}/cluster.json", "--num-cpus=0", "--node-ip-address=127.0.0.1",
+        f"--port={address.rpartition(':')[2]}", f"--temp-dir={folder}", "--include-dashboard=false",
         f"--ray-client-server-port={free_port()}", f"--object-store-memory={100 << 20}", "--disable-usage-stats",
     ]  # fmt: skip
     environment = os.environ | {

@@ -28,7 +28,7 @@ TINY = {
     "validate_every": 100,
     "workers": 1,
 }
-STUDY = {**TINY, "grid": {"fractions": [1.0], "seeds": [1, 2], "bootstrap_samples": 100}}
+STUDY = {**TINY, "grid": {"fractions": [0.5, 1.0], "seeds": [1, 2], "bootstrap_samples": 100}}
 SEARCH = {**TINY, "tune": {"trials": 4, "systems": {"transformer": {"model": {"name": "transformer"}}}, "stop_early": False}}
 
 
