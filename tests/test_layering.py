@@ -68,6 +68,7 @@ ON_RAY = {
     ("experiments", "ray_cells"),
     ("experiments", "tuning_trials"),
     ("jobs", "ray_interrupt"),
+    ("jobs", "ray_room"),
     ("jobs", "ray_train"),
     ("serving", "replicas"),
     ("translation", "ray_translate"),

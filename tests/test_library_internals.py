@@ -19,7 +19,8 @@ from test_tree_attention import build_on_path, randomise
 from torch._inductor.ir import Layout
 
 from treenet.config import TreeAttentionConfig
-from treenet.jobs.ray_interrupt import InterruptibleTrainer
+from treenet.jobs import ray_interrupt
+from treenet.jobs.ray_interrupt import InterruptibleTrainer, callbacks_into
 from treenet.layers import torch_internals
 from treenet.layers.attention import SelfAttention
 from treeproc.common import ray_internals
@@ -56,6 +57,7 @@ def test_the_private_parts_are_there():
     assert all(getattr(torch_internals, name) is not None for name in FLASH + BAGS)
     assert lstm_rows._lstm is not None
     assert hasattr(Layout, "_stride_expr_ge_or_false")
+    assert hasattr(ray_interrupt.worker_group, "placement_group")
     assert "_register_sigint_handler" in vars(InterruptibleTrainer) and hasattr(TorchTrainer, "_register_sigint_handler")
 
 
@@ -119,6 +121,36 @@ def test_ray_train_names_the_workers_that_failed():
 def test_ctrl_c_without_a_controller_ends_quietly():
     trainer = InterruptibleTrainer.__new__(InterruptibleTrainer)  # as when Ray calls the method of its handler no more
     trainer.abort(1)
+
+
+class Room:
+    """A room that notes when it is given back."""
+
+    def __init__(self):
+        self.bundles, self.group, self.given_back = [{"CPU": 1.0}], object(), 0
+
+    def give_back(self) -> None:
+        self.given_back += 1
+
+
+def test_workers_begin_in_their_room_once_and_only_if_it_fits(monkeypatch):
+    monkeypatch.setattr(ray_interrupt.worker_group, "placement_group", lambda bundles, **options: bundles)
+    make = ray_interrupt.worker_group.placement_group
+    for bundles, given_back in (([{"CPU": 1.0}], 0), ([{"CPU": 1.0}] * 2, 1)):
+        room = Room()
+        (callback,) = callbacks_into(room)
+        callback.before_worker_group_start(None)
+        found = ray_interrupt.worker_group.placement_group(bundles=bundles, strategy="PACK")
+        assert found is (bundles if given_back else room.group) and room.given_back == given_back
+        assert ray_interrupt.worker_group.placement_group is make
+        callback.before_worker_group_start(None)  # of the group that replaces lost workers
+        assert ray_interrupt.worker_group.placement_group is make
+
+
+def test_without_the_name_that_ray_train_uses_a_room_is_given_back(monkeypatch):
+    monkeypatch.delattr(ray_interrupt.worker_group, "placement_group")
+    room = Room()
+    assert callbacks_into(room) == [] and room.given_back == 1
 
 
 def test_a_submitted_job_is_known_by_its_environment_or_by_its_folder(monkeypatch, tmp_path):

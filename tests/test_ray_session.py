@@ -393,7 +393,7 @@ def test_notices_of_nodes_are_one_line_outside_of_the_results(capsys, monkeypatc
 
     monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
     shorten_notices()
-    notice = "A worker was killed because memory was short.\n  [state-dump] 40 lines\n  of logs"
+    notice = "A worker was killed because memory was short. Last 20 lines of the Raylet logs:\n  [state-dump] 40 lines\n  of logs"
     worker.print_to_stdstream({"lines": [notice], "pid": "raylet", "is_err": False}, ignore_prefix=False)
     said = capsys.readouterr()
     assert said.out == "" and said.err == "warning: Ray: A worker was killed because memory was short.\n"

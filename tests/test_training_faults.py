@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -234,11 +235,17 @@ def test_a_checkpoint_that_was_cut_off_is_never_loaded(tmp_path):
     assert half
 
 
+def fit_with_restarts(config, run_dir: Path) -> dict:
+    mirror, stop_file = ray_train.RunMirror(run_dir), run_dir / "stop"
+    with ray_train._Follow(config, mirror, stop_file) as follow:
+        return ray_train._fit_with_restarts(config, mirror, stop_file, follow)
+
+
 def test_failures_without_progress_end_a_run(data, tmp_path, monkeypatch):
     """Failures between which there is a checkpoint do not count: here after each of six, then none."""
     starts = []
 
-    def fit(config, mirror, stop_file):
+    def fit(config, mirror, stop_file, follow):
         starts.append(mirror.last_step())
         if len(starts) <= 6:
             folder = mirror.folder / "checkpoints" / f"step_{10 * len(starts):08d}"
@@ -247,18 +254,46 @@ def test_failures_without_progress_end_a_run(data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(ray_train, "_fit", fit)
     with pytest.raises(ray_train.RayActorError):
-        ray_train._fit_with_restarts(tiny_config(data), ray_train.RunMirror(tmp_path), tmp_path / "stop")
+        fit_with_restarts(tiny_config(data), tmp_path)
     assert starts == [0, 10, 20, 30, 40, 50, 60, 60, 60]
 
 
 def test_a_node_that_is_called_back_is_no_failure_and_no_end(data, tmp_path, monkeypatch):
     outcomes = iter([{"step": step, "finished": step == 9, "node_ends": step < 9} for step in range(10)])
-    monkeypatch.setattr(ray_train, "_fit", lambda config, mirror, stop_file: next(outcomes))
-    mirror, stop_file = ray_train.RunMirror(tmp_path), tmp_path / "stop"
-    assert ray_train._fit_with_restarts(tiny_config(data), mirror, stop_file) == {"step": 9, "finished": True}
+    monkeypatch.setattr(ray_train, "_fit", lambda config, mirror, stop_file, follow: next(outcomes))
+    assert fit_with_restarts(tiny_config(data), tmp_path) == {"step": 9, "finished": True}
     outcomes = iter([{"step": 3, "finished": False, "node_ends": True}])
-    stop_file.touch()
-    assert ray_train._fit_with_restarts(tiny_config(data), mirror, stop_file) == {"step": 3, "finished": False}
+    (tmp_path / "stop").touch()
+    assert fit_with_restarts(tiny_config(data), tmp_path) == {"step": 3, "finished": False}
+
+
+def test_workers_that_end_because_of_a_stop_are_not_started_again(data, tmp_path, monkeypatch):
+    def fit(config, mirror, stop_file, follow):
+        stop_file.touch()
+        raise ray_train.RayActorError
+
+    monkeypatch.setattr(ray_train, "_fit", fit)
+    assert fit_with_restarts(tiny_config(data), tmp_path) == {"step": 0, "finished": False}
+
+
+def test_after_lost_workers_the_progress_says_so_without_their_rate(data, tmp_path, monkeypatch):
+    lines, fits = [], []
+    write = partial(print, file=open(tmp_path / "metrics.jsonl", "a"), flush=True)
+
+    def fit(config, mirror, stop_file, follow):
+        lines.append(follow._progress.line())
+        if fits:
+            return {"step": 60, "finished": True}
+        fits.append(1)
+        write(json.dumps({"event": "train", "step": 30, "seconds": 1.0, "nll": 1.0, "tokens_per_s": 1.0, "lr": 1.0}))
+        raise ray_train.RayActorError
+
+    monkeypatch.setattr(ray_train, "_fit", fit)
+    monkeypatch.setattr(ray_train, "describe_metrics", lambda line: "")
+    assert fit_with_restarts(tiny_config(data), tmp_path) == {"step": 60, "finished": True}
+    assert (
+        "restarting workers" in lines[1] and "30/60 steps" in lines[1] and " 0.0 steps/s" in lines[1] and "left" not in lines[1]
+    )
 
 
 def test_rank_0_waits_for_the_one_before(tmp_path, monkeypatch):

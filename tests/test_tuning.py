@@ -197,6 +197,35 @@ def test_the_report_has_the_best_finished_trial_and_the_importances(data, tmp_pa
     assert "no trial is done" in format_table(build_report(config, {"transformer": few}))
 
 
+class Room:
+    """Rooms of a cluster that has `left` of them."""
+
+    def __init__(self, left: int):
+        self.left, self.wanted = left, []
+
+    def want(self, count: int) -> None:
+        self.wanted.append(count)
+
+    def take(self) -> str | None:
+        self.left -= 1
+        return "room" if self.left >= 0 else None
+
+    def describe(self) -> str:
+        return "waits"
+
+
+def test_a_trial_is_drawn_when_there_is_room_and_asks_for_no_more_than_run_at_a_time(data, tmp_path):
+    from treenet.experiments.tuning_trials import _Search
+
+    trials, rooms = Trials(tmp_path, settings(data, trials=3, parallel=2), "transformer"), Room(1)
+    search = _Search(settings(data, trials=3, parallel=2), trials, rooms, 3)
+    assert search.suggest("a")["room"] == "room" and search.suggest("b") is None
+    assert len(trials.trials) == 1 and rooms.wanted == [2, 1]
+    search.on_trial_complete("a", {"criterion": 1.0})
+    rooms.left = 5
+    assert search.suggest("b")["number"] == 1 and search.suggest("c")["number"] == 2 and rooms.wanted[2:] == [2, 1]
+
+
 def test_systems_begin_with_the_same_draws_and_recorded_trials_come_first(data, tmp_path):
     from treenet.experiments.tuning_trials import _Search
 
@@ -204,7 +233,7 @@ def test_systems_begin_with_the_same_draws_and_recorded_trials_come_first(data, 
     drawn = {}
     for name in config.tune.systems:
         trials = Trials(tmp_path, config, name)
-        search = _Search(config, trials)
+        search = _Search(config, trials, Room(9), 4)
         drawn[name] = [search.suggest(f"trial{number}") for number in range(4)]
         assert [trial.values for trial in trials.trials] == [draw["values"] for draw in drawn[name]]
         assert [draw["number"] for draw in drawn[name]] == [0, 1, 2, 3]
@@ -217,7 +246,7 @@ def test_systems_begin_with_the_same_draws_and_recorded_trials_come_first(data, 
     assert drawn["transformer"] == drawn["tree_transformer"]
 
     again = Trials(tmp_path, config, "transformer")
-    search = _Search(config, again)
+    search = _Search(config, again, Room(9), 5)
     assert [search.suggest(f"again{number}") for number in range(5)][:4] == drawn["transformer"] and len(again.trials) == 5
 
 

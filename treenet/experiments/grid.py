@@ -18,6 +18,7 @@ from treeproc.common.progress import Progress, format_seconds
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 
+_STARTING = "starting cells"
 POLL_S = 1.0  # seconds between two looks for a cell that another process left
 
 
@@ -130,25 +131,28 @@ class Follow:
     """Shows the progress of all cells in updates, from the files of their runs."""
 
     def __init__(self, cells: Sequence[Cell]):
-        self._steps = {cell.name: _logged_step(cell) for cell in cells}
+        self._steps, self._has_begun = {cell.name: _logged_step(cell) for cell in cells}, False
         total = sum(cell.config.max_steps for cell in cells)
         self._progress = Progress("cells", total, unit="steps", initial=sum(self._steps.values()))
 
     def __enter__(self) -> "Follow":
         self._progress.__enter__()
-        self._progress.show_phase("starting cells")
+        self._progress.show_phase(_STARTING)
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._progress.__exit__(*exception)
 
-    def show(self, running: Iterable[Cell], counts: str) -> None:
+    def show(self, running: Iterable[Cell], counts: str, waits_for: str = "") -> None:
         self._steps |= {cell.name: _logged_step(cell) for cell in running}
         advance = sum(self._steps.values()) - self._progress.count
         self._progress.update(advance, postfix=counts)
-        if advance and self._progress.phase:
-            self._progress.show_phase("")
+        if advance and not self._has_begun:
+            self._has_begun = True
             self._progress.began()
+        phase = waits_for or ("" if self._has_begun else _STARTING)
+        if phase != self._progress.phase:
+            self._progress.show_phase(phase)
 
 
 def _logged_step(cell: Cell) -> int:

@@ -1,19 +1,22 @@
 """Cells of a grid side by side on a Ray cluster: each is a task that starts its own Ray Train run.
 
-The driver keeps the ledger. Its tasks die with it. Cells that it leaves behind continue from their checkpoints.
+The driver keeps the ledger. It asks the cluster for the room of waiting cells, so that an autoscaler sees them all. A cell starts
+when its room is there, on the node of its first worker. Demands and tasks die with the driver. Cells that it leaves behind
+continue from their checkpoints.
 """
 
 import os
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from treenet.config import TrainConfig
 from treenet.experiments.grid import CellWork, Follow, describe_unexpected, end_cell, on_sigterm, run_cell
-from treenet.experiments.ledger import FAILED, Cell, CellResult, Ledger
+from treenet.experiments.ledger import FAILED, INTERRUPTED, Cell, CellResult, Ledger, last_step
+from treenet.jobs.ray_room import Room, Rooms, bundles_of, given_to_training, refuse_more_than_there_is
 from treenet.jobs.train_run import make_run_folder
 from treenet.runs.mirror import STOP_FILE
 from treeproc.common.files import atomic_write, locked
@@ -24,6 +27,8 @@ from treeproc.common.storage import AnyPath
 POLL_S = 2.0
 # Seconds in which cells may save a checkpoint after SIGTERM.
 STOP_S = 60.0
+# A cell whose process or node is lost so often in a row, without a new checkpoint, has failed.
+MAX_FAILURES = 3
 # After a kill of the driver, its tasks may live for some seconds.
 FREE_S = 60.0
 
@@ -33,46 +38,64 @@ def run_cells_with_ray(cells: Sequence[Cell], work: CellWork, ledger: Ledger, pa
 
     SIGTERM stops it. The running cells then have a checkpoint.
     """
+    if not cells:
+        return
     start_ray()
+    refuse_more_than_there_is(cells[0].config)
     waiting, running, stopped_at = deque(cells), {}, None
-    task = ray.remote(num_cpus=0)(_run)  # Ray Train requests the resources of the training
-    with on_sigterm() as stop, Follow(cells) as follow:
+    losses: Counter[str] = Counter()  # of each cell, since its last new checkpoint
+    with on_sigterm() as stop, Follow(cells) as follow, Rooms(bundles_of(cells[0].config)) as rooms:
         while waiting or running:
             if stop.is_set():
                 stopped_at = stopped_at or time.monotonic()
                 waiting.clear()
-                for cell in running.values():
+                for _, cell in running.values():
                     atomic_write(cell.folder / STOP_FILE, b"")  # repeatedly, because a run that starts removes it
                 if time.monotonic() > stopped_at + STOP_S:
                     break
-            while waiting and len(running) < (parallel or room(waiting[0].config)):
+            rooms.want(min(len(waiting), (parallel or len(cells)) - len(running)))
+            while room := rooms.take():
                 cell = waiting.popleft()
                 make_run_folder(cell.folder)
                 ledger.start(cell)
-                running[task.options(name=cell.name).remote(cell, work, os.environ.get("RAY_ADDRESS"))] = cell
-            ready, _ = ray.wait(list(running), timeout=POLL_S) if running else ([], [])
+                running[_start(cell, work, room)] = room, cell
+            ready, _ = ray.wait(list(running), timeout=POLL_S) if running else ([], stop.wait(POLL_S * bool(waiting)))
             for reference in ready:
-                cell = running.pop(reference)
+                room, cell = running.pop(reference)
+                room.give_back()
                 result = _result(reference, cell)
+                if result.status == INTERRUPTED and result.error and not stop.is_set():
+                    progress = last_step(cell.folder) > ledger.entries[cell.name].start_step
+                    losses[cell.name] = 1 if progress else losses[cell.name] + 1
+                    if losses[cell.name] <= MAX_FAILURES:
+                        waiting.append(cell)
+                    else:
+                        result = replace(result, status=FAILED)
                 end_cell(cell, result, work, ledger)
                 follow.show([cell], ledger.counts())
-            follow.show(running.values(), ledger.counts())
+            follow.show([cell for _, cell in running.values()], ledger.counts(), rooms.describe())
 
 
-def room(config: TrainConfig) -> int:
-    """Return the number of cells that the cluster has room for now, at least one: a cluster may grow for it."""
-    return max(1, int(ray.cluster_resources().get("GPU" if config.use_gpu else "CPU", 0)) // config.workers)
+def _start(cell: Cell, work: CellWork, room: Room) -> ray.ObjectRef:
+    """Start the task of a cell where its first worker will be. There are its controller and most of its memory, too.
+
+    Ray does not start it again: the driver does, when there is room again.
+    """
+    task = ray.remote(num_cpus=0, max_retries=0)(_run)  # Ray Train requests the resources of the training
+    place = NodeAffinitySchedulingStrategy(room.node() or "", soft=True)
+    return task.options(name=cell.name, scheduling_strategy=place).remote(cell, work, os.environ.get("RAY_ADDRESS"), room)
 
 
-def _run(cell: Cell, work: CellWork, address: str | None) -> CellResult:
+def _run(cell: Cell, work: CellWork, address: str | None, room: Room) -> CellResult:
     """Run a cell in a task. Scoring is a separate task. It gets a GPU if the training has one."""
     if address:
         os.environ["RAY_ADDRESS"] = address  # a cluster, which can grow, or a Ray of this machine only
     task = ray.remote(num_cpus=1, num_gpus=int(cell.config.use_gpu))(_score)
 
     def score(folder: AnyPath) -> dict:
+        room.give_back()  # for the task, on a small cluster
         try:
-            return ray.get(task.remote(work, folder))
+            return ray.get(task.options(name=f"score {cell.name}").remote(work, folder))
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
 
@@ -80,7 +103,8 @@ def _run(cell: Cell, work: CellWork, address: str | None) -> CellResult:
         wait_until_free(cell.folder)
     except UserError as error:
         return CellResult(FAILED, 0.0, error=str(error))
-    return run_cell(cell, replace(work, score=score))
+    with given_to_training(room):
+        return run_cell(cell, replace(work, score=score))
 
 
 def _score(work: CellWork, folder: AnyPath) -> dict:
@@ -101,8 +125,10 @@ def wait_until_free(folder: AnyPath) -> None:
 
 
 def _result(reference: ray.ObjectRef, cell: Cell) -> CellResult:
-    """Return the result of the task. The task has failed if its process died more often than Ray restarts it."""
+    """Return the result of the task; it is interrupted if its process or its node died."""
     try:
         return ray.get(reference)
-    except ray.exceptions.RayError as error:
+    except ray.exceptions.RayTaskError as error:
         return CellResult(FAILED, 0.0, error=describe_unexpected(error, cell.folder))
+    except ray.exceptions.RayError as error:
+        return CellResult(INTERRUPTED, 0.0, error=describe_unexpected(error, cell.folder))

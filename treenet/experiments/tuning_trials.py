@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,24 +22,29 @@ from ray import tune
 from ray.tune.experiment import Trial as RayTrial
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler
 from ray.tune.search.optuna import OptunaSearch
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from treenet.experiments.grid import CellWork, run_cell
 from treenet.experiments.ledger import FAILED as CELL_FAILED
 from treenet.experiments.ledger import Cell, CellResult
 from treenet.experiments.process_cells import printing_to_log
-from treenet.experiments.ray_cells import room, wait_until_free
+from treenet.experiments.ray_cells import wait_until_free
 from treenet.experiments.tuning import DONE, FAILED, STOPPED, Trials, describe_values
 from treenet.experiments.tuning_settings import Dimension, TuningConfig
+from treenet.jobs.ray_room import Room, Rooms, bundles_of, given_to_training, refuse_more_than_there_is
 from treenet.jobs.train_run import make_run_folder, run_training
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.registry import build_task
+from treeproc.common.messages import tell
 from treeproc.common.ray_session import start_ray
 from treeproc.common.settings import UserError
 
 POLL_S = 1.0
-# A trial's own process waits for its training, which requests what it needs. Tune takes no empty request.
-_NEXT_TO_NOTHING = {"memory": 1}
+# Seconds between two messages about what a search waits for.
+SAY_S = 30.0
+# A trial's own process only follows its training, which has a room. Tune takes no empty request. On another node than the head,
+# the process would keep the node of a training that has ended.
+_NEXT_TO_NOTHING = {"node:__internal_head__": 0.001}
 CRITERION = "criterion"
 _STEP, _STATUS, _ERROR = "step", "status", "error"
 
@@ -49,9 +55,13 @@ def run_trials(config: TuningConfig, trials: Trials, log: Callable[[str], None])
     if len(trials.ended()) >= wanted:
         return
     start_ray()
-    cells = room(config) if config.workers else int(ray.cluster_resources().get("GPU" if config.use_gpu else "CPU", 1))
-    parallel = config.tune.parallel or max(1, cells)
-    cpus = max(1, int(ray.cluster_resources().get("CPU", 1)) // parallel) if not config.workers else 0
+    refuse_more_than_there_is(config)
+    bundles, cpus = bundles_of(config), 0
+    if not config.workers:
+        there = ray.cluster_resources()
+        parallel = config.tune.parallel or max(1, int(there.get("GPU" if config.use_gpu else "CPU", 1)))
+        cpus = max(1, int(there.get("CPU", 1)) // parallel)
+        bundles = [{"CPU": float(cpus), **({"GPU": 1.0} if config.use_gpu else {})}]
     scheduler: Any = FIFOScheduler()
     if config.tune.stop_early:
         # One update more than a run has, so that no trial is stopped at its end.
@@ -61,39 +71,70 @@ def run_trials(config: TuningConfig, trials: Trials, log: Callable[[str], None])
         )  # fmt: skip
     folder = Path(tempfile.mkdtemp(prefix="ray-tune-"))
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    rooms = Rooms(bundles)
     try:
         tune.Tuner(
             tune.with_resources(tune.with_parameters(_run_trial, trials=trials, cpus=cpus), _NEXT_TO_NOTHING),
             tune_config=tune.TuneConfig(
-                metric=CRITERION, mode="min", num_samples=wanted, max_concurrent_trials=parallel, scheduler=scheduler,
-                search_alg=_Search(config, trials),
+                metric=CRITERION, mode="min", num_samples=wanted, max_concurrent_trials=config.tune.parallel, scheduler=scheduler,
+                search_alg=_Search(config, trials, rooms, wanted),
             ),
             run_config=tune.RunConfig(name=trials.system, storage_path=str(folder), verbose=0, callbacks=[_Record(trials, log)]),
         ).fit()  # fmt: skip
     finally:
+        rooms.want(0)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 class _Search(OptunaSearch):
-    """Optuna's search; it numbers and records what it draws, and draws the recorded trials first."""
+    """Optuna's search; it numbers and records what it draws, and draws the recorded trials first.
 
-    def __init__(self, config: TuningConfig, trials: Trials):
+    It draws a trial when there is room for it, so that the draw knows all results until then. The demands for room are of all
+    trials that are left.
+    """
+
+    def __init__(self, config: TuningConfig, trials: Trials, rooms: Rooms, wanted: int):
         sampler: optuna.samplers.BaseSampler = optuna.samplers.RandomSampler(seed=config.tune.seed)
         if config.tune.search == "optuna":
             sampler = optuna.samplers.TPESampler(seed=config.tune.seed)
         space = {key: distribution(dimension) for key, dimension in config.tune.space.items()}
         known = [dict(trial.values) for trial in trials.trials]
         super().__init__(space, metric=CRITERION, mode="min", points_to_evaluate=known or None, sampler=sampler)
-        self._trials, self._next = trials, 0
+        self._trials, self._next, self._rooms, self._wanted = trials, 0, rooms, wanted
+        self._most, self._live = config.tune.parallel or wanted, set()
+        self._say_at = time.monotonic() + POLL_S
 
     def suggest(self, trial_id: str) -> dict | None:
+        known = self._trials.trials
+        room = None
+        if self._next == len(known) or not known[self._next].has_ended:
+            self._rooms.want(min(self._wanted - self._next, self._most - len(self._live)))
+            room = self._rooms.take()
+            if room is None:
+                if not self._live:
+                    self._say_wait()
+                return None  # Tune asks again
         values = super().suggest(trial_id)
         if values is None:
+            if room:
+                room.give_back()
             return None
         if self._next == len(self._trials.trials):
             self._trials.begin(values)
+        if room:
+            self._live.add(trial_id)
         number, self._next = self._next, self._next + 1
-        return {"number": number, "values": self._trials.trials[number].values}
+        return {"number": number, "values": self._trials.trials[number].values, "room": room}
+
+    def on_trial_complete(self, trial_id: str, *arguments: Any, **options: Any) -> None:
+        self._live.discard(trial_id)
+        super().on_trial_complete(trial_id, *arguments, **options)
+
+    def _say_wait(self) -> None:
+        """Show what the search waits for, once in a while."""
+        if time.monotonic() >= self._say_at:
+            self._say_at = time.monotonic() + SAY_S
+            tell(f"{self._trials.system}: {self._rooms.describe()}")
 
 
 def distribution(dimension: Dimension) -> optuna.distributions.BaseDistribution:
@@ -125,6 +166,8 @@ class _Record(tune.Callback):
         return self._trials.trials[trial.config["number"]]
 
     def _end(self, trial: RayTrial, status: str, error: str = "") -> None:
+        if room := trial.config["room"]:
+            room.give_back()
         found = self._of(trial)
         if found.has_ended:
             return
@@ -148,9 +191,12 @@ def _run_trial(values: dict, trials: Trials, cpus: int) -> None:
     except UserError as error:
         _end(FAILED, [], str(error))
         return
+    room: Room = values["room"]
     task = ray.remote(num_cpus=cpus, num_gpus=int(cell.config.use_gpu and not cell.config.workers))(_train)
-    outside = PlacementGroupSchedulingStrategy(placement_group=None)  # type: ignore[arg-type]  # as documented: not in the trial's
-    running = task.options(name=cell.name, scheduling_strategy=outside).remote(cell, os.environ.get("RAY_ADDRESS"), cpus)
+    place: Any = PlacementGroupSchedulingStrategy(room.group, placement_group_bundle_index=0)
+    if cell.config.workers:  # which take the room themselves
+        place = NodeAffinitySchedulingStrategy(room.node() or "", soft=True)
+    running = task.options(name=cell.name, scheduling_strategy=place).remote(cell, os.environ.get("RAY_ADDRESS"), cpus, room)
     criterion, curve = build_task(cell.config).criterion, []
     while True:
         ended, _ = ray.wait([running], timeout=POLL_S)
@@ -175,7 +221,7 @@ def _end(status: str, curve: list[list[float]], error: str = "") -> None:
     tune.report({_STEP: step, CRITERION: math.inf if status == FAILED else criterion, _STATUS: status, _ERROR: error})
 
 
-def _train(cell: Cell, address: str | None, cpus: int) -> CellResult:
+def _train(cell: Cell, address: str | None, cpus: int, room: Room) -> CellResult:
     """Train the run of a trial, and print to its log.txt."""
     import torch
 
@@ -187,5 +233,5 @@ def _train(cell: Cell, address: str | None, cpus: int) -> CellResult:
         wait_until_free(cell.folder)
     except UserError as error:
         return CellResult(CELL_FAILED, 0.0, error=str(error))
-    with printing_to_log(cell.folder):
+    with printing_to_log(cell.folder), given_to_training(room):
         return run_cell(cell, CellWork(run_training, lambda folder: {}))

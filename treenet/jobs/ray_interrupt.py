@@ -1,11 +1,22 @@
-"""Ray Train's trainer with the usual Ctrl-C of Python."""
+"""Ray Train's trainer with the usual Ctrl-C of Python, and with workers in a room that is there already."""
 
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.train.torch import TorchTrainer
+from ray.util.placement_group import PlacementGroup
+
+from treenet.jobs.ray_room import Room
+
+try:
+    from ray.train.v2._internal.execution.callback import WorkerGroupCallback
+    from ray.train.v2._internal.execution.worker_group import worker_group
+except ImportError:
+    WorkerGroupCallback = worker_group = None
 
 
 class InterruptibleTrainer(TorchTrainer):
@@ -25,3 +36,38 @@ class InterruptibleTrainer(TorchTrainer):
         if self._controller is not None:
             with suppress(RayError):  # the controller exits without an answer
                 ray.get(self._controller.abort.remote(), timeout=timeout_s)
+
+
+def callbacks_into(room: Room) -> list:
+    """Return the callbacks of Ray Train with which its first workers use `room`, and free it at their end.
+
+    They replace an undocumented name. Without it, the room is given back at once, and Ray Train asks for its own.
+    """
+    if hasattr(worker_group, "placement_group"):
+        return [_IntoRoom(room)]
+    room.give_back()
+    return []
+
+
+if WorkerGroupCallback is not None:
+
+    class _IntoRoom(WorkerGroupCallback):
+        """In the process of Ray Train's controller, gives the room to the first group of workers, instead of a new group."""
+
+        def __init__(self, room: Room):
+            self._room: Room | None = room
+
+        def before_worker_group_start(self, worker_group_context: Any) -> None:
+            room, self._room = self._room, None
+            if room is None:
+                return
+            make = worker_group.placement_group
+
+            def placement_group(bundles: Sequence[dict], **options: Any) -> PlacementGroup:
+                worker_group.placement_group = make
+                if list(bundles) == list(room.bundles):
+                    return room.group
+                room.give_back()  # elastic workers, of which more can begin
+                return make(bundles=bundles, **options)
+
+            worker_group.placement_group = placement_group

@@ -5,7 +5,6 @@ checkpoints are those of this package. New workers continue from the latest comp
 object store.
 """
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,17 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedErr
 from ray.train.torch import TorchConfig
 
 from treenet.config import TrainConfig
-from treenet.jobs.ray_interrupt import InterruptibleTrainer
+from treenet.jobs.ray_interrupt import InterruptibleTrainer, callbacks_into
+from treenet.jobs.ray_room import POLL_S as ROOM_POLL_S
+from treenet.jobs.ray_room import (
+    Room,
+    Rooms,
+    bundles_of,
+    describe_wait,
+    refuse_more_than_there_is,
+    take_given,
+    worker_resources,
+)
 from treenet.runs.metrics_log import describe_metrics, read_metrics
 from treenet.runs.mirror import RAY_FOLDER, RunMirror
 from treenet.runs.precision import best_precision_here
@@ -31,7 +40,7 @@ from treenet.training.ranks import Ranks, TrainingFailed
 from treenet.training.trainer import TrainOutcome, train
 from treeproc.common.files import locked
 from treeproc.common.messages import tell, warn
-from treeproc.common.progress import Progress
+from treeproc.common.progress import Progress, phase
 from treeproc.common.provenance import Meter
 from treeproc.common.ray_session import start_ray
 from treeproc.common.settings import UserError, build_settings, describe_refusal
@@ -48,6 +57,7 @@ ABORT_S = 10
 # After a kill of the driver, its workers live for some seconds.
 ORPHANS_S = 120
 _STARTING = "starting workers, building the plan, trying the largest batch"
+_RESTARTING = "restarting workers"
 
 
 def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path, count_usage: Callable[[dict], None]) -> TrainOutcome:
@@ -58,12 +68,11 @@ def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path, coun
     user can resolve, also if a worker finds them.
     """
     start_ray()
-    _check_resources(config)
     mirror.push()
     mirror.forget_stop()
     try:
-        with _Follow(config, mirror, stop_file):
-            outcome = _fit_with_restarts(config, mirror, stop_file, count_usage)
+        with _Follow(config, mirror, stop_file) as follow:
+            outcome = _fit_with_restarts(config, mirror, stop_file, follow, count_usage)
     finally:
         mirror.remove_ray_folder()
         mirror.forget_stop()
@@ -74,7 +83,11 @@ def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path, coun
 
 
 def _fit_with_restarts(
-    config: TrainConfig, mirror: RunMirror, stop_file: Path, count_usage: Callable[[dict], None] = lambda usage: None
+    config: TrainConfig,
+    mirror: RunMirror,
+    stop_file: Path,
+    follow: "_Follow",
+    count_usage: Callable[[dict], None] = lambda usage: None,
 ) -> dict:
     """Return the result of `_work`, after restarts.
 
@@ -83,36 +96,65 @@ def _fit_with_restarts(
     failures, reached = 0, mirror.last_step()
     while True:
         try:
-            outcome = _fit(config, mirror, stop_file)
+            outcome = _fit(config, mirror, stop_file, follow)
             for usage in outcome.pop("usage", ()):
                 count_usage(usage)
             if not outcome.pop("node_ends", False) or stop_file.exists():
                 return outcome
             tell(f"the cluster took a node back; other workers continue from step {outcome['step']}")
+            follow.begin(_RESTARTING)
         except (TrainingFailedError, RayActorError) as error:  # the second: Ray Train's controller died
             lost = list(error.worker_failures.items()) if isinstance(error, WorkerGroupError) else []
             for _, failure in lost:
                 if isinstance(failure, UserError):
                     raise UserError(str(failure)) from None
+            if stop_file.exists():  # the workers ended before they began, or the stop waited for lost ones
+                return _stopped(mirror)
             before, reached = reached, mirror.last_step()
             failures = 1 if reached > before else failures + 1
             if failures > MAX_FAILURES:
                 raise
             what = f"worker {lost[0][0]} failed: {_one_line(lost[0][1])}" if lost else f"training failed: {_one_line(error)}"
             warn(f"warning: {what}; new workers continue from step {reached}")
+            follow.begin(_RESTARTING)
 
 
-def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path) -> dict:
+def _stopped(mirror: RunMirror) -> dict:
+    return {"step": mirror.last_step(), "finished": False}
+
+
+def _wait_for_room(config: TrainConfig, stop_file: Path, follow: "_Follow") -> Room | None:
+    """Return the room for a group of workers, and show what it waits for; None once `stop_file` is there."""
+    if room := take_given():
+        return room
+    refuse_more_than_there_is(config)
+    what = follow.phase
+    with Rooms(bundles_of(config)) as rooms:
+        rooms.want(1)
+        while not stop_file.exists():
+            if room := rooms.take():
+                follow.show_phase(what)
+                return room
+            follow.show_phase(rooms.describe())
+            time.sleep(ROOM_POLL_S)
+    return None
+
+
+def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path, follow: "_Follow") -> dict:
     """Run one group of workers, from its start to its end."""
+    room = _wait_for_room(config, stop_file, follow)
+    if room is None:
+        return _stopped(mirror)
     elastic = 0 < config.min_workers < config.workers
     workers = (config.min_workers, config.workers) if elastic else config.workers
     notes, file_system = place_for_libraries(mirror.out / RAY_FOLDER)
     trainer = InterruptibleTrainer(
         _work,
         train_loop_config={"config": config.model_dump(mode="json"), "out": str(mirror.out), "stop_file": stop_file.name},
-        scaling_config=ScalingConfig(num_workers=workers, use_gpu=config.use_gpu),
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=config.use_gpu, resources_per_worker=worker_resources(config)),
         run_config=RunConfig(
-            name=f"start-{time.time_ns()}",  # with an earlier name, Ray would restore its own record of that run
+            name=f"{follow.name}-{time.time_ns()}",  # with an earlier name, Ray would restore its own record of that run
+            callbacks=callbacks_into(room),
             storage_path=notes,
             storage_filesystem=file_system,
             failure_config=FailureConfig(max_failures=0),  # nodes that announce their end do not count
@@ -120,10 +162,13 @@ def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path) -> dict:
         torch_config=TorchConfig(timeout_s=COLLECTIVE_TIMEOUT_S),
     )
     try:
-        return trainer.fit().return_value
+        with follow.may_abort(trainer):
+            return trainer.fit().return_value
     except KeyboardInterrupt:
         trainer.abort(ABORT_S)
         raise
+    finally:
+        room.give_back()
 
 
 def _one_line(error: BaseException) -> str:
@@ -134,21 +179,48 @@ def _one_line(error: BaseException) -> str:
 class _Follow:
     """Prints in the driver the lines that rank 0 writes to metrics.jsonl, because workers have no terminal.
 
-    It also tells rank 0 when `stop_file` appears, because rank 0 on another machine does not see that file.
+    It also tells rank 0 when `stop_file` appears, because rank 0 on another machine does not see that file. If no rank 0 runs
+    yet, it ends the workers.
     """
 
     def __init__(self, config: TrainConfig, mirror: RunMirror, stop_file: Path):
         lines = read_metrics(mirror.out)
+        self.name = mirror.out.name
         self._mirror, self._stop_file, self._told = mirror, stop_file, False
+        self._trainer: InterruptibleTrainer | None = None
         self._progress = Progress("train", config.max_steps, unit="steps", initial=lines[-1]["step"] if lines else 0)
-        self._stop = threading.Event()
+        self._stop, self._showing = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
     def __enter__(self) -> "_Follow":
         self._progress.__enter__()
-        self._progress.show_phase(_STARTING)
+        self.show_phase(_STARTING)
         self._thread.start()
         return self
+
+    @property
+    def phase(self) -> str:
+        return self._progress.phase
+
+    def show_phase(self, name: str) -> None:
+        """Show what the workers do before their first update."""
+        if name != self._progress.phase:
+            self._progress.show_phase(name)
+
+    def begin(self, phase: str) -> None:
+        """Begin again: rate and time left of the workers before do not count."""
+        self._show()
+        self.show_phase(phase)
+        self._progress.began()
+
+    @contextmanager
+    def may_abort(self, trainer: InterruptibleTrainer) -> Iterator[None]:
+        """Let a stop end these workers if no rank 0 runs that could save a checkpoint."""
+        self._trainer = trainer
+        try:
+            yield
+        finally:
+            self._trainer = None
 
     def __exit__(self, *exception: object) -> None:
         self._stop.set()
@@ -162,11 +234,17 @@ class _Follow:
             if self._stop_file.exists() and not self._told:
                 self._mirror.ask_to_stop()
                 self._told = True
+            if self._told and (trainer := self._trainer) and _no_rank_runs(self._mirror):
+                trainer.abort(ABORT_S)
             if time.monotonic() - shown >= (REMOTE_POLL_S if isinstance(self._mirror.out, RemotePath) else 0):
                 self._show()
                 shown = time.monotonic()
 
     def _show(self) -> None:
+        with self._showing:
+            self._show_last()
+
+    def _show_last(self) -> None:
         lines = [line for line in read_metrics(self._mirror.out) if line["event"] == "train"]
         if lines and lines[-1]["step"] != self._progress.count:
             last = lines[-1]
@@ -176,24 +254,23 @@ class _Follow:
             self._progress.update(last["step"] - self._progress.count, postfix=describe_metrics(last))
 
 
+def _no_rank_runs(mirror: RunMirror) -> bool:
+    """Whether rank 0 does not write. A run in a store has its lock on the machine of rank 0, so this returns False."""
+    if isinstance(mirror.out, RemotePath) or not (place := mirror.folder / "checkpoints").is_dir():
+        return not isinstance(mirror.out, RemotePath)
+    try:
+        with locked(place):
+            return True
+    except UserError:
+        return False
+
+
 def precision_of_workers(config: TrainConfig) -> str:
     """Ask one worker for the value of `precision: auto` on the workers' GPUs."""
     start_ray()
-    _check_resources(config)
-    return ray.get(ray.remote(num_gpus=1)(best_precision_here).remote())
-
-
-def _check_resources(config: TrainConfig) -> None:
-    """Refuse requests that a local Ray can never satisfy. Without this check they would wait for ever."""
-    if os.environ.get("RAY_ADDRESS", "local") != "local":
-        return
-    kind = "GPU" if config.use_gpu else "CPU"
-    there = int(ray.cluster_resources().get(kind, 0))
-    if there < (config.min_workers or config.workers):
-        raise UserError(
-            f"workers = {config.workers} need as many {kind}s, but Ray has {there}; lower workers, or set workers=0 to train "
-            "without Ray"
-        )
+    refuse_more_than_there_is(config)
+    with phase(describe_wait([worker_resources(config)], time.time())):
+        return ray.get(ray.remote(num_gpus=1)(best_precision_here).remote())
 
 
 def _work(settings: dict) -> dict:

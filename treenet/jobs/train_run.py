@@ -104,8 +104,8 @@ def run_to_end(config: TrainConfig, out: AnyPath) -> None:
     summary = run_training(config, out)
     print(describe_run(summary))
     if not summary.finished:
-        checkpoints = summary.run_dir / "checkpoints"
-        raise CommandEnded(STOPPED_BY_SIGTERM, f"stopped with a checkpoint in {checkpoints}; the same command continues")
+        where = f"with a checkpoint in {summary.run_dir / 'checkpoints'}" if summary.step else "before the first checkpoint"
+        raise CommandEnded(STOPPED_BY_SIGTERM, f"stopped {where}; the same command continues")
 
 
 def describe_run(summary: RunSummary) -> str:

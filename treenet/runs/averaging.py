@@ -27,7 +27,7 @@ from treenet.runs.checkpoint import (
 from treenet.runs.old_checkpoints import rename_weights
 from treenet.tasks.registry import workflow_of
 from treeproc.common.arguments import check_choice
-from treeproc.common.files import TEMPORARY_PREFIX
+from treeproc.common.files import LOCK, TEMPORARY_PREFIX
 from treeproc.common.settings import UserError
 
 Choice = Literal["last", "best", "ema"]
@@ -127,7 +127,7 @@ def _find_ignored(run_dir: Path, folders: Sequence[Path]) -> dict[str, str]:
     """Return the entries of the checkpoint folder that are not checkpoints, with the reason, by name."""
     place = run_dir / "checkpoints"
     others = sorted(set(place.iterdir()) - set(folders)) if place.is_dir() else []
-    return {path.name: _why_not(path) for path in others if not path.name.startswith(TEMPORARY_PREFIX)}
+    return {path.name: _why_not(path) for path in others if not path.name.startswith((TEMPORARY_PREFIX, LOCK))}
 
 
 def _why_not(path: Path) -> str:

@@ -23,6 +23,7 @@ from treeproc.common.errors import UserError, shown
 from treeproc.common.storage import AnyPath, RemotePath
 
 TEMPORARY_PREFIX = ".tmp-"
+LOCK = ".lock"  # of a locked folder
 
 
 def file_sha256(path: AnyPath) -> str:
@@ -154,7 +155,7 @@ def locked(folder: AnyPath, *, shared: bool = False) -> Iterator[None]:
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(held(lock_place(folder / ".lock"), wait=False, shared=shared))
+            stack.enter_context(held(lock_place(folder / LOCK), wait=False, shared=shared))
         except BlockingIOError:
             raise UserError(f"another process is writing to {folder}; {advise('wait for it', 'choose another --out')}") from None
         yield

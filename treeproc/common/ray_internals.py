@@ -18,6 +18,8 @@ from treeproc.common.messages import warn
 # Ray sets it in the process of a submitted job alone, and unpacks the job's working folder into a folder of that name.
 _JOB_VARIABLE, _WORKING_FOLDERS = "RAY_JOB_CONFIG_JSON_ENV_VAR", "working_dir_files"
 
+# The end of the first line of a notice whose other lines, which are not shown, are of a log.
+_LOG_FOLLOWS = re.compile(r"\s*Last \d+ lines of the Raylet logs:$")
 # HOST:PORT, and the bytes of a note.
 _ADDRESS, _MOST_BYTES = re.compile(rb"[0-9A-Za-z.:\[\]_-]+:([0-9]{1,5})"), 300
 
@@ -157,7 +159,7 @@ def shorten_notices() -> None:
 def _print_notice(data: dict, *arguments: object, **options: object) -> None:
     text = " ".join(str(line) for line in data.get("lines", ()))
     if first := next(filter(None, map(str.strip, text.splitlines())), ""):
-        warn(f"warning: Ray: {one_line(first, 300)}")
+        warn(f"warning: Ray: {one_line(_LOG_FOLLOWS.sub('', first), 300)}")
 
 
 def raylet_pid() -> int | None:

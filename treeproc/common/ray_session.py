@@ -28,6 +28,9 @@ ANSWER_S = 5.0
 # The first bytes of a client of HTTP/2, which gRPC speaks, with an empty frame of settings; and the kind of frame that answers.
 _HELLO, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0", b"\4"
 
+# Whether `start_ray` started Ray in this process.
+_embedded = False
+
 
 def start_ray() -> None:
     """Connect to the cluster of a submitted job or of `ray start` on this machine, else start Ray in this process.
@@ -36,6 +39,7 @@ def start_ray() -> None:
     Workers' own output stays in Ray's logs: the jobs report progress themselves. If the start fails, it is tried once more,
     because the machine may be busy. Raises UserError if that fails too.
     """
+    global _embedded
     import ray  # commands without Ray may call `there_is_a_cluster`
 
     if ray.is_initialized():
@@ -58,6 +62,7 @@ def start_ray() -> None:
                 _try_to_start(options)
             except Exception as error:
                 raise UserError(_describe_failure(error, address)) from None
+    _embedded = not address
     end_with_the_node()
 
 
@@ -122,6 +127,11 @@ def _without_notice() -> Iterator[None]:
             for line in caught:
                 if b"RAY_BACKEND_LOG_LEVEL" not in line:
                     os.write(2, line)
+
+
+def can_grow() -> bool:
+    """Whether nodes may join the Ray of this process: not if `start_ray` started it here."""
+    return not _embedded
 
 
 def there_is_a_cluster() -> bool:

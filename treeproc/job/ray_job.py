@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_write
 from treeproc.common.provenance import Meter
-from treeproc.common.ray_session import start_ray
+from treeproc.common.ray_session import can_grow, start_ray
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import ShardRecord
@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 # Jobs that Ray Data gets at once. It holds some kilobytes for each, and new actors load their models again for the next ones.
 MOST_JOBS = 32_768
+# Actors that ask for room at a time. Those without room have no process.
+MOST_PENDING = 64
 # A network file system may show a new file a moment later to another machine.
 _LOOKS, _PAUSE_S = 3, 1.0
 # Marks the record of a shard among the values of a job, which are JSON.
@@ -162,11 +164,14 @@ def _stamps_there(inputs: Inputs) -> str | None:
 
 
 def actor_pool(gpus_per_actor: float = 0.0) -> int:
-    """Number of single-threaded actors that the cluster has room for now: one a core, or as many as share its GPUs."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    """Number of single-threaded actors to begin with: one a core, or as many as share the GPUs of the cluster.
+
+    Where nodes may join, at least MOST_PENDING: an autoscaler sees those that have no room yet, and starts nodes for them.
+    """
+    nodes, least = [node["Resources"] for node in ray.nodes() if node["Alive"]], MOST_PENDING if can_grow() else 1
     if gpus_per_actor and any(node.get("GPU") for node in nodes):
-        return max(1, sum(int(node.get("GPU", 0) / gpus_per_actor) for node in nodes))
-    return max(1, sum(int(node.get("CPU", 0)) for node in nodes))
+        return max(least, sum(int(node.get("GPU", 0) / gpus_per_actor) for node in nodes))
+    return max(least, sum(int(node.get("CPU", 0)) for node in nodes))
 
 
 def run_jobs(
@@ -181,9 +186,10 @@ def run_jobs(
 ) -> Iterator[tuple[int, Any]]:
     """Yield the number of every job and what its worker returned, a record of a shard or JSON, in any order.
 
-    A job is the keyword arguments of one call of the worker. The pool starts with what the cluster has and grows with
-    it; actors ask for GPUs where the cluster has any. With `in_tasks`, the processes stay for the next call: right for workers
-    that are built in a moment. `count_usage` gets the `Meter.usage` of a process for a job, with the `seconds` that the job took.
+    A job is the keyword arguments of one call of the worker. The pool asks for the room of many actors and grows with the
+    cluster; actors ask for GPUs where the cluster has any. With `in_tasks`, the processes stay for the next call: right for
+    workers that are built in a moment. `count_usage` gets the `Meter.usage` of a process for a job, with the `seconds` that the
+    job took.
     Raises UserError when a worker does, and before any work when a node does not see `folder`.
     """
     if not jobs:
@@ -198,6 +204,7 @@ def run_jobs(
             del rows
             given = (worker_class, arguments, token)
             results = _map_in_tasks(source, given) if in_tasks else _map_in_actors(source, given, len(numbers), gpus_per_actor)
+            results.set_name(worker_class.__name__)  # in Ray's dashboard
             for row in results.iter_rows():
                 if row["error"]:
                     raise UserError(row["error"])
@@ -213,9 +220,10 @@ def _map_in_tasks(source: ray.data.Dataset, given: tuple) -> ray.data.Dataset:
 
 
 def _map_in_actors(source: ray.data.Dataset, given: tuple, jobs: int, gpus_per_actor: float) -> ray.data.Dataset:
-    """Ray Data adds actors where resources are free."""
+    """Ray Data adds actors where resources are free. Ray's dashboard has the name of the worker."""
+    runner = type(given[0].__name__, (_JobRunner,), {})
     return source.map(
-        _JobRunner,
+        runner,
         fn_constructor_args=given,
         compute=ray.data.ActorPoolStrategy(
             min_size=min(actor_pool(gpus_per_actor), jobs), max_size=jobs, max_tasks_in_flight_per_actor=2

@@ -1,0 +1,140 @@
+"""Room for the processes of a job on a Ray cluster: a demand that an autoscaler sees, and that ends with the driver.
+
+A room is a placement group. While it is pending, the autoscaler starts nodes for it. It costs no process. When it is there, Ray
+Train puts its workers into it, so that no other job takes the resources in between.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+
+from treenet.config import TrainConfig
+from treeproc.common.ray_session import can_grow
+from treeproc.common.settings import UserError
+
+# Rooms that a command asks for at a time. An autoscaler packs them into nodes, up to the largest size of its cluster.
+MOST_PENDING = 64
+# Seconds between two looks whether a room is there.
+POLL_S = 0.5
+
+# The room that a study or a search gave the next training of this process.
+_given: list["Room"] = []
+
+
+def worker_resources(config: TrainConfig) -> dict[str, float]:
+    """Return what Ray Train requests for one worker."""
+    return {"GPU": 1.0} if config.use_gpu else {"CPU": 1.0}
+
+
+def bundles_of(config: TrainConfig) -> list[dict[str, float]]:
+    """Return the resources with which a training can begin: one bundle for each worker, or for each of `min_workers`."""
+    return [worker_resources(config)] * (config.min_workers or config.workers)
+
+
+@dataclass(frozen=True)
+class Room:
+    """A demand for `bundles`, which may be fulfilled."""
+
+    bundles: Sequence[dict[str, float]]
+    group: PlacementGroup
+
+    @classmethod
+    def ask(cls, bundles: Sequence[dict[str, float]]) -> "Room":
+        """State the demand. It ends with this driver, also if the driver is killed."""
+        return cls(bundles, placement_group(list(bundles), strategy="PACK"))
+
+    def node(self) -> str | None:
+        """Return the node of the first bundle; None while the demand is pending."""
+        facts = placement_group_table(self.group)
+        return facts["bundles_to_node_id"][0] if facts.get("state") == "CREATED" else None
+
+    def give_back(self) -> None:
+        """End the demand, or free its resources. More than once does no harm."""
+        remove_placement_group(self.group)
+
+
+@dataclass
+class Rooms:
+    """Demands for equal rooms. As a context manager, it ends those that were not taken."""
+
+    bundles: Sequence[dict[str, float]]
+    _asked: list[Room] = field(default_factory=list)
+    _since: float = 0.0
+
+    def __enter__(self) -> "Rooms":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.want(0)
+
+    def want(self, count: int) -> None:
+        """Have `count` demands, at most MOST_PENDING."""
+        while len(self._asked) < min(count, MOST_PENDING):
+            if not self._asked:
+                self._since = time.time()
+            self._asked.append(Room.ask(self.bundles))
+        while len(self._asked) > count:
+            self._asked.pop().give_back()
+
+    def take(self) -> Room | None:
+        """Return a room that is there now, for the caller to give back."""
+        found = next((room for room in self._asked if room.node()), None)
+        if found is not None:
+            self._asked.remove(found)
+            self._since = time.time()
+        return found
+
+    def describe(self) -> str:
+        """Describe what the pending demands wait for; empty without one."""
+        return describe_wait(self.bundles, self._since) if self._asked else ""
+
+
+def describe_wait(bundles: Sequence[dict[str, float]], since: float) -> str:
+    """Describe a wait for `bundles` since then: `needs 4 CPUs, the cluster has 2, waiting for nodes since 13:22:05`."""
+    there, free, parts = ray.cluster_resources(), ray.available_resources(), []
+    for kind, amount in _sum(bundles).items():
+        has = f"the cluster has {there.get(kind, 0):g}"
+        if there.get(kind, 0) >= amount:
+            has += f" ({free.get(kind, 0):g} free)"
+        parts.append(f"needs {amount:g} {kind}{'s' * (amount != 1)}, {has}")
+    return f"{', '.join(parts)}, waiting for nodes since {time.strftime('%H:%M:%S', time.localtime(since))}"
+
+
+def refuse_more_than_there_is(config: TrainConfig) -> None:
+    """Raise UserError if Ray runs in this process alone, and never has room for the workers. Clusters may get more nodes."""
+    if can_grow():
+        return
+    there = ray.cluster_resources()
+    for kind, amount in _sum(bundles_of(config)).items():
+        if there.get(kind, 0) < amount:
+            raise UserError(
+                f"workers = {config.workers} need as many {kind}s, but Ray on this machine has {there.get(kind, 0):g}; lower "
+                "workers, or set workers=0 to train without Ray"
+            )
+
+
+def _sum(bundles: Sequence[dict[str, float]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for bundle in bundles:
+        total.update(bundle)  # type: ignore[arg-type]  # counts may be fractions
+    return total
+
+
+@contextmanager
+def given_to_training(room: Room) -> Iterator[None]:
+    """Let the next training of this process begin in this room."""
+    _given.append(room)
+    try:
+        yield
+    finally:
+        _given.clear()
+
+
+def take_given() -> Room | None:
+    """Return the room that the training of this process got, once."""
+    return _given.pop() if _given else None
