@@ -152,11 +152,11 @@ def test_a_store_that_refuses_loses_nothing(tmp_path, store, monkeypatch):
 
     def refuses(key: str):
         if key.endswith("train.0.s") and len(list((BUCKET / "out").objects())) > 9:
-            raise OSError("When reading: AWS Error SLOW_DOWN")
+            raise OSError("When reading: AWS Error ACCESS_DENIED")
         return opened(key)
 
     store.open_input_file = refuses
-    with pytest.raises(StoreRefuses, match=r"train.0.s: the object store refuses: .*SLOW_DOWN"):
+    with pytest.raises(StoreRefuses, match=r"train.0.s: the object store refuses: .*ACCESS_DENIED"):
         on_ray(out, inputs, filters, runner()).digests()
     before = {name: stamp for name, (_, stamp) in out.listing().items() if "/block-" in name}
     assert before
