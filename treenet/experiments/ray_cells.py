@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -95,7 +96,7 @@ def _run(cell: Cell, work: CellWork, address: str | None, room: Room) -> CellRes
         os.environ["RAY_ADDRESS"] = address  # a cluster, which can grow, or a Ray of this machine only
 
     def score(folder: Path) -> dict:
-        needs = {"num_cpus": 1, "num_gpus": int(cell.config.use_gpu)}
+        needs: dict[str, Any] = {"num_cpus": 1, "num_gpus": int(cell.config.use_gpu)}
         if room.node():  # lost workers may have had another one
             place = PlacementGroupSchedulingStrategy(room.group, placement_group_bundle_index=0)
             first = room.bundles[0]
