@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator
 from ray.train import TrainingFailedError, WorkerGroupError
 from ray.train.torch import TorchTrainer
 from stanza.models.common.vocab import VOCAB_PREFIX
@@ -58,6 +59,8 @@ def test_the_private_parts_are_there():
     assert lstm_rows._lstm is not None
     assert hasattr(Layout, "_stride_expr_ge_or_false")
     assert hasattr(ray_interrupt.worker_group, "placement_group")
+    assert default_autoscaling_coordinator.get_or_create_autoscaling_coordinator
+    assert hasattr(ray_interrupt.placement_group_handle, "remove_placement_group")
     assert "_register_sigint_handler" in vars(InterruptibleTrainer) and hasattr(TorchTrainer, "_register_sigint_handler")
 
 
@@ -135,6 +138,8 @@ class Room:
 
 def test_workers_begin_in_their_room_once_and_only_if_it_fits(monkeypatch):
     monkeypatch.setattr(ray_interrupt.worker_group, "placement_group", lambda bundles, **options: bundles)
+    removed = []
+    monkeypatch.setattr(ray_interrupt.placement_group_handle, "remove_placement_group", removed.append)
     make = ray_interrupt.worker_group.placement_group
     for bundles, given_back in (([{"CPU": 1.0}], 0), ([{"CPU": 1.0}] * 2, 1)):
         room = Room()
@@ -142,13 +147,18 @@ def test_workers_begin_in_their_room_once_and_only_if_it_fits(monkeypatch):
         callback.before_worker_group_start(None)
         found = ray_interrupt.worker_group.placement_group(bundles=bundles, strategy="PACK")
         assert found is (bundles if given_back else room.group) and room.given_back == given_back
+        for group in (room.group, "other"):  # Ray Train ends the workers: the room stays
+            ray_interrupt.placement_group_handle.remove_placement_group(group)
+        assert removed[-1] == "other" and (room.group in removed) == bool(given_back)
         assert ray_interrupt.worker_group.placement_group is make
         callback.before_worker_group_start(None)  # of the group that replaces lost workers
         assert ray_interrupt.worker_group.placement_group is make
 
 
-def test_without_the_name_that_ray_train_uses_a_room_is_given_back(monkeypatch):
-    monkeypatch.delattr(ray_interrupt.worker_group, "placement_group")
+@pytest.mark.parametrize("missing", ["placement_group", "remove_placement_group"])
+def test_without_a_name_that_ray_train_uses_a_room_is_given_back(monkeypatch, missing):
+    monkeypatch.delattr(ray_interrupt.worker_group, missing, raising=False)
+    monkeypatch.delattr(ray_interrupt.placement_group_handle, missing, raising=False)
     room = Room()
     assert callbacks_into(room) == [] and room.given_back == 1
 

@@ -10,9 +10,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from treenet.experiments.grid import CellWork, Follow, describe_unexpected, end_cell, on_sigterm, run_cell
 from treenet.experiments.ledger import FAILED, INTERRUPTED, Cell, CellResult, Ledger, last_step
@@ -87,15 +88,21 @@ def _start(cell: Cell, work: CellWork, room: Room) -> ray.ObjectRef:
 
 
 def _run(cell: Cell, work: CellWork, address: str | None, room: Room) -> CellResult:
-    """Run a cell in a task. Scoring is a separate task. It gets a GPU if the training has one."""
+    """Run a cell in a task. Scoring is a separate task in the room of the first worker, with its GPU if the training has one.
+
+    Without this room, trained cells would wait behind the cells that begin.
+    """
     if address:
         os.environ["RAY_ADDRESS"] = address  # a cluster, which can grow, or a Ray of this machine only
-    task = ray.remote(num_cpus=1, num_gpus=int(cell.config.use_gpu))(_score)
 
     def score(folder: AnyPath) -> dict:
-        room.give_back()  # for the task, on a small cluster
+        needs: dict[str, Any] = {"num_cpus": 1, "num_gpus": int(cell.config.use_gpu)}
+        if room.node():  # lost workers may have had another one
+            place = PlacementGroupSchedulingStrategy(room.group, placement_group_bundle_index=0)
+            first = room.bundles[0]
+            needs = {"num_cpus": first.get("CPU", 0), "num_gpus": first.get("GPU", 0), "scheduling_strategy": place}
         try:
-            return ray.get(task.options(name=f"score {cell.name}").remote(work, folder))
+            return ray.get(ray.remote(_score).options(name=f"score {cell.name}", **needs).remote(work, folder))
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
 

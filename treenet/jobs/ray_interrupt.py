@@ -14,9 +14,9 @@ from treenet.jobs.ray_room import Room
 
 try:
     from ray.train.v2._internal.execution.callback import WorkerGroupCallback
-    from ray.train.v2._internal.execution.worker_group import worker_group
+    from ray.train.v2._internal.execution.worker_group import placement_group_handle, worker_group
 except ImportError:
-    WorkerGroupCallback = worker_group = None
+    WorkerGroupCallback = placement_group_handle = worker_group = None
 
 
 class InterruptibleTrainer(TorchTrainer):
@@ -39,11 +39,11 @@ class InterruptibleTrainer(TorchTrainer):
 
 
 def callbacks_into(room: Room) -> list:
-    """Return the callbacks of Ray Train with which its first workers use `room`, and free it at their end.
+    """Return the callbacks of Ray Train with which its first workers use `room`. It is there until its owner gives it back.
 
-    They replace an undocumented name. Without it, the room is given back at once, and Ray Train asks for its own.
+    They replace undocumented names. Without them, the room is given back at once, and Ray Train asks for its own.
     """
-    if hasattr(worker_group, "placement_group"):
+    if hasattr(worker_group, "placement_group") and hasattr(placement_group_handle, "remove_placement_group"):
         return [_IntoRoom(room)]
     room.give_back()
     return []
@@ -61,11 +61,12 @@ if WorkerGroupCallback is not None:
             room, self._room = self._room, None
             if room is None:
                 return
-            make = worker_group.placement_group
+            make, remove = worker_group.placement_group, placement_group_handle.remove_placement_group
 
             def placement_group(bundles: Sequence[dict], **options: Any) -> PlacementGroup:
                 worker_group.placement_group = make
                 if list(bundles) == list(room.bundles):
+                    placement_group_handle.remove_placement_group = lambda one: None if one is room.group else remove(one)
                     return room.group
                 room.give_back()  # elastic workers, of which more can begin
                 return make(bundles=bundles, **options)

@@ -14,6 +14,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
 from treenet.config import TrainConfig
+from treeproc.common.ray_internals import start_coordinator_here
 from treeproc.common.ray_session import can_grow
 from treeproc.common.settings import UserError
 
@@ -65,6 +66,9 @@ class Rooms:
     bundles: Sequence[dict[str, float]]
     _asked: list[Room] = field(default_factory=list)
     _since: float = 0.0
+
+    def __post_init__(self) -> None:
+        start_coordinator_here()
 
     def __enter__(self) -> "Rooms":
         return self

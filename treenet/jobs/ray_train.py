@@ -125,8 +125,6 @@ def _stopped(mirror: RunMirror) -> dict:
 
 def _wait_for_room(config: TrainConfig, stop_file: Path, follow: "_Follow") -> Room | None:
     """Return the room for a group of workers, and show what it waits for; None once `stop_file` is there."""
-    if room := take_given():
-        return room
     refuse_more_than_there_is(config)
     what = follow.phase
     with Rooms(bundles_of(config)) as rooms:
@@ -142,7 +140,8 @@ def _wait_for_room(config: TrainConfig, stop_file: Path, follow: "_Follow") -> R
 
 def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path, follow: "_Follow") -> dict:
     """Run one group of workers, from its start to its end."""
-    room = _wait_for_room(config, stop_file, follow)
+    given = take_given()  # its owner gives it back, unless the workers fail
+    room = given or _wait_for_room(config, stop_file, follow)
     if room is None:
         return _stopped(mirror)
     elastic = 0 < config.min_workers < config.workers
@@ -163,12 +162,15 @@ def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path, follow: "_Foll
     )
     try:
         with follow.may_abort(trainer):
-            return trainer.fit().return_value
-    except KeyboardInterrupt:
-        trainer.abort(ABORT_S)
-        raise
-    finally:
+            outcome = trainer.fit().return_value
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            trainer.abort(ABORT_S)
         room.give_back()
+        raise
+    if not given:
+        room.give_back()
+    return outcome
 
 
 def _one_line(error: BaseException) -> str:

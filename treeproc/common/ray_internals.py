@@ -162,6 +162,18 @@ def _print_notice(data: dict, *arguments: object, **options: object) -> None:
         warn(f"warning: Ray: {one_line(_LOG_FOLLOWS.sub('', first), 300)}")
 
 
+def start_coordinator_here() -> None:
+    """Start the actor with which Ray Train and Ray Data tell their demands to an autoscaler, on the node of this process.
+
+    The actor never ends. Started by a training on another node, it would keep that node for ever. Without the function that
+    starts it, this happens.
+    """
+    with suppress(ImportError):
+        from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import get_or_create_autoscaling_coordinator
+
+        get_or_create_autoscaling_coordinator()
+
+
 def raylet_pid() -> int | None:
     """The process of Ray's node on this machine; None without one, or if it cannot be found.
 
