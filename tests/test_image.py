@@ -29,13 +29,13 @@ _JOB = """
 set -e
 cd /tmp
 python -c 'import torch; assert torch.version.cuda is None, torch.version.cuda'
-(ulimit -n 65536; ray start --head --num-cpus=2 --dashboard-host=0.0.0.0 --dashboard-agent-listen-port=52365)
+ray start --head --num-cpus=2 --dashboard-host=0.0.0.0 --dashboard-agent-listen-port=52365
 for path in 52365/api/local_raylet_healthz 8265/api/gcs_healthz; do
-    timeout 120 bash -c "until wget --tries 1 -T 10 -q -O- http://localhost:$path | grep success; do sleep 1; done"
+    timeout 240 bash -c "until wget --tries 1 -T 10 -q -O- http://localhost:$path | grep success; do sleep 1; done"
 done
 ray job submit --address http://127.0.0.1:8265 --entrypoint-num-cpus 1 -- \
     python /home/ray/tree-attention/workflows/preprocess.py --sample --out /tmp/data workers=0
-test -s /tmp/data/dataset.json
+test -s /tmp/data/provenance.json
 """
 
 
@@ -77,11 +77,12 @@ def test_the_image_is_built_and_takes_a_job(repository, tmp_path):
     root = tmp_path / "root"
     run("debootstrap", "--variant=minbase", suite, str(root))
     shutil.copy("/etc/resolv.conf", root / "etc")
+    (root / "etc" / "hosts").write_text("127.0.0.1 localhost\n")  # Kubernetes writes this file
     # This machine fetches the wheels: its pip has its settings, and not every machine reaches the index of PyTorch.
     pip = (sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(root / "wheels"))
     run(*pip, "--constraint", str(repository / "constraints.txt"), f"{repository}[all]", "setuptools>=77")
     try:
-        variables = build(dockerfile, root, repository, {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/wheels"})
+        variables = build(dockerfile, root, repository, {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/wheels", "PIP_NO_COMPILE": "1"})
         setting = " ".join(f"{key}={shlex.quote(value)}" for key, value in variables.items())
         script = _ALONE.format(root=root, variables=setting, command=shlex.quote(_JOB))
         run("unshare", "--mount", "--net", "--pid", "--fork", f"--mount-proc={root}/proc", "sh", "-c", script)
