@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import io
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -12,6 +13,18 @@ from unittest import mock
 from treenet.cli.main import COMMANDS, main
 from treeproc.common.command_names import command_of
 from treeproc.common.settings import run_cli
+from treeproc.common.storage import AnyPath
+
+
+def without_times(report: Path | AnyPath) -> object:
+    """Return the content of a study's report without the seconds of training, in which equal runs differ."""
+
+    def strip(value: object) -> object:
+        if isinstance(value, dict):
+            return {name: strip(one) for name, one in value.items() if name != "seconds"}
+        return [strip(one) for one in value] if isinstance(value, list) else value
+
+    return strip(json.loads(report.read_bytes()))
 
 
 def main_of(script: str) -> Callable[[Sequence[str]], None]:

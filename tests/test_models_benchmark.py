@@ -14,7 +14,7 @@ from treenet.models import names_for
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import models
 
-TINY = {"d_model": 32, "d_ff": 32, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
+TINY = {"d_model": 64, "d_ff": 32, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
 SIZE = models.Size(TINY, pieces=40, sentences=3, searched=2)
 OPTIONS = SimpleNamespace(device="cpu", dtype="float32", rounds=2)
 

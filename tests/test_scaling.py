@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import main_of, run_here
+from commands import main_of, run_here, without_times
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
@@ -289,7 +289,7 @@ def test_study_killed_twice_ends_as_undisturbed(study, undisturbed, tmp_path):
     assert "transformer-0.3-seed1" not in done.stderr, "a finished cell ran again"
     for folder in (undisturbed / "cells").iterdir():
         assert losses(out / "cells" / folder.name) == losses(folder)
-    assert (out / "scaling.json").read_bytes() == (undisturbed / "scaling.json").read_bytes()
+    assert without_times(out / "scaling.json") == without_times(undisturbed / "scaling.json")
     assert [entry.starts for entry in Ledger.read(out).entries.values()].count(2) == 2
 
 
@@ -308,7 +308,7 @@ def test_two_commands_of_which_one_is_killed_end_as_one_undisturbed(study, undis
     assert sum(entry.starts for entry in Ledger.read(out).entries.values()) in (8, 9), "one between two cells lost nothing"
     for folder in (undisturbed / "cells").iterdir():
         assert losses(out / "cells" / folder.name) == losses(folder)
-    assert (out / "scaling.json").read_bytes() == (undisturbed / "scaling.json").read_bytes()
+    assert without_times(out / "scaling.json") == without_times(undisturbed / "scaling.json")
 
 
 def test_failing_cells_larger_grids_and_other_settings(study, undisturbed, tmp_path):
@@ -468,7 +468,7 @@ def test_a_study_goes_on_from_its_records_alone(study, undisturbed, recorded, tm
     assert done.returncode == 0, done.stderr
     assert "seed1 (" not in done.stderr and sorted(path.name for path in (second / "cells").iterdir()) == missing
     assert len(list(recorded.iterdir())) == 8
-    found, expected = ((folder / "scaling.json").read_bytes() for folder in (second, undisturbed))
+    found, expected = (without_times(folder / "scaling.json") for folder in (second, undisturbed))
     assert found == expected, "the same table as of runs that are there"
     again = run([*study, "--records", str(recorded)], tmp_path / "third")
     assert again.returncode == 0 and not (tmp_path / "third" / "cells").exists()

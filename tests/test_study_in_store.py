@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from commands import run_here
+from commands import run_here, without_times
 from object_store import s3_server
 from test_scaling import STUDY
 from test_tuning import SEARCH, SYSTEM
@@ -55,9 +55,9 @@ def local(study, tmp_path_factory) -> Path:
 
 def comparable(path: AnyPath) -> dict:
     """A record or a report without what tells of time and machine."""
-    found = json.loads(path.read_bytes())
+    found = without_times(path)
     for one in (found, *found.get("cells", ()), *found.get("training", {}).values()):
-        for name in ("training", "seconds", "tokens_per_s", "memory_gib"):
+        for name in ("training", "tokens_per_s", "memory_gib"):
             one.pop(name, None) if isinstance(one, dict) else None
     return found
 
