@@ -59,4 +59,4 @@ def test_one_json_line_per_figure_of_every_model(capsys, tmp_path):
     assert lines[0]["to_plain"] == 1 and figures["transformer"]["parameters"] == plain.parameters
     models.write_table(tmp_path / "new" / "models.md", figures)
     table = (tmp_path / "new" / "models.md").read_text().splitlines()
-    assert len(table) == 2 + len(rows) and table[2].startswith("| transformer | 0.0 M | ")
+    assert len(table) == 2 + len(rows) and table[2].startswith("| transformer | 0.1 M | ")
