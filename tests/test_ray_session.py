@@ -245,7 +245,7 @@ def test_a_cluster_of_another_user_is_not_looked_for(other_node):
 def test_a_cluster_with_a_folder_of_its_own_is_told_and_not_joined(note, monkeypatch):
     with answering() as address:
         monkeypatch.setattr(ray_session, "read_other_notes", lambda: {address, "127.0.0.1:1"})  # nothing answers at port 1
-        told = f"the Ray cluster at {address} has its files in a folder of its own"
+        told = f"the Ray cluster at {address} has another folder than /tmp/ray"
         assert _find_cluster() == ("", told) and not there_is_a_cluster()
         note.write_text(address)
         assert _find_cluster() == (address, "")
@@ -271,7 +271,7 @@ def test_a_real_cluster_with_a_folder_of_its_own_is_told(note, monkeypatch):
                 assert head.poll() is None and time.monotonic() < deadline
                 time.sleep(0.1)
             address = (Path(folder) / "ray_current_cluster").read_text()
-            assert address in _find_cluster()[1] and "has its files in a folder of its own" in _find_cluster()[1]
+            assert address in _find_cluster()[1] and "has another folder than /tmp/ray" in _find_cluster()[1]
             code = (
                 "import ray; from treeproc.common import ray_session as s; s.start_ray(); print(ray.cluster_resources()['CPU'])"
             )

@@ -156,7 +156,7 @@ def _find_cluster() -> tuple[str, str]:
         address = ""
     if not address and (others := [other for other in sorted(read_other_notes()) if not _why_not(other)]):
         # A job of Slurm may have started it, so it is told and not joined.
-        doubt = f"the Ray cluster at {' or '.join(others)} has its files in a folder of its own"
+        doubt = f"the Ray cluster at {' or '.join(others)} has another folder than /tmp/ray"
     if asked_for == "auto" and not address:
         raise UserError(
             f"RAY_ADDRESS=auto: {doubt or 'no Ray cluster runs on this machine'}; set RAY_ADDRESS to HOST:PORT of a cluster, or "
