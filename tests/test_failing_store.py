@@ -260,13 +260,13 @@ def local_run(remote_data, tmp_path_factory) -> dict[str, object]:
 
 
 def snapshot(folder: AnyPath) -> dict[str, bytes]:
-    """Bytes of the files of a data set, without those that tell of the machine."""
+    """Bytes of the files of a data set, without those that tell of the machine and of the times of the inputs."""
     names = (
         folder.objects()
         if isinstance(folder, RemotePath)
         else [str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()]
     )
-    return {name: (folder / name).read_bytes() for name in names if Path(name).name not in (".lock", PROVENANCE)}
+    return {name: (folder / name).read_bytes() for name in names if Path(name).name not in (".lock", PROVENANCE, "inputs.json")}
 
 
 def results(run: AnyPath) -> dict[str, object]:
