@@ -10,8 +10,11 @@ import yaml
 from commands import run_here, without_times
 from object_store import s3_server
 from test_scaling import STUDY
+from test_train_classifier import GRID as SEEDS
+from test_train_classifier import TINY
 from test_tuning import SEARCH, SYSTEM
 from toydata import write_toy_data
+from toylabels import write_toy_labels
 from toyruns import losses
 
 from treenet.config import TrainConfig
@@ -131,6 +134,24 @@ def test_cells_side_by_side_log_to_the_store(bucket, study, local):
     for name in (CELLS[0], CELLS[2]):
         assert "train: " in (out / "cells" / name / "log.txt").read_text()
         assert [step for step, _ in losses(out / "cells" / name)] == [step for step, _ in losses(local / "cells" / name)]
+
+
+def test_a_comparison_over_seeds_in_a_store(bucket, tmp_path):
+    """Its scores need the last checkpoints, and its peak needs all of them."""
+    settings = {**TINY, "data": str(write_toy_labels(tmp_path / "data")), "grid": {**SEEDS, "peak_on_test": True}}
+    (tmp_path / "config.yaml").write_text(json.dumps(settings))
+    arguments = ["compare_seeds.py", "--config", str(tmp_path / "config.yaml")]
+    for out, records in ((tmp_path / "out", tmp_path / "kept"), (bucket / "seeds", bucket / "seeds-kept")):
+        done = run_here(*arguments, "--out", out, "--records", records)
+        assert done.returncode == 0, done.stderr
+    names = ["trees-seed1", "words-seed1", "trees-seed2"]
+    assert statuses(bucket / "seeds") == dict.fromkeys(names, DONE)
+    assert comparable(bucket / "seeds" / "comparison.json") == comparable(tmp_path / "out" / "comparison.json")
+    for name in names:
+        assert comparable(bucket / "seeds-kept" / f"{name}.json") == comparable(tmp_path / "kept" / f"{name}.json")
+        scores = json.loads((bucket / "seeds" / "cells" / name / "scores.json").read_bytes())
+        assert {"test", "test.last", "test.peak"} <= scores.keys()
+    assert (bucket / "seeds" / "comparison.png").read_bytes() == (tmp_path / "out" / "comparison.png").read_bytes()
 
 
 @pytest.mark.cluster
