@@ -27,7 +27,7 @@ from measure import emit
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from object_store import s3_server
+from moto_store import s3_server
 
 from treeproc.common import storage
 from treeproc.common.cache import local_copy, prefetch

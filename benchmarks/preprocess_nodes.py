@@ -28,7 +28,7 @@ from ray.cluster_utils import Cluster
 
 sys.path.insert(0, str(REPOSITORY / "tests"))
 
-from object_store import s3_server
+from moto_store import s3_server
 
 from treeproc.common.files import atomic_write
 from treeproc.common.provenance import PROVENANCE

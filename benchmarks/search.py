@@ -32,8 +32,11 @@ import numpy as np
 import torch
 from layer_trees import random_tree
 from measure import emit, time_interleaved
-from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 
 from treenet.config import DecodingConfig, ModelConfig
 from treenet.data.batch import TreeBatch, collate

@@ -81,6 +81,7 @@ CONFIGS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))
 @given(sentences=batches())
@@ -114,6 +115,7 @@ def spoil(x: torch.Tensor, bad: float) -> torch.Tensor:
     return x.requires_grad_()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [1e9, math.inf, math.nan])
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))

@@ -246,6 +246,7 @@ def follow(words: list[str], files: dict[str, str], folder: Path) -> tuple[list[
     return messages, words
 
 
+@pytest.mark.slow
 def test_a_first_data_set_and_a_first_training_need_only_what_the_messages_say(tmp_path):
     lines = sample_lines(60)
     for name in ("train.en", "train.de", "valid.en", "valid.de"):

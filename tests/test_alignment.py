@@ -10,10 +10,8 @@ from commands import main_of
 from hypothesis import given
 from hypothesis import strategies as st
 from model_cases import example_of, tiny_model
-from strategies import Tree
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
+from strategies import Tree
 
 from treenet.analysis.alignment import (
     ReferenceLinks,

@@ -19,6 +19,8 @@ from treenet.data.examples import ExampleSource
 from treeproc.common.command_names import command_runs
 from treeproc.shards.shard import SplitShards
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):

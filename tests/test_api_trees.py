@@ -113,6 +113,7 @@ def test_node_means(sentences):
         assert not means[number, len(tree.spans) :].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS)
 @num_examples(6)
 @given(sentences=batches(max_leaves=6), average=st.booleans())

@@ -33,6 +33,8 @@ from treenet.models import VocabSizes, build_model
 from treenet.models.attention_weights import compute_weights, record_attention
 from treenet.runs.loading import load_run
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 2, "num_decoder_layers": 3, "dropout": 0.0}
 ABLATIONS = [
     ("transformer", {}),

@@ -17,6 +17,8 @@ from toyruns import make_config
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import UserError
 
+pytestmark = pytest.mark.slow
+
 TINY = {
     "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
     "optimizer": {"learning_rate": 5e-3, "warmup_steps": 10},

@@ -18,6 +18,8 @@ from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 
+pytestmark = pytest.mark.slow
+
 RUN = {
     "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
     "optimizer": {"learning_rate": 5e-3, "warmup_steps": 10},

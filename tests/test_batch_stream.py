@@ -16,6 +16,8 @@ from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 PAIR_COLUMNS = ("leaves", "nodes", "spans", "score")
 # Settings by task: a model of trees where there is one.

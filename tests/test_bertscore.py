@@ -13,6 +13,8 @@ from treenet.cli import evaluate
 from treenet.evaluation.bertscore import BertScoreConfig, BertScorer, bert_scores, check_bertscore
 from treeproc.common.settings import UserError
 
+pytestmark = pytest.mark.slow
+
 transformers = pytest.importorskip("transformers")
 
 

@@ -116,6 +116,7 @@ def rows_of(examples: list[dict]) -> RowLists:
     return rows
 
 
+@pytest.mark.slow
 @num_examples(60)
 @given(st.lists(examples(), min_size=1, max_size=3), configs, st.sampled_from([0.0, 0.3, 0.9]), st.integers(0, 9))
 def test_trees_are_those_that_the_encode_stage_makes_of_the_pieces(vocab, cases, config, dropout, epoch):  # noqa: F811

@@ -246,6 +246,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_processes_share_a_cache_that_is_too_small_for_them(store, tmp_path, monkeypatch):
     """Each evicts what the others load; every byte that is read is right."""
     monkeypatch.setenv("TREE_ATTENTION_CACHE_GB", str(1.5 * SIZE / 1e9))

@@ -22,6 +22,8 @@ from treenet.experiments.ledger import INTERRUPTED, WAITING, Ledger, last_step
 from treenet.runs.metrics_log import read_metrics
 from treeproc.job.preprocess import SAMPLE
 
+pytestmark = pytest.mark.slow
+
 PAGE = REPOSITORY / "docs" / "results" / "gpu.md"
 NEEDED = ("config.yaml", "run.json", "metrics.jsonl", "provenance.json", "checkpoints")  # of an unfinished cell
 STEPS = 150

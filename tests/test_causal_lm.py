@@ -28,6 +28,8 @@ from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.shards.schema import PAD_ID
 from treeproc.stages.tree_config import TreeConfig
 
+pytestmark = pytest.mark.slow
+
 MODELS = {
     "causal": ["model.name=causal_transformer"],
     "tree_reg": ["model.name=causal_transformer", "model.tree_reg.weight=0.5"],

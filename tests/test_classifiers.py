@@ -122,6 +122,7 @@ def test_half_precision_learns(data, name):
 # What is learned.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "supervision"), [(name, s) for name in NAMES for s in SUPERVISIONS])
 def test_every_model_learns_eight_sentences(data, name, supervision):
     model, source = tiny_model(name, supervision), open_source(data, name, supervision)

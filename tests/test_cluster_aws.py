@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
-from object_store import s3_server
+from moto_store import s3_server
+
+pytestmark = pytest.mark.slow
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed; it comes with the extra 'test'")
 moto = pytest.importorskip("moto", reason="moto is not installed; it comes with the extra 'test'")

@@ -19,6 +19,8 @@ from treenet.evaluation.comet import PYTHON, CometConfig, check_comet, comet_sco
 from treenet.evaluation.tag_scores import without_tags
 from treeproc.common.settings import UserError
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 # The score of a sample is its number of letters `e`, over 100. Libraries print to standard output too.
 STAND_IN = """

@@ -85,6 +85,7 @@ def test_long_trees_keep_index_lists():
         TreeStructure.build_compact([4], [np.array([[0, 2, 2], [0, 4, 2]])])
 
 
+@pytest.mark.slow
 def test_processes_that_make_batches_do_not_load_the_compiler():
     """It takes seconds of each."""
     code = "import sys, treenet.data.examples; sys.exit('torch._dynamo' in sys.modules)"

@@ -22,6 +22,8 @@ from treenet.evaluation.significance import ABOUT_WEIGHTS
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import UserError
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 
 

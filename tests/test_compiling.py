@@ -22,6 +22,8 @@ from treenet.structure import TreeStructure
 from treenet.structure.on_device import prepare
 from treeproc.common.settings import UserError
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 SIZES = dict(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
 needs_compiler = pytest.mark.skipif(what_is_missing(CPU) is not None, reason="torch.compile has no C++ compiler here")

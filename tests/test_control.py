@@ -290,6 +290,7 @@ def test_corpora_have_a_form_for_every_system():
     assert all(own == words[0] for own in words)  # of one seed
 
 
+@pytest.mark.slow
 def test_systems_see_what_decides_the_order(tmp_path):
     """Trees over the same words that give different orders give different states, in the form of each system."""
     systems = [system for system in systems_of(ControlSettings(all=True)) if system.tree_source == "parsed"]
@@ -319,6 +320,7 @@ def test_systems_see_what_decides_the_order(tmp_path):
             assert same.all(), system.name
 
 
+@pytest.mark.slow
 def test_right_trees_beat_the_bound_and_others_do_not(tmp_path):
     small = [
         "words=3", "sizes=[3000]", "test_pairs=200", "max_steps=450", "parallel=1", "training.optimizer.learning_rate=5e-3",

@@ -170,6 +170,7 @@ def test_every_example_has_the_weight_of_its_file(data):
         assert sum(fact["in_epoch"] for fact in facts) == copies.total()
 
 
+@pytest.mark.slow
 def test_training_prints_the_files_and_records_them(data, tmp_path, capsys):
     config = weighted_config(data, {"synthetic.en.gz": 0.5}, "max_steps=1")
     run_training(config, tmp_path / "run")

@@ -18,6 +18,8 @@ from treeproc.common.errors import CommandEnded
 from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings, read_yaml, run_cli
 from treeproc.shards.store import read_index
 
+pytestmark = pytest.mark.slow
+
 OVERRIDES = ("model.d_model=16", "model.d_ff=16", "model.num_heads=2", "model.num_encoder_layers=1", "model.num_decoder_layers=1")
 
 

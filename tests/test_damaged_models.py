@@ -12,6 +12,8 @@ from treeproc.common.settings import UserError
 from treeproc.parsers import ParserConfig, build_parser, describe_parser
 from treeproc.parsers.model_files import SHIPPED_MODELS
 
+pytestmark = pytest.mark.slow
+
 MODELS = ("tokenizer", "pos", "constituency", "vectors")
 
 

@@ -13,6 +13,8 @@ from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.subwords import LabelVocab, Subwords
 
+pytestmark = pytest.mark.slow
+
 CONFIGS = Path(__file__).resolve().parent.parent / "workflows" / "configs"
 LINES = {
     "en": ["The man next door didn't see a dog.", "Who's there?", "An old woman reads & writes in the garden, and they laugh."],

@@ -15,6 +15,8 @@ from treenet.cli import demo, translate
 from treenet.runs.checkpoint import checkpoint_folders
 from treeproc.job.preprocess import SAMPLE
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 STEPS = 12
 
 

@@ -147,6 +147,7 @@ def build_long(sentences: list[Tree], config: TreeAttentionConfig, blocks: bool)
         return prepare(build_compact(sentences), config, torch.float64, torch.float64, blocks)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @given(sentences=batches())
 @num_examples(4)

@@ -23,6 +23,8 @@ from treeproc.shards.shard import SplitShards
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 
+pytestmark = pytest.mark.slow
+
 SENTENCES = """\
 # text = We saw a dog yesterday which barked.
 1\tWe\t_\tPRON\t_\t_\t2\tnsubj\t_\t_

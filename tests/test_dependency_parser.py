@@ -20,6 +20,8 @@ from treeproc.parsers.dependency import DependencyParser, best_trees, supports
 from treeproc.parsers.documents import DocumentTagger
 from treeproc.parsers.stanza_parser import stanza_options
 
+pytestmark = pytest.mark.slow
+
 SHIPPED = ParserConfig(name="shipped", device="cpu", dependencies=True)
 ODD = ["Stop", "?!?!", "see http://a.b.com/x. and me@x.org!", "é", "x" * 100 + " y", "🙂 smiles , 𝔘nicode", "Wait ... what ?!"]
 LONG = "The man who saw the dog in the park with two cats and a very old bird that sang , said that it was late . " * 6

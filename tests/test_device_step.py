@@ -19,6 +19,8 @@ from treenet.training.step import TrainStep
 from treenet.training.step_inputs import StepInputs
 from treenet.training.trainer import Trainer, train
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 RANK_0 = Ranks(0, 1, CPU)
 

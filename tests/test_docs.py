@@ -17,6 +17,8 @@ from treeproc.common.synonyms import SYNONYMS
 from treeproc.job.config import PreprocessConfig
 from treeproc.job.preprocess import preprocess
 
+pytestmark = pytest.mark.long
+
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 RUNNABLE = re.compile(r"^<!-- run -->\n```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)(#[^)]*)?\)")
@@ -59,6 +61,7 @@ def workplace(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable_blocks(page)], ids=lambda page: page.stem)
 def test_runnable_blocks_run(page, workplace):
     """Each block runs in a separate process, in the order of the page."""
@@ -89,6 +92,7 @@ def test_every_setting_is_on_one_page(monkeypatch):
     assert not [word for word, meant in SYNONYMS.items() if " " not in meant and meant not in known]
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs(tmp_path):
     """All cells and commands in one process, with few sentences and updates; `make docs` runs them as they are."""
     text = (REPOSITORY / "docs" / "tutorial.md").read_text(encoding="utf-8")

@@ -4,23 +4,22 @@ import ast
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from string import Template
 
 import pytest
-from conftest import REPOSITORY
-
-sys.path.insert(0, str(REPOSITORY / "benchmarks"))
 from commands import run_installed_here
+from conftest import REPOSITORY
 from search_runs import write_vocabulary
 
 from treenet.cli.main import COMMANDS
 from treenet.cli.shipped import CONFIGS
 from treeproc.common.command_names import command_of
 from treeproc.common.settings import load_settings
+
+pytestmark = pytest.mark.slow
 
 PAGES = [
     *sorted(REPOSITORY.glob("*.md")),

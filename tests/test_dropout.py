@@ -92,6 +92,7 @@ def test_accelerators_drop_what_cpus_drop(shape, p, num_leaves):
     assert torch.equal(*masks(p, shape, num_leaves, keyed_dropout))
 
 
+@pytest.mark.slow
 def test_compiled_dropout_drops_the_same():
     """The compiler of CPUs makes few graphs for all sizes."""
     torch._dynamo.reset()

@@ -1,6 +1,7 @@
 """Dropout by key inside a compiled model, as on GPUs: plain operations, which are the same for batches of all sizes."""
 
 import numpy as np
+import pytest
 import torch
 from model_cases import VOCAB, batch_of
 from strategies import right_branching
@@ -12,6 +13,8 @@ from treenet.layers import dropout
 from treenet.layers.dropout import keys_of, share_dropout_keys
 from treenet.models import build_model
 from treenet.models.compiling import Compiled
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 GPU = torch.device("cuda")
 

@@ -17,6 +17,8 @@ from treenet.jobs.train_run import run_training
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.shards.store import read_index
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 TINY = {
     "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},

@@ -104,6 +104,7 @@ def rows_of(batch: pa.RecordBatch) -> list[dict]:
     return [{name: plain(pick(column, i)) for name, column in views.items()} for i in range(len(batch))]
 
 
+@pytest.mark.slow
 @num_examples(120)
 @given(st.lists(examples(), min_size=1, max_size=4), configs)
 def test_batches_agree_with_the_slow_oracle(vocab, cases, config):

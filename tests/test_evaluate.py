@@ -34,6 +34,8 @@ from treeproc.common.settings import UserError, load_settings
 from treeproc.shards.schema import EOS_ID
 from treeproc.trees.flat_trees import FlatTrees
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 MODEL = ModelConfig(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1, dropout=0.0)
 

@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from search_runs import write_run, write_vocabulary
 
 from treenet import load_run
@@ -16,6 +14,8 @@ from treenet.cli import export
 from treenet.export import folder
 from treeproc.common.files import file_sha256, json_bytes, read_json
 from treeproc.common.settings import UserError
+
+pytestmark = pytest.mark.slow
 
 LINES = ["ba de", "gu ki bo da", "", "ke"]
 

@@ -1,18 +1,15 @@
 """ONNX graphs and CTranslate2 folders against the models that they come from."""
 
 import re
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from strategies import Tree
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from model_cases import batch_of, example_of
 from search_runs import NUM_PIECES, SEARCH_LABELS, write_run, write_vocabulary
+from strategies import Tree
 
 from treenet.cli import export
 from treenet.config import DecodingConfig
@@ -24,6 +21,8 @@ from treenet.translation.search import beam_search
 from treenet.translation.translate import score_examples, translate_examples
 from treeproc.common.files import read_json
 from treeproc.shards.schema import BOS_ID, PAD_ID
+
+pytestmark = pytest.mark.slow
 
 
 def tree(num_leaves: int, *spans: tuple[int, int, int]) -> Tree:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from commands import run_here
 from failing_store import Fault, failing_store, some
-from object_store import s3_server
+from moto_store import s3_server
 from toyruns import losses
 from training_jobs import tiny_config
 
@@ -25,6 +25,8 @@ from treeproc.common.provenance import PROVENANCE
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
+
+pytestmark = pytest.mark.slow
 
 LARGE = os.urandom(23 << 20)  # three parts of an upload
 

@@ -73,6 +73,7 @@ def test_a_full_device_is_one_line(tmp_path):
         write(tmp_path / "link")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("linked", [False, True])
 def test_a_full_disk_leaves_the_old_output(tmp_path, linked):
     (tmp_path / "target").write_bytes(b"old")

@@ -183,6 +183,7 @@ for number, _ in enumerate(writer.write("train")):
 """
 
 
+@pytest.mark.slow
 def test_killed_and_run_again_gives_the_same_bytes(tmp_path):
     source, once, killed = (tmp_path / name for name in ("lines", "once", "killed"))
     source.write_text("".join(f"{i % 17} {i % 5}\n" for i in range(50)))

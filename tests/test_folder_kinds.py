@@ -4,17 +4,14 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 from commands import run_here
 from folder_store import store  # noqa: F401 (a fixture)
+from search_runs import write_run, write_vocabulary
 from toydata import write_toy_data
 from toylabels import make_rows, write_labelled
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-from search_runs import write_run, write_vocabulary
 
 from treenet.cli.back_translate_settings import BackTranslateConfig
 from treenet.cli.shipped import CONFIGS

@@ -1,16 +1,10 @@
 """The rules and oracles of the fuzzer, and a short run of it. The long run is benchmarks/fuzz_inputs.py."""
 
 import json
-import sys
-from pathlib import Path
 from random import Random
 
-import pytest
-
-from treeproc.common.settings import UserError, load_settings
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import fuzz_inputs
+import pytest
 from commands import run_here
 from fuzz_api import CALLS, fuzz_api
 from fuzz_cases import FuzzCase, settings_class
@@ -19,6 +13,10 @@ from fuzz_mutations import damage_file, misspelt, override, yaml_text
 from fuzz_oracles import data_set, silent_loss
 from fuzz_server import fuzz_server
 from fuzz_world import configurations, write_inputs
+
+from treeproc.common.settings import UserError, load_settings
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("kind", fuzz_inputs.KINDS)

@@ -2,20 +2,19 @@
 
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
-import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
 import gpu
 import gpu_flops
 import gpu_report
+import pytest
+import torch
 from model_cases import batch_of
 from strategies import Tree
 
 from treenet.config import ModelConfig
 from treeproc.common import provenance
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 SENTENCES = [Tree(5, [[0, 5, 3], [0, 2, 2], [3, 5, 3]]), Tree(1, [[0, 1, 1]])]
 

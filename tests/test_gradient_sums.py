@@ -16,6 +16,8 @@ from treenet.training.ranks import Ranks
 from treenet.training.step import TrainStep
 from treenet.training.trainer import Trainer, train
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 BUCKET = 2000  # bytes: some twenty buckets of the tiny model
 

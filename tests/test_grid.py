@@ -21,6 +21,8 @@ from treenet.jobs.train_job import stop_on_sigterm
 from treeproc.common.files import locked
 from treeproc.common.settings import UserError
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 
 def make_cells(folder: Path, *names: str, data_fingerprint: str = "d", **settings) -> list[Cell]:
     config = TrainConfig(data=folder / "data", workers=0, **settings)

@@ -140,6 +140,7 @@ def shards_of(data) -> dict:
     return {path.relative_to(data): path.read_bytes() for path in files}
 
 
+@pytest.mark.slow
 def test_a_job_with_parts_makes_the_same_shards_and_mends_its_parts(tmp_path, monkeypatch):
     make(tmp_path, tmp_path / "inline")
     monkeypatch.setattr(store, "_MOST_INLINE", 4)

@@ -29,6 +29,8 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import as_path
 from treeproc.shards.store import read_index
 
+pytestmark = pytest.mark.slow
+
 SHORT = ["max_steps=2", "checkpoint_every=1", "validate_every=2", "average_checkpoints=1"]
 TABLE = "encoder.embedding.weight"
 

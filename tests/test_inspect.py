@@ -15,6 +15,8 @@ from treeproc.inspect import SplitStatistics, describe, draw_line, histogram, pl
 from treeproc.shards.shard import Shard, SplitShards
 from treeproc.subwords import LabelVocab
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):

@@ -23,6 +23,8 @@ from treeproc.shards.store import read_index
 from treeproc.subwords import Subwords
 from treeproc.verify import verify
 
+pytestmark = pytest.mark.slow
+
 TREES = """(3 (2 The) (4 (4 (3 very) (4 best)) (2 .)))
 (2 (2 So) (2 so))
 (0 (1 Bad) (2 (2 quite) (0 (1 bad) (2 .))))

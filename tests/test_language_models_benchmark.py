@@ -1,15 +1,10 @@
 """The benchmark of causal language models, and the minimal pairs of agreement."""
 
-import sys
-from pathlib import Path
-
-import numpy as np
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import agreement_pairs
 import language_models
 import models
+import numpy as np
+import pytest
 
 from treeproc.trees.spans import read_brackets
 

@@ -1,10 +1,12 @@
 """The layer benchmark: its slow baselines compute the same, its random trees are trees, its output is a line a figure."""
 
 import json
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
+import layer
+import layer_baselines
+import layer_trees
+import measure
 import numpy as np
 import pytest
 import torch
@@ -16,12 +18,6 @@ from test_tree_attention import randomise
 
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import SelfAttention
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-import layer
-import layer_baselines
-import layer_trees
-import measure
 
 
 @pytest.mark.parametrize("rule", ["paper", "released"])

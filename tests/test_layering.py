@@ -6,7 +6,7 @@ import graphlib
 import runpy
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -100,68 +100,92 @@ def files(package: str) -> list[Path]:
     return sorted((REPOSITORY / package).rglob("*.py"))
 
 
-@pytest.mark.parametrize("path", files("treeproc"), ids=lambda path: path.name)
-def test_treeproc_loads_neither_torch_nor_models(path):
-    loaded = {name.split(".")[0] for name in imports(path, module_level_only=True)}
-    forbidden = {"stanza", "torch", "treenet"}
-    if str(path.relative_to(REPOSITORY)) in RUN_MODELS:
-        forbidden -= {"torch"}
-    if path.parent.name == "parser_training":  # makes the models; only workflows/train_parser.py loads it
-        forbidden -= {"torch", "stanza"}
-    else:
-        assert not any(name.startswith("treeproc.parser_training") for name in imports(path))
-    assert not loaded & forbidden
-    assert "ray" not in loaded or path.name in ("ray_job.py", "ray_session.py")
-    assert "treenet" not in {name.split(".")[0] for name in imports(path)}
+def top_level(names: Collection[str]) -> set[str]:
+    return {name.split(".")[0] for name in names}
 
 
-@pytest.mark.parametrize("path", [*files("treeproc"), *files("treenet")], ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_packages_of_extras_are_loaded_where_they_are_used(path):
+def offenders(paths: Iterable[Path], forbidden: Callable[[Path], Collection[str]]) -> list[str]:
+    """Return a line for each file that has something forbidden: its place and what that is."""
+    found = {path.relative_to(REPOSITORY): sorted(forbidden(path)) for path in paths}
+    return [f"{path}: {', '.join(names)}" for path, names in found.items() if names]
+
+
+def test_treeproc_loads_neither_torch_nor_models():
+    def forbidden(path: Path) -> set[str]:
+        models = {"stanza", "torch"}
+        if str(path.relative_to(REPOSITORY)) in RUN_MODELS:
+            models = {"stanza"}
+        training = {"treeproc.parser_training"}
+        if path.parent.name == "parser_training":  # makes the models; only workflows/train_parser.py loads it
+            models = training = set()
+        if path.name not in ("ray_job.py", "ray_session.py"):
+            models = models | {"ray"}
+        everywhere = imports(path)
+        return (
+            top_level(imports(path, module_level_only=True)) & models
+            | {name for name in everywhere if any(name == room or name.startswith(f"{room}.") for room in training)}
+            | top_level(everywhere) & {"treenet"}
+        )
+
+    assert not offenders(files("treeproc"), forbidden)
+
+
+def test_packages_of_extras_are_loaded_where_they_are_used():
     """An installation without extras imports everything but these rooms and files, which are loaded after `require`."""
-    parts = path.relative_to(REPOSITORY).with_suffix("").parts
-    allowed = set()
-    if parts[:2] == ("treenet", "report"):
-        allowed = {"matplotlib"}
-    elif parts[:2] == ("treeproc", "parser_training"):
-        allowed = {"matplotlib", "stanza"}
-    elif parts[:2] == ("treenet", "serving"):
-        allowed = {"connections": {"uvicorn"}, "replicas": {"ray"}, "server": {"uvicorn"}}.get(parts[2], set())
-    elif parts == ("treenet", "experiments", "tuning_trials"):
-        allowed = {"optuna", "ray"}
-    elif parts[1:] in ON_RAY or parts == ("treeproc", "job", "ray_job"):
-        allowed = {"ray"}
-    assert {name.split(".")[0] for name in imports(path, module_level_only=True)} & EXTRAS.keys() <= allowed
+
+    def forbidden(path: Path) -> set[str]:
+        parts = path.relative_to(REPOSITORY).with_suffix("").parts
+        allowed = set()
+        if parts[:2] == ("treenet", "report"):
+            allowed = {"matplotlib"}
+        elif parts[:2] == ("treeproc", "parser_training"):
+            allowed = {"matplotlib", "stanza"}
+        elif parts[:2] == ("treenet", "serving"):
+            allowed = {"connections": {"uvicorn"}, "replicas": {"ray"}, "server": {"uvicorn"}}.get(parts[2], set())
+        elif parts == ("treenet", "experiments", "tuning_trials"):
+            allowed = {"optuna", "ray"}
+        elif parts[1:] in ON_RAY or parts == ("treeproc", "job", "ray_job"):
+            allowed = {"ray"}
+        return top_level(imports(path, module_level_only=True)) & EXTRAS.keys() - allowed
+
+    assert not offenders([*files("treeproc"), *files("treenet")], forbidden)
 
 
+@pytest.mark.slow
 def test_the_job_and_its_parsers_start_without_torch():
     code = "import sys, treenet.cli.preprocess, treeproc.parsers; sys.exit(bool({'torch', 'stanza'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
 
 
-@pytest.mark.parametrize("path", files("treenet"), ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_treenet_uses_lower_rooms_alone(path):
-    parts = path.relative_to(REPOSITORY / "treenet").with_suffix("").parts
-    room = parts[0]
-    for name in imports(path):
-        head, *rest = name.split(".")
-        assert head not in ("workflows", "stanza")
-        assert head != "ray" or parts in ON_RAY
-        if head == "treeproc" and rest:
-            assert room in ("api", "serving", "cli", "__init__") or rest[0] in SHARED, f"{path} imports treeproc.{rest[0]}"
-            assert rest[:2] != ["common", "ray_session"] or parts in ON_RAY
-        if head == "treenet" and rest and room != "__init__":
-            assert TREENET_ROOMS.index(rest[0]) <= TREENET_ROOMS.index(room), f"{path} imports treenet.{rest[0]}"
+def test_treenet_uses_lower_rooms_alone():
+    def forbidden(path: Path) -> Iterator[str]:
+        parts = path.relative_to(REPOSITORY / "treenet").with_suffix("").parts
+        room = parts[0]
+        for name in imports(path):
+            head, *rest = name.split(".")
+            if head in ("workflows", "stanza") or (head == "ray" and parts not in ON_RAY):
+                yield name
+            elif head == "treeproc" and rest:
+                whole = room in ("api", "serving", "cli", "__init__")
+                if not (whole or rest[0] in SHARED) or (rest[:2] == ["common", "ray_session"] and parts not in ON_RAY):
+                    yield name
+            elif head == "treenet" and rest and room != "__init__" and TREENET_ROOMS.index(rest[0]) > TREENET_ROOMS.index(room):
+                yield name
+
+    assert not offenders(files("treenet"), forbidden)
 
 
-@pytest.mark.parametrize("path", files("treeproc"), ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_treeproc_uses_lower_rooms_alone(path):
-    room = path.relative_to(REPOSITORY / "treeproc").with_suffix("").parts[0]
-    if room in ("__init__", "sample"):
-        return
-    for name in imports(path):
-        head, *rest = name.split(".")
-        if head == "treeproc" and rest:
-            assert TREEPROC_ROOMS.index(rest[0]) <= TREEPROC_ROOMS.index(room), f"{path} imports treeproc.{rest[0]}"
+def test_treeproc_uses_lower_rooms_alone():
+    def forbidden(path: Path) -> Iterator[str]:
+        room = path.relative_to(REPOSITORY / "treeproc").with_suffix("").parts[0]
+        if room in ("__init__", "sample"):
+            return
+        for name in imports(path):
+            head, *rest = name.split(".")
+            if head == "treeproc" and rest and TREEPROC_ROOMS.index(rest[0]) > TREEPROC_ROOMS.index(room):
+                yield name
+
+    assert not offenders(files("treeproc"), forbidden)
 
 
 def test_the_engine_of_training_knows_no_concrete_task():
@@ -195,6 +219,17 @@ def test_no_encoder_imports_another_encoder():
     for path in files("treenet/models/encoders"):
         used = {name.split(".")[3] for name in imports(path) if name.startswith("treenet.models.encoders.")}
         assert used <= bases, path
+
+
+def test_the_page_names_the_tests_of_every_room():
+    page = (REPOSITORY / "docs" / "development.md").read_text()
+    table = page.partition("## Where the tests of a room are")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    inits = [path for package in PACKAGES for path in (REPOSITORY / package).glob("*/__init__.py")]
+    rooms = {f"`{path.parent.relative_to(REPOSITORY)}`" for path in inits}
+    assert rooms - {room for room, _ in rows} <= {"`treeproc/sample`", "`treeproc/models`"}  # files of data
+    named = sorted(name for _, names in rows for name in names.split(", "))
+    assert named == sorted(path.stem.removeprefix("test_") for path in (REPOSITORY / "tests").glob("test_*.py"))
 
 
 def test_every_python_file_has_a_docstring():

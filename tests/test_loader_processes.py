@@ -15,6 +15,8 @@ from treenet.data.loader_processes import LoaderProcesses
 from treenet.data.loader_server import SLOT_BYTES, _sendable
 from treeproc.common.settings import UserError
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 
 class Numbers:
     """Makes a tensor, with its step and the process; one step goes wrong."""

@@ -15,6 +15,8 @@ from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError
 from treeproc.common.storage import as_path
 
+pytestmark = pytest.mark.slow
+
 SHORT = ("max_steps=10", "loggers=[mlflow]")
 
 

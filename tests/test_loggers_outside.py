@@ -16,6 +16,8 @@ from treenet.loggers import feed
 from treenet.runs.metrics_log import MetricLog, read_metrics
 from treeproc.common.files import atomic_write, json_bytes
 
+pytestmark = pytest.mark.slow
+
 # A test that has not set them would write to the user's own place.
 OWN = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "WANDB_MODE", "WANDB_PROJECT", "WANDB_DIR")
 

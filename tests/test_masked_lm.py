@@ -31,6 +31,8 @@ from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.shards.schema import PAD_ID
 from treeproc.stages.tree_config import TreeConfig
 
+pytestmark = pytest.mark.slow
+
 VOCAB = VocabSizes(pieces=23, labels=7)
 
 

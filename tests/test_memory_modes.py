@@ -17,6 +17,8 @@ from treenet.training.reproducible import deterministic_mode
 from treenet.training.trainer import Trainer, train, use_gpu
 from treeproc.common.settings import UserError
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

@@ -115,6 +115,7 @@ def test_a_comparison_takes_further_references():
         compare_systems(first, second, REFERENCES, 20, [first[1:]])
 
 
+@pytest.mark.slow
 def test_the_command_reads_further_references(tmp_path, capsys):
     files = {"found": ["a b c d e"], "first": ["a b x d e"], "second": ["a b c d f"], "short": []}
     for name, lines in files.items():

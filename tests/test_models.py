@@ -17,6 +17,8 @@ from treenet.structure.attention_maps import OneCall
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
 
+pytestmark = pytest.mark.slow
+
 
 def with_trees(*configs: dict) -> list[tuple[str, dict]]:
     """Every model as it is, and the Tree Transformer with other settings of `model.tree`."""

@@ -1,18 +1,16 @@
 """The benchmark of all models: every registered one has a row, at the same size, and a line a figure."""
 
 import json
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
+import models
 import numpy as np
 import pytest
 
 from treenet.config import ModelConfig
 from treenet.models import names_for
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-import models
+pytestmark = pytest.mark.slow
 
 TINY = {"d_model": 64, "d_ff": 32, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2}
 SIZE = models.Size(TINY, pieces=40, sentences=3, searched=2)

@@ -21,6 +21,8 @@ from treeproc.shards.store import read_index
 from treeproc.subwords import Subwords
 from treeproc.verify import verify
 
+pytestmark = pytest.mark.slow
+
 ESCAPES = {"&": "&amp;", "|": "&#124;", "<": "&lt;", ">": "&gt;", "'": "&apos;", '"': "&quot;", "[": "&#91;", "]": "&#93;"}
 
 

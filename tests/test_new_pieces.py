@@ -19,6 +19,8 @@ from treeproc.stages.new_pieces import _may_join, add_pieces, learn_pieces
 from treeproc.subwords import SubwordConfig, train_pieces
 from treeproc.verify import verify
 
+pytestmark = pytest.mark.slow
+
 
 def slow_pieces(sequences: dict, known: set[str], most: int, may_join) -> list[str]:
     """Byte-pair encoding that counts all pairs again before each merge."""

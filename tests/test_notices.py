@@ -25,6 +25,8 @@ from treeproc.stages.leaks import NearCopies, normalised
 from treeproc.stages.notices import TextNotices, has_several_sentences, wanted
 from treeproc.verify import verify
 
+pytestmark = pytest.mark.slow
+
 GERMAN = [
     "Die alte Frau ging langsam über die Straße.",
     "Wir haben gestern Abend ein neues Buch gelesen.",

@@ -23,6 +23,8 @@ from treeproc.common.command_names import as_called, command_of
 from treeproc.common.extras import EXTRAS, describe_missing, require
 from treeproc.common.settings import UserError
 
+pytestmark = pytest.mark.long
+
 # Site packages of the tests are on the path of the environment, but for these.
 _WITHOUT = """
 import sys
@@ -109,6 +111,7 @@ def run(wheel, tmp_path_factory):
     return run_command, run_all, folder
 
 
+@pytest.mark.slow
 def test_the_wheel_has_what_a_user_needs(wheel):
     names = set(ZipFile(wheel).namelist())
     assert {name.partition("/")[0] for name in names} == {"treenet", "treeproc", f"tree_attention-{__version__}.dist-info"}
@@ -122,6 +125,7 @@ def test_the_wheel_has_what_a_user_needs(wheel):
     assert {f"{licences}/LICENSE", f"{licences}/NOTICE"} <= names
 
 
+@pytest.mark.slow
 def test_the_installed_command_works_without_the_extras(run):
     """Preprocess trees that are given, train in one process and translate; what needs an extra says so in a line."""
     command, run_all, folder = run
@@ -154,6 +158,7 @@ def test_the_installed_command_works_without_the_extras(run):
     assert not (folder / "x").exists()
 
 
+@pytest.mark.slow
 def test_help_and_version_load_nothing(repository):
     code = (
         "import sys; from treenet.cli.main import main; sys.argv = ['tree-attention', '--help']; main()\n"

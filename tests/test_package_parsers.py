@@ -17,6 +17,8 @@ from treeproc.shards.shard import SplitShards
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 
+pytestmark = pytest.mark.slow
+
 LINES = ["The man saw a dog .", "I don't see dogs", "  Two\u00a0 blanks \t(a man) . ", "🙂", "A dog . I don't see dogs", "a"]
 TREES = ["(TOP (S (NP (DT The) (NN man)) (VP (VBD saw) (NP (DT a) (NN dog))) (. .)))", "(TOP (S (NP (PRP I)) (VP (VBP see))))"]
 SENTENCES = [  # words, XPOS, UPOS, governors, relations

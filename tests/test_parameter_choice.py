@@ -20,6 +20,8 @@ from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError, dump_settings
 
+pytestmark = pytest.mark.slow
+
 SHORT = ["max_steps=4", "checkpoint_every=4", "validate_every=4", "optimizer.warmup_steps=1"]
 FREEZE = "freeze=[encoder.embedding.*, '*.layers.0.feed_forward.*']"
 

@@ -28,6 +28,8 @@ from treeproc.parser_training.loop import FitSettings, fit
 from treeproc.parsers.shift_reduce import ShiftReduceParser, supports
 from treeproc.trees.spans import SpanTree, parents_and_subtree_ends, read_brackets
 
+pytestmark = pytest.mark.slow
+
 PRETRAIN = Path(__file__).parent.parent / "treeproc/models/en/vectors.pt"
 SMALL = {
     "hidden_size": 6, "transition_hidden_size": 4, "transition_embedding_dim": 3, "word_embedding_dim": 5,

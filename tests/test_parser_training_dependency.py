@@ -16,6 +16,8 @@ from treeproc.parser_training.loop import FitSettings, fit
 from treeproc.parser_training.treebank import read_conllu
 from treeproc.parsers.dependency import DependencyParser, supports
 
+pytestmark = pytest.mark.slow
+
 TREEBANK = """
 1 The the DET DT 2 det
 2 dog dog NOUN NN 3 nsubj

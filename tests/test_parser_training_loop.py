@@ -10,6 +10,8 @@ from treeproc.common.errors import UserError
 from treeproc.parser_training import loop
 from treeproc.parser_training.loop import FitSettings, fit
 
+pytestmark = pytest.mark.slow
+
 
 class Line:
     """Learns y = 2 x + 1, with dropout, from epochs of 7 and 8 batches; stops like a killed process where it is told to."""

@@ -17,6 +17,8 @@ from treeproc.parser_training.tagger import Source, Tagged, TaggerLearner, Tagge
 from treeproc.parser_training.word_vectors import word_vectors
 from treeproc.parsers.tagger import supports
 
+pytestmark = pytest.mark.slow
+
 LEXICON = {
     "the": ("DET", "DT"),
     "dog": ("NOUN", "NN"),

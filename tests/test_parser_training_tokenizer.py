@@ -12,6 +12,8 @@ from treeproc.parser_training.loop import FitSettings, fit
 from treeproc.parser_training.tokenizer import Spaced, TokenizerLearner, TokenizerSettings, f1, line_of, spans
 from treeproc.parsers.tokenizer import supports
 
+pytestmark = pytest.mark.slow
+
 QUIET = TokenizerSettings(dropout=0, unit_dropout=0, drop_final_punct=0, spaced=0, dashes=0, batch_chars=400)
 
 

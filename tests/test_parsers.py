@@ -39,6 +39,8 @@ from treeproc.shards.store import write_shard
 from treeproc.stages.parse import ParseShard, parsed_columns
 from treeproc.trees.spans import SpanTree, draw, write_brackets
 
+pytestmark = pytest.mark.slow
+
 SHIPPED = ParserConfig(name="shipped", device="cpu")
 ARCS_ALONE = {"dependencies": True, "constituency": False}
 ODD = [

@@ -218,6 +218,7 @@ def test_heads_agree_with_loops_over_phrases(options):
     torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_tags_are_learnt_and_belong_to_no_nll(tmp_path):
     """The loss of an update is that of the translation and the weighted one of the tags, in all metrics."""
     data = write_toy_data(tmp_path)
@@ -240,6 +241,7 @@ def test_tags_are_learnt_and_belong_to_no_nll(tmp_path):
     assert np.mean(of["train"][-5:]) < np.mean(of["train"][:5]) and min(of["valid"]) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["optimizer.r_drop=2"]], ids=["one pass", "R-Drop"])
 def test_micro_batches_and_ranks_change_no_loss_of_tags(tmp_path, options):
     data = write_toy_data(tmp_path / "data")

@@ -24,6 +24,8 @@ from treenet.training.step import TrainStep
 from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError, load_settings
 
+pytestmark = pytest.mark.slow
+
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 

@@ -31,6 +31,8 @@ from treeproc.shards.store import read_index, stage_folder
 from treeproc.subwords import Subwords
 from treeproc.trees.spans import SpanTree, check_tree
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 NUM_TRAIN = 60
 
 

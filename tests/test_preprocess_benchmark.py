@@ -4,6 +4,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 
 def test_quick_is_of_the_shipped_sample_and_prints_json_alone(repository):
     command = [sys.executable, "benchmarks/preprocess.py", "--quick", "--sentences", "20", "--plain", "2"]

@@ -39,6 +39,8 @@ from treenet.report.report_settings import ReportSettings
 from treenet.runs.loading import load_model
 from treeproc.common.settings import UserError, load_settings
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 TRANSLATORS = {"tree": (), "plain": ("model.name=transformer",)}
 CLASSIFIERS = {

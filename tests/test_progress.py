@@ -13,6 +13,8 @@ import pytest
 
 from treeproc.common.progress import Progress, Rate, format_seconds, phase
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

@@ -18,6 +18,8 @@ from treeproc.common.provenance import PROVENANCE, Meter, Session, describe_sess
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe
 
+pytestmark = pytest.mark.slow
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

@@ -10,6 +10,8 @@ import pytest
 from treeproc.common.settings import UserError
 from treeproc.job.ray_job import _JobRunner
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 
 def run_job(name: str, folder: Path) -> dict:
     command = [sys.executable, str(Path(__file__).parent / "cluster_jobs.py"), name, str(folder)]

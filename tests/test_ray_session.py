@@ -25,6 +25,8 @@ from treeproc.common.ray_internals import note_unread, read_note, read_other_not
 from treeproc.common.ray_session import _find_cluster, there_is_a_cluster
 from treeproc.common.settings import run_cli
 
+pytestmark = pytest.mark.slow
+
 # A start that fails when its processes are there, as on a busy machine, and the next one; then one that fails twice.
 SLOW_STARTS = """
 from pathlib import Path

@@ -23,6 +23,8 @@ from treenet.tasks.registry import build_task
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
 
+pytestmark = pytest.mark.slow
+
 # Names of models, and settings of `model.recurrent`, so that each value of each is there.
 SYSTEMS = [
     ("tree2seq", {}),

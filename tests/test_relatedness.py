@@ -33,6 +33,8 @@ from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.verify import verify
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["bilstm", "child_sum_tree_lstm", "transformer", "tree_lstm", "tree_transformer"]
 HEADER = "pair_ID\tsentence_A\tsentence_B\tentailment_label\trelatedness_score\tSemEval_set\n"
 TABLE = (

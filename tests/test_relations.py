@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from model_cases import MODEL_CASES, VOCAB, batch_of, example_of, tiny_model
 from reference_relations import reference_attention, reference_distances, reference_path, reference_structural
+from search_runs import write_run, write_vocabulary
 from strategies import governors, right_branching
 from toydata import write_toy_data
 from toylabels import LABELLED_COLUMNS, make_rows, write_labelled
@@ -50,8 +50,7 @@ from treeproc.parsers import build_parser
 from treeproc.parsers.config import ParserConfig
 from treeproc.shards.store import read_index
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-from search_runs import write_run, write_vocabulary
+pytestmark = pytest.mark.slow
 
 CONFIGS = Path(__file__).resolve().parent.parent / "workflows" / "configs"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from commands import main_of
-from object_store import SECRET, s3_server
+from moto_store import SECRET, s3_server
 from safetensors.torch import load_file
 from toydata import write_toy_data
 from toyruns import losses, same
@@ -29,6 +29,8 @@ from treeproc.common.cache import cache_folder
 from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import RemotePath, as_path
+
+pytestmark = pytest.mark.slow
 
 STEPS = 60
 

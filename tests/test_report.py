@@ -55,6 +55,8 @@ from treenet.runs.metrics_log import read_metrics
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.shards.lengths import read_lengths
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 EVIL = "<script>document.title='run'</script>"
 EVIL_LABEL = "<b>&$x^$"

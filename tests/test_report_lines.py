@@ -12,6 +12,8 @@ from treenet.report.contents import Report
 from treenet.report.lines import Lines
 from treenet.report.page import render_page
 
+pytestmark = pytest.mark.slow
+
 EVIL = "<img src=x onerror=\"document.title='run'\">"
 WORDS = ["Haus", "Baum", "Kind", "sah", "ging", "und", "nicht", "ein", EVIL]
 

@@ -15,6 +15,8 @@ from treenet.report.live import Live, watch
 from treenet.report.report_settings import ReportSettings
 from treeproc.common.settings import UserError
 
+pytestmark = pytest.mark.slow
+
 META = '<meta http-equiv="refresh"'
 
 

@@ -2,18 +2,16 @@
 
 import json
 import re
-import sys
 
 import pytest
-from conftest import REPOSITORY
-
-sys.path.append(str(REPOSITORY / "docs" / "results"))
 from from_records import FIGURE, MIXED, RUNS, TABLES, Row, fill, find_tables, path_of, report, unpaired
 
 from treenet.experiments.records import read_records
 from treenet.report.build import write_report
 from treenet.report.report_settings import ReportSettings
 from treeproc.common.settings import UserError
+
+pytestmark = pytest.mark.slow
 
 # Tables whose runs kept no record, by page and place, with the folder in which their records would be. This list may only shrink.
 WITHOUT_RECORD = {

@@ -39,6 +39,8 @@ from treenet.runs.metrics_log import read_metrics
 from treeproc.common.files import file_sha256
 from treeproc.common.settings import UserError, dump_settings, load_settings
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 ROOT = Path(__file__).resolve().parent.parent
 STUDY = {
     "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},

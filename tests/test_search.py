@@ -150,6 +150,7 @@ def reference_search(model: TableModel, sentence: int, config: DecodingConfig) -
     return ranked(finished)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("min_length", [0, 3, 5])
 @pytest.mark.parametrize("form", ["length", "gnmt"])
 @pytest.mark.parametrize("exponent", [0.0, 0.6, 1.0, 2.5])

@@ -1,15 +1,11 @@
 """The search benchmark: a search without a cache finds the same, its output is a line a figure."""
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 import search
+import torch
 
 from treenet.config import DecodingConfig, ModelConfig
 from treenet.models import VocabSizes, build_model

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
@@ -11,7 +10,6 @@ from urllib.parse import unquote
 import pytest
 
 pytest.importorskip("uvicorn", reason="needs the extra [serve]")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from search_runs import write_run, write_vocabulary
 from starlette.testclient import TestClient
 
@@ -21,6 +19,8 @@ from treenet.serving.entrance import build_entrance
 from treenet.serving.messages import Question
 from treenet.serving.settings import ServeSettings, read_token
 from treeproc.common.errors import UserError
+
+pytestmark = pytest.mark.slow
 
 TOKEN = "a-token-of-many-characters"
 

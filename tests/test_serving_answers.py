@@ -1,12 +1,9 @@
 """The answers of one replica: translations as of translate.py, trees, attention and its limit."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 
 from treenet.api.run import load_run
@@ -15,6 +12,8 @@ from treenet.serving.sentences import SentenceTranslator
 from treenet.serving.settings import ServeSettings
 from treenet.translation.line_translator import LineTranslator, TranslateSettings
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import json
 import re
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from commands import run_here
 
 pytest.importorskip("uvicorn", reason="needs the extra [serve]")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from axe import NO_AXE, WIDTHS, violations
 from browser import MISSING, browser
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
@@ -21,6 +19,8 @@ from serving_process import Server, answers_while_killing
 
 from treenet.translation.line_translator import LineTranslator, TranslateSettings
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 LINES = [" ".join(SEARCH_WORDS[i % 7 : i]) for i in range(1, 12)]
 HOSTILE = "<script>document.title='bad'</script><img src=x onerror=\"document.title='bad'\">"

@@ -1,17 +1,15 @@
 """Two replicas of the server: both answer, and a killed one loses no request while the other goes on."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("uvicorn", reason="needs the extra [serve]")
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from serving_process import Server, answers_while_killing
 
 from treenet.translation.line_translator import LineTranslator, TranslateSettings
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
+
+pytestmark = pytest.mark.slow
 
 LINES = [" ".join(SEARCH_WORDS[:length]) for length in (2, 5, 7)]
 

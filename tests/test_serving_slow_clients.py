@@ -16,6 +16,8 @@ from treenet.serving.messages import Question
 from treenet.serving.server import build_config
 from treenet.serving.settings import ServeSettings
 
+pytestmark = pytest.mark.slow
+
 # Tests wait for an event at most so long; none measures a time.
 PATIENCE_S = 60
 HEAD = b"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 16\r\n\r\n"

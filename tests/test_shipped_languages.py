@@ -7,6 +7,8 @@ from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.parsers import ParserConfig, build_parser
 from treeproc.verify import verify
 
+pytestmark = pytest.mark.slow
+
 # Lines with their subjects and verbs.
 SUBJECTS = {
     "de": {

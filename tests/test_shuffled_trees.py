@@ -22,6 +22,8 @@ from treeproc.subwords import LabelVocab
 from treeproc.trees.control_trees import hash_examples
 from treeproc.verify import verify
 
+pytestmark = pytest.mark.slow
+
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen"]
 
 

@@ -34,6 +34,7 @@ def draw(random: np.random.Generator, seeds: int, spread: tuple[float, float, fl
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPREADS)
 @pytest.mark.parametrize("seeds", [3, 5, 10])
 def test_an_interval_of_95_percent_holds_the_truth_so_often(seeds, name):

@@ -33,6 +33,8 @@ from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import dump_settings
 from treeproc.job.preprocess import preprocess
 
+pytestmark = pytest.mark.slow
+
 SLURM = Path(__file__).resolve().parent.parent / "workflows" / "slurm"
 FILES = sorted(path.name for path in SLURM.iterdir())
 

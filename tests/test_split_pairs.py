@@ -5,10 +5,7 @@ import sys
 
 import hypothesis.strategies as st
 import pytest
-from conftest import REPOSITORY
 from hypothesis import given
-
-sys.path.insert(0, str(REPOSITORY / "benchmarks"))
 from split_pairs import LARGEST, components, main, split
 
 PAIRS = st.lists(st.tuples(st.sampled_from("abcdefgh"), st.sampled_from("abcdefgh")), max_size=20)

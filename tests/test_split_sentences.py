@@ -15,6 +15,8 @@ from treeproc.shards.store import read_index
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 
+pytestmark = pytest.mark.slow
+
 LINES = ["I saw a dog. It was old.", "She is here.", "Go home! We know it. They left the old house."]
 LINES += ["Yes. " + "No, " * 30 + "no."]
 SPLITTING = ParserConfig(name="shipped", device="cpu", split_sentences=True, max_words=30)

@@ -20,6 +20,8 @@ from treeproc.common.files import file_sha256
 from treeproc.common.provenance import describe_packages, software
 from treeproc.common.settings import UserError, dump_settings
 
+pytestmark = pytest.mark.slow
+
 WORKFLOWS = Path(__file__).resolve().parent.parent / "workflows"
 STEPS = ("checkpoint_every=1", "validate_every=1", "average_checkpoints=2", "decoding.max_length_factor=0.5")
 

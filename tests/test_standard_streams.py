@@ -13,6 +13,8 @@ from treenet.cli import main as cli
 from treeproc.common import standard_streams
 from treeproc.common.settings import run_cli
 
+pytestmark = pytest.mark.slow
+
 
 def make_inputs(folder: Path) -> list[str]:
     for side in ("en", "de"):

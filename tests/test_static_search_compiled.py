@@ -15,6 +15,7 @@ from treenet.translation.search import beam_search
 
 CPU = torch.device("cpu")
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(what_is_missing(CPU) is not None, reason="torch.compile has no C++ compiler here"),
     pytest.mark.timeout(900),
 ]

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.fs
 import pytest
-from object_store import SECRET, s3_server
+from moto_store import SECRET, s3_server
 
 from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
@@ -30,6 +30,8 @@ from treeproc.shards.lengths import read_lengths
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import finished_shards, read_index
 from treeproc.verify import verify
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from commands import run_here, without_times
-from object_store import s3_server
+from moto_store import s3_server
 from test_scaling import STUDY
 from test_train_classifier import GRID as SEEDS
 from test_train_classifier import TINY
@@ -24,6 +24,8 @@ from treenet.experiments.scaling import ScalingConfig, study_cells
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import load_settings
 from treeproc.common.storage import AnyPath, as_path
+
+pytestmark = pytest.mark.slow
 
 GRID = {"fractions": [1.0], "seeds": [1, 2], "bootstrap_samples": 100}
 CELLS = ["transformer-1-seed1", "transformer-1-seed2", "tree_transformer-1-seed1", "tree_transformer-1-seed2"]

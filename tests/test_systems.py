@@ -16,6 +16,8 @@ from treenet.training.trainer import train
 from treenet.translation.translate import translate_examples
 from treeproc.common.settings import UserError
 
+pytestmark = pytest.mark.slow
+
 RELATIONS = {"positions": "both", "structural": {"clip": 3}, "tree_traversal": {"clip": 3}, "label_head": "deprel"}
 # Settings of models that need some, or that read more of the data with them.
 SETTINGS = {

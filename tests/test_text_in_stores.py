@@ -67,6 +67,7 @@ def everything(folder: Path) -> tuple[Inputs, FilterConfig]:
     return replace(inputs, splits={**inputs.splits, "train": train}), FilterConfig(drop_duplicates=True, drop_overlap="source")
 
 
+@pytest.mark.slow
 def test_inputs_and_data_set_in_a_store_have_the_bytes_of_one_process(tmp_path, store):
     inputs, filters = everything(tmp_path / "files")
     here = tmp_path / "here"
@@ -110,6 +111,7 @@ def test_a_missing_object_and_a_damaged_packed_one_are_named(tmp_path, store):
         assert not (BUCKET / "out").objects()
 
 
+@pytest.mark.slow
 def test_killed_after_any_job_the_same_command_goes_on(tmp_path, store):
     lines = "\n".join(f"line {i % 7} of this" for i in range(12)).encode()
     inputs = inputs_of(tmp_path / "files", {"train": ([lines], [lines]), "test": ([b"line 2, of this\n"], [b"x"])})

@@ -11,13 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from object_store import s3_server
+from moto_store import s3_server
 
 from treeproc.common.settings import UserError
 from treeproc.common.storage import as_path
 from treeproc.job import ray_job, text_on_ray, text_work
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.stages import running, text
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture

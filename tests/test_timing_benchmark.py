@@ -1,19 +1,17 @@
 """The timing benchmark: its lines have the words asked for, its trees are binary, its models learn, and it prints figures."""
 
 import json
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import timing
 import torch
 
 from treenet.models import VocabSizes
 from treeproc.parsers import ParserConfig, build_parser
 from treeproc.shards.schema import EOS_ID
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-import timing
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

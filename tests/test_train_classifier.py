@@ -44,6 +44,8 @@ from treenet.training.trainer import Trainer, train
 from treeproc.common.files import file_sha256, read_json
 from treeproc.common.settings import UserError, load_settings
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 TINY = {

@@ -29,6 +29,8 @@ from treeproc.shards.store import ShardRecord, read_index
 from treeproc.trees.bracket_scores import score
 from treeproc.trees.spans import SpanTree, read_brackets
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 LANGUAGE = "xx-toy"
 NAMES = ("tokenizer", "pos", "constituency", "depparse")
 

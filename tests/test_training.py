@@ -36,6 +36,8 @@ from treeproc.common.files import locked
 from treeproc.common.progress import Progress
 from treeproc.common.settings import UserError, dump_settings
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -20,6 +20,8 @@ from treenet.runs.metrics_log import read_metrics
 from treeproc.common.files import read_json
 from treeproc.common.settings import UserError
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = (
     "optimizer.learning_rate=3e-2", "optimizer.warmup_steps=5", "max_steps=24", "log_every=4", "checkpoint_every=4",

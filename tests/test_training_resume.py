@@ -23,6 +23,8 @@ from treenet.training.state import TrainState
 from treenet.training.trainer import Trainer, finished_outcome, train
 from treeproc.common.settings import UserError
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 EVERYTHING = [
     "ema_decay=0.9",
     "patience=4",

@@ -29,6 +29,8 @@ from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 RANK_0 = Ranks(0, 1, torch.device("cpu"))
 
 

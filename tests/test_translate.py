@@ -11,8 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import main_of
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from toyruns import without_phases
 
@@ -23,6 +21,8 @@ from treeproc.common.settings import UserError
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import EncodedLine, RawLineEncoder, place_trees
 from treeproc.shards.store import write_index
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 ROOT = Path(__file__).parents[1]
 

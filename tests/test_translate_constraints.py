@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import main_of
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from toyruns import without_phases
 
@@ -17,6 +15,8 @@ from treenet import load_run
 from treenet.runs.loading import load_run as load_folder
 from treenet.translation.chrf import chrf_matrix
 from treeproc.common.settings import UserError
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 SAMPLING = "decoding.method=sampling"

@@ -16,6 +16,8 @@ from treenet.translation.search import beam_search
 from treenet.translation.translate import score_examples, translate_examples
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["transformer", "tree_transformer"]
 PIECES = 12
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 from commands import main_of
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
 from search_runs import write_run, write_vocabulary
 from toyruns import without_phases
 
 from treeproc.common.settings import UserError
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 LINES = ["ba be bi", "", "bo", "da de di do"]

@@ -78,6 +78,7 @@ def check_close_with_grads(pairs, inputs) -> None:
         torch.testing.assert_close(fast_grad, slow_grad, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["one", "two", "window"])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))
 @given(sentences=batches(max_size=2, max_leaves=6))

@@ -1,20 +1,16 @@
 """Tree-LSTM cells by level: against slow recursion, against torch's LSTM, and what their maps refuse."""
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import tree_lstm
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from reference_tree_lstm import reference_binary_tree_lstm, reference_child_sum
 from strategies import binary_trees, governors, right_branching, trees
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "benchmarks"))
-import tree_lstm
 
 from treenet.config import ClassifierConfig, ModelConfig
 from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm

@@ -27,6 +27,8 @@ from treeproc.readers.numbered_lines import read_lines
 from treeproc.shards.hashes import check_hashes
 from treeproc.shards.store import finished_shard, read_index, stage_folder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def data(tmp_path) -> Path:

@@ -27,6 +27,8 @@ from treeproc.stages.encode_shard import EncodeShard
 from treeproc.stages.tree_config import TreeConfig
 from treeproc.verify import verify
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 
 @pytest.fixture
 def data(tmp_path) -> Path:

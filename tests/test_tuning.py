@@ -22,6 +22,8 @@ from treenet.experiments.tuning_settings import TuningConfig
 from treeproc.common.errors import CommandEnded
 from treeproc.common.settings import UserError, build_settings, load_settings
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).resolve().parent.parent
 SEARCH = {
     "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
@@ -174,6 +176,7 @@ def record(data: Path, folder: Path, config: TuningConfig) -> dict[str, Trials]:
     return systems
 
 
+@pytest.mark.slow
 def test_the_report_has_the_best_finished_trial_and_the_importances(data, tmp_path):
     config = settings(data)
     systems = record(data, tmp_path, config)
@@ -226,6 +229,7 @@ def test_a_trial_is_drawn_when_there_is_room_and_asks_for_no_more_than_run_at_a_
     assert search.suggest("b")["number"] == 1 and search.suggest("c")["number"] == 2 and rooms.wanted[2:] == [2, 1]
 
 
+@pytest.mark.slow
 def test_systems_begin_with_the_same_draws_and_recorded_trials_come_first(data, tmp_path):
     from treenet.experiments.tuning_trials import _Search
 
@@ -250,6 +254,7 @@ def test_systems_begin_with_the_same_draws_and_recorded_trials_come_first(data, 
     assert [search.suggest(f"again{number}") for number in range(5)][:4] == drawn["transformer"] and len(again.trials) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_a_search_is_killed_and_continues(data, tmp_path):

@@ -19,6 +19,8 @@ from treenet.training.trainer import train
 from treenet.translation.translate import detokenize, translate_examples
 from treeproc.common.settings import UserError
 
+pytestmark = pytest.mark.slow
+
 CHRF = [
     "valid_metric=chrf",
     "validate_every=5",

@@ -30,6 +30,8 @@ from treeproc.shards.store import ShardRecord, read_index, write_index, write_sh
 from treeproc.trees.spans import SpanTree, check_tree, parents_and_subtree_ends
 from treeproc.verify import advice, verify
 
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
 
 @num_examples(60)
 @given(batches())

@@ -21,6 +21,8 @@ from treeproc.stages.filters import FilterConfig
 from treeproc.stages.text import Inputs, SplitFiles, TextWriter, scan
 from treeproc.verify import verify
 
+pytestmark = pytest.mark.slow
+
 MODEL = ModelConfig(name="tree_transformer", d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
 SST = ["(3 (2 The) (4 best))", "(0 (1 Bad) (2 .))", "(2 (2 So) (2 so))"]
 

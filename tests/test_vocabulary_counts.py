@@ -16,6 +16,8 @@ from treeproc.stages.tree_config import TreeConfig
 from treeproc.stages.vocabulary import count_vocabulary
 from treeproc.subwords import SubwordConfig
 
+pytestmark = pytest.mark.slow
+
 TREES = [
     "( (S (NP-SBJ-1 (DT The) (NN dog)) (VP (VBD was) (VP (VBN seen) (NP (-NONE- *-1)))) (. .)) )",
     "(ROOT (S (S (NP (PRP It)) (VP (VBZ is)))))",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
-from object_store import s3_server
+from moto_store import s3_server
 from test_report_answer import make_run
 from toydata import write_toy_data
 
@@ -92,6 +92,7 @@ def test_training_counts_are_those_of_the_data_set_or_the_page_says_why_not(tmp_
     assert "no data set of a run" in score_frequencies(table, [run], lambda line: None).missing
 
 
+@pytest.mark.slow
 def test_counts_of_a_data_set_in_an_object_store_are_those_of_the_same_one_here(tmp_path):
     data = write_toy_data(tmp_path / "data", train=40, test=6)
     run = make_run("run", "transformer", 1, 2)

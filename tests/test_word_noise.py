@@ -59,6 +59,7 @@ def reference_noise(words: list, tree: SpanTree, noise: dict, example_id: int, e
     return out, SpanTree([node[0][0] for node in kept], [node[1] for node in kept], [node[2] for node in kept])
 
 
+@pytest.mark.slow
 @num_examples(80)
 @given(st.lists(examples(), min_size=1, max_size=3), configs, NOISE, st.integers(0, 9))
 def test_equals_the_slow_reference(vocab, cases, config, noise, epoch):  # noqa: F811
