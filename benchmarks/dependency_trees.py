@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from measure import emit
 
-from treeproc.parser_training.treebank import Sentence, Tree, read_conllu
-from treeproc.parser_training.treebank import read_trees as read_brackets
+from treeproc.extras.parser_training.treebank import Sentence, Tree, read_conllu
+from treeproc.extras.parser_training.treebank import read_trees as read_brackets
 from treeproc.parsers import Given, ParserConfig, build_parser, read_trees
 from treeproc.shards.ragged import edges_of
 from treeproc.trees.bracket_scores import score

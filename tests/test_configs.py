@@ -10,8 +10,8 @@ from treenet.experiments.seeds import SeedsConfig
 from treenet.experiments.tuning_settings import TuningConfig
 from treenet.models import ARCHITECTURES
 from treeproc.common.settings import UserError, dump_settings, load_settings, read_yaml
+from treeproc.extras.parser_training.config import TrainParserConfig
 from treeproc.job.preprocess import PreprocessConfig, sample_splits
-from treeproc.parser_training.config import TrainParserConfig
 
 FOLDER = Path(__file__).resolve().parent.parent / "workflows" / "configs"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))

@@ -11,7 +11,7 @@ from search_runs import write_run, write_vocabulary
 
 from treenet import load_run
 from treenet.cli import export
-from treenet.export import folder
+from treenet.extras.export import folder
 from treeproc.common.files import file_sha256, json_bytes, read_json
 from treeproc.common.settings import UserError
 

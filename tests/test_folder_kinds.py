@@ -18,16 +18,16 @@ from treenet.cli.shipped import CONFIGS
 from treenet.config import TrainConfig
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.seeds import SeedsConfig
-from treenet.export.run_folder import export_run
+from treenet.extras.export.run_folder import export_run
 from treenet.runs.loading import load_run
 from treeproc.common import folder_kinds as kinds
 from treeproc.common.files import create, locked_entry, remove_leftovers
 from treeproc.common.folder_kinds import claim_folder, claim_output, kind_of
 from treeproc.common.settings import Settings, UserError, dump_settings, load_settings
 from treeproc.common.storage import RemotePath
+from treeproc.extras.parser_training.config import TrainParserConfig
 from treeproc.job.preprocess import PreprocessConfig, sample_splits
 from treeproc.job.work_folders import remove_work
-from treeproc.parser_training.config import TrainParserConfig
 
 PARSER = load_settings(TrainParserConfig, CONFIGS / "parser_en.yaml")
 

@@ -32,7 +32,7 @@ TREEPROC_ROOMS = (
     "online",
     "verify",
     "inspect",
-    "parser_training",
+    "extras",
 )
 # The files of `treeproc` that run models; nothing loads them before a parser is built.
 RUN_MODELS = {
@@ -49,7 +49,6 @@ TREENET_ROOMS = (
     "tasks",
     "runs",
     "translation",
-    "export",
     "analysis",
     "evaluation",
     "probing",
@@ -59,7 +58,7 @@ TREENET_ROOMS = (
     "experiments",
     "report",
     "api",
-    "serving",
+    "extras",
     "cli",
 )
 # The files of `treenet` that run on Ray.
@@ -70,7 +69,7 @@ ON_RAY = {
     ("jobs", "ray_interrupt"),
     ("jobs", "ray_room"),
     ("jobs", "ray_train"),
-    ("serving", "replicas"),
+    ("extras", "serving", "replicas"),
     ("translation", "ray_translate"),
 }
 
@@ -115,17 +114,12 @@ def test_treeproc_loads_neither_torch_nor_models():
         models = {"stanza", "torch"}
         if str(path.relative_to(REPOSITORY)) in RUN_MODELS:
             models = {"stanza"}
-        training = {"treeproc.parser_training"}
-        if path.parent.name == "parser_training":  # makes the models; only workflows/train_parser.py loads it
-            models = training = set()
+        if path.parent.name == "parser_training":  # makes the models
+            models = set()
         if path.name not in ("ray_job.py", "ray_session.py"):
             models = models | {"ray"}
         everywhere = imports(path)
-        return (
-            top_level(imports(path, module_level_only=True)) & models
-            | {name for name in everywhere if any(name == room or name.startswith(f"{room}.") for room in training)}
-            | top_level(everywhere) & {"treenet"}
-        )
+        return top_level(imports(path, module_level_only=True)) & models | top_level(everywhere) & {"treenet"}
 
     assert not offenders(files("treeproc"), forbidden)
 
@@ -138,10 +132,10 @@ def test_packages_of_extras_are_loaded_where_they_are_used():
         allowed = set()
         if parts[:2] == ("treenet", "report"):
             allowed = {"matplotlib"}
-        elif parts[:2] == ("treeproc", "parser_training"):
+        elif parts[:3] == ("treeproc", "extras", "parser_training"):
             allowed = {"matplotlib", "stanza"}
-        elif parts[:2] == ("treenet", "serving"):
-            allowed = {"connections": {"uvicorn"}, "replicas": {"ray"}, "server": {"uvicorn"}}.get(parts[2], set())
+        elif parts[:3] == ("treenet", "extras", "serving"):
+            allowed = {"connections": {"uvicorn"}, "replicas": {"ray"}, "server": {"uvicorn"}}.get(parts[3], set())
         elif parts == ("treenet", "experiments", "tuning_trials"):
             allowed = {"optuna", "ray"}
         elif parts[1:] in ON_RAY or parts == ("treeproc", "job", "ray_job"):
@@ -149,6 +143,17 @@ def test_packages_of_extras_are_loaded_where_they_are_used():
         return top_level(imports(path, module_level_only=True)) & EXTRAS.keys() - allowed
 
     assert not offenders([*files("treeproc"), *files("treenet")], forbidden)
+
+
+def test_the_core_imports_no_extras():
+    """Commands import them, and registries name them."""
+    commands = {REPOSITORY / "treenet" / "cli" / f"{name}.py" for name in ("export", "serve", "train_parser")}
+
+    def forbidden(path: Path) -> Iterator[str]:
+        return (name for name in imports(path) if name.split(".")[:2] in (["treeproc", "extras"], ["treenet", "extras"]))
+
+    core = [path for package in PACKAGES for path in files(package) if path.relative_to(REPOSITORY).parts[1] != "extras"]
+    assert not offenders(set(core) - commands, forbidden)
 
 
 @pytest.mark.slow
@@ -166,7 +171,7 @@ def test_treenet_uses_lower_rooms_alone():
             if head in ("workflows", "stanza") or (head == "ray" and parts not in ON_RAY):
                 yield name
             elif head == "treeproc" and rest:
-                whole = room in ("api", "serving", "cli", "__init__")
+                whole = room in ("api", "extras", "cli", "__init__")
                 if not (whole or rest[0] in SHARED) or (rest[:2] == ["common", "ray_session"] and parts not in ON_RAY):
                     yield name
             elif head == "treenet" and rest and room != "__init__" and TREENET_ROOMS.index(rest[0]) > TREENET_ROOMS.index(room):

@@ -25,7 +25,7 @@ from treenet.jobs.ray_interrupt import InterruptibleTrainer, callbacks_into
 from treenet.layers import torch_internals
 from treenet.layers.attention import SelfAttention
 from treeproc.common import ray_internals
-from treeproc.parser_training import lstm as lstm_rows
+from treeproc.extras.parser_training import lstm as lstm_rows
 
 SENTENCES = [FIGURE_1, UNARY, right_branching(9)]
 FLASH = ["flash_attention", "flash_attention_backward"]

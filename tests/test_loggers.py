@@ -8,6 +8,7 @@ import pytest
 from toydata import write_toy_data
 from toyruns import make_config
 
+from treenet.extras.loggers import mlflow
 from treenet.jobs.train_run import check_same_run, describe_run, run_training
 from treenet.loggers import content, feed
 from treenet.runs.metrics_log import MetricLog, read_metrics
@@ -24,7 +25,7 @@ class Cut(Exception):
     """Stands for a power cut."""
 
 
-class FakeLogger:
+class FakeLogger(mlflow.Logger):
     """Keeps what it gets, over all sessions: `points` are those of a server."""
 
     points: ClassVar[list]
@@ -60,7 +61,7 @@ def fake(monkeypatch):
     class Fake(FakeLogger):
         points, sessions, faults = [], [], []
 
-    monkeypatch.setitem(feed.MAKERS, "mlflow", Fake)
+    monkeypatch.setattr(mlflow, "Logger", Fake)
     monkeypatch.setattr(feed, "require", lambda *arguments: None)
     monkeypatch.setattr(feed, "POLL_S", 0.02)
     monkeypatch.setattr(feed, "RETRY_S", 0.02)

@@ -16,7 +16,7 @@ PROMPTS = {"treenet/cli/translate.py"}  # a prompt and the end of its line
 BESIDE_OUTPUT = {"treenet/cli/align.py"}  # its rate, where standard output has the links
 # Modules that print results. All others tell and warn.
 PRINT = {
-    "treenet/jobs/train_run.py", "treenet/experiments/study.py", "treenet/serving/server.py", "treeproc/inspect.py",
+    "treenet/jobs/train_run.py", "treenet/experiments/study.py", "treenet/extras/serving/server.py", "treeproc/inspect.py",
     "treeproc/verify.py", "treeproc/sample/select_pairs.py",
 }  # fmt: skip
 

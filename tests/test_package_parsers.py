@@ -411,7 +411,7 @@ def test_supars_own_reader_gives_the_same(supar_models, monkeypatch):
 
 
 def test_supar_files_that_lack_weights_are_refused(supar_models, tmp_path):
-    from treeproc.parsers.supar_parser import read_supar
+    from treeproc.extras.parsers.supar import read_supar
 
     state = read_supar(supar_models / "constituency.pt")
     del state["state_dict"]["word_embed.weight"]
@@ -431,7 +431,7 @@ def test_pickles_in_models_of_supar_are_not_run(supar_models, tmp_path):
 
 @pytest.mark.parametrize("name", ["spacy", "benepar", "supar"])
 def test_a_missing_package_is_one_line(name, monkeypatch, tmp_path):
-    monkeypatch.setattr("treeproc.parsers.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("treeproc.extras.parsers.packages.find_spec", lambda name: None)
     needs = {"models": tmp_path}
     if name == "spacy":
         needs = {"package": "en_core_web_sm", "dependencies": True, "constituency": False}

@@ -15,16 +15,16 @@ from stanza.models.constituency.parse_tree import Tree
 from stanza.models.constituency.trainer import Trainer
 
 from tests.strategies import trees
-from treeproc.parser_training.constituency import (
+from treeproc.extras.parser_training.constituency import (
     ConstituencyLearner,
     ConstituencySettings,
     TaggedTree,
     build_model,
     write_vectors,
 )
-from treeproc.parser_training.derivations import transitions_of
-from treeproc.parser_training.level_lstm import _LevelLSTM
-from treeproc.parser_training.loop import FitSettings, fit
+from treeproc.extras.parser_training.derivations import transitions_of
+from treeproc.extras.parser_training.level_lstm import _LevelLSTM
+from treeproc.extras.parser_training.loop import FitSettings, fit
 from treeproc.parsers.shift_reduce import ShiftReduceParser, supports
 from treeproc.trees.spans import SpanTree, parents_and_subtree_ends, read_brackets
 

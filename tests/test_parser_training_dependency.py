@@ -11,9 +11,9 @@ from stanza.models.depparse.data import DataLoader
 from stanza.models.depparse.trainer import unpack_batch
 from torch import nn
 
-from treeproc.parser_training.dependency import DependencyLearner, DependencySettings, TagNoise
-from treeproc.parser_training.loop import FitSettings, fit
-from treeproc.parser_training.treebank import read_conllu
+from treeproc.extras.parser_training.dependency import DependencyLearner, DependencySettings, TagNoise
+from treeproc.extras.parser_training.loop import FitSettings, fit
+from treeproc.extras.parser_training.treebank import read_conllu
 from treeproc.parsers.dependency import DependencyParser, supports
 
 pytestmark = pytest.mark.slow

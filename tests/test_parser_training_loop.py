@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from treeproc.common.errors import UserError
-from treeproc.parser_training import loop
-from treeproc.parser_training.loop import FitSettings, fit
+from treeproc.extras.parser_training import loop
+from treeproc.extras.parser_training.loop import FitSettings, fit
 
 pytestmark = pytest.mark.slow
 

@@ -11,10 +11,10 @@ from stanza.models.pos.data import Dataset
 from stanza.models.pos.trainer import unpack_batch
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from treeproc.parser_training.loop import FitSettings, fit
-from treeproc.parser_training.lstm import both_ways, dropout
-from treeproc.parser_training.tagger import Source, Tagged, TaggerLearner, TaggerSettings, score, tag, with_upos
-from treeproc.parser_training.word_vectors import word_vectors
+from treeproc.extras.parser_training.loop import FitSettings, fit
+from treeproc.extras.parser_training.lstm import both_ways, dropout
+from treeproc.extras.parser_training.tagger import Source, Tagged, TaggerLearner, TaggerSettings, score, tag, with_upos
+from treeproc.extras.parser_training.word_vectors import word_vectors
 from treeproc.parsers.tagger import supports
 
 pytestmark = pytest.mark.slow

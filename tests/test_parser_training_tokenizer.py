@@ -8,8 +8,8 @@ import torch
 from stanza.models.tokenization.data import TokenizationDataset
 from stanza.models.tokenization.trainer import Trainer
 
-from treeproc.parser_training.loop import FitSettings, fit
-from treeproc.parser_training.tokenizer import Spaced, TokenizerLearner, TokenizerSettings, f1, line_of, spans
+from treeproc.extras.parser_training.loop import FitSettings, fit
+from treeproc.extras.parser_training.tokenizer import Spaced, TokenizerLearner, TokenizerSettings, f1, line_of, spans
 from treeproc.parsers.tokenizer import supports
 
 pytestmark = pytest.mark.slow

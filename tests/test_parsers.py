@@ -17,6 +17,7 @@ from hypothesis_profiles import num_examples
 from sample_lines import sample_lines
 
 from treeproc.common.settings import UserError
+from treeproc.extras.parsers.corenlp import CoreNLPParser, describe_server
 from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.parsers import (
     Given,
@@ -29,7 +30,6 @@ from treeproc.parsers import (
     shift_reduce,
 )
 from treeproc.parsers.config import split_at_blanks
-from treeproc.parsers.corenlp import CoreNLPParser, describe_server
 from treeproc.parsers.documents import DocumentTagger, DocumentTokenizer, ObjectParser, span_tree
 from treeproc.parsers.lines import Line, LineParser, Sentence, Token
 from treeproc.parsers.stanza_parser import stanza_options

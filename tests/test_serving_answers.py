@@ -7,9 +7,9 @@ import pytest
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 
 from treenet.api.run import load_run
-from treenet.serving.messages import Answer, Question
-from treenet.serving.sentences import SentenceTranslator
-from treenet.serving.settings import ServeSettings
+from treenet.extras.serving.messages import Answer, Question
+from treenet.extras.serving.sentences import SentenceTranslator
+from treenet.extras.serving.settings import ServeSettings
 from treenet.translation.line_translator import LineTranslator, TranslateSettings
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 

@@ -11,10 +11,10 @@ import uvicorn
 from test_serving import Replicas, Slow
 from uvicorn.server import ServerState
 
-from treenet.serving.entrance import build_entrance
-from treenet.serving.messages import Question
-from treenet.serving.server import build_config
-from treenet.serving.settings import ServeSettings
+from treenet.extras.serving.entrance import build_entrance
+from treenet.extras.serving.messages import Question
+from treenet.extras.serving.server import build_config
+from treenet.extras.serving.settings import ServeSettings
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeproc.common.settings import UserError
-from treeproc.parser_training.corpus import (
+from treeproc.extras.parser_training.corpus import (
     Files,
     Tags,
     TreebankConfig,
@@ -21,7 +21,16 @@ from treeproc.parser_training.corpus import (
     texts,
     with_arcs,
 )
-from treeproc.parser_training.treebank import Notation, Retag, Tree, conllu_of, plain_tree, read_conllu, read_trees, trees_of
+from treeproc.extras.parser_training.treebank import (
+    Notation,
+    Retag,
+    Tree,
+    conllu_of,
+    plain_tree,
+    read_conllu,
+    read_trees,
+    trees_of,
+)
 from treeproc.trees.spans import SpanTree, check_tree, parents_and_subtree_ends
 
 PLAIN = Notation()

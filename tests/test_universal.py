@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from treeproc.common.settings import UserError
-from treeproc.parser_training.config import TrainParserConfig
-from treeproc.parser_training.corpus import Files, TreebankConfig
-from treeproc.parser_training.job import possible_models, read_treebanks
-from treeproc.parser_training.treebank import lowered, sentences_in
-from treeproc.parser_training.universal import ud_treebanks
+from treeproc.extras.parser_training.config import TrainParserConfig
+from treeproc.extras.parser_training.corpus import Files, TreebankConfig
+from treeproc.extras.parser_training.job import possible_models, read_treebanks
+from treeproc.extras.parser_training.treebank import lowered, sentences_in
+from treeproc.extras.parser_training.universal import ud_treebanks
 from treeproc.readers.numbered_lines import read_texts
 
 

@@ -16,9 +16,9 @@ from typing import Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from treenet.cli.shipped import find_config
-from treenet.export.ctranslate2_folder import export_ctranslate2
-from treenet.export.onnx_files import export_onnx
-from treenet.export.run_folder import export_run
+from treenet.extras.export.ctranslate2_folder import export_ctranslate2
+from treenet.extras.export.onnx_files import export_onnx
+from treenet.extras.export.run_folder import export_run
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.loading import load_run

@@ -11,8 +11,8 @@ programs. Ctrl-C ends it. docs/serve.md has more.
 from collections.abc import Sequence
 
 from treenet.cli.shipped import find_config
+from treenet.extras.serving.settings import ServeSettings
 from treenet.runs.chosen_checkpoint import checkpoint_names
-from treenet.serving.settings import ServeSettings
 from treeproc.common.extras import require
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
@@ -30,6 +30,6 @@ def main(argv: Sequence[str]) -> None:
     if not checkpoint_names(settings.checkpoint):
         paths["checkpoint"] = as_path(settings.checkpoint)
     refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
-    from treenet.serving.server import serve_run  # loads Ray
+    from treenet.extras.serving.server import serve_run  # loads Ray
 
     serve_run(settings, args.out)

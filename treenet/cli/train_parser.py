@@ -21,8 +21,8 @@ from treeproc.parsers.model_files import trained_files
 def main(argv: Sequence[str]) -> None:
     for package in ("stanza", "matplotlib"):
         require(package, "the training of parsers")
-    from treeproc.parser_training.config import TrainParserConfig  # loads Stanza
-    from treeproc.parser_training.job import describe, train_parser
+    from treeproc.extras.parser_training.config import TrainParserConfig  # loads Stanza
+    from treeproc.extras.parser_training.job import describe, train_parser
 
     parser = build_arg_parser(__doc__, TrainParserConfig, find_config=find_config)
     parser.add_argument("--dry-run", action="store_true", help="check the treebanks and print what the parsers would learn")

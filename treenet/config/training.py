@@ -27,7 +27,9 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 SplitWords = Literal["pieces", "node", "both"]
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 FileName = Annotated[str, StringConstraints(min_length=1)]
-LoggerName = Literal["tensorboard", "mlflow", "wandb"]
+# Those besides TensorBoard are the files of `treenet/extras/loggers`.
+LOGGERS = ("tensorboard", *sorted(path.stem for path in (Path(__file__).parents[1] / "extras" / "loggers").glob("[!_]*.py")))
+LoggerName = Literal[LOGGERS]  # type: ignore[valid-type]
 Workers = Annotated[
     int,
     Effect.NONE,
@@ -284,7 +286,7 @@ class TrainConfig(Settings):
     log_every: Annotated[PositiveInt, Effect.NONE] = Field(100, description="updates between metric lines")
     loggers: Annotated[tuple[LoggerName, ...], Effect.NONE] = Field(
         ("tensorboard",),
-        description="loggers that get the metrics too: tensorboard, mlflow, wandb. MLflow and W&B write to this machine, "
+        description=f"loggers that get the metrics too: {', '.join(LOGGERS)}. MLflow and W&B write to this machine, "
         "unless MLFLOW_TRACKING_URI or WANDB_MODE names another place",
     )
     workers: Workers = Field(default_factory=lambda: int(is_sent_to_a_cluster()))

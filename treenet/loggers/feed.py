@@ -5,11 +5,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from treenet.config import TrainConfig
-from treenet.loggers import mlflow_logger, wandb_logger
 from treenet.loggers.content import LOGGERS, RunContent, RunIdentity, RunReader, identify, read_identity
 from treeproc.common.errors import UserError
 from treeproc.common.extras import describe_missing, require
@@ -23,13 +23,24 @@ POLL_S, RETRY_S = 5.0, 60.0
 # Seconds that the end of a training waits for a logger, and after an error.
 END_S, ERROR_END_S = 60.0, 5.0
 _LOCK = ".loggers-lock"
-_MODULES = {"mlflow": mlflow_logger, "wandb": wandb_logger}
 
 
 class Logger(Protocol):
-    """A place that gets a copy of a run. Every method may raise any exception. `place` says where the run is."""
+    """A place that gets a copy of a run: the class `Logger` of a file of `treenet/extras/loggers`.
 
+    Every method may raise any exception.
+    `place` says where the run is, `package` is what must be installed, and `remote_place` the environment variable that a run in
+    an object store needs. `trains`: whether the run trains now.
+    """
+
+    package: ClassVar[str]
+    remote_place: ClassVar[str]
     place: str
+
+    def __init__(self, identity: RunIdentity, trains: bool): ...
+
+    @staticmethod
+    def has_place(local: bool) -> bool: ...
 
     def open(self) -> None: ...
 
@@ -38,11 +49,9 @@ class Logger(Protocol):
     def close(self, state: str | None) -> None: ...
 
 
-# The second argument of each: whether the run trains now.
-MAKERS: dict[str, Callable[[RunIdentity, bool], Logger]] = {
-    "mlflow": mlflow_logger.MlflowLogger,
-    "wandb": wandb_logger.WandbLogger,
-}
+def find_logger(name: str) -> type[Logger]:
+    """Return the class of a logger. Its package is not imported."""
+    return import_module(f"treenet.extras.loggers.{name}").Logger
 
 
 @dataclass
@@ -56,15 +65,15 @@ class Logged:
 def check_loggers(config: TrainConfig, out: AnyPath) -> None:
     """Raise UserError for a logger whose package is missing, or that has no place for the run."""
     for name in outside(config):
-        require(name, f"loggers: {name}", f"leave {name} out of loggers")
-        if not _MODULES[name].has_place(not isinstance(out, RemotePath)):
-            needed = {"mlflow": f"{mlflow_logger.URI}, the address of a server", "wandb": f"{wandb_logger.MODE}=online"}[name]
-            raise UserError(f"loggers: {name} with --out in an object store needs the environment variable {needed}")
+        logger = find_logger(name)
+        require(logger.package, f"loggers: {name}", f"leave {name} out of loggers")
+        if not logger.has_place(not isinstance(out, RemotePath)):
+            raise UserError(f"loggers: {name} with --out in an object store needs the environment variable {logger.remote_place}")
 
 
 def outside(config: TrainConfig) -> list[str]:
     """Return the loggers that are not files of the run, which a thread feeds."""
-    return [name for name in config.loggers if name in _MODULES]
+    return [name for name in config.loggers if name != "tensorboard"]
 
 
 @contextmanager
@@ -108,7 +117,7 @@ def _fed(names: Sequence[str], run_dir: Path, metrics: AnyPath, logged: Logged) 
     trains = logged.state is not None
 
     def maker(name: str) -> Callable[[], Logger]:
-        return lambda: MAKERS[name](identity, trains)
+        return lambda: find_logger(name)(identity, trains)
 
     feeds = [Feed(name, maker(name), reader.read) for name in names]
     for feed in feeds:

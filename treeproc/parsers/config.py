@@ -74,16 +74,16 @@ def public_endpoint(endpoint: str) -> str:
 
 
 ParserName = Literal["stanza", "shipped", "corenlp", "spacy", "benepar", "supar", "given", "words"]
-# Each parser with its file in this folder, and its class.
+# Each parser with its module and its class. Those of `extras` need further packages or a server.
 PARSERS: dict[ParserName, tuple[str, str]] = {
-    "stanza": ("stanza_parser", "StanzaParser"),
-    "shipped": ("stanza_parser", "StanzaParser"),
-    "corenlp": ("corenlp", "CoreNLPParser"),
-    "spacy": ("spacy_parser", "SpacyParser"),
-    "benepar": ("benepar_parser", "BeneparParser"),
-    "supar": ("supar_parser", "SuparParser"),
-    "given": ("given", "GivenTrees"),
-    "words": ("given", "WordsOnly"),
+    "stanza": ("treeproc.parsers.stanza_parser", "StanzaParser"),
+    "shipped": ("treeproc.parsers.stanza_parser", "StanzaParser"),
+    "corenlp": ("treeproc.extras.parsers.corenlp", "CoreNLPParser"),
+    "spacy": ("treeproc.extras.parsers.spacy", "SpacyParser"),
+    "benepar": ("treeproc.extras.parsers.benepar", "BeneparParser"),
+    "supar": ("treeproc.extras.parsers.supar", "SuparParser"),
+    "given": ("treeproc.parsers.given", "GivenTrees"),
+    "words": ("treeproc.parsers.given", "WordsOnly"),
 }
 
 

@@ -3,15 +3,16 @@
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from treeproc.common.extras import require
 from treeproc.common.files import file_sha256, read_json
 from treeproc.common.settings import UserError
 from treeproc.common.torch_files import check_archive
-from treeproc.parsers.config import CORENLP_LANGUAGES, ParserConfig
+from treeproc.parsers.config import CORENLP_LANGUAGES, PARSERS, ParserConfig, ParserName
 from treeproc.shards.schema import SCHEMA_VERSION
 
 SHIPPED_MODELS = Path(__file__).parent.parent / "models"
@@ -174,20 +175,17 @@ def describe_parser(config: ParserConfig) -> dict:
         require("stanza", f"parser.name={config.name}", "set name: given, with trees in the input")
         config.torch_device()
         out |= {"library": f"stanza {version('stanza')}", "models": find_models(config).describe()}
-    elif config.name == "corenlp":
-        from treeproc.parsers.corenlp import describe_server
-
-        for package in ("stanza", "requests"):
-            require(package, "parser.name=corenlp")
-
-        out |= {"library": describe_server(config)}
-    elif config.runs_spacy:
-        from treeproc.parsers.packages import describe_package
-
+    elif config.reads_language:
         if config.runs_torch:
             config.torch_device()
-        out |= describe_package(config)
+        out |= parser_class(config.name).describe(config)
     return out
+
+
+def parser_class(name: ParserName) -> Any:
+    """Return the class of a parser. Its module is imported now: it may load PyTorch, or packages that may be missing."""
+    module, class_name = PARSERS[name]
+    return getattr(import_module(module), class_name)
 
 
 def describe_in_words(parser: dict) -> str:

@@ -1,0 +1,28 @@
+"""What the entrance expects of replicas."""
+
+from typing import Protocol
+
+from treenet.extras.serving.messages import Question
+
+
+class ReplicaLost(Exception):
+    """The replica that was asked is gone."""
+
+
+class NoAnswer(Exception):
+    """Why a replica has no answer to a question."""
+
+
+class Serving(Protocol):
+    """Replicas of one model."""
+
+    name: str  # of the model
+    beam_size: int
+
+    async def ask(self, question: Question) -> bytes:
+        """The answer as JSON. Raises ReplicaLost or NoAnswer."""
+        ...
+
+    def running(self) -> int:
+        """Replicas that run now."""
+        ...

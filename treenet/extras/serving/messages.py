@@ -1,0 +1,154 @@
+"""What clients send and get, as pydantic models: they check requests and describe the interface."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, create_model
+
+from treenet.extras.serving.settings import ServeSettings
+from treenet.translation.line_constraints import constraint_columns
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request that was checked."""
+
+    lines: tuple[str, ...]
+    num_best: int
+    attention: bool
+    constraints: dict[str, tuple[str, ...]] = field(default_factory=dict)  # in the form of the lines of files, one a line
+
+
+class Hypothesis(BaseModel):
+    """One translation of a line."""
+
+    text: str
+    score: float | None = Field(description="log-probability divided by the length penalty; null for an empty line")
+    log_prob: float | None = Field(description="sum over pieces and the end of the sentence, in nats")
+    pieces: list[str]
+
+
+class Leaf(BaseModel):
+    """A piece of the line."""
+
+    piece: str
+    tag: str
+    word: int = Field(description="number of its word, from 0")
+
+
+class Node(BaseModel):
+    """A constituent; nodes are in pre-order."""
+
+    label: str
+    start: int = Field(description="first leaf")
+    end: int = Field(description="one past the last leaf")
+    parent: int = Field(description="number of the node above, -1 at a root")
+
+
+class Tree(BaseModel):
+    """The tree of a line over its pieces."""
+
+    brackets: str = Field(description="Penn Treebank brackets")
+    leaves: list[Leaf]
+    nodes: list[Node]
+
+
+class Attention(BaseModel):
+    """Where the best translation looked: means over layers and heads."""
+
+    targets: list[str] = Field(description="pieces of the translation; the last one is </s>")
+    weights: list[list[float]] = Field(description="a row a target; columns are leaves, then the nodes that the model attends to")
+
+
+class LineAnswer(BaseModel):
+    """The answer for one line."""
+
+    source: str
+    translation: str = Field(description="the best hypothesis; empty if there is none")
+    hypotheses: list[Hypothesis]
+    tree: Tree | None = None
+    attention: Attention | None = None
+    warnings: list[str] = []
+    error: str | None = Field(None, description="why the line has no translation")
+
+
+class Answer(BaseModel):
+    """One answer a line, in the order of the request."""
+
+    lines: list[LineAnswer]
+
+
+class Health(BaseModel):
+    """The state of the server."""
+
+    status: str = Field(description="ok, or starting where no replica runs")
+    model: str
+    replicas: int = Field(description="replicas that run")
+    waiting: int = Field(description="requests that are accepted and not answered yet")
+
+
+class Problem(BaseModel):
+    """Why a request got no answer."""
+
+    error: str
+
+
+class _Request(BaseModel):
+    """Lines to translate."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    lines: list[str]
+    num_best: int
+    attention: bool
+    prefix: list[str] | None
+    must_appear: list[list[str]] | None
+    must_not_appear: list[list[str]] | None
+
+    def question(self) -> Question:
+        columns = constraint_columns(self.prefix, self.must_appear, self.must_not_appear)
+        constraints = {name: tuple(values) for name, values in columns.items()}
+        return Question(tuple(self.lines), self.num_best, self.attention, constraints)
+
+
+def _one_a_line(values: list | None, info: ValidationInfo) -> list | None:
+    if values is not None and "lines" in info.data and len(values) != (lines := len(info.data["lines"])):
+        raise ValueError(f"must have one entry for each line, {lines}, but has {len(values)}")
+    return values
+
+
+def _check_tabs(phrase: str) -> str:
+    if "\t" in phrase:
+        raise ValueError("must not have tabs")
+    return phrase
+
+
+def request_model(settings: ServeSettings, beam_size: int) -> type[_Request]:
+    """The model of a request with the limits of `settings`. `beam_size` is the largest number of translations."""
+
+    def check_words(line: str) -> str:
+        if (words := len(line.split())) > settings.line_words:
+            raise ValueError(f"must have at most {settings.line_words:,} words, but has {words:,}")
+        return line
+
+    text = Annotated[str, Field(max_length=settings.line_characters)]
+    phrases = Annotated[list[Annotated[text, AfterValidator(_check_tabs)]], Field(max_length=settings.line_phrases)]
+    line = Annotated[str, Field(max_length=settings.line_characters), AfterValidator(check_words)]
+    lines = Field(min_length=1, max_length=settings.request_lines, description="sentences, one a line")
+    return create_model(
+        "Request",
+        __base__=_Request,
+        __doc__=_Request.__doc__,
+        lines=(list[line], lines),
+        num_best=(int, Field(1, ge=1, le=beam_size, description="translations a line, best first")),
+        attention=(bool, Field(False, description="whether the answer has attention weights")),
+        prefix=_constraint(text, "beginnings of the translations"),
+        must_appear=_constraint(phrases, "phrases that each translation must contain"),
+        must_not_appear=_constraint(phrases, "strings that each translation must not contain; a blank in front begins a word"),
+    )
+
+
+def _constraint(of_line: Any, description: str) -> tuple[Any, Any]:
+    """The type of a constraint and its field. It has one value for each line of the request."""
+    values = Annotated[list[of_line] | None, AfterValidator(_one_a_line)]
+    return values, Field(None, description=f"{description}, one entry for each line")

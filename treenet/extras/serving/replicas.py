@@ -1,0 +1,152 @@
+"""Replicas on Ray Serve: each has a parser and a model, and answers the requests that wait for it together."""
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+
+import ray
+import torch
+from ray import serve
+from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
+from ray.serve.config import ProxyLocation
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.schema import LoggingConfig
+
+from treenet.extras.serving.asking import NoAnswer, ReplicaLost, Serving
+from treenet.extras.serving.messages import Question
+from treenet.extras.serving.sentences import SentenceTranslator
+from treenet.extras.serving.settings import ServeSettings
+from treenet.runs.chosen_checkpoint import absolute_checkpoint
+from treeproc.common.errors import UserError, one_line
+from treeproc.common.progress import phase
+from treeproc.common.ray_session import start_ray
+from treeproc.common.storage import AnyPath
+
+_DEPLOYMENT = "translator"
+_HEALTH_CHECK_S = 1.0  # so soon a dead replica is replaced
+_QUIET = LoggingConfig(log_level="ERROR", enable_access_log=False)
+
+
+class _Replica:
+    """What a user did wrong comes back as text, since Serve would print a traceback and start the replica again."""
+
+    def __init__(self, settings: ServeSettings, run: AnyPath):
+        torch.set_num_threads(1)  # a CPU each
+        self._translator, self._error = None, ""
+        try:
+            self._translator = SentenceTranslator(settings, run)
+        except UserError as error:
+            self._error = str(error)
+        in_batches = serve.batch(
+            max_batch_size=settings.batch_requests,
+            batch_wait_timeout_s=settings.batch_wait_ms / 1000,
+            batch_size_fn=partial(_size, settings),
+        )
+        self._answer_batch = in_batches(self._answer_all)
+
+    def describe(self) -> tuple[str, int, str]:
+        """(what translates, size of its beam, error): the error is empty, or all else."""
+        return (self._translator.name, self._translator.beam_size, "") if self._translator else ("", 0, self._error)
+
+    async def answer(self, question: Question) -> bytes | str:
+        """See `SentenceTranslator.answer`."""
+        return await self._answer_batch(question)
+
+    async def _answer_all(self, questions: list[Question]) -> list[bytes | str]:
+        # In a thread of its own: meanwhile the next batch comes together.
+        return await asyncio.to_thread(self._translator.answer, questions)
+
+
+def _size(settings: ServeSettings, questions: list[Question]) -> int:
+    """Return the size of a batch in requests. Long requests count as several, so a batch has no more lines than one may have.
+
+    Serve drops a cancelled request that waits, but a batch that has begun is computed to its end.
+    """
+    most = max(settings.request_lines, settings.batch_requests)
+    return sum(-(-len(question.lines) * settings.batch_requests // most) for question in questions)
+
+
+class Replicas:
+    """The replicas of an application of Ray Serve, as the entrance sees them."""
+
+    def __init__(self, handle: serve.handle.DeploymentHandle, application: str, name: str, beam_size: int):
+        self._handle, self._application, self.name, self.beam_size = handle, application, name, beam_size
+
+    async def ask(self, question: Question) -> bytes:
+        """The answer as JSON. Raises ReplicaLost if the replica died meanwhile, NoAnswer if the model failed."""
+        response = self._handle.answer.remote(question)
+        try:
+            answer = await response
+        except asyncio.CancelledError:  # nobody waits any more
+            response.cancel()
+            raise
+        except (RayActorError, OutOfMemoryError, DeploymentUnavailableError) as error:
+            raise ReplicaLost(type(error).__name__) from None
+        except RayTaskError as error:
+            raise NoAnswer(f"the request could not be answered ({type(error.cause).__name__})") from None
+        if isinstance(answer, str):
+            raise NoAnswer(answer)
+        return answer
+
+    def running(self) -> int:
+        """Replicas that run now."""
+        with suppress(KeyError):
+            states = serve.status().applications[self._application].deployments[_DEPLOYMENT].replica_states
+            return sum(count for state, count in states.items() if state == "RUNNING")
+        return 0
+
+
+@contextmanager
+def start_replicas(settings: ServeSettings, run: AnyPath) -> Iterator[Serving]:
+    """Replicas that answer until the context ends, on a cluster or on this machine.
+
+    Raises UserError if the run cannot be loaded, or if the cluster has fewer CPUs or GPUs than replicas.
+    """
+    start_ray()
+    _check_room(settings)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    application = f"tree-attention-{uuid.uuid4().hex[:8]}"  # two servers of a cluster do not replace each other
+    deployment = serve.deployment(_Replica).options(
+        name=_DEPLOYMENT,
+        num_replicas=settings.replicas,
+        max_ongoing_requests=max(2 * settings.batch_requests, settings.waiting_requests),
+        health_check_period_s=_HEALTH_CHECK_S,
+        graceful_shutdown_timeout_s=_HEALTH_CHECK_S,
+        ray_actor_options={"num_cpus": 1, "num_gpus": int(settings.use_gpu)},
+        logging_config=_QUIET,
+    )
+    # The replicas have another working folder.
+    settings = settings.model_copy(update={"checkpoint": absolute_checkpoint(settings.checkpoint)})
+    with phase("starting the replicas"):
+        try:
+            # The entrance is a process of ours; Serve's own would listen on all addresses of every node.
+            serve.start(proxy_location=ProxyLocation.Disabled, logging_config=_QUIET)
+            handle = serve.run(
+                deployment.bind(settings, run.absolute()), name=application, route_prefix=None, logging_config=_QUIET
+            )
+            name, beam_size, error = handle.describe.remote().result()
+        except (RuntimeError, ray.exceptions.RayError) as failure:
+            with suppress(Exception):  # of Serve, which may not have started at all
+                serve.delete(application)
+            raise UserError(
+                f"the replicas did not start: {one_line(str(failure), 300)}; every node needs pip install 'tree-attention[serve]'"
+            ) from None
+    try:
+        if error:
+            raise UserError(error)
+        yield Replicas(handle, application, name, beam_size)
+    finally:
+        serve.delete(application)
+
+
+def _check_room(settings: ServeSettings) -> None:
+    """Serve would wait for ever for what the cluster has not got."""
+    there = ray.cluster_resources()
+    for kind, wanted in (("CPU", settings.replicas), ("GPU", settings.replicas * settings.use_gpu)):
+        if wanted > (has := int(there.get(kind, 0))):
+            raise UserError(
+                f"replicas={settings.replicas} need {wanted} {kind}s, but the cluster has {has}; choose fewer replicas"
+            )

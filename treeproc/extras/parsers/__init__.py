@@ -1,0 +1,1 @@
+"""Parsers that need further packages (spaCy, benepar, SuPar) or a server (CoreNLP)."""
