@@ -5,6 +5,7 @@ They state what they need, so that the cluster grows; they take what comes, and 
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -60,7 +61,8 @@ def test_a_study_grows_the_cluster_and_gives_it_back(data, tmp_path):
     result = run_job("study", tmp_path, data, STUDY)
     assert result["status"] == 0, result["said"][-3000:]
     grows_and_shrinks(result["nodes"])
-    assert "needs 1 CPU, the cluster has 0, waiting for nodes since" in result["said"]
+    # The first node may be there before the first line of progress.
+    assert re.search(r"needs 1 CPU, the cluster has \d( \(\d free\))?, waiting for nodes since", result["said"])
 
 
 @pytest.mark.cluster

@@ -238,7 +238,7 @@ def test_training_on_two_nodes_saves_goes_on_and_has_the_same_weights(slurm, tmp
 def test_a_study_goes_on_and_has_the_same_results(slurm, tmp_path):
     models = {"tree_transformer": {}, "transformer": {"model": {"name": "transformer"}}}
     grid = {"fractions": [1.0], "seeds": [1], "models": models}
-    config = STUDY | {"max_steps": 400, "checkpoint_every": 1000, "validate_every": 1000, "log_every": 10, "grid": grid}
+    config = STUDY | {"max_steps": 2000, "checkpoint_every": 2000, "validate_every": 2000, "log_every": 10, "grid": grid}
     config["data"] = str(write_toy_data(tmp_path / "toy" / "data"))
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     command, out = ["--config", tmp_path / "config.yaml", "--out"], tmp_path / "study"
@@ -253,7 +253,7 @@ def test_a_study_goes_on_and_has_the_same_results(slurm, tmp_path):
     assert run.returncode == 0, run.stderr
     for cell in cells:
         other = tmp_path / "undisturbed" / "cells" / cell.name
-        assert losses(cell) == losses(other) and losses(cell)[-1][0] == 400
+        assert losses(cell) == losses(other) and losses(cell)[-1][0] == 2000
         for name in ("averaged/model.safetensors", "translations.test.txt"):
             assert (cell / name).read_bytes() == (other / name).read_bytes()
 

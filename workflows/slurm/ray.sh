@@ -34,8 +34,10 @@ run_with_ray() {
     fi
 
     trap '' TERM
-    scancel --signal=TERM "$SLURM_JOB_ID"
+    scancel --signal=TERM "$SLURM_JOB_ID" 2> /dev/null  # a job that a user cancelled has no steps any more
     wait
+    # In such a job, srun killed the shells of its steps before they could do this.
+    until rm -rf "$RAY_FOLDER"; do sleep 1; done 2> /dev/null
     # Not after success, for settings that were refused, or in a job that a user cancelled.
     if [[ $stopped && $status != [02] && $(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID") == RUNNING ]]; then
         scontrol requeue "$SLURM_JOB_ID"
