@@ -399,3 +399,11 @@ def test_notices_of_nodes_are_one_line_outside_of_the_results(capsys, monkeypatc
     worker.print_to_stdstream({"lines": [notice], "pid": "raylet", "is_err": False}, ignore_prefix=False)
     said = capsys.readouterr()
     assert said.out == "" and said.err == "warning: Ray: A worker was killed because memory was short.\n"
+
+
+@pytest.mark.parametrize(
+    ("address", "local"),
+    [("127.0.0.1:6379", True), ("203.0.113.1:6379", False), ("ray://127.0.0.1:10001", False), (":6379", False), ("auto", False)],
+)
+def test_only_clusters_of_this_machine_get_the_token_unasked(address, local):
+    assert ray_session._is_of_this_machine(address) == local

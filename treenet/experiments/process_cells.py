@@ -96,7 +96,7 @@ def _run_logged(cell: Cell, work: CellWork) -> CellResult:
 def printing_to_log(folder: AnyPath) -> Iterator[None]:
     """Redirect output in this context to the end of FOLDER/log.txt, also that of libraries in C.
 
-    A log in a store gets it at the end of the context.
+    A log in a store gets it at the end of the context, and nothing of a process that is killed.
     """
     if isinstance(folder, RemotePath):
         with tempfile.TemporaryDirectory() as name:

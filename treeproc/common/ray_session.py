@@ -72,7 +72,7 @@ def _try_to_start(options: dict) -> None:
 
     try:
         with _without_notice(), note_unread():
-            if options["address"] != "local" and _asks_for_the_note():
+            if options["address"] != "local" and (_asks_for_the_note() or _is_of_this_machine(options["address"])):
                 use_token()
             ray.init(**options)
     except Exception as error:
@@ -84,7 +84,8 @@ def _try_to_start(options: dict) -> None:
 def _describe_failure(error: Exception, address: str) -> str:
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
     if address:
-        return f"cannot connect to the Ray cluster at {address} ({reason}); start the cluster again, or set RAY_ADDRESS=local"
+        again = "start the cluster again, set RAY_AUTH_MODE=token if it asks for a token, or set RAY_ADDRESS=local"
+        return f"cannot connect to the Ray cluster at {address} ({reason}); {again}"
     again = "run the same command again when the machine is less busy"
     if isinstance(error, OSError):
         again = "set RAY_TMPDIR to your own folder, with a short name"
@@ -141,6 +142,16 @@ def there_is_a_cluster() -> bool:
 
 def _asks_for_the_note() -> bool:
     return os.environ.get("RAY_ADDRESS") in (None, "", "auto")
+
+
+def _is_of_this_machine(address: str) -> bool:
+    """Whether a cluster at this address may have the token of this user. Others get it only with RAY_AUTH_MODE=token."""
+    host = address.rpartition(":")[0]
+    try:
+        socket.create_server((host, 0)).close()
+    except (OSError, UnicodeError):
+        return False
+    return bool(host)  # an empty one would stand for all addresses
 
 
 def _find_cluster() -> tuple[str, str]:
