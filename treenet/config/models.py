@@ -4,6 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from treeproc.common.setting_effects import unrecorded
 from treeproc.common.settings import Settings
 
 
@@ -37,15 +38,11 @@ class TreeAttentionConfig(ArchitectureSection):
     horizontal_rows: PositiveInt = Field(100, description="rows of the horizontal embedding table")
     relative_positions: int = Field(
         0,
+        exclude_if=unrecorded(0),
         ge=0,
         description="largest distance that has its own relative position (Shaw et al., 2018): between two leaves, beside "
         "sinusoids, and in the decoder's self-attention, instead of sinusoids. 0: sinusoids alone",
     )
-
-    @model_serializer(mode="wrap")
-    def _leave_out_no_relative_positions(self, dump: SerializerFunctionWrapHandler) -> dict:
-        """Leave out `relative_positions: 0`, which older runs do not record."""
-        return {name: value for name, value in dump(self).items() if name != "relative_positions" or value}
 
 
 RecurrentCell = Literal["on_lstm", "lstm"]
@@ -310,20 +307,34 @@ class ModelConfig(Settings):
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention weights")
     norm: Literal["post", "pre"] = Field(
         "post",
+        exclude_if=unrecorded("post"),
         description="place of the layer norms. 'post': after each residual connection, as in the paper; 'pre': before each "
         "sub-layer, and after the last layer",
     )
-    activation_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the inner units of the feed-forward layer")
+    activation_dropout: float = Field(
+        0.0, exclude_if=unrecorded(0.0), ge=0, lt=1, description="dropout of the inner units of the feed-forward layer"
+    )
     encoder_layer_drop: float = Field(
-        0.0, ge=0, lt=1, description="probability that training skips an encoder layer, for each example (Fan et al., 2020)"
+        0.0,
+        exclude_if=unrecorded(0.0),
+        ge=0,
+        lt=1,
+        description="probability that training skips an encoder layer, for each example (Fan et al., 2020)",
     )
-    decoder_layer_drop: float = Field(0.0, ge=0, lt=1, description="the same for a decoder layer")
+    decoder_layer_drop: float = Field(0.0, exclude_if=unrecorded(0.0), ge=0, lt=1, description="the same for a decoder layer")
     source_word_dropout: float = Field(
-        0.0, ge=0, lt=1, description="probability that the embedding of a source piece is 0 in training; translation only"
+        0.0,
+        exclude_if=unrecorded(0.0),
+        ge=0,
+        lt=1,
+        description="probability that the embedding of a source piece is 0 in training; translation only",
     )
-    target_word_dropout: float = Field(0.0, ge=0, lt=1, description="the same for the pieces that the decoder reads")
+    target_word_dropout: float = Field(
+        0.0, exclude_if=unrecorded(0.0), ge=0, lt=1, description="the same for the pieces that the decoder reads"
+    )
     paired_weights: bool = Field(
         False,
+        exclude_if=unrecorded(False),
         description="true: accumulation and relations draw their initial weights apart, so models with one seed share all other "
         "initial weights. false: all weights are drawn in one sequence",
     )
@@ -354,9 +365,8 @@ class ModelConfig(Settings):
 
     @model_serializer(mode="wrap")
     def _leave_out_what_is_not_read(self, dump: SerializerFunctionWrapHandler) -> dict:
-        """Leave out foreign sections, and settings at a default that older runs do not record."""
+        """Leave out foreign sections."""
         left_out = set(self._foreign_sections()) - set(self.unread_sections())
-        left_out |= {*_LAYER_SETTINGS, "paired_weights"} - {*self.layer_settings, *(["paired_weights"] * self.paired_weights)}
         return {name: value for name, value in dump(self).items() if name not in left_out}
 
     def _foreign_sections(self) -> list[str]:

@@ -18,7 +18,7 @@ from treenet.config.decoding import DecodingConfig
 from treenet.config.models import ModelConfig
 from treenet.config.sampling import SamplingConfig
 from treeproc.common.ray_internals import is_sent_to_a_cluster
-from treeproc.common.setting_effects import Effect, is_below, keys_with
+from treeproc.common.setting_effects import Effect, is_below, keys_with, unrecorded
 from treeproc.common.settings import Settings
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.schema import WINDOW_ROWS
@@ -50,11 +50,6 @@ def flatten(values: Mapping, prefix: str = "") -> dict[str, object]:
     return flat
 
 
-def _without(values: dict, **defaults: object) -> dict:
-    """Settings without those that have these values."""
-    return {name: value for name, value in values.items() if name not in defaults or value != defaults[name]}
-
-
 class OptimizerConfig(Settings):
     """Adam with decoupled weight decay; after warm-up the inverse square root schedule, or a linear one."""
 
@@ -70,7 +65,10 @@ class OptimizerConfig(Settings):
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="label smoothing")
     clip_norm: float = Field(
-        0.0, ge=0, description="largest norm of the gradient: a larger gradient is scaled down to it; 0 is off"
+        0.0,
+        exclude_if=unrecorded(0.0),
+        ge=0,
+        description="largest norm of the gradient: a larger gradient is scaled down to it; 0 is off",
     )
     r_drop: float = Field(
         0.0,
@@ -83,11 +81,6 @@ class OptimizerConfig(Settings):
         if self.decay_steps is not None and self.decay_steps <= self.warmup_steps:
             raise ValueError(f"decay_steps must be more than warmup_steps = {self.warmup_steps}, but is {self.decay_steps}")
         return self
-
-    @model_serializer(mode="wrap")
-    def _leave_out_what_is_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict:
-        """The settings without `clip_norm: 0`, which runs made before that setting do not record either."""
-        return _without(dump(self), clip_norm=0.0)
 
 
 class CorpusConfig(Settings):
@@ -126,16 +119,19 @@ class BatchConfig(Settings):
     )
     subset: Literal["fixed", "by_seed"] = Field(
         "fixed",
+        exclude_if=unrecorded("fixed"),
         description="'fixed': all seeds train on the same share; 'by_seed': each seed draws its own share. All models get the "
         "same share, and larger shares contain smaller ones",
     )
     window_rows: PositiveInt = Field(
         WINDOW_ROWS,
+        exclude_if=unrecorded(WINDOW_ROWS),
         description="training shuffles and batches consecutive shards in windows of so many rows, one window after the other. A "
         "smaller data set is one window. Another value makes other batches",
     )
     corpora: tuple[CorpusConfig, ...] = Field(
         (),
+        exclude_if=unrecorded(()),
         description="weights of the files of train, as {FILE: WEIGHT}. FILE is the source file in the data set's settings, or "
         "the end of its path; other files have weight 1. With weight 2.5, half of the examples of a file occur twice in an "
         "epoch and half of them three times, the same in every epoch",
@@ -145,12 +141,6 @@ class BatchConfig(Settings):
         description="largest micro-batch of a worker, in the units of max_tokens. A worker adds the gradients of its "
         "micro-batches; an update has max_tokens either way. null: one micro-batch",
     )
-
-    @model_serializer(mode="wrap")
-    def _leave_out_what_is_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict:
-        """The settings without those at a default that runs made before the setting do not record either."""
-        values = {name: value for name, value in dump(self).items() if name != "corpora" or value}
-        return _without(values, subset="fixed", window_rows=WINDOW_ROWS)
 
     @field_validator("corpora", mode="before")
     @classmethod
@@ -233,16 +223,19 @@ class TrainConfig(Settings):
     )
     init: DataPath | None = Field(
         None,
+        exclude_if=unrecorded(None),
         description="run whose weights a new run starts from: its folder for the averaged model, or the folder of a checkpoint "
         "in it. Weights are matched by name and shape, rows of pieces and labels by piece and label",
     )
     freeze: tuple[Pattern, ...] = Field(
         (),
+        exclude_if=unrecorded(()),
         description="parameters that training leaves as they are, as patterns of names: encoder.layers.0.*, *.norm*. The shared "
         "table of pieces is encoder.embedding.weight",
     )
     lr_scale: dict[Pattern, RateFactor] = Field(
         {},
+        exclude_if=unrecorded({}),
         description="factors of the learning rate, as {pattern of parameter names: factor}; the first pattern that matches "
         "counts, and all other parameters have 1",
     )
@@ -251,7 +244,7 @@ class TrainConfig(Settings):
     masked_lm: MaskedLMConfig = MaskedLMConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: SamplingConfig = Field(SamplingConfig(), exclude_if=unrecorded(SamplingConfig()))
     decoding: Annotated[DecodingConfig, Effect.PROGRESS] = DecodingConfig()
     seed: int = Field(1, ge=0, lt=2**63, description="seed of initialisation, dropout and batch order")
     max_steps: Annotated[PositiveInt, Effect.PROGRESS] = Field(100_000, description="updates")
@@ -260,11 +253,12 @@ class TrainConfig(Settings):
     keep_checkpoints: Annotated[PositiveInt, Effect.NONE] = Field(5, description="checkpoints kept on disk")
     valid_metric: Literal["nll", "bleu", "chrf"] = Field(
         "nll",
+        exclude_if=unrecorded("nll"),
         description="translation: the score by which patience and average=best compare validations. 'bleu' and 'chrf' score "
         "greedy translations of the validation split",
     )
     valid_metric_every: Annotated[PositiveInt, Effect.PROGRESS] = Field(
-        1, description="with bleu or chrf: translate at every n-th validation, and at the last one"
+        1, exclude_if=unrecorded(1), description="with bleu or chrf: translate at every n-th validation, and at the last one"
     )
     average: Annotated[Literal["last", "best", "ema"], Effect.PROGRESS] = Field(
         "last",
@@ -286,6 +280,7 @@ class TrainConfig(Settings):
     log_every: Annotated[PositiveInt, Effect.NONE] = Field(100, description="updates between metric lines")
     loggers: Annotated[tuple[LoggerName, ...], Effect.NONE] = Field(
         ("tensorboard",),
+        exclude_if=unrecorded(("tensorboard",)),
         description=f"loggers that get the metrics too: {', '.join(LOGGERS)}. MLflow and W&B write to this machine, "
         "unless MLFLOW_TRACKING_URI or WANDB_MODE names another place",
     )
@@ -308,7 +303,9 @@ class TrainConfig(Settings):
         "run keeps the precision that it began with",
     )
     gradient_sums: Literal["float32", "bf16"] = Field(
-        "float32", description="number format in which workers add their gradients; 'bf16' sends half the bytes, rounded"
+        "float32",
+        exclude_if=unrecorded("float32"),
+        description="number format in which workers add their gradients; 'bf16' sends half the bytes, rounded",
     )
     shard_weights: Annotated[bool, Effect.NONE] = Field(
         False,
@@ -403,15 +400,6 @@ class TrainConfig(Settings):
                 f"max_steps must be at most optimizer.decay_steps = {last}, where the rate is 0, but is {self.max_steps}"
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _leave_out_what_is_as_ever(self, dump: SerializerFunctionWrapHandler) -> dict:
-        """The settings without those at a default that runs made before the setting do not record either."""
-        values = {name: value for name, value in dump(self).items() if name not in ("freeze", "lr_scale") or value}
-        if self.loggers == ("tensorboard",):
-            del values["loggers"]
-        fixed = {"gradient_sums": "float32", "init": None, "sampling": SamplingConfig().model_dump()}
-        return _without(values, **fixed, valid_metric="nll", valid_metric_every=1)
 
     def with_absolute_paths(self, folder: Path | None = None) -> Self:
         """The settings with absolute paths of data set and initial weights, for other working folders and other machines.

@@ -1,6 +1,9 @@
 """Effects of settings. A field names its effect: `Annotated[int, Effect.NONE]`. Without one, it changes results."""
 
+from collections.abc import Callable
 from enum import Enum
+from functools import partial
+from operator import eq
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -11,6 +14,14 @@ class Effect(Enum):
 
     PROGRESS = "how far a run goes, and which checkpoints count; finished updates stay the same"
     NONE = "where and how fast the command computes, or how much it prints"
+
+
+def unrecorded(default: object) -> Callable[[object], bool]:
+    """Mark a setting that records leave out at its default: `Field(0.0, exclude_if=unrecorded(0.0))`.
+
+    Runs made before the setting have no entry of it, and fingerprints must stay the same.
+    """
+    return partial(eq, default)
 
 
 def keys_with(cls: type[BaseModel], *effects: Effect) -> tuple[str, ...]:
