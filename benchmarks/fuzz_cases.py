@@ -76,7 +76,7 @@ _READS_DATA = {name: "classes" if name in _READS_CLASSES else "pairs" for name i
 
 
 _SETTINGS = {
-    "preprocess": "treeproc.job.config.PreprocessConfig",
+    "preprocess": "treeproc.stages.config.PreprocessConfig",
     "train_parser": "treeproc.extras.parser_training.config.TrainParserConfig",
     "evaluate": "treenet.evaluation.evaluate.EvaluateSettings",
     "translate": "treenet.translation.line_translator.TranslateSettings",

@@ -120,7 +120,7 @@ async def _ask(app, request: Request) -> tuple[int, int, bytes]:
 
 def fuzz_server(count: int, seed: int = 1) -> tuple[dict[str, int], list[str]]:
     """Send all requests. Returns the figures, and what got past the door."""
-    from treenet.extras.serving.entrance import build_entrance
+    from treenet.extras.serving.http_app import build_entrance
     from treenet.extras.serving.settings import ServeSettings
 
     replicas = _Counting()

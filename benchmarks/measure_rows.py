@@ -22,12 +22,12 @@ from training_data import write_captions
 
 from treeproc.common.files import file_sha256
 from treeproc.common.provenance import Recorder
-from treeproc.job.shard_jobs import ray_runner
 from treeproc.shards.packed_records import PackedRecords
 from treeproc.shards.schema import shard_name
 from treeproc.shards.store import ShardRecord, read_index
 from treeproc.stages.lengths import write_lengths
-from treeproc.stages.running import Run
+from treeproc.stages.run_jobs import Run
+from treeproc.stages.shard_jobs import ray_runner
 
 
 def link_shards(encoded: Path, record: ShardRecord, shards: int) -> PackedRecords:

@@ -32,9 +32,9 @@ from moto_store import s3_server
 from treeproc.common import storage
 from treeproc.common.cache import local_copy, prefetch
 from treeproc.common.files import file_sha256
-from treeproc.common.known_hashes import unlike
+from treeproc.common.hash_cache import find_changed
+from treeproc.common.parallel import run_all
 from treeproc.common.storage import AnyPath, as_path
-from treeproc.common.transfers import do_all
 
 PROXY = Path(__file__).resolve().parent / "slow_s3.py"
 
@@ -86,12 +86,12 @@ def ways(folder: AnyPath, contents: dict[str, bytes]) -> dict[str, Callable[[], 
         (folder / name).write_bytes(contents[name])
 
     def check() -> None:
-        if unlike(folder, hashes):
+        if find_changed(folder, hashes):
             raise SystemExit("an object has not got its hash")
 
     return {
         "upload, one at a time": lambda: [upload(name) for name in contents],
-        "upload": lambda: do_all(upload, contents),
+        "upload": lambda: run_all(upload, contents),
         "copy, one at a time": lambda: [local_copy(*one) for one in objects],
         "copy": lambda: wait(prefetch(objects)),
         "hash, one at a time": lambda: [file_sha256(path) for path, _ in objects],

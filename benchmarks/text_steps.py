@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treeproc.job.ray_job import _packed, _unpacked
+from treeproc.stages.ray_job import _packed, _unpacked
 
 
 @dataclass
@@ -63,7 +63,7 @@ class OnRay:
         self.steps.clear()
 
     def __call__(self, worker: type, arguments: dict, jobs: Sequence[dict]) -> Iterator[tuple[int, object]]:
-        from treeproc.job.ray_job import run_jobs
+        from treeproc.stages.ray_job import run_jobs
 
         if not jobs:
             return

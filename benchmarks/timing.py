@@ -33,10 +33,10 @@ from treenet.data.input_kinds import LEAVES
 from treenet.data.row_lists import RowLists
 from treenet.models import Classifier, VocabSizes, build_classifier, find_encoder
 from treenet.training.optimizer import build_optimizer
-from treeproc.job.preprocess import SAMPLE
 from treeproc.parsers import Parser, ParserConfig, build_parser
 from treeproc.readers import read_lines
 from treeproc.shards.schema import EOS_ID
+from treeproc.stages.preprocess import SAMPLE
 from treeproc.trees.flat_trees import binarise, normal_form, read_flat_trees
 
 LENGTHS = (10, 20, 30, 40, 50, 60, 80, 100, 120)

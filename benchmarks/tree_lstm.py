@@ -26,7 +26,7 @@ from toydata import random_spans
 
 from treenet.config import ClassifierConfig, ModelConfig, OptimizerConfig
 from treenet.data.batch import collate_rows
-from treenet.data.draws import hash_ids
+from treenet.data.hashed_sampling import hash_ids
 from treenet.data.input_kinds import LEAVES
 from treenet.data.labelled import LabelledBatch
 from treenet.data.row_lists import RowLists

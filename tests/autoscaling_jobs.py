@@ -15,7 +15,7 @@ from pathlib import Path
 import ray
 from fake_autoscaler import REPOSITORY, NodeCount, autoscaling_cluster
 
-from treeproc.job import ray_job
+from treeproc.stages import ray_job
 
 
 def start(folder: Path, script: str, *arguments: str) -> subprocess.Popen:

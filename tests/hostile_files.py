@@ -9,8 +9,8 @@ import pyarrow as pa
 import ray.data  # registers extension types that unpickle
 
 from treeproc.common.files import file_sha256, json_bytes
-from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.shards.store import ShardRecord
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
 
 PICKLED = {"ARROW:extension:name": "ray.data.arrow_pickled_object", "ARROW:extension:metadata": ""}
 

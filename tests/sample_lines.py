@@ -2,7 +2,7 @@
 
 import gzip
 
-from treeproc.job.preprocess import SAMPLE
+from treeproc.stages.preprocess import SAMPLE
 
 
 def sample_lines(count: int) -> list[str]:

@@ -24,7 +24,7 @@ from treeproc.common.extras import require
 from treeproc.common.setting_errors import has_setting, nearest
 from treeproc.common.settings import build_arg_parser, load_settings, parser_of
 from treeproc.common.synonyms import SYNONYMS, settings_in
-from treeproc.job.config import PreprocessConfig
+from treeproc.stages.config import PreprocessConfig
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 SETTING = re.compile(r"(?:(?<=[\s(])|^)([a-z][a-z_]*(?:\.[a-z_]+)*)=(?!\")")

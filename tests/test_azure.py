@@ -16,7 +16,7 @@ from treenet.jobs.train_run import run_training
 from treeproc.common import storage
 from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import RemotePath, _file_system, as_path
-from treeproc.job.preprocess import SAMPLE
+from treeproc.stages.preprocess import SAMPLE
 
 AZURITE = Path(os.environ.get("AZURITE") or Path(__file__).resolve().parent.parent / ".azurite/node_modules/.bin/azurite-blob")
 # The account and the key of every Azurite. They are in its documentation, and open nothing else.

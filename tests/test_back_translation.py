@@ -14,9 +14,9 @@ from treenet.config.training import BatchConfig
 from treenet.data.corpora import read_corpora
 from treeproc.common.folder_kinds import BACK_TRANSLATION, kind_of
 from treeproc.common.settings import UserError, load_settings
-from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
+from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 
 pytestmark = pytest.mark.slow
 

@@ -23,9 +23,9 @@ from toyruns import make_config, make_task
 
 from treenet.config import BatchConfig, SamplingConfig
 from treenet.data.batch import TreeBatch
+from treenet.data.bpe_dropout import Merges
 from treenet.data.examples import Examples, ExampleSource
 from treenet.data.input_kinds import TREES, WORDS
-from treenet.data.merges import Merges
 from treenet.data.row_lists import ALWAYS, COLUMNS, RowLists
 from treenet.data.sampled import SampledSource, Sampler
 from treenet.data.word_trees import over_words

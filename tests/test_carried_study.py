@@ -20,7 +20,7 @@ from toydata import write_toy_data
 
 from treenet.experiments.ledger import INTERRUPTED, WAITING, Ledger, last_step
 from treenet.runs.metrics_log import read_metrics
-from treeproc.job.preprocess import SAMPLE
+from treeproc.stages.preprocess import SAMPLE
 
 pytestmark = pytest.mark.slow
 

@@ -3,8 +3,8 @@
 import pytest
 
 from treeproc.common.settings import UserError
-from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.stages import text
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
 
 
 class Killed(BaseException):

@@ -12,7 +12,7 @@ import yaml
 from treenet.config import TrainConfig
 from treenet.experiments.scaling import ScalingConfig
 from treeproc.common.settings import load_settings
-from treeproc.job.preprocess import PreprocessConfig
+from treeproc.stages.preprocess import PreprocessConfig
 
 launcher = pytest.importorskip("ray.autoscaler._private.util", reason="this Ray has no launcher validation to call")
 

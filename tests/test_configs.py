@@ -11,7 +11,7 @@ from treenet.experiments.tuning_settings import TuningConfig
 from treenet.models import ARCHITECTURES
 from treeproc.common.settings import UserError, dump_settings, load_settings, read_yaml
 from treeproc.extras.parser_training.config import TrainParserConfig
-from treeproc.job.preprocess import PreprocessConfig, sample_splits
+from treeproc.stages.preprocess import PreprocessConfig, sample_splits
 
 FOLDER = Path(__file__).resolve().parent.parent / "workflows" / "configs"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))

@@ -24,10 +24,10 @@ from treenet.jobs.train_run import run_training
 from treenet.tasks.registry import build_task
 from treenet.training.batch_stream import plan_batches
 from treeproc.common.settings import UserError, load_settings
-from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.readers import FORMATS
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.size_counts import SizeCounts
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.stages.text import Inputs, SplitFiles
 
 WEIGHTS = st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0, 2.5, 3.0]), min_size=1, max_size=4)

@@ -7,10 +7,10 @@ import pytest
 from sacremoses import MosesTokenizer
 
 from treeproc.common.settings import load_settings
-from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.parsers.model_files import SHIPPED_MODELS
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.subwords import LabelVocab, Subwords
 
 pytestmark = pytest.mark.slow

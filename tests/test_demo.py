@@ -13,7 +13,7 @@ import pytest
 
 from treenet.cli import demo, translate
 from treenet.runs.checkpoint import checkpoint_folders
-from treeproc.job.preprocess import SAMPLE
+from treeproc.stages.preprocess import SAMPLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

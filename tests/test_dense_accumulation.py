@@ -34,7 +34,7 @@ from treenet.models import build_model
 from treenet.structure import TreeStructure
 from treenet.structure.block_mask import Blocks
 from treenet.structure.branches import BranchMaps
-from treenet.structure.compact import BranchMatrices
+from treenet.structure.device_spans import BranchMatrices
 from treenet.structure.on_device import find_intervals, prepare
 from treeproc.shards.schema import PAD_ID
 

@@ -14,12 +14,12 @@ from treenet.report.report_settings import ReportSettings
 from treenet.translation.line_translator import LineTranslator, TranslateSettings
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
-from treeproc.job.job_report import summary
-from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import ParserConfig, build_parser, find_models
 from treeproc.shards.shard import SplitShards
+from treeproc.stages.job_report import summary
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 

@@ -14,8 +14,8 @@ from treenet.config import TrainConfig
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import load_settings
 from treeproc.common.synonyms import SYNONYMS
-from treeproc.job.config import PreprocessConfig
-from treeproc.job.preprocess import preprocess
+from treeproc.stages.config import PreprocessConfig
+from treeproc.stages.preprocess import preprocess
 
 pytestmark = pytest.mark.long
 

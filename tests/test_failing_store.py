@@ -24,7 +24,7 @@ from treeproc.common import storage, store_requests
 from treeproc.common.provenance import PROVENANCE
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.common.storage import AnyPath, RemotePath, as_path
-from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
+from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 
 pytestmark = pytest.mark.slow
 
@@ -185,7 +185,7 @@ def test_a_wrong_address_does_not_wait_for_minutes(proxy, monkeypatch):
 def test_ctrl_c_does_not_wait_for_a_busy_store(proxy, tmp_path):
     """Threads that would repeat their requests for five minutes."""
     script = (
-        "from treeproc.common.storage import as_path\nfrom treeproc.common.transfers import do_all\n"
+        "from treeproc.common.storage import as_path\nfrom treeproc.common.parallel import do_all\n"
         "do_all(lambda number: as_path(f's3://bucket/{number}').exists(), range(40))"
     )
     proxy.fault = lambda method, path: 503

@@ -26,8 +26,8 @@ from treeproc.common.folder_kinds import claim_folder, claim_output, kind_of
 from treeproc.common.settings import Settings, UserError, dump_settings, load_settings
 from treeproc.common.storage import RemotePath
 from treeproc.extras.parser_training.config import TrainParserConfig
-from treeproc.job.preprocess import PreprocessConfig, sample_splits
-from treeproc.job.work_folders import remove_work
+from treeproc.stages.preprocess import PreprocessConfig, sample_splits
+from treeproc.stages.work_folders import remove_work
 
 PARSER = load_settings(TrainParserConfig, CONFIGS / "parser_en.yaml")
 

@@ -8,12 +8,12 @@ from hostile_files import one_line
 from treeproc.common.files import file_sha256, json_bytes
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe
-from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.shards import records as records_module
 from treeproc.shards import store
 from treeproc.shards.hashes import check_hashes
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import PartedRecords, ShardRecord, read_index, write_index
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.verify import verify
 
 

@@ -20,7 +20,7 @@ from treenet.jobs.train_run import describe_run, run_training
 from treenet.runs.checkpoint import checkpoint_folders, publish, read_meta
 from treenet.runs.initial_weights import split_init, start_from_init
 from treenet.runs.loading import load_model, load_run
-from treenet.runs.matching import vocabulary_places
+from treenet.runs.parameter_matching import vocabulary_places
 from treenet.tasks.registry import build_task
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer, train

@@ -15,11 +15,11 @@ from treenet.data.labelled import LabelledSource
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
-from treeproc.job.job_report import summary
-from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.shards.schema import SPLIT_WORD_PREFIX
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
+from treeproc.stages.job_report import summary
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.subwords import Subwords
 from treeproc.verify import verify
 

@@ -27,7 +27,6 @@ TREEPROC_ROOMS = (
     "parsers",
     "subwords",
     "stages",
-    "job",
     "inspection",
     "online",
     "verify",
@@ -138,7 +137,7 @@ def test_packages_of_extras_are_loaded_where_they_are_used():
             allowed = {"connections": {"uvicorn"}, "replicas": {"ray"}, "server": {"uvicorn"}}.get(parts[3], set())
         elif parts == ("treenet", "experiments", "tuning_trials"):
             allowed = {"optuna", "ray"}
-        elif parts[1:] in ON_RAY or parts == ("treeproc", "job", "ray_job"):
+        elif parts[1:] in ON_RAY or parts == ("treeproc", "stages", "ray_job"):
             allowed = {"ray"}
         return top_level(imports(path, module_level_only=True)) & EXTRAS.keys() - allowed
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 
 from treeproc.common.settings import UserError
-from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser, describe_parser
 from treeproc.parsers.treebank_words import treebank_tokens
@@ -18,6 +17,7 @@ from treeproc.readers.given_words import join_with_blanks
 from treeproc.readers.moses import undo_moses, unescape
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
+from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.subwords import Subwords
 from treeproc.verify import verify
 

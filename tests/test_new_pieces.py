@@ -12,10 +12,10 @@ from hypothesis_profiles import num_examples
 from sentencepiece import SentencePieceProcessor
 
 from treeproc.common.settings import UserError, load_settings
-from treeproc.job.config import PreprocessConfig
-from treeproc.job.preprocess import SAMPLE, preprocess
 from treeproc.shards.store import read_index
+from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.new_pieces import _may_join, add_pieces, learn_pieces
+from treeproc.stages.preprocess import SAMPLE, preprocess
 from treeproc.subwords import SubwordConfig, train_pieces
 from treeproc.verify import verify
 

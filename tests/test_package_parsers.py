@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from treeproc.common.settings import UserError
-from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser, describe_in_words, describe_parser, fallback, read_trees
 from treeproc.parsers.config import split_at_blanks
 from treeproc.shards.shard import SplitShards
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 

@@ -18,7 +18,6 @@ from sample_lines import sample_lines
 
 from treeproc.common.settings import UserError
 from treeproc.extras.parsers.corenlp import CoreNLPParser, describe_server
-from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.parsers import (
     Given,
     ParserConfig,
@@ -37,6 +36,7 @@ from treeproc.shards.schema import FULL_PARSED_SCHEMA, TEXT_SCHEMA
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import write_shard
 from treeproc.stages.parse import ParseShard, parsed_columns
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.trees.spans import SpanTree, draw, write_brackets
 
 pytestmark = pytest.mark.slow

@@ -22,12 +22,12 @@ from treeproc.common.files import locked
 from treeproc.common.provenance import PROVENANCE, read_sessions
 from treeproc.common.settings import UserError, load_settings
 from treeproc.inspect import describe, draw_line
-from treeproc.job.job_report import summary
-from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.parsers import read_trees
 from treeproc.shards.lengths import read_lengths
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index, stage_folder
+from treeproc.stages.job_report import summary
+from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.subwords import Subwords
 from treeproc.trees.spans import SpanTree, check_tree
 

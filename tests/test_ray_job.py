@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from treeproc.common.settings import UserError
-from treeproc.job.ray_job import _JobRunner
+from treeproc.stages.ray_job import _JobRunner
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -55,7 +55,7 @@ def test_an_actor_on_a_late_node_looks_for_the_folder(tmp_path, monkeypatch):
         def __init__(self):
             raise UserError("built")
 
-    monkeypatch.setattr("treeproc.job.ray_job._PAUSE_S", 0.0)
+    monkeypatch.setattr("treeproc.stages.ray_job._PAUSE_S", 0.0)
     actor = _JobRunner(Forbidden, {}, tmp_path / "token")
     assert f"does not see {tmp_path}" in actor({"job": "{}"})["error"]
     (tmp_path / "token").touch()

@@ -27,10 +27,10 @@ from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.registry import build_task
 from treenet.tasks.relatedness import Relatedness, average_ranks, correlations, moments, pearson, summarize_moments
 from treeproc.common.settings import UserError, load_settings
-from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.readers import read_rows
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.verify import verify
 
 pytestmark = pytest.mark.slow

@@ -42,14 +42,14 @@ from treenet.experiments.seeds_measures import MEASURES
 from treenet.experiments.seeds_report import LABELS as SEEDS_LABELS
 from treenet.experiments.seeds_report import write_report as write_comparison
 from treenet.jobs.train_run import run_training
-from treenet.report import build, views
+from treenet.report import build, sentence_views
 from treenet.report.build import write_report
 from treenet.report.compare import ablations, score_tables, settings_of, warnings
 from treenet.report.figures import shade, share_text
 from treenet.report.report_runs import read_report_inputs, short_names
 from treenet.report.report_settings import ReportSettings
+from treenet.report.sentence_views import View, build_views, choose_examples
 from treenet.report.tree_layout import BOX_HEIGHT, lay_out
-from treenet.report.views import View, build_views, choose_examples
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
 from treeproc.common.settings import UserError, dump_settings, load_settings
@@ -145,8 +145,8 @@ def test_texts_are_escaped(out, page):
     text = (out / "index.html").read_text()
     assert EVIL not in text and EVIL_LABEL not in text and "A <i>title" not in text and "no<mask" not in text
     assert "A <i>title</i>" in page.texts and any(EVIL in message for message in page.texts)
-    views = json.loads(text.partition('id="views">')[2].partition("</script>")[0])
-    assert any(EVIL_LABEL in name for view in views for name in view["names"])
+    sentence_views = json.loads(text.partition('id="views">')[2].partition("</script>")[0])
+    assert any(EVIL_LABEL in name for view in sentence_views for name in view["names"])
 
 
 def test_scores_and_tests_are_those_of_the_runs(folder, out, page):
@@ -306,7 +306,7 @@ def test_sentences_are_those_of_the_largest_differences(folder):
     chosen = choose_examples(runs, runs[0], "test", 8, ())
     assert sorted(chosen) == list(range(8)) and gains[chosen[0]] == gains.max() and gains[chosen[1]] == gains.min()
     leaves = read_lengths(folder / "data" / "encoded", "test")["leaves"]
-    legible = np.flatnonzero((leaves >= views._FEWEST) & (leaves <= views._MOST))
+    legible = np.flatnonzero((leaves >= sentence_views._FEWEST) & (leaves <= sentence_views._MOST))
     assert 2 <= len(legible) < 8  # enough for two: none but these is shown
     first, last = choose_examples(runs, runs[0], "test", 2, ())
     assert {first, last} <= set(legible.tolist())
@@ -373,9 +373,9 @@ def test_attention_of_the_encoder_for_which_there_is_no_room_is_left_out(folder,
     monkeypatch.setattr(build, "_MOST_SELF_WEIGHTS", 1500)
     write_report(report_settings(folder, "plain", sentences=8), tmp_path, lambda line: None)
     text = (tmp_path / "index.html").read_text()
-    views = json.loads(text.partition('id="views">')[2].partition("</script>")[0])
-    kept = [view["encoder"] for view in views if view["encoder"]]
-    assert len(views) == 8 and 0 < len(kept) < 8 and sum(len(one["weights"]) for one in kept) <= 1500
+    sentence_views = json.loads(text.partition('id="views">')[2].partition("</script>")[0])
+    kept = [view["encoder"] for view in sentence_views if view["encoder"]]
+    assert len(sentence_views) == 8 and 0 < len(kept) < 8 and sum(len(one["weights"]) for one in kept) <= 1500
     assert f"The encoder&#x27;s attention of {8 - len(kept)} sentences is left out" in text
     assert text.count('class="source"') == len(kept)
 

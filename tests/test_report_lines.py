@@ -8,9 +8,9 @@ import pytest
 from browser import MISSING, browser
 
 from treenet.report import lines as module
-from treenet.report.contents import Report
 from treenet.report.lines import Lines
 from treenet.report.page import render_page
+from treenet.report.report_model import Report
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from treenet.config import TrainConfig
 from treenet.evaluation.evaluate import EvaluateSettings
 from treenet.experiments.scaling import ScalingConfig
 from treeproc.common.settings import load_settings
-from treeproc.job.preprocess import PreprocessConfig
+from treeproc.stages.preprocess import PreprocessConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")

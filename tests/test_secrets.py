@@ -12,10 +12,10 @@ from hostile_files import make_job, one_line
 from treeproc.common.errors import without_credentials
 from treeproc.common.files import json_bytes
 from treeproc.common.settings import UserError, dump_settings, load_settings
-from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.shards.store import read_index
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
 
 SECRET = "hunter2"
 

@@ -14,9 +14,9 @@ from search_runs import write_run, write_vocabulary
 from starlette.testclient import TestClient
 
 from treenet.cli.serve import main
-from treenet.extras.serving.asking import NoAnswer, ReplicaLost
-from treenet.extras.serving.entrance import build_entrance
+from treenet.extras.serving.http_app import build_entrance
 from treenet.extras.serving.messages import Question
+from treenet.extras.serving.replica_protocol import NoAnswer, ReplicaLost
 from treenet.extras.serving.settings import ServeSettings, read_token
 from treeproc.common.errors import UserError
 

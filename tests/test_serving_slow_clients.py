@@ -11,7 +11,7 @@ import uvicorn
 from test_serving import Replicas, Slow
 from uvicorn.server import ServerState
 
-from treenet.extras.serving.entrance import build_entrance
+from treenet.extras.serving.http_app import build_entrance
 from treenet.extras.serving.messages import Question
 from treenet.extras.serving.server import build_config
 from treenet.extras.serving.settings import ServeSettings

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeproc.common.settings import UserError, load_settings
-from treeproc.job.config import PreprocessConfig
 from treeproc.shards.schema import ROWS_PER_RECORD_BATCH
 from treeproc.shards.shard_size import LARGEST, SMALLEST, auto_rows_per_shard
+from treeproc.stages.config import PreprocessConfig
 
 
 @given(st.integers(0, 5_000_000_000))

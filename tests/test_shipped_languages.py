@@ -2,9 +2,9 @@
 
 import pytest
 
-from treeproc.job.job_report import summary
-from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.parsers import ParserConfig, build_parser
+from treeproc.stages.job_report import summary
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.verify import verify
 
 pytestmark = pytest.mark.slow

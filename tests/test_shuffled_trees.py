@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import treeproc.job.later_stages as job
+import treeproc.stages.parse_and_encode as job
 import treeproc.stages.shuffle as shuffle
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe
-from treeproc.job.job_report import summary
-from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import describe_agreement, fingerprint_of, read_index
+from treeproc.stages.job_report import summary
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.stages.shuffle import DonorTrees, donor_windows, find_donors, next_other
 from treeproc.subwords import LabelVocab
 from treeproc.trees.control_trees import hash_examples

@@ -31,7 +31,7 @@ from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step, latest_
 from treenet.runs.metrics_log import read_metrics
 from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import dump_settings
-from treeproc.job.preprocess import preprocess
+from treeproc.stages.preprocess import preprocess
 
 pytestmark = pytest.mark.slow
 

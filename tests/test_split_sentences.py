@@ -5,13 +5,13 @@ import gzip
 import numpy as np
 import pytest
 
-from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser, read_trees
 from treeproc.readers.moses import undo_moses
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
+from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 

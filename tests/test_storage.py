@@ -24,11 +24,11 @@ from treeproc.common.files import atomic_write, file_sha256, locked
 from treeproc.common.provenance import PROVENANCE, read_sessions
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.common.storage import AnyPath, RemotePath, _file_system, as_path
-from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.shards.hashes import check_hashes
 from treeproc.shards.lengths import read_lengths
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import finished_shards, read_index
+from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -239,13 +239,13 @@ def test_checking_objects_copies_the_first_shard_alone(data, fresh_cache):
 
 def test_finished_objects_are_read_once(data, monkeypatch):
     """The listing of the store shows that objects are unchanged since they were read."""
-    from treeproc.common import known_hashes
+    from treeproc.common import hash_cache
 
     folder, reads = data[0] / "encoded", []
     records = read_index(folder).records()
     asked = folder, [record.name for record in records], [record.fingerprint for record in records]
-    monkeypatch.setattr(known_hashes, "SETTLED_NS", 0)
-    monkeypatch.setattr(known_hashes, "file_sha256", lambda path: reads.append(path) or file_sha256(path))
+    monkeypatch.setattr(hash_cache, "SETTLED_NS", 0)
+    monkeypatch.setattr(hash_cache, "file_sha256", lambda path: reads.append(path) or file_sha256(path))
     assert list(finished_shards(*asked)) == records
     reads.clear()
     assert list(finished_shards(*asked)) == records and not reads

@@ -10,8 +10,6 @@ from sacrebleu.metrics import BLEU
 
 from treenet.evaluation.tag_scores import format_tags, score_tags
 from treeproc.common.settings import UserError, load_settings
-from treeproc.job.config import PreprocessConfig
-from treeproc.job.preprocess import preprocess
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser
@@ -19,6 +17,8 @@ from treeproc.parsers.config import ParsedLine
 from treeproc.parsers.tags import TagReader, split_tag
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
+from treeproc.stages.config import PreprocessConfig
+from treeproc.stages.preprocess import preprocess
 from treeproc.subwords import Subwords
 from treeproc.trees.arcs import check_arcs
 from treeproc.trees.flat_trees import read_flat_trees

@@ -18,20 +18,19 @@ from hypothesis_profiles import num_examples
 
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath
-from treeproc.job import cut_inputs, text_on_ray
-from treeproc.job.cut_inputs import bytes_that_can_be_cut
-from treeproc.job.ray_job import _packed, _unpacked
-from treeproc.job.text_on_ray import TextOnRay
-from treeproc.job.text_work import TextHere
-from treeproc.job.work_folders import remove_work, work_folder
 from treeproc.readers import FORMATS, numbered_lines
 from treeproc.readers.line_ranges import CutSide, cut_file, look_at_ends, read_range, stamp_of
 from treeproc.readers.numbered_lines import read_lines
-from treeproc.stages import block_hash, duplicates, language, running, text
+from treeproc.stages import cut_inputs, duplicates, language, run_jobs, split_hash, text, text_on_ray
+from treeproc.stages.cut_inputs import bytes_that_can_be_cut
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.line_lists import DROPPED, line_list
-from treeproc.stages.notices import TextNotices, Wanted
+from treeproc.stages.ray_job import _packed, _unpacked
 from treeproc.stages.text import Inputs, SplitFiles
+from treeproc.stages.text_backend import LocalText
+from treeproc.stages.text_on_ray import TextOnRay
+from treeproc.stages.text_warnings import TextNotices, Wanted
+from treeproc.stages.work_folders import remove_work, work_folder
 
 WANTED = {"source": Wanted(("escapes", "tokens", "sentences"), "en"), "target": Wanted(("placeholders",))}
 
@@ -45,7 +44,7 @@ def small(monkeypatch):
     monkeypatch.setattr(cut_inputs, "COUNTED_BYTES", 20)
     monkeypatch.setattr(duplicates, "_PARTITION_KEYS", 4)
     monkeypatch.setattr(language, "_MOST_LINES", 3)
-    monkeypatch.setattr(running, "GROUP_ROWS", 5)
+    monkeypatch.setattr(run_jobs, "GROUP_ROWS", 5)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
@@ -120,7 +119,7 @@ def both(folder: Path, inputs: Inputs, filters: FilterConfig, rows: int = 2, see
     here, there = folder / "here", folder / "there"
     for out in (here, there):
         (out / "text").mkdir(parents=True)
-    expected = stage(here, TextHere(here / "text", inputs, filters), inputs, rows)
+    expected = stage(here, LocalText(here / "text", inputs, filters), inputs, rows)
     assert stage(there, on_ray(there, inputs, filters, runner(seed)), inputs, rows) == expected
     assert "error" not in expected or not [path for path in there.rglob("*") if path.is_file() or ".work" in path.name]
     return expected
@@ -189,7 +188,7 @@ FRAGMENTS = {
 def test_the_same_files_of_other_formats(form, filters, rows, seed, data, tmp_path_factory, monkeypatch):
     folder, (good, bad) = tmp_path_factory.mktemp("text"), FRAGMENTS[form]
     monkeypatch.setitem(globals(), "WANTED", {"source": Wanted(("placeholders",), "en")})
-    for module, name, value in ((text, "KEYS_AT_ONCE", 48), (block_hash, "KEYS_AT_ONCE", 48), (block_hash, "_ROWS_AT_ONCE", 3)):
+    for module, name, value in ((text, "KEYS_AT_ONCE", 48), (split_hash, "KEYS_AT_ONCE", 48), (split_hash, "_ROWS_AT_ONCE", 3)):
         monkeypatch.setattr(module, name, value)
     one = st.lists(st.sampled_from(good), min_size=1, max_size=9)
     damaged = data.draw(st.integers(0, 3)) == 0

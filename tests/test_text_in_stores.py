@@ -16,16 +16,16 @@ from treeproc.common.object_chunks import ChunkedObject, ObjectChanged
 from treeproc.common.settings import UserError
 from treeproc.common.storage import RemotePath, as_path, open_seekable
 from treeproc.common.store_requests import StoreRefuses
-from treeproc.job.cut_inputs import bytes_that_can_be_cut
-from treeproc.job.text_work import TextHere
 from treeproc.readers.line_ranges import read_range
-from treeproc.stages import input_note
+from treeproc.stages import input_cache
+from treeproc.stages.cut_inputs import bytes_that_can_be_cut
+from treeproc.stages.example_offsets import Unpack, mark_of
 from treeproc.stages.filters import FilterConfig
-from treeproc.stages.input_note import changed_just_now, stamps_of
-from treeproc.stages.line_counts import Unpack, mark_of
+from treeproc.stages.input_cache import changed_just_now, input_stamp
 from treeproc.stages.line_lists import DROPPED, line_list
-from treeproc.stages.notices import TextNotices
 from treeproc.stages.text import Inputs, SplitFiles
+from treeproc.stages.text_backend import LocalText
+from treeproc.stages.text_warnings import TextNotices
 
 __all__ = ["small", "store"]  # fixtures
 BUCKET = RemotePath("s3", "bucket")
@@ -72,7 +72,7 @@ def test_inputs_and_data_set_in_a_store_have_the_bytes_of_one_process(tmp_path, 
     inputs, filters = everything(tmp_path / "files")
     here = tmp_path / "here"
     (here / "text").mkdir(parents=True)
-    expected = stage(here, TextHere(here / "text", inputs, filters), inputs, 5)
+    expected = stage(here, LocalText(here / "text", inputs, filters), inputs, 5)
     assert {b"duplicate", b"overlap"} <= {line.split(b"\t")[2] for line in expected["files"]["text/dropped.tsv"].splitlines()}
     remote = in_store(inputs)
     assert bytes_that_can_be_cut(remote) == bytes_that_can_be_cut(inputs) > 0
@@ -95,7 +95,7 @@ def test_bad_input_has_the_message_of_one_process_and_leaves_nothing(splits, mes
     inputs = in_store(inputs_of(tmp_path / "files", splits))
     here, there = tmp_path / "here", BUCKET / "out"
     (here / "text").mkdir(parents=True)
-    expected = stage(here, TextHere(here / "text", inputs, FilterConfig()), inputs, 2)
+    expected = stage(here, LocalText(here / "text", inputs, FilterConfig()), inputs, 2)
     assert message in expected["error"]
     assert stage(there, on_ray(there, inputs, FilterConfig(), runner()), inputs, 2) == expected
     assert not there.objects()
@@ -211,14 +211,14 @@ def test_a_stream_to_an_object_is_complete_or_absent(store):
 
 def test_stamps_of_objects(tmp_path, store, monkeypatch):
     inputs = in_store(inputs_of(tmp_path / "files", {"train": ([b"a\n"], [b"a\n"])}))
-    before = stamps_of(inputs)
-    assert before and before == stamps_of(inputs) and changed_just_now(inputs)
-    monkeypatch.setattr(input_note, "SETTLED_NS", 0)
+    before = input_stamp(inputs)
+    assert before and before == input_stamp(inputs) and changed_just_now(inputs)
+    monkeypatch.setattr(input_cache, "SETTLED_NS", 0)
     assert not changed_just_now(inputs)
     put("inputs/train.0.s", b"b\nb\n")
-    assert stamps_of(inputs) != before
+    assert input_stamp(inputs) != before
     (BUCKET / "inputs/train.0.s").unlink()
-    assert stamps_of(inputs) is None
+    assert input_stamp(inputs) is None
 
 
 def test_work_folders_of_other_inputs_are_removed(tmp_path, store):

@@ -15,9 +15,8 @@ from moto_store import s3_server
 
 from treeproc.common.settings import UserError
 from treeproc.common.storage import as_path
-from treeproc.job import ray_job, text_on_ray, text_work
-from treeproc.job.preprocess import PreprocessConfig, preprocess
-from treeproc.stages import running, text
+from treeproc.stages import ray_job, run_jobs, text, text_backend, text_on_ray
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -49,12 +48,12 @@ def contents(out) -> dict[str, bytes]:
 @pytest.fixture
 def small_is_large(monkeypatch):
     """Ray reads small files too, in small blocks."""
-    monkeypatch.setattr(text_work, "LEAST_BYTES", 1)
+    monkeypatch.setattr(text_backend, "LEAST_BYTES", 1)
     monkeypatch.setattr(text_on_ray, "LEAST_BLOCK", 64)
     monkeypatch.setattr(text_on_ray, "MOST_BLOCK", 64)
-    monkeypatch.setattr(running, "GROUP_ROWS", 80)
-    monkeypatch.setattr("treeproc.job.later_stages.LEAST_SAMPLE", 1)  # of the vocabulary
-    monkeypatch.setattr("treeproc.job.measured.LEAST_ROWS", 1)  # of the lengths
+    monkeypatch.setattr(run_jobs, "GROUP_ROWS", 80)
+    monkeypatch.setattr("treeproc.stages.parse_and_encode.LEAST_SAMPLE", 1)  # of the vocabulary
+    monkeypatch.setattr("treeproc.stages.encoded_facts.LEAST_ROWS", 1)  # of the lengths
 
 
 def test_on_ray_the_bytes_are_those_of_one_process(inputs, tmp_path, small_is_large):
@@ -103,8 +102,8 @@ def test_a_whole_job_in_tasks_has_the_bytes_of_one_process(inputs, tmp_path, sma
 
 
 def test_inputs_that_not_all_nodes_see_are_read_by_one_process(inputs, tmp_path, small_is_large, monkeypatch, caplog):
-    monkeypatch.setattr("treeproc.job.ray_job.all_nodes_see", lambda inputs: False)
-    assert not text_work.can_run_on_ray(PreprocessConfig.model_validate(inputs))
+    monkeypatch.setattr("treeproc.stages.ray_job.all_nodes_see", lambda inputs: False)
+    assert not text_backend.can_run_on_ray(PreprocessConfig.model_validate(inputs))
     assert "put the files on shared storage" in caplog.text
 
 
@@ -123,7 +122,7 @@ def test_inputs_that_did_not_change_are_not_read_again(inputs, tmp_path, monkeyp
     config, out, reads = PreprocessConfig.model_validate(inputs | {"workers": 0}), tmp_path / "out", []
     preprocess(config, out)
     before, scan = contents(out), text.scan
-    monkeypatch.setattr(text_work, "scan", lambda *arguments: reads.append(1) or scan(*arguments))
+    monkeypatch.setattr(text_backend, "scan", lambda *arguments: reads.append(1) or scan(*arguments))
     preprocess(config, out)
     assert contents(out) == before and not reads
     source = inputs["splits"]["train"]["source"][0]
@@ -161,11 +160,11 @@ LARGE = """
 import json, sys
 from pathlib import Path
 from treeproc.common.storage import as_path
-from treeproc.job import text_on_ray, text_work
-from treeproc.job.preprocess import PreprocessConfig, preprocess
-from treeproc.stages import running
+from treeproc.stages import text_backend, text_on_ray
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
+from treeproc.stages import run_jobs
 if __name__ == "__main__":
-    text_work.LEAST_BYTES, text_on_ray.LEAST_BLOCK, text_on_ray.MOST_BLOCK, running.GROUP_ROWS = 1, 64, 64, 80
+    text_backend.LEAST_BYTES, text_on_ray.LEAST_BLOCK, text_on_ray.MOST_BLOCK, run_jobs.GROUP_ROWS = 1, 64, 64, 80
     preprocess(PreprocessConfig.model_validate(json.loads(Path(sys.argv[1]).read_text())), as_path(sys.argv[2]))
 """
 

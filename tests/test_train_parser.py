@@ -22,10 +22,10 @@ from tests.conftest import REPOSITORY
 from treeproc.common.settings import UserError, load_settings
 from treeproc.extras.parser_training.config import TrainParserConfig
 from treeproc.extras.parser_training.job import train_parser
-from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.parsers import ParserConfig, build_parser, describe_parser, find_models
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, read_index
+from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.trees.bracket_scores import score
 from treeproc.trees.spans import SpanTree, read_brackets
 

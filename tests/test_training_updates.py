@@ -14,7 +14,7 @@ from torch import nn
 from toydata import write_toy_data
 from toyruns import losses, make_config, make_task, train_ranks
 
-from treenet.data.cuts import example_costs
+from treenet.data.batch_cuts import example_costs
 from treenet.data.examples import ExampleSource
 from treenet.runs import checkpoint
 from treenet.runs.checkpoint import checkpoint_folders, is_complete

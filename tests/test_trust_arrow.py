@@ -16,14 +16,14 @@ from treenet.data.examples import ExampleSource
 from treeproc.common.ray_session import start_ray
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe
-from treeproc.job import ray_job
-from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.shards.arrow_file import BadArrowFile, read_arrow
 from treeproc.shards.lengths import read_lengths
 from treeproc.shards.rows import column_views, ipc_bytes, record_batches
 from treeproc.shards.schema import ENCODED_SCHEMA, FULL_ENCODED_SCHEMA, LENGTHS_SCHEMA, STAGE_SCHEMAS, TEXT_SCHEMA, select
 from treeproc.shards.shard import Shard
+from treeproc.stages import ray_job
 from treeproc.stages.encode_shard import EncodeShard
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.stages.tree_config import TreeConfig
 from treeproc.verify import verify
 

@@ -12,12 +12,12 @@ from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import UserError, load_settings
 from treeproc.inspect import describe
-from treeproc.job.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.shards.lengths import read_lengths
 from treeproc.shards.schema import in_order
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.stages.filters import FilterConfig
+from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.stages.text import Inputs, SplitFiles, TextWriter, scan
 from treeproc.verify import verify
 

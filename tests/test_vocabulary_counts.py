@@ -7,11 +7,11 @@ from itertools import chain
 
 import pytest
 
-from treeproc.job.preprocess import PreprocessConfig, preprocess
-from treeproc.job.ray_job import _packed, _unpacked
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import read_index
-from treeproc.stages import running
+from treeproc.stages import run_jobs
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
+from treeproc.stages.ray_job import _packed, _unpacked
 from treeproc.stages.tree_config import TreeConfig
 from treeproc.stages.vocabulary import count_vocabulary
 from treeproc.subwords import SubwordConfig
@@ -37,7 +37,7 @@ CONLLU = """# text = Hi you
 
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch):
-    monkeypatch.setattr(running, "GROUP_ROWS", 5)
+    monkeypatch.setattr(run_jobs, "GROUP_ROWS", 5)
 
 
 def through_json(worker, arguments, jobs):

@@ -9,7 +9,7 @@ from treenet.structure import TreeStructure
 from treenet.structure.base import refusing_device
 from treeproc.common.arguments import as_integer, check_type
 from treeproc.common.command_names import from_python
-from treeproc.common.errors import UserError, shown
+from treeproc.common.errors import UserError, quoted
 from treeproc.common.settings import Settings, build_settings
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 
@@ -31,7 +31,7 @@ def check_config(name: str, config: Settings, wanted: type[Settings]) -> None:
 def place(module: nn.Module, device: torch.device | str | int | None, dtype: torch.dtype | None) -> None:
     """Moves a new module to `device` and `dtype`, where given. Raises UserError for one that it cannot have."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise UserError(f"dtype must be a floating-point type of PyTorch, such as torch.bfloat16, but is {shown(dtype)}")
+        raise UserError(f"dtype must be a floating-point type of PyTorch, such as torch.bfloat16, but is {quoted(dtype)}")
     if device is not None:
         with refusing_device(device):
             module.to(device)
@@ -41,7 +41,7 @@ def place(module: nn.Module, device: torch.device | str | int | None, dtype: tor
 def given_path(name: str, path: AnyPath | str) -> AnyPath:
     """The path of a file or an object. Raises UserError for an empty path, and for other types."""
     if not isinstance(path, str | PathLike | RemotePath) or not str(path).strip():
-        raise UserError(f"{name} must be the path of a folder, but is {shown(path)}")
+        raise UserError(f"{name} must be the path of a folder, but is {quoted(path)}")
     return as_path(str(path))
 
 

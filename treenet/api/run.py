@@ -29,7 +29,7 @@ from treenet.translation.line_translator import EncodedLine, LineSource, build_l
 from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
 from treeproc.common.arguments import as_integer, as_list, check_string
 from treeproc.common.command_names import as_called, from_python
-from treeproc.common.errors import UserError, shown
+from treeproc.common.errors import UserError, quoted
 from treeproc.common.settings import build_settings
 from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
@@ -244,7 +244,7 @@ def load_run(
     Raises UserError when there is no such run, checkpoint or device, or when it belongs to no translation model.
     """
     if isinstance(checkpoint, bool) or not isinstance(checkpoint, str | int | PathLike):
-        raise UserError(f"checkpoint must be 'averaged', the number of a step or a folder, but is {shown(checkpoint)}")
+        raise UserError(f"checkpoint must be 'averaged', the number of a step or a folder, but is {quoted(checkpoint)}")
     max_leaves = as_integer("max_leaves", max_leaves, least=1)
     with refusing_device(device):
         torch.empty(0, device=device)

@@ -31,7 +31,7 @@ from treenet.translation.translate import change_decoding
 from treenet.translation.translate_job import translate_lines
 from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.command_names import as_called
-from treeproc.common.errors import CommandEnded, shown
+from treeproc.common.errors import CommandEnded, quoted
 from treeproc.common.files import atomic_write, file_sha256, locked, remove_leftovers
 from treeproc.common.folder_kinds import BACK_TRANSLATION, claim_folder, is_same_file
 from treeproc.common.messages import tell
@@ -46,12 +46,12 @@ from treeproc.common.settings import (
     refuse_relative_in_job,
 )
 from treeproc.common.storage import AnyPath
-from treeproc.job.job_report import summary
-from treeproc.job.preprocess import PreprocessConfig, preprocess
 from treeproc.online.raw_lines import RawLineEncoder, read_raw_lines
 from treeproc.parsers import ParserConfig
 from treeproc.shards.schema import WINDOW_ROWS
 from treeproc.shards.store import read_index, stage_folder
+from treeproc.stages.job_report import summary
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
 
 SYNTHETIC = "synthetic"
 # The sizes of the default backward model are those of a shipped configuration: of the first that is for so few pairs.
@@ -100,7 +100,7 @@ class BackTranslation:
         """Return the settings of the backward model. Raises UserError if it could not translate, before it is trained."""
         given = self.config.backward.get("model", {})
         if not isinstance(given, dict):
-            raise UserError(f"backward.model must be a section of settings, but is {shown(given)}")
+            raise UserError(f"backward.model must be a section of settings, but is {quoted(given)}")
         model = {"name": "transformer"} | self._default_sizes()[0] | given
         backward = build_settings(TrainConfig, self.config.backward | {"data": self._backward_data, "model": model}, "backward")
         if backward.task != "translation":

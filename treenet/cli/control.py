@@ -26,8 +26,8 @@ from treeproc.common.extras import require
 from treeproc.common.files import atomic_write, json_bytes, read_text
 from treeproc.common.folder_kinds import CONTROL, claim_folder
 from treeproc.common.settings import build_arg_parser, load_settings, refuse_relative_in_job
-from treeproc.job.preprocess import PreprocessConfig, preprocess, sample_splits
 from treeproc.readers import read_lines
+from treeproc.stages.preprocess import PreprocessConfig, preprocess, sample_splits
 from treeproc.trees.bracket_scores import BracketScore, score_sentence
 from treeproc.trees.spans import SpanTree, read_brackets
 

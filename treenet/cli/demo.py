@@ -27,11 +27,11 @@ from treeproc.common.files import atomic_write
 from treeproc.common.folder_kinds import DEMO, claim_folder
 from treeproc.common.messages import tell
 from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings
-from treeproc.job.job_report import summary
-from treeproc.job.preprocess import PreprocessConfig, preprocess, sample_splits
 from treeproc.shards.schema import SPLITS
 from treeproc.shards.store import read_index
 from treeproc.stages.encode import RowEncoder
+from treeproc.stages.job_report import summary
+from treeproc.stages.preprocess import PreprocessConfig, preprocess, sample_splits
 from treeproc.stages.text import SplitFiles
 from treeproc.stages.tree_config import TreeConfig
 from treeproc.trees.spans import draw

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
-from treeproc.job.dry_run import dry_run
-from treeproc.job.job_report import summary
-from treeproc.job.preprocess import PreprocessConfig, preprocess, sample_splits
+from treeproc.stages.dry_run import dry_run
+from treeproc.stages.job_report import summary
+from treeproc.stages.preprocess import PreprocessConfig, preprocess, sample_splits
 
 SAMPLE = CONFIGS / "sample_data.yaml"
 

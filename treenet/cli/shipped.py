@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from treeproc.common.errors import UserError, shown
+from treeproc.common.errors import UserError, quoted
 from treeproc.common.settings import ArgumentParser
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -61,7 +61,7 @@ def _no_name(text: str) -> str:
     # A name may also be the beginning of another.
     close = get_close_matches(text, shipped_names(), 3, 0.7) or [name for name in shipped_names() if name.startswith(text)][:3]
     hint = f"did you mean {' or '.join(close)}?" if close else "workflows/configs lists them"
-    return f"there is no shipped configuration {shown(text)}; {hint}"
+    return f"there is no shipped configuration {quoted(text)}; {hint}"
 
 
 def shipped_names() -> list[str]:

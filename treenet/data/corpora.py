@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from treenet.config import CorpusConfig
-from treenet.data.draws import keys_of_examples
+from treenet.data.hashed_sampling import keys_of_examples
 from treeproc.common.command_names import as_called
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath

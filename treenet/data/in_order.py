@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from treenet.data.batch import TreeBatch, collate
-from treenet.data.cuts import cut_batches
+from treenet.data.batch_cuts import cut_batches
 from treenet.data.input_kinds import InputKind
 
 # Examples sorted by length at a time: enough for even batches, few enough for an endless input.

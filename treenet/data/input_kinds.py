@@ -25,7 +25,7 @@ from treenet.structure import (
     TreeStructure,
     Words,
 )
-from treenet.structure.compact import WIDTH_MULTIPLE
+from treenet.structure.device_spans import WIDTH_MULTIPLE
 from treenet.structure.ragged import Ragged
 
 

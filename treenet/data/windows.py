@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from treenet.config import BatchConfig
+from treenet.data.batch_cuts import batch_widths, cut_batches, cut_runs, example_costs
 from treenet.data.corpora import Corpora
-from treenet.data.cuts import batch_widths, cut_batches, cut_runs, example_costs
-from treenet.data.draws import choose_fraction, choose_in_cells, share_of_cells
+from treenet.data.hashed_sampling import choose_fraction, choose_in_cells, share_of_cells
 from treeproc.shards.mapped import Column
 from treeproc.shards.ragged import edges_of
 from treeproc.shards.size_counts import SizeCounts

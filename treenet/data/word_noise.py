@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from treenet.config import SamplingConfig
-from treenet.data.draws import keys_of_examples, keys_of_parts
+from treenet.data.hashed_sampling import keys_of_examples, keys_of_parts
 from treenet.data.word_trees import WordTrees
 from treeproc.shards.ragged import edges_of, take
 from treeproc.shards.schema import UNK_ID

@@ -22,8 +22,8 @@ from torch import Tensor
 from treenet.data.batch import TreeBatch, collate
 from treenet.data.in_order import count_leaves
 from treenet.data.input_kinds import ACTIONS, InputKind
+from treenet.data.lm_examples import SourceSide
 from treenet.data.plan import plan_in_order
-from treenet.data.source_side import SourceSide
 from treenet.evaluation.origin import origin
 from treenet.evaluation.run_results import SCORES, read_scores
 from treenet.models import CausalLM, MaskedLM, VocabSizes

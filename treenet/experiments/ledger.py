@@ -15,8 +15,8 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 
 from treenet.config import OPERATIONAL, TrainConfig
 from treenet.runs.mirror import RunMirror
-from treeproc.common.errors import shown
-from treeproc.common.files import atomic_write, held, json_bytes, lock_place, read_json
+from treeproc.common.errors import quoted
+from treeproc.common.files import atomic_write, file_lock, json_bytes, lock_place, read_json
 from treeproc.common.setting_effects import is_below
 from treeproc.common.settings import UserError, build_settings, differences
 from treeproc.common.storage import AnyPath, inside
@@ -198,7 +198,7 @@ class Ledger:
     @contextmanager
     def _refreshed(self) -> Iterator[None]:
         """Read the entries of the file. No other process changes it inside this context."""
-        with held(lock_place(self._path.parent / _LOCK)):
+        with file_lock(lock_place(self._path.parent / _LOCK)):
             self.refresh()
             yield
 
@@ -229,7 +229,7 @@ def _hold(folder: AnyPath, stack: ExitStack) -> bool:
     """Hold the folder of a cell until `stack` closes, unless another process does."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        stack.enter_context(held(lock_place(folder / _CELL_LOCK), wait=False))
+        stack.enter_context(file_lock(lock_place(folder / _CELL_LOCK), wait=False))
     except BlockingIOError:
         return False
     return True
@@ -266,4 +266,4 @@ def check_labels(labels: Mapping, where: str, kinds: Mapping[str, type]) -> None
     for label, kind in kinds.items():
         value = labels.get(label)
         if not isinstance(value, (kind, int) if kind is float else kind):
-            raise UserError(f"{where} is damaged: label {label} is {shown(value)}; restore it")
+            raise UserError(f"{where} is damaged: label {label} is {quoted(value)}; restore it")

@@ -20,7 +20,7 @@ from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
 from treenet.experiments.records import Record, Recording
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
 from treeproc.common.errors import CommandEnded
-from treeproc.common.files import atomic_write, held, lock_place, locked, read_json
+from treeproc.common.files import atomic_write, file_lock, lock_place, locked, read_json
 from treeproc.common.folder_kinds import RECORDS, Kind, claim_folder
 from treeproc.common.messages import warn
 from treeproc.common.setting_effects import Effect
@@ -181,7 +181,7 @@ def run_study(study: Study) -> None:
             elif entry.status == DONE and cell.name not in recorded:
                 recording.write(cell.folder, entry)
         run_cells(cells, replace(study.work, record=recording.write), ledger, study.parallel)
-        with held(lock_place(out / _REPORT_LOCK)):
+        with file_lock(lock_place(out / _REPORT_LOCK)):
             ledger.refresh()
             print(f"\n{study.write(recording.read_all(ledger, out))}")
     left = {cell.name: ledger.entries[cell.name] for cell in cells if ledger.entries[cell.name].status != DONE}

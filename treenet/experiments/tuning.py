@@ -19,7 +19,7 @@ from treenet.experiments.scaling import overlay
 from treenet.experiments.tuning_settings import TuneSettings, TuningConfig
 from treeproc.common.errors import CommandEnded
 from treeproc.common.files import atomic_write, json_bytes, read_json
-from treeproc.common.known_hashes import stamps
+from treeproc.common.hash_cache import stamps
 from treeproc.common.messages import warn
 from treeproc.common.setting_effects import is_below
 from treeproc.common.settings import UserError, build_settings, differences

@@ -11,11 +11,11 @@ from treenet.jobs.train_job import COMMAND, check_job, describe_corpora, train_j
 from treenet.loggers.feed import check_loggers, logged_training
 from treenet.runs.averaging import average_checkpoints, describe_gaps
 from treenet.runs.checkpoint import META, WEIGHTS, checkpoint_folders
-from treenet.runs.facts import read_facts
 from treenet.runs.initial_weights import describe_start, keep_recorded_init, start_from_init
 from treenet.runs.learning_curves import CURVES, plot_curves
 from treenet.runs.metrics_log import best_validation, read_metrics
 from treenet.runs.mirror import open_run
+from treenet.runs.run_json import read_facts
 from treenet.tasks.registry import build_task
 from treeproc.common.errors import CommandEnded
 from treeproc.common.extras import how_to_install, is_installed

@@ -35,7 +35,7 @@ from treenet.layers.drawn_apart import generator_of
 from treenet.layers.replace_nodes import replace_nodes
 from treenet.structure import BranchMaps, TreeStructure
 from treenet.structure.branches import PathMaps
-from treenet.structure.compact import BranchMatrices
+from treenet.structure.device_spans import BranchMatrices
 
 if TYPE_CHECKING:
     from treenet.config import TreeAttentionConfig

@@ -16,8 +16,8 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 from treenet.config import MAY_CHANGE, TrainConfig
 from treenet.config.training import flatten
 from treenet.runs.checkpoint import checkpoint_folders
-from treenet.runs.facts import RunFacts, read_facts
 from treenet.runs.metrics_log import read_metrics
+from treenet.runs.run_json import RunFacts, read_facts
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.provenance import read_sessions
 from treeproc.common.setting_effects import is_below

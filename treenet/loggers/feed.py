@@ -13,7 +13,7 @@ from treenet.config import TrainConfig
 from treenet.loggers.content import LOGGERS, RunContent, RunIdentity, RunReader, identify, read_identity
 from treeproc.common.errors import UserError
 from treeproc.common.extras import describe_missing, require
-from treeproc.common.files import held
+from treeproc.common.files import file_lock
 from treeproc.common.messages import warn
 from treeproc.common.settings import load_settings
 from treeproc.common.storage import AnyPath, RemotePath
@@ -88,7 +88,7 @@ def logged_training(
     if not outside(config):
         yield logged
         return
-    with held(run_dir / _LOCK):
+    with file_lock(run_dir / _LOCK):
         identify(run_dir, out, config, data_fingerprint)
         with _fed(outside(config), run_dir, metrics, logged):
             yield logged
@@ -103,7 +103,7 @@ def log_scores(run_dir: Path) -> None:
         return
     try:
         names = outside(load_settings(TrainConfig, run_dir / "config.yaml"))
-        with held(run_dir / _LOCK, wait=False), _fed(names, run_dir, run_dir, Logged()):
+        with file_lock(run_dir / _LOCK, wait=False), _fed(names, run_dir, run_dir, Logged()):
             pass
     except BlockingIOError:
         return

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from treenet.data.batch import TreeBatch, pad
-from treenet.data.cuts import cut_batches
+from treenet.data.batch_cuts import cut_batches
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind
 from treenet.probing.sentences import ProbeSentences, keys

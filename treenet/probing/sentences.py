@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from treenet.data.draws import hash_ids
+from treenet.data.hashed_sampling import hash_ids
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.lengths import read_lengths

@@ -7,10 +7,10 @@ from matplotlib.figure import Figure
 from treenet.evaluation.metrics import METRIC_TITLES
 from treenet.evaluation.significance import FEWEST_SEEDS, SEEDS_TEST
 from treenet.report.answer import Answer, SystemResult
-from treenet.report.contents import Page
 from treenet.report.figures import FAINT, INK, SERIES
+from treenet.report.formats import show_p_value
 from treenet.report.markup import TableCell, bullets, code, number, paragraph, tag, text
-from treenet.report.naming import show_p_value
+from treenet.report.report_model import Page
 from treenet.report.report_runs import Missing
 
 ANSWER = "answer"

@@ -2,10 +2,10 @@
 
 from html import escape
 
-from treenet.report.contents import Page
+from treenet.report.formats import show_hash
 from treenet.report.group_section import CROSS, show_groups, show_heads
 from treenet.report.markup import TableCell, number, paragraph, text
-from treenet.report.naming import show_hash
+from treenet.report.report_model import Page
 
 
 def show_attention(page: Page) -> list[str]:

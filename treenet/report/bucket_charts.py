@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 
 from treenet.report.compare import Bucket, ScoreTable, bucket_tables
 from treenet.report.figures import FAINT
+from treenet.report.formats import metric_name, result_name
 from treenet.report.frequencies import Frequencies
-from treenet.report.naming import metric_name, result_name
 
 _MARKERS = "os^DvP"
 _LEAST_SPAN = 1.0  # of the axis of scores

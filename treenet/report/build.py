@@ -18,23 +18,23 @@ from treenet.report.answer import answer_runs, answer_study
 from treenet.report.answer_section import ANSWER, draw_answer
 from treenet.report.bucket_charts import draw_scores
 from treenet.report.compare import ablations, choose_baseline, score_tables, settings_of, warnings
-from treenet.report.contents import Report
 from treenet.report.figures import draw_tree, run_colors, save_chart, save_figure, style
 from treenet.report.frequencies import score_frequencies
 from treenet.report.group_section import draw_attention
 from treenet.report.lines import collect_lines
 from treenet.report.live import Live
-from treenet.report.making import read_making
 from treenet.report.numbers import report_numbers
 from treenet.report.page import render_page
 from treenet.report.pictures import pack
 from treenet.report.probes import probes_name
+from treenet.report.provenance_section import read_making
+from treenet.report.report_model import Report
 from treenet.report.report_runs import Missing, own_index, read_report_inputs
 from treenet.report.report_settings import ReportSettings
 from treenet.report.seeds_section import seeds_name
+from treenet.report.sentence_views import build_views, choose_examples
 from treenet.report.study_section import scaling_name
 from treenet.report.tree_layout import lay_out
-from treenet.report.views import build_views, choose_examples
 from treenet.runs.learning_curves import draw_curves
 from treenet.runs.loading import load_run
 from treenet.runs.precision import choose_device

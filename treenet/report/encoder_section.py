@@ -6,10 +6,10 @@ from html import escape
 import numpy as np
 
 from treenet.analysis.encoder_stats import EncoderStats
-from treenet.report.contents import Page
+from treenet.report.formats import show_hash
 from treenet.report.group_section import ENCODER, show_groups, show_heads
 from treenet.report.markup import TableCell, number, paragraph, text
-from treenet.report.naming import show_hash
+from treenet.report.report_model import Page
 
 
 def show_encoder(page: Page) -> list[str]:

@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 
 from treenet.analysis.attention_stats import AttentionStats, Group
 from treenet.analysis.encoder_stats import EncoderStats
-from treenet.report.contents import Page, Report
 from treenet.report.figures import draw_groups, gather, group_names
 from treenet.report.markup import TableCell, number, table, tag, text
+from treenet.report.report_model import Page, Report
 
 # Prefixes of the names of charts.
 CROSS, ENCODER = "attention", "encoder_attention"

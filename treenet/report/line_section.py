@@ -2,9 +2,9 @@
 
 from html import escape
 
-from treenet.report.contents import Page
 from treenet.report.lines import Lines
 from treenet.report.markup import paragraph, tag
+from treenet.report.report_model import Page
 
 # Values of the script, and what they are called. Those of `change` are left out where there is one system.
 _ORDERS = (

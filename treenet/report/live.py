@@ -10,8 +10,8 @@ from pathlib import Path
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Ledger
 from treenet.experiments.scaling_table import SCALING
 from treenet.experiments.seeds_report import COMPARISON
-from treenet.report.contents import Page
 from treenet.report.markup import TableCell, number, paragraph, tag, text
+from treenet.report.report_model import Page
 from treenet.report.report_settings import ReportSettings
 from treenet.runs.checkpoint import AVERAGED, is_complete
 from treeproc.common.settings import UserError

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from treenet.evaluation.origin import recorded_origin
-from treenet.report.contents import Report
+from treenet.report.report_model import Report
 from treenet.report.report_runs import ReportRun
 from treeproc.common.provenance import software
 

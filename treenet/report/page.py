@@ -6,14 +6,14 @@ from pathlib import Path
 
 from treenet.report.answer_section import show_answer
 from treenet.report.attention_section import show_attention
-from treenet.report.contents import Page, Report
 from treenet.report.encoder_section import show_encoder
 from treenet.report.line_section import show_lines
 from treenet.report.live import Live, show_live
-from treenet.report.making import show_making
 from treenet.report.markup import code, paragraph, tag
 from treenet.report.pictures import show_sentences
 from treenet.report.probes import show_probes
+from treenet.report.provenance_section import show_making
+from treenet.report.report_model import Page, Report
 from treenet.report.run_section import show_curves, show_runs
 from treenet.report.score_section import show_ablations, show_scores
 from treenet.report.seeds_section import show_comparisons

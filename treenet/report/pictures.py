@@ -5,11 +5,11 @@ from html import escape
 
 import numpy as np
 
-from treenet.report.contents import Page, links
 from treenet.report.figures import shade
 from treenet.report.markup import paragraph, tag
+from treenet.report.report_model import Page, links
+from treenet.report.sentence_views import END, WORD_START, View
 from treenet.report.tree_layout import draw_svg, lay_out, piece_text
-from treenet.report.views import END, WORD_START, View
 
 
 def show_sentences(page: Page) -> list[str]:

@@ -4,9 +4,9 @@ from html import escape
 
 from treenet.evaluation.origin import describe_origin
 from treenet.probing.probe_results import table_rows, task_name
-from treenet.report.contents import Page
+from treenet.report.formats import standing_name
 from treenet.report.markup import TableCell, number, paragraph, text
-from treenet.report.naming import standing_name
+from treenet.report.report_model import Page
 from treeproc.common.command_names import as_called
 
 _COLUMNS = ("majority", "embeddings", "untrained", "trained")

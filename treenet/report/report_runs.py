@@ -20,11 +20,11 @@ from treenet.experiments.seeds_report import COMPARISON, SeedsReport
 from treenet.probing.probe_results import read_probes
 from treenet.runs.checkpoint import AVERAGED, is_complete
 from treenet.runs.chosen_checkpoint import recorded_sha256
-from treenet.runs.facts import FACTS, read_facts
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import RunMirror
+from treenet.runs.run_json import FACTS, read_facts
 from treeproc.common.command_names import as_called
-from treeproc.common.errors import shown
+from treeproc.common.errors import quoted
 from treeproc.common.files import check_form, is_plausible, read_json, read_text
 from treeproc.common.folder_kinds import kind_of
 from treeproc.common.settings import UserError, read_yaml
@@ -258,7 +258,7 @@ def _check_numbers(values: object, path: Path) -> None:
             inner = value.items() if isinstance(value, dict) else enumerate(value)
             left += [(f"{place}.{key}" if place else str(key), one) for key, one in inner]
         elif isinstance(value, int | float) and not is_plausible(value):
-            raise UserError(f"{path} is damaged: {place} must be at most 1e100, but is {shown(value)}; restore the file")
+            raise UserError(f"{path} is damaged: {place} must be at most 1e100, but is {quoted(value)}; restore the file")
 
 
 def _translations(folder: Path, scores: dict[str, dict]) -> Iterator[tuple[str, list[str]]]:

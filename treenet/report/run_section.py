@@ -3,10 +3,10 @@
 from html import escape
 
 from treenet.report.compare import speed, validation
-from treenet.report.contents import Page
-from treenet.report.making import show_training
+from treenet.report.formats import show_hash
 from treenet.report.markup import TableCell, code, number, table, tag, text
-from treenet.report.naming import show_hash
+from treenet.report.provenance_section import show_training
+from treenet.report.report_model import Page
 
 _FINGERPRINTS = {"text_fingerprint": "text", "tree_fingerprint": "trees", "vocab_fingerprint": "vocabulary"}
 

@@ -7,10 +7,10 @@ from treenet.evaluation.origin import Standing, data_fingerprint, describe_decod
 from treenet.evaluation.significance import ABOUT_WEIGHTS, PAIRED_BOOTSTRAP
 from treenet.report.bucket_charts import FREQUENCY, chart_name, charted_metric
 from treenet.report.compare import Bucket, ScoreTable, bucket_tables
-from treenet.report.contents import Page
+from treenet.report.formats import metric_name, result_name, show_p_value, standing_name
 from treenet.report.frequencies import Frequencies
 from treenet.report.markup import TableCell, bullets, code, number, paragraph, table, tag, text
-from treenet.report.naming import metric_name, result_name, show_p_value, standing_name
+from treenet.report.report_model import Page
 from treenet.report.report_runs import ReportRun
 from treeproc.common.provenance import describe_software
 

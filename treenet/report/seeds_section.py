@@ -2,8 +2,8 @@
 
 from treenet.experiments.seeds_measures import MEASURES
 from treenet.experiments.seeds_report import explain, headline_test, shown_columns
-from treenet.report.contents import Page
 from treenet.report.markup import TableCell, number, paragraph, text
+from treenet.report.report_model import Page
 from treenet.report.study_section import show_p_values, tell_no_cell, tell_stale
 
 

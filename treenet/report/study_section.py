@@ -24,9 +24,9 @@ from treenet.experiments.scaling_table import (
     read_comparison,
 )
 from treenet.experiments.study import notes_about_cells
-from treenet.report.contents import Page
+from treenet.report.formats import show_p_value
 from treenet.report.markup import TableCell, code, number, paragraph, tag, text
-from treenet.report.naming import show_p_value
+from treenet.report.report_model import Page
 from treenet.report.report_runs import ReportStudy
 from treeproc.common.command_names import as_called
 

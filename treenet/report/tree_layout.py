@@ -13,7 +13,7 @@ from matplotlib import font_manager
 from matplotlib.ft2font import FT2Font
 
 from treenet.analysis.attention_stats import display_label
-from treenet.report.views import WORD_START, View
+from treenet.report.sentence_views import WORD_START, View
 
 FONT_SIZE = 12
 BOX_HEIGHT = 28

@@ -12,8 +12,8 @@ from treenet.data.examples import check_columns
 from treenet.runs.checkpoint import AVERAGED, INITIAL, META, find_fault
 from treenet.runs.checkpoint_reader import load_weights
 from treenet.runs.chosen_checkpoint import checkpoint_folder, recorded_sha256
-from treenet.runs.facts import read_facts
 from treenet.runs.precision import remember_precision
+from treenet.runs.run_json import read_facts
 from treenet.tasks.registry import build_task, workflow_of
 from treeproc.common.files import read_json
 from treeproc.common.progress import phase

@@ -15,12 +15,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from treenet.runs.checkpoint import INITIAL, META, checkpoint_folders, checkpoint_step, is_checkpoint_name, remove_checkpoint
-from treeproc.common.files import TEMPORARY_PREFIX, atomic_output, cache_folder, held, locked, remove_leftovers
+from treeproc.common.files import TEMPORARY_PREFIX, atomic_output, cache_folder, file_lock, locked, remove_leftovers
 from treeproc.common.folder_kinds import CONFIG, RESULTS, claim_folder
 from treeproc.common.messages import warn
+from treeproc.common.parallel import run_all
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath, inside
-from treeproc.common.transfers import do_all
 
 # Seconds between two searches for files to upload and for a request to stop.
 POLL_S = 2.0
@@ -58,7 +58,7 @@ class RunMirror:
             for folder in sorted(filter(self._reads, folders)):
                 with suppress(FileNotFoundError):  # the machine that trains has just removed it
                     self._pull_folder(folder, [name for name in there if _folder_of(name) == folder], there)
-            do_all(self._download, [name for name in there if _is_pulled(name) and _folder_of(name) not in folders | cut_off])
+            run_all(self._download, [name for name in there if _is_pulled(name) and _folder_of(name) not in folders | cut_off])
             self._same = {name: _stamp(self.folder / name) for name in _files_below(self.folder)}
 
     def push(self) -> None:
@@ -69,7 +69,7 @@ class RunMirror:
         folders = _folders_with_meta(names)
         if CONFIG in names:
             self._upload(CONFIG)  # first: it says that the folder is a run
-        do_all(self._upload, [n for n in names if _folder_of(n) not in folders and not n.startswith("checkpoints/")])
+        run_all(self._upload, [n for n in names if _folder_of(n) not in folders and not n.startswith("checkpoints/")])
         for folder in sorted(folders):
             with suppress(FileNotFoundError):  # a later checkpoint has replaced it
                 self._push_folder(folder, [name for name in names if _folder_of(name) == folder])
@@ -132,7 +132,7 @@ class RunMirror:
         if self._remote is None:
             shutil.rmtree(self.folder / RAY_FOLDER, ignore_errors=True)
             return
-        do_all(lambda name: (self._remote / RAY_FOLDER / name).unlink(missing_ok=True), (self._remote / RAY_FOLDER).objects())
+        run_all(lambda name: (self._remote / RAY_FOLDER / name).unlink(missing_ok=True), (self._remote / RAY_FOLDER).objects())
 
     def _follow(self, stop_file: Path, done: threading.Event) -> None:
         last_error = ""
@@ -170,7 +170,7 @@ class RunMirror:
             and all((self.folder / name).is_file() and (self.folder / name).stat().st_size == there[name] for name in names)
         ):
             remove_checkpoint(here)
-            do_all(self._download, [name for name in names if name != meta])
+            run_all(self._download, [name for name in names if name != meta])
             self._download(meta)
 
     def _push_folder(self, folder: str, names: list[str]) -> None:
@@ -180,13 +180,13 @@ class RunMirror:
             return
         self._folders_there.add(folder)
         (self._remote / meta).unlink(missing_ok=True)
-        do_all(self._put, [name for name in names if name != meta])
+        run_all(self._put, [name for name in names if name != meta])
         self._put(meta)
         self._same[meta] = stamp
 
     def _remove_there(self, folder: str) -> None:
         (self._remote / folder / META).unlink(missing_ok=True)
-        do_all(lambda name: (self._remote / folder / name).unlink(missing_ok=True), (self._remote / folder).objects())
+        run_all(lambda name: (self._remote / folder / name).unlink(missing_ok=True), (self._remote / folder).objects())
         self._folders_there.discard(folder)
 
     def _download(self, name: str) -> None:
@@ -268,7 +268,7 @@ def _exclusive(folder: Path) -> Iterator[None]:
         raise UserError(
             f"cannot write to the cache {folder}: {error.strerror}; set TREE_ATTENTION_CACHE to another folder"
         ) from None
-    with held(folder / ".pull-lock"):
+    with file_lock(folder / ".pull-lock"):
         yield
 
 

@@ -4,12 +4,12 @@ from treenet.structure.actions import Actions
 from treenet.structure.attention_maps import AttentionMaps, AttentionPath, choose_attention_path
 from treenet.structure.base import Structure
 from treenet.structure.branches import BranchMaps, choose_sparse
-from treenet.structure.levels import ArcLevels, TreeLevels
 from treenet.structure.linearized import LinearizedTrees
 from treenet.structure.maps import TreeStructure
 from treenet.structure.phrases import NO_TAG, Partition, PhraseLevels
 from treenet.structure.span_table import SpanTable
 from treenet.structure.split_points import SplitPoints
+from treenet.structure.tree_levels import ArcLevels, TreeLevels
 from treenet.structure.words import Dependencies, Words
 
 __all__ = [

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treenet.structure.ancestor_at_depth import find_parents
 from treenet.structure.base import Structure
-from treenet.structure.lookup import find_parents
 from treenet.structure.ragged import Ragged
 from treenet.structure.span_table import SpanTable
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self, TypeVar
 import torch
 from torch import Tensor
 
-from treeproc.common.errors import UserError, shown
+from treeproc.common.errors import UserError, quoted
 
 Maps = TypeVar("Maps")
 
@@ -50,7 +50,7 @@ def refusing_device(device: torch.device | str | int) -> Iterator[None]:
 
 
 def _no_device(device: object) -> UserError:
-    return UserError(f"device must be a device of PyTorch, such as 'cpu' or 'cuda:1', but is {shown(device)}")
+    return UserError(f"device must be a device of PyTorch, such as 'cpu' or 'cuda:1', but is {quoted(device)}")
 
 
 def _map_tensors(maps: Maps, change: Callable[[Tensor], Tensor]) -> Maps:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from treeproc.common.arguments import as_integer, as_list, check_flag, check_string
-from treeproc.common.errors import UserError, shown
+from treeproc.common.errors import UserError, quoted
 from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.arcs import check_arcs
 from treeproc.trees.dependency_trees import DependencySentences, PhraseShape, dependency_phrases
@@ -38,7 +38,7 @@ def read_bracketed(trees: Sequence[str], *, collapse_unary: bool) -> list[Number
     for number, text in enumerate(as_list("trees", trees, "bracketed trees, one an example")):
         if not isinstance(text, str):
             hint = "str(tree) of an nltk.Tree is one"
-            raise UserError(f"tree {number} of the batch must be a string in brackets, but is {shown(text)}; {hint}")
+            raise UserError(f"tree {number} of the batch must be a string in brackets, but is {quoted(text)}; {hint}")
         try:
             words, _, tree = read_brackets(text)
         except ValueError as error:
@@ -76,7 +76,7 @@ def _read_nodes(number: int, spans: Sequence[Span]) -> list[tuple[int, int, str]
         name = f"tree {number} of the batch, span {len(nodes)}"
         parts = as_list(name, span, "start, end and perhaps a label")
         if len(parts) not in (2, 3):
-            raise UserError(f"{name} must be (start, end) or (start, end, label), but is {shown(span)}")
+            raise UserError(f"{name} must be (start, end) or (start, end, label), but is {quoted(span)}")
         start, end = (as_integer(f"{name}: {part}", parts[place], most=2**31 - 1) for place, part in enumerate(("start", "end")))
         label = parts[2] if len(parts) > 2 else UNANALYSED
         check_string(f"{name}: the label", label)
@@ -149,7 +149,7 @@ def _problem(heads: list[int]) -> str:
     """Return why governors are not a tree with one root, or an empty text."""
     for word, above in enumerate(heads):
         if not -1 <= above < len(heads):
-            return f"the governor of word {word} must be from -1 (the root) to {len(heads) - 1}, but is {shown(above)}"
+            return f"the governor of word {word} must be from -1 (the root) to {len(heads) - 1}, but is {quoted(above)}"
     if (roots := heads.count(-1)) > 1:
         return f"{roots} words have no governor, but one must be the root"
     [problem] = check_arcs(np.array([0, len(heads)]), np.array(heads))

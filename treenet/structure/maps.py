@@ -25,11 +25,11 @@ from treenet.structure.attention_maps import (
 from treenet.structure.base import Structure
 from treenet.structure.block_mask import Blocks
 from treenet.structure.branches import BranchMaps
-from treenet.structure.compact import COMPACT_BELOW_POSITIONS, WIDTH_MULTIPLE, BranchMatrices, Depths, to_int32
+from treenet.structure.device_spans import COMPACT_BELOW_POSITIONS, WIDTH_MULTIPLE, BranchMatrices, Depths, to_int32
 from treenet.structure.from_trees import NumberedTree, Span, read_arcs, read_bracketed, read_spans
 from treenet.structure.span_table import SpanTable
 from treeproc.common.arguments import as_integer, as_list
-from treeproc.common.errors import UserError, shown
+from treeproc.common.errors import UserError, quoted
 from treeproc.trees.dependency_trees import PhraseShape
 
 
@@ -152,7 +152,7 @@ class TreeStructure(Structure):
         else:
             rows = [as_integer("a place in the batch", place)]
         if not rows:
-            raise UserError(f"a batch must have at least one tree, but {shown(place)} chooses none of {len(self)}")
+            raise UserError(f"a batch must have at least one tree, but {quoted(place)} chooses none of {len(self)}")
         rows = [range(len(self))[row] for row in rows]
         leaves = (~self.leaf_pad_mask).sum(1).tolist()
         nodes = (~self.node_pad_mask).sum(1).tolist()

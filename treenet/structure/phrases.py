@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from treenet.config import PHRASE_LEVELS
+from treenet.structure.ancestor_at_depth import NodeLookup
 from treenet.structure.base import Structure
-from treenet.structure.lookup import NodeLookup
 from treenet.structure.span_table import SpanTable
 
 NO_TAG = -1  # of a phrase without a node (a single leaf), and of padding

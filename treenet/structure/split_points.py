@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treenet.structure.ancestor_at_depth import find_parents
 from treenet.structure.base import Structure
-from treenet.structure.lookup import find_parents
 from treenet.structure.span_table import SpanTable, expand
 
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from treenet.config import TrainConfig
 from treenet.data.batch import TreeBatch, collate_rows
 from treenet.data.input_kinds import InputKind
+from treenet.data.lm_examples import SourceSide
 from treenet.data.plan import BatchPlan
-from treenet.data.source_side import SourceSide
 from treenet.models import VocabSizes, build_causal_lm
 from treenet.structure import Actions
 from treenet.tasks.base import Task, vocab_sizes

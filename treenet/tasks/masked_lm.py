@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from treenet.config import MaskedLMConfig
 from treenet.data.batch import SourceBatch
-from treenet.data.draws import hash_ids
 from treenet.data.examples import ExampleSource
+from treenet.data.hashed_sampling import hash_ids
 from treenet.data.input_kinds import InputKind
+from treenet.data.lm_examples import SourceSide
 from treenet.data.plan import BatchPlan
-from treenet.data.source_side import SourceSide
 from treenet.models import build_masked_lm, find_encoder
 from treenet.tasks.base import Task, vocab_sizes
 from treenet.tasks.losses import LossSums, sum_tied_losses

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from treenet.config import BatchConfig
 from treenet.data.batch import TreeBatch
-from treenet.data.cuts import cut_batches, example_costs
+from treenet.data.batch_cuts import cut_batches, example_costs
 from treenet.data.examples import Examples, ExampleSource
 from treenet.training.step_inputs import StepInputs
 from treeproc.common.messages import warn

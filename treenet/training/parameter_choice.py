@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from treenet.config import TrainConfig
-from treeproc.common.errors import shown
+from treeproc.common.errors import quoted
 from treeproc.common.settings import UserError
 
 _MOST_NEAR = 3
@@ -41,7 +41,7 @@ def rate_factors(config: TrainConfig, model: nn.Module) -> dict[str, float]:
             raise UserError(f"lr_scale: {_no_match(pattern, model)}")
         if not (chosen := [name for name in found if name not in frozen and name not in factors]):
             raise UserError(
-                f"lr_scale: {shown(pattern)} changes nothing: its parameters are frozen, or an earlier pattern matches them; "
+                f"lr_scale: {quoted(pattern)} changes nothing: its parameters are frozen, or an earlier pattern matches them; "
                 "remove it, or write it before that pattern"
             )
         factors |= dict.fromkeys(chosen, factor)
@@ -72,7 +72,7 @@ def _no_match(pattern: str, model: nn.Module) -> str:
     names = {parameter: name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if fnmatchcase(name, pattern):
-            return f"{shown(pattern)} matches no parameter: {name} is shared and has the name {names[parameter]}"
+            return f"{quoted(pattern)} matches no parameter: {name} is shared and has the name {names[parameter]}"
     parts = {".".join(name.split(".")[:length]) for name in names.values() for length in range(1, name.count(".") + 2)}
     near = get_close_matches(pattern.rstrip(".*?"), sorted(parts), _MOST_NEAR, cutoff=0.0)
-    return f"{shown(pattern)} matches no parameter; similar names are {', '.join(near)}"
+    return f"{quoted(pattern)} matches no parameter; similar names are {', '.join(near)}"

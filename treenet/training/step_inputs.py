@@ -12,7 +12,7 @@ from torch import Tensor
 
 from treenet.config import TrainConfig
 from treenet.data.batch import TreeBatch
-from treenet.data.draws import hash_ids
+from treenet.data.hashed_sampling import hash_ids
 from treenet.data.transfer import send_packed
 from treenet.layers.dropout import keys_of
 from treenet.tasks.base import Task

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.data.draws import hash_ids
+from treenet.data.hashed_sampling import hash_ids
 from treenet.layers.keyed_dropout import mix
 
 _LOWEST, _HIGHEST = 2.0**-32, 1 - 2.0**-24  # of uniform numbers in float32

@@ -4,7 +4,7 @@ import operator
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from treeproc.common.errors import UserError, shown
+from treeproc.common.errors import UserError, quoted
 
 
 def check_choice(name: str, value: object, choices: Any) -> None:
@@ -12,13 +12,13 @@ def check_choice(name: str, value: object, choices: Any) -> None:
     allowed = get_args(choices) or tuple(choices)
     if not isinstance(value, str) or value not in allowed:
         *first, last = allowed
-        raise UserError(f"{name} must be {', '.join(first)} or {last}, but is {shown(value)}")
+        raise UserError(f"{name} must be {', '.join(first)} or {last}, but is {quoted(value)}")
 
 
 def check_flag(name: str, value: object) -> None:
     """Raise UserError unless `value` is True or False; "False" would count as true."""
     if not isinstance(value, bool):
-        raise UserError(f"{name} must be True or False, but is {shown(value)}")
+        raise UserError(f"{name} must be True or False, but is {quoted(value)}")
 
 
 def as_integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
@@ -31,17 +31,17 @@ def as_integer(name: str, value: Any, least: int | None = None, most: int | None
             raise TypeError
         number = operator.index(value)
     except TypeError:
-        raise UserError(f"{name} must be an integer, but is {shown(value)}") from None
+        raise UserError(f"{name} must be an integer, but is {quoted(value)}") from None
     if (least is not None and number < least) or (most is not None and number > most):
         limit = f"at least {least}" if most is None else f"at most {most}" if least is None else f"from {least} to {most}"
-        raise UserError(f"{name} must be {limit}, but is {shown(number)}")
+        raise UserError(f"{name} must be {limit}, but is {quoted(number)}")
     return number
 
 
 def check_number(name: str, value: object, least: float, below: float) -> None:
     """Raise UserError unless `value` is a number in [least, below)."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < below:
-        raise UserError(f"{name} must be a number from {least:g} to below {below:g}, but is {shown(value)}")
+        raise UserError(f"{name} must be a number from {least:g} to below {below:g}, but is {quoted(value)}")
 
 
 def as_list(name: str, value: Any, what: str) -> list:
@@ -65,10 +65,10 @@ def check_string(name: str, value: object) -> None:
     if not isinstance(value, str):
         raise UserError(f"{name} must be a string, but is {_kind(value)}")
     if any("\ud800" <= character <= "\udfff" for character in value):
-        raise UserError(f"{name} must be text that UTF-8 can hold, but has a surrogate: {shown(value)}")
+        raise UserError(f"{name} must be text that UTF-8 can hold, but has a surrogate: {quoted(value)}")
 
 
 def _kind(value: object) -> str:
     if isinstance(value, str):
         return "one string"
-    return shown(value) if value is None or isinstance(value, bool | int | float) else f"a {type(value).__name__}"
+    return quoted(value) if value is None or isinstance(value, bool | int | float) else f"a {type(value).__name__}"

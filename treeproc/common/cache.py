@@ -17,10 +17,10 @@ from pathlib import Path
 
 from treeproc.common.cache_eviction import Evictor
 from treeproc.common.errors import UserError
-from treeproc.common.files import TEMPORARY_PREFIX, cache_folder, create, held
-from treeproc.common.known_hashes import unlike
+from treeproc.common.files import TEMPORARY_PREFIX, cache_folder, create, file_lock
+from treeproc.common.hash_cache import find_changed
+from treeproc.common.parallel import AT_ONCE
 from treeproc.common.storage import AnyPath, RemotePath
-from treeproc.common.transfers import AT_ONCE
 
 _CHUNK = 1 << 20
 
@@ -45,7 +45,7 @@ def local_copy(path: AnyPath, sha256: str, *, anew: bool = False) -> Path:
         return copy
     try:
         copy.parent.mkdir(parents=True, exist_ok=True)
-        with held(copy.parent / ".lock"):
+        with file_lock(copy.parent / ".lock"):
             if anew or not copy.exists():
                 _load_with_room(path, sha256, copy)
                 _evictor.loaded(copy)
@@ -71,7 +71,7 @@ def drop_damaged(hashes: Iterable[str]) -> None:
     """Remove those of these copies whose bytes have changed. Copies that are known to be right are not read."""
     known = {f"{sha256[:2]}/{sha256}": sha256 for sha256 in hashes}
     there = {name: sha256 for name, sha256 in known.items() if (cache_folder() / name).exists()}
-    for name in unlike(cache_folder(), there) if there else ():
+    for name in find_changed(cache_folder(), there) if there else ():
         (cache_folder() / name).unlink(missing_ok=True)
 
 

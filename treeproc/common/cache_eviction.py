@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from treeproc.common.errors import UserError, shown
-from treeproc.common.files import TEMPORARY_PREFIX, cache_folder, held
+from treeproc.common.errors import UserError, quoted
+from treeproc.common.files import TEMPORARY_PREFIX, cache_folder, file_lock
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def cache_limit(held_bytes: int) -> int:
     except ValueError:
         limit = math.nan
     if not 0 < limit < math.inf:
-        raise UserError(f"{LIMIT} must be a number of gigabytes above 0, but is {shown(value)}")
+        raise UserError(f"{LIMIT} must be a number of gigabytes above 0, but is {quoted(value)}")
     return int(limit)
 
 
@@ -109,7 +109,10 @@ def _folders() -> Iterator[Path]:
 
 
 def _remove_temporary(path: Path) -> None:
-    with suppress(BlockingIOError), held(path.parent / ".lock", wait=False):  # the process that holds it may be writing the file
+    with (
+        suppress(BlockingIOError),
+        file_lock(path.parent / ".lock", wait=False),
+    ):  # the process that holds it may be writing the file
         path.unlink(missing_ok=True)
 
 

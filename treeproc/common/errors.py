@@ -65,6 +65,6 @@ class _Short(reprlib.Repr):
         return super().repr_str(without_credentials(x), level)
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """A value as a message shows it: its `repr`, shortened."""
     return one_line(_Short().repr(value), 160)

@@ -19,7 +19,7 @@ from typing import IO, Any
 from pydantic import TypeAdapter, ValidationError
 
 from treeproc.common.command_names import advise
-from treeproc.common.errors import UserError, shown
+from treeproc.common.errors import UserError, quoted
 from treeproc.common.storage import AnyPath, RemotePath
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -155,7 +155,7 @@ def locked(folder: AnyPath, *, shared: bool = False) -> Iterator[None]:
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(held(lock_place(folder / LOCK), wait=False, shared=shared))
+            stack.enter_context(file_lock(lock_place(folder / LOCK), wait=False, shared=shared))
         except BlockingIOError:
             raise UserError(f"another process is writing to {folder}; {advise('wait for it', 'choose another --out')}") from None
         yield
@@ -169,7 +169,7 @@ def lock_place(lock: AnyPath) -> Path:
 
 
 @contextmanager
-def held(lock: Path, *, wait: bool = True, shared: bool = False) -> Iterator[None]:
+def file_lock(lock: Path, *, wait: bool = True, shared: bool = False) -> Iterator[None]:
     """Hold a lock file, alone or with others that hold it `shared`. Makes a missing file, and never writes to it.
 
     Raises BlockingIOError if another process has it and `wait` is false. Raises UserError if `lock` is a link or not a
@@ -279,7 +279,7 @@ def check_form(value: dict, form: type, path: AnyPath, hint: str) -> None:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path} is damaged: {place}: {first['msg']}, but is {shown(first['input'])}; {hint}") from None
+        raise UserError(f"{path} is damaged: {place}: {first['msg']}, but is {quoted(first['input'])}; {hint}") from None
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from treeproc.common.command_names import advise, is_from_python
-from treeproc.common.errors import one_line, shown
+from treeproc.common.errors import one_line, quoted
 from treeproc.common.synonyms import SYNONYMS, settings_in
 
 COMMAND_LINE = "the command line"
@@ -36,7 +36,7 @@ def describe_error(error: ValidationError, cls: type[BaseModel], where: str, ove
     elif first["type"] == "value_error":
         message = first["msg"].removeprefix("Value error, ")
     else:
-        message = f"{_expected(errors, cls, loc, annotation)}, but is {shown(first['input'])}"
+        message = f"{_expected(errors, cls, loc, annotation)}, but is {quoted(first['input'])}"
         if type(None) in get_args(annotation):
             message += _explained(cls, path)
     return f"{_origin(path, where, overridden)}: {path + ': ' if path else ''}{message}"

@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
 from treeproc.common.command_names import advise, as_called, command_runs, from_python, note_command
-from treeproc.common.errors import CommandEnded, UserError, one_line, shown
+from treeproc.common.errors import CommandEnded, UserError, one_line, quoted
 from treeproc.common.extras import describe_missing
 from treeproc.common.messages import choose_messages, messages_shown, warn
 from treeproc.common.ray_failures import FAILED, describe_ray_failure
@@ -74,7 +74,7 @@ class Settings(BaseModel, metaclass=_Checked):
             if isinstance(one, bool) and not _mentions(annotation, bool, Any):
                 raise ValueError(f"must not be a truth value, but is {str(one).lower()}")
             if isinstance(one, int) and abs(one) >= 2**63:
-                raise ValueError(f"must be a number of at most 64 bits, but is {shown(one)}")
+                raise ValueError(f"must be a number of at most 64 bits, but is {quoted(one)}")
         return value
 
 
@@ -102,17 +102,17 @@ def _apply_override(values: dict, override: str) -> str:
     key, equals, text = override.partition("=")
     if not equals:
         raise UserError(
-            "; ".join(filter(None, [f"{shown(override)} must have the form key=value", advise("--help lists the keys")]))
+            "; ".join(filter(None, [f"{quoted(override)} must have the form key=value", advise("--help lists the keys")]))
         )
     *parents, last = key.split(".")
     if len(parents) > _MOST_SECTIONS:
-        raise UserError(f"override {shown(override)}: no setting has so many sections in its name")
+        raise UserError(f"override {quoted(override)}: no setting has so many sections in its name")
     target = values
     for name in parents:
         target = target.setdefault(name, {})
         if not isinstance(target, dict):
-            raise UserError(f"override {shown(override)}: {shown(name)} is a single value, and has no keys")
-    target[last] = read_yaml(text, f"override {shown(override)}")
+            raise UserError(f"override {quoted(override)}: {quoted(name)} is a single value, and has no keys")
+    target[last] = read_yaml(text, f"override {quoted(override)}")
     return key
 
 
@@ -294,14 +294,14 @@ class ArgumentParser(argparse.ArgumentParser):
         note_command([one for one in self.options() if one != "--out" or not self.reads_out], partial(has_setting, self.settings))
         for place, arg in enumerate(args):
             if "\0" in arg or any("\ud800" <= c <= "\udfff" for c in arg):  # Python's form of bytes that are not UTF-8
-                raise UserError(f"{shown(arg)} on the command line must be text in UTF-8 without NUL bytes")
+                raise UserError(f"{quoted(arg)} on the command line must be text in UTF-8 without NUL bytes")
             if arg == "--":
                 break
             name, equals, value = arg.removeprefix("--").partition("=")
             if arg.startswith("--") and not any(option.startswith(f"--{name}") for option in self._option_string_actions):
                 following = args[place + 1] if len(args) > place + 1 and "=" not in args[place + 1] else "VALUE"
                 raise UserError(
-                    f"there is no option {shown(arg)}; "
+                    f"there is no option {quoted(arg)}; "
                     f"{self._as_setting(name.replace('-', '_'), value if equals else following) or '--help lists the options'}"
                 )
         found = super().parse_intermixed_args(args, namespace)

@@ -28,8 +28,8 @@ from pydantic import PlainSerializer, PlainValidator
 
 from treeproc.common.errors import UserError
 from treeproc.common.object_streams import InputStream, OutputStream, SeekableStream
+from treeproc.common.parallel import AT_ONCE
 from treeproc.common.store_requests import Answer, ask, part_repeats
-from treeproc.common.transfers import AT_ONCE
 
 _URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
 _SCHEMES = ("s3", "gs", "az")

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import pyarrow
 
-from treeproc.common.errors import UserError, shown
+from treeproc.common.errors import UserError, quoted
 from treeproc.common.messages import tell, warn
 
 Answer = TypeVar("Answer")
@@ -107,7 +107,7 @@ def retry_limit() -> float:
     except ValueError:
         limit = math.nan
     if not 0 <= limit < math.inf:
-        raise UserError(f"{LIMIT} must be a number of seconds, 0 or more, but is {shown(value)}")
+        raise UserError(f"{LIMIT} must be a number of seconds, 0 or more, but is {quoted(value)}")
     return limit
 
 

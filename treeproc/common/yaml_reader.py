@@ -6,7 +6,7 @@ from typing import Any, ClassVar, NoReturn
 import yaml
 from yaml.constructor import ConstructorError
 
-from treeproc.common.errors import UserError, shown
+from treeproc.common.errors import UserError, quoted
 
 MOST_BYTES = 1 << 20
 _MOST_DEPTH = 40
@@ -50,7 +50,7 @@ class _Yaml12Loader(yaml.SafeLoader):
                 raise ConstructorError(None, None, "a key must be a name", key_node.start_mark)
             key = self.construct_object(key_node, deep=True)
             if key in seen:
-                raise ConstructorError(None, None, f"key {shown(key)} occurs twice", key_node.start_mark)
+                raise ConstructorError(None, None, f"key {quoted(key)} occurs twice", key_node.start_mark)
             seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -58,11 +58,11 @@ class _Yaml12Loader(yaml.SafeLoader):
         """A text that can be written to a file again, and be the name of one."""
         text = self.construct_scalar(node)
         if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
-            raise ConstructorError(None, None, f"{shown(text)} holds a NUL byte or half of a character", node.start_mark)
+            raise ConstructorError(None, None, f"{quoted(text)} holds a NUL byte or half of a character", node.start_mark)
         return text
 
     def construct_unknown(self, node: yaml.Node) -> NoReturn:
-        raise ConstructorError(None, None, f"tag {shown(node.tag)} is not allowed; write the value without it", node.start_mark)
+        raise ConstructorError(None, None, f"tag {quoted(node.tag)} is not allowed; write the value without it", node.start_mark)
 
     def construct_decimal(self, node: yaml.ScalarNode) -> int:
         """`010` is ten; PyYAML's own constructor reads octal."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from treeproc.common.errors import UserError
 from treeproc.common.files import file_sha256
-from treeproc.common.known_hashes import KnownHashes, stamps
+from treeproc.common.hash_cache import KnownHashes, stamps
 from treeproc.common.storage import AnyPath, inside
 from treeproc.inspection.checks import id_problems
 from treeproc.shards.lengths import open_lengths

@@ -10,8 +10,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
 from treeproc.common.errors import UserError
+from treeproc.common.parallel import in_parallel
 from treeproc.common.storage import AnyPath
-from treeproc.common.transfers import in_parallel
 from treeproc.inspection.shard_verifier import ShardVerifier
 
 _JOBS_AHEAD = 4  # for each process
@@ -41,7 +41,7 @@ def run_in_processes(arguments: dict, jobs: Sequence[dict], processes: int) -> I
 
 def run_on_ray(arguments: dict, jobs: Sequence[dict], folder: AnyPath) -> Iterator[tuple[int, dict]]:
     """As `run_here`, in any order. Raises UserError if a node does not see `folder`."""
-    from treeproc.job.ray_job import run_jobs  # whoever needs no Ray does not load it
+    from treeproc.stages.ray_job import run_jobs  # whoever needs no Ray does not load it
 
     return run_jobs(ShardVerifier, arguments, jobs, folder=folder)
 

@@ -20,7 +20,7 @@ from treeproc.readers.numbered_lines import pair_up, read_byte_lines
 from treeproc.readers.unicode_form import is_blank
 from treeproc.shards.schema import UNK_ID
 from treeproc.stages.language import known
-from treeproc.stages.notices import SideNotices, Wanted, is_noticed
+from treeproc.stages.text_warnings import SideNotices, Wanted, is_noticed
 
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 # Treebanks write quotation marks in a special way.

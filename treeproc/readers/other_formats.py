@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from treeproc.common.errors import UserError, shown
+from treeproc.common.errors import UserError, quoted
 from treeproc.readers.packed_files import warn_once
 
 # How a file is read: as lines (of the format `parallel`, of something else, or as bytes), or by a reader with rules of its own.
@@ -123,9 +123,9 @@ def check_text(block: bytes, name: str, reading: Reading) -> None:
             remedy = f"set format={one.format}" if one.format and reading not in ("lines", "bytes") else _EXTRACT
             if one.is_certain:
                 expected = "IWSLT's files" if reading == "iwslt_xml" else "lines of text"
-                raise UserError(f"{name}: expected {expected}, but found {one.what}: {shown(lines[0][:_SHOWN])}; {remedy}")
+                raise UserError(f"{name}: expected {expected}, but found {one.what}: {quoted(lines[0][:_SHOWN])}; {remedy}")
             meant = "trees whose labels are numbers" if reading == "brackets" else "plain text"
-            warn_once(f"{name} looks like {one.what}: {shown(lines[0][:_SHOWN])}; the command reads {meant}, or {remedy}")
+            warn_once(f"{name} looks like {one.what}: {quoted(lines[0][:_SHOWN])}; the command reads {meant}, or {remedy}")
             return
 
 

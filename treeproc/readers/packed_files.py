@@ -18,7 +18,7 @@ from functools import cache, partial
 from pathlib import PurePosixPath
 from typing import IO, Protocol, cast
 
-from treeproc.common.errors import UserError, shown
+from treeproc.common.errors import UserError, quoted
 from treeproc.common.storage import AnyPath
 
 logger = logging.getLogger(__name__)
@@ -190,9 +190,9 @@ def members(archive: AnyPath, folder: str) -> list[tuple[str, bytes]]:
                     left_out[kind] += 1
                     continue
                 if name in found:
-                    raise Damaged(f"two of its files have the name {shown(name)}; pack it again")
+                    raise Damaged(f"two of its files have the name {quoted(name)}; pack it again")
                 if ".." in PurePosixPath(name).parts:
-                    raise Damaged(f"the name {shown(name)} of a file leads out of it; pack it again")
+                    raise Damaged(f"the name {quoted(name)} of a file leads out of it; pack it again")
                 packed = io.BytesIO(_joined(tape.blocks(size), left))
                 found[name] = _joined(iter(partial(unpacked(packed, name).read, _READ_BYTES), b""), left)
                 left -= len(found[name])
@@ -282,9 +282,9 @@ def _headers(tape: _Tape) -> Iterator[tuple[tarfile.TarInfo, int]]:
             member.name, size = values.get("path", member.name), values.get("size", str(member.size))
             own = {}
             if member.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in values):
-                raise Damaged(f"the file {shown(member.name)} is sparse; pack it again without --sparse")
+                raise Damaged(f"the file {quoted(member.name)} is sparse; pack it again without --sparse")
             if not (size.isascii() and size.isdigit() and len(size) < 19):
-                raise Damaged(f"the size of {shown(member.name)} is {shown(size)}; copy it again")
+                raise Damaged(f"the size of {quoted(member.name)} is {quoted(size)}; copy it again")
             has_data = not (member.isdir() or member.islnk() or member.issym() or member.isdev())
             end = tape.place + -(-int(size) // _TAR_BLOCK) * _TAR_BLOCK * has_data
             yield member, int(size)

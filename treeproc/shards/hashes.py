@@ -4,7 +4,7 @@ from pathlib import Path
 
 from treeproc.common.cache import drop_damaged
 from treeproc.common.errors import UserError
-from treeproc.common.known_hashes import unlike
+from treeproc.common.hash_cache import find_changed
 from treeproc.common.storage import AnyPath, RemotePath, inside
 from treeproc.shards.shard import Shard, check_names
 from treeproc.shards.store import read_index
@@ -13,7 +13,7 @@ from treeproc.shards.store import read_index
 def check_hashes(folder: AnyPath, *splits: str) -> None:
     """Check the shards of these splits, and what the index names beside them, and open the first shard of each split.
 
-    Files are hashed, but for those that were found right before and have not changed since (`known_hashes`). Objects must be
+    Files are hashed, but for those that were found right before and have not changed since (`hash_cache`). Objects must be
     there in their size: each is hashed when it is copied here, and copies that are here are hashed as files are. Raises UserError
     for the first file that is missing, cut off, or whose bytes are not what the index says.
     """
@@ -37,7 +37,7 @@ def check_hashes(folder: AnyPath, *splits: str) -> None:
 
 
 def _check_files(folder: Path, hashes: dict[str, str]) -> None:
-    for name in unlike(folder, hashes):
+    for name in find_changed(folder, hashes):
         raise UserError(f"{folder / name} is damaged: its hash is not the one in index.json; run workflows/preprocess.py again")
 
 

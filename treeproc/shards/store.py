@@ -19,9 +19,9 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, read_json
-from treeproc.common.known_hashes import HashFiles, hash_here, unlike
+from treeproc.common.hash_cache import HashFiles, find_changed, hash_here
+from treeproc.common.parallel import in_parallel
 from treeproc.common.storage import AnyPath, as_path, inside
-from treeproc.common.transfers import in_parallel
 from treeproc.shards.packed_records import PackedRecords, RecordSlots
 from treeproc.shards.records import Count, IndexPart, Int, PartedRecords, Sha256, ShardRecord, write_parts
 from treeproc.shards.rows import Batches, ipc_bytes
@@ -272,7 +272,7 @@ def finished_shards(
 ) -> RecordSlots:
     """The record of every shard that is complete and up to date, by the place of its name; None for the others.
 
-    `hash_files` hashes the shards, but for those that were found right before and have not changed (`known_hashes`).
+    `hash_files` hashes the shards, but for those that were found right before and have not changed (`hash_cache`).
     """
     found, hashes = RecordSlots(len(names)), {}
     sidecars = in_parallel(lambda shard: read_sidecar(folder, *shard), zip(names, fingerprints, strict=True))
@@ -280,7 +280,7 @@ def finished_shards(
         found.put(place, record)
         if record is not None:
             hashes[record.name] = record.sha256
-    damaged = set(unlike(folder, hashes, hash_files))
+    damaged = set(find_changed(folder, hashes, hash_files))
     for place, name in enumerate(names):
         if name in damaged:
             found.put(place, None)

@@ -17,7 +17,7 @@ from treeproc.shards.store import (
 )
 from treeproc.shards.vocabulary_files import read_names, read_pieces
 from treeproc.stages.new_pieces import add_pieces
-from treeproc.stages.running import Run, run_here
+from treeproc.stages.run_jobs import Run, run_here
 from treeproc.stages.tree_config import TreeConfig
 from treeproc.stages.vocabulary import count_vocabulary, fingerprint_of_inputs, node_labels, vocabulary_note
 from treeproc.subwords import LabelVocab, SubwordConfig

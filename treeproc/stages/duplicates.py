@@ -5,7 +5,7 @@ from typing import IO
 
 import numpy as np
 
-from treeproc.stages.keys import KEY_BYTES
+from treeproc.stages.example_keys import KEY_BYTES
 
 # Keys of a partition, on average: about 300 MiB of a task while they are sorted.
 _PARTITION_KEYS = 4 << 20

@@ -15,7 +15,7 @@ from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, write_shard
 from treeproc.stages.encode import RowEncoder, encoded_columns
 from treeproc.stages.lengths import TASK_ROWS
-from treeproc.stages.running import Jobs, Run, grouped, run_here
+from treeproc.stages.run_jobs import Jobs, Run, grouped, run_here
 from treeproc.stages.shuffle import DonorTrees, cut
 from treeproc.stages.tree_config import TreeConfig
 

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 
-from treeproc.stages.keys import key_of
+from treeproc.stages.example_keys import key_of
 
 
 def normalised(lines: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_output
-from treeproc.common.known_hashes import unlike
+from treeproc.common.hash_cache import find_changed
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, open_seekable
 from treeproc.shards.arrow_file import BadArrowFile, has_schema, read_arrow
@@ -21,7 +21,7 @@ from treeproc.shards.schema import LENGTHS_SCHEMA, SIZE_COUNTS_SCHEMA, WINDOW_RO
 from treeproc.shards.shard import Shard
 from treeproc.shards.size_counts import SIZE_COUNTS, SizeCounts
 from treeproc.shards.store import Index, ShardRecord, fingerprint_of
-from treeproc.stages.running import Jobs, Run, grouped, in_number_order
+from treeproc.stages.run_jobs import Jobs, Run, grouped, in_number_order
 
 _SIZES = ("leaves", "nodes", "tgt_pieces")
 # Rows of a task: a second of work, where Ray's driver takes 20 ms a task. Its files have 29 bytes a row.
@@ -51,7 +51,7 @@ def kept_lengths(folder: AnyPath, index: Index, records: Sequence[ShardRecord], 
     """The hashes of the files by name, if they are still those that `index` names, of the same shards; empty otherwise."""
     known = index.get("files", {})
     hashes = {name: known.get(name, "") for name in _names(records, window_rows)}
-    if not all(hashes.values()) or records != index.records() or unlike(folder, hashes):
+    if not all(hashes.values()) or records != index.records() or find_changed(folder, hashes):
         return {}
     return hashes if all(_has_columns(folder / name, _SCHEMAS[name]) for name in hashes) else {}
 

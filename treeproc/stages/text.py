@@ -18,12 +18,12 @@ from treeproc.readers.unicode_form import Normalization
 from treeproc.shards.schema import FULL_TEXT_SCHEMA, select, shard_name
 from treeproc.shards.store import ShardRecord, finished_shard, write_shard
 from treeproc.stages.duplicates import later_duplicates
+from treeproc.stages.example_keys import example_key, key_of
 from treeproc.stages.filters import FilterConfig
-from treeproc.stages.keys import example_key, key_of
 from treeproc.stages.leaks import NearCopies, normalised
 from treeproc.stages.line_lists import LineList
-from treeproc.stages.notices import TextNotices
 from treeproc.stages.text_filter import Filtered, ShardFilter
+from treeproc.stages.text_warnings import TextNotices
 
 logger = logging.getLogger(__name__)
 

@@ -14,25 +14,25 @@ import numpy as np
 
 from treeproc.common.cache import local_copy
 from treeproc.common.files import atomic_output, atomic_write, json_bytes, read_json
+from treeproc.common.parallel import in_parallel
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, open_seekable
 from treeproc.common.store_requests import StoreRefuses
-from treeproc.common.transfers import in_parallel
 from treeproc.readers import FORMATS, convert_rows
 from treeproc.readers.line_ranges import FilesChanged, Piece, read_examples, read_range
 from treeproc.shards.schema import FULL_TEXT_SCHEMA, select
 from treeproc.shards.store import ShardRecord, finished_shard, write_shard
-from treeproc.stages.block_hash import BEYOND, BeyondKeys, keys_file
 from treeproc.stages.duplicates import duplicates_of, read_part, write_parts
+from treeproc.stages.example_keys import KEY_BYTES, KEY_TYPE, example_key, key_of, places_in, sorted_keys
+from treeproc.stages.example_offsets import mark_of
 from treeproc.stages.filters import FilterConfig
-from treeproc.stages.keys import KEY_BYTES, KEY_TYPE, example_key, key_of, places_in, sorted_keys
 from treeproc.stages.leaks import normalised
-from treeproc.stages.line_counts import mark_of
 from treeproc.stages.line_lists import tab_separated
-from treeproc.stages.notices import TextNotices, Wanted
-from treeproc.stages.shard_notes import ShardNotes
+from treeproc.stages.shard_warnings import ShardNotes
+from treeproc.stages.split_hash import BEYOND, BeyondKeys, keys_file
 from treeproc.stages.text import Inputs, dropped_lines, numbered
 from treeproc.stages.text_filter import ShardFilter
+from treeproc.stages.text_warnings import TextNotices, Wanted
 
 # Sets of keys of all splits but train, as files of the work folder.
 OVERLAP, NEAR = "overlap", "near"

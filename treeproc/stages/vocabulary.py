@@ -14,7 +14,7 @@ from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import OPTIONAL_VOCABULARY_FILES, VOCABULARY_FILES, ShardRecord, fingerprint_of
-from treeproc.stages.running import Jobs, Run, grouped, run_here
+from treeproc.stages.run_jobs import Jobs, Run, grouped, run_here
 from treeproc.stages.tree_config import TreeConfig
 from treeproc.subwords import LabelVocab, SubwordConfig, WordEnds, blank_separated, mark_boundaries, train_pieces
 from treeproc.trees.dependency_trees import PHRASE_LABELS, phrase_label

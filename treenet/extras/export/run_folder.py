@@ -6,8 +6,8 @@ from pathlib import Path
 from treenet.extras.export.folder import index_without_shards, read_vocabulary, write_export
 from treenet.runs.checkpoint import AVERAGED, META, WEIGHTS, publish, read_meta
 from treenet.runs.chosen_checkpoint import checkpoint_folder
-from treenet.runs.facts import FACTS
 from treenet.runs.loading import HELD_DATA, LoadedRun
+from treenet.runs.run_json import FACTS
 from treeproc.common.files import json_bytes
 from treeproc.common.settings import dump_settings
 

@@ -16,7 +16,7 @@ from treenet.models.decoders.base import DecoderState
 from treenet.models.encoders.base import Memory
 from treenet.models.seq2seq import Seq2Seq
 from treenet.structure import TreeStructure
-from treenet.structure.compact import Depths
+from treenet.structure.device_spans import Depths
 from treeproc.shards.schema import PAD_ID
 
 Encoded = tuple[Tensor, Tensor, Tensor]

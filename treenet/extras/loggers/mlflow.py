@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 from treenet.loggers.content import RunContent, RunIdentity, Score
 from treeproc.common.errors import UserError
-from treeproc.common.files import held
+from treeproc.common.files import file_lock
 
 URI, EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"
 DATABASE, ARTIFACTS = "mlflow.db", "mlartifacts"
@@ -50,7 +50,7 @@ class Logger:
         if not uri and folder is None:
             raise UserError(f"a run in an object store needs {URI}")
         # Runs of a study begin together. One of them makes the tables of a new SQLite file.
-        with nullcontext() if uri else held(folder.parent / ".mlflow-lock"):
+        with nullcontext() if uri else file_lock(folder.parent / ".mlflow-lock"):
             self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{folder.parent / DATABASE}")
             experiment = self._client.get_experiment_by_name(given)
             location = None if uri else (folder.parent / ARTIFACTS).as_uri()

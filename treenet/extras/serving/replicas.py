@@ -15,8 +15,8 @@ from ray.serve.config import ProxyLocation
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.schema import LoggingConfig
 
-from treenet.extras.serving.asking import NoAnswer, ReplicaLost, Serving
 from treenet.extras.serving.messages import Question
+from treenet.extras.serving.replica_protocol import NoAnswer, ReplicaLost, Serving
 from treenet.extras.serving.sentences import SentenceTranslator
 from treenet.extras.serving.settings import ServeSettings
 from treenet.runs.chosen_checkpoint import absolute_checkpoint

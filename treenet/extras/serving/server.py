@@ -8,8 +8,8 @@ from functools import partial
 import uvicorn
 
 from treenet.extras.serving.connections import TimedProtocol
-from treenet.extras.serving.entrance import build_entrance
 from treenet.extras.serving.guard import Guard
+from treenet.extras.serving.http_app import build_entrance
 from treenet.extras.serving.replicas import start_replicas
 from treenet.extras.serving.settings import ServeSettings, read_token
 from treenet.runs.chosen_checkpoint import checkpoint_folder, checkpoint_names

@@ -10,17 +10,24 @@ from treeproc.common.messages import tell
 from treeproc.common.provenance import Recorder, recorded
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
-from treeproc.job.checks import begun, check_constituents, check_settings, check_sides, check_vocab_from, claim
-from treeproc.job.config import PreprocessConfig, settle_tree
-from treeproc.job.later_stages import LaterStages
-from treeproc.job.text_on_ray import BadInput
-from treeproc.job.text_stage import NothingLeft, TextStage
-from treeproc.job.text_work import TextHere, can_run_on_ray, text_on_ray
 from treeproc.shards.packed_records import PackedRecords
 from treeproc.shards.schema import SPLITS
 from treeproc.shards.shard_size import SMALLEST
 from treeproc.shards.store import read_index, stage_folder
-from treeproc.stages.input_note import recall, stamps_of
+from treeproc.stages.checks import (
+    check_constituents,
+    check_settings,
+    check_sides,
+    check_vocab_from,
+    read_written_settings,
+    write_settings_once,
+)
+from treeproc.stages.config import PreprocessConfig, settle_tree
+from treeproc.stages.input_cache import input_stamp, read_cached_counts
+from treeproc.stages.parse_and_encode import ParseAndEncode
+from treeproc.stages.text_backend import LocalText, can_run_on_ray, text_on_ray
+from treeproc.stages.text_on_ray import BadInput
+from treeproc.stages.text_stage import NothingLeft, TextStage
 
 SAMPLE = Path(__file__).parent.parent / "sample"
 COMMAND = "preprocess"  # in DATA/provenance.json, where a session counts the shards that it wrote, by stage
@@ -42,12 +49,12 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
         require("ray", "work in several processes", "give workers=0 to work in one process")
     if config.parsed is not None:
         return _encode_again(config, out)
-    open_choice, config = config.parser.treebank_words is None, config.settled(begun(out))
+    open_choice, config = config.parser.treebank_words is None, config.settled(read_written_settings(out))
     if open_choice and config.parser.knows_treebank_words and config.parser.treebank_words is False:
         tell(f"{out} began with parser.treebank_words=false, and continues with it")
     parser, target_parser = check_settings(config)
-    stamps = stamps_of(config.inputs())
-    known, here = recall(out / "text", stamps), TextHere(out / "text", config.inputs(), config.filters)
+    stamps = input_stamp(config.inputs())
+    known, here = read_cached_counts(out / "text", stamps), LocalText(out / "text", config.inputs(), config.filters)
     on_ray = known is None and can_run_on_ray(config)
     if known is None and not on_ray:
         here.counts()  # bad input is found before anything is written
@@ -59,7 +66,7 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
         try:
             config = config.with_shard_size(sum((work.counts() if known is None else known.counts).values()))
             try:
-                claim(config, out)
+                write_settings_once(config, out)
             except UserError:
                 work.remove()
                 raise
@@ -70,7 +77,7 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
                 record.withdraw()
                 _forget(out, made)
             raise
-        job = LaterStages(config, out, record, parser, target_parser)
+        job = ParseAndEncode(config, out, record, parser, target_parser)
         return job.encode(*job.parse(text))
 
 
@@ -79,7 +86,7 @@ def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[PreprocessCon
     if config.parsed is not None:
         raise UserError("--dry-run: a job with parsed=DATA parses nothing, so there is nothing to measure; leave --dry-run out")
     parser, target_parser = check_settings(config)
-    work = TextHere(folder / "text", config.inputs(), config.filters)
+    work = LocalText(folder / "text", config.inputs(), config.filters)
     config = config.with_shard_size(sum(work.counts().values()))
     return config, parser, TextStage(config, folder, Recorder(folder, COMMAND)).make(work)
 
@@ -111,7 +118,9 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     stages = [read_index(base / stage) for stage in ("text", "parsed")]
     old = load_settings(PreprocessConfig, base / "config.yaml")
     text, parsed = (PackedRecords(index.records()) for index in stages)
-    tree = settle_tree(config.tree, (old.parser, old.target_parser), "target" in stages[0]["columns"], begun(out) or {})
+    tree = settle_tree(
+        config.tree, (old.parser, old.target_parser), "target" in stages[0]["columns"], read_written_settings(out) or {}
+    )
     config = config.model_copy(update={"tree": tree, "rows_per_shard": SMALLEST})
     check_constituents(tree, old)
     check_sides(config, *(index["columns"] for index in stages))
@@ -123,8 +132,8 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
         raise UserError(f"parsed: {base} has no train split to learn a vocabulary from; {needed}")
     out.mkdir(parents=True, exist_ok=True)
     with locked(out), recorded(out, COMMAND) as record:
-        claim(config, out)
+        write_settings_once(config, out)
         complete = config.model_copy(
             update={"parser": old.parser, "target_parser": old.target_parser, "normalization": old.normalization}
         )
-        return LaterStages(complete, out, record, stages[1]["parser"], stages[1]["target_parser"], base).encode(text, parsed)
+        return ParseAndEncode(complete, out, record, stages[1]["parser"], stages[1]["target_parser"], base).encode(text, parsed)

@@ -4,17 +4,17 @@ import logging
 from collections.abc import Sequence
 from difflib import get_close_matches
 
-from treeproc.common.errors import shown, without_credentials
+from treeproc.common.errors import quoted, without_credentials
 from treeproc.common.files import atomic_write
 from treeproc.common.setting_effects import Effect, excluded
 from treeproc.common.settings import UserError, differences, dump_settings, load_settings, read_yaml
 from treeproc.common.storage import AnyPath
-from treeproc.job.borrowed import check_borrower, check_grower
-from treeproc.job.config import PreprocessConfig
 from treeproc.parsers import describe_parser
 from treeproc.shards.schema import SPLIT_NAME, SPLITS
+from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.encode import encoded_columns
 from treeproc.stages.parse import check_columns, parsed_columns
+from treeproc.stages.shared_vocabulary import check_extension, check_reuse
 from treeproc.stages.tree_config import TreeConfig
 
 logger = logging.getLogger(__name__)
@@ -38,14 +38,14 @@ def _check_splits(config: PreprocessConfig) -> None:
     if "train" not in config.splits and (config.vocab_from is None or not config.splits):
         if not config.splits:
             raise UserError("splits: no files; write splits.train.source=FILE splits.train.target=FILE, and the same for valid")
-        there = ", ".join(map(shown, sorted(config.splits)))
+        there = ", ".join(map(quoted, sorted(config.splits)))
         needed = "train, and any of valid, test and other names" if config.vocab_from is None else "at least one split"
         raise UserError(f"splits: must be {needed}, but are {there}; vocab_from=DATA makes a data set without train")
     if "train" not in config.splits and config.new_pieces is not None:
         raise UserError("new_pieces: learns from a train split, and there is none; give splits.train, or leave new_pieces out")
     for name in config.splits:
         if not SPLIT_NAME.fullmatch(name):
-            raise UserError(f"splits: a name must have at most 50 characters, of a to z, 0 to 9 and _, but is {shown(name)}")
+            raise UserError(f"splits: a name must have at most 50 characters, of a to z, 0 to 9 and _, but is {quoted(name)}")
         if name not in SPLITS and name.isalpha() and (close := get_close_matches(name, (*SPLITS, "validation", "dev"), 1, 0.75)):
             meant = close[0] if close[0] in SPLITS else "valid"
             raise UserError(f"splits.{name}: did you mean {meant}? A further test split needs a name that is less similar")
@@ -59,9 +59,9 @@ def check_vocab_from(
     The parsers and the normalisation are those of the text.
     """
     if config.new_pieces is not None:
-        check_grower(config.vocab_from.absolute(), subwords=config.subwords.model_dump())
+        check_extension(config.vocab_from.absolute(), subwords=config.subwords.model_dump())
         return
-    check_borrower(
+    check_reuse(
         config.vocab_from.absolute(),
         parser=parser if config.tree.side == "source" else target_parser,
         subwords=config.subwords.model_dump(),
@@ -126,7 +126,7 @@ _OPEN_UNTIL = {
 }
 
 
-def begun(out: AnyPath) -> dict | None:
+def read_written_settings(out: AnyPath) -> dict | None:
     """The settings in `out` as they were written; None if there are no readable settings."""
     try:
         values = read_yaml((out / "config.yaml").read_text(encoding="utf-8"), str(out / "config.yaml"))
@@ -135,7 +135,7 @@ def begun(out: AnyPath) -> dict | None:
     return values if isinstance(values, dict) else None
 
 
-def claim(config: PreprocessConfig, out: AnyPath) -> None:
+def write_settings_once(config: PreprocessConfig, out: AnyPath) -> None:
     """Write `config.yaml`, or refuse when the folder has another one. Paths of inputs may differ.
 
     A vocabulary size that does not suit the text can be changed without parsing again.
@@ -145,7 +145,7 @@ def claim(config: PreprocessConfig, out: AnyPath) -> None:
     if path.exists():
         if not path.read_bytes().strip():
             raise UserError(f"{path} is empty: write the settings of the data set into it again, or choose another --out")
-        written = load_settings(PreprocessConfig, path).settled(begun(out))
+        written = load_settings(PreprocessConfig, path).settled(read_written_settings(out))
         old, new = (c.model_dump(mode="json", exclude=excluded(PreprocessConfig, Effect.NONE)) for c in (written, config))
         if old == new:
             if (content := path.read_text(encoding="utf-8")) != without_credentials(content):  # by an earlier version

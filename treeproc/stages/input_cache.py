@@ -14,7 +14,7 @@ from pathlib import Path
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
 from treeproc.common.files import atomic_write, json_bytes, read_json
-from treeproc.common.known_hashes import SETTLED_NS
+from treeproc.common.hash_cache import SETTLED_NS
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.stages.text import Inputs
@@ -29,14 +29,14 @@ class _Form(TypedDict):
 
 
 @dataclass(frozen=True)
-class Known:
+class InputCounts:
     """What reading the inputs gives: examples and digest of every split."""
 
     counts: dict[str, int]
     digests: dict[str, str]
 
 
-def stamps_of(inputs: Inputs) -> str | None:
+def input_stamp(inputs: Inputs) -> str | None:
     """A hash of how the inputs are read, and of path, size and time of change of every file; None if one has none of these.
 
     If a part of an archive or table is read, the whole file counts. Raises UserError if an object store refuses.
@@ -74,7 +74,7 @@ def changed_just_now(inputs: Inputs) -> bool:
     return any(path.stamp()[1] >= time.time_ns() - SETTLED_NS for path in paths if not isinstance(path, Path))
 
 
-def recall(folder: AnyPath, stamps: str | None) -> Known | None:
+def read_cached_counts(folder: AnyPath, stamps: str | None) -> InputCounts | None:
     """What was noted in a text folder about inputs of these stamps; None if nothing was."""
     if stamps is None or not (folder / NOTE).exists():
         return None
@@ -82,10 +82,10 @@ def recall(folder: AnyPath, stamps: str | None) -> Known | None:
         note = read_json(folder / NOTE, form=_Form, needed=_Form.__annotations__)
     except UserError:  # a note that is damaged is none
         return None
-    return Known(note["counts"], note["digests"]) if note["stamps"] == stamps else None
+    return InputCounts(note["counts"], note["digests"]) if note["stamps"] == stamps else None
 
 
-def remember(folder: AnyPath, stamps: str | None, known: Known) -> None:
+def write_cached_counts(folder: AnyPath, stamps: str | None, known: InputCounts) -> None:
     """Write the result of reading. Without stamps, remove a note about other inputs."""
     if stamps is None:
         (folder / NOTE).unlink(missing_ok=True)

@@ -7,7 +7,7 @@ from treeproc.common.storage import AnyPath
 from treeproc.parsers.config import NO_PARSER, ParserConfig, is_fallback
 from treeproc.shards.store import ShardRecord, describe_agreement, describe_trees, read_index, stage_folder
 from treeproc.stages.line_lists import DROPPED, FALLBACKS
-from treeproc.stages.notices import is_noticed
+from treeproc.stages.text_warnings import is_noticed
 
 logger = logging.getLogger(__name__)
 

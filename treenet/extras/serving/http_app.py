@@ -8,10 +8,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from treenet import report
-from treenet.extras.serving.asking import NoAnswer, ReplicaLost, Serving
 from treenet.extras.serving.guard import Guard, Page, Refused, Reply
 from treenet.extras.serving.interface import describe_interface
 from treenet.extras.serving.messages import Health, Question, request_model
+from treenet.extras.serving.replica_protocol import NoAnswer, ReplicaLost, Serving
 from treenet.extras.serving.settings import ServeSettings
 
 _HERE = Path(__file__).parent

@@ -8,14 +8,14 @@ from pydantic import Field, PositiveInt, model_validator
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings
 from treeproc.common.storage import DataPath
-from treeproc.job.borrowed import borrow_settings
 from treeproc.parsers import ParserConfig
 from treeproc.readers import FORMATS, Format, FormatName
 from treeproc.readers.unicode_form import Normalization
 from treeproc.shards.shard_size import auto_rows_per_shard
 from treeproc.stages.filters import FilterConfig
-from treeproc.stages.notices import TextNotices, wanted
+from treeproc.stages.shared_vocabulary import borrow_settings
 from treeproc.stages.text import Inputs, SplitFiles
+from treeproc.stages.text_warnings import TextNotices, wanted
 from treeproc.stages.tree_config import TreeConfig
 from treeproc.subwords import SubwordConfig
 

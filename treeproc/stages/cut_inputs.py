@@ -20,8 +20,8 @@ from treeproc.readers.example_ends import NotCut
 from treeproc.readers.line_ranges import CHUNK_BYTES, CutSide, Stamp, cut_file, stamp_of
 from treeproc.readers.numbered_lines import text_blocks
 from treeproc.readers.packed_files import is_archive, is_packed
-from treeproc.stages.line_counts import CountEnds, Unpack, mark_of
-from treeproc.stages.running import Run, run_here
+from treeproc.stages.example_offsets import CountEnds, Unpack, mark_of
+from treeproc.stages.run_jobs import Run, run_here
 from treeproc.stages.text import Inputs
 
 # Bytes of one job that counts examples.

@@ -12,17 +12,17 @@ from sample_lines import sample_lines
 
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe
-from treeproc.job.config import PreprocessConfig
-from treeproc.job.job_report import notice_lines, summary
-from treeproc.job.preprocess import preprocess
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.stages import language
+from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.filters import FilterConfig
+from treeproc.stages.job_report import notice_lines, summary
 from treeproc.stages.language import LineSample, other_language
 from treeproc.stages.leaks import NearCopies, normalised
-from treeproc.stages.notices import TextNotices, has_several_sentences, wanted
+from treeproc.stages.preprocess import preprocess
+from treeproc.stages.text_warnings import TextNotices, has_several_sentences, wanted
 from treeproc.verify import verify
 
 pytestmark = pytest.mark.slow
@@ -359,7 +359,7 @@ def test_pairs_of_sentences_must_not_lose_one(tmp_path):
 
 def test_no_language_model_is_loaded_where_no_parser_reads_the_lines():
     code = (
-        "import sys; from treeproc.job.config import PreprocessConfig as C\n"
+        "import sys; from treeproc.stages.config import PreprocessConfig as C\n"
         "C.model_validate({'splits': {'train': {'source': ['a'], 'target': ['b']}}, 'parser': {'name': 'words'}}).notices()\n"
         "sys.exit('py3langid' in sys.modules)"
     )

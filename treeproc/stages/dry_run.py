@@ -8,12 +8,12 @@ from pathlib import Path
 
 from treeproc.common.progress import format_seconds, phase
 from treeproc.common.ray_session import start_ray, there_is_a_cluster
-from treeproc.job.job_report import count_lines, fallbacks
-from treeproc.job.preprocess import PreprocessConfig, text_alone
 from treeproc.parsers import describe_in_words
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, write_shard
+from treeproc.stages.job_report import count_lines, fallbacks
 from treeproc.stages.parse import ParseShard
+from treeproc.stages.preprocess import PreprocessConfig, text_alone
 
 _PROBE_ROWS = 500
 
@@ -55,7 +55,7 @@ def _workers(config: PreprocessConfig) -> tuple[int, str]:
     if config.workers == 0:
         return 1, "in this process"
     if there_is_a_cluster():
-        from treeproc.job.ray_job import actor_pool  # a dry run on one machine must not load Ray
+        from treeproc.stages.ray_job import actor_pool  # a dry run on one machine must not load Ray
 
         start_ray()
         return actor_pool(config.parser.gpus_per_actor), "on the Ray cluster"

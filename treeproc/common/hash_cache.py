@@ -14,8 +14,8 @@ from pathlib import Path
 
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_write, file_sha256, private_folder
+from treeproc.common.parallel import in_parallel
 from treeproc.common.storage import AnyPath, RemotePath
-from treeproc.common.transfers import in_parallel
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def hash_here(folder: AnyPath, sizes: Mapping[str, int]) -> Iterator[str | None]
     return in_parallel(lambda name: sha256_of(folder / name), sizes)
 
 
-def unlike(folder: AnyPath, hashes: Mapping[str, str], hash_files: HashFiles = hash_here) -> list[str]:
+def find_changed(folder: AnyPath, hashes: Mapping[str, str], hash_files: HashFiles = hash_here) -> list[str]:
     """Names of the files of `folder` that are missing or have not got their sha256, in order.
 
     Files that are known by a note are not read. `hash_files` reads the others, and they are noted.

@@ -6,17 +6,17 @@ from typing import Protocol
 
 from treeproc.common.provenance import Recorder
 from treeproc.common.storage import AnyPath
-from treeproc.job.config import PreprocessConfig
-from treeproc.job.cut_inputs import bytes_that_can_be_cut
-from treeproc.job.shard_jobs import ray_runner
-from treeproc.job.text_on_ray import TextOnRay
-from treeproc.job.work_folders import work_folder
 from treeproc.shards.schema import in_order
 from treeproc.shards.store import ShardRecord
+from treeproc.stages.config import PreprocessConfig
+from treeproc.stages.cut_inputs import bytes_that_can_be_cut
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.line_lists import LineList
-from treeproc.stages.notices import TextNotices
+from treeproc.stages.shard_jobs import ray_runner
 from treeproc.stages.text import Inputs, Scan, TextWriter, scan
+from treeproc.stages.text_on_ray import TextOnRay
+from treeproc.stages.text_warnings import TextNotices
+from treeproc.stages.work_folders import work_folder
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 LEAST_BYTES = 64 << 20
 
 
-class TextWork(Protocol):
+class TextBackend(Protocol):
     """A way to read all inputs and to write the text shards."""
 
     def counts(self) -> dict[str, int]:
@@ -43,7 +43,7 @@ class TextWork(Protocol):
         """Remove the files that this work left for a job that continues."""
 
 
-class TextHere:
+class LocalText:
     """The text stage in this process: two passes over the inputs. Any format, and inputs wherever they are."""
 
     def __init__(self, folder: AnyPath, inputs: Inputs, filters: FilterConfig):
@@ -79,7 +79,7 @@ def can_run_on_ray(config: PreprocessConfig) -> bool:
     inputs = config.inputs()
     if config.workers == 0 or bytes_that_can_be_cut(inputs) < LEAST_BYTES:
         return False
-    from treeproc.job import ray_job  # a job without Ray must not load it
+    from treeproc.stages import ray_job  # a job without Ray must not load it
 
     if ray_job.all_nodes_see(inputs):
         return True

@@ -12,7 +12,7 @@ from treenet.report.frequencies import Frequencies
 from treenet.report.lines import Lines
 from treenet.report.markup import TableCell, table, tag
 from treenet.report.report_runs import ReportRun, ReportStudy
-from treenet.report.views import View
+from treenet.report.sentence_views import View
 from treeproc.common.provenance import Session
 
 

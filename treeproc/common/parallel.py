@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 AT_ONCE = 16
 
 
-def do_all(function: Callable[[Item], object], items: Iterable[Item]) -> None:
+def run_all(function: Callable[[Item], object], items: Iterable[Item]) -> None:
     """Call the function for every item, several at a time; errors as `in_parallel` raises them."""
     for _ in in_parallel(function, items):
         pass

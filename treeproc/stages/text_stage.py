@@ -7,23 +7,23 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, remove_leftovers
-from treeproc.common.known_hashes import hash_here
+from treeproc.common.hash_cache import hash_here
 from treeproc.common.progress import Progress
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError, differences
 from treeproc.common.storage import AnyPath
-from treeproc.job.config import PreprocessConfig
-from treeproc.job.job_report import dropped, reasons, say_notices
-from treeproc.job.shard_jobs import previous_index, ray_runner
-from treeproc.job.text_work import TextWork, can_run_on_ray, text_on_ray
-from treeproc.job.work_folders import remove_work
 from treeproc.readers import FORMATS
 from treeproc.shards.packed_records import PackedRecords
 from treeproc.shards.schema import SCHEMA_VERSION
 from treeproc.shards.store import Index, fingerprint_of, finished_shards, in_index_order, write_index
+from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.hash_files import hasher
-from treeproc.stages.input_note import Known, changed_just_now, remember, stamps_of
+from treeproc.stages.input_cache import InputCounts, changed_just_now, input_stamp, write_cached_counts
+from treeproc.stages.job_report import dropped, reasons, say_notices
 from treeproc.stages.line_lists import DROPPED, has_files, line_list
+from treeproc.stages.shard_jobs import previous_index, ray_runner
+from treeproc.stages.text_backend import TextBackend, can_run_on_ray, text_on_ray
+from treeproc.stages.work_folders import remove_work
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class TextStage:
     out: AnyPath
     record: Recorder
 
-    def make(self, work: TextWork, stamps: str | None = None, known: Known | None = None) -> PackedRecords:
+    def make(self, work: TextBackend, stamps: str | None = None, known: InputCounts | None = None) -> PackedRecords:
         """Filtered examples as shards. Another text under the same folder is refused.
 
         `known` is what reading inputs of these `stamps` gave before: a stage that is finished is then trusted without reading.
@@ -65,7 +65,7 @@ class TextStage:
                 raise UserError(f"the text of {names} differs from the text of {self.out}; choose another --out")
             if records := self._finished_text(index, lines):
                 self._note_files(index, work, counts)
-                self._end_text(stamps, Known(counts, lines))
+                self._end_text(stamps, InputCounts(counts, lines))
                 return records
         landed, notices, fingerprint = PackedRecords(), config.notices(), self._text_fingerprint(lines)
         self.record.note(text=0)
@@ -89,14 +89,14 @@ class TextStage:
         facts = {"notices": notices.facts(), "files": {DROPPED: file_sha256(folder / DROPPED)}}
         facts["train_files"] = self._train_files(work, counts)
         write_index(folder, records, fingerprint=fingerprint, inputs=lines, columns=columns, dropped=dropped(records), **facts)
-        self._end_text(stamps, Known(counts, lines))
+        self._end_text(stamps, InputCounts(counts, lines))
         self._say_notices(facts["notices"])
         return records
 
     def _train_paths(self) -> list[str]:
         return [str(path) for path in self.config.splits["train"].source] if "train" in self.config.splits else []
 
-    def _train_files(self, work: TextWork, counts: Mapping[str, int]) -> list[dict]:
+    def _train_files(self, work: TextBackend, counts: Mapping[str, int]) -> list[dict]:
         """Return every source file of train with the number of its examples, dropped ones included, held out ones left out.
 
         Ids of examples count over the files in this order. So they say from which file an example came.
@@ -109,7 +109,7 @@ class TextStage:
             raise UserError("splits.train: the files changed while they were read; run the same command again")
         return [{"file": path, "examples": end - begin} for path, (begin, end) in zip(paths, pairwise(ends), strict=True)]
 
-    def _note_files(self, index: Index, work: TextWork, counts: Mapping[str, int]) -> None:
+    def _note_files(self, index: Index, work: TextBackend, counts: Mapping[str, int]) -> None:
         """Put the files of train into the index of a finished stage: an earlier version did not, and files may be renamed."""
         files = self._train_files(work, counts)
         if index.get("train_files") != files:
@@ -135,11 +135,11 @@ class TextStage:
         self._say_notices(index.get("notices", {}))
         return records
 
-    def _end_text(self, stamps: str | None, known: Known) -> None:
+    def _end_text(self, stamps: str | None, known: InputCounts) -> None:
         """Note the stamps and digests that identify the inputs, unless the inputs have changed meanwhile."""
         inputs = self.config.inputs()
-        same = stamps is not None and stamps_of(inputs) == stamps and not changed_just_now(inputs)
-        remember(self.out / "text", stamps if same else None, known)
+        same = stamps is not None and input_stamp(inputs) == stamps and not changed_just_now(inputs)
+        write_cached_counts(self.out / "text", stamps if same else None, known)
         remove_work(self.out)
 
     def _say_notices(self, notices: dict) -> None:

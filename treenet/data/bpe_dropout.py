@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from treenet.data.draws import hash_ids
+from treenet.data.hashed_sampling import hash_ids
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.ragged import edges_of, flatten, take

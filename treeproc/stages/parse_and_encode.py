@@ -8,20 +8,20 @@ from treeproc.common.files import file_sha256, remove_leftovers
 from treeproc.common.progress import Progress
 from treeproc.common.provenance import Recorder
 from treeproc.common.storage import AnyPath
-from treeproc.job.config import PreprocessConfig
-from treeproc.job.job_report import dropped
-from treeproc.job.measured import measure_rows
-from treeproc.job.shard_jobs import StageWork, make_shards, previous_index, ray_runner
 from treeproc.parsers import describe_in_words
 from treeproc.shards.packed_records import PackedRecords
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, fingerprint_of, vocabulary_files, write_index
 from treeproc.stages.borrowed_vocabulary import copy_vocabulary, grow_vocabulary
+from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.encode import encoded_columns
 from treeproc.stages.encode_shard import EncodeShard
+from treeproc.stages.encoded_facts import measure_rows
+from treeproc.stages.job_report import dropped
 from treeproc.stages.line_lists import has_files, write_fallbacks
 from treeproc.stages.parse import ParseShard, parsed_columns
-from treeproc.stages.running import Jobs, run_here
+from treeproc.stages.run_jobs import Jobs, run_here
+from treeproc.stages.shard_jobs import StageWork, make_shards, previous_index, ray_runner
 from treeproc.stages.shuffle import OTHER_SHAPES, donor_windows
 from treeproc.stages.vocabulary import sampled_rows, write_vocabulary
 from treeproc.subwords import LabelVocab, Subwords
@@ -33,7 +33,7 @@ LEAST_SAMPLE = 100_000
 
 
 @dataclass
-class LaterStages:
+class ParseAndEncode:
     """The stages of one data set after its text, one after the other; each does what is missing."""
 
     config: PreprocessConfig

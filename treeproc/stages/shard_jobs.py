@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from treeproc.common.files import read_json
-from treeproc.common.known_hashes import hash_here
+from treeproc.common.hash_cache import hash_here
 from treeproc.common.progress import Progress, phase
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.job.job_report import fallbacks
 from treeproc.shards.packed_records import PackedRecords
 from treeproc.shards.store import Index, ShardRecord, finished_shards, read_index
 from treeproc.stages.hash_files import hasher
-from treeproc.stages.running import Jobs, Run
+from treeproc.stages.job_report import fallbacks
+from treeproc.stages.run_jobs import Jobs, Run
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def _run_here(work: StageWork, jobs: Sequence[dict], progress: Progress) -> Iter
 def _run_on_ray(
     work: StageWork, jobs: Sequence[dict], folder: AnyPath, progress: Progress, record: Recorder
 ) -> Iterator[ShardRecord]:
-    from treeproc.job import ray_job  # a job without Ray must not load it
+    from treeproc.stages import ray_job  # a job without Ray must not load it
 
     def count_usage(usage: dict) -> None:
         if progress.phase:  # the first shard
@@ -95,7 +95,7 @@ def ray_runner(folder: AnyPath, record: Recorder) -> Run:
     """Runs jobs in Ray's tasks, which `record` counts; every node must see `folder`. The processes stay from call to call."""
 
     def run(worker: type, arguments: dict, jobs: Sequence[dict]) -> Iterator[tuple[int, Any]]:
-        from treeproc.job import ray_job  # a job without Ray must not load it
+        from treeproc.stages import ray_job  # a job without Ray must not load it
 
         return ray_job.run_jobs(worker, arguments, jobs, folder=folder, in_tasks=True, count_usage=record.session.add_worker)
 

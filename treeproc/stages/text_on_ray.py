@@ -1,6 +1,6 @@
 """The text stage on Ray: blocks are checked, keys gathered and shards written by tasks that know nothing of each other.
 
-Plain or compressed files of some formats can be read so, on disk or in an object store. `TextHere` reads everything else, to the
+Plain or compressed files of some formats can be read so, on disk or in an object store. `LocalText` reads everything else, to the
 same bytes. What tasks leave lies in a work folder beside the stages. A hash of inputs and settings names the folder. A job that
 was killed goes on from it.
 """
@@ -10,28 +10,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.parallel import in_parallel
 from treeproc.common.progress import Progress, phase
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.common.store_requests import StoreRefuses
-from treeproc.common.transfers import in_parallel
-from treeproc.job.cut_inputs import CannotRead, CutInputs, cut_inputs
-from treeproc.job.work_folders import remove_folder, work_folders
 from treeproc.readers.line_ranges import FilesChanged, read_range
 from treeproc.readers.numbered_lines import join_names, unequal
 from treeproc.shards.packed_records import PackedRecords
 from treeproc.shards.schema import in_order, shard_name
 from treeproc.shards.store import ShardRecord, finished_shards
-from treeproc.stages.block_hash import SplitHash, keys_file
+from treeproc.stages.cut_inputs import CannotRead, CutInputs, cut_inputs
 from treeproc.stages.duplicates import number_of_partitions
+from treeproc.stages.example_offsets import mark_of
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.hash_files import hasher
-from treeproc.stages.input_note import stamps_of
-from treeproc.stages.line_counts import mark_of
+from treeproc.stages.input_cache import input_stamp
 from treeproc.stages.line_lists import LineList
-from treeproc.stages.notices import TextNotices, Wanted
-from treeproc.stages.running import Jobs, Run, grouped, in_number_order
-from treeproc.stages.shard_notes import read_notes
+from treeproc.stages.run_jobs import Jobs, Run, grouped, in_number_order
+from treeproc.stages.shard_warnings import read_notes
+from treeproc.stages.split_hash import SplitHash, keys_file
 from treeproc.stages.text import Inputs, no_example, scan
 from treeproc.stages.text_blocks import (
     NEAR,
@@ -43,6 +41,8 @@ from treeproc.stages.text_blocks import (
     gathered_file,
 )  # fmt: skip
 from treeproc.stages.text_sample import ReadLines, places_of
+from treeproc.stages.text_warnings import TextNotices, Wanted
+from treeproc.stages.work_folders import remove_folder, work_folders
 
 # Lines of a block: a task of seconds, and about 256 of them where there are less than 256 million lines.
 LEAST_BLOCK, MOST_BLOCK, _BLOCKS = 50_000, 1_000_000, 256
@@ -59,7 +59,7 @@ class TextOnRay:
         self, out: AnyPath, work: AnyPath, inputs: Inputs, filters: FilterConfig, wanted: Mapping[str, Wanted], run: Run
     ):  # fmt: skip
         self._out, self._work, self._inputs, self._filters, self._wanted, self._run = out, work, inputs, filters, wanted, run
-        self._stamps = stamps_of(inputs)
+        self._stamps = input_stamp(inputs)
         self._work.mkdir(parents=True, exist_ok=True)
         self._cut: CutInputs | None = None
 
@@ -248,5 +248,5 @@ class TextOnRay:
                     notices.add_sample(split, side, found["example_id"], found[side])
 
     def _check_stamps(self) -> None:
-        if stamps_of(self._inputs) != self._stamps:
+        if input_stamp(self._inputs) != self._stamps:
             raise FilesChanged("the input files changed while they were read; run the same command again")

@@ -60,7 +60,7 @@ def _read_settings(folder: AnyPath) -> dict:
     return values
 
 
-def check_borrower(
+def check_reuse(
     data: AnyPath, *, parser: Mapping, subwords: Mapping, tree: Mapping, normalization: str, columns: Collection[str]
 ) -> Mapping:
     """The index of the encoded stage of `data`, the data set whose vocabulary is taken.
@@ -88,7 +88,7 @@ def check_borrower(
     return index
 
 
-def check_grower(data: AnyPath, *, subwords: Mapping) -> None:
+def check_extension(data: AnyPath, *, subwords: Mapping) -> None:
     """Raises UserError if new pieces cannot follow those of the data set `data`."""
     if changed := differences(read_index(data / "encoded")["subword_settings"], dict(subwords), "subwords"):
         raise UserError(

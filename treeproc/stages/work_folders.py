@@ -9,9 +9,9 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.shards.store import fingerprint_of
 from treeproc.stages.filters import FilterConfig
-from treeproc.stages.input_note import stamps_of
-from treeproc.stages.notices import Wanted
+from treeproc.stages.input_cache import input_stamp
 from treeproc.stages.text import Inputs
+from treeproc.stages.text_warnings import Wanted
 
 _WORK = ".work-"
 _OURS = re.compile(rf"{re.escape(_WORK)}[0-9a-f]{{16}}")
@@ -22,7 +22,7 @@ _VERSION = 4
 def work_folder(out: AnyPath, inputs: Inputs, filters: FilterConfig, wanted: Mapping[str, Wanted]) -> AnyPath:
     """The work folder of a text stage: what lies in it is of these inputs, as they are now, and of these settings."""
     kinds = {side: one.kinds for side, one in wanted.items()}
-    return out / f"{_WORK}{fingerprint_of(_VERSION, stamps_of(inputs), filters.identity(), kinds)}"
+    return out / f"{_WORK}{fingerprint_of(_VERSION, input_stamp(inputs), filters.identity(), kinds)}"
 
 
 def remove_work(out: AnyPath) -> None:

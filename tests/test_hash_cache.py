@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from treeproc.common import known_hashes
+from treeproc.common import hash_cache
 from treeproc.common.files import cache_folder, file_sha256
-from treeproc.common.known_hashes import unlike
-from treeproc.common.transfers import in_parallel
+from treeproc.common.hash_cache import find_changed
+from treeproc.common.parallel import in_parallel
 from treeproc.stages import hash_files
 from treeproc.stages.hash_files import HashNames, hasher
 
@@ -20,7 +20,7 @@ def reads(tmp_path, monkeypatch):
     """Names of the files that were read."""
     monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "cache"))
     names: list[str] = []
-    monkeypatch.setattr(known_hashes, "file_sha256", lambda path: names.append(path.name) or file_sha256(path))
+    monkeypatch.setattr(hash_cache, "file_sha256", lambda path: names.append(path.name) or file_sha256(path))
     return names
 
 
@@ -41,17 +41,17 @@ def hashes(tmp_path):
 
 def test_unchanged_files_are_not_hashed_again(tmp_path, reads, hashes):
     folder = tmp_path / "data"
-    assert unlike(folder, hashes) == [] and sorted(reads) == ["a.arrow", "b.arrow", "c.txt"]
+    assert find_changed(folder, hashes) == [] and sorted(reads) == ["a.arrow", "b.arrow", "c.txt"]
     reads.clear()
-    assert unlike(folder, hashes) == [] and unlike(folder / ".." / "data", hashes) == [] and not reads
-    assert unlike(folder, hashes | {"a.arrow": "0" * 64}) == ["a.arrow"] and reads == ["a.arrow"]
+    assert find_changed(folder, hashes) == [] and find_changed(folder / ".." / "data", hashes) == [] and not reads
+    assert find_changed(folder, hashes | {"a.arrow": "0" * 64}) == ["a.arrow"] and reads == ["a.arrow"]
     assert not list(folder.glob("*.json"))  # the notes are not among the files
 
 
 @pytest.mark.parametrize("how", ["content", "size", "time", "replaced", "moved folder", "copied with its times"])
 def test_changed_files_are_hashed_again(tmp_path, reads, hashes, how):
     folder = tmp_path / "data"
-    assert unlike(folder, hashes) == []
+    assert find_changed(folder, hashes) == []
     reads.clear()
     path, status = folder / "a.arrow", (folder / "a.arrow").stat()
     wrong = ["a.arrow"]
@@ -70,7 +70,7 @@ def test_changed_files_are_hashed_again(tmp_path, reads, hashes, how):
     else:
         folder = folder.rename(tmp_path / "moved")
         wrong = []
-    assert unlike(folder, hashes) == wrong and "a.arrow" in reads
+    assert find_changed(folder, hashes) == wrong and "a.arrow" in reads
 
 
 def test_missing_and_wrong_files_are_named_in_order_and_never_noted(tmp_path, reads, hashes):
@@ -78,7 +78,7 @@ def test_missing_and_wrong_files_are_named_in_order_and_never_noted(tmp_path, re
     (folder / "vocab" / "c.txt").unlink()
     write(folder, "a.arrow", b"other")
     for _ in range(2):
-        assert unlike(folder, hashes) == ["a.arrow", "vocab/c.txt"]
+        assert find_changed(folder, hashes) == ["a.arrow", "vocab/c.txt"]
     assert sorted(reads) == ["a.arrow", "a.arrow", "b.arrow"]
 
 
@@ -86,7 +86,7 @@ def test_a_file_that_has_just_changed_is_not_noted(tmp_path, reads, hashes):
     folder = tmp_path / "data"
     write(folder, "a.arrow", b"a.arrow", age_s=0)
     for _ in range(2):
-        assert unlike(folder, hashes) == []
+        assert find_changed(folder, hashes) == []
     assert reads.count("a.arrow") == 2 and reads.count("b.arrow") == 1
 
 
@@ -94,20 +94,20 @@ def test_a_file_that_has_just_changed_is_not_noted(tmp_path, reads, hashes):
     "content", [b"", b"{", b"[]", b'{"folder": "x", "files": {}}', b'{"folder": 1, "files": [1]}', b"[" * 100_000]
 )
 def test_notes_that_cannot_be_read_are_none(tmp_path, reads, hashes, content):
-    unlike(tmp_path / "data", hashes)
+    find_changed(tmp_path / "data", hashes)
     (notes,) = (cache_folder() / "hashes").iterdir()
     assert notes.stat().st_mode & 0o077 == 0 or notes.parent.stat().st_mode & 0o077 == 0
     notes.write_bytes(content)
     reads.clear()
-    assert unlike(tmp_path / "data", hashes) == [] and len(reads) == 3
-    unlike(tmp_path / "data", hashes)
+    assert find_changed(tmp_path / "data", hashes) == [] and len(reads) == 3
+    find_changed(tmp_path / "data", hashes)
     assert len(reads) == 3
 
 
 def test_notes_that_cannot_be_written_are_a_warning(tmp_path, reads, hashes, caplog):
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "hashes").symlink_to(tmp_path)
-    assert unlike(tmp_path / "data", hashes) == []
+    assert find_changed(tmp_path / "data", hashes) == []
     assert "cannot record which hashes were checked, so the next command checks them again" in caplog.text
 
 
@@ -143,18 +143,18 @@ def test_jobs_hash_many_bytes_to_the_same(tmp_path, reads, hashes, monkeypatch):
         jobs_run.extend(json.loads(json.dumps(job))["names"] for job in jobs)
         return ((number, worker(**arguments)(**jobs[number])) for number in reversed(range(len(jobs))))
 
-    expected = unlike(folder, hashes)
+    expected = find_changed(folder, hashes)
     assert expected == ["2.arrow", "none.arrow"]
     shutil.rmtree(cache_folder())
-    assert unlike(folder, hashes, hasher(run)) == expected and not jobs_run, "few bytes are hashed here"
+    assert find_changed(folder, hashes, hasher(run)) == expected and not jobs_run, "few bytes are hashed here"
     shutil.rmtree(cache_folder())
     monkeypatch.setattr(hash_files, "LEAST_BYTES", 1)
     monkeypatch.setattr(hash_files, "JOB_BYTES", 80)
-    assert unlike(folder, hashes, hasher(run)) == expected
+    assert find_changed(folder, hashes, hasher(run)) == expected
     assert jobs_run == [
         ["a.arrow", "b.arrow", "vocab/c.txt", "0.arrow", "1.arrow"],
         ["2.arrow", "3.arrow"],
         ["4.arrow", "5.arrow"],
     ]
     jobs_run.clear()
-    assert unlike(folder, hashes, hasher(run)) == expected and jobs_run == [["2.arrow"]], "the others are known"
+    assert find_changed(folder, hashes, hasher(run)) == expected and jobs_run == [["2.arrow"]], "the others are known"

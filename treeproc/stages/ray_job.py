@@ -25,7 +25,7 @@ from treeproc.common.ray_session import can_grow, start_ray
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import ShardRecord
-from treeproc.stages.input_note import stamps_of
+from treeproc.stages.input_cache import input_stamp
 from treeproc.stages.text import Inputs
 
 logger = logging.getLogger(__name__)
@@ -151,14 +151,14 @@ def _on_all_nodes(function: Callable, *arguments: object) -> list:
 def all_nodes_see(inputs: Inputs) -> bool:
     """Whether every node sees the input files that this process sees."""
     start_ray()
-    here, inputs = stamps_of(inputs), inputs.with_absolute_paths()
+    here, inputs = input_stamp(inputs), inputs.with_absolute_paths()
     return all(there == here for there in _on_all_nodes(_stamps_there, inputs))
 
 
 def _stamps_there(inputs: Inputs) -> str | None:
     """The stamps that a node sees; None if an object store refuses it."""
     try:
-        return stamps_of(inputs)
+        return input_stamp(inputs)
     except UserError:
         return None
 

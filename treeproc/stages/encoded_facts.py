@@ -5,13 +5,13 @@ from treeproc.common.progress import phase
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.job.config import PreprocessConfig
-from treeproc.job.shard_jobs import previous_index, ray_runner
 from treeproc.shards.packed_records import PackedRecords
 from treeproc.shards.store import read_index
+from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.encode_shard import count_classes
 from treeproc.stages.lengths import kept_lengths, write_lengths
-from treeproc.stages.running import run_here
+from treeproc.stages.run_jobs import run_here
+from treeproc.stages.shard_jobs import previous_index, ray_runner
 
 # Rows that tasks of Ray measure. Fewer take this process some seconds, which is what Ray takes to start.
 LEAST_ROWS = 10_000_000

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from html import escape
 
-from treenet.report.contents import Page, Report
 from treenet.report.markup import TableCell, text
+from treenet.report.report_model import Page, Report
 from treenet.report.report_runs import ReportRun
 from treeproc.common.progress import format_seconds
 from treeproc.common.provenance import Session, describe_machines, describe_packages, describe_software, read_sessions

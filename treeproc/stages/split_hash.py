@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import IO
 
 from treeproc.common.storage import AnyPath
-from treeproc.stages.keys import KEY_BYTES
+from treeproc.stages.example_keys import KEY_BYTES
 from treeproc.stages.text import KEYS_AT_ONCE, text_beyond_key
 
 BEYOND = "beyond"
