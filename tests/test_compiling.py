@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from model_cases import VOCAB, batch_of
 from strategies import Tree, right_branching
 from test_accumulation import UNARY, build_structure
-from test_compact import build_compact
+from test_device_spans import build_compact
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 

@@ -24,7 +24,7 @@ from test_accumulation import (
     reference_nodes,
     spoil,
 )
-from test_compact import build_compact
+from test_device_spans import build_compact
 from test_tree_attention import check_close_with_grads, randomise
 
 from treenet.config import ModelConfig, TreeAttentionConfig

@@ -5,7 +5,7 @@ import torch
 from meta_device import DeviceOperations
 from strategies import Tree, right_branching
 from test_accumulation import UNARY, build_structure
-from test_compact import build_compact
+from test_device_spans import build_compact
 
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
