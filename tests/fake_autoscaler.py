@@ -138,8 +138,8 @@ class NodeCount:
                 self.seen.append((round(time.monotonic() - self._started), count))
 
     def wait_for(self, count: int, seconds: float = 120) -> None:
-        """Wait until `seen` ends with this number of nodes."""
+        """Wait until there are so many nodes, and `seen` ends with this number."""
         deadline = time.monotonic() + seconds
-        while not self.seen or self.seen[-1][1] != count:
+        while self.now() != count or not self.seen or self.seen[-1][1] != count:
             assert time.monotonic() < deadline, self.seen
             time.sleep(0.5)

@@ -48,8 +48,8 @@ def start_ray() -> None:
     options: dict = {"logging_level": logging.ERROR, "log_to_driver": False, "address": address or "local"}
     if not address:
         if doubt:
-            own = "this command starts Ray for itself; to use a cluster, set RAY_ADDRESS=HOST:PORT"
-            warn(f"note: {doubt}, so {own}")
+            how = "to use a cluster, set RAY_ADDRESS=HOST:PORT, and RAY_AUTH_MODE=token if it asks for a token"
+            warn(f"note: {doubt}, so this command starts Ray for itself; {how}")
         options["include_dashboard"] = False
         # Ray's C++ side writes notes about its own actors to the terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
@@ -72,7 +72,7 @@ def _try_to_start(options: dict) -> None:
 
     try:
         with _without_notice(), note_unread():
-            if options["address"] != "local" and (_asks_for_the_note() or _is_of_this_machine(options["address"])):
+            if options["address"] != "local" and _asks_for_the_note():
                 use_token()
             ray.init(**options)
     except Exception as error:
@@ -142,16 +142,6 @@ def there_is_a_cluster() -> bool:
 
 def _asks_for_the_note() -> bool:
     return os.environ.get("RAY_ADDRESS") in (None, "", "auto")
-
-
-def _is_of_this_machine(address: str) -> bool:
-    """Whether a cluster at this address may have the token of this user. Others get it only with RAY_AUTH_MODE=token."""
-    host = address.rpartition(":")[0]
-    try:
-        socket.create_server((host, 0)).close()
-    except (OSError, UnicodeError):
-        return False
-    return bool(host)  # an empty one would stand for all addresses
 
 
 def _find_cluster() -> tuple[str, str]:
