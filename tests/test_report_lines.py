@@ -10,7 +10,7 @@ from browser import MISSING, browser
 from treenet.report import lines as module
 from treenet.report.lines import Lines
 from treenet.report.page import render_page
-from treenet.report.report_model import Report
+from treenet.report.report_model import Inside, Report, Scored
 
 pytestmark = pytest.mark.slow
 
@@ -41,8 +41,8 @@ def make_lines(count: int, systems: Sequence[str] = ("plain", "tree", "other"), 
 
 
 def render(lines: Lines) -> str:
-    report = Report("Title", "test", [], [], None, {}, {}, [], [], [], {}, {}, {}, lines=lines)
-    return render_page(report)
+    report = Report("Title", "test", [], [], [], None, {}, {}, [], [], {}, [], Inside(), Scored(lines=lines))
+    return render_page(report, {})
 
 
 def test_sentences_beyond_the_limit_are_those_of_the_smallest_change():

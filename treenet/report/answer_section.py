@@ -31,7 +31,7 @@ def show_answer(page: Page) -> list[str]:
         lines = [escape(f"{name}: {one.said}") + _command("; to renew: ", one) for name, one in stale]
         message = paragraph("Stale results: the weights, data or settings of the run have changed since then.")
         out.append(tag("div", message + bullets(lines), class_="callout", role="note"))
-    if ANSWER in report.figures:
+    if ANSWER in page.figures:
         said = (
             "Difference of each system from the baseline. Short lines are single seeds. Bars are the 95 % intervals of the "
             f"table; they need {FEWEST_SEEDS} seeds."

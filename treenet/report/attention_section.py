@@ -10,7 +10,7 @@ from treenet.report.report_model import Page
 
 def show_attention(page: Page) -> list[str]:
     report = page.report
-    of_trees = {name: stats for name, stats in report.attention.items() if stats.nodes}
+    of_trees = {name: stats for name, stats in report.inside.attention.items() if stats.nodes}
     if not of_trees:
         return []
     any_stats = next(iter(of_trees.values()))

@@ -28,11 +28,11 @@ from treenet.report.page import render_page
 from treenet.report.pictures import pack
 from treenet.report.probes import probes_name
 from treenet.report.provenance_section import read_making
-from treenet.report.report_model import Report
-from treenet.report.report_runs import Missing, own_index, read_report_inputs
+from treenet.report.report_model import Inside, Report, Scored
+from treenet.report.report_runs import Missing, ReportRun, own_index, read_report_inputs
 from treenet.report.report_settings import ReportSettings
 from treenet.report.seeds_section import seeds_name
-from treenet.report.sentence_views import build_views, choose_examples
+from treenet.report.sentence_views import View, build_views, choose_examples
 from treenet.report.study_section import scaling_name
 from treenet.report.tree_layout import lay_out
 from treenet.runs.learning_curves import draw_curves
@@ -65,6 +65,13 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
     runs, studies, comparisons = read_report_inputs(settings.runs, settings.split, settings.baseline, settings.main)
     baseline = choose_baseline(runs, settings.baseline)
     runs.sort(key=lambda run: run is not baseline)  # the first one of all tables and figures
+    if live is None:
+        inside = _look_inside(runs, baseline, settings, say)  # first: it is what finds wrong settings
+        scored = _score(runs, baseline, settings, say)
+    else:
+        inside, scored = Inside(), Scored()
+        for run in runs:
+            run.missing.clear()  # the whole report says what is missing
     differing, shared = settings_of(runs)
     report = Report(
         title=settings.title,
@@ -76,21 +83,12 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
         differing=differing,
         shared=shared,
         warnings=warnings(runs, baseline) if baseline else [],
-        tables=[],
         ablations=ablations(runs),
-        attention={},
-        encoder={},
-        views={},
         made=read_making(runs),
+        answers=[answer for answer in (scored.answer, *map(answer_study, studies)) if answer],
+        inside=inside,
+        scored=scored,
     )
-    report.answers = [answer for answer in map(answer_study, studies) if answer]
-    if live is None:
-        _look_inside(report, settings, say)  # first: it is what finds wrong settings
-        _score(report, settings, say)
-    else:
-        for run in runs:
-            run.missing.clear()  # the whole report says what is missing
-
     try:
         out.mkdir(parents=True, exist_ok=True)
         if not (out / NUMBERS).exists():  # it says whose folder this is, also if the command is killed
@@ -100,40 +98,43 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
         raise UserError(f"cannot make the folder {out / FIGURES}: {error.strerror}; choose another --out") from None
     remove_leftovers(out / FIGURES)
     say("drawing figures")
-    _draw(report, out / FIGURES)
-    names = sorted([*report.figures, *(view.figure for views in report.views.values() for view in views)])
+    figures = _draw(report, out / FIGURES)
+    names = sorted([*figures, *(view.figure for views in inside.views.values() for view in views)])
     files = [out / FIGURES / f"{name}.{end}" for name in names for end in ("png", "svg")]
     _remove_old(out, {path.name for path in files})
     atomic_write(out / NUMBERS, json_bytes({**report_numbers(report), "figures": [path.name for path in files]}))
-    atomic_write(out / PAGE, render_page(report, live).encode())
+    atomic_write(out / PAGE, render_page(report, figures, live).encode())
     return [out / PAGE, out / NUMBERS, *files]
 
 
-def _score(report: Report, settings: ReportSettings, say: Callable[[str], None]) -> None:
-    """Scores with their tests, the answer, words by frequency, and all sentences."""
-    runs, samples = report.runs, settings.bootstrap_samples
-    report.tables = score_tables(runs, report.baseline, samples, say)
-    if answer := answer_runs(report.tables, runs, report.baseline, settings.split, samples, say):
-        report.answers.insert(0, answer)
-    report.frequencies = [score_frequencies(table, runs, say) for table in report.tables]
-    report.lines = collect_lines(report.tables, runs, settings.split, say)
-    _fit(report)
+def _score(runs: list[ReportRun], baseline: ReportRun | None, settings: ReportSettings, say: Callable[[str], None]) -> Scored:
+    samples, split = settings.bootstrap_samples, settings.split
+    tables = score_tables(runs, baseline, samples, say)
+    return Scored(
+        tables,
+        answer=answer_runs(tables, runs, baseline, split, samples, say),
+        frequencies=[score_frequencies(table, runs, say) for table in tables],
+        lines=collect_lines(tables, runs, split, say),
+    )
 
 
-def _look_inside(report: Report, settings: ReportSettings, say: Callable[[str], None]) -> None:
-    """Attention statistics and sentences of every run whose model and data set are there."""
-    there = [run for run in report.runs if run.finished and (own_index(run) or {}).get("totals", {}).get(settings.split)]
-    for run in report.runs:
+def _look_inside(
+    runs: list[ReportRun], baseline: ReportRun | None, settings: ReportSettings, say: Callable[[str], None]
+) -> Inside:
+    """Look into every run whose model and data set are there."""
+    there = [run for run in runs if run.finished and (own_index(run) or {}).get("totals", {}).get(settings.split)]
+    for run in runs:
         if (index := own_index(run)) is None:
             run.missing.append(Missing("its data set is missing, so the page has no attention weights and no tests of it"))
         elif settings.split not in index["totals"]:
             run.missing.append(Missing(f"its data set has no split {settings.split}, but {', '.join(index['totals'])}"))
-    anchor = next((run for run in there if run is report.baseline), there[0] if there else None)
+    anchor = next((run for run in there if run is baseline), there[0] if there else None)
     if anchor is None:
-        return
+        return Inside()
     same_text = [run for run in there if run.fingerprints.get("text_fingerprint") == anchor.fingerprints.get("text_fingerprint")]
     ids = choose_examples(same_text, anchor, settings.split, settings.sentences, settings.lines)
-    report.views = {number: [] for number in ids}
+    attention, encoder = {}, {}
+    views: dict[int, list[View]] = {number: [] for number in ids}
     for run in there:
         say(f"attention of {run.name} on {settings.split}")
         try:
@@ -142,37 +143,41 @@ def _look_inside(report: Report, settings: ReportSettings, say: Callable[[str], 
             run.missing.append(Missing(str(error)))
             continue
         if has_self_attention(loaded.model):
-            report.encoder[run.name] = run_encoder_attention(loaded, settings.split)
+            encoder[run.name] = run_encoder_attention(loaded, settings.split)
         if not isinstance(loaded.model.decoder, TransformerDecoder):
             run.missing.append(Missing("it has no Transformer decoder, so it has no attention weights"))
             continue
-        report.attention[run.name] = run_attention(loaded, settings.split, settings.targets)
+        attention[run.name] = run_attention(loaded, settings.split, settings.targets)
         if run in same_text:
             for view in build_views(run.name, loaded, settings.split, ids):
-                report.views[view.example_id].append(view)
-    report.views = {number: views for number, views in report.views.items() if views}
+                views[view.example_id].append(view)
+    return Inside(attention, encoder, *_fit({number: of_line for number, of_line in views.items() if of_line}))
 
 
-def _fit(report: Report) -> None:
-    """Leave out the last sentences where their weights would make the page too large."""
-    total = 0
-    for count, views in enumerate(report.views.values()):
-        total += sum(len(pack(view.weights)) for view in views)
+def _fit(views: dict[int, list[View]]) -> tuple[dict[int, list[View]], int, int]:
+    """Return the views whose weights have room in the page, and the numbers of lines left out or without self-attention."""
+    total = left_out = without_encoder = 0
+    for count, of_line in enumerate(views.values()):
+        total += sum(len(pack(view.weights)) for view in of_line)
         if total > _MOST_WEIGHTS and count:
-            report.left_out = len(report.views) - count
-            report.views = dict(list(report.views.items())[:count])
+            left_out = len(views) - count
+            views = dict(list(views.items())[:count])
             break
     total = 0
-    for number, views in report.views.items():
-        total += sum(len(pack(view.self_weights)) for view in views if view.self_weights is not None)
+    for number, of_line in views.items():
+        total += sum(len(pack(view.self_weights)) for view in of_line if view.self_weights is not None)
         if total > _MOST_SELF_WEIGHTS:
-            report.views[number] = [replace(view, self_weights=None) for view in views]
-            report.without_encoder += any(view.self_weights is not None for view in views)
+            views[number] = [replace(view, self_weights=None) for view in of_line]
+            without_encoder += any(view.self_weights is not None for view in of_line)
+    return views, left_out, without_encoder
 
 
-def _draw(report: Report, folder: Path) -> None:
+def _draw(report: Report, folder: Path) -> dict[str, str]:
+    """Write all figures. Return the SVG of those that the page shows, by name."""
+    figures: dict[str, str] = {}
+
     def draw(name: str, figure: Figure) -> None:
-        report.figures[name] = save_chart(figure, folder, name)
+        figures[name] = save_chart(figure, folder, name)
 
     colors = run_colors([run.name for run in report.runs])
     with style():
@@ -188,16 +193,17 @@ def _draw(report: Report, folder: Path) -> None:
         for index, study in enumerate(report.comparisons):
             if study.report:
                 draw(seeds_name(index), draw_seeds(study.report))
-        for name, figure in draw_scores(report.tables, report.frequencies, colors):
+        for name, figure in draw_scores(report.scored.tables, report.scored.frequencies, colors):
             draw(name, figure)
         for name, figure in draw_attention(report, colors):
             draw(name, figure)
         for index, run in enumerate(report.runs):
             if run.probes and (figure := draw_layers(run.probes)):
                 draw(probes_name(index), figure)
-        for views in report.views.values():
+        for views in report.inside.views.values():
             for view in views:
                 save_figure(draw_tree(view, lay_out(view)), folder, view.figure)
+    return figures
 
 
 def _remove_old(out: Path, kept: set[str]) -> None:

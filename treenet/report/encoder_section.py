@@ -15,7 +15,7 @@ from treenet.report.report_model import Page
 def show_encoder(page: Page) -> list[str]:
     """Shares by kind of query for every run, then charts and tables of the runs that attend to nodes."""
     report = page.report
-    if not report.encoder:
+    if not report.inside.encoder:
         return []
     said = (
         f"Self-attention of the encoder on {report.split}. A query is a leaf or a node of the source. It attends to leaves, and "
@@ -23,23 +23,25 @@ def show_encoder(page: Page) -> list[str]:
     )
     out = [paragraph(said)]
     sha256 = {run.name: run.weights_sha256 for run in report.runs}
-    head = [text("share"), *(TableCell(escape(name), "n") for name in report.encoder)]
-    rows = [[text("weights, sha256"), *(show_hash(sha256[name]) for name in report.encoder)]]
-    shares = [_shares(stats) for stats in report.encoder.values()]
+    head = [text("share"), *(TableCell(escape(name), "n") for name in report.inside.encoder)]
+    rows = [[text("weights, sha256"), *(show_hash(sha256[name]) for name in report.inside.encoder)]]
+    shares = [_shares(stats) for stats in report.inside.encoder.values()]
     for title in shares[0]:
         rows.append([text(title), *(_share(found[title][0]) for found in shares)])
         rows.append([text(f"{title}, with even attention"), *(_even(found[title]) for found in shares)])
     for title in ("leaves", "nodes"):
-        counts = (getattr(stats, title).queries for stats in report.encoder.values())
+        counts = (getattr(stats, title).queries for stats in report.inside.encoder.values())
         rows.append([text(f"queries that are {title}"), *(number(count) for count in counts)])
     caption = (
         "Self-attention of the encoder in %; mean and standard deviation over layers and heads. Even attention is uniform over "
         "the positions that a query may attend to."
     )
     out.append(page.table(caption, head, rows))
-    if others := [run.name for run in report.runs if run.name in report.attention and run.name not in report.encoder]:
+    if others := [
+        run.name for run in report.runs if run.name in report.inside.attention and run.name not in report.inside.encoder
+    ]:
         out.append(paragraph(f"The table leaves out runs whose encoders have other layers: {', '.join(others)}.", class_="note"))
-    of_trees = {name: stats for name, stats in report.encoder.items() if stats.by_label}
+    of_trees = {name: stats for name, stats in report.inside.encoder.items() if stats.by_label}
     if not of_trees:
         return out
     out.append(show_heads({f"{name}: attention of nodes on nodes in %.": s.nodes.node_mass for name, s in of_trees.items()}))

@@ -21,7 +21,7 @@ Stats = AttentionStats | EncoderStats
 
 def draw_attention(report: Report, colors: Mapping[str, str]) -> Iterator[tuple[str, Figure]]:
     """Charts by name, of the runs that attend to nodes."""
-    for prefix, stats in ((CROSS, report.attention), (ENCODER, report.encoder)):
+    for prefix, stats in ((CROSS, report.inside.attention), (ENCODER, report.inside.encoder)):
         for kind in _KINDS:
             if groups := groups_of(stats, kind):
                 yield f"{prefix}_by_{kind}", draw_groups(groups, colors, "" if kind == "label" else kind)

@@ -23,10 +23,10 @@ _ORDERS = (
 
 def show_lines(page: Page) -> list[str]:
     """A form, an empty list, and the data of the script in `page.lines`."""
-    lines = page.report.lines
+    lines = page.report.scored.lines
     if lines is None:
         return []
-    pictures = [views[0].line for views in page.report.views.values()]
+    pictures = [views[0].line for views in page.report.inside.views.values()]
     page.lines = lines.to_json() | {"pictures": pictures}
     paired = lines.baseline is not None
     said = f"All {lines.total:,} sentences of {page.report.split}"

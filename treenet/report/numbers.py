@@ -36,7 +36,7 @@ def report_numbers(report: Report) -> dict:
                 for row in scores.rows
             ],
         }
-        for scores in report.tables
+        for scores in report.scored.tables
     ]
     return {
         "title": report.title,
@@ -47,20 +47,20 @@ def report_numbers(report: Report) -> dict:
         "warnings": report.warnings,
         "answers": [answer.to_json() for answer in report.answers],
         "scores": tables,
-        "word_frequency": [found.to_json() for found in report.frequencies],
+        "word_frequency": [found.to_json() for found in report.scored.frequencies],
         "ablations": [{"variant": name, "run": run.name} for name, run in report.ablations],
         "studies": {study.name: study.report for study in report.studies},
         "comparisons": {study.name: study.report for study in report.comparisons},
         "stale_cells": {study.name: study.stale for study in [*report.studies, *report.comparisons] if study.stale},
-        "attention": {name: stats.to_json() for name, stats in report.attention.items()},
-        "encoder_attention": {name: stats.to_json() for name, stats in report.encoder.items()},
+        "attention": {name: stats.to_json() for name, stats in report.inside.attention.items()},
+        "encoder_attention": {name: stats.to_json() for name, stats in report.inside.encoder.items()},
         "attention_weights_sha256": {
-            run.name: run.weights_sha256 for run in report.runs if run.name in report.attention | report.encoder
+            run.name: run.weights_sha256 for run in report.runs if run.name in report.inside.attention | report.inside.encoder
         },
         "probes": {run.name: run.probes for run in report.runs if run.probes},
         "sentences": [
             {name: getattr(view, name) for name in ("line", "example_id", "run", "source", "reference", "translation", "chrf")}
-            for views in report.views.values()
+            for views in report.inside.views.values()
             for view in views
         ],
     }

@@ -1,6 +1,7 @@
 """The page of a report: one HTML file that loads nothing."""
 
 import json
+from collections.abc import Mapping
 from html import escape
 from pathlib import Path
 
@@ -25,9 +26,9 @@ _HERE = Path(__file__).parent
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def render_page(report: Report, live: Live | None = None) -> str:
+def render_page(report: Report, figures: Mapping[str, str], live: Live | None = None) -> str:
     """The whole document; with `live`, one that reloads itself."""
-    page = Page(report)
+    page = Page(report, figures)
     if live is not None:
         page.add("live", "Under way", *show_live(page, live))
         page.add("live-curves", "Learning curves", show_curves(page))

@@ -14,7 +14,7 @@ from treenet.report.tree_layout import draw_svg, lay_out, piece_text
 
 def show_sentences(page: Page) -> list[str]:
     report = page.report
-    if not report.views:
+    if not report.inside.views:
         return []
     out = [
         paragraph(
@@ -25,12 +25,12 @@ def show_sentences(page: Page) -> list[str]:
         ),
         tag("div", "".join(_swatch(share) for share in (0.01, 0.05, 0.2, 0.5, 1)), class_="swatches", aria_hidden="true"),
     ]
-    if report.left_out:
-        out.append(paragraph(f"{report.left_out} more sentences are left out to keep this page small."))
-    if report.without_encoder:
-        message = f"The encoder's attention of {report.without_encoder} sentences is left out to keep this page small."
+    if report.inside.left_out:
+        out.append(paragraph(f"{report.inside.left_out} more sentences are left out to keep this page small."))
+    if report.inside.without_encoder:
+        message = f"The encoder's attention of {report.inside.without_encoder} sentences is left out to keep this page small."
         out.append(paragraph(message))
-    for views in report.views.values():
+    for views in report.inside.views.values():
         first = views[0]
         pairs = [("source", first.source), ("reference", first.reference)]
         content = "".join(tag("dt", title) + tag("dd", escape(value)) for title, value in pairs)

@@ -44,7 +44,7 @@ def show_probes(page: Page) -> list[str]:
     layers = ", ".join(f"{name} {top}" for name, top in zip(names, last, strict=True))
     out.append(page.table(f"Accuracy of probes in %, at the highest layer that was probed ({layers}).", head, rows))
     for index, run in enumerate(page.report.runs):
-        if probes_name(index) in page.report.figures:
+        if probes_name(index) in page.figures:
             name = names[runs.index(run)]
             out.append(page.figure(probes_name(index), f"{name}: accuracy of probes by encoder layer."))
     made = "; ".join(f"{name}: {describe_origin(run.probes)}" for name, run in zip(names, runs, strict=True))

@@ -1,5 +1,6 @@
 """The contents of a page: the facts of a report, and sections with numbered tables and figures."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 from urllib.parse import quote
@@ -16,38 +17,52 @@ from treenet.report.sentence_views import View
 from treeproc.common.provenance import Session
 
 
-@dataclass
+@dataclass(frozen=True)
+class Inside:
+    """What the models of the runs do on the split."""
+
+    attention: dict[str, AttentionStats] = field(default_factory=dict)
+    encoder: dict[str, EncoderStats] = field(default_factory=dict)  # self-attention, of the runs whose weights can be computed
+    views: dict[int, list[View]] = field(default_factory=dict)  # by example, in the order in which they are shown
+    left_out: int = 0  # examples for which there was no room
+    without_encoder: int = 0  # examples of `views` whose encoder self-attention had no room
+
+
+@dataclass(frozen=True)
+class Scored:
+    """The scores of the runs, with their tests."""
+
+    tables: list[ScoreTable] = field(default_factory=list)
+    answer: Answer | None = None
+    frequencies: list[Frequencies] = field(default_factory=list)  # one a table
+    lines: Lines | None = None  # all sentences of the split
+
+
+@dataclass(frozen=True)
 class Report:
-    """Everything that a page shows."""
+    """Everything that a page shows, except its figures."""
 
     title: str
     split: str
     runs: list[ReportRun]
     studies: list[ReportStudy]
+    comparisons: list[ReportStudy]  # over seeds
     baseline: ReportRun | None
     differing: dict[str, list]
     shared: dict[str, object]
     warnings: list[str]
-    tables: list[ScoreTable]
     ablations: list[tuple[str, ReportRun]]
-    attention: dict[str, AttentionStats]
-    encoder: dict[str, EncoderStats]  # self-attention, of the runs whose weights can be computed
-    views: dict[int, list[View]]  # by example, in the order in which they are shown
-    comparisons: list[ReportStudy] = field(default_factory=list)  # over seeds
-    answers: list[Answer] = field(default_factory=list)  # of the runs, then of each study
-    frequencies: list[Frequencies] = field(default_factory=list)  # one a table
-    lines: Lines | None = None  # all sentences of the split
-    made: dict[str, list[Session]] = field(default_factory=dict)  # by run or data set, oldest first
-    left_out: int = 0  # examples for which there was no room
-    without_encoder: int = 0  # examples of `views` whose encoder self-attention had no room
-    figures: dict[str, str] = field(default_factory=dict)  # SVG of the page by name
+    made: dict[str, list[Session]]  # by run or data set, oldest first
+    answers: list[Answer]  # of the runs, then of each study
+    inside: Inside
+    scored: Scored
 
 
 class Page:
-    """Sections in order, with tables and figures numbered as they come."""
+    """Sections in order, with tables and figures numbered as they come. `figures` are SVG by name."""
 
-    def __init__(self, report: Report):
-        self.report = report
+    def __init__(self, report: Report, figures: Mapping[str, str]):
+        self.report, self.figures = report, figures
         self.sections: list[tuple[str, str, str]] = []
         self.views: list[dict] = []
         self.lines: dict | None = None
@@ -60,7 +75,7 @@ class Page:
 
     def figure(self, name: str, caption: str) -> str:
         self._figures += 1
-        picture = self.report.figures[name].replace('role="img"', f'role="img" aria-label="{escape(caption)}"')
+        picture = self.figures[name].replace('role="img"', f'role="img" aria-label="{escape(caption)}"')
         box = tag("div", picture, class_="box", tabindex=0, role="group", aria_label=name.replace("_", " "))
         return tag("figure", box + tag("figcaption", f"<b>Figure {self._figures}.</b> {escape(caption)} {links(name)}"))
 

@@ -65,7 +65,7 @@ def _value(value: object) -> str:
 
 def show_curves(page: Page) -> str:
     """The figure of learning curves, where a run has metrics."""
-    if "learning_curves" not in page.report.figures:
+    if "learning_curves" not in page.figures:
         return ""
     return page.figure(
         "learning_curves",

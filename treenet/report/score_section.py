@@ -17,7 +17,7 @@ from treeproc.common.provenance import describe_software
 
 def show_scores(page: Page) -> list[str]:
     out = []
-    for place, (scores, frequencies) in enumerate(zip(page.report.tables, page.report.frequencies, strict=True)):
+    for place, (scores, frequencies) in enumerate(zip(page.report.scored.tables, page.report.scored.frequencies, strict=True)):
         tested = [metric for metric in scores.metrics if any(metric in row.tests for row in scores.rows)]
         head = [text("result")]
         for metric in scores.metrics:
@@ -100,7 +100,7 @@ def _chart(
     page: Page, chart: str, said: str, summary: str, caption: str, head: list[TableCell], rows: list[list[TableCell]]
 ) -> list[str]:
     """A figure and its numbers below; the table alone where nothing was drawn."""
-    if chart not in page.report.figures:
+    if chart not in page.figures:
         return [page.table(caption, head, rows)]
     numbers = tag("details", tag("summary", f"The same as a table, {summary}") + table(caption, head, rows))
     return [page.figure(chart, said), numbers]
@@ -131,7 +131,7 @@ def show_ablations(page: Page) -> str:
     """Table 3 of the paper."""
     chosen = page.report.ablations
     found = [(name, run, run.scores.get(page.report.split, {})) for name, run in chosen]
-    metrics = list(dict.fromkeys(m for scores in page.report.tables for m in scores.metrics))
+    metrics = list(dict.fromkeys(m for scores in page.report.scored.tables for m in scores.metrics))
     metrics = [metric for metric in metrics if any(metric in record for _, _, record in found)]
     if not metrics:
         return ""
