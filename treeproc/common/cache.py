@@ -32,7 +32,7 @@ class DamagedObject(UserError):
 
 
 def local_copy(path: AnyPath, sha256: str, *, anew: bool = False) -> Path:
-    """The file itself, or a copy of the object, whose hash is checked while it is loaded.
+    """Return the file itself, or a copy of the object, whose hash is checked while it is loaded.
 
     Processes of one machine that want the same object load it once. With `anew` it is loaded even where a copy is
     there, so that the object is known to be right. The copy stays for a minute at least, for the caller to open it.
@@ -80,7 +80,7 @@ def _place(sha256: str) -> Path:
 
 
 def _is_used(copy: Path) -> bool:
-    """Whether the copy is there, which now counts as used. Its time of change stays that of its content."""
+    """Return whether the copy is there, which now counts as used. Its time of change stays that of its content."""
     try:
         os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
     except OSError:
@@ -99,7 +99,7 @@ def _fetch(path: RemotePath, sha256: str) -> None:
 
 
 def _load_with_room(path: RemotePath, sha256: str, copy: Path) -> None:
-    """If the disk is full, remove older copies, once."""
+    """Load a copy. If the disk is full, remove older copies, once."""
     try:
         _load(path, sha256, copy)
     except OSError as error:
@@ -110,7 +110,7 @@ def _load_with_room(path: RemotePath, sha256: str, copy: Path) -> None:
 
 
 def _load(path: RemotePath, sha256: str, copy: Path) -> None:
-    """Under the lock: what an earlier process left half-done is overwritten."""
+    """Load a copy under the lock, and overwrite what an earlier process left half-done."""
     temporary = copy.with_name(TEMPORARY_PREFIX + copy.name)
     digest = hashlib.sha256()
     try:

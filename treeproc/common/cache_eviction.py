@@ -64,14 +64,14 @@ class Evictor:
                 )  # fmt: skip
 
     def make_room(self) -> None:
-        """The disk is full: remove the older half of the copies."""
+        """Remove the older half of the copies: the disk is full."""
         with self._lock:
             found = _copies()
             _evict(found, sum(one.size for one in found) // 2)
 
 
 def cache_limit(held_bytes: int) -> int:
-    """Bytes that the cache may hold: `TREE_ATTENTION_CACHE_GB`, else half of what is free on its disk and in it (`held_bytes`).
+    """Return the bytes that the cache may hold: `TREE_ATTENTION_CACHE_GB`, else half of its disk's free and of its `held_bytes`.
 
     Raises UserError if the variable is not a number above 0.
     """
@@ -89,7 +89,7 @@ def cache_limit(held_bytes: int) -> int:
 
 
 def _copies() -> list[_Copy]:
-    """The copies that are there. Removes unfinished copies that dead processes left an hour ago."""
+    """Return the copies that are there. Removes unfinished copies that dead processes left an hour ago."""
     found = []
     for folder in _folders():
         with suppress(OSError), os.scandir(folder) as entries:
@@ -132,7 +132,7 @@ def _evict(found: list[_Copy], limit: int) -> int:
 
 
 def _mapped() -> set[str]:
-    """Names of the copies that processes of this user have mapped, as far as they are seen."""
+    """Return the names of the copies that processes of this user have mapped, as far as they are seen."""
     names: set[str] = set()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

@@ -25,7 +25,7 @@ _HAS_SCRIPTS = (Path(__file__).resolve().parents[2] / "workflows").is_dir()
 
 @contextmanager
 def from_python() -> Iterator[None]:
-    """A call of the library, for `with` and as a decorator: its messages name arguments, and commands as they are installed."""
+    """Mark a call of the library, for `with` and as a decorator: its messages name arguments, and the installed commands."""
     before = _FROM_PYTHON.set(True)
     try:
         yield
@@ -34,17 +34,17 @@ def from_python() -> Iterator[None]:
 
 
 def is_from_python() -> bool:
-    """Whether a call of the library runs, and no command."""
+    """Return whether a call of the library runs, and no command."""
     return _FROM_PYTHON.get()
 
 
 def command_of(script: str) -> str:
-    """The command of a script of `workflows/`, for example `train` of `train_wmt`."""
+    """Return the command of a script of `workflows/`, for example `train` of `train_wmt`."""
     return _RENAMED.get(script, script.replace("_", "-"))
 
 
 def running_command() -> str:
-    """The command that this process runs, for example `train`; the name of another program as it is."""
+    """Return the command that this process runs, for example `train`; the name of another program as it is."""
     program = sys.argv[0] if sys.argv else ""
     if program.startswith(f"{PROGRAM} "):
         return program.removeprefix(f"{PROGRAM} ")
@@ -52,7 +52,7 @@ def running_command() -> str:
 
 
 def as_called(text: str) -> str:
-    """A text that names scripts and their configurations, with the names that the user of this process types.
+    """Return a text that names scripts and their configurations, with the names that the user of this process types.
 
     Every message that proposes a command passes through here. `UserError` calls it for its message.
     """
@@ -62,7 +62,7 @@ def as_called(text: str) -> str:
 
 
 def _calls_scripts() -> bool:
-    """Whether this process is a script of `workflows/`. Other programs have the scripts if they run from a checkout."""
+    """Return whether this process is a script of `workflows/`. Other programs have the scripts if they run from a checkout."""
     program = sys.argv[0] if sys.argv else ""
     if program.startswith(f"{PROGRAM} "):  # treenet/cli/main.py names the process so; its child processes keep the name
         return False
@@ -86,7 +86,7 @@ _running: _Running | None = None
 
 @contextmanager
 def command_runs() -> Iterator[None]:
-    """A command runs in this process, and not a program that imports the packages."""
+    """Note that a command runs in this process, and not a program that imports the packages."""
     global _running
     before, _running = _running, _Running()
     try:
@@ -102,7 +102,7 @@ def note_command(options: Collection[str], has_setting: Callable[[str], bool]) -
 
 
 def advise(*ways: str) -> str:
-    """Those of the ways out that the user has, joined by `or`; empty if there is none.
+    """Return those of the ways out that the user has, joined by `or`; empty if there is none.
 
     A way may name an option (`choose another --out`) or a setting (`give workers=0`). It is left out if the running command does
     not have it, and if no command runs, as in Python.

@@ -32,7 +32,7 @@ class CommandEnded(Exception):
 
 
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
-    """Text of any length and any characters as one printable line of at most `most` characters."""
+    """Return text of any length and any characters as one printable line of at most `most` characters."""
     text = without_credentials(text)
     if len(text) > 4 * most:
         text = f"{text[: 2 * most]} ... {text[-2 * most :]}"
@@ -45,12 +45,12 @@ def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
 
 
 def without_credentials(text: str) -> str:
-    """Text in which *** replaces the users, passwords and queries of its URIs."""
+    """Return text in which *** replaces the users, passwords and queries of its URIs."""
     return _QUERY.sub(r"\1***", _CREDENTIALS.sub("***@", text)) if "://" in text else text
 
 
 def printable(text: str) -> str:
-    """Text of several lines as a terminal may have it: no character in it gives the terminal a command."""
+    """Return text of several lines as a terminal may have it: no character in it gives the terminal a command."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -66,5 +66,5 @@ class _Short(reprlib.Repr):
 
 
 def quoted(value: object) -> str:
-    """A value as a message shows it: its `repr`, shortened."""
+    """Return a value as a message shows it: its `repr`, shortened."""
     return one_line(_Short().repr(value), 160)

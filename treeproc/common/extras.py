@@ -28,7 +28,7 @@ EXTRAS = {
 
 
 def is_installed(module: str) -> bool:
-    """Whether a module can be imported. It is not imported."""
+    """Return whether a module can be imported. It is not imported."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
@@ -36,19 +36,19 @@ def is_installed(module: str) -> bool:
 
 
 def how_to_install(module: str) -> str:
-    """`ray is not installed: pip install 'tree-attention[ray]'`, for a module of `EXTRAS`."""
+    """Return `ray is not installed: pip install 'tree-attention[ray]'`, for a module of `EXTRAS`."""
     return f"{module} is not installed: {_command(module)}"
 
 
 def require(module: str, purpose: str, instead: str = "") -> None:
-    """Raises UserError if a module is missing: what needs it, how to install it, and what to do `instead`, if the command can."""
+    """Raise UserError if a module is missing: what needs it, how to install it, and what to do `instead`, if the command can."""
     if not is_installed(module):
         instead = advise(instead)
         raise UserError(f"{_lack(purpose, module)}{f'; or {instead}' if instead else ''}")
 
 
 def describe_missing(error: ModuleNotFoundError) -> str | None:
-    """The message for a user where a module of `EXTRAS` is missing; None for an error that no extra resolves."""
+    """Return the message for a user where a module of `EXTRAS` is missing; None for an error that no extra resolves."""
     module = (error.name or "").partition(".")[0]
     return _lack("this", module) if module in EXTRAS else None
 

@@ -32,7 +32,7 @@ def file_sha256(path: AnyPath) -> str:
 
 
 def file_size(path: AnyPath) -> int:
-    """Raises FileNotFoundError."""
+    """Return the size in bytes. Raises FileNotFoundError."""
     return path.size() if isinstance(path, RemotePath) else path.stat().st_size
 
 
@@ -47,7 +47,7 @@ def atomic_write(path: AnyPath, content: bytes) -> None:
 
 @contextmanager
 def atomic_output(path: AnyPath) -> Iterator[IO[bytes]]:
-    """A file to write to that appears complete or not at all: a temporary file beside it, fsync, rename, fsync of the folder.
+    """Open a file that appears complete or not at all: a temporary file beside it, fsync, rename, fsync of the folder.
 
     An object is written to a local file first and needs no more than its upload. Raises UserError when the disk or the
     store refuses.
@@ -112,7 +112,7 @@ def _lock_entry(descriptor: int) -> None:
 
 
 def is_stream(path: AnyPath) -> bool:
-    """Whether a path is a device or a pipe, or a link to one. Such a path passes data on, and is not a file afterwards."""
+    """Return whether a path is a device or a pipe, or a link to one. Such a path passes data on, and is not a file afterwards."""
     if isinstance(path, RemotePath):
         return False
     try:
@@ -126,7 +126,7 @@ def is_stream(path: AnyPath) -> bool:
 
 @contextmanager
 def named_output(path: AnyPath) -> Iterator[IO[bytes]]:
-    """An output at a place that a user named. A file is `atomic_output`, also behind a link, which stays a link.
+    """Open an output at a place that a user named. A file is `atomic_output`, also behind a link, which stays a link.
 
     Devices and pipes are written to as they are. Raises UserError when the place or the disk refuses.
     """
@@ -162,7 +162,7 @@ def locked(folder: AnyPath, *, shared: bool = False) -> Iterator[None]:
 
 
 def lock_place(lock: AnyPath) -> Path:
-    """The file to hold for a lock. A lock in an object store holds against processes of this machine alone."""
+    """Return the file to hold for a lock. A lock in an object store holds against processes of this machine alone."""
     if isinstance(lock, Path):
         return lock
     return private_folder("locks") / f"{hashlib.sha256(str(lock).encode()).hexdigest()[:16]}.lock"
@@ -195,12 +195,12 @@ def _no_lock(lock: Path) -> UserError:
 
 
 def cache_folder() -> Path:
-    """The folder of this user for copies of objects: TREE_ATTENTION_CACHE, else ~/.cache/tree-attention."""
+    """Return the folder of this user for copies of objects: TREE_ATTENTION_CACHE, else ~/.cache/tree-attention."""
     return Path(os.environ.get("TREE_ATTENTION_CACHE") or Path.home() / ".cache" / "tree-attention")
 
 
 def private_folder(name: str) -> Path:
-    """A folder in the cache that only this user can write to. Raises UserError if another user owns it, or if it is a link."""
+    """Make a folder in the cache that only this user can write to. Raises UserError if it is another user's or a link."""
     folder = cache_folder() / name
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -216,7 +216,7 @@ def private_folder(name: str) -> Path:
 
 
 def create(path: Path) -> IO[bytes]:
-    """A new file to write to, which is locked until it is closed: see `remove_leftovers`.
+    """Create a new file to write to, which is locked until it is closed: see `remove_leftovers`.
 
     What is in its place is removed first, so that nothing is written through a link.
     """
@@ -250,7 +250,7 @@ def read_json(
     form: type | None = None,
     needed: Iterable[str] = (),
 ) -> Any:
-    """A JSON object. Raises UserError, which ends in `hint`, when the file is missing or holds no object.
+    """Read a JSON object. Raises UserError, which ends in `hint`, when the file is missing or holds no object.
 
     So too when it lacks a `needed` key, or does not have the `form`: a TypedDict of keys and types, which lets others through.
     """
@@ -288,7 +288,7 @@ def _adapter(form: type) -> TypeAdapter:
 
 
 def read_text(path: AnyPath, hint: str) -> str:
-    """A small file in UTF-8. Raises UserError, which ends in `hint`, when it cannot be read."""
+    """Read a small file in UTF-8. Raises UserError, which ends in `hint`, when it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -28,13 +28,13 @@ HashFiles = Callable[[AnyPath, Mapping[str, int]], Iterable[str | None]]
 
 
 def file_stamp(path: Path) -> Stamp:
-    """Raises FileNotFoundError."""
+    """Return the stamp of a file. Raises FileNotFoundError."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def stamps(folder: AnyPath, names: Iterable[str]) -> dict[str, Stamp]:
-    """The stamps of those files that are there. Objects are listed, in one go, and have inode 0."""
+    """Return the stamps of those files that are there. Objects are listed, in one go, and have inode 0."""
     if isinstance(folder, RemotePath):
         listed = folder.listing()
         return {name: (*listed[name], 0) for name in names if name in listed}
@@ -56,7 +56,7 @@ class KnownHashes:
         self._changed = False
 
     def has(self, name: str, sha256: str, stamp: Stamp) -> bool:
-        """Whether this file, as it is now, had this hash."""
+        """Return whether this file, as it is now, had this hash."""
         return self._notes.get(name) == [*stamp, sha256]
 
     def add(self, name: str, sha256: str, stamp: Stamp) -> None:
@@ -87,12 +87,12 @@ class KnownHashes:
 
 
 def hash_here(folder: AnyPath, sizes: Mapping[str, int]) -> Iterator[str | None]:
-    """The sha256 of each file, by threads of this process; None for one that cannot be read. `sizes` are bytes by name."""
+    """Yield the sha256 of each file, by threads of this process; None for one that cannot be read. `sizes` are bytes by name."""
     return in_parallel(lambda name: sha256_of(folder / name), sizes)
 
 
 def find_changed(folder: AnyPath, hashes: Mapping[str, str], hash_files: HashFiles = hash_here) -> list[str]:
-    """Names of the files of `folder` that are missing or have not got their sha256, in order.
+    """Return the names of the files of `folder` that are missing or have not got their sha256, in order.
 
     Files that are known by a note are not read. `hash_files` reads the others, and they are noted.
     """
@@ -109,7 +109,7 @@ def find_changed(folder: AnyPath, hashes: Mapping[str, str], hash_files: HashFil
 
 
 def sha256_of(path: AnyPath) -> str | None:
-    """The sha256 of a file; None if it cannot be read."""
+    """Return the sha256 of a file; None if it cannot be read."""
     try:
         return file_sha256(path)
     except OSError:

@@ -46,7 +46,7 @@ def _encodable(message: str) -> str:
 
 
 def is_quiet() -> bool:
-    """Whether the command runs with `--quiet`, and so shows no progress."""
+    """Return whether the command runs with `--quiet`, and so shows no progress."""
     return _handler.level >= logging.WARNING
 
 
@@ -84,5 +84,5 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """A warning of a library, without the line of code that it comes from."""
+    """Show a warning of a library, without the line of code that it comes from."""
     warn(f"warning: {one_line(str(message))}")

@@ -50,7 +50,7 @@ class ChunkedObject(io.RawIOBase):
 
 @functools.lru_cache(_CHUNKS_HELD)
 def _chunk(path: RemotePath, stamp: ObjectStamp, number: int) -> bytes:
-    """A chunk of an object. The stamp is looked at after the reading, so that the chunk is of that object."""
+    """Read a chunk of an object. The stamp is looked at after the reading, so that the chunk is of that object."""
     start = number * _CHUNK_BYTES
     size = min(_CHUNK_BYTES, stamp[0] - start)
     try:

@@ -23,7 +23,7 @@ def run_all(function: Callable[[Item], object], items: Iterable[Item]) -> None:
 def in_parallel(
     function: Callable[[Item], Result], items: Iterable[Item], at_once: int = AT_ONCE, pool: Executor | None = None
 ) -> Iterator[Result]:
-    """The results in the order of the items, computed by threads, or by `pool`, which is shut down at the end.
+    """Yield the results in the order of the items, computed by threads, or by `pool`, which is shut down at the end.
 
     At most `at_once` items are begun beyond the last result. The first error in the order of the items is raised, after
     those that were begun have ended; nothing new is begun then. After Ctrl-C, they repeat no request to a store.

@@ -25,7 +25,7 @@ PHASE_S = 3.0
 
 
 def format_seconds(seconds: float) -> str:
-    """`75` -> `1:15`, `3675` -> `1:01:15`."""
+    """Format seconds: `75` -> `1:15`, `3675` -> `1:01:15`."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
@@ -38,7 +38,7 @@ class Rate:
         self._samples = deque([(now, count)])
 
     def add(self, now: float, count: int) -> None:
-        """The count at a time. Samples less than a second apart are one."""
+        """Add the count at a time. Samples less than a second apart are one."""
         samples = self._samples
         if len(samples) > 1 and now - samples[-2][0] < _SAMPLE_S:
             samples.pop()
@@ -47,7 +47,7 @@ class Rate:
             samples.popleft()
 
     def per_second(self, now: float) -> float:
-        """0.0 if nothing advanced yet."""
+        """Return the rate, 0.0 if nothing advanced yet."""
         count = self._samples[-1][1]
         old = (sample for sample in reversed(self._samples) if now - sample[0] >= WINDOW_S and sample[1] < count)
         since, base = next(old, self._samples[0])
@@ -113,7 +113,7 @@ class Progress:
             self._print_line()
 
     def began(self, seconds_ago: float = 0.0) -> None:
-        """The work began then: what came before, such as the start of other processes, does not enter the rate."""
+        """Note that the work began then: what came before, such as the start of other processes, does not enter the rate."""
         self._rate = Rate(max(self._started, self._clock() - seconds_ago), self.count)
 
     def update(self, count: int = 1, postfix: str | None = None) -> None:
@@ -135,7 +135,7 @@ class Progress:
             self._bar.set_postfix_str(name or self.postfix)
 
     def line(self) -> str:
-        """The state as one line of text."""
+        """Return the state as one line of text."""
         elapsed, rate = self._clock() - self._started, self._rate_now()
         parts = [f"{self.label}: {self.count:,} {self.unit}"]
         if self.total is not None:
@@ -161,7 +161,7 @@ _shown: list[Progress] = []  # of this process, the innermost last
 
 @contextmanager
 def phase(name: str, *, after: float = PHASE_S) -> Iterator[None]:
-    """Names what is under way where there is nothing to count: on standard error, or beside the Progress that is shown.
+    """Name what is under way where there is nothing to count: on standard error, or beside the Progress that is shown.
 
     On a terminal the name goes when the work is done. In a log it is one line, once the work has taken `after` seconds.
     """

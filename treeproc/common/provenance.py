@@ -88,7 +88,7 @@ class Recorder:
         )
 
     def keep_up(self, **did: int) -> None:
-        """`note`, but only where the last one is some seconds old: a store takes a while, and there may be many shards."""
+        """Call `note` only if the last one is some seconds old: a store takes a while, and there may be many shards."""
         self.session.did |= did
         if time.monotonic() - self._noted >= NOTE_S:
             self.note()
@@ -141,19 +141,19 @@ class Meter:
         self._last = _cpu_seconds()
 
     def cpu_s(self) -> float:
-        """CPU seconds since the last call."""
+        """Return the CPU seconds since the last call."""
         last, self._last = self._last, _cpu_seconds()
         return self._last - last
 
     @staticmethod
     def machine() -> dict[str, str | int | None]:
-        """Kind of processor, its cores, and the GPU that this process uses, if it uses one."""
+        """Return the kind of processor, its cores, and the GPU that this process uses, if it uses one."""
         torch = sys.modules.get("torch")  # a process without it uses no GPU
         cuda = getattr(torch, "cuda", None)
         return {**_processor(), "gpu": cuda.get_device_name() if cuda is not None and cuda.is_initialized() else None}
 
     def usage(self) -> dict:
-        """The usage of this process, as `Session.add_worker` takes it."""
+        """Return the usage of this process, as `Session.add_worker` takes it."""
         return {"cpu_s": self.cpu_s(), "machine": self.machine()}
 
 
@@ -171,7 +171,7 @@ def _processor() -> dict[str, str | int | None]:
 
 
 def packages() -> dict[str, str | None]:
-    """Versions of Python and of the libraries that results depend on, without loading them; None for one that is missing."""
+    """Return versions of Python and of the libraries that results depend on, without loading them; None for a missing one."""
     return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
 
 
@@ -183,21 +183,21 @@ def _version(distribution: str) -> str | None:
 
 
 def read_sessions(folder: AnyPath) -> list[Session]:
-    """The sessions of a data set or run, oldest first; none if it was made without provenance or the file is damaged."""
+    """Read the sessions of a data set or run, oldest first; none if it was made without provenance or the file is damaged."""
     with suppress(OSError, ValueError, RecursionError):
         return _read(folder / PROVENANCE)
     return []
 
 
 def _read(path: AnyPath) -> list[Session]:
-    """Raises OSError, ValueError or RecursionError when it is missing or damaged."""
+    """Read the sessions. Raises OSError, ValueError or RecursionError when the file is missing or damaged."""
     if path.exists() and not path.is_file():
         raise ValueError("not a regular file")
     return _File.model_validate(json.loads(path.read_bytes())).sessions
 
 
 def _read_or_set_aside(path: AnyPath) -> list[Session]:
-    """The sessions so far. A damaged file goes to another name: the work does not depend on it."""
+    """Read the sessions so far. A damaged file goes to another name: the work does not depend on it."""
     try:
         return _read(path)
     except FileNotFoundError:
@@ -221,7 +221,7 @@ def _names_aside(path: AnyPath) -> Iterator[AnyPath]:
 
 
 def describe_sessions(sessions: list[Session]) -> list[str]:
-    """Two or three lines a session for a person, or one that says there is none."""
+    """Return two or three lines a session for a person, or one that says there is none."""
     if not sessions:
         return ["without provenance"]
     lines, before = [], None
@@ -242,19 +242,19 @@ def describe_sessions(sessions: list[Session]) -> list[str]:
 
 
 def describe_software(own: _Facts) -> str:
-    """The result of `software` in words."""
+    """Describe the result of `software` in words."""
     changed = " with changes" if own.get("clean") is False else ""
     commit = f"commit {str(own['commit'])[:12]}{changed}" if own.get("commit") else "no commit known"
     return f"{DISTRIBUTION} {own.get('version') or 'of unknown version'} ({commit})"
 
 
 def describe_packages(found: _Facts) -> str:
-    """The result of `packages` in words."""
+    """Describe the result of `packages` in words."""
     return ", ".join(f"{name} {number or 'missing'}" for name, number in found.items())
 
 
 def describe_machines(session: Session) -> str:
-    """The kind of machine of the command, and those of Ray's workers where they are others."""
+    """Return the kind of machine of the command, and those of Ray's workers where they are others."""
     workers = [machine for machine in session.workers if machine != session.machine]
     return _describe_machine(session.machine) + "".join(f"; workers on {_describe_machine(machine)}" for machine in workers)
 
@@ -265,7 +265,7 @@ def _describe_machine(machine: _Facts) -> str:
 
 @functools.cache
 def software() -> dict[str, str | bool | None]:
-    """Version of this software, its git commit, and whether the checkout had no changes; None if there is no checkout."""
+    """Return the version of this software, its git commit, and whether the checkout is unchanged; None without a checkout."""
     number = treeproc.__version__
     top = _git("rev-parse", "--show-toplevel")
     if top is None or Path(top).resolve() != _ROOT:  # installed, or inside another project's checkout
@@ -275,7 +275,7 @@ def software() -> dict[str, str | bool | None]:
 
 
 def _git(*arguments: str) -> str | None:
-    """The output of git without the last newline; None if git is missing or fails."""
+    """Return the output of git without the last newline; None if git is missing or fails."""
     try:
         found = subprocess.run(["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

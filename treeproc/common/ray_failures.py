@@ -17,7 +17,7 @@ _MOST = 300
 
 
 def describe_ray_failure(error: BaseException) -> str | None:
-    """The message for a user when Ray failed; None for all other errors, also for those of our code in Ray's processes."""
+    """Return the message for a user when Ray failed; None for all other errors, also for those of our code in Ray's processes."""
     exceptions = sys.modules.get("ray.exceptions")
     if exceptions is None or not type(error).__module__.startswith("ray."):
         return None
@@ -37,7 +37,7 @@ def _with_hint(what: str, first: str = "") -> str:
 
 
 def end_with_the_node() -> None:
-    """From now on, end this process with one line if Ray's node on this machine dies before `ray.shutdown`.
+    """End this process, from now on, with one line if Ray's node on this machine dies before `ray.shutdown`.
 
     Then this process cannot go on. Ray itself would end it without a word as soon as it touches the object store. As after any
     kill, the same command continues.

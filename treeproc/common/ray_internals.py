@@ -25,7 +25,7 @@ _ADDRESS, _MOST_BYTES = re.compile(rb"[0-9A-Za-z.:\[\]_-]+:([0-9]{1,5})"), 300
 
 
 def in_submitted_job() -> bool:
-    """Whether this process is a job of `ray job submit`, by its environment or by its working folder, a temporary copy."""
+    """Return whether this process is a job of `ray job submit`, by its environment or by its working folder, a temporary copy."""
     if _JOB_VARIABLE in os.environ:
         return True
     try:
@@ -35,7 +35,7 @@ def in_submitted_job() -> bool:
 
 
 def is_sent_to_a_cluster() -> bool:
-    """Whether this process is a submitted job, or RAY_ADDRESS names a cluster."""
+    """Return whether this process is a submitted job, or RAY_ADDRESS names a cluster."""
     return in_submitted_job() or os.environ.get("RAY_ADDRESS", "") not in ("", "local")
 
 
@@ -51,7 +51,7 @@ def end_failed_start(error: Exception) -> None:
 
 
 def read_note() -> tuple[str, str]:
-    """The address that `ray start` left in a note on this machine, and a reason not to believe a note; both may be empty.
+    """Return the address that `ray start` left in a note on this machine, and a reason not to believe a note; both may be empty.
 
     The folder of the note is open to all users of a machine. Ray believes any note, and sends its token to the address in it.
     So only a plain file counts that this user or root wrote.
@@ -60,7 +60,7 @@ def read_note() -> tuple[str, str]:
 
 
 def read_other_notes() -> set[str]:
-    """The addresses of clusters of `ray start --temp-dir` that have a node on this machine, with the same checks.
+    """Return the addresses of clusters of `ray start --temp-dir` that have a node on this machine, with the same checks.
 
     Ray does not look for them. Without the option of Ray's node that names its folder, none is found.
     """
@@ -74,7 +74,7 @@ def read_other_notes() -> set[str]:
 
 
 def _default_folder() -> Path:
-    """As in Ray."""
+    """Return the folder as Ray does."""
     return Path(os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp") / "ray"
 
 
@@ -107,7 +107,7 @@ def _read_note(folder: Path) -> tuple[str, str]:
 
 
 def _may_use_a_node(folder: Path) -> bool:
-    """Whether a node of Ray on this machine lets this user in. Without permission for its socket, Ray aborts the process."""
+    """Return whether a Ray node on this machine lets this user in. Without permission for its socket, Ray aborts the process."""
     return any(os.access(path, os.W_OK, effective_ids=True) for path in folder.glob("session_*/sockets/raylet"))
 
 
@@ -175,7 +175,7 @@ def start_coordinator_here() -> None:
 
 
 def raylet_pid() -> int | None:
-    """The process of Ray's node on this machine; None without one, or if it cannot be found.
+    """Return the process id of Ray's node on this machine; None without one, or if it cannot be found.
 
     Without the name of its socket, the command cannot tell that the node has died.
     """
@@ -193,7 +193,7 @@ def raylet_pid() -> int | None:
 
 
 def logs_folder() -> str:
-    """The folder of Ray's logs on this machine; empty if it is not known."""
+    """Return the folder of Ray's logs on this machine; empty if it is not known."""
     from ray._private import worker
 
     get = getattr(getattr(worker, "_global_node", None), "get_logs_dir_path", None)

@@ -67,7 +67,7 @@ def start_ray() -> None:
 
 
 def _try_to_start(options: dict) -> None:
-    """`ray.init`; where it fails, nothing of it goes on."""
+    """Call `ray.init`; if it fails, nothing of it goes on."""
     import ray
 
     try:
@@ -95,7 +95,7 @@ def _describe_failure(error: Exception, address: str) -> str:
 
 @contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """The caller's handler of SIGTERM, which `ray.init` replaces by its own."""
+    """Keep the caller's handler of SIGTERM, which `ray.init` replaces by its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -108,7 +108,7 @@ def _sigterm_kept() -> Iterator[None]:
 
 @contextmanager
 def _without_notice() -> Iterator[None]:
-    """Standard error without the line in which Ray's C++ side says that it took its log level from the environment.
+    """Remove from standard error the line in which Ray's C++ side says that it took its log level from the environment.
 
     It is written before that level counts. What else is written meanwhile follows at the end.
     """
@@ -131,12 +131,12 @@ def _without_notice() -> Iterator[None]:
 
 
 def can_grow() -> bool:
-    """Whether nodes may join the Ray of this process: not if `start_ray` started it here."""
+    """Return whether nodes may join the Ray of this process: not if `start_ray` started it here."""
     return not _embedded
 
 
 def there_is_a_cluster() -> bool:
-    """Whether `start_ray` would connect to a cluster."""
+    """Return whether `start_ray` would connect to a cluster."""
     return bool(_find_cluster()[0])
 
 
@@ -145,7 +145,7 @@ def _asks_for_the_note() -> bool:
 
 
 def _find_cluster() -> tuple[str, str]:
-    """The address of the cluster to connect to, empty without one, and a reason not to believe a note of a cluster.
+    """Return the address of the cluster to connect to, empty without one, and a reason not to believe a note of a cluster.
 
     Raises UserError for RAY_ADDRESS=auto without a cluster.
     """
@@ -167,7 +167,7 @@ def _find_cluster() -> tuple[str, str]:
 
 
 def _why_not(address: str) -> str:
-    """Why the noted cluster is none that runs; empty for one that answers.
+    """Return why the noted cluster is none that runs; empty for one that answers.
 
     Ray itself would wait for minutes for one that was killed or did not survive a reboot, and for a port that is not Ray's.
     """

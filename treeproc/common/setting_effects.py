@@ -25,7 +25,7 @@ def unrecorded(default: object) -> Callable[[object], bool]:
 
 
 def keys_with(cls: type[BaseModel], *effects: Effect) -> tuple[str, ...]:
-    """Dotted keys of the settings with one of the effects; a section that has one is one key."""
+    """Return the dotted keys of the settings with one of the effects; a section that has one is one key."""
     keys: list[str] = []
     for name, field in cls.model_fields.items():
         if any(effect in field.metadata for effect in effects):
@@ -36,12 +36,12 @@ def keys_with(cls: type[BaseModel], *effects: Effect) -> tuple[str, ...]:
 
 
 def is_below(key: str, keys: tuple[str, ...]) -> bool:
-    """Whether a dotted key is one of `keys`, or lies in one that is a section."""
+    """Return whether a dotted key is one of `keys`, or lies in one that is a section."""
     return f"{key}.".startswith(tuple(f"{one}." for one in keys))
 
 
 def excluded(cls: type[BaseModel], *effects: Effect) -> dict[str, Any]:
-    """The settings with one of the effects, in the form of pydantic's `exclude`."""
+    """Return the settings with one of the effects, in the form of pydantic's `exclude`."""
     found: dict[str, Any] = {}
     for key in keys_with(cls, *effects):
         place, (*sections, last) = found, key.split(".")
@@ -52,6 +52,6 @@ def excluded(cls: type[BaseModel], *effects: Effect) -> dict[str, Any]:
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:
-    """The settings that a field holds; of an optional one too."""
+    """Return the settings that a field, optional or not, holds."""
     kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
     return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)

@@ -22,7 +22,7 @@ _INPUT, _REASON = "Input should be ", re.compile(r", (?:unable to|got) .*")
 
 
 def describe_error(error: ValidationError, cls: type[BaseModel], where: str, overridden: Sequence[str] = ()) -> str:
-    """The first mistake in the settings `cls`; `overridden` are the dotted keys that the command line gave."""
+    """Return the first mistake in the settings `cls`; `overridden` are the dotted keys that the command line gave."""
     errors = error.errors(include_url=False, include_context=False)
     first = next((one for one in errors if one["type"] == _UNKNOWN), errors[0])
     loc, annotation = _place(cls, first["loc"])
@@ -43,7 +43,7 @@ def describe_error(error: ValidationError, cls: type[BaseModel], where: str, ove
 
 
 def _expected(errors: Sequence[ErrorDetails], cls: type[BaseModel], loc: list[str], annotation: Any) -> str:
-    """What the setting at `loc` may be: `must be 0 or null`. A union has an error for each of its types."""
+    """Return what the setting at `loc` may be: `must be 0 or null`. A union has an error for each of its types."""
     messages = [_REASON.sub("", one["msg"]) for one in errors if _place(cls, one["loc"])[0] == loc]
     allowed = [message.removeprefix(_INPUT) for message in messages if message.startswith(_INPUT)]
     if not allowed:
@@ -52,7 +52,7 @@ def _expected(errors: Sequence[ErrorDetails], cls: type[BaseModel], loc: list[st
 
 
 def _place(cls: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str], Any]:
-    """The names of the settings that lead to an error, and the annotation there.
+    """Return the names of the settings that lead to an error, and the annotation there.
 
     They leave out what pydantic adds for a union: which of its types refused the value, and where.
     """
@@ -71,7 +71,7 @@ def _is_union(annotation: Any) -> bool:
 
 
 def _inside(annotation: Any, part: str | int) -> Any:
-    """The annotation of a part of a value: of a setting, of a value of a dict, or of an element."""
+    """Return the annotation of a part of a value: of a setting, of a value of a dict, or of an element."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -83,7 +83,7 @@ def _inside(annotation: Any, part: str | int) -> Any:
 
 
 def _origin(path: str, where: str, overridden: Sequence[str]) -> str:
-    """The file, the command line, or both, where the value at `path` came from."""
+    """Return the file, the command line, or both, where the value at `path` came from."""
     if where == COMMAND_LINE or any(path == key or path.startswith(f"{key}.") for key in overridden):
         return COMMAND_LINE
     within = [key for key in overridden if not path or key.startswith(f"{path}.")]
@@ -103,7 +103,7 @@ def _missing(cls: type[BaseModel], path: str, where: str) -> str:
 
 
 def explain_unknown(cls: type[BaseModel], key: str, siblings: Sequence[str] = ()) -> str:
-    """What an unknown key may have meant: a question with names of settings, or an advice; empty if there is neither."""
+    """Return what an unknown key may have meant: a question with names of settings, or an advice; empty if there is neither."""
     advice = _synonym(cls, key)
     if advice and " " in advice:
         return advice
@@ -114,7 +114,7 @@ def explain_unknown(cls: type[BaseModel], key: str, siblings: Sequence[str] = ()
 
 
 def nearest(cls: type[BaseModel], key: str, siblings: Sequence[str] = ()) -> list[str]:
-    """Dotted names of the settings that an unknown key may have meant, the likeliest first.
+    """Return the dotted names of the settings that an unknown key may have meant, the likeliest first.
 
     The setting that another toolkit calls so, and the same name in another section; else a name like it, of `siblings` first.
     """
@@ -136,7 +136,7 @@ def nearest(cls: type[BaseModel], key: str, siblings: Sequence[str] = ()) -> lis
 
 
 def _synonym(cls: type[BaseModel], key: str) -> str | None:
-    """The entry of `SYNONYMS` for a key, if `cls` has all settings that the entry names."""
+    """Return the entry of `SYNONYMS` for a key, if `cls` has all settings that the entry names."""
     advice = SYNONYMS.get(key.rpartition(".")[2].lower().replace("-", "_"), "")
     if is_from_python():  # where a section is an argument, and there are no options
         advice = "" if "--" in advice else advice if " " in advice else advice.rpartition(".")[2]
@@ -144,17 +144,17 @@ def _synonym(cls: type[BaseModel], key: str) -> str | None:
 
 
 def has_setting(cls: type[BaseModel], key: str) -> bool:
-    """Whether `cls` has a setting or a section of this dotted name, itself or in a section."""
+    """Return whether `cls` has a setting or a section of this dotted name, itself or in a section."""
     return any(_ends_with(name, key) or f".{name}".partition(f".{key}.")[1] for name, _ in dotted_fields(cls))
 
 
 def _ends_with(name: str, key: str) -> bool:
-    """Whether the dotted name of a setting is `key`, or ends with it. NAME stands for any word of the key."""
+    """Return whether the dotted name of a setting is `key`, or ends with it. NAME stands for any word of the key."""
     return name.endswith(f".{key}") or re.fullmatch(re.escape(name).replace(_NAME, "[^.]+"), key) is not None
 
 
 def _siblings(cls: type[BaseModel], loc: Sequence[str]) -> list[str]:
-    """The names of the settings beside the last part of `loc`."""
+    """Return the names of the settings beside the last part of `loc`."""
     current: Any = cls
     for part in loc[:-1]:
         if isinstance(current, type) and issubclass(current, BaseModel):
@@ -168,13 +168,13 @@ def _siblings(cls: type[BaseModel], loc: Sequence[str]) -> list[str]:
 
 
 def _settings_in(annotation: Any) -> type[BaseModel] | None:
-    """The settings that a field, optional or not, holds."""
+    """Return the settings that a field, optional or not, holds."""
     found = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
     return found[0] if found and get_origin(annotation) is not dict else None
 
 
 def dotted_fields(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """(dotted name, description) of every setting; NAME stands for the keys of a dict of settings."""
+    """Yield (dotted name, description) of every setting; NAME stands for the keys of a dict of settings."""
     for name, field in cls.model_fields.items():
         if inner := _settings_in(field.annotation):
             yield from dotted_fields(inner, f"{prefix}{name}.")

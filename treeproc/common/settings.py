@@ -60,7 +60,7 @@ class Settings(BaseModel, metaclass=_Checked):
     @field_validator("*", mode="before")
     @classmethod
     def _check_plain(cls, value: Any, info: ValidationInfo) -> Any:
-        """`true` is not a number, though Python counts it as 1; and no number here needs more than 64 bits."""
+        """Refuse `true` as a number, though Python counts it as 1, and numbers that need more than 64 bits."""
         assert info.field_name is not None  # it checks fields, not whole settings
         annotation = cls.model_fields[info.field_name].annotation
         if isinstance(value, str) and _is_list_of_paths(annotation):
@@ -79,12 +79,12 @@ class Settings(BaseModel, metaclass=_Checked):
 
 
 def _mentions(annotation: Any, *types: Any) -> bool:
-    """Whether one of the types is part of an annotation."""
+    """Return whether one of the types is part of an annotation."""
     return any(annotation is one for one in types) or any(_mentions(part, *types) for part in get_args(annotation))
 
 
 def _is_list_of_paths(annotation: Any) -> bool:
-    """Whether an annotation takes a list of paths and nothing else. One path is then a list of one."""
+    """Return whether an annotation takes a list of paths and nothing else. One path is then a list of one."""
     members = (
         [one for one in get_args(annotation) if one is not type(None)] if type(None) in get_args(annotation) else [annotation]
     )
@@ -158,7 +158,7 @@ def _keep_names(values: dict, name: str, named: str) -> None:
 
 
 def _value_at(values: Any, key: str) -> Any:
-    """The value of a dotted key; None if there is none."""
+    """Return the value of a dotted key; None if there is none."""
     for part in key.split("."):
         values = values.get(part) if isinstance(values, dict) else None
     return values
@@ -178,12 +178,12 @@ def split_arguments(cls: type[Settings], arguments: Sequence[str]) -> tuple[list
 
 
 def dump_settings(settings: Settings) -> str:
-    """The settings as YAML text that `load_settings` reads back to an equal object."""
+    """Return the settings as YAML text that `load_settings` reads back to an equal object."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Lines `key: old -> new` for everything that differs between two nested dicts."""
+    """Return the lines `key: old -> new` for everything that differs between two nested dicts."""
     if isinstance(old, dict) and isinstance(new, dict):
         keys = list(old) + [key for key in new if key not in old]
         return [line for key in keys for line in differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)]
@@ -203,7 +203,7 @@ REQUIRED = object()
 
 
 def list_settings(cls: type[Settings], prefix: str = "") -> Iterator[SettingFacts]:
-    """All settings, nested ones with dotted names."""
+    """Yield all settings, nested ones with dotted names."""
     for name, field in cls.model_fields.items():
         inner: Any = field.annotation
         if _is_settings(inner):
@@ -216,7 +216,7 @@ def list_settings(cls: type[Settings], prefix: str = "") -> Iterator[SettingFact
 
 
 def describe_fields(cls: type[Settings]) -> str:
-    """One line for each setting, for `--help`."""
+    """Return one line for each setting, for `--help`."""
     lines = []
     for name, _, default, description in list_settings(cls):
         lines.append(f"  {name}: {description} ({'required' if default is REQUIRED else f'default {describe_default(default)}'})")
@@ -224,7 +224,7 @@ def describe_fields(cls: type[Settings]) -> str:
 
 
 def describe_default(value: object) -> str:
-    """A default as YAML has it, in one line."""
+    """Return a default as YAML has it, in one line."""
     plain = TypeAdapter(Any).dump_python(value, mode="json", exclude_defaults=True)
     return yaml.safe_dump(plain, default_flow_style=True, width=math.inf, sort_keys=False).removesuffix("...\n").strip()
 
@@ -234,7 +234,7 @@ def _is_settings(annotation: Any) -> bool:
 
 
 def refuse_relative_in_job(paths: Mapping[str, AnyPath]) -> None:
-    """Refuses relative paths in a job of `ray job submit`, whose working folder is a temporary copy that is lost.
+    """Refuse relative paths in a job of `ray job submit`, whose working folder is a temporary copy that is lost.
 
     Raises UserError for the first of the named paths that is relative.
     """
@@ -260,7 +260,7 @@ class _ParserFound(Exception):
 
 
 def parser_of(main: Callable[[Sequence[str]], None]) -> "ArgumentParser":
-    """The parser of a command, whose options and settings it knows. Raises UserError if the command lacks a package."""
+    """Return the parser of a command, whose options and settings it knows. Raises UserError if the command lacks a package."""
     try:
         main(_ParserWanted())
     except _ParserFound as found:
@@ -281,13 +281,13 @@ class ArgumentParser(argparse.ArgumentParser):
     reads_out = False  # --out is a folder that the command reads
 
     def options(self) -> list[str]:
-        """The options with two hyphens."""
+        """Return the options with two hyphens."""
         return [option for option in self._option_string_actions if option.startswith("--")]
 
     def parse_intermixed_args(  # type: ignore[override]  # one signature for overloads that differ in their namespace
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> Any:
-        """As in argparse, but if a setting is written as an option, the message shows the right form."""
+        """Parse as argparse does, but if a setting is written as an option, the message shows the right form."""
         args = sys.argv[1:] if args is None else args
         if isinstance(args, _ParserWanted):
             raise _ParserFound(self)
@@ -309,7 +309,7 @@ class ArgumentParser(argparse.ArgumentParser):
         return found
 
     def _as_setting(self, key: str, value: str) -> str:
-        """How the command line has a setting that is written as an option; empty if there is no such setting."""
+        """Return how the command line has a setting that is written as an option; empty if there is no such setting."""
         advice = explain_unknown(self.settings, key)
         names = nearest(self.settings, key) if advice.endswith("?") else []
         advice = f"write {names[0]}={value}" if names else advice
@@ -323,14 +323,14 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def any_path(text: str, option: str = "--out") -> AnyPath:
-    """The folder or place in an object store of an option of a command line. Raises UserError for an empty name."""
+    """Return the folder or place in an object store of an option of a command line. Raises UserError for an empty name."""
     if not text.strip():
         raise UserError(f"{option} must name a folder, but is empty")
     return as_path(text)
 
 
 def local_path(text: str, option: str = "--out") -> Path:
-    """The folder of an option of a command line. Raises UserError for an empty name, or one in an object store."""
+    """Return the folder of an option of a command line. Raises UserError for an empty name, or one in an object store."""
     path = any_path(text, option)
     if isinstance(path, RemotePath):
         raise UserError(f"{path}: must be a local path here; only data sets, training runs and studies may be in an object store")
@@ -346,7 +346,7 @@ def build_arg_parser(
     reads_run: bool = False,
     has_sample: bool = False,
 ) -> ArgumentParser:
-    """The command line that every workflow shares: --config, --out, --sample and overrides.
+    """Build the command line that every workflow shares: --config, --out, --sample and overrides.
 
     `find_config` gives the file that a value of --config names. With `remote_out`, --out may be in an object store. With
     `reads_run`, --out is the run that the command reads. `has_sample` shows --sample in the help.
@@ -419,7 +419,7 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
 
 
 def describe_refusal(error: Exception) -> str | None:
-    """The message for a user when the file system or the memory fails; None for an error that no user can resolve."""
+    """Return the message for a user when the file system or the memory fails; None for an error that no user can resolve."""
     if not isinstance(error, OSError | MemoryError | RuntimeError):
         return None
     # PyTorch has no type of its own for the memory of a CPU.

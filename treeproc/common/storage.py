@@ -49,7 +49,7 @@ class _S3(pyarrow.fs.S3FileSystem):
 
 @functools.cache
 def _file_system(scheme: str, in_parts: bool = False) -> pyarrow.fs.FileSystem:
-    """One connection pool per process, made where it is used: Ray's workers have their own.
+    """Connect to a store, once per process and where it is used: Ray's workers have their own connections.
 
     Uploads `in_parts` begin when they are opened. An upload that begins later, and whose beginning fails, would replace the
     object by an empty one. The requests of their parts are repeated by Arrow.
@@ -128,7 +128,7 @@ class RemotePath:
         return self
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
-        """Nothing: an object store has no folders."""
+        """Do nothing: an object store has no folders."""
 
     def exists(self) -> bool:
         return self._info().type != pyarrow.fs.FileType.NotFound
@@ -140,26 +140,26 @@ class RemotePath:
         return self._info().type == pyarrow.fs.FileType.Directory
 
     def size(self) -> int:
-        """Bytes of the object."""
+        """Return the bytes of the object."""
         return self.stamp()[0]
 
     def stamp(self) -> tuple[int, int]:
-        """Bytes of the object, and its time of change in nanoseconds; most stores round the time to seconds."""
+        """Return the bytes of the object, and its time of change in nanoseconds; most stores round the time to seconds."""
         info = self._info()
         if info.type != pyarrow.fs.FileType.File:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
         return info.size, info.mtime_ns or 0
 
     def glob(self, pattern: str) -> Iterator["RemotePath"]:
-        """Objects right below this prefix whose name fits, in order."""
+        """Yield the objects right below this prefix whose name fits, in order."""
         return (self / name for name in self._below(pyarrow.fs.FileType.File) if fnmatch.fnmatchcase(name, pattern))
 
     def objects(self) -> dict[str, int]:
-        """Bytes of all objects below this prefix, by name relative to it. Raises UserError for a name that leaves the prefix."""
+        """Return bytes of all objects below this prefix by relative name. Raises UserError for a name that leaves the prefix."""
         return {name: size for name, (size, _) in self.listing().items()}
 
     def listing(self) -> dict[str, tuple[int, int]]:
-        """As `objects`, with the time of change in nanoseconds behind the bytes."""
+        """Return the same as `objects`, with the time of change in nanoseconds behind the bytes."""
         selector = pyarrow.fs.FileSelector(self.key, allow_not_found=True, recursive=True)
         infos = self._ask(lambda files: files.get_file_info(selector))
         files = (info for info in infos if info.type == pyarrow.fs.FileType.File)
@@ -169,7 +169,7 @@ class RemotePath:
         return found
 
     def folders(self) -> list["RemotePath"]:
-        """The prefixes right below this one, in order."""
+        """Return the prefixes right below this one, in order."""
         return [self / name for name in self._below(pyarrow.fs.FileType.Directory)]
 
     def remove_objects(self) -> None:
@@ -178,17 +178,17 @@ class RemotePath:
             self._ask(lambda files: files.delete_dir(self.key))
 
     def open(self, mode: str = "rb") -> io.BufferedReader:
-        """The object as a buffered stream of bytes."""
+        """Open the object as a buffered stream of bytes."""
         stream = self._ask(lambda files: files.open_input_stream(self.key, compression=_AS_IT_IS))
         return io.BufferedReader(InputStream(self, self._open_anywhere, stream), _REQUEST_BYTES)
 
     def open_seekable(self) -> io.RawIOBase:
-        """The object as a file that is read at any place. It holds nothing: every read is a request."""
+        """Open the object as a file that is read at any place. It holds nothing: every read is a request."""
         return SeekableStream(self, self._open_anywhere)
 
     @contextmanager
     def open_output(self) -> Iterator[IO[bytes]]:
-        """A stream that replaces the object when it ends, of any size; at most 64 MiB and a few parts wait for the store.
+        """Open a stream that replaces the object when it ends, of any size; at most 64 MiB and a few parts wait for the store.
 
         If the block ends with an error, the object is removed. A process that is killed at that moment may leave a part of it, so
         a note beside the object must say that it is complete.
@@ -246,7 +246,7 @@ class RemotePath:
         self._ask(remove)
 
     def _written(self) -> "RemotePath":
-        """The object to write to. On Azure, an upload empties its object when it begins, so it writes to another one."""
+        """Return the object to write to. On Azure, an upload empties its object when it begins, so it writes to another one."""
         return self if self.scheme != "az" else self.parent / f".tmp-{uuid.uuid4().hex}-{self.name}"
 
     def _publish(self, written: "RemotePath") -> None:
@@ -256,7 +256,7 @@ class RemotePath:
             written.unlink(missing_ok=True)
 
     def _below(self, kind: pyarrow.fs.FileType) -> list[str]:
-        """Names of this kind right below this prefix, in order."""
+        """Return the names of this kind right below this prefix, in order."""
         selector = pyarrow.fs.FileSelector(self.key, allow_not_found=True)
         infos = self._ask(lambda files: files.get_file_info(selector))
         return sorted(info.base_name for info in infos if info.type == kind)
@@ -268,7 +268,7 @@ class RemotePath:
         return _file_system(self.scheme).open_input_file(self.key)
 
     def _ask(self, request: Callable[[pyarrow.fs.FileSystem], Answer], in_parts: bool = False) -> Answer:
-        """Every request to the store, except those of open streams."""
+        """Send a request to the store: every one, except those of open streams."""
         return ask(self, lambda: request(_file_system(self.scheme, in_parts)))
 
 
@@ -276,17 +276,17 @@ AnyPath = Path | RemotePath
 
 
 def open_seekable(path: AnyPath) -> IO[bytes]:
-    """A file or an object that is read at any place. Every read of an object is a request."""
+    """Open a file or an object that is read at any place. Every read of an object is a request."""
     return path.open("rb") if isinstance(path, Path) else cast(IO[bytes], path.open_seekable())
 
 
 def place_for_libraries(path: AnyPath) -> tuple[str, pyarrow.fs.FileSystem | None]:
-    """A place for a library that takes a path and a file system of Arrow, which repeats the requests of that library."""
+    """Return a place for a library that takes a path and a file system of Arrow, which repeats the requests of that library."""
     return (str(path), None) if isinstance(path, Path) else (path.key, _file_system(path.scheme, in_parts=True))
 
 
 def as_path(value: str | AnyPath) -> AnyPath:
-    """A local path, or the RemotePath of a URI. Raises UserError for a URI of another kind or without a bucket."""
+    """Return a local path, or the RemotePath of a URI. Raises UserError for a URI of another kind or without a bucket."""
     if not isinstance(value, str):
         return value
     match = _URI.match(value)
@@ -304,7 +304,7 @@ def as_path(value: str | AnyPath) -> AnyPath:
 
 
 def inside(root: AnyPath, name: str) -> AnyPath:
-    """The place below `root` of a name that a data set, a run or an object store gives for one of its files.
+    """Return the place below `root` of a name that a data set, a run or an object store gives for one of its files.
 
     Raises UserError if the name would leave `root`: it is empty or absolute, or has a `..` or a NUL. It raises UserError too
     if a folder on the way is a link that leads out. If the file itself is a link, it is only read through, never written

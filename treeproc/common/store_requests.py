@@ -95,7 +95,7 @@ def ask(path: object, request: Callable[[], Answer], *, once: bool = False) -> A
 
 
 def retry_limit() -> float:
-    """Seconds for which a request is repeated: `TREE_ATTENTION_STORE_RETRY_S`, else five minutes.
+    """Return the seconds for which a request is repeated: `TREE_ATTENTION_STORE_RETRY_S`, else five minutes.
 
     Raises UserError if the variable is not a number of seconds.
     """
@@ -112,7 +112,7 @@ def retry_limit() -> float:
 
 
 def part_repeats() -> int:
-    """How often Arrow sends a part of an upload again, so that its waits add up to `retry_limit` at most."""
+    """Return how often Arrow sends a part of an upload again, so that its waits add up to `retry_limit` at most."""
     return max(1, int(math.log2(retry_limit() / _PART_WAIT_S + 1)))
 
 

@@ -233,5 +233,5 @@ _SETTING = re.compile(r"(?<![\w./-])(?:[a-z]\w*(?:\.[a-z]\w*)+|[a-z]+_\w+|[a-z]\
 
 
 def settings_in(advice: str) -> list[str]:
-    """The dotted names of the settings that a value of `SYNONYMS` names."""
+    """Return the dotted names of the settings that a value of `SYNONYMS` names."""
     return _SETTING.findall(advice) if " " in advice else [advice]

@@ -35,7 +35,7 @@ def check_archive(path: Path, hint: str) -> None:
 
 
 def load_archive(path: Path, hint: str) -> Any:
-    """Loads tensors and plain values that `torch.save` wrote. Raises UserError, which ends in `hint`, for anything else."""
+    """Load tensors and plain values that `torch.save` wrote. Raises UserError, which ends in `hint`, for anything else."""
     import torch
 
     check_archive(path, hint)

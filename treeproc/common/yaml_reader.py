@@ -55,7 +55,7 @@ class _Yaml12Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
     def construct_text(self, node: yaml.ScalarNode) -> str:
-        """A text that can be written to a file again, and be the name of one."""
+        """Return a text that can be written to a file again, and be the name of one."""
         text = self.construct_scalar(node)
         if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
             raise ConstructorError(None, None, f"{quoted(text)} holds a NUL byte or half of a character", node.start_mark)
@@ -65,7 +65,7 @@ class _Yaml12Loader(yaml.SafeLoader):
         raise ConstructorError(None, None, f"tag {quoted(node.tag)} is not allowed; write the value without it", node.start_mark)
 
     def construct_decimal(self, node: yaml.ScalarNode) -> int:
-        """`010` is ten; PyYAML's own constructor reads octal."""
+        """Read `010` as ten; PyYAML's own constructor reads octal."""
         return int(self.construct_scalar(node))
 
 
