@@ -53,7 +53,7 @@ class Format:
 
     @property
     def has_pairs(self) -> bool:
-        """Whether every two rows are the sentences of a pair, which must stay together."""
+        """Return whether every two rows are the sentences of a pair, which must stay together."""
         return "score" in self.columns
 
 

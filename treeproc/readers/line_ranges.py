@@ -191,7 +191,7 @@ def _open(path: AnyPath, piece: Piece) -> IO[bytes]:
 
 
 def buffered(file: IO[bytes]) -> IO[bytes]:
-    """A file whose reads are few and large."""
+    """Return a file whose reads are few and large."""
     return io.BufferedReader(cast(io.RawIOBase, file), _READ_BYTES)
 
 

@@ -233,7 +233,7 @@ def say_left_out(path: AnyPath, counts: Mapping[str, int]) -> None:
 
 @cache
 def warn_once(message: str) -> None:
-    """A command reads its input more than once."""
+    """Warn once, although a command reads its input more than once."""
     logger.warning("warning: %s", message)
 
 

@@ -34,7 +34,7 @@ class BadArrowFile(Exception):
 def read_arrow(
     source: pa.NativeFile, known: Sequence[pa.Schema], ahead: ReadAhead | None = None
 ) -> tuple[pa.Schema, list[pa.RecordBatch]]:
-    """Schema and record batches of an Arrow IPC file, whose columns are those of one of the `known` schemas or some of them.
+    """Read schema and record batches of an Arrow IPC file, whose columns are those of one of the `known` schemas or some of them.
 
     `ahead` is asked for what is read here, if all columns are numbers or dictionaries. Numbers are not read.
     Raises BadArrowFile for any other file, and for one that is damaged.
@@ -64,7 +64,7 @@ def read_arrow(
 
 
 def has_schema(source: pa.NativeFile, schema: pa.Schema) -> bool:
-    """Whether this is an Arrow IPC file with these columns, by its end alone."""
+    """Return whether this is an Arrow IPC file with these columns, by its end alone."""
     try:
         return _read_schema(source, [schema])[1] == schema
     except (BadArrowFile, *_DAMAGE):
@@ -72,7 +72,7 @@ def has_schema(source: pa.NativeFile, schema: pa.Schema) -> bool:
 
 
 def _read_schema(source: pa.NativeFile, known: Sequence[pa.Schema]) -> tuple[bytes, pa.Schema]:
-    """The footer, and the columns, which are those of a known schema."""
+    """Read the footer, and the columns, which are those of a known schema."""
     footer = _footer(source)
     schema = _check_schema(_schema_of(footer), known)
     if _EXTENSION in footer:
@@ -91,13 +91,13 @@ def _footer(source: pa.NativeFile) -> bytes:
 
 
 def _schema_of(footer: bytes) -> pa.Schema:
-    """The schema as it is stored. Fields of extension types have their storage's type, and the name in their metadata."""
+    """Return the schema as it is stored. Fields of extension types have their storage's type, and the name in their metadata."""
     hidden = footer.replace(_EXTENSION, _HIDDEN)
     return pa.ipc.open_file(pa.py_buffer(_MAGIC + b"\0\0" + hidden + _END.pack(len(hidden), _MAGIC))).schema
 
 
 def _check_schema(found: pa.Schema, known: Sequence[pa.Schema]) -> pa.Schema:
-    """The known schema of these columns. Raises BadArrowFile that names the wrong column."""
+    """Return the known schema of these columns. Raises BadArrowFile that names the wrong column."""
     full = max(known, key=lambda schema: sum(field in schema for field in found))
     for field in found:
         name = _short(field.name)
@@ -113,7 +113,7 @@ def _check_schema(found: pa.Schema, known: Sequence[pa.Schema]) -> pa.Schema:
 
 
 def _extensions(field: pa.Field) -> str:
-    """The extension type that a field or one inside it names; empty for none."""
+    """Return the extension type that a field or one inside it names; empty for none."""
     for key, value in (field.metadata or {}).items():
         if key == _HIDDEN + b"name":
             return f"the extension type {_short(value.decode(errors='replace'))}"
@@ -133,7 +133,7 @@ def _ask_for_codes(ahead: ReadAhead, table: pa.Table) -> None:
 
 
 def _check_values(table: pa.Table) -> int:
-    """The bytes that a table takes, those that its batches share counted for each of them. Raises BadArrowFile and as Arrow."""
+    """Return the bytes of a table, those that batches share counted for each of them. Raises BadArrowFile and as Arrow."""
     for column in table.columns:
         if pa.types.is_dictionary(column.type):
             for chunk in column.chunks:
@@ -148,7 +148,7 @@ def _check_values(table: pa.Table) -> int:
 
 
 def _check_codes(array: pa.DictionaryArray) -> None:
-    """As `array.validate(full=True)`, at a tenth of its time: lengths have a code for each of a billion rows."""
+    """Check codes as `array.validate(full=True)` does, at a tenth of its time: lengths have a code for each of a billion rows."""
     array.validate()
     array.dictionary.validate(full=True)
     width = array.indices.type.byte_width
@@ -175,18 +175,18 @@ class _Table:
     place: int
 
     def table(self, number: int) -> "_Table":
-        """The table in field `number`. Raises ValueError if it has none."""
+        """Return the table in field `number`. Raises ValueError if it has none."""
         at = self._field(number)
         if not at:
             raise ValueError("a message without its header")
         return _Table(self.data, at + self._u32(at))
 
     def has(self, number: int) -> bool:
-        """Whether there is anything in field `number`."""
+        """Return whether there is anything in field `number`."""
         return bool(self._field(number))
 
     def vector(self, number: int) -> tuple[int, int]:
-        """Place of the first item, and number of items, of the vector in field `number`."""
+        """Return the place of the first item, and number of items, of the vector in field `number`."""
         at = self._field(number)
         if not at:
             return 0, 0
@@ -204,7 +204,7 @@ class _Table:
 
 
 def _messages(footer: bytes) -> Iterator[tuple[int, int, bool]]:
-    """Of every message that the footer names: where it begins, the bytes before its body, whether it is a dictionary."""
+    """Yield for every message that the footer names where it begins, the bytes before its body, whether it is a dictionary."""
     root = _Table(footer, struct.unpack_from("<I", footer)[0])
     for number, is_dictionary in ((_DICTIONARIES, True), (_RECORD_BATCHES, False)):
         start, count = root.vector(number)
@@ -213,7 +213,7 @@ def _messages(footer: bytes) -> Iterator[tuple[int, int, bool]]:
 
 
 def _compressed(source: pa.NativeFile, footer: bytes) -> Iterator[bool]:
-    """Whether buffers are compressed, of every message that the footer names, those of dictionaries among them."""
+    """Yield whether buffers are compressed, for every message that the footer names, also for those of dictionaries."""
     for start, _, is_dictionary in _messages(footer):
         source.seek(start)
         message = pa.ipc.read_message(source).metadata.to_pybytes()

@@ -49,7 +49,7 @@ class Gather:
         self._table = _Places({}, np.zeros((0, 0), dtype=np.int64), 0)
 
     def __contains__(self, column: str) -> bool:
-        """Whether there are rows, and their shards have this column."""
+        """Return whether there are rows, and their shards have this column."""
         return bool(len(self)) and column in self.pick([0])
 
     def __len__(self) -> int:
@@ -57,11 +57,11 @@ class Gather:
 
     @property
     def num_open(self) -> int:
-        """Shards that are open now."""
+        """Return the number of shards that are open now."""
         return len(self._open)
 
     def pick(self, rows: Sequence[int] | np.ndarray) -> "PickedRows":
-        """These rows, in this order. Opens the shards that they are in."""
+        """Pick these rows, in this order. Opens the shards that they are in."""
         rows = np.asarray(rows, dtype=np.int64)
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
             raise IndexError(f"rows must be from 0 to {len(self) - 1}, but some are outside")
@@ -108,7 +108,7 @@ class _Places:
     size: int  # record batches
 
     def add(self, batches: Sequence[Columns]) -> "_Places":
-        """With the record batches of another shard. Raises ValueError if they are not like those that are there."""
+        """Return the places with the record batches of another shard, too. Raises ValueError if they are unlike those here."""
         arrays: dict[Key, list[np.ndarray]] = {}
         for columns in batches:
             for key, array in _arrays(columns):
@@ -144,12 +144,12 @@ class PickedRows:
         return (column, None) in self.table.columns or (column, _EDGES) in self.table.columns
 
     def values(self, column: str) -> np.ndarray:
-        """[rows] of a column of numbers."""
+        """Return [rows] of a column of numbers."""
         memory, start = self._start((column, None))
         return memory[start + self.row]
 
     def items(self, column: str, part: str | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Items of the lists of all rows, one after the other, and lengths [rows]; of one field where items are structs."""
+        """Return items of the lists of all rows, one after the other, and lengths [rows]; of one field if items are structs."""
         memory, first = self._start((column, _EDGES))
         start = memory[first + self.row].astype(np.int64)
         lengths = memory[first + self.row + 1] - start
@@ -157,13 +157,13 @@ class PickedRows:
         return memory[ranges(first + start, lengths)], lengths
 
     def _start(self, key: Key) -> tuple[np.ndarray, np.ndarray]:
-        """The memory that a column is in, and where in it the record batch [rows] of each row begins."""
+        """Return the memory that a column is in, and where in it the record batch [rows] of each row begins."""
         place, dtype = self.table.columns[key]
         return memory_of(dtype), self.table.places[place, self.batch]
 
 
 def _arrays(columns: Columns) -> Iterator[tuple[Key, np.ndarray]]:
-    """The arrays of a record batch. Raises ValueError if one does not hold what its rows refer to."""
+    """Yield the arrays of a record batch. Raises ValueError if one does not hold what its rows refer to."""
     size = len(columns["example_id"])
     for name, views in columns.items():
         if isinstance(views, tuple):

@@ -20,17 +20,17 @@ LENGTHS = "lengths.arrow"
 
 
 def read_lengths(folder: AnyPath, split: str) -> dict[str, np.ndarray]:
-    """Columns of `lengths.arrow` for one split: shard, row, example_id, leaves, nodes, tgt_pieces. Raises as `open_lengths`."""
+    """Read columns of `lengths.arrow` for one split: shard, row, example_id, leaves, nodes, tgt_pieces; see `open_lengths`."""
     return {name: np.array(column) for name, column in open_lengths(folder, split).items()}
 
 
 def open_lengths(folder: AnyPath, split: str) -> dict[str, Column]:
-    """`read_lengths` without a copy: the columns are in the memory map. Raises UserError for a file that is damaged."""
+    """Open what `read_lengths` reads without a copy: columns in the memory map. Raises UserError for a damaged file."""
     return open_columns(folder, LENGTHS, LENGTHS_SCHEMA, split)
 
 
 def open_columns(folder: AnyPath, name: str, schema: pa.Schema, split: str) -> dict[str, Column]:
-    """The rows of one split of a file of this schema, which has a column `split`: its other columns, in the memory map.
+    """Open the rows of one split of a file of this schema, which has a column `split`: its other columns, in the memory map.
 
     Raises UserError when the file is not there, is damaged or has other columns.
     """
@@ -65,7 +65,7 @@ def _column(field: pa.Field, parts: Sequence[pa.RecordBatch], memory: pa.Buffer)
 
 
 def _rows_of_split(batch: pa.RecordBatch, split: str) -> Iterator[pa.RecordBatch]:
-    """The parts of a record batch that are of a split: all of it or nothing, but in files that were written at once."""
+    """Yield the parts of a record batch that are of a split: all of it or nothing, but in files that were written at once."""
     column = batch.column("split")
     names = column.dictionary.to_pylist()
     if split not in names or not len(column):

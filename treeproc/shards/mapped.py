@@ -24,12 +24,12 @@ class _Memory:
 
 @cache
 def memory_of(dtype: np.dtype) -> np.ndarray:
-    """All memory as an array of this type; an array begins at the item `place_of(array)` of it."""
+    """Return all memory as an array of this type; an array begins at the item `place_of(array)` of it."""
     return np.asarray(_Memory(dtype))
 
 
 def place_of(array: np.ndarray) -> int:
-    """The item of `memory_of` its type that an array begins with. Raises ValueError if it has gaps or is between two items."""
+    """Find the item of `memory_of` its type where an array begins. Raises ValueError for gaps, or between two items."""
     if not len(array):
         return 0  # nothing is read of it, and its address may be any
     if array.ctypes.data % array.itemsize or array.strides != (array.itemsize,):
@@ -62,7 +62,7 @@ class Column:
         return self._part(0, len(self)).astype(dtype or self.dtype, copy=False)
 
     def __getitem__(self, index: "int | slice | Sequence[int] | np.ndarray") -> np.ndarray:
-        """Raises IndexError for a row that is not there. Negative numbers are errors too: they do not count from the end."""
+        """Return rows. Raises IndexError for a row that is not there. Negative numbers do not count from the end: an error."""
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self))
             return self._part(start, stop)[::step] if step > 0 else np.asarray(self)[index]
@@ -74,7 +74,7 @@ class Column:
         return memory_of(self.dtype)[self._places[piece] + rows - self._edges[piece]]
 
     def pieces(self) -> Iterator[np.ndarray]:
-        """A copy of each piece."""
+        """Yield a copy of each piece."""
         memory, sizes = memory_of(self.dtype), np.diff(self._edges).tolist()
         return (memory[place : place + size].copy() for place, size in zip(self._places.tolist(), sizes, strict=True))
 

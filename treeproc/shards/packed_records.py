@@ -37,7 +37,7 @@ class PackedRecords(Sequence[ShardRecord]):
         self._packed.append(self._packer.pack(record))
 
     def take(self, places: Iterable[int]) -> "PackedRecords":
-        """The records at these places. They share the memory of these here."""
+        """Return the records at these places. They share the memory of these here."""
         return _share(self._packer, [self._packed[place] for place in places])
 
     def __len__(self) -> int:
@@ -74,15 +74,15 @@ class RecordSlots(Sequence[ShardRecord | None]):
         self._packed[place] = b"" if record is None else self._packer.pack(record)
 
     def holds(self, place: int) -> bool:
-        """Whether a place has its record."""
+        """Return whether a place has its record."""
         return bool(self._packed[place])
 
     def missing(self) -> list[int]:
-        """The places without a record, in order."""
+        """Return the places without a record, in order."""
         return [place for place, packed in enumerate(self._packed) if not packed]
 
     def present(self) -> PackedRecords:
-        """The records that are there, in the order of their places."""
+        """Return the records that are there, in the order of their places."""
         return _share(self._packer, [packed for packed in self._packed if packed])
 
     def __len__(self) -> int:

@@ -8,32 +8,32 @@ import pyarrow as pa
 
 
 def edges_of(lengths: np.ndarray) -> np.ndarray:
-    """[n + 1] where each row begins, and the total."""
+    """Return [n + 1] where each row begins, and the total."""
     edges = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=edges[1:])
     return edges
 
 
 def ranges(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """The indices starts[0], ..., starts[0] + lengths[0] - 1, starts[1], ... of several slices of a flat array."""
+    """Return the indices starts[0], ..., starts[0] + lengths[0] - 1, starts[1], ... of several slices of a flat array."""
     edges = edges_of(lengths)
     return np.arange(edges[-1]) + np.repeat(starts - edges[:-1], lengths)
 
 
 def take(flat: np.ndarray, edges: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The chosen rows of a ragged array: (flat, lengths)."""
+    """Return the chosen rows of a ragged array: (flat, lengths)."""
     lengths = edges[rows + 1] - edges[rows]
     return flat[ranges(edges[rows], lengths)], lengths
 
 
 def flatten(rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Lists of integers as (flat, lengths)."""
+    """Return lists of integers as (flat, lengths)."""
     lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     return np.fromiter(chain.from_iterable(rows), dtype=np.int64, count=int(lengths.sum())), lengths
 
 
 def string_bytes(strings: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """UTF-8 bytes of a string array and the edges [n + 1] of its strings in them, without a copy."""
+    """Return the UTF-8 bytes of a string array and the edges [n + 1] of its strings in them, without a copy."""
     if not len(strings):
         return np.zeros(0, dtype=np.uint8), np.zeros(1, dtype=np.int64)
     _, edges, data = strings.buffers()
@@ -43,11 +43,11 @@ def string_bytes(strings: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def strings_of(data: np.ndarray, edges: np.ndarray) -> pa.Array:
-    """Strings that lie one after the other in `data`, UTF-8 bytes; the inverse of `string_bytes`."""
+    """Return strings that lie one after the other in `data`, UTF-8 bytes; the inverse of `string_bytes`."""
     offsets, content = pa.py_buffer(edges.astype(np.int32)), pa.py_buffer(np.ascontiguousarray(data))
     return pa.StringArray.from_buffers(len(edges) - 1, offsets, content)
 
 
 def cut_strings(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> pa.Array:
-    """The strings at `starts` of `data`, of `lengths` bytes."""
+    """Cut the strings at `starts` of `data`, of `lengths` bytes."""
     return strings_of(data[ranges(starts, lengths)], edges_of(lengths))

@@ -68,7 +68,7 @@ def write_parts(folder: AnyPath, records: Sequence[ShardRecord]) -> list[dict]:
 
 
 def _chunks(records: Iterable[ShardRecord]) -> Iterator[list[ShardRecord]]:
-    """The records of each part."""
+    """Yield the records of each part."""
     chunk: list[ShardRecord] = []
     for record in records:
         if chunk and (len(chunk) == _SHARDS_A_PART or chunk[0].split != record.split):

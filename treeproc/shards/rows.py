@@ -31,7 +31,7 @@ class Lists:
 
 
 def _column(rows: Sequence[dict], column: pa.Field) -> pa.Array:
-    """Fresh Arrow array of one column. A list of structs is given as a dict of parallel lists."""
+    """Return a fresh Arrow array of one column. A list of structs is given as a dict of parallel lists."""
     values = [row[column.name] for row in rows]
     if not pa.types.is_list(column.type):
         return pa.array(values, column.type)
@@ -50,14 +50,14 @@ def _column(rows: Sequence[dict], column: pa.Field) -> pa.Array:
 
 
 def record_batches(rows: Sequence[dict], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Rows in the batches of a shard."""
+    """Yield the rows in the batches of a shard."""
     for start in range(0, len(rows), ROWS_PER_RECORD_BATCH):
         batch = rows[start : start + ROWS_PER_RECORD_BATCH]
         yield pa.record_batch([_column(batch, column) for column in schema], schema=schema)
 
 
 def column_batch(columns: Mapping[str, np.ndarray | Lists], schema: pa.Schema) -> pa.RecordBatch:
-    """One record batch from NumPy columns, of the same bytes as `record_batches` from rows."""
+    """Build one record batch from NumPy columns, of the same bytes as `record_batches` from rows."""
     return pa.record_batch([_array(columns[column.name], column.type) for column in schema], schema=schema)
 
 
@@ -78,7 +78,7 @@ def _fresh(values: np.ndarray, type_: pa.DataType) -> np.ndarray:
 
 
 def ipc_bytes(rows: Sequence[dict] | Batches, schema: pa.Schema) -> bytes:
-    """An uncompressed Arrow IPC file, whose bytes depend on `rows` and `schema` alone."""
+    """Return an uncompressed Arrow IPC file, whose bytes depend on `rows` and `schema` alone."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         for batch in rows.batches if isinstance(rows, Batches) else record_batches(rows, schema):
@@ -87,12 +87,12 @@ def ipc_bytes(rows: Sequence[dict] | Batches, schema: pa.Schema) -> bytes:
 
 
 def batch_views(batch: pa.RecordBatch) -> dict:
-    """`column_views` of every column."""
+    """Return `column_views` of every column."""
     return {name: column_views(batch.column(name)) for name in batch.schema.names}
 
 
 def column_views(array: pa.Array) -> Any:
-    """(offsets, {field: flat}) for lists of structs, (offsets, flat) for lists, else the array itself."""
+    """Return (offsets, {field: flat}) for lists of structs, (offsets, flat) for lists, else the array itself."""
     if not pa.types.is_list(array.type):
         return _numpy(array)
     # Record batches written by `ipc_bytes` are whole arrays, so offsets count from the first child.

@@ -44,7 +44,7 @@ ROWS_PER_RECORD_BATCH = 1024
 
 
 def _list_of(**fields: pa.DataType) -> pa.DataType:
-    """A non-nullable list of non-nullable structs."""
+    """Return a non-nullable list of non-nullable structs."""
     struct = pa.struct([pa.field(name, type_, nullable=False) for name, type_ in fields.items()])
     return pa.list_(pa.field("item", struct, nullable=False))
 
@@ -54,7 +54,7 @@ def _schema(**columns: pa.DataType) -> pa.Schema:
 
 
 def select(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
-    """`example_id` and the named columns of a full schema, in its order: the schema of one data set."""
+    """Return `example_id` and the named columns of a full schema, in its order: the schema of one data set."""
     return pa.schema([field for field in schema if field.name == "example_id" or field.name in names])
 
 
@@ -154,7 +154,7 @@ NEEDED_COLUMNS = {
 
 
 def in_order(splits: Iterable[str]) -> list[str]:
-    """Names of splits in the order of a data set: train, valid, test, then the others by name."""
+    """Return the names of splits in the order of a data set: train, valid, test, then the others by name."""
     return sorted(splits, key=lambda split: (SPLITS.index(split) if split in SPLITS else len(SPLITS), split))
 
 
@@ -170,5 +170,5 @@ def line_end_in(names: Iterable[str]) -> str:
 
 
 def shard_name(split: str, index: int, count: int) -> str:
-    """File name of shard `index` of `count`, for example `train-00002-of-00016.arrow`."""
+    """Return the file name of shard `index` of `count`, for example `train-00002-of-00016.arrow`."""
     return f"{split}-{index:05d}-of-{count:05d}.arrow"

@@ -48,7 +48,7 @@ class Shard:
         return self.record.rows
 
     def row(self, index: int) -> dict:
-        """One example: scalars, NumPy arrays (list columns) and dicts of arrays (lists of structs)."""
+        """Return one example: scalars, NumPy arrays (list columns) and dicts of arrays (lists of structs)."""
         batch, offset = divmod(index, ROWS_PER_RECORD_BATCH)
         return {name: pick(views, offset) for name, views in self.columns[batch].items()}
 
@@ -56,12 +56,12 @@ class Shard:
         return (self.row(i) for i in range(len(self)))
 
     def table(self) -> pa.Table:
-        """All rows, with nested columns; memory-mapped."""
+        """Return all rows, with nested columns; memory-mapped."""
         return pa.Table.from_batches(self._batches, self.schema)
 
 
 def check_size(folder: AnyPath, record: ShardRecord) -> Path:
-    """The local file of a shard. Raises UserError when it is missing or has another size than its record says."""
+    """Return the local file of a shard. Raises UserError when it is missing or has another size than its record says."""
     path = inside(folder, record.name)
     try:
         local = local_copy(path, record.sha256)
@@ -76,7 +76,7 @@ def check_size(folder: AnyPath, record: ShardRecord) -> Path:
 
 
 def lacks(error: Exception, path: AnyPath) -> str:
-    """The message if this process may open no more files; empty if the file is to blame."""
+    """Return the message if this process may open no more files; empty if the file is to blame."""
     limit = {
         errno.ENOMEM: "memory maps left: raise vm.max_map_count (sysctl)",
         errno.EMFILE: "file descriptors left: raise ulimit -n",
@@ -86,7 +86,7 @@ def lacks(error: Exception, path: AnyPath) -> str:
 
 
 def split_records(folder: AnyPath, split: str) -> Sequence[ShardRecord]:
-    """The records of the shards of one split, in order. Raises UserError when the split is not there."""
+    """Return the records of the shards of one split, in order. Raises UserError when the split is not there."""
     index = read_index(folder)
     records = index.records(split)
     if not records:
@@ -123,16 +123,16 @@ class SplitShards(Sequence[Shard]):
         return self._held[number]
 
     def __reduce__(self) -> tuple:
-        """Another process reads the index and maps the files anew."""
+        """Let another process read the index and map the files anew."""
         return SplitShards, (self.folder, self._split)
 
     def by_index(self) -> dict[int, int]:
-        """The place of every shard by the number that `lengths.arrow` has for it."""
+        """Return the place of every shard by the number that `lengths.arrow` has for it."""
         return {record.index: place for place, record in enumerate(self.records)}
 
 
 def check_names(folder: AnyPath, shard: Shard, columns: Sequence[str] | None) -> None:
-    """Raises UserError if the columns of a shard are not the `columns` of its index. An index without names allows all."""
+    """Raise UserError if the columns of a shard are not the `columns` of its index. An index without names allows all."""
     if columns and shard.schema.names != columns:
         raise UserError(
             f"{folder / shard.record.name}: its columns are {', '.join(shard.schema.names)}, but index.json names "
@@ -141,7 +141,7 @@ def check_names(folder: AnyPath, shard: Shard, columns: Sequence[str] | None) ->
 
 
 def tables(folder: AnyPath, split: str) -> dict[str, pa.Table]:
-    """Flat Arrow tables `leaves`, `nodes` and `spans` with `example_id`, for DuckDB, pandas or polars."""
+    """Return flat Arrow tables `leaves`, `nodes` and `spans` with `example_id`, for DuckDB, pandas or polars."""
     parts: dict[str, list[pa.Table]] = {"leaves": [], "nodes": [], "spans": []}
     for shard in SplitShards(folder, split):
         for views in shard.columns:

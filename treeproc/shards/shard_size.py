@@ -12,7 +12,7 @@ LARGEST = _BYTES_A_SHARD // _BYTES_A_ROW // ROWS_PER_RECORD_BATCH * ROWS_PER_REC
 
 
 def auto_rows_per_shard(rows: int) -> int:
-    """Rows of a shard for a data set of `rows` input examples, all splits together.
+    """Return the number of rows of a shard for a data set of `rows` input examples, all splits together.
 
     It grows so that there are at most 4,096 shards, in whole record batches, until a shard of the largest stage has about
     100 MB (99,328 rows). It depends on the number of rows alone. It does not use the cluster, nor the bytes of the input, which

@@ -30,12 +30,12 @@ class SizeCounts:
 
     @classmethod
     def of(cls, leaves: np.ndarray, tgt_pieces: np.ndarray, nodes: np.ndarray) -> "SizeCounts":
-        """The counts of rows [n] of these sizes. Raises ValueError for a size below 0."""
+        """Return the counts of rows [n] of these sizes. Raises ValueError for a size below 0."""
         return cls._sum(leaves, tgt_pieces, None, nodes)
 
     @classmethod
     def merge(cls, parts: Sequence["SizeCounts"]) -> "SizeCounts":
-        """The counts of all parts together."""
+        """Return the counts of all parts together."""
         columns = [
             np.concatenate(column) for column in zip(*((p.leaves, p.tgt_pieces, p.rows, p.nodes) for p in parts), strict=True)
         ]
@@ -61,15 +61,15 @@ class SizeCounts:
         return cls(cells // width, cells % width, counted, summed)
 
     def __getitem__(self, cells: np.ndarray) -> "SizeCounts":
-        """Some of the cells."""
+        """Return some of the cells."""
         return SizeCounts(self.leaves[cells], self.tgt_pieces[cells], self.rows[cells], self.nodes[cells])
 
     def without_targets(self) -> "SizeCounts":
-        """The counts by leaves alone: target pieces are 0."""
+        """Return the counts by leaves alone: target pieces are 0."""
         return self._sum(self.leaves, np.zeros_like(self.tgt_pieces), self.rows, self.nodes)
 
     def take(self, rows: np.ndarray) -> "SizeCounts":
-        """So many rows [cells] of each cell, with the mean of its nodes each, rounded over the cell."""
+        """Take so many rows [cells] of each cell, with the mean of its nodes each, rounded over the cell."""
         nodes = np.rint(self.nodes * (rows / np.maximum(1, self.rows))).astype(np.int64)
         return SizeCounts(self.leaves, self.tgt_pieces, rows, nodes)[rows > 0]
 
@@ -87,7 +87,7 @@ class StoredCounts:
         self._edges, self._rows = edges_of(cells), edges_of(shard_rows)
 
     def count(self, first: int, last: int) -> SizeCounts:
-        """The counts of the shards `first` to `last`, without the last. Raises UserError if they are not those of the rows."""
+        """Sum the counts of the shards `first` to `last`, without the last. Raises UserError if the rows are others."""
         counts = SizeCounts.merge([])
         while first < last:
             after = int(np.searchsorted(self._edges, self._edges[first] + _CELLS_AT_ONCE))
@@ -112,7 +112,7 @@ class CountedLengths:
         self._path, self._lengths, self._rows = path, lengths, edges_of(shard_rows)
 
     def count(self, first: int, last: int) -> SizeCounts:
-        """As `StoredCounts.count`."""
+        """Sum as `StoredCounts.count` does."""
         counts, stop = SizeCounts.merge([]), int(self._rows[last])
         try:
             for start in range(int(self._rows[first]), stop, _ROWS_AT_ONCE):
@@ -125,7 +125,7 @@ class CountedLengths:
 
 
 def open_counts(folder: AnyPath, split: str, lengths: dict[str, Column], shard_rows: np.ndarray) -> StoredCounts | CountedLengths:
-    """The counts of a split, from their file where the index names it."""
+    """Open the counts of a split, from their file where the index names it."""
     if SIZE_COUNTS in read_index(folder).get("files", {}):
         return StoredCounts(folder, split, shard_rows)
     return CountedLengths(folder / LENGTHS, lengths, shard_rows)

@@ -73,7 +73,7 @@ _RECORD = TypeAdapter(ShardRecord)
 
 
 def fingerprint_of(*parts: object) -> str:
-    """Short stable hash of JSON-serialisable parts."""
+    """Return a short stable hash of JSON-serialisable parts."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True, ensure_ascii=True).encode()).hexdigest()[:16]
 
 
@@ -112,7 +112,7 @@ def sidecar_path(shard: AnyPath) -> AnyPath:
 
 
 def finished_shard(folder: AnyPath, name: str, fingerprint: str) -> ShardRecord | None:
-    """The record of a shard that is complete, hash included, and of this fingerprint; else None."""
+    """Return the record of a shard that is complete, hash included, and of this fingerprint; else None."""
     record = read_sidecar(folder, name, fingerprint)
     try:
         return record if record and record.sha256 == file_sha256(folder / name) else None
@@ -121,7 +121,7 @@ def finished_shard(folder: AnyPath, name: str, fingerprint: str) -> ShardRecord 
 
 
 def read_sidecar(folder: AnyPath, name: str, fingerprint: str) -> ShardRecord | None:
-    """The record of a shard of this fingerprint."""
+    """Read the record of a shard of this fingerprint."""
     try:
         record = _RECORD.validate_json(sidecar_path(folder / name).read_bytes())
     except (OSError, ValueError):
@@ -130,7 +130,7 @@ def read_sidecar(folder: AnyPath, name: str, fingerprint: str) -> ShardRecord | 
 
 
 def in_index_order(records: Iterable[ShardRecord]) -> PackedRecords:
-    """The records split by split, each in the order of its shards."""
+    """Return the records split by split, each in the order of its shards."""
     packed, places = records if isinstance(records, PackedRecords) else PackedRecords(records), dict[str, list[tuple[int, int]]]()
     for place, record in enumerate(packed):
         places.setdefault(record.split, []).append((record.index, place))
@@ -168,7 +168,7 @@ class Index(dict):
         raise UserError(f"{self._folder / 'index.json'} is damaged: it has no {key}; run workflows/preprocess.py again")
 
     def records(self, split: str | None = None) -> Sequence[ShardRecord]:
-        """The records of a split, or of all splits one after the other, in order.
+        """Return the records of a split, or of all splits one after the other, in order.
 
         Those of parts are read when they are asked for, which raises UserError if a part is missing or damaged.
         """
@@ -178,14 +178,14 @@ class Index(dict):
         return [ShardRecord(**shard) for shard in self["shards"] if split in (None, shard["split"])]
 
     def check_parts(self) -> None:
-        """Raises UserError for the first part that is missing or damaged."""
+        """Raise UserError for the first part that is missing or damaged."""
         if "parts" in self:
             for _ in self.records():
                 pass
 
 
 def read_index(folder: AnyPath) -> Index:
-    """The index of a finished stage.
+    """Read the index of a finished stage.
 
     Raises UserError when it is missing, of another version, not of the form of an index, or names files outside of `folder`.
     """
@@ -212,14 +212,14 @@ def read_index(folder: AnyPath) -> Index:
 
 
 def describe_trees(index: dict) -> str:
-    """`tree.tree_source` of a data set, with the form of phrases that are made of arcs."""
+    """Return `tree.tree_source` of a data set, with the form of phrases that are made of arcs."""
     settings = index.get("tree_settings", {})
     form = [f"{name}={settings[name]}" for name in ("phrases", "phrase_labels") if name in settings]
     return f"{index['tree_source']} ({', '.join(form)})" if form else index["tree_source"]
 
 
 def describe_agreement(index: Mapping) -> str:
-    """How much the trees of a control have in common with the lines' own trees, in words; empty if the index does not count it.
+    """Describe how much the trees of a control have in common with the lines' own trees; empty if the index does not count it.
 
     F1 is over the nodes of all lines, without labels, the node over the whole sentence included.
     """
@@ -232,12 +232,12 @@ def describe_agreement(index: Mapping) -> str:
 
 
 def vocabulary_files(folder: AnyPath) -> list[str]:
-    """The files of a vocabulary that are there, by their names below the encoded stage `folder`."""
+    """Return the files of a vocabulary that are there, by their names below the encoded stage `folder`."""
     return [*VOCABULARY_FILES, *(name for name in OPTIONAL_VOCABULARY_FILES if (folder / name).exists())]
 
 
 def pieces_fingerprint(index: Mapping) -> str:
-    """Fingerprint of the pieces of a data set. That of its vocabulary depends on the labels of its trees too.
+    """Return the fingerprint of the pieces of a data set. That of its vocabulary depends on the labels of its trees too.
 
     An index without the hashes of its files gives that of the vocabulary.
     """
@@ -246,7 +246,7 @@ def pieces_fingerprint(index: Mapping) -> str:
 
 
 def stage_folder(data: AnyPath, stage: str) -> AnyPath:
-    """Folder of a stage, `text`, `parsed` or `encoded`, of the data set `data`.
+    """Return the folder of a stage, `text`, `parsed` or `encoded`, of the data set `data`.
 
     The text and the parsed stage may belong to another data set. The index of the encoded stage then names them as
     ../NEIGHBOUR/STAGE, or as an absolute path or URI that ends with /STAGE. Raises UserError for any other place.
@@ -270,7 +270,7 @@ def stage_folder(data: AnyPath, stage: str) -> AnyPath:
 def finished_shards(
     folder: AnyPath, names: Sequence[str], fingerprints: Sequence[str], hash_files: HashFiles = hash_here
 ) -> RecordSlots:
-    """The record of every shard that is complete and up to date, by the place of its name; None for the others.
+    """Return the record of every shard that is complete and up to date, by the place of its name; None for the others.
 
     `hash_files` hashes the shards, but for those that were found right before and have not changed (`hash_cache`).
     """

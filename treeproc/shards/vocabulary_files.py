@@ -14,14 +14,14 @@ _AGAIN = "run workflows/preprocess.py again"
 
 
 def names_bytes(names: Sequence[str]) -> bytes:
-    """Content of a file of labels, tags or relations, for `read_names`. Raises UserError for a name with a line end."""
+    """Encode a file of labels, tags or relations, for `read_names`. Raises UserError for a name with a line end."""
     if wrong := line_end_in(names):
         raise UserError(f"the trees have the label, tag or relation {wrong}; remove it from the input, or choose another parser")
     return "".join(f"{name}\n" for name in names).encode()
 
 
 def read_names(path: AnyPath) -> list[str]:
-    """Labels, tags or relations by id, as `names_bytes` wrote them. Raises UserError if the file cannot be read or is damaged."""
+    """Read labels, tags or relations by id, as `names_bytes` wrote them. Raises UserError for a missing or damaged file."""
     try:
         names = path.read_bytes().decode().split("\n")
     except (OSError, UnicodeDecodeError) as error:
