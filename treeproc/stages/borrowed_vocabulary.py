@@ -28,7 +28,7 @@ _NAMES = {"labels": "vocab/labels.txt", "tags": "vocab/pos_tags.txt", "deprels":
 
 
 def copy_vocabulary(data: Path, other: AnyPath) -> str:
-    """The vocabulary of the data set `other`, byte for byte, under `encoded/vocab` of `data`; returns its fingerprint.
+    """Copy the vocabulary of the data set `other`, byte for byte, to `encoded/vocab` of `data`; returns its fingerprint.
 
     Raises UserError when a file of it is missing or damaged, and when `data` was encoded with another one.
     """
@@ -53,7 +53,7 @@ def grow_vocabulary(
     run: Run = run_here,
     line_tags: Sequence[str] = (),
 ) -> str:
-    """The vocabulary of the data set `other` with what the training split adds; returns its fingerprint.
+    """Extend the vocabulary of the data set `other` by what the training split adds; returns its fingerprint.
 
     It gains at most `new_pieces` pieces, after the others. Labels, tags and relations of both are sorted together. The other
     arguments are as in `write_vocabulary`. Raises UserError when a file of `other` is missing or damaged.
@@ -80,13 +80,13 @@ def grow_vocabulary(
 
 
 def _is_done(folder: Path, inputs_fingerprint: str) -> bool:
-    """Whether a vocabulary from these inputs is there, and undamaged."""
+    """Return whether a vocabulary from these inputs is there, and undamaged."""
     done = folder / "vocab" / "fingerprint.txt"
     return done.exists() and done.read_bytes() == vocabulary_note(folder / "vocab", inputs_fingerprint)
 
 
 def _read_vocabulary(other: AnyPath) -> tuple[dict[str, bytes], str]:
-    """The files of a vocabulary by name, and the fingerprint of its inputs. Raises UserError for a file that is damaged."""
+    """Read the files of a vocabulary by name, and the fingerprint of its inputs. Raises UserError for a file that is damaged."""
     source = other / "encoded"
     index, contents = read_index(source), {}
     for name in (*VOCABULARY_FILES, *OPTIONAL_VOCABULARY_FILES):

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:
-    """The descriptions of the parsers. Raises UserError for settings that do not fit each other or the inputs."""
+    """Return the descriptions of the parsers. Raises UserError for settings that do not fit each other or the inputs."""
     _check_splits(config)
     inputs = config.inputs()
     check_columns(config.parser, config.target_parser, inputs.columns())
@@ -54,7 +54,7 @@ def _check_splits(config: PreprocessConfig) -> None:
 def check_vocab_from(
     config: PreprocessConfig, parser: dict, target_parser: dict | None, normalization: str, stages: Sequence[Sequence[str]]
 ) -> None:
-    """Raises UserError if models of the data set `vocab_from` could not be scored on this one, or not start training on it.
+    """Raise UserError if models of the data set `vocab_from` could not be scored on this one, or not start training on it.
 
     The parsers and the normalisation are those of the text.
     """
@@ -72,7 +72,7 @@ def check_vocab_from(
 
 
 def check_constituents(tree: TreeConfig, of_text: PreprocessConfig) -> None:
-    """Raises UserError if the text has no constituents for these trees. `of_text` are the settings of its data set."""
+    """Raise UserError if the text has no constituents for these trees. `of_text` are the settings of its data set."""
     prefix, parser = ("", of_text.parser) if tree.side == "source" else ("target_", of_text.target_parser)
     if parser is None or tree.tree_source not in ("parsed", "shuffled"):
         return
@@ -87,7 +87,7 @@ def check_constituents(tree: TreeConfig, of_text: PreprocessConfig) -> None:
 
 
 def check_sides(config: PreprocessConfig, text: Sequence[str], parsed: Sequence[str]) -> None:
-    """Raises UserError when the settings ask for a side that the columns of these stages have not got."""
+    """Raise UserError when the settings ask for a side that the columns of these stages have not got."""
     tree = config.tree
     if tree.tree_source == "dependencies" and tree.arcs_column not in parsed:
         raise UserError(f"tree.tree_source: dependencies makes trees of arcs, but there are none; {_hint_for_arcs(config, text)}")
@@ -98,7 +98,7 @@ def check_sides(config: PreprocessConfig, text: Sequence[str], parsed: Sequence[
 
 
 def _hint_for_arcs(config: PreprocessConfig, text: Sequence[str]) -> str:
-    """What gives a data set the arcs that it lacks."""
+    """Return what gives a data set the arcs that it lacks."""
     if config.parsed is not None:
         return "give a data set with arcs as parsed=DATA"
     name = "parser" if config.tree.side == "source" else "target_parser"
@@ -127,7 +127,7 @@ _OPEN_UNTIL = {
 
 
 def read_written_settings(out: AnyPath) -> dict | None:
-    """The settings in `out` as they were written; None if there are no readable settings."""
+    """Read the settings in `out` as they were written; None if there are no readable settings."""
     try:
         values = read_yaml((out / "config.yaml").read_text(encoding="utf-8"), str(out / "config.yaml"))
     except (OSError, UnicodeDecodeError):

@@ -111,26 +111,26 @@ class PreprocessConfig(Settings):
         return self
 
     def inputs(self) -> Inputs:
-        """The inputs of the text stage."""
+        """Return the inputs of the text stage."""
         return Inputs(self.splits, self.format, self.tokenized, self.labels, self.normalization)
 
     def tags(self) -> list[str]:
-        """The tags of lines of both sides."""
+        """Return the tags of lines of both sides."""
         return sorted({tag for side in (self.parser, self.target_parser) if side is not None for tag in side.tags})
 
     def parsers(self) -> dict[str, ParserConfig | None]:
-        """The parser of each side that there is."""
+        """Return the parser of each side that there is."""
         sides = {"source": self.parser, "target": self.target_parser}
         return sides if _has_target(FORMATS[self.format], self.splits) else {"source": self.parser}
 
     def notices(self) -> TextNotices:
-        """The notices that the text stage collects about the lines of each side."""
+        """Return the notices that the text stage collects about the lines of each side."""
         languages = {side: p.language if p is not None and p.reads_language else None for side, p in self.parsers().items()}
         kinds = wanted(self.tokenized, FORMATS[self.format].columns, languages, self.normalization)
         return TextNotices(kinds, self.inputs().line)
 
     def settled(self, begun: Mapping | None = None) -> "PreprocessConfig":
-        """The settings with defaults filled in: those of `settle_tree`, `treebank_words` of Moses tokens, given arcs.
+        """Return the settings with defaults filled in: those of `settle_tree`, `treebank_words` of Moses tokens, given arcs.
 
         `rows_per_shard: auto` becomes that of a data set that was begun; else `with_shard_size` settles it, which needs a scan.
 
@@ -152,7 +152,7 @@ class PreprocessConfig(Settings):
         return self.model_copy(update=decided)
 
     def _with_given_arcs(self, tree: TreeConfig, begun: Mapping) -> ParserConfig:
-        """The parser of the source. If trees are made of arcs, those of the input are taken unless another parser is set."""
+        """Return the parser of the source. For trees of arcs, those of the input are taken unless another parser is set."""
         parser = self.parser
         if tree.tree_source != "dependencies" or tree.side != "source" or "arcs" not in FORMATS[self.format].columns:
             return parser
@@ -163,18 +163,18 @@ class PreprocessConfig(Settings):
         return parser
 
     def with_shard_size(self, rows: int) -> "PreprocessConfig":
-        """The settings with the number for which `rows_per_shard: auto` stands: a function of the `rows` of all splits alone."""
+        """Return the settings with the number that `rows_per_shard: auto` means: a function of the `rows` of all splits alone."""
         return self.model_copy(update={"rows_per_shard": self.shard_size(rows)})
 
     def shard_size(self, rows: int) -> int:
-        """Input examples of one shard, for a job of so many `rows`."""
+        """Return the number of input examples of one shard, for a job of so many `rows`."""
         return auto_rows_per_shard(rows) if self.rows_per_shard == "auto" else self.rows_per_shard
 
 
 def settle_tree(
     tree: TreeConfig, parsers: tuple[ParserConfig, ParserConfig | None], has_target: bool, begun: Mapping
 ) -> TreeConfig:
-    """The settings of trees with defaults filled in.
+    """Return the settings of trees with defaults filled in.
 
     Without constituents, trees are made of arcs unless the user has it otherwise. The sentences of a pair's line stand under one
     root, unless the user or a data set that was begun has it otherwise.

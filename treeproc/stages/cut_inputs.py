@@ -41,21 +41,21 @@ class CutInputs:
     sides: Mapping[str, list[CutSide]]
 
     def of(self, inputs: Inputs, split: str) -> list[CutSide]:
-        """The source that a split is read from, and the target if there is one."""
+        """Return the source that a split is read from, and the target if there is one."""
         return self.sides[split if inputs.splits[split].source else "train"]
 
     def examples(self, inputs: Inputs) -> dict[str, int]:
-        """The number of examples of every split: of the longer side where one is shorter."""
+        """Return the number of examples of every split: of the longer side where one is shorter."""
         return {s: inputs.examples_before(s, max(side.lines for side in self.of(inputs, s))) for s in inputs.splits}
 
 
 def paths_of(inputs: Inputs) -> list[AnyPath]:
-    """The files of all splits and sides, each once."""
+    """Return the files of all splits and sides, each once."""
     return list(dict.fromkeys(path for files in inputs.splits.values() for side in (files.source, files.target) for path in side))
 
 
 def bytes_that_can_be_cut(inputs: Inputs) -> int:
-    """Bytes of the inputs if their examples can be read in parts, else 0."""
+    """Return the bytes of the inputs if their examples can be read in parts, else 0."""
     paths = paths_of(inputs)
     if FORMATS[inputs.format].ranges is None or not all(path.is_file() for path in paths):
         return 0
@@ -68,7 +68,7 @@ def bytes_that_can_be_cut(inputs: Inputs) -> int:
 
 
 def _ends_of(inputs: Inputs) -> dict[AnyPath, str]:
-    """How the examples of each file end."""
+    """Return how the examples of each file end."""
     ranges = FORMATS[inputs.format].ranges
     assert ranges is not None  # `bytes_that_can_be_cut`
     sources = {path for files in inputs.splits.values() for path in files.source}
@@ -129,7 +129,7 @@ def _check_empty(inputs: Inputs, name: AnyPath) -> None:
 
 
 def _unpacked(names: Sequence[AnyPath], work: AnyPath, run: Run) -> dict[AnyPath, AnyPath]:
-    """Where the lines of each file are."""
+    """Return where the lines of each file are."""
     plain = {name: work / f"unpacked-{i:04d}" if is_packed(name.name) else name for i, name in enumerate(names)}
     packed = [name for name, path in plain.items() if path != name and not mark_of(path).exists()]
     jobs = [{"path": str(name.absolute()), "to": str(plain[name])} for name in packed]
@@ -143,7 +143,7 @@ def _unpacked(names: Sequence[AnyPath], work: AnyPath, run: Run) -> dict[AnyPath
 def _counted(
     plain: Mapping[AnyPath, AnyPath], stamps: Mapping[AnyPath, Stamp], ends: Mapping[AnyPath, str], work: AnyPath, run: Run
 ) -> dict[str, list]:
-    """What is known of the ends of examples in every chunk of each file, by the name of the file."""
+    """Return what is known of the ends of examples in every chunk of each file, by the name of the file."""
     note = work / "ends.json"
     if note.exists():
         return read_json(note)

@@ -51,7 +51,7 @@ def dry_run(config: PreprocessConfig) -> str:
 
 
 def _workers(config: PreprocessConfig) -> tuple[int, str]:
-    """The number of shards that the job would process at a time, and the place. Asks Ray only where there is a cluster."""
+    """Return the number of shards that the job would process at a time, and the place. Asks Ray only where there is a cluster."""
     if config.workers == 0:
         return 1, "in this process"
     if there_is_a_cluster():
@@ -67,7 +67,7 @@ def _workers(config: PreprocessConfig) -> tuple[int, str]:
 
 
 def write_probe(folder: Path, records: Sequence[ShardRecord]) -> ShardRecord:
-    """One shard of rows that lie evenly over all shards, so that their lengths are those of the whole."""
+    """Write one shard of rows that lie evenly over all shards, so that their lengths are those of the whole."""
     total = sum(record.rows for record in records)
     wanted = {i * total // min(total, _PROBE_ROWS) for i in range(min(total, _PROBE_ROWS))}
     rows, schema, before = [], None, 0

@@ -14,7 +14,7 @@ _FEW_PARTITIONS, _LEAST_KEYS = 8, 1 << 19
 
 
 def later_duplicates(keys: bytes | bytearray | np.ndarray) -> np.ndarray:
-    """Whether an earlier key is equal, for every key of 16 bytes. 10 million take about half a GB for a moment."""
+    """Return for every key of 16 bytes whether an earlier one is equal. 10 million take about half a GB for a moment."""
     halves = np.frombuffer(keys, dtype=np.uint64).reshape(-1, 2)
     order = np.lexsort((halves[:, 1], halves[:, 0]))  # stable: equal keys stay in the order of the input
     duplicate = np.zeros(len(order), dtype=bool)
@@ -24,12 +24,12 @@ def later_duplicates(keys: bytes | bytearray | np.ndarray) -> np.ndarray:
 
 
 def number_of_partitions(keys: int) -> int:
-    """Partitions of so many keys."""
+    """Return the number of partitions of so many keys."""
     return max(1, -(-keys // _PARTITION_KEYS), min(_FEW_PARTITIONS, keys // _LEAST_KEYS))
 
 
 def write_parts(file: IO[bytes], keys: bytes | bytearray, partitions: int) -> None:
-    """The keys of a block by partition, in the order of the block: edges [partitions + 1], keys, their numbers in the block."""
+    """Write keys of a block by partition, in the order of the block: edges [partitions + 1], keys, their numbers in the block."""
     halves = np.frombuffer(keys, dtype=np.uint64).reshape(-1, 2)
     partition = ((halves[:, 0] >> np.uint64(32)) * np.uint64(partitions)) >> np.uint64(32)
     order = np.argsort(partition.astype(np.uint32), kind="stable")
@@ -40,7 +40,7 @@ def write_parts(file: IO[bytes], keys: bytes | bytearray, partitions: int) -> No
 
 
 def read_part(file: IO[bytes], partition: int, partitions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Keys [n, 2] of one partition of a block, and their numbers in the block [n]."""
+    """Read keys [n, 2] of one partition of a block, and their numbers in the block [n]."""
     edges = _read(file, 0, np.int64, partitions + 1)
     start, stop, begin = int(edges[partition]), int(edges[partition + 1]), edges.nbytes
     keys = _read(file, begin + KEY_BYTES * start, np.uint64, 2 * (stop - start)).reshape(-1, 2)
@@ -53,7 +53,7 @@ def _read(file: IO[bytes], offset: int, dtype: type, count: int) -> np.ndarray:
 
 
 def duplicates_of(parts: Sequence[tuple[np.ndarray, np.ndarray]], first_ids: Sequence[int]) -> np.ndarray:
-    """Ascending ids of the examples of one partition that an earlier one equals; `parts` are those of the blocks in order."""
+    """Return ascending ids of the examples of one partition that an earlier one equals; `parts` are the blocks' in order."""
     if not parts:
         return np.zeros(0, dtype=np.int64)
     ids = np.concatenate([first + rows.astype(np.int64) for (_, rows), first in zip(parts, first_ids, strict=True)])

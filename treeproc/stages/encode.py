@@ -34,7 +34,7 @@ Views = Mapping[str, Any]
 
 
 def encoded_columns(text: Collection[str], parsed: Collection[str], tree: TreeConfig) -> pa.Schema:
-    """Columns of an encoded shard, from those of its text and parsed shard."""
+    """Return the columns of an encoded shard, from those of its text and parsed shard."""
     names = {"leaves", "nodes", "spans"}
     names |= {"tgt_pieces"} if tree.other_side in text else set()
     names |= {"arcs"} if tree.arcs_column in parsed else set()
@@ -58,7 +58,7 @@ class RowEncoder:
         self._config = tree
 
     def word_tree(self, parsed: dict) -> tuple[list[str], SpanTree]:
-        """Tags and the tree over the words of one parsed row, in the normal form of the settings."""
+        """Return the tags and the tree over the words of one parsed row, in the normal form of the settings."""
         (batch,) = record_batches([parsed], select(FULL_PARSED_SCHEMA, parsed.keys()))
         views = batch_views(batch)
         brackets = read_flat_trees(views[self._config.parsed_columns[1]][1])
@@ -69,7 +69,7 @@ class RowEncoder:
         )
 
     def encode(self, text: Views, parsed: Views, counts: Counter | None = None, donated: Donated | None = None) -> pa.RecordBatch:
-        """Rows of a text batch and its parsed batch as rows of `schema.FULL_ENCODED_SCHEMA`, as far as they have the columns.
+        """Encode rows of a text batch and its parsed batch as rows of `schema.FULL_ENCODED_SCHEMA`, with the columns there are.
 
         `counts` is that of `_word_trees`; `donated` are the trees for `tree_source: shuffled`. Raises ValueError when
         words, trees and lines do not belong together.
@@ -120,11 +120,11 @@ class RowEncoder:
         return column_batch(columns, schema)
 
     def encode_target_lines(self, lines: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-        """Lines of the side that models write: (pieces of all lines, pieces per line)."""
+        """Encode lines of the side that models write: (pieces of all lines, pieces per line)."""
         return self._other_subwords.encode_lines(lines)
 
     def _node_columns(self, flat_trees: FlatTrees, leaf_edges: np.ndarray) -> dict[str, Lists]:
-        """Nodes and spans, counted from the first leaf and the first node of each row."""
+        """Return the nodes and spans, counted from the first leaf and the first node of each row."""
         node_edges = flat_trees.node_edges(leaf_edges)
         counts = np.diff(node_edges)
         first_leaf, first_node = np.repeat(leaf_edges[:-1], counts), np.repeat(node_edges[:-1], counts)
@@ -142,7 +142,7 @@ class RowEncoder:
     def _word_trees(
         self, brackets: Brackets, parsed: Views, ids: np.ndarray, text: Views, counts: Counter | None, donated: Donated | None
     ) -> FlatTrees:
-        """Trees over words, in the normal form of the settings; `text` may hold labels of nodes and leaves.
+        """Return trees over words, in the normal form of the settings; `text` may hold labels of nodes and leaves.
 
         `counts`, if given, takes up lifted arcs, and what control trees have in common with the lines' own trees.
         """
@@ -181,7 +181,7 @@ class RowEncoder:
 
 
 def _agreement(own: FlatTrees, given: FlatTrees, word_edges: np.ndarray) -> Counter:
-    """What the trees of lines have in common with the lines' own trees: nodes over the same words, and trees of the same shape.
+    """Count what trees of lines share with the lines' own trees: nodes over the same words, and trees of the same shape.
 
     Lines whose own tree is one node without a label are left out: no parser analysed them.
     """
@@ -204,13 +204,13 @@ def _agreement(own: FlatTrees, given: FlatTrees, word_edges: np.ndarray) -> Coun
 
 
 def _control_trees(config: TreeConfig, word_edges: np.ndarray, ids: np.ndarray) -> FlatTrees:
-    """One control tree per example, over its words."""
+    """Build one control tree per example, over its words."""
     starts, ends = control_spans(config.tree_source, np.diff(word_edges), ids, config.seed)
     return FlatTrees(np.zeros(len(starts), dtype=np.int64), starts, ends, [UNANALYSED])
 
 
 def _dependency_trees(config: TreeConfig, brackets: Brackets, parsed: Views, ids: np.ndarray, counts: Counter) -> FlatTrees:
-    """The trees that the arcs make, one for each sentence of an example; `counts` takes up the arcs that were lifted."""
+    """Build the trees that the arcs make, one for each sentence of an example; `counts` takes up the arcs that were lifted."""
     (word_edges, words), (tree_edges, _) = (parsed[name] for name in config.parsed_columns)
     arcs = parsed[config.arcs_column][1]
     first = np.repeat(word_edges[:-1], np.diff(word_edges))

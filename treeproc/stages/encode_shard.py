@@ -41,7 +41,7 @@ class EncodeShard:
     def __call__(
         self, text: ShardRecord, parsed: ShardRecord, fingerprint: str, place: int = 0, window: Sequence[int] = (0, 0)
     ) -> ShardRecord:
-        """Shuffled trees need `place` and `window`, as `DonorTrees.of_shard` takes them."""
+        """Encode a shard. Shuffled trees need `place` and `window`, as `DonorTrees.of_shard` takes them."""
         lines, trees = Shard(self._base / "text", text), Shard(self._base / "parsed", parsed)
         schema = encoded_columns(lines.schema.names, trees.schema.names, self._tree)
         counts, longest = Counter(), {}
@@ -73,19 +73,19 @@ class CountClasses:
         self._folder = folder
 
     def __call__(self, shards: Sequence[dict]) -> int:
-        """One more than the highest class of an example, a node or a leaf, of these records of shards."""
+        """Return one more than the highest class of an example, a node or a leaf, of these records of shards."""
         columns = (views for facts in shards for views in Shard(self._folder, ShardRecord(**facts)).columns)
         parts = (part for views in columns for part in (views["label"], *(views[n][1] for n in _CLASSES if n in views)))
         return 1 + max(int(part.max(initial=-1)) for part in parts)
 
 
 def count_classes(folder: AnyPath, records: Sequence[ShardRecord], run: Run = run_here) -> int:
-    """One more than the highest class in encoded shards."""
+    """Return one more than the highest class in encoded shards."""
     groups = grouped([(record.rows, place) for place, record in enumerate(records)], TASK_ROWS)
     jobs = Jobs(groups, lambda places: {"shards": [asdict(records[place]) for place in places]})
     return max(found for _, found in run(CountClasses, {"folder": folder}, jobs))
 
 
 def _lengths(batch: pa.RecordBatch, name: str) -> np.ndarray:
-    """Items of a list column per row; none if the data set has no such column."""
+    """Return the number of items of a list column per row; none if the data set has no such column."""
     return np.diff(batch.column(name).offsets.to_numpy()) if name in batch.schema.names else np.zeros(0, dtype=np.int64)

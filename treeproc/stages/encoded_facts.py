@@ -20,7 +20,7 @@ LEAST_ROWS = 10_000_000
 def measure_rows(
     config: PreprocessConfig, folder: AnyPath, records: PackedRecords, record: Recorder, *, labelled: bool
 ) -> tuple[dict[str, str], dict[str, int]]:
-    """Hashes of the files of sizes by name, and `num_classes` if the rows are `labelled`. What is made already is kept.
+    """Hash the files of sizes by name, and count `num_classes` if rows are `labelled`. What is made already is kept.
 
     Raises UserError if the models of `vocab_from` have too few classes.
     """
@@ -37,7 +37,7 @@ def measure_rows(
 
 
 def _known_classes(config: PreprocessConfig, found: int) -> int:
-    """The number of classes: of the examples, or of the data set of `vocab_from` for its models."""
+    """Return the number of classes: of the examples, or of the data set of `vocab_from` for its models."""
     other = config.vocab_from
     if other is None or config.new_pieces is not None:
         return found

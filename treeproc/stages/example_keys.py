@@ -12,24 +12,24 @@ _EMPTY_KEY = hashlib.blake2b(digest_size=KEY_BYTES)
 
 
 def key_of(text: str) -> bytes:
-    """The key of a text."""
+    """Return the key of a text."""
     state = _EMPTY_KEY.copy()  # far cheaper than a new one
     state.update(text.encode())
     return state.digest()
 
 
 def example_key(row: Mapping) -> bytes:
-    """The key of what a model sees and answers: both sides, or text and label."""
+    """Return the key of what a model sees and answers: both sides, or text and label."""
     return key_of(f"{row['source']}\n{row.get('target', '')}\n{row.get('label', '')}")
 
 
 def sorted_keys(keys: bytes) -> np.ndarray:
-    """Keys that lie one after the other as an ascending array of KEY_TYPE, each once."""
+    """Return keys that lie one after the other as an ascending array of KEY_TYPE, each once."""
     return np.unique(np.frombuffer(keys, KEY_TYPE))
 
 
 def places_in(keys: Sequence[bytes], known: np.ndarray) -> list[int]:
-    """Places of the keys that stand in `known`, which is ascending."""
+    """Return the places of the keys that stand in `known`, which is ascending."""
     if not len(known) or not keys:
         return []
     asked = np.frombuffer(b"".join(keys), KEY_TYPE)

@@ -45,12 +45,12 @@ class Unpack:
 
 
 def mark_of(path: AnyPath) -> AnyPath:
-    """The file that says of another file of a work folder that it is complete."""
+    """Return the file that says of another file of a work folder that it is complete."""
     return path.parent / f"{path.name}.json"
 
 
 def _output(path: AnyPath) -> AbstractContextManager[IO[bytes]]:
-    """A stream to a file or object. Unpacked text may be larger than the disk of a node, so no local file holds it first."""
+    """Open a stream to a file or object. Unpacked text may be larger than the disk of a node, so no local file holds it first."""
     return path.open_output() if isinstance(path, RemotePath) else atomic_output(path)
 
 

@@ -44,12 +44,12 @@ class FilterConfig(Settings):
     min_script_share: float = Field(0.5, ge=0, le=1, description="smallest share of the letters that must be of the script")
 
     def identity(self) -> dict:
-        """The filters in fingerprints. An unused filter of a later version is left out, so that old fingerprints stay valid."""
+        """Return the filters in fingerprints, without unused filters of a later version, so that old fingerprints stay valid."""
         return self.model_dump(exclude=set() if self.drop_leaks else {"drop_leaks"})
 
 
 def drop_reason(source: str, target: str | None, split: str, config: FilterConfig) -> str | None:
-    """The reason to drop an example for its text, or None. `target` is None if there is no such side."""
+    """Return the reason to drop an example for its text, or None. `target` is None if there is no such side."""
     if is_blank(source):
         return "empty_source"
     if target is not None and is_blank(target):
@@ -80,13 +80,13 @@ def _side_reason(line: str, script: Script | None, config: FilterConfig) -> str 
 
 
 def script_share(line: str, script: Script) -> float:
-    """Share of the letters of a line that are of a script; 1 for a line without letters."""
+    """Return the share of the letters of a line that are of a script; 1 for a line without letters."""
     letters = [_script(character) for character in line if character.isalpha()]
     return letters.count(script) / len(letters) if letters else 1.0
 
 
 @cache
 def _script(letter: str) -> str:
-    """The first word of the letter's Unicode name, in lower case; full-width and modifier letters have no script."""
+    """Return the first word of the letter's Unicode name, in lower case; full-width and modifier letters have no script."""
     name = unicodedata.name(letter, "").split(" ")[0]
     return "kana" if name in _KANA else name.lower()

@@ -15,7 +15,7 @@ _FILES_AT_ONCE = 4
 
 
 def hasher(run: Run) -> HashFiles:
-    """Hashes many bytes by jobs that `run` runs, and few by threads of this process."""
+    """Return what hashes many bytes by jobs that `run` runs, and few by threads of this process."""
 
     def hash_files(folder: AnyPath, sizes: Mapping[str, int]) -> Iterable[str | None]:
         if sum(sizes.values()) < LEAST_BYTES:
@@ -33,12 +33,12 @@ class HashNames:
         self._folder = folder
 
     def __call__(self, names: Sequence[str]) -> list[str | None]:
-        """The sha256 of each file; None for one that cannot be read."""
+        """Return the sha256 of each file; None for one that cannot be read."""
         return list(in_parallel(lambda name: sha256_of(self._folder / name), names, _FILES_AT_ONCE))
 
 
 def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """The names in groups of neighbours that have JOB_BYTES or little more together."""
+    """Yield the names in groups of neighbours that have JOB_BYTES or little more together."""
     group, left = list[str](), JOB_BYTES
     for name, size in sizes.items():
         group.append(name)

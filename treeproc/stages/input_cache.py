@@ -37,7 +37,7 @@ class InputCounts:
 
 
 def input_stamp(inputs: Inputs) -> str | None:
-    """A hash of how the inputs are read, and of path, size and time of change of every file; None if one has none of these.
+    """Hash how the inputs are read, and path, size and time of change of every file; None if one has none of these.
 
     If a part of an archive or table is read, the whole file counts. Raises UserError if an object store refuses.
     """
@@ -69,13 +69,13 @@ def _files(path: Path) -> Iterator[Path]:
 
 
 def changed_just_now(inputs: Inputs) -> bool:
-    """Whether an object may change again and keep its time, which most stores round to seconds."""
+    """Return whether an object may change again and keep its time, which most stores round to seconds."""
     paths = {path for files in inputs.splits.values() for side in (files.source, files.target) for path in side}
     return any(path.stamp()[1] >= time.time_ns() - SETTLED_NS for path in paths if not isinstance(path, Path))
 
 
 def read_cached_counts(folder: AnyPath, stamps: str | None) -> InputCounts | None:
-    """What was noted in a text folder about inputs of these stamps; None if nothing was."""
+    """Read what was noted in a text folder about inputs of these stamps; None if nothing was."""
     if stamps is None or not (folder / NOTE).exists():
         return None
     try:

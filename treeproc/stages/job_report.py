@@ -15,7 +15,7 @@ _LISTED = 4
 
 
 def dropped(records: Iterable[ShardRecord]) -> dict[str, dict[str, int]]:
-    """Dropped rows by split and reason."""
+    """Count dropped rows by split and reason."""
     out: dict[str, dict[str, int]] = {}
     for record in records:
         counts = out.setdefault(record.split, {})
@@ -27,7 +27,7 @@ def dropped(records: Iterable[ShardRecord]) -> dict[str, dict[str, int]]:
 
 
 def parse_statuses(parsed: AnyPath, split: str, side: str = "source") -> dict[str, int]:
-    """Examples by parse_status of a side; empty if the parsed stage is not there: training does not need it."""
+    """Count examples by parse_status of a side; empty if the parsed stage is not there: training does not need it."""
     if not (parsed / "index.json").exists():
         return {}
     totals = read_index(parsed)["totals"].get(split, {})
@@ -36,17 +36,17 @@ def parse_statuses(parsed: AnyPath, split: str, side: str = "source") -> dict[st
 
 
 def fallbacks(counts: dict[str, int]) -> int:
-    """Examples that got a flat tree because the parser could not analyse them."""
+    """Count the examples that got a flat tree because the parser could not analyse them."""
     return sum(n for name, n in counts.items() if name.startswith("status.") and is_fallback(name.removeprefix("status.")))
 
 
 def reasons(counts: dict[str, int]) -> str:
-    """Counts by name, as a person reads them."""
+    """Return counts by name, as a person reads them."""
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items())) or "none"
 
 
 def tree_notes(total: dict[str, int]) -> list[str]:
-    """Counts from making the trees of a split: lifted crossing arcs, and what control trees share with the lines' own trees."""
+    """Describe counts from making the trees of a split: lifted crossing arcs, what control trees share with the lines' own."""
     notes = []
     if "lifted_arcs" in total:
         notes.append(f"crossing arcs: {total['lifted_arcs']:,} lifted, in {total['lifted_sentences']:,} sentences")
@@ -61,7 +61,7 @@ def tree_notes(total: dict[str, int]) -> list[str]:
 
 
 def summary(index: dict, out: AnyPath) -> str:
-    """The summary at the end of the job."""
+    """Return the summary at the end of the job."""
     lines = [f"data set in {out}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {describe_trees(index)}"]
     for split, total in index["totals"].items():
         pairs = "tgt_pieces" in index["columns"]
@@ -81,7 +81,7 @@ def summary(index: dict, out: AnyPath) -> str:
 
 
 def _has_rows(path: AnyPath) -> bool:
-    """Whether a list has more than its header."""
+    """Return whether a list has more than its header."""
     with path.open("rb") as file:
         file.readline()
         return bool(file.readline())
@@ -94,7 +94,7 @@ def say_notices(notices: dict, parsers: Mapping[str, ParserConfig | None], *, to
 
 
 def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, tokens_can_be_set: bool) -> list[str]:
-    """The notices about a text, one line a kind: place and count, an example, a hint.
+    """Return the notices about a text, one line a kind: place and count, an example, a hint.
 
     `notices` are those of the index of the text stage, `parsers` those of the sides.
     """
@@ -162,7 +162,7 @@ def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, t
 
 
 def _where(kind: str, found: Sequence[tuple[str, str, dict]], most: int = _LISTED) -> str:
-    """Counts and shares by split and side, at most so many."""
+    """Return counts and shares by split and side, at most so many."""
     parts = []
     for split, side, facts in found[:most]:
         count, total = facts[kind]["count"], facts[kind].get("looked_at", facts["lines"])
@@ -176,7 +176,7 @@ def _example(kind: str, found: Mapping[str, Sequence[tuple[str, str, dict]]]) ->
 
 
 def noticed(notices: dict, split: str) -> str:
-    """The notices about the lines of a split, in words."""
+    """Return the notices about the lines of a split, in words."""
     parts = []
     for side, facts in notices.get(split, {}).items():
         counts = [f"{facts[kind]['count']:,} {kind}" for kind in facts if kind != "lines" and is_noticed(kind, facts)]
@@ -185,7 +185,7 @@ def noticed(notices: dict, split: str) -> str:
 
 
 def count_lines(records: Sequence[ShardRecord]) -> list[str]:
-    """Examples that stay, and those dropped by reason, one line a split."""
+    """Count examples that stay, and those dropped by reason, one line a split."""
     rows: dict[str, int] = {}
     for record in records:
         rows[record.split] = rows.get(record.split, 0) + record.rows

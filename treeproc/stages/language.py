@@ -38,7 +38,7 @@ def _identifier():
 
 @cache
 def _can_identify() -> bool:
-    """Whether py3langid is installed. If not, the function logs a note, once a process."""
+    """Return whether py3langid is installed. If not, the function logs a note, once a process."""
     if not is_installed("py3langid"):
         warn(f"note: no line is checked for its language, since {how_to_install('py3langid')}")
         return False
@@ -46,31 +46,31 @@ def _can_identify() -> bool:
 
 
 def other_language(line: str, language: str) -> str | None:
-    """The code of the language of a line where it is surely another one; None for lines of few letters."""
+    """Return the code of the language of a line where it is surely another one; None for lines of few letters."""
     found, probability = _identifier().classify(line)
     return found if probability > _SURE and found not in {*_accepted(language), _NO_LANGUAGE} else None
 
 
 def _accepted(language: str) -> set[str]:
-    """Codes that count as `language`, which may name a script too: zh-hans."""
+    """Return the codes that count as `language`, which may name a script too: zh-hans."""
     code = language.replace("_", "-").partition("-")[0].lower()
     return {code, *(name for names in _ALIKE if code in names for name in names)}
 
 
 def known(language: str | None) -> str | None:
-    """The language if lines can be checked for it, else None."""
+    """Return the language if lines can be checked for it, else None."""
     if language is None or not _can_identify():
         return None
     return language if _accepted(language) & {*_identifier().labels} else None
 
 
 def has_letters(line: str) -> bool:
-    """Whether a line has letters enough to tell its language."""
+    """Return whether a line has letters enough to tell its language."""
     return len(line) >= _LEAST_LETTERS and sum(map(str.isalpha, line)) >= _LEAST_LETTERS
 
 
 def stride_of(lines: int) -> int:
-    """The n of a `LineSample` that has seen so many lines."""
+    """Return the n of a `LineSample` that has seen so many lines."""
     stride = 1
     while -(-lines // stride) > _MOST_LINES:
         stride *= 2
@@ -86,7 +86,7 @@ class LineSample:
     _stride: int = 1
 
     def add(self, lines: Sequence[str], number: Callable[[int], int]) -> None:
-        """More lines of the stream; `number` gives the number of the line at a place among them."""
+        """Add more lines of the stream; `number` gives the number of the line at a place among them."""
         places = range(-self._seen % self._stride, len(lines), self._stride)
         self._seen += len(lines)
         self.kept += [(number(place), lines[place]) for place in places]
@@ -95,7 +95,7 @@ class LineSample:
             self._stride *= 2
 
     def foreign(self, language: str) -> tuple[int, list[tuple[int, str]], str]:
-        """(lines looked at, those of the commonest other language, that language): see `other_language`."""
+        """Return (lines looked at, those of the commonest other language, that language): see `other_language`."""
         checked = [(number, line) for number, line in self.kept if has_letters(line)]
         others = [(number, line, other_language(line, language)) for number, line in checked]
         counts = Counter(found for *_, found in others if found)

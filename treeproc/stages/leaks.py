@@ -9,7 +9,7 @@ from treeproc.stages.example_keys import key_of
 
 
 def normalised(lines: Sequence[str]) -> list[str]:
-    """The letters and digits of every line, in lower case. Lines hold no line end."""
+    """Return the letters and digits of every line, in lower case. Lines hold no line end."""
     joined = "\n".join(lines)
     if joined.isascii():
         return joined.encode().translate(*_ascii()).decode().split("\n")
@@ -19,7 +19,7 @@ def normalised(lines: Sequence[str]) -> list[str]:
 
 @cache
 def _plain_codes() -> np.ndarray:
-    """The replacement of every character, by code: 0 removes it. Characters beyond the basic plane are kept."""
+    """Return the replacement of every character, by code: 0 removes it. Characters beyond the basic plane are kept."""
     codes = np.arange(0x110000, dtype=np.uint32)
     for code in range(0x10000):
         character = chr(code)
@@ -32,7 +32,7 @@ def _plain_codes() -> np.ndarray:
 
 @cache
 def _ascii() -> tuple[bytes, bytes]:
-    """The same for ASCII, as `bytes.translate` takes it: the table, and the characters that go."""
+    """Return the same for ASCII, as `bytes.translate` takes it: the table, and the characters that go."""
     codes = _plain_codes()[:128]
     table = bytes([*codes.astype(np.uint8).tolist(), *range(128, 256)])
     return table, bytes(np.flatnonzero(codes == 0).tolist())
@@ -52,6 +52,6 @@ class NearCopies:
             self._keys.add(key_of(text))
 
     def find(self, lines: Sequence[str]) -> list[int]:
-        """Places of the lines, which are `normalised`, that stand in the split."""
+        """Return the places of the lines, which are `normalised`, that stand in the split."""
         hashes = enumerate(map(hash, lines))
         return [place for place, short in hashes if short in self._short and key_of(lines[place]) in self._keys]

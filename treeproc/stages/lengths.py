@@ -32,7 +32,7 @@ _SCHEMAS = {LENGTHS: LENGTHS_SCHEMA, SIZE_COUNTS: SIZE_COUNTS_SCHEMA}
 def write_lengths(
     folder: AnyPath, records: Sequence[ShardRecord], window_rows: int = WINDOW_ROWS, run: Run | None = None
 ) -> list[str]:
-    """`lengths.arrow` of an encoded stage, one record batch per shard, and its name. `run` runs tasks that make the batches.
+    """Write `lengths.arrow` of an encoded stage, a record batch per shard; returns its name. `run` runs tasks that make them.
 
     With more than `window_rows` rows, also `size_counts.arrow`. With fewer rows, its readers count in the lengths.
     """
@@ -48,7 +48,7 @@ def write_lengths(
 
 
 def kept_lengths(folder: AnyPath, index: Index, records: Sequence[ShardRecord], window_rows: int = WINDOW_ROWS) -> dict[str, str]:
-    """The hashes of the files by name, if they are still those that `index` names, of the same shards; empty otherwise."""
+    """Return the hashes of the files by name, if they are still those that `index` names, of the same shards; empty otherwise."""
     known = index.get("files", {})
     hashes = {name: known.get(name, "") for name in _names(records, window_rows)}
     if not all(hashes.values()) or records != index.records() or find_changed(folder, hashes):
@@ -57,7 +57,7 @@ def kept_lengths(folder: AnyPath, index: Index, records: Sequence[ShardRecord], 
 
 
 def _has_columns(path: AnyPath, schema: pa.Schema) -> bool:
-    """Whether a file that an earlier version may have written has the columns that it must have."""
+    """Return whether a file that an earlier version may have written has the columns that it must have."""
     with open_seekable(path) as file:
         return has_schema(pa.PythonFile(file, "r"), schema)
 
@@ -82,18 +82,18 @@ class MeasureShards:
         return {}
 
     def batches(self, record: ShardRecord) -> list[pa.RecordBatch]:
-        """The record batch of a shard for each file."""
+        """Return the record batch of a shard for each file."""
         sizes = row_sizes(Shard(self.folder, record))
         make = {LENGTHS: _lengths_of, SIZE_COUNTS: _counts_of}
         return [make[name](sizes, record, self.splits) for name in self.names]
 
     def file(self, name: str, task: str) -> AnyPath:
-        """The file of a task, which a job that continues removes."""
+        """Return the file of a task, which a job that continues removes."""
         return self.folder / f"{TEMPORARY_PREFIX}{task}-{name}"
 
 
 def _from_tasks(measure: MeasureShards, records: Sequence[ShardRecord], run: Run) -> Iterator[Sequence[pa.RecordBatch]]:
-    """`measure.batches` of every record, in order."""
+    """Yield `measure.batches` of every record, in order."""
     groups = grouped([(record.rows, place) for place, record in enumerate(records)], TASK_ROWS)
 
     def job(places: Sequence[int]) -> dict:
@@ -124,7 +124,7 @@ def _reason(error: Exception) -> str:
 
 
 def row_sizes(shard: Shard) -> dict[str, np.ndarray]:
-    """The columns of `lengths.arrow` for one encoded shard, but the split."""
+    """Return the columns of `lengths.arrow` for one encoded shard, but the split."""
     flat = {name: _joined(_sizes(views, name) for views in shard.columns) for name in _SIZES}
     return flat | {
         "example_id": example_ids(shard),
@@ -134,7 +134,7 @@ def row_sizes(shard: Shard) -> dict[str, np.ndarray]:
 
 
 def example_ids(shard: Shard) -> np.ndarray:
-    """example_id of every row of a shard of any stage."""
+    """Return the `example_id` of every row of a shard of any stage."""
     return _joined(views["example_id"] for views in shard.columns)
 
 
@@ -161,5 +161,5 @@ def _joined(parts: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def _sizes(views: dict, name: str) -> np.ndarray:
-    """Items per row; 0 if the data set has no such column."""
+    """Return the number of items per row; 0 if the data set has no such column."""
     return np.diff(views[name][0]) if name in views else np.zeros(len(views["example_id"]), dtype=np.int64)

@@ -23,22 +23,22 @@ class LineList:
         self._file = file
 
     def write(self, rows: Iterable[tuple]) -> None:
-        """One line a row."""
+        """Write one line a row."""
         self._file.write(tab_separated(rows))
 
     def extend(self, content: bytes) -> None:
-        """Rows as `tab_separated` gives them."""
+        """Write rows as `tab_separated` gives them."""
         self._file.write(content)
 
 
 def tab_separated(rows: Iterable[tuple]) -> bytes:
-    """One line a row."""
+    """Return one line a row."""
     return "".join("\t".join(map(str, row)) + "\n" for row in rows).encode()
 
 
 @contextmanager
 def line_list(path: AnyPath, *columns: str) -> Iterator[LineList]:
-    """A list with a header, complete or not at all. Raises UserError when the disk refuses."""
+    """Open a list with a header, complete or not at all. Raises UserError when the disk refuses."""
     with atomic_output(path) as file:
         lines = LineList(file)
         lines.write([columns])
@@ -46,7 +46,7 @@ def line_list(path: AnyPath, *columns: str) -> Iterator[LineList]:
 
 
 def has_files(folder: AnyPath, index: dict) -> bool:
-    """Whether the lists that an index names are there and complete. An index of an earlier version names none."""
+    """Return whether the lists that an index names are there and complete. An index of an earlier version names none."""
     return all(
         (path := folder / name).exists() and file_sha256(path) == sha256 for name, sha256 in index.get("files", {}).items()
     )
@@ -66,7 +66,7 @@ def write_fallbacks(folder: AnyPath, records: Sequence[ShardRecord], line: Calla
 
 
 def _fallbacks(folder: AnyPath, record: ShardRecord) -> Iterator[tuple[int, str, str]]:
-    """(example_id, side, parse_status) of every line of a shard that has a fallback."""
+    """Yield (example_id, side, parse_status) of every line of a shard that has a fallback."""
     for views in Shard(folder, record).columns:
         sides = {side: views[name].to_pylist() for side, name in _STATUS_COLUMNS.items() if name in views}
         for row, number in enumerate(views["example_id"].tolist()):

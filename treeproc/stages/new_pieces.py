@@ -179,7 +179,7 @@ def _may_always_join(left: str, right: str) -> bool:
 
 
 def _may_join(left: str, right: str) -> bool:
-    """Whether a piece may hold both: letters, digits and other characters stay apart, as sentencepiece has it."""
+    """Return whether a piece may hold both: letters, digits and other characters stay apart, as sentencepiece has it."""
     kinds = {_kind(character) for character in (left + right).removeprefix(_BLANK)}
     return len(left + right) <= _MOST_CHARACTERS and len(kinds) <= 1
 

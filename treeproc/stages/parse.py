@@ -14,7 +14,7 @@ from treeproc.trees.spans import normalise
 
 
 def parsed_columns(config: ParserConfig, target: ParserConfig | None) -> list[str]:
-    """The columns of the parsed shards of a data set."""
+    """Return the columns of the parsed shards of a data set."""
     sides = {"": config} | ({"target_": target} if target else {})
     chosen = {
         prefix + name
@@ -25,7 +25,7 @@ def parsed_columns(config: ParserConfig, target: ParserConfig | None) -> list[st
 
 
 def check_columns(config: ParserConfig, target: ParserConfig | None, text_columns: Collection[str]) -> None:
-    """Raises UserError if the text lacks columns that the parsers need."""
+    """Raise UserError if the text lacks columns that the parsers need."""
     if config.name == "given" and not {"words", "trees"} <= set(text_columns):
         raise UserError(
             "parser.name: is given, but this format gives no trees; choose another parser, or format: brackets or sst"
@@ -83,7 +83,7 @@ class ParseShard:
 
 
 def _counts(parsed: ParsedLine) -> Counter:
-    """The fallback, the words and the relations of a line."""
+    """Count the fallback, the words and the relations of a line."""
     counts = Counter({f"status.{parsed.parse_status}": 1, "words": len(parsed.words["text"])})
     if parsed.arcs is not None:
         counts.update(f"deprel.{name}" for name in parsed.arcs["deprel"])

@@ -44,7 +44,7 @@ class ParseAndEncode:
     base: AnyPath | None = None  # holds text and parsed stage, if not `out`
 
     def parse(self, text: PackedRecords) -> tuple[PackedRecords, PackedRecords]:
-        """Words and trees of every text shard."""
+        """Parse every text shard into words and trees."""
         logger.info("parser: %s", describe_in_words(self.parser))
         config = self.config
         fingerprints = [fingerprint_of(record.sha256, self.parser, self.target_parser) for record in text]
@@ -62,7 +62,7 @@ class ParseAndEncode:
         return text, records
 
     def encode(self, text: PackedRecords, parsed: PackedRecords) -> dict:
-        """Vocabulary and integer shards."""
+        """Make vocabulary and integer shards."""
         config, folder, base = self.config, self.out / "encoded", self.base or self.out
         folder.mkdir(exist_ok=True)
         train = [i for i, record in enumerate(text) if record.split == "train"]
@@ -143,6 +143,6 @@ class ParseAndEncode:
 
 
 def _stage_places(out: AnyPath, base: AnyPath) -> dict[str, str]:
-    """The places of the text and parsed stage of `out`: relative paths for neighbours, so that both can move together."""
+    """Return the places of the text and parsed stage of `out`: relative paths for neighbours, so that both can move together."""
     place = f"../{base.name}" if base.parent == out.parent else str(base)
     return {stage: f"{place}/{stage}" for stage in ("text", "parsed")}

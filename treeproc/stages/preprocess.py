@@ -34,7 +34,7 @@ COMMAND = "preprocess"  # in DATA/provenance.json, where a session counts the sh
 
 
 def sample_splits() -> dict:
-    """The shipped sample, in the form of `PreprocessConfig.splits`."""
+    """Return the shipped sample, in the form of `PreprocessConfig.splits`."""
     return {split: {"source": [str(SAMPLE / f"{split}.en.gz")], "target": [str(SAMPLE / f"{split}.de.gz")]} for split in SPLITS}
 
 
@@ -82,7 +82,7 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
 
 
 def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[PreprocessConfig, dict, PackedRecords]:
-    """The complete settings, the description of the parser, and the text stage of a dry run in `folder`."""
+    """Return the complete settings, the description of the parser, and the text stage of a dry run in `folder`."""
     if config.parsed is not None:
         raise UserError("--dry-run: a job with parsed=DATA parses nothing, so there is nothing to measure; leave --dry-run out")
     parser, target_parser = check_settings(config)
@@ -102,7 +102,7 @@ def _forget(out: AnyPath, made: Sequence[Path]) -> None:
 
 
 def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
-    """Another encoded stage for the text and trees of the data set `config.parsed`."""
+    """Make another encoded stage for the text and trees of the data set `config.parsed`."""
     own = {"parsed", "vocab_from", "new_pieces", "subwords", "tree", "workers"}
     fields = PreprocessConfig.model_fields
     if config.rows_per_shard == SMALLEST:  # as config.yaml of such a data set has it, which means nothing

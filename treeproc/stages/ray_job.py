@@ -91,7 +91,7 @@ def _unpacked(value: object) -> object:
 
 
 def _set_up_ray_data() -> None:
-    """Ray Data prints no progress, and gives all cores to the one operator of a pipeline.
+    """Let Ray Data print no progress, and give all cores to the one operator of a pipeline.
 
     Its reservations between operators left every second core idle where tasks take a tenth of a second.
     """
@@ -103,7 +103,7 @@ def _set_up_ray_data() -> None:
 
 
 def _unseen_folder(token: AnyPath) -> str:
-    """The problem of a node that does not see the folder of the token; empty when it sees it."""
+    """Return the problem of a node that does not see the folder of the token; empty when it sees it."""
     for look in range(_LOOKS):
         try:
             if token.exists():
@@ -119,7 +119,7 @@ def _unseen_folder(token: AnyPath) -> str:
 
 @contextmanager
 def _shared(folder: AnyPath) -> Iterator[AnyPath]:
-    """A token in `folder` that every node must see. Raises UserError for the first node of several that does not."""
+    """Write a token in `folder` that every node must see. Raises UserError for the first node of several that does not."""
     token = folder / f"{TEMPORARY_PREFIX}shared-{uuid.uuid4().hex}"
     atomic_write(token, b"")
     try:
@@ -149,14 +149,14 @@ def _on_all_nodes(function: Callable, *arguments: object) -> list:
 
 
 def all_nodes_see(inputs: Inputs) -> bool:
-    """Whether every node sees the input files that this process sees."""
+    """Return whether every node sees the input files that this process sees."""
     start_ray()
     here, inputs = input_stamp(inputs), inputs.with_absolute_paths()
     return all(there == here for there in _on_all_nodes(_stamps_there, inputs))
 
 
 def _stamps_there(inputs: Inputs) -> str | None:
-    """The stamps that a node sees; None if an object store refuses it."""
+    """Return the stamps that a node sees; None if an object store refuses it."""
     try:
         return input_stamp(inputs)
     except UserError:
@@ -164,7 +164,7 @@ def _stamps_there(inputs: Inputs) -> str | None:
 
 
 def actor_pool(gpus_per_actor: float = 0.0) -> int:
-    """Number of single-threaded actors to begin with: one a core, or as many as share the GPUs of the cluster.
+    """Return the number of single-threaded actors to begin with: one a core, or as many as share the GPUs of the cluster.
 
     Where nodes may join, at least MOST_PENDING: an autoscaler sees those that have no room yet, and starts nodes for them.
     """
@@ -220,7 +220,7 @@ def _map_in_tasks(source: ray.data.Dataset, given: tuple) -> ray.data.Dataset:
 
 
 def _map_in_actors(source: ray.data.Dataset, given: tuple, jobs: int, gpus_per_actor: float) -> ray.data.Dataset:
-    """Ray Data adds actors where resources are free. Ray's dashboard has the name of the worker."""
+    """Run jobs in actors, which Ray Data adds where resources are free. Ray's dashboard has the name of the worker."""
     runner = type(given[0].__name__, (_JobRunner,), {})
     return source.map(
         runner,

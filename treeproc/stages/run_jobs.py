@@ -42,7 +42,7 @@ def run_here(worker: type, arguments: dict, jobs: Sequence[dict]) -> Iterator[tu
 
 
 def grouped(items: Sequence[tuple[int, Item]], of_rows: int | None = None) -> list[list[Item]]:
-    """The items, given with their numbers of rows, in groups of neighbours that have `of_rows` rows or little more together.
+    """Group items, given with their numbers of rows, with neighbours until they have `of_rows` rows or little more together.
 
     GROUP_ROWS if nothing else is given.
     """
@@ -58,7 +58,7 @@ def grouped(items: Sequence[tuple[int, Item]], of_rows: int | None = None) -> li
 
 
 def in_number_order(results: Iterable[tuple[int, Any]]) -> Iterator[Any]:
-    """The results of numbered jobs in the order of their numbers."""
+    """Yield the results of numbered jobs in the order of their numbers."""
     waiting, number = {}, 0
     for found, result in results:
         waiting[found] = result

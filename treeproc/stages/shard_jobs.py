@@ -92,7 +92,7 @@ def _run_on_ray(
 
 
 def ray_runner(folder: AnyPath, record: Recorder) -> Run:
-    """Runs jobs in Ray's tasks, which `record` counts; every node must see `folder`. The processes stay from call to call."""
+    """Return what runs jobs in Ray's tasks, which `record` counts; every node must see `folder`. Processes stay between calls."""
 
     def run(worker: type, arguments: dict, jobs: Sequence[dict]) -> Iterator[tuple[int, Any]]:
         from treeproc.stages import ray_job  # a job without Ray must not load it
@@ -103,7 +103,7 @@ def ray_runner(folder: AnyPath, record: Recorder) -> Run:
 
 
 def previous_index(folder: AnyPath, key: str) -> Index | None:
-    """The index of a finished stage, which has `key`. None if it is missing or damaged: the caller then reads the shards."""
+    """Return the index of a finished stage. It has `key`. None if it is missing or damaged: the caller then reads the shards."""
     path = folder / "index.json"
     if not path.exists():
         return None

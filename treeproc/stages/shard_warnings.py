@@ -39,7 +39,7 @@ class ShardNotes:
 
 
 def read_notes(folder: AnyPath, shard: str) -> ShardNotes | None:
-    """The notes of a shard; None if there are none, or damaged ones."""
+    """Read the notes of a shard; None if there are none, or damaged ones."""
     try:
         head, _, dropped = (folder / shard).read_bytes().partition(b"\n")
         facts = json.loads(head)

@@ -16,7 +16,7 @@ _OF_ARCS = {"phrases", "phrase_labels"}
 
 
 def borrow_settings(values: Mapping) -> dict:
-    """Settings of a job as a user gives them. The data set `vocab_from` gives the settings that are left open.
+    """Complete the settings of a job as a user gives them: the data set `vocab_from` gives those that are left open.
 
     Raises UserError when that data set has no settings.
     """
@@ -63,7 +63,7 @@ def _read_settings(folder: AnyPath) -> dict:
 def check_reuse(
     data: AnyPath, *, parser: Mapping, subwords: Mapping, tree: Mapping, normalization: str, columns: Collection[str]
 ) -> Mapping:
-    """The index of the encoded stage of `data`, the data set whose vocabulary is taken.
+    """Return the index of the encoded stage of `data`, the data set whose vocabulary is taken.
 
     `parser` describes the parser of the leaves' side; `columns` are those of the encoded shards to come. Raises UserError if
     a model would read examples of the two data sets differently: their scores would mean nothing.
@@ -89,7 +89,7 @@ def check_reuse(
 
 
 def check_extension(data: AnyPath, *, subwords: Mapping) -> None:
-    """Raises UserError if new pieces cannot follow those of the data set `data`."""
+    """Raise UserError if new pieces cannot follow those of the data set `data`."""
     if changed := differences(read_index(data / "encoded")["subword_settings"], dict(subwords), "subwords"):
         raise UserError(
             f"vocab_from: {data} was made with other settings ({'; '.join(changed)}), but new pieces can only follow the same "

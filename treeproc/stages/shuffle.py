@@ -39,7 +39,7 @@ Donated = tuple[np.ndarray, pa.Array]
 def donor_windows(
     parsed: Sequence[ShardRecord], one_window: int = WINDOW_ROWS, rows_of_window: int = ROWS_OF_WINDOW
 ) -> list[tuple[int, int]]:
-    """The window of every shard of the parsed stage: the number of its first shard, and of the one behind its last.
+    """Return the window of every shard of the parsed stage: the number of its first shard, and of the one behind its last.
 
     Data of up to `one_window` rows are one window, with all of their splits. `parsed` is in the order of the index.
     """
@@ -60,7 +60,7 @@ def _splits(records: Sequence[ShardRecord]) -> list[tuple[int, int]]:
 
 
 def find_donors(ids: np.ndarray, lengths: np.ndarray, seed: int) -> np.ndarray:
-    """The donor [n] of every line of one split, by its place; `lengths` [n] are numbers of words, and `ids` ascend.
+    """Return the donor [n] of every line of one split, by its place; `lengths` [n] are numbers of words, and `ids` ascend.
 
     The lines of one length stand in an order that a hash of seed and id decides. Each gets the tree of the next one, the last
     that of the first.
@@ -78,7 +78,7 @@ def find_donors(ids: np.ndarray, lengths: np.ndarray, seed: int) -> np.ndarray:
 
 
 def next_other(codes: np.ndarray) -> np.ndarray:
-    """The place [n] of the next line of a ring with another code, for every line; that of the next line if all are equal."""
+    """Find the place [n] of the next line of a ring with another code, for every line; that of the next line if all are equal."""
     last = np.flatnonzero(codes != np.roll(codes, -1))  # of runs of equal codes
     places = np.arange(len(codes))
     if len(last):
@@ -105,7 +105,7 @@ class DonorTrees:
         self._open: dict[int, list[Donated]] = {}  # by the number of the shard in the window, its record batches
 
     def of_shard(self, place: int, window: Sequence[int]) -> tuple[Donated, int]:
-        """The trees of the donors of all lines of the shard `place` of the index, and how many lines keep their own tree.
+        """Return the trees of the donors of all lines of the shard `place` of the index, and how many lines keep their own tree.
 
         `window` is that of the shard, as `donor_windows` gives it.
         """
@@ -136,7 +136,7 @@ class DonorTrees:
         self._chosen[lines] = True
 
     def _shapes(self, lines: np.ndarray, codes: dict[bytes, int]) -> np.ndarray:
-        """A number [n] for the shape of the tree of each line of the window, as `codes` gives it and goes on."""
+        """Return a number [n] for the shape of the tree of each line of the window, as `codes` gives it and goes on."""
         out: list[int] = []
         for first in range(0, len(lines), _TREES_AT_ONCE):
             found = self._read_trees(lines[first : first + _TREES_AT_ONCE])
@@ -149,7 +149,7 @@ class DonorTrees:
         return np.array(out, dtype=np.int64)
 
     def _read_trees(self, lines: np.ndarray) -> list[list[str]]:
-        """The trees of lines of the window."""
+        """Return the trees of lines of the window."""
         shard = np.searchsorted(self._edges, lines, side="right") - 1
         row = lines - self._edges[shard]
         found: list[list[str]] = [[]] * len(lines)
@@ -178,7 +178,7 @@ class DonorTrees:
         self._window = begin, end
 
     def _batches(self, number: int) -> list[Donated]:
-        """The trees of a shard, by record batch."""
+        """Return the trees of a shard, by record batch."""
         if number not in self._open:
             if len(self._open) >= MOST_OPEN:
                 self._open.clear()
@@ -187,7 +187,7 @@ class DonorTrees:
 
 
 def cut(donated: Donated, first: int, count: int) -> Donated:
-    """The part for `count` lines from line `first` on."""
+    """Return the part for `count` lines from line `first` on."""
     edges, texts = donated
     own = edges[first : first + count + 1]
     return own - own[0], texts.slice(own[0], own[-1] - own[0])

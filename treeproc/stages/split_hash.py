@@ -18,7 +18,7 @@ _READ_BYTES = 1 << 20
 
 
 def keys_file(work: AnyPath, number: int, kind: str = "keys") -> AnyPath:
-    """A file of a block in the work folder; its `json` is written last."""
+    """Return a file of a block in the work folder; its `json` is written last."""
     return work / f"block-{number:06d}.{kind}"
 
 
@@ -61,7 +61,7 @@ class SplitHash:
             self._feed(file)
 
     def hexdigest(self) -> str:
-        """The hash after all blocks."""
+        """Return the hash after all blocks."""
         self._state.update(self._held)
         for number in self._later:
             self._add_keys(number)

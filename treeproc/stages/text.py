@@ -59,7 +59,7 @@ class Inputs:
     normalization: Normalization = "none"
 
     def with_absolute_paths(self) -> "Inputs":
-        """The same files for a process with another working folder."""
+        """Return the same files for a process with another working folder."""
         splits = {
             split: files.model_copy(
                 update={side: [path.absolute() for path in getattr(files, side)] for side in ("source", "target")}
@@ -69,20 +69,20 @@ class Inputs:
         return replace(self, splits=splits)
 
     def columns(self) -> tuple[str, ...]:
-        """Columns of the text shards beside `example_id`."""
+        """Return the columns of the text shards beside `example_id`."""
         form, tokenized = FORMATS[self.format], ("words",) if self.tokenized == "moses" else ()
         target = ("target",) if any(files.target for files in self.splits.values()) else ()
         names = {"source", *form.columns, *tokenized, *target}
         return tuple(name for name in FULL_TEXT_SCHEMA.names if name in names)
 
     def columns_beyond_key(self) -> list[str]:
-        """Columns that the key of an example does not cover."""
+        """Return the columns that the key of an example does not cover."""
         # Moses words follow from the source, all other columns from the file alone.
         known_by_key = {"source", "target", "label", *(("words",) if self.tokenized == "moses" else ())}
         return [name for name in self.columns() if name not in known_by_key]
 
     def rows(self, split: str) -> Iterator[dict]:
-        """The examples of a split in order, without `example_id`. Raises UserError on bad input."""
+        """Return the examples of a split in order, without `example_id`. Raises UserError on bad input."""
         stride, files = self.stride, self.files(split)
         rows = read_rows(self.format, files.source, files.target, self.tokenized, self.normalization)
         if stride and self.splits[split].hold_out:
@@ -93,15 +93,15 @@ class Inputs:
 
     @property
     def stride(self) -> int | None:
-        """The n of `hold_out`: every n-th example of the files of train belongs to valid."""
+        """Return the n of `hold_out`: every n-th example of the files of train belongs to valid."""
         return next((files.hold_out for files in self.splits.values() if files.hold_out), None)
 
     def files(self, split: str) -> SplitFiles:
-        """The files that a split is read from."""
+        """Return the files that a split is read from."""
         return self.splits[split if self.splits[split].source else "train"]
 
     def examples_before(self, split: str, line: int) -> int:
-        """Of formats whose examples are lines: examples of the split among the first `line` lines of its files."""
+        """Count the split's examples among the first `line` lines of its files, if examples are lines."""
         if self.stride is None or split not in ("train", "valid"):
             return line
         return line // self.stride if split == "valid" else line - line // self.stride
@@ -121,7 +121,7 @@ class Inputs:
         return [count(file) for file in files]
 
     def line(self, split: str, example_id: int) -> int:
-        """The number, from 1, of an example over the files that its split is read from; of line by line formats, of its line."""
+        """Return the number, from 1, of an example over the files of its split; that of its line if examples are lines."""
         stride = self.stride
         if stride is None or split not in ("train", "valid"):
             return example_id + 1
@@ -140,7 +140,7 @@ class Scan:
 
 
 def scan(inputs: Inputs, filters: FilterConfig) -> dict[str, Scan]:
-    """The first pass over every split: number of examples, hash of their content, duplicates, keys of valid and test.
+    """Make the first pass over every split: number of examples, hash of their content, duplicates, keys of valid and test.
 
     It holds 16 bytes per training example when duplicates are dropped, and keys of valid and test.
     Raises UserError on bad input and for a split without examples.
@@ -175,12 +175,12 @@ def _scan_split(inputs: Inputs, split: str, filters: FilterConfig) -> Scan:
 
 
 def text_beyond_key(row: Mapping, names: Sequence[str]) -> bytes:
-    """These columns of a row, as they enter the hash of a split."""
+    """Return these columns of a row, as they enter the hash of a split."""
     return json.dumps([row[name] for name in names], separators=(",", ":")).encode()
 
 
 def no_example(inputs: Inputs, split: str) -> UserError:
-    """The error of a split whose files hold no example."""
+    """Return the error of a split whose files hold no example."""
     files = inputs.splits[split]
     names = " and ".join(" + ".join(map(str, side)) for side in (files.source, files.target) if side)
     what = f"no example of format {inputs.format} in {names}" if names else f"splits.{split}: hold_out takes no example"
@@ -223,7 +223,7 @@ class TextWriter:
     dropped: LineList | None = None
 
     def write(self, split: str) -> Iterator[ShardRecord]:
-        """The records of all shards of a split; those that are finished are not written again."""
+        """Yield the records of all shards of a split; those that are finished are not written again."""
         schema = select(FULL_TEXT_SCHEMA, self.inputs.columns())
         choose = ShardFilter(self.filters, self.inputs.labels, SeenInScans(self.scans, self.filters.drop_overlap))
         count = self.scans[split].count
@@ -246,12 +246,12 @@ class TextWriter:
 
 
 def numbered(rows: Iterator[dict], first: int = 0) -> Iterator[dict]:
-    """The rows with their `example_id`, which counts from `first`."""
+    """Yield the rows with their `example_id`, which counts from `first`."""
     for example_id, row in enumerate(rows, start=first):
         row["example_id"] = example_id
         yield row
 
 
 def dropped_lines(inputs: Inputs, split: str, chosen: Filtered) -> Iterator[tuple[str, int, str]]:
-    """The rows of the list of dropped lines for a shard: split, line, reason."""
+    """Return the rows of the list of dropped lines for a shard: split, line, reason."""
     return ((split, inputs.line(split, example_id), reason) for example_id, reason in chosen.dropped)

@@ -28,16 +28,16 @@ class TextBackend(Protocol):
     """A way to read all inputs and to write the text shards."""
 
     def counts(self) -> dict[str, int]:
-        """Examples of every split. Raises UserError on bad input, if only when `digests` is called."""
+        """Count the examples of every split. Raises UserError on bad input, if only when `digests` is called."""
 
     def digests(self) -> dict[str, str]:
-        """Hash of the content of every split. Raises UserError on bad input."""
+        """Return the hash of the content of every split. Raises UserError on bad input."""
 
     def train_files(self) -> list[int]:
-        """Examples of each source file of train, before `hold_out`. The inputs were read without an error before."""
+        """Count the examples of each source file of train, before `hold_out`. The inputs were read without an error before."""
 
     def write(self, fingerprint: str, rows_per_shard: int, notices: TextNotices, dropped: LineList) -> Iterator[ShardRecord]:
-        """The records of all shards as they land; notices and dropped lines are complete after the last one."""
+        """Return the records of all shards as they land; notices and dropped lines are complete after the last one."""
 
     def remove(self) -> None:
         """Remove the files that this work left for a job that continues."""
@@ -75,7 +75,7 @@ class LocalText:
 
 
 def can_run_on_ray(config: PreprocessConfig) -> bool:
-    """Whether the text stage of a job is for Ray: it is large, its lines can be cut, and all nodes see the files."""
+    """Return whether the text stage of a job is for Ray: it is large, its lines can be cut, and all nodes see the files."""
     inputs = config.inputs()
     if config.workers == 0 or bytes_that_can_be_cut(inputs) < LEAST_BYTES:
         return False
@@ -91,7 +91,7 @@ def can_run_on_ray(config: PreprocessConfig) -> bool:
 
 
 def text_on_ray(config: PreprocessConfig, out: AnyPath, record: Recorder) -> TextOnRay:
-    """The text stage of a job on Ray, whose processes `record` counts."""
+    """Return the text stage of a job on Ray, whose processes `record` counts."""
     inputs, wanted = config.inputs(), config.notices().wanted
     work = work_folder(out, inputs, config.filters, wanted)
     return TextOnRay(out, work, inputs, config.filters, wanted, ray_runner(work, record))

@@ -51,18 +51,18 @@ class TextRange:
     target: Sequence[Piece]
 
     def job(self) -> dict:
-        """The range as JSON, for `range_of`."""
+        """Return the range as JSON, for `range_of`."""
         return {"range": [*asdict(self).values()]}
 
 
 def range_of(values: Sequence) -> TextRange:
-    """The range of a `job`."""
+    """Return the range of a `job`."""
     *rest, source, target = values
     return TextRange(*rest, *([Piece(**piece) for piece in side] for side in (source, target)))
 
 
 def read_rows(inputs: Inputs, part: TextRange) -> Iterator[dict]:
-    """The examples of a range, as `Inputs.rows` has them, with `example_id`. Raises UserError on bad input."""
+    """Return the examples of a range, as `Inputs.rows` has them, with `example_id`. Raises UserError on bad input."""
     ranges = FORMATS[inputs.format].ranges
     assert ranges is not None  # other formats are not cut
     rows = read_examples(part.source, ranges.read)
@@ -126,7 +126,7 @@ class CheckBlock:
 
     @contextmanager
     def _beyond_keys(self, part: TextRange) -> Iterator[BeyondKeys | None]:
-        """Where the columns go that no key covers, if there are any."""
+        """Yield where the columns go that no key covers, if there are any."""
         if not (names := self._inputs.columns_beyond_key()):
             yield None
             return
@@ -161,12 +161,12 @@ class GatherKeys:
 
 
 def gathered_file(work: AnyPath, kind: str, partition: int = 0) -> AnyPath:
-    """A file of gathered keys in the work folder; `mark_of` it has its hash and is written last."""
+    """Return a file of gathered keys in the work folder; `mark_of` it has its hash and is written last."""
     return work / f"{kind}-{partition:06d}.gathered"
 
 
 def _mapped(path: AnyPath, dtype: str) -> np.ndarray:
-    """The array in a file, which may be empty, or in the copy of an object that the processes of a node share."""
+    """Return the array in a file, which may be empty, or in the copy of an object that the processes of a node share."""
     local = local_copy(path, read_json(mark_of(path))["sha256"])
     return np.asarray(np.memmap(local, dtype, mode="r")) if local.stat().st_size else np.zeros(0, dtype)
 
@@ -219,7 +219,7 @@ class WriteText:
         self._schema = select(FULL_TEXT_SCHEMA, inputs.columns())
 
     def __call__(self, shards: Sequence[dict]) -> list[dict]:
-        """The records of the shards, each given by name, index and range."""
+        """Write the shards, each given by name, index and range. Returns their records."""
         return [asdict(self._write(**shard)) for shard in shards]
 
     def _write(self, name: str, index: int, range: Sequence) -> ShardRecord:

@@ -14,13 +14,13 @@ class Seen(Protocol):
     """What the first pass knows of all examples. Every answer is the places of the rows that it holds for."""
 
     def overlaps(self, rows: Sequence[dict]) -> Sequence[int]:
-        """Rows whose source, or all of it, stands in another split, as `drop_overlap` says."""
+        """Return the rows whose source, or all of it, stands in another split, as `drop_overlap` says."""
 
     def duplicates(self, rows: Sequence[dict]) -> Sequence[int]:
-        """Rows that an earlier example of train equals."""
+        """Return the rows that an earlier example of train equals."""
 
     def near_copies(self, rows: Sequence[dict]) -> Sequence[int]:
-        """Rows whose source is nearly that of an example of another split."""
+        """Return the rows whose source is nearly that of an example of another split."""
 
 
 class Filtered(NamedTuple):
@@ -78,7 +78,7 @@ class ShardFilter:
 
 
 def _without(rows: list[dict], places: Sequence[int], reason: str, dropped: list[tuple[int, str]]) -> list[dict]:
-    """The rows at other places; those at these are added to `dropped`."""
+    """Return the rows at other places; those at these are added to `dropped`."""
     if not len(places):
         return rows
     gone = set(places)

@@ -64,11 +64,11 @@ class TextOnRay:
         self._cut: CutInputs | None = None
 
     def counts(self) -> dict[str, int]:
-        """Examples of every split. Raises BadInput as `digests` does."""
+        """Count the examples of every split. Raises BadInput as `digests` does."""
         return self._lines().examples(self._inputs)
 
     def digests(self) -> dict[str, str]:
-        """Hash of the content of every split, after its lines were checked. Raises BadInput for the first bad line."""
+        """Hash the content of every split, after its lines were checked. Raises BadInput for the first bad line."""
         note = self._work / "checked.json"
         if note.exists():
             return read_json(note)
@@ -94,11 +94,11 @@ class TextOnRay:
         return found
 
     def train_files(self) -> list[int]:
-        """Examples of each source file of train, before `hold_out`."""
+        """Count the examples of each source file of train, before `hold_out`."""
         return [file.lines for file in self._lines().of(self._inputs, "train")[0].files]
 
     def write(self, fingerprint: str, rows_per_shard: int, notices: TextNotices, dropped: LineList) -> Iterator[ShardRecord]:
-        """The records of all shards as they land; those that are finished are not written again."""
+        """Yield the records of all shards as they land; those that are finished are not written again."""
         parts = self._work / f"shards-{rows_per_shard}"
         parts.mkdir(exist_ok=True)
         numbers = {split: -(-self.counts()[split] // rows_per_shard) for split in in_order(self._inputs.splits)}
@@ -144,11 +144,11 @@ class TextOnRay:
         return self._cut
 
     def _said(self, message: str) -> str:
-        """The message of one process about bad input. A task knows numbers of lines only if examples are lines."""
+        """Return the message of one process about bad input. A task knows numbers of lines only if examples are lines."""
         return message if self._inputs.format == "parallel" else self._said_by_a_scan(message)
 
     def _said_by_a_scan(self, otherwise: str) -> str:
-        """The message of a pass over the inputs in one process, which reads a damaged file up to the damage."""
+        """Return the message of a pass over the inputs in one process, which reads a damaged file up to the damage."""
         try:
             scan(self._inputs, self._filters)
         except StoreRefuses:
@@ -162,7 +162,7 @@ class TextOnRay:
         return BadInput(message)
 
     def _blocks(self) -> tuple[list[TextRange], UserError | None]:
-        """All blocks up to the first split with unequal sides or without an example, and the message about that split."""
+        """Return all blocks up to the first split with unequal sides or without an example, and the message about that split."""
         blocks: list[TextRange] = []
         cut, inputs = self._lines(), self._inputs
         most = max(side.lines for split in inputs.splits for side in cut.of(inputs, split))
@@ -197,7 +197,7 @@ class TextOnRay:
         return unequal(join_names(files.source), sides[0].lines, join_names(files.target), sides[1].lines)
 
     def _check(self, blocks: Sequence[TextRange]) -> Iterator[tuple[TextRange, dict]]:
-        """Every block and its result, in order."""
+        """Yield every block and its result, in order."""
         there = set(self._work.glob("block-*.json"))
         marks = {part.number: keys_file(self._work, part.number, "json") for part in blocks}
         known = [number for number, mark in marks.items() if mark in there]
@@ -232,7 +232,7 @@ class TextOnRay:
         deque(self._run(GatherKeys, arguments, jobs), maxlen=0)
 
     def _shard(self, name: str, split: str, index: int, rows: int) -> dict:
-        """The job of a shard."""
+        """Return the job of a shard."""
         first, last = index * rows, min((index + 1) * rows, self.counts()[split]) - 1
         part = self._range(split, index, self._inputs.line(split, first) - 1, self._inputs.line(split, last))
         return {"name": name, "index": index, **part.job()}

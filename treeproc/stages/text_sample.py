@@ -9,7 +9,7 @@ from treeproc.stages.language import stride_of
 
 
 def places_of(records: Sequence[ShardRecord]) -> list[tuple[ShardRecord, list[int]]]:
-    """The shards of a split that have lines of the sample, with the places of these lines; `records` are those of the split."""
+    """Find the shards of a split that have lines of the sample, and the places of these lines; `records` are the split's."""
     stride = stride_of(sum(record.rows for record in records))
     found, first = [], 0
     for record in records:
@@ -26,7 +26,7 @@ class ReadLines:
         self._folder, self._sides = folder, sides
 
     def __call__(self, shards: Sequence[tuple[dict, Sequence[int]]]) -> dict:
-        """The lines at the places of each shard, which is given by its record."""
+        """Read the lines at the places of each shard, which is given by its record."""
         rows = []
         for record, places in shards:
             shard = Shard(self._folder, ShardRecord(**record))

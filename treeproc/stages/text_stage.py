@@ -41,7 +41,7 @@ class TextStage:
     record: Recorder
 
     def make(self, work: TextBackend, stamps: str | None = None, known: InputCounts | None = None) -> PackedRecords:
-        """Filtered examples as shards. Another text under the same folder is refused.
+        """Make shards of filtered examples. Another text under the same folder is refused.
 
         `known` is what reading inputs of these `stamps` gave before: a stage that is finished is then trusted without reading.
         """
@@ -122,7 +122,7 @@ class TextStage:
         return fingerprint_of(SCHEMA_VERSION, lines, *reading, *normalization)
 
     def _finished_text(self, index: Index, lines: dict[str, str]) -> PackedRecords | None:
-        """The shards of a text stage that is finished, of inputs of these digests; None if anything is missing."""
+        """Return the shards of a text stage that is finished, of inputs of these digests; None if anything is missing."""
         folder, fingerprint = self.out / "text", self._text_fingerprint(lines)
         records = PackedRecords(index.records())
         if index["inputs"] != lines or not has_files(folder, index):

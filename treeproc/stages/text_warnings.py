@@ -69,12 +69,12 @@ class Found:
         self.count += count
 
     def facts(self) -> dict:
-        """The facts for the index."""
+        """Return the facts for the index."""
         return {"count": self.count, "line": self.line, "text": self.text}
 
 
 def shortened(text: str) -> str:
-    """A line as messages show it."""
+    """Return a line as messages show it."""
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
@@ -89,15 +89,15 @@ class _Chunk:
         self.blank = self.codes == ord(" ")
 
     def among(self, characters: str) -> np.ndarray:
-        """Whether each code is one of these ASCII characters [N]."""
+        """Return whether each code is one of these ASCII characters [N]."""
         return np.logical_or.reduce([self.codes == ord(character) for character in characters])
 
     def lines_at(self, places: np.ndarray | list[int]) -> list[int]:
-        """Numbers in the chunk of the lines that hold these places."""
+        """Return the numbers in the chunk of the lines that hold these places."""
         return np.unique(np.searchsorted(self.ends, places)).tolist()
 
     def matching(self, pattern: re.Pattern, begins: np.ndarray) -> list[int]:
-        """Numbers of the lines in which the pattern matches at one of the places for which `begins` is true."""
+        """Return the numbers of the lines in which the pattern matches at one of the places for which `begins` is true."""
         return self.lines_at([at for at in np.flatnonzero(begins).tolist() if pattern.match(self.content, at)])
 
 
@@ -113,7 +113,7 @@ def _tokens(chunk: _Chunk) -> list[int]:
 
 
 def _attached(chunk: _Chunk) -> list[int]:
-    """Lines whose last mark has no blank before it."""
+    """Return the lines whose last mark has no blank before it."""
     ends = chunk.ends[np.diff(chunk.ends, prepend=-1) > 2]
     return chunk.lines_at(ends[chunk.among(".?!")[ends - 1] & ~chunk.blank[ends - 2]])
 
@@ -144,7 +144,7 @@ def _sentences(chunk: _Chunk) -> list[int]:
 
 
 def has_several_sentences(line: str) -> bool:
-    """Whether a mark that ends a sentence stands before the end of the line."""
+    """Return whether a mark that ends a sentence stands before the end of the line."""
     return any(_ends_sentence(line, match) for match in _NEXT_SENTENCE.finditer(line)) or _NEXT_TOKENS.search(line) is not None
 
 
@@ -176,7 +176,7 @@ class Wanted(NamedTuple):
 def wanted(
     tokenized: str, columns: Collection[str], languages: Mapping[str, str | None], normalization: str = "none"
 ) -> dict[str, Wanted]:
-    """The kinds of notices for each side. `columns` belong to the input format, and `languages` to the parsers of the sides.
+    """Name the kinds of notices for each side. `columns` belong to the input format, and `languages` to the sides' parsers.
 
     The language of a side without a parser is None. A target side without a parser is checked for subwords and its form of
     Unicode alone. If the input gives words, its lines are tokens and single sentences.
@@ -207,7 +207,7 @@ class SideNotices:
     sample: LineSample = field(default_factory=LineSample)
 
     def add(self, lines: Sequence[str], number: Callable[[int], int]) -> None:
-        """More lines, in order; `number` gives the number, from 1, of the line at a place among them."""
+        """Add more lines, in order; `number` gives the number, from 1, of the line at a place among them."""
         self.lines += len(lines)
         chunk = _Chunk(lines)
         for kind in self.wanted.kinds:
@@ -217,7 +217,7 @@ class SideNotices:
             self.sample.add(lines, number)
 
     def counts(self) -> dict[str, dict]:
-        """What was found, by kind."""
+        """Return what was found, by kind."""
         return {kind: asdict(found) for kind, found in self.found.items()}
 
     def merge(self, lines: int, counts: Mapping[str, dict]) -> None:
@@ -227,7 +227,7 @@ class SideNotices:
             self.found.setdefault(kind, Found()).add(**one)
 
     def facts(self) -> dict:
-        """The facts for the index: kinds of notices, their counts and examples, and the number of lines."""
+        """Return the facts for the index: kinds of notices, their counts and examples, and the number of lines."""
         out: dict = {"lines": self.lines} | {kind: self.found.get(kind, Found()).facts() for kind in self.wanted.kinds}
         if self.wanted.language is not None:
             looked_at, foreign, name = self.sample.foreign(self.wanted.language)
@@ -251,7 +251,7 @@ class TextNotices:
     leaks: dict[str, Found] = field(default_factory=dict)
 
     def add(self, split: str, side: str, rows: Sequence[dict]) -> None:
-        """More rows of a split, in order."""
+        """Add more rows of a split, in order."""
         lines = [row[side] for row in rows]
         self._side(split, side).add(lines, lambda place: self.line(split, rows[place]["example_id"]))
 
@@ -264,7 +264,7 @@ class TextNotices:
             self._add_leaks(split, Found(len(shard.leaks), self.line(split, first["example_id"]), first["source"]))
 
     def parts(self, split: str) -> dict:
-        """What was noted of a split, for `merge`; without the samples of languages."""
+        """Return what was noted of a split, for `merge`; without the samples of languages."""
         return {
             "sides": {side: [found.lines, found.counts()] for (of, side), found in self.sides.items() if of == split},
             "leaks": asdict(self.leaks[split]) if split in self.leaks else None,
@@ -278,7 +278,7 @@ class TextNotices:
             self._add_leaks(split, Found(**parts["leaks"]))
 
     def add_sample(self, split: str, side: str, example_ids: Sequence[int], lines: Sequence[str]) -> None:
-        """More lines of the sample that tells the language of a side, in order."""
+        """Add more lines of the sample that tells the language of a side, in order."""
         self._side(split, side).sample.kept += [(self.line(split, i), line) for i, line in zip(example_ids, lines, strict=True)]
 
     def _side(self, split: str, side: str) -> SideNotices:
@@ -288,7 +288,7 @@ class TextNotices:
         self.leaks.setdefault(split, Found()).add(found.count, found.line, found.text)
 
     def facts(self) -> dict:
-        """The facts for the index: split -> side -> number of lines, and the notices by kind."""
+        """Return the facts for the index: split -> side -> number of lines, and the notices by kind."""
         out: dict = {}
         for (split, side), found in self.sides.items():
             out.setdefault(split, {})[side] = found.facts()
@@ -298,7 +298,7 @@ class TextNotices:
 
 
 def is_noticed(kind: str, facts: dict) -> bool:
-    """Whether what was found of a kind on one side is worth a line; `facts` are those of the side."""
+    """Return whether what was found of a kind on one side is worth a line; `facts` are those of the side."""
     if not facts.get(kind, {}).get("count"):
         return False
     count, lines = facts[kind]["count"], max(1, facts["lines"])

@@ -44,20 +44,20 @@ class TreeConfig(Settings):
     seed: int = Field(1, description="seed of random and of shuffled trees")
 
     def facts(self) -> dict:
-        """The settings that decide on the trees, for fingerprints and the index."""
+        """Return the settings that decide on the trees, for fingerprints and the index."""
         return self.model_dump(exclude=set() if self.tree_source == "dependencies" else {"phrases", "phrase_labels"})
 
     @property
     def other_side(self) -> str:
-        """The side that models write."""
+        """Return the side that models write."""
         return "target" if self.side == "source" else "source"
 
     @property
     def parsed_columns(self) -> tuple[str, str]:
-        """Words and trees of the leaves' side in a parsed shard."""
+        """Return the words and trees of the leaves' side in a parsed shard."""
         return ("words", "trees") if self.side == "source" else ("target_words", "target_trees")
 
     @property
     def arcs_column(self) -> str:
-        """Dependencies of the leaves' side in a parsed shard that has them."""
+        """Return the dependencies of the leaves' side in a parsed shard that has them."""
         return "arcs" if self.side == "source" else "target_arcs"

@@ -45,7 +45,7 @@ class VocabularyCounts:
 
 
 def _chosen_before(row: int, num_rows: int, most: int) -> int:
-    """Rows among the first `row` that words are learned from: `most` of all, spread evenly, however they are cut into shards."""
+    """Count rows among the first `row` that words are learned from: `most` of all, spread evenly, however shards are cut."""
     return row * most // num_rows
 
 
@@ -56,7 +56,7 @@ class CountShards:
         self._base, self._joint, self._tree, self._num_rows, self._most = base, config.joint, tree, num_rows, most
 
     def __call__(self, shards: Sequence[dict]) -> dict:
-        """Counts of all of them: `words` by side, of the rows that are learned from; `labels`, `tags`, `deprels` of the trees.
+        """Count all of them: `words` by side, of the rows that are learned from; `labels`, `tags`, `deprels` of the trees.
 
         A shard is given by its records, `text` and `parsed`, by the number of its first row, and by whether its trees are read.
         """
@@ -105,7 +105,7 @@ class CountShards:
 
 
 def _names_of(record: ShardRecord, tree: TreeConfig, has_arcs: bool) -> tuple[list[str], list[str], list[str]] | None:
-    """Labels, tags and relations that the sidecar of a parsed shard counts; None if the shard itself must be read.
+    """Return the labels, tags and relations that the sidecar of a parsed shard counts; None if the shard itself must be read.
 
     It is None if the leaves are of the target side, whose trees no sidecar counts, and for sidecars of earlier versions.
     """
@@ -123,12 +123,12 @@ def _names_of(record: ShardRecord, tree: TreeConfig, has_arcs: bool) -> tuple[li
 
 
 def _bare(record: ShardRecord) -> dict:
-    """A record without its counts, as JSON."""
+    """Return a record without its counts, as JSON."""
     return asdict(replace(record, counts={}, longest={}))
 
 
 def sampled_rows(text: Sequence[ShardRecord], config: SubwordConfig, has_both_sides: bool) -> int:
-    """The number of rows of the training split that words are learned from."""
+    """Return the number of rows of the training split that words are learned from."""
     return min(sum(record.rows for record in text), max(1, config.max_training_lines // (1 + has_both_sides)))
 
 
@@ -140,7 +140,7 @@ def count_vocabulary(
     tree: TreeConfig,
     run: Run = run_here,
 ) -> VocabularyCounts:
-    """The counts of the training split's text and parsed shards, which are below `base`; `run` runs a job a shard.
+    """Return the counts of the training split's text and parsed shards, which are below `base`; `run` runs a job a shard.
 
     Only shards are read that have rows of the sample, or whose sidecar does not name labels, tags and relations.
     """
@@ -175,7 +175,7 @@ def count_vocabulary(
 def fingerprint_of_inputs(
     text: Sequence[ShardRecord], parsed: Sequence[ShardRecord], config: SubwordConfig, tree: TreeConfig
 ) -> str:
-    """The fingerprint of all that a vocabulary follows from: the training split, and the settings."""
+    """Return the fingerprint of all that a vocabulary follows from: the training split, and the settings."""
     # The trees matter to the labels alone, and control trees share those of the parsed trees.
     form = tree.model_dump(include={"side", "binarize", "documents"})
     if tree.tree_source == "dependencies":
@@ -193,7 +193,7 @@ def write_vocabulary(
     run: Run = run_here,
     line_tags: Sequence[str] = (),
 ) -> str:
-    """Pieces, labels and tags of the training split, under `encoded/vocab`; returns the fingerprint.
+    """Write the pieces, labels and tags of the training split, under `encoded/vocab`; returns the fingerprint.
 
     `base` holds text and parsed stage, if not `data` itself, and `run` runs the job of a shard. `line_tags` are the tags in front
     of lines (`parser.tags`), each of them one piece. A vocabulary that is there
@@ -223,7 +223,7 @@ def write_vocabulary(
 
 
 def node_labels(counts: VocabularyCounts, tree: TreeConfig) -> set[str]:
-    """Labels of the trees in normal form, of split words, and of the nodes that the settings add."""
+    """Return the labels of the trees in normal form, of split words, and of the nodes that the settings add."""
     labels = counts.labels | {SPLIT_WORD_PREFIX + tag for tag in counts.tags}
     if tree.tree_source == "dependencies" and tree.phrase_labels == "deprel":
         labels |= {phrase_label(name) for name in counts.deprels}
@@ -233,7 +233,7 @@ def node_labels(counts: VocabularyCounts, tree: TreeConfig) -> set[str]:
 
 
 def vocabulary_note(folder: Path, inputs_fingerprint: str) -> bytes:
-    """Content of fingerprint.txt: the fingerprint of the inputs and the hash of every file, to notice damaged ones."""
+    """Return the content of fingerprint.txt: the fingerprint of the inputs and the hash of every file, to notice damaged ones."""
     paths = [folder.parent / name for name in (*VOCABULARY_FILES, *OPTIONAL_VOCABULARY_FILES)]
     hashes = [f"{file_sha256(path) if path.exists() else 'missing'}  {path.name}" for path in paths]
     return "\n".join([inputs_fingerprint, *hashes, ""]).encode()

@@ -20,7 +20,7 @@ _VERSION = 4
 
 
 def work_folder(out: AnyPath, inputs: Inputs, filters: FilterConfig, wanted: Mapping[str, Wanted]) -> AnyPath:
-    """The work folder of a text stage: what lies in it is of these inputs, as they are now, and of these settings."""
+    """Return the work folder of a text stage: what lies in it is of these inputs, as they are now, and of these settings."""
     kinds = {side: one.kinds for side, one in wanted.items()}
     return out / f"{_WORK}{fingerprint_of(_VERSION, input_stamp(inputs), filters.identity(), kinds)}"
 
@@ -32,7 +32,7 @@ def remove_work(out: AnyPath) -> None:
 
 
 def work_folders(out: AnyPath) -> list[AnyPath]:
-    """All work folders of a data set."""
+    """Return all work folders of a data set."""
     found = out.folders() if isinstance(out, RemotePath) else out.glob(f"{_WORK}*")
     return [folder for folder in found if _OURS.fullmatch(folder.name)]
 
