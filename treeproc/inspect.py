@@ -46,7 +46,7 @@ class SplitStatistics:
     depths: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # rows by levels of nodes
 
     def add(self, shard: Shard) -> None:
-        """Whole columns at once: nothing here runs once per row."""
+        """Add whole columns at once: nothing here runs once per row."""
         for views in shard.columns:
             leaf_offsets, leaves = views["leaves"]
             node_offsets, nodes = views["nodes"]
@@ -84,12 +84,12 @@ def statistics(encoded: AnyPath, split: str) -> SplitStatistics:
 
 
 def leaf_side(index: dict) -> str:
-    """The side whose words are leaves, by the index of the encoded stage."""
+    """Return the side whose words are leaves, by the index of the encoded stage."""
     return index.get("tree_settings", {}).get("side", "source")
 
 
 def histogram(counts: np.ndarray, name: str) -> list[str]:
-    """Text bars over ranges of equal width."""
+    """Draw text bars over ranges of equal width."""
     if not counts.any():
         return []
     last = int(np.flatnonzero(counts)[-1])
@@ -107,7 +107,7 @@ def _bar_line(name: str, count: int, most: int, total: int) -> str:
 
 
 def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitStatistics]]:
-    """The report as text, and the figures behind it. Raises UserError if the encoded stage is not finished."""
+    """Return the report as text, and the figures behind it. Raises UserError if the encoded stage is not finished."""
     folders = stage_folders(data)
     index = read_index(folders["encoded"])
     side = leaf_side(index)
@@ -152,7 +152,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def draw_line(data: AnyPath, split: str, line: int) -> str:
-    """One example: its tree over pieces with their tags, and its target. Raises UserError if the split has no such line."""
+    """Draw one example: its tree over pieces with their tags, and its target. Raises UserError if the split has no such line."""
     folder = data / "encoded"
     lengths = open_lengths(folder, split)
     ids = lengths["example_id"]  # they ascend; of a large split only some are read
@@ -183,7 +183,7 @@ def draw_line(data: AnyPath, split: str, line: int) -> str:
 
 
 def plot(figures: dict[str, SplitStatistics], path: Path) -> None:
-    """Lengths and depths of all splits as a figure."""
+    """Plot lengths and depths of all splits as a figure."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -38,7 +38,7 @@ class Verification:
 
 
 def stage_folders(data: AnyPath) -> dict[str, AnyPath]:
-    """The folders of the stages; below `data` when the encoded stage has no index."""
+    """Return the folders of the stages; below `data` when the encoded stage has no index."""
     try:
         return {stage: stage_folder(data, stage) for stage in STAGES}
     except UserError:
@@ -72,7 +72,7 @@ def verify(data: AnyPath, *, on_ray: bool = False) -> Verification:
 
 
 def _verify_shards(on_ray: AnyPath | None, indices: Mapping[str, Index], stages: Mapping[str, StageFindings]) -> None:
-    """`on_ray` is a folder that all nodes of the cluster must see."""
+    """Verify the shards. `on_ray` is a folder that all nodes of the cluster must see."""
     arguments = {
         "folders": {name: stage.folder for name, stage in stages.items()},
         "columns": {name: index.get("columns") for name, index in indices.items()},
@@ -121,7 +121,7 @@ class _Jobs(Sequence[dict]):
 
 
 def _first_schema(stage: StageFindings) -> list[list[str]] | None:
-    """The schema of the first sound shard, which all others must have."""
+    """Return the schema of the first sound shard, which all others must have."""
     for record in stage.records:
         with suppress(UserError):
             if not file_problem(stage.folder, record):
@@ -130,7 +130,7 @@ def _first_schema(stage: StageFindings) -> list[list[str]] | None:
 
 
 def _vocabulary_sizes(folder: AnyPath, index: dict) -> dict[str, int]:
-    """The upper bounds of ids. They are from the index when a vocabulary file is damaged, which is reported elsewhere."""
+    """Return the upper bounds of ids. They are from the index when a vocabulary file is damaged, which is reported elsewhere."""
     sizes = {"pieces": index["num_pieces"], "labels": index["num_labels"], "pos_tags": 1 << 15}
     try:
         vocab = folder / "vocab"
@@ -141,7 +141,7 @@ def _vocabulary_sizes(folder: AnyPath, index: dict) -> dict[str, int]:
 
 
 def advice(report: Verification, data: AnyPath) -> str:
-    """The last line: what to do."""
+    """Return the last line: what to do."""
     read = f"{report.shards:,} shards, {report.rows:,} rows read"
     if not report.problems:
         return f"{read}: no problem found"

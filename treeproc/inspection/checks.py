@@ -15,7 +15,7 @@ Problems = Iterator[tuple[int, str]]
 
 
 def _owners(offsets: np.ndarray) -> np.ndarray:
-    """Row of every list item [M]."""
+    """Return the row of every list item [M]."""
     return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
 
@@ -24,20 +24,20 @@ def _rows(bad: np.ndarray, owners: np.ndarray, what: str) -> Problems:
 
 
 def node_depths(offsets: np.ndarray, subtree_ends: np.ndarray) -> np.ndarray:
-    """Depth of every node [M], 0 for roots: the earlier nodes of its row whose subtree is still open."""
+    """Return the depth of every node [M], 0 for roots: the earlier nodes of its row whose subtree is still open."""
     first = np.repeat(offsets[:-1], np.diff(offsets)) - offsets[0]
     closed = np.cumsum(np.bincount(first + subtree_ends, minlength=len(first) + 1))
     return np.arange(len(first)) - closed[: len(first)]
 
 
 def id_problems(ids: np.ndarray, previous: int) -> Problems:
-    """Ids rise within a split; `previous` is the last one of the shards before."""
+    """Check that ids rise within a split; `previous` is the last one of the shards before."""
     bad = np.flatnonzero(np.diff(ids, prepend=previous) <= 0)
     return ((int(row), "example_id does not rise") for row in bad)
 
 
 def encoded_problems(views: dict, sizes: dict[str, int]) -> Problems:
-    """Ids below the sizes of the vocabularies (`pieces`, `labels`, `pos_tags`), and trees that are trees."""
+    """Check that ids are below the sizes of the vocabularies (`pieces`, `labels`, `pos_tags`), and that trees are trees."""
     leaf_offsets, leaves = views["leaves"]
     node_offsets, nodes = views["nodes"]
     span_offsets, spans = views["spans"]
@@ -68,7 +68,7 @@ def encoded_problems(views: dict, sizes: dict[str, int]) -> Problems:
 
 
 def tree_problems(offsets: np.ndarray, spans: dict, parents: np.ndarray, num_leaves: np.ndarray) -> Problems:
-    """Spans nested, in pre-order and over every leaf; parents and subtree ends as Proposition 1 gives them from the spans."""
+    """Check that spans are nested, in pre-order and over every leaf, and have the parents and subtree ends of Proposition 1."""
     starts, ends, subtree_ends = (spans[name].astype(np.int64) for name in ("start", "end", "subtree_end"))
     owners, sizes = _owners(offsets), np.diff(offsets)
     inside = (starts >= 0) & (starts < ends) & (ends <= num_leaves[owners])
@@ -104,7 +104,7 @@ def tree_problems(offsets: np.ndarray, spans: dict, parents: np.ndarray, num_lea
 
 
 def arc_problems(offsets: np.ndarray, governors: np.ndarray, num_words: np.ndarray) -> Problems:
-    """One governor a word, -1 for a root, and no cycle."""
+    """Check for one governor a word, -1 for a root, and no cycle."""
     owners, sizes = _owners(offsets), np.diff(offsets)
     for row in np.flatnonzero(sizes != num_words):
         yield int(row), "arcs and words differ in number"
@@ -119,7 +119,7 @@ def arc_problems(offsets: np.ndarray, governors: np.ndarray, num_words: np.ndarr
 
 
 def parsed_problems(row: dict, source: str | None) -> Iterator[str]:
-    """One parsed row against its source line, where the text is at hand."""
+    """Check one parsed row against its source line, where the text is at hand."""
     words = row["words"]
     starts, ends = words["start_char"], words["end_char"]
     if (ends <= starts).any() or (starts[1:] < ends[:-1]).any():

@@ -8,7 +8,7 @@ from treeproc.trees.spans import SpanTree, draw
 
 
 def draw_row(row: Mapping, vocab: AnyPath) -> list[str]:
-    """The tree of a row (`Shard.row`) over its pieces with their tags, one node or piece a line.
+    """Draw the tree of a row (`Shard.row`) over its pieces with their tags, one node or piece a line.
 
     The names come from the vocabularies in folder `vocab`. A row with arcs has one more line: the governor (from 0, -1 is the
     root) and the relation of every word.

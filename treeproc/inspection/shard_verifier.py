@@ -28,7 +28,7 @@ _WRONG_HASH = "its hash is not the one in index.json"
 
 
 def file_problem(folder: AnyPath, record: ShardRecord) -> str:
-    """What is wrong with the bytes or the sidecar of a shard; empty when nothing is."""
+    """Return what is wrong with the bytes or the sidecar of a shard; empty when nothing is."""
     path = folder / record.name
     try:
         if (size := file_size(path)) != record.bytes:
@@ -69,7 +69,7 @@ class ShardVerifier:
         self._counts: StoredCounts | None = None
 
     def __call__(self, start: int, **records: ShardRecord) -> dict[str, dict]:
-        """By stage, what was found about the shard of this record, as JSON; `start` is its first row in `lengths.arrow`.
+        """Return what was found about the shard of this record, by stage, as JSON; `start` is its first row in `lengths.arrow`.
 
         `file` and `opening` are problems that end the check of the shard. `rows` and `order` are problems of rows as (row or
         None, example_id or None, what); those of `order` are ids that do not rise. `ids` are the first and the last example_id.
@@ -117,7 +117,7 @@ class ShardVerifier:
     def _row_problems(
         self, stage: str, shard: Shard, ids: np.ndarray, before: str, earlier: Shard | None
     ) -> Iterator[RowProblem]:
-        """The rules of a stage, and the same examples as in the stage before."""
+        """Check the rules of a stage, and that its examples are those of the stage before."""
         if earlier is not None and not np.array_equal(ids, example_ids(earlier)):
             yield None, None, f"its examples differ from those of {before}"
             earlier = None
@@ -131,7 +131,7 @@ class ShardVerifier:
         yield from ((row, int(ids[row]), what) for row, what in found)
 
     def _unlike_sizes(self, shard: Shard, start: int) -> dict[str, list[str]]:
-        """Columns of the files of sizes that are not those of the shard; none of a file that cannot be read."""
+        """Return the columns of the files of sizes that are not those of the shard; none of a file that cannot be read."""
         self._open_sizes(shard.record.split)
         sizes, rows = row_sizes(shard), slice(start, start + len(shard))
         lengths = self._lengths or {}
@@ -161,7 +161,7 @@ class ShardVerifier:
 
 
 def _first_of(problems: Iterable[RowProblem]) -> list[RowProblem]:
-    """The problems that are listed, and how many others there are."""
+    """Return the problems that are listed, and how many others there are."""
     left = iter(problems)
     found = list(islice(left, MOST_LISTED))
     if more := sum(1 for _ in left):
@@ -170,12 +170,12 @@ def _first_of(problems: Iterable[RowProblem]) -> list[RowProblem]:
 
 
 def schema_facts(shard: Shard) -> list[list[str]]:
-    """The schema of a shard as JSON."""
+    """Return the schema of a shard as JSON."""
     return [[field.name, str(field.type), str(field.nullable)] for field in shard.schema]
 
 
 def _parsed(shard: Shard, text: Shard | None) -> Iterator[tuple[int, str]]:
-    """Problems of the parsed rows: of the source side, and of the target side where it was parsed too."""
+    """Yield the problems of the parsed rows: of the source side, and of the target side where it was parsed too."""
     for number, row in enumerate(shard.rows()):
         line = {} if text is None else text.row(number)
         yield from ((number, what) for what in _side_problems(row, line.get("source")))

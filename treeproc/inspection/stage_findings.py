@@ -77,7 +77,7 @@ class StageFindings:
         return record.rows, sum(bool(facts[kind]) for kind in ("file", "opening")) + len(facts["rows"]) + len(facts["order"])
 
     def problems(self, files: Mapping[str, str]) -> Iterator[Problem]:
-        """All problems of the stage but those of `lengths.arrow`; `files` are those that the index names beside the shards."""
+        """Yield all problems of the stage but those of `lengths.arrow`; the index names `files` beside the shards."""
         if len(self.places) < len(self.records):
             yield Problem(self.folder / "index.json", "names a shard twice")
         yield from self._of("file")
@@ -103,7 +103,7 @@ class StageFindings:
         known.save()
 
     def sizes_problems(self, has_counts: bool) -> Iterator[Problem]:
-        """Problems of `lengths.arrow`, and of `size_counts.arrow` where there is one, against the rows of the shards.
+        """Yield the problems of `lengths.arrow`, and of `size_counts.arrow` where there is one, against the rows of the shards.
 
         If a shard cannot be opened, its split is not compared.
         """
@@ -124,16 +124,16 @@ class StageFindings:
             yield Problem(path, f"{', '.join(names)} of {split} differ from those of the shards")
 
     def _other_lengths(self, split: str) -> set[str]:
-        """Columns of another length. Raises UserError if the file cannot be read."""
+        """Return the columns of another length. Raises UserError if the file cannot be read."""
         return {name for name, column in open_lengths(self.folder, split).items() if len(column) != self._rows[split]}
 
     def _other_counts(self, split: str) -> set[str]:
-        """Nothing. Raises UserError if the file cannot be read or has other shards."""
+        """Return no column. Raises UserError if the file cannot be read or has other shards."""
         StoredCounts(self.folder, split, np.array(self.shard_rows()[split], np.int64))
         return set()
 
     def shard_rows(self) -> dict[str, list[int]]:
-        """Rows of every shard, by split."""
+        """Return the rows of every shard, by split."""
         found: dict[str, list[int]] = {split: [] for split in self._rows}
         for record in self.records:
             found[record.split].append(record.rows)
@@ -144,7 +144,7 @@ class StageFindings:
         return (problem for _, problem in found)
 
     def _compare_neighbours(self) -> None:
-        """Ids rise from one shard of a split to the next one."""
+        """Check that ids rise from one shard of a split to the next one."""
         last: dict[str, int] = {}
         for place, (split, (first, end)) in sorted(self._ids.items()):
             for _, what in id_problems(np.array([first]), last.get(split, -1)):

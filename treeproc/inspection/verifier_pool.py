@@ -19,13 +19,13 @@ _verifier: ShardVerifier  # of a process of the pool
 
 
 def run_here(arguments: dict, jobs: Sequence[dict]) -> Iterator[tuple[int, dict]]:
-    """(number of the job, result of the verifier), one after the other."""
+    """Return (number of the job, result of the verifier), one after the other."""
     verifier = ShardVerifier(**arguments)
     return ((number, verifier(**job)) for number, job in enumerate(jobs))
 
 
 def run_in_processes(arguments: dict, jobs: Sequence[dict], processes: int) -> Iterator[tuple[int, dict]]:
-    """As `run_here`. Raises UserError if a process dies."""
+    """Yield as `run_here` does. Raises UserError if a process dies."""
     context = multiprocessing.get_context("spawn")  # a fork would copy the threads of Arrow
     pool = ProcessPoolExecutor(processes, context, _begin, (arguments,))
     with _without_interrupts():
@@ -40,7 +40,7 @@ def run_in_processes(arguments: dict, jobs: Sequence[dict], processes: int) -> I
 
 
 def run_on_ray(arguments: dict, jobs: Sequence[dict], folder: AnyPath) -> Iterator[tuple[int, dict]]:
-    """As `run_here`, in any order. Raises UserError if a node does not see `folder`."""
+    """Yield as `run_here` does, in any order. Raises UserError if a node does not see `folder`."""
     from treeproc.stages.ray_job import run_jobs  # whoever needs no Ray does not load it
 
     return run_jobs(ShardVerifier, arguments, jobs, folder=folder)
@@ -48,7 +48,7 @@ def run_on_ray(arguments: dict, jobs: Sequence[dict], folder: AnyPath) -> Iterat
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Processes that start here ignore Ctrl-C: it reaches the command, which ends its processes."""
+    """Let processes that start here ignore Ctrl-C: it reaches the command, which ends its processes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

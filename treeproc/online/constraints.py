@@ -38,7 +38,7 @@ class Constraints:
 
     @property
     def pieces_of(self) -> list[str]:
-        """The texts that a search needs as pieces: the prefix, if there is one, and the phrases that must appear."""
+        """Return the texts that a search needs as pieces: the prefix, if there is one, and the phrases that must appear."""
         return [text for text in (self.prefix, *self.must_appear) if text]
 
     def columns(self, pieces: Sequence[np.ndarray]) -> dict:

@@ -102,7 +102,7 @@ class RawLineEncoder:
 
     @property
     def gives_arcs(self) -> bool:
-        """Whether rows have arcs between their words."""
+        """Return whether rows have arcs between their words."""
         return self._encoder.gives_arcs
 
     def draw(self, row: dict) -> str:

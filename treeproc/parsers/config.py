@@ -177,17 +177,17 @@ class ParserConfig(Settings):
 
     @property
     def runs_stanza(self) -> bool:
-        """Whether Stanza's models are loaded."""
+        """Return whether Stanza's models are loaded."""
         return self.name in ("stanza", "shipped") or self.given_labels == "parsed"
 
     @property
     def runs_spacy(self) -> bool:
-        """Whether spaCy makes the words."""
+        """Return whether spaCy makes the words."""
         return self.name in ("spacy", "benepar", "supar")
 
     @property
     def runs_torch(self) -> bool:
-        """Whether models run on PyTorch, and so on a GPU if there is one."""
+        """Return whether models run on PyTorch, and so on a GPU if there is one."""
         return self.runs_stanza or self.name in ("benepar", "supar")
 
     def facts(self) -> dict:

@@ -14,7 +14,7 @@ class WordsOnly:
     """Given or blank-separated words under flat trees. This is enough for control trees, in any language."""
 
     def __init__(self, config: ParserConfig):
-        """No setting changes its results."""
+        """Take any settings: none changes the results."""
 
     def parse(self, lines: Sequence[str], given: Sequence[Given] | None = None) -> list[ParsedLine]:
         """Return flat trees. It never fails."""

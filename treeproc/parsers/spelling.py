@@ -23,7 +23,7 @@ def spell(model: nn.Module, words: Sequence[Sequence[int]]) -> Tensor:
 
 
 def _spell(model: nn.Module, words: Sequence[Sequence[int]]) -> Tensor:
-    """Words longest first."""
+    """Spell words, which are given longest first."""
     chars = model.charmodel
     ids = pad_sequence([torch.tensor(word) for word in words], batch_first=True).to(chars.char_emb.weight.device)
     inputs = pack_padded_sequence(chars.dropout(chars.char_emb(ids)), [len(word) for word in words], batch_first=True)

@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 
 
 def key(sentence: str) -> str:
-    """A sentence without case and punctuation."""
+    """Return a sentence without case and punctuation."""
     return " ".join(re.findall(r"\w+", sentence.lower()))
 
 
@@ -28,7 +28,7 @@ def digest(sentence: str) -> str:
 
 
 def select(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Pairs of frequent words and 4 to 12 words a side, in hash order; no key of a side occurs twice."""
+    """Select pairs of frequent words and 4 to 12 words a side, in hash order; no key of a side occurs twice."""
     counts = [Counter(word for sentence in {pair[side] for pair in pairs} for word in key(sentence).split()) for side in (0, 1)]
 
     def suits(sentence: str, side: int) -> bool:

@@ -139,7 +139,7 @@ class ConstituencyLearner:
         seed: int,
         weights: Sequence[float] | None = None,
     ):
-        """`weights`: how often every training tree occurs in an epoch, by default once."""
+        """Take `weights`: how often every training tree occurs in an epoch, by default once."""
         self.model, self._dev, self._settings, self._seed = model, dev, settings, seed
         self._weights = np.ones(len(train)) if weights is None else np.asarray(weights, float)
         opens = {names.label[0]: i for i, names in enumerate(model.transitions) if isinstance(names, OpenConstituent)}

@@ -121,7 +121,7 @@ class DependencyLearner:
         seed: int,
         unlabelled: Iterable[Sequence[str]] = (),
     ):
-        """`unlabelled` are further sentences for the initial word embeddings."""
+        """Take further sentences, `unlabelled`, for the initial word embeddings."""
         self._settings, self._seed, self._dev = settings, seed, dev
         vocab = build_vocab(train, settings.word_cutoff)
         torch.manual_seed(seed)

@@ -78,7 +78,7 @@ class TaggerLearner:
         seed: int,
         unlabelled: Iterable[Sequence[str]] = (),
     ):
-        """`unlabelled` are further sentences for the initial word embeddings."""
+        """Take further sentences, `unlabelled`, for the initial word embeddings."""
         self.settings, self._dev, self._seed, self._noise = settings, dev, seed, 1.0
         sentences = with_upos([sentence for source in sources for sentence in source.sentences])
         ends = np.cumsum([len(source.sentences) for source in sources])

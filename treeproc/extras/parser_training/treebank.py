@@ -71,7 +71,7 @@ class Tree:
     where: str
 
     def __str__(self) -> str:
-        """Penn Treebank brackets on one line; brackets in words are escaped."""
+        """Return Penn Treebank brackets on one line; brackets in words are escaped."""
         words = [word.replace("(", "-LRB-").replace(")", "-RRB-") for word in self.words]
         return write_brackets(self.spans, words, self.tags)
 
