@@ -40,11 +40,11 @@ class TreeBatch:
 
     @property
     def num_target_tokens(self) -> int:
-        """Target pieces that count in the loss, EOS included."""
+        """Return the number of target pieces that count in the loss, EOS included."""
         return int((self.tgt_out != PAD_ID).sum())
 
     def to(self, device: torch.device | str) -> Self:
-        """The batch on `device`: from the host to an accelerator in one copy, which the host does not wait for."""
+        """Return the batch on `device`: from the host to an accelerator in one copy, which the host does not wait for."""
         device = torch.device(device)
         if self.leaf_pieces.device.type == "cpu" != device.type:
             return send_packed(self, device)
@@ -52,11 +52,11 @@ class TreeBatch:
         return type(self)(**moved)
 
     def pad_masks(self) -> list[Tensor]:
-        """Masks, True = padding, of all positions that a model computes."""
+        """Return the masks, True = padding, of all positions that a model computes."""
         return [self.source_pad_mask(), self.tgt_out == PAD_ID]
 
     def source_pad_mask(self) -> Tensor:
-        """The mask [B, S], True = padding, of the encoder's positions: leaves, then the positions of every node."""
+        """Return the mask [B, S], True = padding, of the encoder's positions: leaves, then the positions of every node."""
         copies = 0 if self.structure is None else self.structure.positions_of_node
         nodes = [self.node_pad_mask.repeat_interleave(copies, dim=1)] if copies else []
         return torch.cat([self.leaf_pad_mask, *nodes], dim=1)
@@ -70,13 +70,13 @@ class SourceBatch(TreeBatch):
 
 
 def pad(rows: Sequence[np.ndarray], value: int, multiple: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Rows as [B, longest] filled up with `value`, and where they are padding; a `multiple` of columns, at least one."""
+    """Return rows as [B, longest] filled up with `value`, and where they are padding; a `multiple` of columns, at least one."""
     ragged = Ragged.of(rows)
     return ragged.padded(value, round_up(int(ragged.lengths.max(initial=0)), multiple))
 
 
 def collate(examples: Sequence[dict], reads: InputKind = TREES) -> TreeBatch:
-    """Rows of an encoded shard (`Shard.row`) as one padded batch for an encoder that reads `reads`.
+    """Return rows of an encoded shard (`Shard.row`) as one padded batch for an encoder that reads `reads`.
 
     Raises UserError if there are none, if they are not such rows, or if they lack a column that the encoder reads.
     """
@@ -95,7 +95,7 @@ def collate(examples: Sequence[dict], reads: InputKind = TREES) -> TreeBatch:
 
 
 def collate_rows(rows: RowLists, reads: InputKind = TREES) -> TreeBatch:
-    """Examples as one padded batch for an encoder that reads `reads`. Raises UserError for trees that are not of that form."""
+    """Collate examples to one padded batch for an encoder that reads `reads`. Raises UserError for trees of another form."""
     leaf_pieces, leaf_padding = pad(rows.pieces, PAD_ID, reads.width_multiple)
     node_labels, node_padding = pad(rows.labels, UNKNOWN_LABEL_ID, reads.width_multiple)
     tgt_in, tgt_out = _target_pieces(Ragged.of(rows.targets), reads.least_target_width)
@@ -112,7 +112,7 @@ def collate_rows(rows: RowLists, reads: InputKind = TREES) -> TreeBatch:
 
 
 def _target_pieces(rows: Ragged, least_width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Padded targets with BOS in front, and with EOS behind, of at least `least_width` columns."""
+    """Return padded targets with BOS in front, and with EOS behind, of at least `least_width` columns."""
     lengths = rows.lengths
     before, after = np.full((2, len(rows), max(int(lengths.max(initial=0)) + 1, least_width)), PAD_ID, dtype=np.int64)
     real = np.arange(before.shape[1] - 1) < lengths[:, None]

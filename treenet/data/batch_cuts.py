@@ -9,7 +9,7 @@ from treeproc.shards.mapped import Column
 
 
 def example_costs(lengths: Mapping[str, np.ndarray | Column], budget_counts: str = "leaves") -> np.ndarray:
-    """Padded positions of one row [n]: the longer of the source and the target with BOS or EOS."""
+    """Return the padded positions of one row [n]: the longer of the source and the target with BOS or EOS."""
     check_choice("budget_counts", budget_counts, ("leaves", "leaves_and_nodes"))
     source = np.asarray(lengths["leaves"])
     if budget_counts == "leaves_and_nodes":
@@ -18,7 +18,7 @@ def example_costs(lengths: Mapping[str, np.ndarray | Column], budget_counts: str
 
 
 def cut_batches(sorted_costs: np.ndarray, max_tokens: int) -> np.ndarray:
-    """Starts of batches [num_batches + 1] over ascending costs: width * count <= max_tokens.
+    """Return the starts of batches [num_batches + 1] over ascending costs: width * count <= max_tokens.
 
     An example that is longer than the budget gets a batch alone.
     """
@@ -27,7 +27,7 @@ def cut_batches(sorted_costs: np.ndarray, max_tokens: int) -> np.ndarray:
 
 
 def cut_runs(costs: np.ndarray, counts: np.ndarray, max_tokens: int) -> np.ndarray:
-    """`cut_batches` of costs [k] that ascend and occur `counts` [k] times each, in time that does not grow with the counts."""
+    """Run `cut_batches` on costs [k] that ascend and occur `counts` [k] times each. The time does not grow with the counts."""
     starts, end, in_batch = [np.zeros(1, dtype=np.int64)], 0, 0  # `in_batch` rows so far are in the last batch
     for cost, count in zip(costs.tolist(), counts.tolist(), strict=True):
         most = max(1, max_tokens // max(1, cost))  # rows of a batch whose widest row has this cost
@@ -46,5 +46,5 @@ def cut_runs(costs: np.ndarray, counts: np.ndarray, max_tokens: int) -> np.ndarr
 
 
 def batch_widths(costs: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """The highest cost [num_batches] in each batch of `cut_runs`."""
+    """Return the highest cost [num_batches] in each batch of `cut_runs`."""
     return costs[np.searchsorted(np.cumsum(counts), starts[1:] - 1, side="right")].astype(np.int64)

@@ -41,18 +41,18 @@ class Examples(ABC):
 
     @abstractmethod
     def target_tokens(self, rows: np.ndarray) -> int:
-        """The number that the loss of a batch is divided by."""
+        """Return the number that the loss of a batch is divided by."""
 
     @abstractmethod
     def batch(self, rows: Sequence[int] | np.ndarray) -> TreeBatch:
-        """The rows as one padded batch."""
+        """Return the rows as one padded batch."""
 
     def sizes(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Numbers [n] of leaves, nodes and target pieces of the rows."""
+        """Return the numbers [n] of leaves, nodes and target pieces of the rows."""
         return {name: self.lengths[name][rows] for name in ("leaves", "nodes", "tgt_pieces")}
 
     def in_epoch(self, epoch: int) -> "Examples":
-        """The examples as an epoch has them: the same in all epochs, unless a subclass samples them."""
+        """Return the examples as an epoch has them: the same in all epochs, unless a subclass samples them."""
         return self
 
 
@@ -93,16 +93,16 @@ class ExampleSource(Examples):
         return len(self.lengths["row"])
 
     def records(self, rows: range) -> list[ShardRecord]:
-        """The records of the shards that hold a range of rows."""
+        """Return the records of the shards that hold a range of rows."""
         first, last = np.searchsorted(self._edges, [rows.start, rows.stop - 1], side="right").tolist()
         return [self._records[number] for number in range(first - 1, last if rows else first - 1)]
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> TreeBatch:
-        """The rows as one padded batch."""
+        """Return the rows as one padded batch."""
         return collate_rows(self.row_lists(rows), self.reads)
 
     def row_lists(self, rows: Sequence[int] | np.ndarray, names: Collection[str] = ()) -> RowLists:
-        """The example ids and the columns `names` of rows. Without names, they are the columns that the model reads."""
+        """Return the example ids and the columns `names` of rows. Without names, they are the columns that the model reads."""
         picked = self.pick(rows)
         out = RowLists(example_ids=picked.values("example_id"))
         for name in names or (*ALWAYS, *self.reads.columns):
@@ -110,26 +110,26 @@ class ExampleSource(Examples):
         return out
 
     def pick(self, rows: Sequence[int] | np.ndarray) -> PickedRows:
-        """Rows whose columns are read."""
+        """Return the rows whose columns are read."""
         return self._gather.pick(rows)
 
     def lists(self, picked: PickedRows, column: str, part: str | None = None) -> Ragged:
-        """A list column of rows, or one field of it; empty lists where the data set has no target side."""
+        """Return a list column of rows, or one field of it; empty lists where the data set has no target side."""
         if column not in picked:
             return Ragged(np.zeros(0, dtype=np.int32), np.zeros(len(picked), dtype=np.int64))
         return Ragged(*picked.items(column, part))
 
     def target_tokens(self, rows: np.ndarray) -> int:
-        """Target pieces with EOS, which the loss of a batch is divided by, without reading a shard."""
+        """Return the number of target pieces with EOS, which the loss of a batch is divided by, without reading a shard."""
         return int(self.lengths["tgt_pieces"][rows].sum()) + len(rows)
 
     def epoch_targets(self, plan: BatchPlan) -> int:
-        """`target_tokens` of all rows in use."""
+        """Return `target_tokens` of all rows in use."""
         sizes = plan.used_sizes()
         return int(((sizes.tgt_pieces + 1) * sizes.rows).sum())
 
     def _open(self, number: int) -> list[dict]:
-        """The record batches of a shard. Raises UserError if it is damaged, or its rows are not those of the lengths."""
+        """Return the record batches of a shard. Raises UserError if it is damaged, or its rows are not those of the lengths."""
         record = self._records[number]
         shard, rows = Shard(self.folder, record), slice(*self._edges[number : number + 2].tolist())
         check_names(self.folder, shard, self._columns)
@@ -141,7 +141,7 @@ class ExampleSource(Examples):
 
 
 def check_columns(folder: AnyPath, reads: InputKind) -> None:
-    """Raises UserError if DATA/encoded lacks columns that a model that `reads` needs."""
+    """Raise UserError if DATA/encoded lacks columns that a model that `reads` needs."""
     if reads.reads_arcs and "arcs" not in read_index(folder).get("columns", []):
         raise UserError(f"{folder} has no arcs, which this model reads; preprocess again with parser.dependencies=true")
 
@@ -189,7 +189,7 @@ class Prefetcher(Generic[Item]):
             self._put(error)
 
     def _put(self, item: object) -> bool:
-        """False when the consumer has left."""
+        """Put an item into the queue. Return False when the consumer has left."""
         while not self._stop.is_set():
             try:
                 self._queue.put(item, timeout=0.1)

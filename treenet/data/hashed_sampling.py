@@ -8,7 +8,7 @@ _AT_ONCE = 1 << 20  # ids that are hashed together: temporary arrays are several
 
 
 def hash_ids(example_ids: np.ndarray) -> np.ndarray:
-    """splitmix64 of the ids as uint64 [n]: spread evenly, the same on every machine and in every run."""
+    """Compute splitmix64 of the ids as uint64 [n]: spread evenly, the same on every machine and in every run."""
     with np.errstate(over="ignore"):
         mixed = example_ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -17,7 +17,7 @@ def hash_ids(example_ids: np.ndarray) -> np.ndarray:
 
 
 def choose_fraction(example_ids: np.ndarray, fraction: float, seed: int | None = None) -> np.ndarray:
-    """Mask [n] of about `fraction` of the examples; a smaller fraction chooses a subset of a larger one with the same `seed`.
+    """Choose about `fraction` of the examples [n]; a smaller fraction chooses a subset of a larger one with the same `seed`.
 
     Two seeds draw independently of each other; None draws the same for all runs.
     """
@@ -27,7 +27,7 @@ def choose_fraction(example_ids: np.ndarray, fraction: float, seed: int | None =
 
 
 def share_of_cells(counts: SizeCounts, fraction: float, window: int, seed: int | None = None) -> np.ndarray:
-    """Rows [cells] that a share of a window takes of each size: floor(fraction * rows + u), u of a hash in [0, 1).
+    """Return the rows [cells] that a share of a window takes of each size: floor(fraction * rows + u), u of a hash in [0, 1).
 
     So the batches of a share are known from the counts alone. Smaller fractions take at most as many of each.
     """
@@ -42,7 +42,7 @@ def share_of_cells(counts: SizeCounts, fraction: float, window: int, seed: int |
 def choose_in_cells(
     leaves: np.ndarray, tgt_pieces: np.ndarray, example_ids: np.ndarray, fraction: float, window: int, seed: int | None = None
 ) -> np.ndarray:
-    """Mask [n] of the rows of a window that its share has: of each size the rows with the smallest hashes, `share_of_cells` many.
+    """Choose the share [n] of the rows of a window: of each size the rows with the smallest hashes, `share_of_cells` many.
 
     A smaller fraction chooses a subset of a larger one with the same `seed`.
     """
@@ -71,7 +71,7 @@ def _seeded(ids: np.ndarray, seed: int | None) -> np.ndarray:
 
 
 def keys_of_examples(example_ids: np.ndarray, *numbers: int) -> np.ndarray:
-    """A key uint64 [n] for the draws of each example, from its id and the numbers: seed, epoch and the purpose of the draws."""
+    """Make a key uint64 [n] for the draws of each example from its id and the numbers: seed, epoch, purpose of the draws."""
     key = np.zeros(1, dtype=np.uint64)
     for number in numbers:
         key = hash_ids(key ^ np.uint64(number))
@@ -79,7 +79,7 @@ def keys_of_examples(example_ids: np.ndarray, *numbers: int) -> np.ndarray:
 
 
 def keys_of_parts(keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """A key uint64 for each part of examples with `counts` [n] parts, from the keys [n] of the examples and the part's number."""
+    """Make a key uint64 for each part of examples with `counts` [n] parts, from their keys [n] and the part's number."""
     ends = np.cumsum(counts)
     numbers = np.arange(counts.sum()) - np.repeat(ends - counts, counts)
     return hash_ids(np.repeat(keys, counts) + numbers.astype(np.uint64))

@@ -56,17 +56,17 @@ def in_order_with_rows(
 
 
 def count_leaves(example: dict) -> int:
-    """Leaves of an encoded row."""
+    """Count the leaves of an encoded row."""
     return len(example["leaves"]["piece"])
 
 
 def longer_side(example: dict) -> int:
-    """Leaves, or target pieces with EOS where they are more."""
+    """Return the number of leaves, or of target pieces with EOS if they are more."""
     return max(count_leaves(example), len(example["tgt_pieces"]) + 1)
 
 
 def _batches(examples: list[dict], size: Callable[[dict], int], max_tokens: int) -> list[np.ndarray]:
-    """Rows of examples that have leaves, in batches of similar size; the longest first, to run out of memory at once."""
+    """Batch rows of examples that have leaves, with rows of similar size; the longest first, to run out of memory at once."""
     sizes = np.array([size(example) for example in examples])
     nodes = np.array([len(example["nodes"]["label"]) for example in examples])
     order = np.lexsort((nodes, sizes))

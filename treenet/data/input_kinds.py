@@ -48,16 +48,16 @@ class InputKind:
 
     @property
     def rooted(self) -> bool:
-        """Whether an example must have one root."""
+        """Return whether an example must have one root."""
         return self.positions == "tree"
 
     @property
     def reads_arcs(self) -> bool:
-        """Whether dependency arcs are needed."""
+        """Return whether dependency arcs are needed."""
         return "governors" in self.columns
 
     def for_device(self, device: torch.device | str) -> "InputKind":
-        """The kind in the form that a device wants; on CPUs itself."""
+        """Return the kind in the form that a device wants; on CPUs itself."""
         if torch.device(device).type == "cpu":
             return self
         if self.build_compact is None:

@@ -55,7 +55,7 @@ class LabelledSource(ExampleSource):
         self._targets = self._count_targets() if self._phrases else None
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> LabelledBatch:
-        """The rows as one padded batch."""
+        """Return the rows as one padded batch."""
         batch, picked = super().batch(rows), self.pick(rows)
         if self.reads.rooted:
             check_roots(picked)
@@ -72,15 +72,15 @@ class LabelledSource(ExampleSource):
         return LabelledBatch(**vars(batch), labels=torch.from_numpy(labels), position_labels=torch.from_numpy(position_labels))
 
     def target_tokens(self, rows: np.ndarray) -> int:
-        """Classes to be predicted, which the loss of a batch is divided by."""
+        """Return the number of classes to be predicted, which the loss of a batch is divided by."""
         return len(rows) if self._targets is None else int(self._targets[rows].sum())
 
     def epoch_targets(self, plan: BatchPlan) -> int:
-        """`target_tokens` of all rows in use."""
+        """Return `target_tokens` of all rows in use."""
         return int(plan.used_sizes().rows.sum()) if self._targets is None else self.target_tokens(plan.rows)
 
     def _count_targets(self) -> np.ndarray:
-        """Classes of every example [n], by reading them all."""
+        """Count the classes of every example [n], by reading them all."""
         if self.reads.positions == "words":
             return np.concatenate([(self.batch(rows).position_labels != NO_CLASS).sum(1).numpy() for rows in _chunks(len(self))])
         counts = []
@@ -93,7 +93,7 @@ class LabelledSource(ExampleSource):
         return np.concatenate(counts)
 
     def _phrase_classes(self, picked: PickedRows) -> tuple[Ragged, Ragged]:
-        """Classes of the leaves and of the nodes of examples. The first node of a tree, the root, has the example's class."""
+        """Return the classes of leaves and of nodes of examples. The first node of a tree, the root, has the example's class."""
         leaves, nodes = _classes(self, picked)
         if self.reads.positions != "words":
             if self._split_words != "pieces":
@@ -105,7 +105,7 @@ class LabelledSource(ExampleSource):
         return leaves, nodes
 
     def _classes_of_words(self, picked: PickedRows, arcs: ArcLevels, leaves: Ragged, nodes: Ragged) -> np.ndarray:
-        """[B, P] classes of the phrases that words are the heads of."""
+        """Return [B, P] classes of the phrases that words are the heads of."""
         words = self.lists(picked, "leaves", "word_index")
         rows = zip(arcs.span.numpy(), _spans(self, picked), nodes, leaves, words, strict=True)
         return np.stack([_find_classes(*row) for row in rows])
@@ -128,7 +128,7 @@ class PhraseSource(ExampleSource):
         self.lengths |= {"leaves": self._end - self._start, "nodes": np.zeros(len(self._row), dtype=np.int64)}
 
     def _phrases_of(self, rows: np.ndarray) -> np.ndarray:
-        """[4, phrases]: row, first leaf, one past the last, class."""
+        """Return [4, phrases]: row, first leaf, one past the last, class."""
         picked, out = self.pick(rows), []
         leaves, nodes = _classes(self, picked)
         parts = _spans(self, picked), nodes, leaves, self.lists(picked, "leaves", "word_index")
@@ -142,11 +142,11 @@ class PhraseSource(ExampleSource):
         return np.concatenate(out, axis=1)
 
     def epoch_targets(self, plan: BatchPlan) -> int:
-        """`target_tokens` of all rows in use."""
+        """Return `target_tokens` of all rows in use."""
         return len(plan.rows)
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> LabelledBatch:
-        """Phrases as one padded batch; `example_ids` are numbers of phrases."""
+        """Return phrases as one padded batch; `example_ids` are numbers of phrases."""
         rows = np.asarray(rows)
         leaves = self.lists(self.pick(self._row[rows]), "leaves", "piece")
         lengths, none = self._end[rows] - self._start[rows], np.zeros(len(rows), dtype=np.int64)
@@ -158,12 +158,12 @@ class PhraseSource(ExampleSource):
         return LabelledBatch(**vars(batch), labels=labels, position_labels=labels.new_zeros(len(rows), 0))
 
     def target_tokens(self, rows: np.ndarray) -> int:
-        """Classes to be predicted, which the loss of a batch is divided by."""
+        """Return the number of classes to be predicted, which the loss of a batch is divided by."""
         return len(rows)
 
 
 def _check_classes(folder: AnyPath) -> list[str]:
-    """Columns of a data set. Raises UserError when it has no classes."""
+    """Return the columns of a data set. Raises UserError when it has no classes."""
     columns = read_index(folder).get("columns", [])
     if "label" not in columns:
         raise UserError(f"{folder} has no classes (its columns: {', '.join(columns)}); choose a data set with labels")
@@ -175,7 +175,7 @@ def _chunks(count: int) -> list[np.ndarray]:
 
 
 def check_roots(picked: PickedRows) -> None:
-    """Raises UserError for several trees side by side: a root has all nodes below it."""
+    """Raise UserError for several trees side by side: a root has all nodes below it."""
     subtree_end, lengths = picked.items("spans", "subtree_end")
     rows = np.flatnonzero(lengths)
     first = (np.cumsum(lengths) - lengths)[rows]
@@ -188,13 +188,13 @@ def check_roots(picked: PickedRows) -> None:
 
 
 def _spans(source: ExampleSource, picked: PickedRows) -> Ragged:
-    """[N, 3] of each example: start, end, subtree_end."""
+    """Return [N, 3] of each example: start, end, subtree_end."""
     columns = [source.lists(picked, "spans", name) for name in ("start", "end", "subtree_end")]
     return Ragged(np.stack([column.flat for column in columns], axis=1), columns[0].lengths)
 
 
 def _classes(source: ExampleSource, picked: PickedRows) -> tuple[Ragged, Ragged]:
-    """Copies of the classes of leaves and of nodes; NO_CLASS where the data set has no such column."""
+    """Return copies of the classes of leaves and of nodes; NO_CLASS where the data set has no such column."""
     found = []
     for name, like in (("leaf_labels", ("leaves", "piece")), ("node_labels", ("nodes", "label"))):
         if name in picked:
@@ -222,7 +222,7 @@ def _label_split_words(leaves: np.ndarray, nodes: np.ndarray, spans: np.ndarray,
 def _labelled_spans(
     spans: np.ndarray, nodes: np.ndarray, leaves: np.ndarray, words: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """First leaf, one past the last, and class of every phrase that has one, each span once."""
+    """Return the first leaf, one past the last, and class of every phrase that has one, each span once."""
     first = np.flatnonzero(np.diff(words, prepend=-1))
     start = np.concatenate([spans[:, 0], first])
     end = np.concatenate([spans[:, 1], np.append(first[1:], len(words))])
@@ -234,7 +234,7 @@ def _labelled_spans(
 
 
 def _find_classes(wanted: np.ndarray, spans: np.ndarray, nodes: np.ndarray, leaves: np.ndarray, words: np.ndarray) -> np.ndarray:
-    """Classes [W + 1] of the phrases over the spans `wanted` [W + 1, 2]."""
+    """Return the classes [W + 1] of the phrases over the spans `wanted` [W + 1, 2]."""
     start, end, classes = _labelled_spans(spans, nodes, leaves, words)
     width = len(words) + 1
     keys, of_wanted = start * width + end, wanted[:, 0] * width + wanted[:, 1]

@@ -150,14 +150,14 @@ class LoaderProcesses(Generic[Item]):
                 return
 
     def _receive(self, index: int) -> Answer | BaseException | None:
-        """The answer for an item; None if its process has ended."""
+        """Return the answer for an item; None if its process has ended."""
         try:
             return self._connection(index).recv()
         except (EOFError, OSError):
             return None
 
     def _take(self, index: int, answer: Answer) -> Tensor:
-        """A copy of what was made; its slot may then be used again."""
+        """Return a copy of what was made; its slot may then be used again."""
         if answer.is_large:
             buffer = torch.frombuffer(bytearray(self._connection(index).recv_bytes()), dtype=torch.uint8)
             return buffer.pin_memory() if self._pin_memory else buffer
@@ -173,7 +173,7 @@ class LoaderProcesses(Generic[Item]):
 
 
 def _shared_memory(num_bytes: int) -> int:
-    """A file of memory without a name, which takes no room before it is written to."""
+    """Open a file of memory without a name, which takes no room before it is written to."""
     if hasattr(os, "memfd_create"):
         memory = os.memfd_create("batches")
     else:
@@ -184,5 +184,5 @@ def _shared_memory(num_bytes: int) -> int:
 
 
 def _map_memory(memory: int) -> Tensor:
-    """The memory of a file, uint8."""
+    """Map the memory of a file, uint8."""
     return torch.frombuffer(mmap.mmap(memory, 0), dtype=torch.uint8)

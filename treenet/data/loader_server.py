@@ -36,7 +36,7 @@ class Answer:
 
 
 def main(memory: str, control: str, *connections: str) -> None:
-    """The server. Arguments are the numbers of open files."""
+    """Run the server. Arguments are the numbers of open files."""
     # For the training alone, which closes the sockets when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -89,7 +89,7 @@ def _work(make: Callable[..., Any], end: Connection, slots: Tensor) -> None:
 def _answer(
     make: Callable[..., Any], room: Tensor, step: int, options: dict[str, Any]
 ) -> tuple[Answer | Exception, Tensor | None]:
-    """What is sent for an item: its layout or the error, and the bytes that no slot holds."""
+    """Return what is sent for an item: its layout or the error, and the bytes that no slot holds."""
     try:
         packed = pack(make(step, **options), lambda size: room if size <= len(room) else torch.empty(size, dtype=torch.uint8))
     except Exception as error:
@@ -99,7 +99,7 @@ def _answer(
 
 
 def _sendable(error: Exception) -> Exception:
-    """The error itself, or where it does not survive pickling, its traceback."""
+    """Return the error itself, or its traceback if it does not survive pickling."""
     try:
         ForkingPickler.loads(ForkingPickler.dumps(error))
     except Exception:

@@ -49,7 +49,7 @@ class Packed(Generic[Value]):
     layout: Layout[Value]
 
     def unpack(self) -> Value:
-        """The value, on the device of the buffer. Its int64 tensors may be copies; the others are in the buffer's memory."""
+        """Return the value on the device of the buffer. Its int64 tensors may be copies; others are in the buffer's memory."""
         layout, buffer = self.layout, self.buffer
         wide = torch.empty(FIRST_OFFSET + layout.num_narrow, dtype=torch.int64, device=buffer.device)
         wide[FIRST_OFFSET:] = buffer[: 4 * layout.num_narrow].view(torch.int32)
@@ -68,7 +68,7 @@ class Packed(Generic[Value]):
 
 
 def pack(value: Value, allocate: Callable[[int], Tensor] | None = None) -> Packed[Value]:
-    """A value of dataclasses, lists and tuples, with tensors on the CPU and anything else in them.
+    """Pack a value of dataclasses, lists and tuples, with tensors on the CPU and anything else in them.
 
     `allocate(bytes)` gives the buffer, uint8 at a multiple of ALIGNMENT bytes; without it, it is new.
     """
@@ -100,7 +100,7 @@ def pack(value: Value, allocate: Callable[[int], Tensor] | None = None) -> Packe
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The place of a tensor whose rows lie one after the other."""
+    """Return the strides of a tensor whose rows lie one after the other."""
     strides = [1]
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * max(1, size))
@@ -108,14 +108,14 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _fits_int32(array: np.ndarray) -> bool:
-    """Whether an array is int64 and loses nothing as int32."""
+    """Return whether an array is int64 and loses nothing as int32."""
     if array.dtype != np.int64:
         return False
     return not array.size or bool(array.min() >= _INT32.min and array.max() <= _INT32.max)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors of a value, in the order of `_map`."""
+    """Yield the tensors of a value, in the order of `_map`."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
@@ -127,7 +127,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _map(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """A copy of a value with every part of class `kind` changed."""
+    """Return a copy of a value with every part of class `kind` changed."""
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, list | tuple):
@@ -139,5 +139,5 @@ def _map(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 
 @functools.cache
 def _field_names(kind: type) -> tuple[str, ...]:
-    """Fields of a dataclass; none of anything else."""
+    """Return the fields of a dataclass; none of anything else."""
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()

@@ -55,7 +55,7 @@ class PairSource(Examples):
         return len(self.lengths["example_id"])
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> PairBatch:
-        """The pairs as one padded batch; `example_ids` are those of sentences."""
+        """Return the pairs as one padded batch; `example_ids` are those of sentences."""
         rows = np.asarray(rows)
         sentences = (2 * rows[:, None] + np.arange(2)).ravel()
         picked = self._sentences.pick(sentences)
@@ -65,9 +65,9 @@ class PairSource(Examples):
         return PairBatch(**vars(batch), scores=torch.from_numpy(picked.values("score")[::2].copy()))
 
     def target_tokens(self, rows: np.ndarray) -> int:
-        """Scores to be predicted, which the loss of a batch is divided by."""
+        """Return the number of scores to be predicted, which the loss of a batch is divided by."""
         return len(rows)
 
     def epoch_targets(self, plan: BatchPlan) -> int:
-        """`target_tokens` of all rows in use."""
+        """Return `target_tokens` of all rows in use."""
         return len(plan.rows)

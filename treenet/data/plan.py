@@ -78,31 +78,31 @@ class BatchPlan:
 
     @property
     def rows(self) -> np.ndarray:
-        """All rows in use [n], in the order of the data set. They are read window by window, and take 4 bytes each."""
+        """Return all rows in use [n], in the order of the data set. They are read window by window, and take 4 bytes each."""
         return np.concatenate([self._read(number).rows for number in range(len(self._windows))])
 
     def used_sizes(self) -> SizeCounts:
-        """The counts of the sizes of all rows in use. Of a share of several windows, nodes are means of rows of a size."""
+        """Return the counts of the sizes of all rows in use. In a share of several windows, nodes are means of rows of a size."""
         return SizeCounts.merge([self._windows.used_sizes(number) for number in range(len(self._windows))])
 
     def epoch(self, step: int) -> int:
         return step // self.num_batches
 
     def batch(self, step: int) -> np.ndarray:
-        """Rows [B] of the global batch of `step`."""
+        """Return the rows [B] of the global batch of `step`."""
         epoch, position = divmod(step, self.num_batches)
         window, position = self._find(epoch, position)
         rows, batches, starts = self._order(epoch, window)
         return rows[starts[batches[position]] : starts[batches[position] + 1]]
 
     def hardest_batch(self) -> np.ndarray:
-        """Rows of the batch with the most attention scores, count * width^2: the one that needs the most memory."""
+        """Return the rows of the batch with the most attention scores, count * width^2: the one that needs the most memory."""
         window = self._read(self._hardest)
         number, starts = window.hardest()[1], window.starts
         return window.order(self._key(0, self._hardest))[0][starts[number] : starts[number + 1]]
 
     def next_rows(self, step: int) -> range:
-        """The rows of the window that follows the one of `step`, in use or not: those that will be needed next."""
+        """Return the rows of the window that follows the one of `step`, in use or not: those that will be needed next."""
         epoch, position = divmod(step, self.num_batches)
         window, position = self._find(epoch, position)
         following = step + int(self._batches_of[window]) - position
@@ -110,7 +110,7 @@ class BatchPlan:
         return range(*self._windows.bounds[window : window + 2].tolist())
 
     def _find(self, epoch: int, position: int) -> tuple[int, int]:
-        """The window of a batch of an epoch, and its number among the batches of the window."""
+        """Return the window of a batch of an epoch, and its number among the batches of the window."""
         if len(self._windows) == 1:
             return 0, position
         order = np.random.default_rng([self._seed_key, epoch]).permutation(len(self._windows))
@@ -120,7 +120,7 @@ class BatchPlan:
         return window, position - int(ends[place] - self._batches_of[window])
 
     def _order(self, epoch: int, window: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Rows of a window by cost [n], the order of its batches [num_batches] and their starts; the last ones are kept."""
+        """Return the rows of a window by cost [n], its batches' order [num_batches] and their starts; the last ones are kept."""
         drawn = self._drawn
         if drawn is None or drawn[0] != (epoch, window):
             self._drawn = drawn = None  # or two windows were held for a while
@@ -132,7 +132,7 @@ class BatchPlan:
         return [self._seed_key, epoch] if len(self._windows) == 1 else [self._seed_key, epoch, window]
 
     def _read(self, window: int) -> WindowRows:
-        """The rows of a window. Raises UserError when they are not those that were counted."""
+        """Return the rows of a window. Raises UserError when they are not those that were counted."""
         if self._only is not None:
             return self._only
         read = self._windows.read(window)
@@ -145,7 +145,7 @@ class BatchPlan:
 
 
 def plan_in_order(lengths: Lengths, max_tokens: int, window_rows: int = WINDOW_ROWS) -> Iterator[np.ndarray]:
-    """All rows once, in batches of similar length within the budget: for validation and search. Sorts `window_rows` at a time."""
+    """Yield all rows once, in batches of similar length within the budget: to score or search. Sorts `window_rows` at a time."""
     count = len(lengths["leaves"])
     for first in range(0, count, window_rows):
         part = {name: lengths[name][first : first + window_rows] for name in ("leaves", "tgt_pieces")}

@@ -47,6 +47,6 @@ class RowLists:
         return len(self.example_ids)
 
     def spans(self) -> Ragged:
-        """[N, 3] of each example: start, end, subtree_end."""
+        """Return [N, 3] of each example: start, end, subtree_end."""
         columns = [Ragged.of(lists) for lists in (self.starts, self.ends, self.subtree_ends)]
         return Ragged(np.stack([column.flat for column in columns], axis=1), columns[0].lengths)

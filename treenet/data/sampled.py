@@ -40,7 +40,7 @@ class Sampler:
         self._trees = PieceTrees(vocab, binarize)
 
     def source(self, rows: RowLists, epoch: int) -> RowLists:
-        """The leaves and trees of an epoch, of rows that were read with words and tags. Other fields stay."""
+        """Return the leaves and trees of an epoch, of rows that were read with words and tags. Other fields stay."""
         words = over_words(rows)
         if self._divides("source"):
             pieces, counts = self._divide(rows, words.pieces, words.counts, words.words, epoch, _SOURCE)
@@ -53,7 +53,7 @@ class Sampler:
         return RowLists(**vars(rows) | {name: getattr(made, name) for name in (*ALWAYS[:-1], *_WORD_COLUMNS)})
 
     def targets(self, rows: RowLists, epoch: int) -> Ragged:
-        """The target pieces of an epoch."""
+        """Return the target pieces of an epoch."""
         targets = Ragged.of(rows.targets)
         if not self._divides("target") or not len(targets.flat):
             return targets
@@ -66,7 +66,7 @@ class Sampler:
         return Ragged(pieces, np.diff(edges_of(counts)[before]))
 
     def _divides(self, side: str) -> bool:
-        """Whether the words of a side are divided anew."""
+        """Return whether the words of a side are divided anew."""
         return self.config.bpe_dropout > 0 and self.config.sides in ("both", side)
 
     def _divide(
@@ -86,7 +86,7 @@ class SampledSource(ExampleSource):
         self._sampler = Sampler(folder / "vocab", binarize, sampling, seed)
 
     def in_epoch(self, epoch: int) -> "EpochExamples":
-        """The examples as an epoch samples them."""
+        """Return the examples as an epoch samples them."""
         return EpochExamples(self, self._sampler, epoch)
 
 
@@ -99,23 +99,23 @@ class EpochExamples(Examples):
         self._held: dict[str, tuple[np.ndarray, RowLists]] = {}
 
     def target_tokens(self, rows: np.ndarray) -> int:
-        """Target pieces with EOS, which the loss of a batch is divided by."""
+        """Return the number of target pieces with EOS, which the loss of a batch is divided by."""
         return int(Ragged.of(self._take("target", rows).targets).lengths.sum()) + len(rows)
 
     def sizes(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Numbers [n] of leaves, nodes and target pieces of the rows."""
+        """Return the numbers [n] of leaves, nodes and target pieces of the rows."""
         source, target = self._take("source", rows), self._take("target", rows)
         lists = {"leaves": source.pieces, "nodes": source.labels, "tgt_pieces": target.targets}
         return {name: Ragged.of(column).lengths for name, column in lists.items()}
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> TreeBatch:
-        """The rows as one padded batch."""
+        """Return the rows as one padded batch."""
         out = self._take("source", rows)
         out.targets = self._take("target", rows).targets
         return collate_rows(out, self._source.reads)
 
     def _take(self, side: str, rows: Sequence[int] | np.ndarray) -> RowLists:
-        """One side of the rows, from those that are held if all are."""
+        """Return one side of the rows, from those that are held if all are."""
         rows = np.asarray(rows)
         held, lists = self._held.get(side, (np.zeros(0, dtype=np.int64), RowLists()))
         if not np.isin(rows, held).all():

@@ -12,27 +12,27 @@ from treeproc.shards.store import read_index, stage_folder
 
 
 def split_order(data: AnyPath, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """(shard, row) of every example of a split, by example_id: the order of the lines that were read."""
+    """Return (shard, row) of every example of a split, by example_id: the order of the lines that were read."""
     lengths = read_lengths(data / "encoded", split)
     order = np.argsort(lengths["example_id"], kind="stable")
     return lengths["shard"][order], lengths["row"][order]
 
 
 def read_split(data: AnyPath, stage: str, split: str) -> Iterator[dict]:
-    """Rows of a stage (`encoded` or `text`) in example order. Raises UserError when a shard is missing, if only at its row."""
+    """Read rows of a stage (`encoded` or `text`) in example order. Raises UserError if a shard is missing, when at its row."""
     shards = SplitShards(stage_folder(data, stage), split)
     numbers, (shard, row) = shards.by_index(), (part.tolist() for part in split_order(data, split))
     return (shards[numbers[index]].row(place) for index, place in zip(shard, row, strict=True))
 
 
 def read_sources(data: AnyPath, split: str) -> list[str]:
-    """Lines of the side that models read, in example order, as they were given."""
+    """Return the lines of the side that models read, in example order, as they were given."""
     side = read_index(data / "encoded").get("tree_settings", {}).get("side", "source")
     return [row[side] for row in read_split(data, "text", split)]
 
 
 def read_references(data: AnyPath, split: str) -> list[str]:
-    """Lines of the side that models write, in example order, lower-cased where the pieces are.
+    """Return the lines of the side that models write, in example order, lower-cased where the pieces are.
 
     Raises UserError when text and encoded shards differ in their examples.
     """

@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on `device`. On CUDA the copy goes from pinned memory, and the host does not wait for it."""
+    """Send a tensor of the host to `device`. On CUDA the copy goes from pinned memory, and the host does not wait for it."""
     if device.type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
@@ -31,7 +31,7 @@ class Sender:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def send(self, packed: Packed[Value]) -> Value:
-        """The value on the device, for what is started from now on."""
+        """Return the value on the device, for what is started from now on."""
         if self._stream is None:
             return Packed(packed.buffer.to(self._device), packed.layout).unpack()
         with torch.cuda.stream(self._stream):

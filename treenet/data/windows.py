@@ -50,7 +50,7 @@ class WindowRows:
         seed: int,
         corpora: Corpora | None = None,
     ) -> "WindowRows":
-        """The rows in use of `first` to `last`. `window` is the window's number, None if there is but one.
+        """Read the rows in use of `first` to `last`. `window` is the window's number, None if there is but one.
 
         A share of one window takes each example by its id; a share of several takes a number of each size from each.
         """
@@ -82,11 +82,11 @@ class WindowRows:
         return len(self.starts) - 1
 
     def hardest(self) -> tuple[int, int]:
-        """Attention scores, count * width^2, of the batch that has most, and its number; (0, 0) without rows."""
+        """Return the attention scores, count * width^2, of the batch that has most, and its number; (0, 0) without rows."""
         return _hardest(self.starts, np.sort(self.costs, kind="stable")[self.starts[1:] - 1].astype(np.int64))
 
     def order(self, key: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Rows in an order of ascending cost [n], and an order of the batches [num_batches], both drawn by `key`."""
+        """Return the rows in an order of ascending cost [n], and an order of the batches [num_batches], both drawn by `key`."""
         random = np.random.default_rng(key)
         shuffled = np.arange(len(self.rows), dtype=np.int32)
         random.shuffle(shuffled)
@@ -106,13 +106,13 @@ class WindowFacts:
 
     @classmethod
     def of_rows(cls, window: WindowRows) -> "WindowFacts":
-        """From the rows themselves."""
+        """Build the facts from the rows themselves."""
         longest = int(window.costs.max(initial=0))
         return cls(window.num_batches, window.hardest()[0], longest, window.left_out)
 
     @classmethod
     def of_counts(cls, counts: SizeCounts, taken: np.ndarray, batch: BatchConfig) -> "WindowFacts":
-        """From the counts of all rows, when `taken` [cells] are drawn from each cell; the budget must count leaves."""
+        """Build from the counts of all rows, when `taken` [cells] are drawn from each cell; the budget must count leaves."""
         fits = sizes_fit(counts.leaves, counts.tgt_pieces, batch)
         used = fits & (taken > 0)
         costs, place = np.unique(example_costs(vars(counts[used])), return_inverse=True)
@@ -138,24 +138,24 @@ class Windows:
 
     @property
     def counted(self) -> bool:
-        """Whether facts come of counts. Of one window, the rows are needed anyway. The counts know neither nodes nor corpora."""
+        """Return whether facts come of counts. One window needs its rows anyway. The counts know neither nodes nor corpora."""
         return len(self) > 1 and self._batch.budget_counts == "leaves" and self._corpora is None
 
     def read(self, window: int) -> WindowRows:
-        """The rows in use of a window."""
+        """Return the rows in use of a window."""
         first, last = self.bounds[window : window + 2].tolist()
         number = window if len(self) > 1 else None
         return WindowRows.read(self._lengths, first, last, number, self._batch, self._seed, self._corpora)
 
     def facts(self, window: int) -> WindowFacts:
-        """What the plan holds of a window, from its counts where that is possible."""
+        """Return what the plan holds of a window, from its counts where that is possible."""
         if not self.counted:
             return WindowFacts.of_rows(self.read(window))
         counts, taken = self._draw(window)
         return WindowFacts.of_counts(counts, taken, self._batch)
 
     def used_sizes(self, window: int) -> SizeCounts:
-        """The counts of the rows in use. Of a share of several windows, nodes are those of as many mean rows of each size."""
+        """Return the counts of the rows in use. In a share of several windows, nodes are those of as many mean rows per size."""
         if not self.counted:
             rows = self.read(window).rows
             return SizeCounts.of(*(np.asarray(self._lengths[name][rows]) for name in ("leaves", "tgt_pieces", "nodes")))
@@ -164,7 +164,7 @@ class Windows:
         return used[sizes_fit(used.leaves, used.tgt_pieces, self._batch)]
 
     def _draw(self, window: int) -> tuple[SizeCounts, np.ndarray]:
-        """The counts of all rows of a window, and how many rows [cells] of each size its share has."""
+        """Return the counts of all rows of a window, and how many rows [cells] of each size its share has."""
         if self._shards is None:
             raise ValueError("there are no counts without shards")
         counts = self._shards.count(*self._cuts[window : window + 2].tolist())
@@ -172,12 +172,12 @@ class Windows:
 
 
 def sizes_fit(leaves: np.ndarray, tgt_pieces: np.ndarray, batch: BatchConfig) -> np.ndarray:
-    """Mask [n] of the sizes within the limits."""
+    """Return a mask [n] of the sizes within the limits."""
     return (leaves >= 1) & (leaves <= batch.max_leaves) & (tgt_pieces <= batch.max_target_pieces)
 
 
 def _choose(lengths: Lengths, first: int, last: int, window: int | None, batch: BatchConfig, seed: int) -> np.ndarray:
-    """Mask [last - first] of the rows that a run's share has."""
+    """Return a mask [last - first] of the rows that a run's share has."""
     if batch.fraction >= 1:
         return np.ones(last - first, dtype=bool)
     ids, draw = lengths["example_id"][first:last], seed_of_share(batch, seed)
@@ -187,7 +187,7 @@ def _choose(lengths: Lengths, first: int, last: int, window: int | None, batch: 
 
 
 def seed_of_share(batch: BatchConfig, seed: int) -> int | None:
-    """The seed that a share is drawn by; None if all runs draw the same."""
+    """Return the seed that a share is drawn by; None if all runs draw the same."""
     return seed if batch.subset == "by_seed" else None
 
 

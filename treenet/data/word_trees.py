@@ -31,7 +31,7 @@ class WordTrees:
 
 
 def over_words(rows: RowLists) -> WordTrees:
-    """The words and trees of examples that were read with their words and tags.
+    """Return the words and trees of examples that were read with their words and tags.
 
     Raises UserError if a word of several pieces has no node.
     """
@@ -74,7 +74,7 @@ class PieceTrees:
         self._ids = np.array([*range(len(self._labels)), *(ids.get(name, UNKNOWN_LABEL_ID) for name in made)])
 
     def over_pieces(self, words: WordTrees) -> RowLists:
-        """The rows of a batch, without its example ids and targets."""
+        """Return the rows of a batch, without its example ids and targets."""
         trees = FlatTrees(words.trees.labels, words.trees.starts, words.trees.ends, self._labels)
         trees = split_words(trees, words.tags, self._tags, words.counts)
         if self._binarize != "none":

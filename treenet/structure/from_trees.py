@@ -29,7 +29,7 @@ class NumberedTree(NamedTuple):
 
 
 def read_bracketed(trees: Sequence[str], *, collapse_unary: bool) -> list[NumberedTree]:
-    """Trees in Penn Treebank brackets, in the normal form of data sets: no function tags, no ROOT above another root.
+    """Read trees in Penn Treebank brackets, in the normal form of data sets: no function tags, no ROOT above another root.
 
     Raises UserError with the tree and the character where brackets are wrong.
     """
@@ -48,7 +48,7 @@ def read_bracketed(trees: Sequence[str], *, collapse_unary: bool) -> list[Number
 
 
 def read_spans(trees: Sequence[Sequence[Span]], num_leaves: Sequence[int] | None) -> list[NumberedTree]:
-    """Nodes of each tree in any order; of equal spans the first is the upper one.
+    """Read nodes of each tree in any order; of equal spans the first is the upper one.
 
     Without `num_leaves` a tree ends with its last span. Raises UserError unless spans are two integers, and perhaps a label. It
     also does so for a span outside of its tree or across another.
@@ -90,7 +90,7 @@ def read_arcs(
     relations: Sequence[Sequence[str]] | None,
     tags: Sequence[Sequence[str]] | None,
 ) -> list[NumberedTree]:
-    """A tree of each sentence's arcs: `governors[b][w]` is the governor of word w, -1 of the root.
+    """Read a tree of each sentence's arcs: `governors[b][w]` is the governor of word w, -1 of the root.
 
     Raises UserError if the arcs of a sentence do not form a tree with one root, or relations or tags are not one a word. Its
     message names other conventions of heads that would fit.
@@ -172,7 +172,7 @@ def _number(num_leaves: int, tree: SpanTree) -> NumberedTree:
 
 
 def _check_spans(number: int, tree: SpanTree, num_leaves: int) -> None:
-    """Raises UserError for a span that is empty, leaves the tree or crosses another."""
+    """Raise UserError for a span that is empty, leaves the tree or crosses another."""
     parents, _ = parents_and_subtree_ends(tree)
     for node, (start, end) in enumerate(zip(tree.starts, tree.ends, strict=True)):
         above = parents[node]

@@ -57,7 +57,7 @@ class TreeStructure(Structure):
         attention_path: AttentionPath | None = None,
         sparse: bool | None = None,
     ) -> "TreeStructure":
-        """Maps of a padded batch, L = max(num_leaves) and N = max nodes, both at least 1.
+        """Build maps of a padded batch, L = max(num_leaves) and N = max nodes, both at least 1.
 
         `spans[b]` is [N_b, 3]: start, end, subtree_end of each node in pre-order; several roots and N_b = 0 are
         legal. `attention_path` and `sparse` override the choices by size. Raises UserError when a span leaves its
@@ -77,7 +77,7 @@ class TreeStructure(Structure):
 
     @classmethod
     def build_compact(cls, num_leaves: Sequence[int] | np.ndarray, spans: Sequence[np.ndarray]) -> "TreeStructure":
-        """The same trees for an accelerator, which makes masks and weights of spans and depths; L and N are rounded up.
+        """Build the same trees for an accelerator, which makes masks and weights of spans and depths; L and N are rounded up.
 
         Batches of long trees keep index lists of branches.
         """
@@ -96,7 +96,7 @@ class TreeStructure(Structure):
 
     @classmethod
     def from_brackets(cls, trees: Sequence[str], *, collapse_unary: bool = True) -> "TreeStructure":
-        """One tree an example in Penn Treebank brackets: `["(S (NP (DT the) (NN dog)) (VP (VBD ran)))"]`.
+        """Build one tree an example in Penn Treebank brackets: `["(S (NP (DT the) (NN dog)) (VP (VBD ran)))"]`.
 
         The trees get the normal form of data sets: function tags are removed, and a unary chain keeps its lowest label, unless
         `collapse_unary` is false. Tags of words are not nodes. Raises UserError with the tree and the character at fault.
@@ -105,7 +105,7 @@ class TreeStructure(Structure):
 
     @classmethod
     def from_spans(cls, trees: Sequence[Sequence[Span]], num_leaves: Sequence[int] | None = None) -> "TreeStructure":
-        """One tree an example as its nodes: `[[(0, 3, "S"), (0, 2, "NP"), (2, 3, "VP")]]`, leaves [start, end).
+        """Build one tree an example as its nodes: `[[(0, 3, "S"), (0, 2, "NP"), (2, 3, "VP")]]`, leaves [start, end).
 
         Labels are optional. Nodes may have any order. If two have the same span, the first is the upper one. `num_leaves` [B]
         is needed where a tree goes on after its last span. Raises UserError for spans that cross or leave their tree.
@@ -121,7 +121,7 @@ class TreeStructure(Structure):
         relations: Sequence[Sequence[str]] | None = None,
         tags: Sequence[Sequence[str]] | None = None,
     ) -> "TreeStructure":
-        """One dependency tree an example: `[[1, 2, -1]]`, the governor of each word, -1 for the root, counted from 0.
+        """Build one dependency tree an example: `[[1, 2, -1]]`, the governor of each word, -1 for the root, counted from 0.
 
         A head and what depends on it make a phrase; docs/dependency-trees.md describes the shapes. Arcs that cross are lifted.
         Universal `relations` and `tags`, one a word, name the nodes; "layered" needs both. Raises UserError for arcs that do
@@ -137,7 +137,7 @@ class TreeStructure(Structure):
         return replace(structure, labels=tuple(tree.labels for tree in trees))
 
     def __len__(self) -> int:
-        """Number of trees in the batch."""
+        """Return the number of trees in the batch."""
         return len(self.leaf_pad_mask)
 
     def __getitem__(self, place: "int | slice | Sequence[int]") -> "TreeStructure":
@@ -168,11 +168,11 @@ class TreeStructure(Structure):
 
     @property
     def device(self) -> torch.device:
-        """The device of the tensors."""
+        """Return the device of the tensors."""
         return self.leaf_pad_mask.device
 
     def node_means(self, leaves: Tensor) -> Tensor:
-        """The mean of the leaves of each node: [B, L, D] -> [B, N, D], 0 for padding. Node states to begin with.
+        """Return the mean of the leaves of each node: [B, L, D] -> [B, N, D], 0 for padding. Node states to begin with.
 
         Raises UserError for states of another shape, or of integers.
         """
@@ -190,21 +190,21 @@ class TreeStructure(Structure):
 
     @property
     def num_leaves(self) -> int:
-        """L, padding included."""
+        """Return L, padding included."""
         return self.leaf_pad_mask.shape[1]
 
     @property
     def num_nodes(self) -> int:
-        """N, padding included."""
+        """Return N, padding included."""
         return self.node_pad_mask.shape[1]
 
     @property
     def num_bytes(self) -> int:
-        """Memory of all maps."""
+        """Return the bytes of all maps."""
         return sum(tensor.nbytes for tensor in _tensors(self))
 
     def attend_mask(self) -> Tensor:
-        """[B, S, S] bool of equation 11, made anew: True = may attend; a padding query sees itself alone."""
+        """Return [B, S, S] bool of equation 11, made anew: True = may attend; a padding query sees itself alone."""
         leaf_counts, node_counts = ((~mask).sum(1).numpy(force=True) for mask in (self.leaf_pad_mask, self.node_pad_mask))
         start, end, subtree_end = (x.numpy(force=True) for x in (self.start, self.end, self.subtree_end))
         table = SpanTable(leaf_counts, node_counts, start, end, subtree_end, self.num_leaves)

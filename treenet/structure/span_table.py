@@ -42,31 +42,31 @@ class SpanTable:
 
     @property
     def num_nodes(self) -> int:
-        """N, with padding."""
+        """Return N, with padding."""
         return self.start.shape[1]
 
     @cached_property
     def leaf_pad_mask(self) -> np.ndarray:
-        """The padding of leaves [B, L], True = padding."""
+        """Return the padding of leaves [B, L], True = padding."""
         return np.arange(self.num_leaves) >= self.leaf_counts[:, None]
 
     @cached_property
     def node_pad_mask(self) -> np.ndarray:
-        """The padding of nodes [B, N], True = padding."""
+        """Return the padding of nodes [B, N], True = padding."""
         return np.arange(self.num_nodes) >= self.node_counts[:, None]
 
     @property
     def length(self) -> np.ndarray:
-        """The number of leaves of each node [B, N]."""
+        """Return the number of leaves of each node [B, N]."""
         return self.end - self.start
 
     @property
     def subtree_size(self) -> np.ndarray:
-        """The number of nodes of each subtree with its root [B, N]; 0 for padding."""
+        """Return the number of nodes of each subtree with its root [B, N]; 0 for padding."""
         return np.where(self.node_pad_mask, 0, self.subtree_end - np.arange(self.num_nodes))
 
     def depth(self) -> np.ndarray:
-        """The number of proper ancestors of each node [B, N]."""
+        """Return the number of proper ancestors of each node [B, N]."""
         return self._depth
 
     @cached_property
@@ -82,7 +82,7 @@ class SpanTable:
         return counts.cumsum(axis=1)
 
     def leaf_depth(self) -> np.ndarray:
-        """The number of ancestors of each leaf [B, L]."""
+        """Return the number of ancestors of each leaf [B, L]."""
         return self._count_open(self.start, self.end, self.num_leaves)
 
     def check_nested(self) -> None:
