@@ -25,7 +25,7 @@ KeysValues = tuple[Tensor, Tensor]  # both [B, H, S, K]
 
 
 def padding_to_attend_mask(pad_mask: Tensor) -> Tensor:
-    """pad_mask [B, S], True = padding -> attend_mask [B, 1, 1, S]. A row of padding alone keeps its first key: no NaN."""
+    """Map pad_mask [B, S], True = padding -> attend_mask [B, 1, 1, S]. A row of padding alone keeps its first key: no NaN."""
     attend = ~pad_mask
     attend[:, 0] |= pad_mask.all(dim=1)
     return attend[:, None, None, :]
@@ -44,12 +44,12 @@ class BeamLayout:
 
     @classmethod
     def full(cls, num_sentences: int, beam_width: int) -> BeamLayout:
-        """As many hypotheses of every sentence, sentence after sentence."""
+        """Build a layout with as many hypotheses of every sentence, sentence after sentence."""
         return cls(num_sentences * beam_width, beam_width, None)
 
     @classmethod
     def build(cls, sentence: Tensor, num_sentences: int) -> BeamLayout:
-        """`sentence` [R]: index of the memory of a hypothesis; each of the A memories has at least one."""
+        """Build from `sentence` [R]: index of the memory of a hypothesis; each of the A memories has at least one."""
         counts = sentence.bincount(minlength=num_sentences)
         beam_width = int(counts.max())
         order = sentence.argsort(stable=True)
@@ -60,13 +60,13 @@ class BeamLayout:
         return cls(num_sentences * beam_width, beam_width, None if full else slot)
 
     def pad(self, x: Tensor) -> Tensor:
-        """[R, 1, D] -> [A, M, D], padded with 0 where a sentence has fewer than M hypotheses."""
+        """Map [R, 1, D] -> [A, M, D], padded with 0 where a sentence has fewer than M hypotheses."""
         if self.slot is not None:
             x = x.new_zeros(self.num_slots, *x.shape[1:]).index_copy(0, self.slot, x)
         return x.reshape(-1, self.beam_width, x.shape[2])
 
     def unpad(self, x: Tensor) -> Tensor:
-        """[A, M, D] -> [R, 1, D], without the padding."""
+        """Map [A, M, D] -> [R, 1, D], without the padding."""
         x = x.flatten(0, 1)[:, None]
         return x if self.slot is None else x.index_select(0, self.slot)
 
@@ -82,11 +82,11 @@ class _Attention(nn.Module):
 
     @property
     def dropout_p(self) -> float:
-        """Probability with which an attention weight is dropped now."""
+        """Return the probability with which an attention weight is dropped now."""
         return self.dropout if self.training else 0.0
 
     def split_heads(self, x: Tensor) -> Tensor:
-        """[B, S, D] -> [B, H, S, K]."""
+        """Map [B, S, D] -> [B, H, S, K]."""
         return split_heads(x, self.num_heads)
 
     def attend(
@@ -98,7 +98,7 @@ class _Attention(nn.Module):
         causal: bool = False,
         prior: Tensor | None = None,
     ):
-        """softmax(Q K^T / sqrt(K)) V W^O (equations 1, 2): [B, H, T, K] and keys, values [B, H, S, K] -> [B, T, D]."""
+        """Compute softmax(Q K^T / sqrt(K)) V W^O (equations 1, 2): [B, H, T, K] and keys, values [B, H, S, K] -> [B, T, D]."""
         return self.output(merge_heads(attend(queries, keys, values, attend_mask, self.dropout_p, causal, prior)))
 
 
@@ -111,7 +111,7 @@ class SelfAttention(_Attention):
         self.accumulation = HierarchicalAccumulation(d_model, num_heads, tree) if tree else None
 
     def project(self, x: Tensor, structure: TreeStructure | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of x, all [B, S, D]; those of nodes accumulated."""
+        """Return queries, keys and values of x, all [B, S, D]; those of nodes accumulated."""
         queries, keys, values = self.queries_keys_values(x).chunk(3, dim=2)
         if self.accumulation is not None:
             keys, values = self.accumulation(x, keys, values, structure)
@@ -124,7 +124,7 @@ class SelfAttention(_Attention):
         structure: TreeStructure | None = None,
         prior: Tensor | None = None,
     ) -> Tensor:
-        """x [B, S, D] -> [B, S, D].
+        """Map x [B, S, D] -> [B, S, D].
 
         `structure` is required when the attention is over trees; without an `attend_mask`, positions then attend by the
         trees (equation 11). Without trees, None attends to all positions. A `prior` [B, S, S] multiplies the weights of every
@@ -140,7 +140,7 @@ class PrefixAttention(SelfAttention):
     """Self-attention of language models: every position attends to itself and to earlier ones. It keeps no past."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        """x [B, T, D] -> [B, T, D]. Padding that comes last needs no mask."""
+        """Map x [B, T, D] -> [B, T, D]. Padding that comes last needs no mask."""
         return self.attend(*map(self.split_heads, self.project(x)), causal=True)
 
 
@@ -152,11 +152,11 @@ class CausalSelfAttention(_Attention):
         self.queries_keys_values = build_linear(d_model, d_model, num_blocks=3, gain=ATTENTION_GAIN)
 
     def start(self, like: Tensor) -> KeysValues:
-        """The `past` before the first position, for `like` [B, H, S, K]."""
+        """Return the `past` before the first position, for `like` [B, H, S, K]."""
         return like[:, :, :0], like[:, :, :0]
 
     def forward(self, x: Tensor, past: KeysValues | StaticPast | None = None) -> tuple[Tensor, KeysValues]:
-        """x [B, T, D] -> [B, T, D] and all keys and values so far. With `past`, x is the one next position (T = 1).
+        """Map x [B, T, D] -> [B, T, D], and return all keys and values so far. With `past`, x is the one next position (T = 1).
 
         With a `StaticPast`, x [B, M, D] is the next position of M hypotheses per sentence.
         """
@@ -180,7 +180,7 @@ class CrossAttention(_Attention):
         self.accumulation = HierarchicalAccumulation(d_model, num_heads, tree) if tree else None
 
     def project_memory(self, memory: Tensor, structure: TreeStructure | None = None) -> KeysValues:
-        """Keys and values [B, H, S, K] of memory [B, S, D]. They depend on the source alone: compute them once."""
+        """Project memory [B, S, D] to keys and values [B, H, S, K]. They depend on the source alone: compute them once."""
         keys, values = self.keys_values(memory).chunk(2, dim=2)
         if self.accumulation is not None:
             keys, values = self.accumulation(memory, keys, values, structure)
@@ -189,7 +189,7 @@ class CrossAttention(_Attention):
     def forward(
         self, x: Tensor, keys_values: KeysValues, attend_mask: Tensor | None = None, layout: BeamLayout | None = None
     ) -> Tensor:
-        """x [B, T, D] attends to projected memory -> [B, T, D]; with a `layout`, x is [R, 1, D] and the memory of A sentences."""
+        """Let x [B, T, D] attend to projected memory -> [B, T, D]; with `layout`, x is [R, 1, D], the memory of A sentences."""
         if layout is None:
             return self.attend(self.split_heads(self.queries(x)), *keys_values, attend_mask)
         return layout.unpad(self.attend(self.split_heads(self.queries(layout.pad(x))), *keys_values, attend_mask))

@@ -51,5 +51,5 @@ def _is_gpu(device: torch.device) -> bool:
 
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function under `torch.compile`, for all sizes."""
+    """Return the function under `torch.compile`, for all sizes."""
     return torch.compile(function, **_OPTIONS)

@@ -96,7 +96,7 @@ def _sum_heights(weights: Tensor, maps: BranchMatrices) -> Tensor:
 
 
 def _sum_shifted(rows: Tensor, place: Tensor, real: Tensor, subtree: Tensor) -> Tensor:
-    """For every node i, sum row i [B, W, N, L], read at the places of t, over the nodes t of its subtree.
+    """Sum, for every node i, row i [B, W, N, L], read at the places of t, over the nodes t of its subtree.
 
     It maps from leaves to ranks, and in the backward pass from ranks to leaves. `torch.compile` makes one kernel of it. Without
     it, B * W * N * N * L cells exist for a moment.

@@ -32,7 +32,7 @@ class DepthAttention(SelfAttention):
         self.content_bias, self.position_bias = (nn.Parameter(torch.zeros(num_heads, 1, d_model // num_heads)) for _ in range(2))
 
     def forward(self, x: Tensor, attend_mask: Tensor, difference: Tensor, sinusoids: Tensor) -> Tensor:  # type: ignore[override]
-        """x [B, A, D] -> [B, A, D], with `attend_mask` and `difference` [B, A, A], and the sinusoids [R, D] of its rows."""
+        """Map x [B, A, D] -> [B, A, D], with `attend_mask` and `difference` [B, A, A], and the sinusoids [R, D] of its rows."""
         queries, keys, values = map(self.split_heads, self.project(x))
         relative = self.split_heads(self.positions(sinusoids)[None])  # [1, H, R, K]
         by_row = (queries + self.position_bias) @ relative.transpose(2, 3) / math.sqrt(queries.shape[3])

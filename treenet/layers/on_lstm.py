@@ -22,7 +22,7 @@ class OnLSTM(nn.Module):
     """One layer in one direction, from states of zero."""
 
     def __init__(self, d_input: int, d_hidden: int, chunk_size: int):
-        """Raises UserError if the chunks do not fill the states."""
+        """Raise UserError if the chunks do not fill the states."""
         super().__init__()
         if d_hidden % chunk_size or d_hidden == chunk_size:
             # With one chunk, the master gates are 1 and 0 for any input, so all states are 0.

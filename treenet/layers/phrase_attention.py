@@ -30,7 +30,7 @@ class PhraseMemory(nn.Module):
     """
 
     def __init__(self, d_model: int, d_head: int, config: PhraseConfig, num_tags: int):
-        """`num_tags` is 0 for phrases without tags."""
+        """Build the layers; `num_tags` is 0 for phrases without tags."""
         super().__init__()
         self.composition = COMPOSITIONS[config.composition](d_model, d_head)
         width = self.composition.width

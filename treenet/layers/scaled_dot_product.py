@@ -20,12 +20,12 @@ from treenet.structure.block_mask import Blocks
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """[B, S, D] -> [B, H, S, K]."""
+    """Map [B, S, D] -> [B, H, S, K]."""
     return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """[B, H, S, K] -> [B, S, D]."""
+    """Map [B, H, S, K] -> [B, S, D]."""
     return x.transpose(1, 2).flatten(2)
 
 
@@ -38,7 +38,7 @@ def attend(
     causal: bool = False,
     prior: Tensor | None = None,
 ):
-    """softmax(Q K^T / sqrt(K)) V (equation 1): [B, H, T, K] and keys, values [B, H, S, K] -> [B, H, T, K].
+    """Compute softmax(Q K^T / sqrt(K)) V (equation 1): [B, H, T, K] and keys, values [B, H, S, K] -> [B, H, T, K].
 
     A `prior` [B, T, S] multiplies the weights of every head, which are not normalised again. On CPUs all runs in float32 at
     least, autocast or not, as `fused_attention` does.
@@ -57,7 +57,7 @@ def attend(
 
 
 def attention_weights(queries: Tensor, keys: Tensor, attend_mask: Tensor | None) -> Tensor:
-    """softmax(Q K^T / sqrt(K)) by an explicit softmax, float32 at least: [B, H, T, K], [B, H, S, K] -> [B, H, T, S].
+    """Compute softmax(Q K^T / sqrt(K)) by an explicit softmax, float32 at least: [B, H, T, K], [B, H, S, K] -> [B, H, T, S].
 
     The kernels that layers attend by return no weights.
     """
@@ -70,7 +70,7 @@ def attention_weights(queries: Tensor, keys: Tensor, attend_mask: Tensor | None)
 def _attend_with_prior(
     queries: Tensor, keys: Tensor, values: Tensor, attend_mask: Tensor, dropout_p: float, prior: Tensor
 ) -> Tensor:
-    """No bias of `scaled_dot_product_attention` can stand for the prior, since weights would be normalised after it."""
+    """Multiply the weights by the prior. A bias of `scaled_dot_product_attention` cannot: it normalises weights after it."""
     scores = (queries * queries.shape[-1] ** -0.5) @ keys.transpose(2, 3)
     weights = scores.masked_fill(~attend_mask, -torch.inf).softmax(-1) * prior[:, None]
     return F.dropout(weights, dropout_p).to(values.dtype) @ values
@@ -86,7 +86,7 @@ def attend_subtrees(
     fused: bool | None = None,
     on_leaves: Tensor | None = None,
 ) -> Tensor:
-    """Leaves attend to leaves, nodes to their subtrees: queries, keys, values [B, S, D] -> [B, S, D].
+    """Let leaves attend to leaves, nodes to their subtrees: queries, keys, values [B, S, D] -> [B, S, D].
 
     `fused` overrides the choice between the CPU's operator and PyTorch's own ones. `on_leaves` [B, L, D] is the result of the
     leaves if the caller has computed it.
@@ -124,5 +124,5 @@ def attend_subtrees(
 
 
 def _take(x: Tensor, positions: Tensor) -> Tensor:
-    """Flat positions [R, M] of x [B, S, D] -> [R, M, D]."""
+    """Take flat positions [R, M] of x [B, S, D] -> [R, M, D]."""
     return x.reshape(-1, x.shape[2]).index_select(0, positions.flatten()).unflatten(0, positions.shape)

@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 def prepare_trees(
     structure: TreeStructure, tree: TreeAttentionConfig, like: Tensor, *, drops_weights: bool = False
 ) -> TreeStructure:
-    """The structure with all maps that layers read, for vectors as `like`; `drops_weights`: attention has dropout now."""
+    """Return the structure with all maps that layers read, for vectors as `like`; `drops_weights`: attention has dropout now."""
     # FlexAttention has no dropout of attention weights; on CPUs it has no backward pass.
     blocks = like.device.type == "cuda" and not drops_weights
     return prepare(structure, tree, like.dtype, product_dtype(like), blocks)
 
 
 def position_pad_mask(structure: TreeStructure) -> Tensor:
-    """[B, S] bool, True = padding: leaves, then nodes."""
+    """Return [B, S] bool, True = padding: leaves, then nodes."""
     return torch.cat([structure.leaf_pad_mask, structure.node_pad_mask], dim=1)
 
 
 def attend_mask_of(tree: TreeAttentionConfig, pad_mask: Tensor) -> Tensor | None:
-    """The mask of attention layers; None if they attend by the trees (equation 11)."""
+    """Return the mask of attention layers; None if they attend by the trees (equation 11)."""
     return None if tree.subtree_mask else padding_to_attend_mask(pad_mask)
 
 
 def run_layers(
     layers: Iterable[nn.Module], x: Tensor, structure: TreeStructure, tree: TreeAttentionConfig, pad_mask: Tensor
 ) -> Tensor:
-    """x [B, S, D], leaves, then nodes, through `EncoderLayer`s over a prepared structure -> [B, S, D]."""
+    """Run x [B, S, D], leaves, then nodes, through `EncoderLayer`s over a prepared structure -> [B, S, D]."""
     attend_mask = attend_mask_of(tree, pad_mask)
     for layer in layers:
         x = layer(x, attend_mask, structure, num_leaves=structure.num_leaves)

@@ -19,13 +19,13 @@ from treeproc.shards.schema import PAD_ID
 
 
 def compute_weights(module: CrossAttention, x: Tensor, keys_values: KeysValues, attend_mask: Tensor | None) -> Tensor:
-    """softmax(Q K^T / sqrt(K)) of equations 21, 22 and 24, for what `CrossAttention.forward` takes: [B, H, T, S]."""
+    """Compute softmax(Q K^T / sqrt(K)) of equations 21, 22 and 24, for what `CrossAttention.forward` takes: [B, H, T, S]."""
     return attention_weights(module.split_heads(module.queries(x)), keys_values[0], attend_mask)
 
 
 @contextmanager
 def record_attention(model: Seq2Seq) -> Iterator[list[Tensor]]:
-    """A list that gets the weights [B, H, T, S] of every cross-attention that runs meanwhile, lowest layer first.
+    """Yield a list that gets the weights [B, H, T, S] of every cross-attention that runs meanwhile, lowest layer first.
 
     For teacher forcing: in a search, hypotheses share the memory of their sentence.
     """
@@ -44,7 +44,7 @@ def record_attention(model: Seq2Seq) -> Iterator[list[Tensor]]:
 
 @torch.inference_mode()
 def attend_batch(model: Seq2Seq, batch: TreeBatch) -> list[np.ndarray]:
-    """Weights [A, H, T, L + N] of every example without its padding. The weight of a node is that of all its positions."""
+    """Return weights [A, H, T, L + N] of every example without its padding. A node's weight is that of all its positions."""
     with record_attention(model) as recorded:
         model(batch)
     weights = torch.stack(recorded, dim=1)  # [B, A, H, T, S]

@@ -19,7 +19,7 @@ class CausalLM(nn.Module):
 
     @property
     def reads(self) -> InputKind:
-        """The input kind of the encoder."""
+        """Return the input kind of the encoder."""
         return self.encoder.reads
 
     def forward(self, batch: TreeBatch) -> tuple[Tensor, Tensor | None]:

@@ -41,7 +41,7 @@ class Classifier(nn.Module):
 
     @property
     def reads(self) -> InputKind:
-        """The input kind of the encoder."""
+        """Return the input kind of the encoder."""
         return self.encoder.reads
 
     def forward(self, batch: LabelledBatch) -> ClassLogits:
@@ -56,7 +56,7 @@ class Classifier(nn.Module):
         return ClassLogits(self._classify(summary), positions)
 
     def _drop_words(self, batch: LabelledBatch) -> LabelledBatch:
-        """Word dropout in training: replace pieces by the unknown one, with the probability `classifier.word_dropout`."""
+        """Replace pieces by the unknown one in training, with the probability `classifier.word_dropout`: word dropout."""
         if not self.training or not self.word_dropout.p:
             return batch
         kept = self.word_dropout(torch.ones(*batch.leaf_pieces.shape, 1, device=batch.leaf_pieces.device))[..., 0] > 0

@@ -44,7 +44,7 @@ class MaskedLM(nn.Module):
 
     @property
     def reads(self) -> InputKind:
-        """The input kind of the encoder."""
+        """Return the input kind of the encoder."""
         return self.encoder.reads
 
     def forward(self, batch: TreeBatch) -> Tensor:

@@ -22,7 +22,7 @@ class Seq2Seq(nn.Module):
 
     @property
     def reads(self) -> InputKind:
-        """The input kind of the encoder."""
+        """Return the input kind of the encoder."""
         return self.encoder.reads
 
     def encode(self, batch: TreeBatch) -> Memory:
@@ -59,7 +59,7 @@ class Seq2Seq(nn.Module):
 
     @property
     def has_static_cache(self) -> bool:
-        """Whether the decoder can search with steps that all have the same shapes."""
+        """Return whether the decoder can search with steps that all have the same shapes."""
         return self.decoder.has_static_cache
 
     def start_static(self, memory: Memory, beam_width: int, most_positions: int) -> StaticState:

@@ -79,7 +79,7 @@ class Decoder(nn.Module, ABC):
 
     @property
     def has_static_cache(self) -> bool:
-        """Whether `start_static` exists: a search whose steps all have the same shapes."""
+        """Return whether `start_static` exists: a search whose steps all have the same shapes."""
         return False
 
     def start_static(self, memory: Memory, beam_width: int, most_positions: int) -> StaticState:

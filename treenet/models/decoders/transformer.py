@@ -66,7 +66,7 @@ class TransformerDecoder(Decoder):
 
     @property
     def has_static_cache(self) -> bool:
-        """Whether all layers have self-attention. The past of convolutions has no static form."""
+        """Return whether all layers have self-attention. The past of convolutions has no static form."""
         return all(isinstance(layer.self_attention, CausalSelfAttention) for layer in self.layers)
 
     def start_static(self, memory: Memory, beam_width: int, most_positions: int) -> StaticState:

@@ -28,7 +28,7 @@ class CausalTransformerEncoder(TransformerEncoder):
     """
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
-        """Raises UserError if there are too few layers or heads for the loss of splits."""
+        """Raise UserError if there are too few layers or heads for the loss of splits."""
         sizes = config.d_model, config.num_heads, config.attention_dropout
         super().__init__(config, vocab, embedding, lambda _: PrefixAttention(*sizes))
         options, num_layers = config.tree_reg, config.num_encoder_layers
@@ -54,7 +54,7 @@ class CausalTransformerEncoder(TransformerEncoder):
         return self._encode(batch)[0]
 
     def encode_to_train(self, batch: TreeBatch) -> tuple[Memory, Tensor | None]:
-        """Also return the loss of splits: for each example the mean over its spans times its number of targets."""
+        """Return memory and the loss of splits: for each example the mean over its spans times its number of targets."""
         memory, states = self._encode(batch)
         if not isinstance(batch.structure, SplitPoints):
             return memory, None

@@ -24,7 +24,7 @@ class LinearizedEncoder(TransformerEncoder):
     reads = LINEARIZED
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
-        """Raises UserError for relations that only words have."""
+        """Raise UserError for relations that only words have."""
         settings = config.relations
         if settings.read_arcs or settings.label_head != "none":
             raise UserError(

@@ -26,7 +26,7 @@ class MultiGranularityEncoder(TransformerEncoder):
     auxiliary_loss = "tag_loss"
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
-        """Raises UserError if there are too few heads or layers."""
+        """Raise UserError if there are too few heads or layers."""
         phrases, num_layers = config.phrases, config.num_encoder_layers
         granularities = len(phrases.ngrams) + len(phrases.levels)
         if not 0 < granularities < config.num_heads:

@@ -22,7 +22,7 @@ class OnLSTMHybridEncoder(TransformerEncoder):
     """The recurrent layers map the embeddings to H^K, and the self-attention layers map H^K to H^L. The memory is H^K + H^L."""
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
-        """Raises UserError if no layer is left for one of the two."""
+        """Raise UserError if no layer is left for one of the two."""
         hybrid, num_layers = config.hybrid, config.num_encoder_layers
         num_recurrent = hybrid.num_recurrent_layers or (num_layers + 1) // 2
         if num_recurrent >= num_layers:

@@ -40,7 +40,7 @@ class TransformerEncoder(Encoder):
         self.layers = build_layers(config, build_attention, num_layers)
 
     def forward(self, batch: TreeBatch) -> Memory:
-        """The leaves of a batch as memory: S = L."""
+        """Return the leaves of a batch as memory: S = L."""
         attend_mask = padding_to_attend_mask(batch.leaf_pad_mask)
         x = self.dropout(self.embed_leaves(batch))
         for layer in self.layers:
@@ -48,7 +48,7 @@ class TransformerEncoder(Encoder):
         return Memory(x, batch.leaf_pad_mask)
 
     def embed_leaves(self, batch: TreeBatch) -> Tensor:
-        """[B, L, D]."""
+        """Embed the leaves [B, L, D]."""
         return self.positions(self.word_dropout(self.embedding(batch.leaf_pieces)))
 
     def probed_layers(self) -> Sequence[nn.Module]:
@@ -58,13 +58,13 @@ class TransformerEncoder(Encoder):
 def build_layers(
     config: ModelConfig, build_attention: Callable[[int], nn.Module], num_layers: int | None = None
 ) -> nn.ModuleList:
-    """Transformer layers with the attention of layer `number`, counted from 0."""
+    """Build Transformer layers with the attention of layer `number`, counted from 0."""
     numbers = range(num_layers or config.num_encoder_layers)
     return end_stack(nn.ModuleList(EncoderLayer(config, build_attention(number)) for number in numbers), config)
 
 
 def build_self_attention(config: ModelConfig) -> SelfAttention:
-    """Plain multi-head self-attention."""
+    """Build plain multi-head self-attention."""
     return SelfAttention(config.d_model, config.num_heads, config.attention_dropout)
 
 

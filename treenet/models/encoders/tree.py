@@ -33,7 +33,7 @@ class TreeEncoder(TransformerEncoder):
         self.label_embedding = build_embedding(vocab.labels, self.d_model)
 
     def forward(self, batch: TreeBatch) -> Memory:
-        """Memory of leaves, then nodes."""
+        """Return memory of leaves, then nodes."""
         pad_mask = torch.cat([batch.leaf_pad_mask, batch.node_pad_mask], dim=1)
         drops_weights = bool(self.training and self.attention_dropout)
         structure = prepare_trees(batch.structure, self.tree, self.embedding.weight, drops_weights=drops_weights)
@@ -42,12 +42,12 @@ class TreeEncoder(TransformerEncoder):
         return Memory(run_layers(self.layers, x, structure, self.tree, pad_mask), pad_mask, structure)
 
     def summarize(self, memory: Memory, batch: TreeBatch) -> Tensor:
-        """The state of the first root [B, D]."""
+        """Return the state of the first root [B, D]."""
         return memory.states[:, memory.structure.num_leaves]
 
 
 def build_tree_attention(config: ModelConfig) -> SelfAttention:
-    """Multi-head self-attention over leaves and nodes."""
+    """Build multi-head self-attention over leaves and nodes."""
     attention = RelativeTreeSelfAttention if config.tree.relative_positions else SelfAttention
     return attention(config.d_model, config.num_heads, config.attention_dropout, config.tree)
 
