@@ -50,12 +50,12 @@ class Answer:
 
     @property
     def best(self) -> SystemResult:
-        """The result with the highest score."""
+        """Return the result with the highest score."""
         return max(self.rows, key=lambda row: row.score)
 
     @property
     def sentence(self) -> str:
-        """The result in one to three sentences."""
+        """Return the result in one to three sentences."""
         title, best = METRIC_TITLES[self.metric], self.best
         first = f"{self.about}: {best.system} has the highest {title}, {best.score:.2f}"
         if len(self.rows) == 1:
@@ -76,7 +76,7 @@ def _signed(value: float) -> str:
 
 
 def _certainty(row: SystemResult, as_given: bool) -> str:
-    """What other seeds and sentences may change; `as_given` is False where the sentence turns the difference around."""
+    """Return what other seeds and sentences may change; `as_given` is False where the sentence turns the difference around."""
     if row.test is None or row.test.interval is None:
         return f"There is no interval: it needs {FEWEST_SEEDS} seeds of each system. Other seeds may reverse the difference."
     low, high = row.test.interval if as_given else (-row.test.interval[1], -row.test.interval[0])
@@ -92,7 +92,7 @@ def answer_runs(
     num_samples: int,
     say: Callable[[str], None],
 ) -> Answer | None:
-    """The answer of the runs on `split`, of the baseline's text. Controls and stale results take no part."""
+    """Return the answer of the runs on `split`, of the baseline's text. Controls and stale results take no part."""
     found = [table for table in tables if table.split == split]
     table = next((table for table in found if table.baseline), found[0] if found else None)
     if table is None:
@@ -136,7 +136,7 @@ def answer_runs(
 def _compare(
     row: SystemResult, seeds: dict[int, ReportRun], base: str, others: dict[int, ReportRun], metric: str, split: str
 ) -> SystemResult:
-    """The difference over shared seeds; of the means where no seed is shared."""
+    """Return the difference over shared seeds; of the means where no seed is shared."""
     shared = [seed for seed in seeds if seed in others]
     mine, theirs = ([side[s].scores[split][metric] for s in shared or side] for side in (seeds, others))
     single = tuple(one - other for one, other in zip(mine, theirs, strict=True)) if shared else ()
@@ -148,7 +148,7 @@ def _in_order(rows: Sequence[SystemResult], baseline: str | None) -> list[System
 
 
 def _corrected(rows: Sequence[SystemResult]) -> list[SystemResult]:
-    """The rows with p-values that are corrected for the number of systems."""
+    """Return the rows with p-values that are corrected for the number of systems."""
     tested = [row for row in rows if row.test is not None]
     corrected = correct_family([row.test for row in tested], SYSTEMS) if tested else []
     tests = {row.system: test for row, test in zip(tested, corrected, strict=True)}
@@ -156,7 +156,7 @@ def _corrected(rows: Sequence[SystemResult]) -> list[SystemResult]:
 
 
 def group_systems(runs: Sequence[ReportRun]) -> dict[str, dict[int, ReportRun]]:
-    """Runs by seed of every system, by its name: the model's where no other system has it, else that of the first run.
+    """Return runs by seed of every system, by its name: the model's where no other system has it, else that of the first run.
 
     Two runs are of one system where they differ in the seed alone. A second run of the same seed counts as another system.
     """
@@ -180,7 +180,7 @@ def group_systems(runs: Sequence[ReportRun]) -> dict[str, dict[int, ReportRun]]:
 
 
 def answer_study(study: ReportStudy) -> Answer | None:
-    """The answer of a study at its largest share of the data; None before a cell is done."""
+    """Return the answer of a study at its largest share of the data; None before a cell is done."""
     if study.report is None:
         return None
     report, metric = study.report, metric_of(study.report)

@@ -19,7 +19,7 @@ _LEAST = 0.5
 
 
 def show_answer(page: Page) -> list[str]:
-    """The sentence and table of every answer, then doubts about them, then the plot."""
+    """Show the sentence and table of every answer, then doubts about them, then the plot."""
     report, out = page.report, []
     for answer in report.answers:
         out += [paragraph(answer.sentence, class_="answer"), _table(page, answer)]
@@ -87,7 +87,7 @@ def _p_value(row: SystemResult) -> TableCell:
 
 
 def draw_answer(answer: Answer) -> Figure | None:
-    """Differences to the baseline, the highest system on top; None without a difference."""
+    """Draw the differences to the baseline, the highest system on top; None without a difference."""
     rows = [row for row in answer.rows if row.difference is not None][::-1]
     if not rows:
         return None

@@ -28,19 +28,19 @@ class ScoreSeries:
 
 
 def chart_name(number: int, kind: str) -> str:
-    """Name of the chart of one kind of bucket, of a table of scores."""
+    """Return the name of the chart of one kind of bucket, of a table of scores."""
     return f"scores_by_{kind}_{number + 1}"
 
 
 def charted_metric(buckets: Sequence[Bucket]) -> str:
-    """The metric that a chart shows: the first one. The table beside it has all."""
+    """Return the metric that a chart shows: the first one. The table beside it has all."""
     return next((metric for bucket in buckets for values in bucket.values.values() for metric in values), "bleu")
 
 
 def draw_scores(
     tables: Sequence[ScoreTable], frequencies: Sequence[Frequencies], colors: Mapping[str, str]
 ) -> Iterator[tuple[str, Figure]]:
-    """Charts by name. A kind with a single bucket gets no chart: it would show nothing."""
+    """Yield charts by name. A kind with a single bucket gets no chart: it would show nothing."""
     for number, (table, found) in enumerate(zip(tables, frequencies, strict=True)):
         for kind, buckets in bucket_tables(table).items():
             if len(buckets) > 1:
@@ -71,7 +71,7 @@ def _series(
 
 
 def draw_buckets(names: Sequence[str], series: Sequence[ScoreSeries], axis: str, value: str) -> Figure:
-    """A row a bucket, the first on top, and a dot a result. The axis does not begin at 0: differences are what counts."""
+    """Draw a row a bucket, the first on top, and a dot a result. The axis does not begin at 0: differences are what counts."""
     figure = Figure(figsize=(7.2, 0.9 + len(names) * max(0.32, 0.15 * len(series))), layout="constrained")
     axes = figure.add_subplot()
     rows = np.arange(len(names))[::-1]

@@ -207,7 +207,7 @@ def _draw(report: Report, folder: Path) -> dict[str, str]:
 
 
 def _remove_old(out: Path, kept: set[str]) -> None:
-    """Figures of an earlier report in the same folder that this one lacks."""
+    """Remove figures of an earlier report in the same folder that this one lacks."""
     if (out / NUMBERS).is_file():
         for name in read_json(out / NUMBERS, "remove it and run the same command again").get("figures", []):
             if name not in kept and Path(name).name == name:

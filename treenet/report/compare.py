@@ -24,7 +24,7 @@ _NO_METRIC = ("num_examples", "seed")
 
 
 def settings_of(runs: Sequence[ReportRun]) -> tuple[dict[str, list], dict[str, object]]:
-    """(settings that differ, one value a run; settings that all runs share). None stands for a setting that a run lacks."""
+    """Return (settings that differ, one value a run; settings that all runs share). A setting that a run lacks is None."""
     flat = [flatten(run.config) for run in runs]
     keys = [key for key in dict.fromkeys(key for one in flat for key in one) if key != "data"]
     values = {key: [one.get(key, _DEFAULTS.get(key)) for one in flat] for key in keys}
@@ -33,7 +33,7 @@ def settings_of(runs: Sequence[ReportRun]) -> tuple[dict[str, list], dict[str, o
 
 
 def choose_baseline(runs: Sequence[ReportRun], name: str | None) -> ReportRun | None:
-    """The run of that name; without one, the first Transformer, else the first."""
+    """Return the run of that name; without one, the first Transformer, else the first."""
     named = [run for run in runs if run.name == name]
     plain = [run for run in runs if run.config["model"].get("name") == "transformer"]
     return next(iter((*named, *plain, *runs)), None)
@@ -45,7 +45,7 @@ def reads_trees(run: ReportRun) -> bool:
 
 
 def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:
-    """Differences that make runs hard to compare with the baseline, one sentence each; none if only the model differs."""
+    """Return differences that make runs hard to compare with the baseline, one sentence each; none if only the model differs."""
     out = []
     for run in runs:
         if run is baseline:
@@ -75,13 +75,13 @@ def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:
 
 
 def speed(run: ReportRun) -> float | None:
-    """Median of target tokens a second."""
+    """Return the median of target tokens a second."""
     rates = sorted(line["tokens_per_s"] for line in run.metrics if line["event"] == "train" and line.get("tokens_per_s"))
     return rates[len(rates) // 2] if rates else None
 
 
 def validation(run: ReportRun) -> dict | None:
-    """The line of the best validation."""
+    """Return the line of the best validation."""
     return best_validation(run.metrics)
 
 
@@ -109,7 +109,7 @@ class ScoreTable:
     notes: list[str] = field(default_factory=list)
 
     def signatures(self) -> dict[str, list[str]]:
-        """Different signatures of each metric."""
+        """Return the different signatures of each metric."""
         found = {
             metric: dict.fromkeys(row.record[name] for row in self.rows if (name := f"{metric}_signature") in row.record)
             for metric in self.metrics
@@ -118,7 +118,7 @@ class ScoreTable:
 
 
 def metric_values(record: dict) -> dict[str, float]:
-    """Every number of a score that is a metric."""
+    """Return every number of a score that is a metric."""
     return {
         name: value
         for name, value in record.items()
@@ -129,7 +129,7 @@ def metric_values(record: dict) -> dict[str, float]:
 def score_tables(
     runs: Sequence[ReportRun], baseline: ReportRun | None, num_samples: int, progress: Callable[[str], None]
 ) -> list[ScoreTable]:
-    """Tables by split and text, in the order of the runs. Every result is tested against the baseline's own on that split."""
+    """Make tables by split and text, in the order of the runs. Every result is tested against the baseline's on that split."""
     tables: dict[tuple[str, str], ScoreTable] = {}
     for run in runs:
         for result, record in run.scores.items():
@@ -181,7 +181,7 @@ def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int, progr
 
 
 def references_of(table: ScoreTable, runs: Iterable[ReportRun]) -> tuple[ReportRun, list[str]] | None:
-    """The first run whose data set exists and has the table's text, and the references of that data set."""
+    """Return the first run whose data set exists and has the table's text, and the references of that data set."""
     for run in runs:
         index = own_index(run)
         if index and index.get("text_fingerprint") == table.text and table.split in index["totals"]:
@@ -206,7 +206,7 @@ def _note_control_trees(table: ScoreTable, runs: Sequence[ReportRun]) -> None:
 
 
 def ablations(runs: Sequence[ReportRun]) -> list[tuple[str, ReportRun]]:
-    """Table 3: (name of the variant, run) of runs that differ in `model.tree` alone; nothing if there are not two of them."""
+    """List Table 3: (name of the variant, run) of runs that differ in `model.tree` alone; nothing if there are fewer than two."""
     groups: dict[str, dict[str, ReportRun]] = {}
     for run in filter(reads_trees, runs):
         flat = flatten(run.config)
@@ -218,7 +218,7 @@ def ablations(runs: Sequence[ReportRun]) -> list[tuple[str, ReportRun]]:
 
 
 def variant(run: ReportRun) -> str:
-    """A tree model named as in Table 3, by what its settings take from the defaults."""
+    """Name a tree model as in Table 3, by what its settings take from the defaults."""
     defaults, names = TreeAttentionConfig().model_dump(), ["Tree Transformer"]
     for key, value in run.config["model"].get("tree", {}).items():
         if value != defaults.get(key):
@@ -242,7 +242,7 @@ class Bucket:
 
 
 def bucket_tables(table: ScoreTable) -> dict[str, list[Bucket]]:
-    """Scores by kind of bucket, as `words` and `depth`, in ascending order."""
+    """Return the scores by kind of bucket, as `words` and `depth`, in ascending order."""
     kinds: dict[str, dict[tuple, Bucket]] = {}
     for number, row in enumerate(table.rows):
         for kind, entries in row.record.get("buckets", {}).items():

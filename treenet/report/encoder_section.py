@@ -13,7 +13,7 @@ from treenet.report.report_model import Page
 
 
 def show_encoder(page: Page) -> list[str]:
-    """Shares by kind of query for every run, then charts and tables of the runs that attend to nodes."""
+    """Show shares by kind of query for every run, then charts and tables of the runs that attend to nodes."""
     report = page.report
     if not report.inside.encoder:
         return []
@@ -49,7 +49,7 @@ def show_encoder(page: Page) -> list[str]:
 
 
 def _shares(stats: EncoderStats) -> dict[str, tuple[np.ndarray | None, float]]:
-    """By title: shares [A, H] and the even share. None stands for queries that the model does not have."""
+    """Return shares [A, H] and the even share by title. None stands for queries that the model does not have."""
 
     def found() -> Iterator[tuple[str, tuple[np.ndarray | None, float]]]:
         for name, queries in (("Leaf", stats.leaves), ("Node", stats.nodes)):

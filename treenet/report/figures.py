@@ -35,7 +35,7 @@ OTHERS = "others"
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Settings under which every figure of a report is drawn and saved."""
+    """Apply the settings under which every figure of a report is drawn and saved."""
     rules = {
         "font.family": ["DejaVu Sans", *(font for font in _MORE_FONTS if font in font_manager.get_font_names())],
         "text.parse_math": False,  # a dollar is a dollar
@@ -77,7 +77,7 @@ def save_figure(figure: Figure, folder: Path, name: str) -> str:
 
 
 def save_chart(figure: Figure, folder: Path, name: str) -> str:
-    """`save_figure`, and the same chart for a narrow screen; the page shows one of the two. The figure is changed."""
+    """Save as `save_figure` does, and the same chart for a narrow screen; the page shows one. The figure is changed."""
     wide = save_figure(figure, folder, name)
     _make_narrow(figure)
     inline = io.StringIO()
@@ -87,7 +87,7 @@ def save_chart(figure: Figure, folder: Path, name: str) -> str:
 
 
 def _make_narrow(figure: Figure) -> None:
-    """The width of a phone, letters as large as before: legends below the axes, labels in lines, fewer ticks."""
+    """Give a figure the width of a phone, letters as large as before: legends below the axes, labels in lines, fewer ticks."""
     entries: dict[str, matplotlib.artist.Artist] = {}
     for axes in figure.axes:
         if legend := axes.get_legend():
@@ -105,7 +105,7 @@ def _make_narrow(figure: Figure) -> None:
 
 
 def inline_svg(text: str, name: str, classes: str = "chart wide") -> str:
-    """An SVG of matplotlib as a part of a page: no prologue, no style for the whole page, its own ids, colours by name."""
+    """Return an SVG of matplotlib as a part of a page: no prologue, no style for the whole page, its own ids, colours by name."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>", "", text, flags=re.DOTALL)
     used = set(re.findall(r"#([\w-]+)[\")]", text))
@@ -121,12 +121,12 @@ def inline_svg(text: str, name: str, classes: str = "chart wide") -> str:
 
 
 def run_colors(names: Sequence[str]) -> dict[str, str]:
-    """A run has one colour in all figures."""
+    """Return the colour of each run, which is the same in all figures."""
     return {name: SERIES[number % len(SERIES)] for number, name in enumerate(names)}
 
 
 def draw_groups(stats: Mapping[str, Sequence[Group]], colors: Mapping[str, str], axis: str) -> Figure:
-    """Bars of attention by kind of position for each run, and a stroke where even attention would be."""
+    """Draw bars of attention by kind of position for each run, and a stroke where even attention would be."""
     names = group_names(list(stats.values()))
     figure = Figure(figsize=(7.2, 0.9 + 0.3 * len(names) * max(1, 0.55 * len(stats))), layout="constrained")
     axes = figure.add_subplot()
@@ -152,7 +152,7 @@ def draw_groups(stats: Mapping[str, Sequence[Group]], colors: Mapping[str, str],
 
 
 def group_names(stats: Sequence[Sequence[Group]]) -> list[str]:
-    """Names that any run has, those with the most attention in any of them first where there are too many."""
+    """Return the names that any run has, those with the most attention in any of them first where there are too many."""
     most: dict[str, float] = {}
     for groups in stats:
         for group in groups:
@@ -164,7 +164,7 @@ def group_names(stats: Sequence[Sequence[Group]]) -> list[str]:
 
 
 def gather(groups: Sequence[Group], names: Sequence[str]) -> dict[str, Group]:
-    """Groups by name; those that `names` lacks are added up as OTHERS."""
+    """Gather groups by name; add up those that `names` lacks as OTHERS."""
     found = {group.name: group for group in groups if group.name in names}
     rest = [group for group in groups if group.name not in names]
     if rest:
@@ -173,7 +173,7 @@ def gather(groups: Sequence[Group], names: Sequence[str]) -> dict[str, Group]:
 
 
 def draw_tree(view: View, layout: TreeLayout) -> Figure:
-    """The tree of a sentence, shaded by the attention of all target positions, layers and heads together."""
+    """Draw the tree of a sentence, shaded by the attention of all target positions, layers and heads together."""
     shares = view.weights.mean(axis=(0, 1, 2))
     inch = 1 / 90  # a box of 28 pixels is 0.31 inches high
     figure = Figure(figsize=(layout.width * inch, layout.height * inch))
@@ -196,11 +196,11 @@ def draw_tree(view: View, layout: TreeLayout) -> Figure:
 
 
 def shade(share: float) -> float:
-    """Opacity of a share; the square root keeps small ones apart. page.js has the same."""
+    """Return the opacity of a share; the square root keeps small ones apart. page.js has the same."""
     return float(np.sqrt(share))
 
 
 def share_text(share: float) -> str:
-    """A share in per cent as it stands under a leaf or node; nothing below half a per cent. page.js has the same."""
+    """Return a share in per cent as it stands under a leaf or node; nothing below half a per cent. page.js has the same."""
     percent = 100 * share
     return "" if percent < 0.5 else f"{percent:.0f}" if percent >= 9.5 else f"{percent:.1f}"

@@ -7,12 +7,12 @@ from treenet.report.markup import TableCell, code
 
 
 def metric_name(name: str) -> str:
-    """`bleu_tokenized` -> `tokenised BLEU`; metrics that are not known here by the words of their names."""
+    """Return `tokenised BLEU` for `bleu_tokenized`. Metrics that are not known here keep the words of their names."""
     return METRIC_TITLES.get(name, name.replace("_", " "))
 
 
 def result_name(row: ScoreRow, split: str) -> str:
-    """The name of a result beside its run: `test.untrained` -> `untrained`; and its standing."""
+    """Return the name of a result beside its run: `test.untrained` -> `untrained`; and its standing."""
     rest = row.result.removeprefix(split).lstrip(".").replace("_", " ").replace(".", ", ")
     notes = [rest] if rest else []
     notes += [standing_name(row.standing)] if standing_name(row.standing) else []
@@ -20,15 +20,15 @@ def result_name(row: ScoreRow, split: str) -> str:
 
 
 def standing_name(standing: Standing) -> str:
-    """A mark for a result that is not known to be of the run as it is."""
+    """Return a mark for a result that is not known to be of the run as it is."""
     return "stale" if standing.changed else "" if standing.recorded else "without provenance"
 
 
 def show_p_value(value: float) -> str:
-    """Markup of a p-value."""
+    """Return markup of a p-value."""
     return "&lt; 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def show_hash(sha256: str | None) -> TableCell:
-    """The first digits of a hash, or a dash."""
+    """Return the first digits of a hash, or a dash."""
     return TableCell(code(short(sha256)) if sha256 else "–", "n")

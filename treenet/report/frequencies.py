@@ -34,7 +34,7 @@ class Frequencies:
 
 
 def score_frequencies(table: ScoreTable, runs: Sequence[ReportRun], say: Callable[[str], None]) -> Frequencies:
-    """Counts are of all lines of the train split, on the side that models write."""
+    """Score words by frequency. The counts are of all lines of the train split, on the side that models write."""
     there = references_of(table, runs)
     if there is None:
         return Frequencies(f"no data set of a run has the references of {table.split}")
@@ -77,7 +77,7 @@ def score_frequencies(table: ScoreTable, runs: Sequence[ReportRun], say: Callabl
 
 
 def _training_lines(folder: AnyPath, records: Sequence[ShardRecord], side: str) -> Iterator[str]:
-    """Lines of the training text. One shard is open at a time: there may be more than a process may map.
+    """Yield the lines of the training text. One shard is open at a time: there may be more than a process may map.
 
     Objects are read through the cache of local copies, which has a limit. Copies of the next ones are under way meanwhile.
     """

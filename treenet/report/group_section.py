@@ -20,7 +20,7 @@ Stats = AttentionStats | EncoderStats
 
 
 def draw_attention(report: Report, colors: Mapping[str, str]) -> Iterator[tuple[str, Figure]]:
-    """Charts by name, of the runs that attend to nodes."""
+    """Yield charts by name, of the runs that attend to nodes."""
     for prefix, stats in ((CROSS, report.inside.attention), (ENCODER, report.inside.encoder)):
         for kind in _KINDS:
             if groups := groups_of(stats, kind):
@@ -28,12 +28,12 @@ def draw_attention(report: Report, colors: Mapping[str, str]) -> Iterator[tuple[
 
 
 def groups_of(stats: Mapping[str, Stats], kind: str) -> dict[str, list[Group]]:
-    """Groups by label or height, of the runs that attend to nodes."""
+    """Return groups by label or height, of the runs that attend to nodes."""
     return {name: getattr(one, f"by_{kind}") for name, one in stats.items() if one.by_label}
 
 
 def show_groups(page: Page, prefix: str, stats: Mapping[str, Stats]) -> list[str]:
-    """A chart for each kind of position, and its numbers below."""
+    """Show a chart for each kind of position, and its numbers below."""
     out = []
     for kind, title in _KINDS.items():
         groups = groups_of(stats, kind)
@@ -60,7 +60,7 @@ def show_groups(page: Page, prefix: str, stats: Mapping[str, Stats]) -> list[str
 
 
 def show_heads(shares: Mapping[str, np.ndarray]) -> str:
-    """A small table of shares [A, H] for each caption."""
+    """Return a small table of shares [A, H] for each caption."""
     tables = "".join(_heads(caption, found) for caption, found in shares.items())
     return tag("details", tag("summary", "By layer and head") + tag("div", tables, class_="pair"))
 

@@ -22,7 +22,7 @@ _ORDERS = (
 
 
 def show_lines(page: Page) -> list[str]:
-    """A form, an empty list, and the data of the script in `page.lines`."""
+    """Show a form, an empty list, and the data of the script in `page.lines`."""
     lines = page.report.scored.lines
     if lines is None:
         return []

@@ -34,18 +34,18 @@ class Lines:
     chrf: list[list[float]]  # of the sentence alone, rounded to two places
 
     def to_json(self) -> dict:
-        """The content for the script of the page."""
+        """Return the content for the script of the page."""
         return vars(self)
 
     def changes(self) -> np.ndarray:
-        """Largest difference in chrF to the baseline, of any system [sentences]; zeros without a baseline."""
+        """Return the largest difference in chrF to the baseline, of any system [sentences]; zeros without a baseline."""
         scores = np.array(self.chrf)
         if self.baseline is None:
             return np.zeros(len(self.line))
         return np.abs(scores - scores[self.baseline]).max(axis=0)
 
     def keep(self, rows: Sequence[int]) -> "Lines":
-        """The sentences `rows` alone."""
+        """Keep the sentences `rows` alone."""
 
         def chosen(column: list) -> list:
             return [column[row] for row in rows]
@@ -59,7 +59,7 @@ class Lines:
 def collect_lines(
     tables: Sequence[ScoreTable], runs: Sequence[ReportRun], split: str, say: Callable[[str], None], most: int = _MOST_BYTES
 ) -> Lines | None:
-    """The sentences of `split` with the translations of all runs that were scored on the baseline's text.
+    """Collect the sentences of `split` with the translations of all runs that were scored on the baseline's text.
 
     None if no data set has the text, or no run has translations. Where they would take more than `most` bytes, those stay
     on which a system differs most from the baseline; without a baseline, the first ones.
@@ -99,7 +99,7 @@ def collect_lines(
 
 
 def _has(run: ReportRun, table: ScoreTable) -> bool:
-    """Whether the run's data set is there and has the sentences of the table."""
+    """Return whether the run's data set is there and has the sentences of the table."""
     index = own_index(run)
     return bool(index) and index.get("text_fingerprint") == table.text and table.split in index["totals"]
 

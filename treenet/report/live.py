@@ -57,7 +57,7 @@ def watch(settings: ReportSettings, make: Callable[[Live | None], Path], say: Ca
 
 
 def _has_ended(folder: Path) -> bool:
-    """A run has ended with its averaged model, a study when every cell is done or has failed."""
+    """Return whether a run has ended with its averaged model, or every cell of a study is done or has failed."""
     if (folder / LEDGER).is_file():
         over, total = _count_cells(folder)
         return over == total
@@ -70,7 +70,7 @@ def _count_cells(folder: Path) -> tuple[int, int]:
 
 
 def _signature(folders: list[Path]) -> Iterator[tuple[str, int, int]]:
-    """The state of the files that a live page reads."""
+    """Yield the state of the files that a live page reads."""
     for folder in folders:
         for name in ("metrics.jsonl", LEDGER, SCALING, COMPARISON):
             with suppress(OSError):
@@ -84,7 +84,7 @@ def _live(folders: list[Path], refresh_s: int | None) -> Live:
 
 
 def show_live(page: Page, live: Live) -> list[str]:
-    """The state of every run and study."""
+    """Show the state of every run and study."""
     again = f"the page reloads every {live.refresh_s} s" if live.refresh_s else "no command watches the runs any more"
     message = f"Made at {live.at}; {again}. The complete report, at the end of all runs, adds scores, sentences and attention."
     out, report = [tag("div", paragraph(message), class_="callout", role="note")], page.report

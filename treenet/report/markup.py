@@ -21,12 +21,12 @@ def text(value: object) -> TableCell:
 
 
 def number(value: float | int | None, form: str = ",", classes: str = "n") -> TableCell:
-    """A number with a true minus sign; a dash where there is none."""
+    """Return a number with a true minus sign; a dash where there is none."""
     return TableCell("–" if value is None else escape(format(value, form).replace("-", "−")), classes)
 
 
 def tag(name: str, content: str, /, **attributes: object) -> str:
-    """An element; `content` is markup, attributes are escaped, a trailing underscore is left out (`class_`)."""
+    """Return an element; `content` is markup, attributes are escaped, a trailing underscore is left out (`class_`)."""
     written = "".join(f' {key.rstrip("_").replace("_", "-")}="{escape(str(value))}"' for key, value in attributes.items())
     return f"<{name}{written}>{content}</{name}>"
 
@@ -46,7 +46,7 @@ def code(content: str) -> str:
 def table(
     caption: str, head: Sequence[TableCell], rows: Sequence[Sequence[TableCell]], rules: Sequence[int] = (), title: str = ""
 ) -> str:
-    """A table that scrolls in its own box, which the keyboard reaches. There is a rule above each of the rows `rules`.
+    """Return a table that scrolls in its own box, which the keyboard reaches. There is a rule above each of the rows `rules`.
 
     The caption is not the table's, so that it may be wider; its first sentence names the table for screen readers.
     """

@@ -9,7 +9,7 @@ from treeproc.common.provenance import software
 
 
 def report_numbers(report: Report) -> dict:
-    """The content of report.json: every number of the page but the single attention weights."""
+    """Return the content of report.json: every number of the page but the single attention weights."""
 
     def run_facts(run: ReportRun) -> dict:
         gaps = {name: [asdict(one) for one in found] for name, found in (("missing", run.missing), ("stale", run.stale))}

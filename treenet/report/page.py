@@ -27,7 +27,7 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 
 def render_page(report: Report, figures: Mapping[str, str], live: Live | None = None) -> str:
-    """The whole document; with `live`, one that reloads itself."""
+    """Render the whole document; with `live`, one that reloads itself."""
     page = Page(report, figures)
     if live is not None:
         page.add("live", "Under way", *show_live(page, live))
@@ -68,7 +68,7 @@ def render_page(report: Report, figures: Mapping[str, str], live: Live | None = 
 
 
 def _data(name: str, value: object) -> str:
-    """JSON in which nothing is markup, for a script of the page."""
+    """Return JSON in which nothing is markup, for a script of the page."""
     content = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     content = content.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     return f'<script type="application/json" id="{name}">{content}</script>'

@@ -102,5 +102,5 @@ def _select(what: str, count: int, label: str) -> str:
 
 
 def pack(weights: np.ndarray) -> str:
-    """Weights between 0 and 1 as base64 of little-endian 16-bit numbers; page.js reads them."""
+    """Pack weights between 0 and 1 as base64 of little-endian 16-bit numbers; page.js reads them."""
     return base64.b64encode(np.rint(weights * 65535).astype("<u2").tobytes()).decode()

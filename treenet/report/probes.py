@@ -13,7 +13,7 @@ _COLUMNS = ("majority", "embeddings", "untrained", "trained")
 
 
 def probes_name(index: int) -> str:
-    """Name of the figure of a run."""
+    """Return the name of the figure of a run."""
     return f"probes_{index + 1}"
 
 
@@ -59,5 +59,5 @@ def show_probes(page: Page) -> list[str]:
 
 
 def _basis(entry: dict) -> tuple:
-    """The key that two runs must share to be compared. The models' trees may differ; labels are those of the parser."""
+    """Return the key that two runs must share to be compared. The models' trees may differ; labels are those of the parser."""
     return entry["settings"], *(entry["data"].get(name) for name in ("text_fingerprint", "parsed_fingerprint"))

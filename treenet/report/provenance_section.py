@@ -12,7 +12,7 @@ from treeproc.common.storage import AnyPath
 
 
 def read_making(runs: Sequence[ReportRun]) -> dict[str, list[Session]]:
-    """Sessions of every run, then of every data set, by the name of what they made."""
+    """Read sessions of every run, then of every data set, by the name of what they made."""
     made = {run.name: read_sessions(run.folder) for run in runs}
     trained: dict[AnyPath, list[str]] = {}
     for run in runs:
@@ -21,7 +21,7 @@ def read_making(runs: Sequence[ReportRun]) -> dict[str, list[Session]]:
 
 
 def show_training(report: Report) -> list[list[TableCell]]:
-    """Rows of the table of runs: time, machines and software of all sessions that trained each run."""
+    """Return the rows of the table of runs: time, machines and software of all sessions that trained each run."""
     trained = [[one for one in report.made.get(run.name, ()) if one.command.startswith("train")] for run in report.runs]
     if not any(trained):
         return []
@@ -38,7 +38,7 @@ def _main_packages(session: Session) -> str:
 
 
 def show_making(page: Page) -> str:
-    """One row a command, oldest first."""
+    """Show one row a command, oldest first."""
     if not page.report.made:
         return ""
     titles = ("run or data set", "began", "did", "ended", "software", "packages", "machine")

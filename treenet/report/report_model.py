@@ -69,7 +69,7 @@ class Page:
         self._tables = self._figures = 0
 
     def table(self, caption: str, head: list[TableCell], rows: list[list[TableCell]], **more) -> str:
-        """A numbered table; those inside of details have no number."""
+        """Return a numbered table; those inside of details have no number."""
         self._tables += 1
         return table(caption, head, rows, title=f"Table {self._tables}", **more)
 
@@ -85,6 +85,6 @@ class Page:
 
 
 def links(figure: str) -> str:
-    """Links to the files of a figure."""
+    """Return links to the files of a figure."""
     place = escape(quote(f"figures/{figure}"))
     return f'<a href="{place}.svg">SVG</a>, <a href="{place}.png">PNG</a>'

@@ -93,7 +93,7 @@ class ReportRun:
         return as_path(self.config["data"])
 
     def current_translations(self, result: str) -> list[str] | None:
-        """Lines of a result; None if there are none, or if they are not of the run as it is."""
+        """Return the lines of a result; None if there are none, or if they are not of the run as it is."""
         standing = self.standings.get(result)
         return self.translations.get(result) if standing and not standing.changed else None
 
@@ -174,7 +174,7 @@ def _is_comparison(folder: Path) -> bool:
 
 
 def _stale_cells(folder: Path, report: dict) -> Iterator[str]:
-    """Names of cells that have other weights now than those that the numbers of a study were made with."""
+    """Yield the names of cells that have other weights now than those that the numbers of a study were made with."""
     cells = report.get("cells")
     for cell in cells if isinstance(cells, list) else ():
         then, now = cell.get("weights_sha256"), recorded_sha256(inside(folder / "cells", cell["cell"]) / AVERAGED)
@@ -183,7 +183,7 @@ def _stale_cells(folder: Path, report: dict) -> Iterator[str]:
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """The shortest ends of the paths that tell them apart."""
+    """Return the shortest ends of the paths that tell them apart."""
     parts = [[part for part in path.split("/") if part not in ("", ".")] or [path] for path in paths]
     for length in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(part[-length:]) for part in parts]
@@ -262,14 +262,14 @@ def _check_numbers(values: object, path: Path) -> None:
 
 
 def _translations(folder: Path, scores: dict[str, dict]) -> Iterator[tuple[str, list[str]]]:
-    """Lines by result, where they are those that were scored."""
+    """Yield the lines by result, where they are those that were scored."""
     for result in scores:
         with suppress(UserError):
             yield result, read_system(folder, result).lines
 
 
 def _fingerprints(run: ReportRun, index: dict | None) -> dict[str, str]:
-    """The fingerprints of a run: from its data set where it is still the one of the training, else from scores."""
+    """Return the fingerprints of a run: from its data set where it is still the one of the training, else from scores."""
     own = run.facts.get("data_fingerprint")
     scored = [record["data"] for record in run.scores.values() if isinstance(record.get("data"), dict)]
     found = index or next((record for record in scored if record.get("fingerprint") == own), run.facts)
@@ -278,7 +278,7 @@ def _fingerprints(run: ReportRun, index: dict | None) -> dict[str, str]:
 
 
 def own_index(run: ReportRun) -> dict | None:
-    """The index of the run's encoded data set, None if it is not there any more or another one took its place."""
+    """Return the index of the run's encoded data set, None if it is not there any more or another one took its place."""
     if not (run.data / "encoded" / "index.json").exists():
         return None
     index = read_index(run.data / "encoded")

@@ -12,7 +12,7 @@ _FINGERPRINTS = {"text_fingerprint": "text", "tree_fingerprint": "trees", "vocab
 
 
 def show_runs(page: Page) -> list[str]:
-    """Facts, settings that differ, and the settings that all runs share."""
+    """Show facts, settings that differ, and the settings that all runs share."""
     report, out = page.report, []
     if not report.runs:
         return out
@@ -64,7 +64,7 @@ def _value(value: object) -> str:
 
 
 def show_curves(page: Page) -> str:
-    """The figure of learning curves, where a run has metrics."""
+    """Show the figure of learning curves, if a run has metrics."""
     if "learning_curves" not in page.figures:
         return ""
     return page.figure(

@@ -65,7 +65,7 @@ def best_value(metric: str, values: list[float]) -> float | None:
 
 
 def _origins(scores: ScoreTable) -> str:
-    """The table of the origins of results."""
+    """Show the table of the origins of results."""
     head = [text(name) for name in ("result", "weights", "data", "decoding", "software")]
     rows = []
     for row in scores.rows:
@@ -78,7 +78,7 @@ def _origins(scores: ScoreTable) -> str:
 
 
 def _buckets(page: Page, scores: ScoreTable, chart: str, kind: str, buckets: list[Bucket]) -> list[str]:
-    """One column a result and metric."""
+    """Return one column a result and metric."""
     metrics = list(dict.fromkeys(name for bucket in buckets for values in bucket.values.values() for name in values))
     results = [result for result in range(len(scores.rows)) if any(result in bucket.values for bucket in buckets)]
     columns = [(result, metric) for result in results for metric in metrics]
@@ -99,7 +99,7 @@ def _buckets(page: Page, scores: ScoreTable, chart: str, kind: str, buckets: lis
 def _chart(
     page: Page, chart: str, said: str, summary: str, caption: str, head: list[TableCell], rows: list[list[TableCell]]
 ) -> list[str]:
-    """A figure and its numbers below; the table alone where nothing was drawn."""
+    """Return a figure and its numbers below; the table alone where nothing was drawn."""
     if chart not in page.figures:
         return [page.table(caption, head, rows)]
     numbers = tag("details", tag("summary", f"The same as a table, {summary}") + table(caption, head, rows))
@@ -128,7 +128,7 @@ def _frequencies(page: Page, scores: ScoreTable, chart: str, found: Frequencies)
 
 
 def show_ablations(page: Page) -> str:
-    """Table 3 of the paper."""
+    """Show Table 3 of the paper."""
     chosen = page.report.ablations
     found = [(name, run, run.scores.get(page.report.split, {})) for name, run in chosen]
     metrics = list(dict.fromkeys(m for scores in page.report.scored.tables for m in scores.metrics))

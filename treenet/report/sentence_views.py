@@ -46,17 +46,17 @@ class View:
 
     @property
     def line(self) -> int:
-        """The number of the line in its split, from 1, as in `evaluate.py --compare`."""
+        """Return the number of the line in its split, from 1, as in `evaluate.py --compare`."""
         return self.example_id + 1
 
     @property
     def figure(self) -> str:
-        """Name of the files of its picture; a run may have any name."""
+        """Return the name of the files of its picture; a run may have any name."""
         return f"line_{self.line}.{quote(self.run, safe='')}"
 
 
 def choose_examples(runs: Sequence[ReportRun], baseline: ReportRun, split: str, count: int, given: Sequence[int]) -> list[int]:
-    """Ids of the examples to show; `given` are lines. Raises UserError for a line that the split does not have.
+    """Return the ids of the examples to show; `given` are lines. Raises UserError for a line that the split does not have.
 
     Unless they are given: those on which the baseline and the next run of the same text differ most in chrF. Wins and losses
     take turns. With one run: sentences of all lengths.
@@ -87,7 +87,7 @@ def choose_examples(runs: Sequence[ReportRun], baseline: ReportRun, split: str, 
 
 
 def build_views(name: str, run: LoadedRun, split: str, ids: Sequence[int]) -> list[View]:
-    """The views of one model on the examples `ids`, in that order, translated with the decoding settings of its run."""
+    """Build the views of one model on the examples `ids`, in that order, translated with the decoding settings of its run."""
     wanted = set(ids)
     references = {row["example_id"]: row for row in read_split(run.data, "encoded", split) if row["example_id"] in wanted}
     own = translated(run, list(references.values()))

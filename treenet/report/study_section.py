@@ -74,7 +74,7 @@ def show_studies(page: Page) -> list[str]:
 
 
 def _study_test(test: SeedTest, of_weights: WeightsP, against: str) -> list[TableCell]:
-    """Difference and from what, interval, p and Holm's p over seeds, p of the weights alone. A star is of the p that counts."""
+    """Show difference, from what, interval, p and Holm's p over seeds, p of weights alone. A star is of the p that counts."""
     interval = "{:+.2f} to {:+.2f}".format(*test.interval).replace("-", "−") if test.interval else "–"
     weights = show_p_value(of_weights.value) + (ONE_SIDED if of_weights.one_sided else "")
     message = (interval, *show_p_values(test), weights)
@@ -91,7 +91,7 @@ def show_p_values(test: SeedTest) -> list[str]:
 
 
 def scaling_name(index: int) -> str:
-    """Name of the figure of a study."""
+    """Return the name of the figure of a study."""
     return f"scaling_{index + 1}"
 
 

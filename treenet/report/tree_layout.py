@@ -44,7 +44,7 @@ class TreeLayout:
     edges: list[tuple[int, int]]  # (parent, child) positions
 
     def corners(self) -> list[list[tuple[float, float]]]:
-        """Each edge as the points of a line: down from the parent, aside, down to the child."""
+        """Return each edge as the points of a line: down from the parent, aside, down to the child."""
         lines = []
         for parent, child in self.edges:
             upper, lower = self.boxes[parent], self.boxes[child]
@@ -74,17 +74,17 @@ def text_width(text: str) -> float:
 
 
 def piece_text(piece: str) -> str:
-    """A piece without the mark of its blank; a piece of nothing else keeps it."""
+    """Return a piece without the mark of its blank; a piece of nothing else keeps it."""
     return piece.removeprefix(WORD_START) or piece
 
 
 def node_text(label: str) -> str:
-    """The root of a split word shows the word's tag."""
+    """Return the text of a node. The root of a split word shows the word's tag."""
     return label if display_label(label) == label else label.partition("=")[2]
 
 
 def lay_out(view: View) -> TreeLayout:
-    """The tree of a view; only a row of leaves where the model read no tree."""
+    """Lay out the tree of a view; only a row of leaves where the model read no tree."""
     texts = [piece_text(piece) for piece in view.leaves]
     labels = [node_text(label) for label in view.labels]
     half = [max(text_width(text), _SHARE_WIDTH) / 2 + _PADDING for text in [*texts, *labels]]
@@ -121,7 +121,7 @@ def _words(pieces: list[str]) -> list[str]:
 
 
 def draw_svg(layout: TreeLayout, label: str) -> str:
-    """The tree for the page; what has `data-p` is shaded by the script."""
+    """Draw the tree for the page; what has `data-p` is shaded by the script."""
     out = [
         f'<svg class="tree" role="img" aria-label="{escape(label)}" width="{layout.width:.0f}" height="{layout.height:.0f}" '
         f'viewBox="0 0 {layout.width:.0f} {layout.height:.0f}">'
