@@ -51,7 +51,7 @@ class SentenceAttention:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes that the model attends to: none for plain models."""
+        """Return the number of nodes that the model attends to: 0 for plain models."""
         return self.weights.shape[3] - self.num_leaves
 
 
@@ -84,21 +84,21 @@ class AttentionStats:
 
     @property
     def node_share(self) -> float:
-        """Nodes among the positions of all source trees: Nodes of Table 4."""
+        """Return the share of nodes among the positions of all source trees: Nodes of Table 4."""
         return self.nodes / max(1, self.leaves + self.nodes)
 
     @property
     def mean(self) -> float:
-        """Mean over layers and heads of `node_mass`: Target -> Nodes of Table 4."""
+        """Return the mean over layers and heads of `node_mass`: Target -> Nodes of Table 4."""
         return float(self.node_mass.mean())
 
     @property
     def deviation(self) -> float:
-        """Standard deviation (of the population) of `node_mass` over layers and heads."""
+        """Return the standard deviation (of the population) of `node_mass` over layers and heads."""
         return float(self.node_mass.std())
 
     def to_json(self) -> dict:
-        """Everything as numbers and lists; shares between 0 and 1."""
+        """Return everything as numbers and lists; shares between 0 and 1."""
         return {
             "targets": self.targets,
             "sentences": self.sentences,
@@ -113,7 +113,7 @@ class AttentionStats:
 
 
 def attend_examples(model: Seq2Seq, examples: Iterable[dict], *, max_tokens: int = 2048) -> Iterator[SentenceAttention]:
-    """The attention of every example that has leaves, in the order of `examples`, whose `tgt_pieces` are forced.
+    """Return the attention of every example that has leaves, in the order of `examples`, whose `tgt_pieces` are forced.
 
     The model must be in evaluation mode.
     """
@@ -137,7 +137,7 @@ def map_attention(
 
 
 def translated(run: LoadedRun, examples: list[dict], decoding: DecodingConfig | None = None) -> list[dict]:
-    """The examples with the model's own translations as `tgt_pieces`, by default with the decoding settings of the run."""
+    """Return the examples with the model's own translations as `tgt_pieces`, by default with the decoding settings of the run."""
     device = next(run.model.parameters()).device
     found = translate_examples(run.model, examples, decoding or run.config.decoding, processor=run.processor, device=device)
     return [
@@ -146,7 +146,7 @@ def translated(run: LoadedRun, examples: list[dict], decoding: DecodingConfig | 
 
 
 def run_attention(run: LoadedRun, split: str, targets: Targets = "reference") -> AttentionStats:
-    """Statistics of a trained run on a split of its data set. Raises UserError when the split is not there."""
+    """Return the statistics of a trained run on a split of its data set. Raises UserError when the split is not there."""
     check_choice("targets", targets, Targets)
     examples = read_split(run.data, "encoded", split)
     if targets == "translation":
@@ -155,12 +155,12 @@ def run_attention(run: LoadedRun, split: str, targets: Targets = "reference") ->
 
 
 def read_labels(data: AnyPath) -> list[str]:
-    """Names of node labels by id."""
+    """Return the names of node labels by id."""
     return read_names(data / "encoded" / "vocab" / "labels.txt")
 
 
 def node_heights(subtree_ends: np.ndarray) -> np.ndarray:
-    """Height of each node [N] in pre-order: 1 for one that has leaves alone below it, else one more than its highest child."""
+    """Return the height of each node [N] in pre-order: 1 above leaves alone, else one more than its highest child."""
     heights = np.ones(len(subtree_ends), dtype=np.int64)
     for node in reversed(range(len(subtree_ends))):
         child, end = node + 1, subtree_ends[node]
@@ -171,7 +171,7 @@ def node_heights(subtree_ends: np.ndarray) -> np.ndarray:
 
 
 def display_label(name: str) -> str:
-    """The name under which a label is counted."""
+    """Return the name under which a label is counted."""
     return SPLIT_WORD if name.startswith(SPLIT_WORD_PREFIX) else name
 
 
@@ -184,7 +184,7 @@ class GroupSums:
         self.even: dict = {}
 
     def add(self, keys: Iterable, attention: np.ndarray, even: float | np.ndarray) -> None:
-        """`attention` [A, H, positions] of all queries together; `even` is what each position would get, or [positions]."""
+        """Add `attention` [A, H, positions] of all queries together; `even` is what each position would get, or [positions]."""
         evens = np.broadcast_to(even, attention.shape[2])
         for index, key in enumerate(keys):
             self.positions[key] = self.positions.get(key, 0) + 1
@@ -196,7 +196,7 @@ class GroupSums:
 
 
 def collect_attention(sentences: Iterable[SentenceAttention], labels: list[str], targets: Targets) -> AttentionStats:
-    """Statistics over sentences; `labels` are the names of node labels by id."""
+    """Return the statistics over sentences; `labels` are the names of node labels by id."""
     by_label, by_height = GroupSums(), GroupSums()
     count = target_positions = leaves = nodes = 0
     on_nodes: np.ndarray | float = np.zeros((1, 1))

@@ -48,7 +48,7 @@ class EncoderStats:
     by_height: list[Group]  # leaves are height 0, a node is one higher than the highest below it
 
     def to_json(self) -> dict:
-        """Everything as numbers and lists; shares between 0 and 1."""
+        """Return everything as numbers and lists; shares between 0 and 1."""
         return {
             "sentences": self.sentences,
             "leaves": self.leaves.to_json(),
@@ -70,12 +70,12 @@ class _Sums:
 
 
 def run_encoder_attention(run: LoadedRun, split: str) -> EncoderStats:
-    """Statistics of a trained run, whose encoder `has_self_attention`. Raises UserError when the split is not there."""
+    """Return the statistics of a run, whose encoder `has_self_attention`. Raises UserError when the split is not there."""
     return collect_encoder_attention(run.model, read_split(run.data, "encoded", split), read_labels(run.data))
 
 
 def collect_encoder_attention(model: Seq2Seq, examples: Iterable[dict], labels: list[str]) -> EncoderStats:
-    """Statistics over encoded examples; `labels` are the names of node labels by id."""
+    """Return the statistics over encoded examples; `labels` are the names of node labels by id."""
     given, kept = tee(examples)
     by_label, by_height = GroupSums(), GroupSums()
     totals, count = [_Total(), _Total()], 0
@@ -103,7 +103,7 @@ def collect_encoder_attention(model: Seq2Seq, examples: Iterable[dict], labels: 
 
 
 def _sum_queries(weights: np.ndarray, allowed: np.ndarray, num_leaves: int) -> tuple[_Sums, _Sums]:
-    """Sums of the leaves and of the nodes, from weights [A, H, S, S] and from where positions may attend to, [A, S, S]."""
+    """Sum over the leaves and over the nodes, from weights [A, H, S, S] and from where positions may attend to, [A, S, S]."""
     even = (allowed / allowed.sum(axis=2, keepdims=True)).mean(axis=0)  # [S, S]
     own = weights.diagonal(axis1=2, axis2=3)  # [A, H, S]
 

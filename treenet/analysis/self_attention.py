@@ -27,7 +27,7 @@ Keep = Callable[[np.ndarray, np.ndarray, int], Kept]
 
 
 def has_self_attention(model: Seq2Seq) -> bool:
-    """Whether every layer of the encoder has self-attention whose weights can be computed here.
+    """Return whether every layer of the encoder has self-attention whose weights can be computed here.
 
     Those of relation-aware attention and of what is not attention cannot.
     """
@@ -42,7 +42,7 @@ def compute_self_weights(
     structure: TreeStructure | None = None,
     prior: Tensor | None = None,
 ) -> Tensor:
-    """softmax(Q K^T / sqrt(K)) of equations 12 to 18, for what `SelfAttention.forward` takes: [B, H, S, S]."""
+    """Compute softmax(Q K^T / sqrt(K)) of equations 12 to 18, for what `SelfAttention.forward` takes: [B, H, S, S]."""
     queries, keys, values = module.queries_keys_values(x).chunk(3, dim=2)
     if module.accumulation is not None and structure is not None:
         keys, _ = module.accumulation(x, keys, values, structure)
@@ -56,14 +56,14 @@ def compute_self_weights(
 
 
 def _attend_mask(module: SelfAttention, attend_mask: Tensor | None, structure: TreeStructure | None) -> Tensor | None:
-    """The mask that the module attends by, of a form that expands to [B, H, S, S]; None if all may attend to all."""
+    """Return the mask that the module attends by, of a form that expands to [B, H, S, S]; None if all may attend to all."""
     if attend_mask is None and module.accumulation is not None and structure is not None:
         return structure.attend_mask()[:, None]
     return attend_mask
 
 
 def encode_examples(model: Seq2Seq, examples: Iterable[dict], *, max_tokens: int = 2048) -> Iterator[np.ndarray | None]:
-    """Weights [A, H, S, S] of every example, in order; None for one without leaves.
+    """Yield the weights [A, H, S, S] of every example, in order; None for one without leaves.
 
     The model must be in evaluation mode, and `has_self_attention` of it true.
     """
@@ -73,7 +73,7 @@ def encode_examples(model: Seq2Seq, examples: Iterable[dict], *, max_tokens: int
 def reduce_examples(
     model: Seq2Seq, examples: Iterable[dict], keep: Keep[Kept], *, max_tokens: int = 2048
 ) -> Iterator[Kept | None]:
-    """What `keep` makes of every example.
+    """Return what `keep` makes of every example.
 
     It gets the weights [A, H, S, S], where each position may attend to, [A, S, S] bool, and the number of leaves.
     Results are in order; None stands for an example without leaves. Weights are held for one batch alone, so a small result
@@ -116,7 +116,7 @@ def _allowed(
     structure: TreeStructure | None = None,
     prior: Tensor | None = None,
 ) -> Tensor:
-    """[B, S, S] bool: where each position may attend to, which is the same for all heads."""
+    """Return [B, S, S] bool: where each position may attend to, which is the same for all heads."""
     mask = _attend_mask(module, attend_mask, structure)
     every = torch.ones_like(weights[:, 0], dtype=torch.bool)
     return every if mask is None else every & mask[:, 0]

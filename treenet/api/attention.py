@@ -66,7 +66,7 @@ class TreeAttention(nn.Module):
         need_weights: bool = False,
         average_attn_weights: bool = True,
     ) -> tuple[Tensor, Tensor | None]:
-        """The attended states, and the weights where `need_weights`, else None.
+        """Return the attended states, and the weights where `need_weights`, else None.
 
         Self-attention: query [B, S, D] -> [B, S, D]; key and value are left out or are the query. With `cross`: query
         [B, T, D] -> [B, T, D]; key and value are one memory [B, S, D]. Without `batch_first`, B and the positions change

@@ -38,7 +38,7 @@ class TreeEncoder(nn.Module):
         place(self, device, dtype)
 
     def forward(self, leaves: Tensor, structure: TreeStructure | None = None, nodes: Tensor | None = None) -> TreeStates:
-        """States of leaves [B, L, D], and of nodes [B, N, D], for example embeddings of `structure.labels`.
+        """Return the states of leaves [B, L, D], and of nodes [B, N, D], for example embeddings of `structure.labels`.
 
         Without `nodes`, a node begins as the mean of its leaves. States of padding are undefined. Raises UserError if the
         trees are missing, or the states do not fit them.

@@ -84,7 +84,7 @@ class Run:
         must_not_appear: Sequence[Sequence[str]] | None = None,
         **decoding: Any,
     ) -> list[str]:
-        """The best translation of every line; "" of an empty one. `decoding`: settings of the search, such as beam_size=1.
+        """Return the best translation of every line; "" of an empty one. `decoding`: settings of the search, such as beam_size=1.
 
         `prefixes` are beginnings of the translations. `must_appear` and `must_not_appear` are lists of phrases, one list a line.
         """
@@ -103,7 +103,7 @@ class Run:
         must_not_appear: Sequence[Sequence[str]] | None = None,
         **decoding: Any,
     ) -> list[list[Translation]]:
-        """The `num_best` translations of every line, best first; none of a line that could not be read.
+        """Return the `num_best` translations of every line, best first; none of a line that could not be read.
 
         With method="sampling", they are samples in the order of their numbers. Constraints are as in `translate`. Raises
         UserError for wrong settings, and for more translations than the beam holds.
@@ -140,7 +140,7 @@ class Run:
     def score(
         self, lines: Sequence[str], targets: Sequence[str], trees: Sequence[str] | None = None, **decoding: Any
     ) -> list[Translation | None]:
-        """The given translation of every line under the model; None of a line that could not be read.
+        """Score the given translation of every line under the model; None of a line that could not be read.
 
         `decoding` takes a length penalty other than that of the run. Raises UserError unless there is a target a line.
         """
@@ -155,7 +155,7 @@ class Run:
 
     @from_python()
     def attention(self, line: str, target: str | None = None, tree: str | None = None) -> SentenceWeights:
-        """Where each piece of the translation looked: of `target`, or without one of the model's own translation.
+        """Return where each piece of the translation looked: of `target`, or without one of the model's own translation.
 
         Raises UserError for a line that cannot be read or is empty, and for a model whose decoder is not that of a Transformer.
         """
@@ -188,7 +188,7 @@ class Run:
         caller: int | None = 5,
         **constraints: Sequence[str],
     ) -> list[EncodedLine]:
-        """The lines as the model reads them, and a warning about each that it does not: of the `caller`, so many calls up."""
+        """Return the lines as the model reads them. Warn at the `caller`, so many calls up, about each line that it does not."""
         columns = {"text": lines, "trees": trees, "target": targets, **constraints}
         given: dict[str, list[str]] = {}
         for column, values in columns.items():
@@ -208,14 +208,14 @@ class Run:
         return encoded
 
     def _source(self, given_trees: bool) -> LineSource:
-        """The parser and the vocabulary, loaded once."""
+        """Return the parser and the vocabulary, loaded once."""
         if given_trees not in self._sources:
             source = build_line_source(RawLineEncoder, self.loaded, given_trees=given_trees, max_pieces=self._max_leaves)
             self._sources[given_trees] = source
         return self._sources[given_trees]
 
     def _compute(self, compute: Callable[[list[dict]], Iterable[Found]], encoded: Sequence[EncodedLine]) -> list[Found | None]:
-        """`compute` of the rows that there are, back at the places of their lines."""
+        """Apply `compute` to the rows that there are, and put the results at the places of their lines."""
         found = iter(compute([line.row for line in encoded if line.row is not None]))
         return [next(found) if line.row is not None else None for line in encoded]
 
@@ -238,7 +238,7 @@ def load_run(
     device: torch.device | str | int = "cpu",
     max_leaves: int = 1000,
 ) -> Run:
-    """The translation model of a run folder, which may lie in an object store.
+    """Load the translation model of a run folder, which may lie in an object store.
 
     `checkpoint` is "averaged", the number of a step, or a folder. Lines of more than `max_leaves` pieces are not translated.
     Raises UserError when there is no such run, checkpoint or device, or when it belongs to no translation model.

@@ -35,11 +35,11 @@ class SentenceWeights:
 
     @property
     def mean(self) -> np.ndarray:
-        """The mean over layers and heads [T, S]."""
+        """Return the mean over layers and heads [T, S]."""
         return self.weights.mean((0, 1))
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """One row a weight: layer, head, target_index, target, position, name, is_node, start, end, weight.
+        """Return one row a weight: layer, head, target_index, target, position, name, is_node, start, end, weight.
 
         Raises UserError if pandas is not installed.
         """
@@ -56,7 +56,7 @@ class SentenceWeights:
 
 
 def name_positions(sentence: SentenceAttention, processor: SentencePieceProcessor, labels: list[str]) -> list[Position]:
-    """The positions of an example that a model attends to."""
+    """Return the positions of an example that a model attends to."""
     example, spans = sentence.example, sentence.example["spans"]
     pieces = [processor.id_to_piece(piece) for piece in example["leaves"]["piece"].tolist()]
     names = [labels[label] for label in example["nodes"]["label"][: sentence.num_nodes].tolist()]

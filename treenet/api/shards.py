@@ -39,7 +39,7 @@ class ShardDataset(IterableDataset):
         self._rows = sum(record.rows for record in shards.records)
 
     def __len__(self) -> int:
-        """Rows of this rank, of all its workers together."""
+        """Return the number of rows of this rank, of all its workers together."""
         first, last = self._share(*self._rank())
         return last - first
 
@@ -79,12 +79,12 @@ class Shards:
         return sum(record.rows for record in self._shards.records)
 
     def __iter__(self) -> Iterator[dict]:
-        """The rows in order, as dictionaries of NumPy arrays; views of memory-mapped files."""
+        """Return the rows in order, as dictionaries of NumPy arrays; views of memory-mapped files."""
         return iter(ShardDataset(self._shards, 0, 1))
 
     @from_python()
     def __getitem__(self, row: int) -> dict:
-        """One row. Raises IndexError for a row beyond the split."""
+        """Return one row. Raises IndexError for a row beyond the split."""
         number = range(len(self))[as_integer("a row", row)]
         for place, record in enumerate(self._shards.records):
             if number < record.rows:
@@ -97,17 +97,17 @@ class Shards:
 
     @from_python()
     def to_torch(self, rank: int | None = None, world_size: int | None = None) -> ShardDataset:
-        """An `IterableDataset` of rows. Ranks are those of `torch.distributed` unless they are given."""
+        """Return an `IterableDataset` of rows. Ranks are those of `torch.distributed` unless they are given."""
         return ShardDataset(self._shards, rank, world_size)
 
     @from_python()
     def to_arrow(self) -> pa.Table:
-        """All rows as one Arrow table with nested columns, memory-mapped."""
+        """Return all rows as one Arrow table with nested columns, memory-mapped."""
         return pa.concat_tables(shard.table() for shard in self._shards)
 
     @from_python()
     def to_ray(self) -> "ray.data.Dataset":
-        """A Ray Dataset with nested columns; tasks read the shards, so the folder must be one that all nodes see.
+        """Return a Ray Dataset with nested columns; tasks read the shards, so the folder must be one that all nodes see.
 
         Raises UserError if Ray is not installed.
         """
@@ -125,7 +125,7 @@ class Shards:
 
     @from_python()
     def to_datasets(self) -> "datasets.Dataset":
-        """A Hugging Face `datasets.Dataset`. Raises UserError if that package is not installed."""
+        """Return a Hugging Face `datasets.Dataset`. Raises UserError if that package is not installed."""
         require("datasets", "to_datasets()")
         import datasets
         from datasets.table import InMemoryTable
@@ -134,7 +134,7 @@ class Shards:
 
     @from_python()
     def to_duckdb(self, connection: "duckdb.DuckDBPyConnection | None" = None) -> "duckdb.DuckDBPyConnection":
-        """A DuckDB connection, given or new, with the views `leaves`, `nodes` and `spans` of an encoded stage.
+        """Return a DuckDB connection, given or new, with the views `leaves`, `nodes` and `spans` of an encoded stage.
 
         Raises UserError if DuckDB is not installed, and for another stage.
         """
@@ -151,7 +151,7 @@ class Shards:
 
 @from_python()
 def read_shards(data: AnyPath | str, split: str = "train", stage: str = "encoded") -> Shards:
-    """A split of the data set in folder `data`, local or in an object store.
+    """Return a split of the data set in folder `data`, local or in an object store.
 
     A shard is opened, and copied from an object store, when a row of it is read. Raises UserError when data set, stage or split
     are not there, or the first shard does not fit the index. Reading raises UserError for other shards that do not fit.

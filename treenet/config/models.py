@@ -199,13 +199,13 @@ class RelationsConfig(ArchitectureSection):
 
     @property
     def kinds(self) -> dict[str, RelationConfig]:
-        """The kinds that are not left out, by name; those on values first."""
+        """Return the kinds that are not left out, by name; those on values first."""
         kinds = {name: value for name, value in self if isinstance(value, RelationConfig)}
         return dict(sorted(((name, kind) for name, kind in kinds.items() if kind.clip), key=lambda item: not item[1].values))
 
     @property
     def read_arcs(self) -> bool:
-        """Whether dependency trees are needed."""
+        """Return whether dependency trees are needed."""
         return self.positions in ("depth", "both") or bool(self.kinds.keys() - {"sequence"}) or self.label_head == "deprel"
 
     @model_validator(mode="after")
@@ -355,12 +355,12 @@ class ModelConfig(Settings):
         return self
 
     def unread_sections(self) -> list[str]:
-        """Sections that were set, but that this architecture does not read."""
+        """Return the sections that were set, but that this architecture does not read."""
         return [name for name in self._foreign_sections() if getattr(self, name) != type(getattr(self, name))()]
 
     @property
     def layer_settings(self) -> list[str]:
-        """Settings of Transformer layers, beside sizes and dropout, that were set."""
+        """Return the settings of Transformer layers, beside sizes and dropout, that were set."""
         return [name for name in _LAYER_SETTINGS if getattr(self, name) != type(self).model_fields[name].default]
 
     @model_serializer(mode="wrap")

@@ -37,10 +37,10 @@ class SamplingConfig(Settings):
 
     @property
     def has_noise(self) -> bool:
-        """Whether source words move, are left out or become unknown."""
+        """Return whether source words move, are left out or become unknown."""
         return bool(self.shuffle_distance or self.word_dropout or self.word_mask)
 
     @property
     def is_off(self) -> bool:
-        """Whether training reads the examples as they are."""
+        """Return whether training reads the examples as they are."""
         return not (self.bpe_dropout or self.has_noise)

@@ -43,7 +43,7 @@ RateFactor = Annotated[float, Field(ge=0, le=1000)]
 
 
 def flatten(values: Mapping, prefix: str = "") -> dict[str, object]:
-    """Nested settings as dotted keys."""
+    """Return nested settings as dotted keys."""
     flat: dict[str, object] = {}
     for key, value in values.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -94,7 +94,7 @@ class CorpusConfig(Settings):
 
     @model_serializer(mode="wrap")
     def _leave_out_the_other_form(self, dump: SerializerFunctionWrapHandler) -> dict:
-        """The settings as a run of an earlier version records them, or without what only such runs have."""
+        """Return the settings as a run of an earlier version records them, or without what only such runs have."""
         unused = "examples" if self.file is not None else "file"
         return {name: value for name, value in dump(self).items() if name != unused}
 
@@ -356,7 +356,7 @@ class TrainConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _choose_precision(cls, values: Any) -> Any:
-        """On CPUs `auto` has one meaning; on GPUs it is found out where the run begins."""
+        """Give `auto` its one meaning on CPUs; on GPUs it is found out where the run begins."""
         if isinstance(values, dict) and not values.get("use_gpu") and values.get("precision", "auto") == "auto":
             return {**values, "precision": "float32"}
         return values
@@ -402,7 +402,7 @@ class TrainConfig(Settings):
         return self
 
     def with_absolute_paths(self, folder: Path | None = None) -> Self:
-        """The settings with absolute paths of data set and initial weights, for other working folders and other machines.
+        """Return the settings with absolute paths of data set and initial weights, for other working folders and other machines.
 
         Relative paths start at `folder`, by default the working folder.
         """
@@ -413,7 +413,7 @@ class TrainConfig(Settings):
         return self.model_copy(update={"data": absolute(self.data), "init": self.init and absolute(self.init)})
 
     def lasting(self) -> dict[str, object]:
-        """The settings that all commands on one run folder have in common, as dotted keys."""
+        """Return the settings that all commands on one run folder have in common, as dotted keys."""
         return {key: value for key, value in flatten(self.model_dump(mode="json")).items() if not is_below(key, MAY_CHANGE)}
 
 

@@ -257,7 +257,7 @@ class _Follow:
 
 
 def _no_rank_runs(mirror: RunMirror) -> bool:
-    """Whether rank 0 does not write. A run in a store has its lock on the machine of rank 0, so this returns False."""
+    """Return whether rank 0 does not write. A run in a store has its lock on the machine of rank 0, so this returns False."""
     if isinstance(mirror.out, RemotePath) or not (place := mirror.folder / "checkpoints").is_dir():
         return not isinstance(mirror.out, RemotePath)
     try:

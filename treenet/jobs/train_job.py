@@ -113,7 +113,7 @@ def train_job(
 
 @contextmanager
 def _updates_noted(record: Recorder, run_dir: Path) -> Iterator[None]:
-    """The last checkpoints before and after the training, however it ends."""
+    """Note the last checkpoints before and after the training, however it ends."""
 
     def last_step() -> int:
         return max(map(checkpoint_step, checkpoint_folders(run_dir)), default=0)
@@ -127,7 +127,7 @@ def _updates_noted(record: Recorder, run_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def stop_on_sigterm(stop_file: Path) -> Iterator[None]:
-    """SIGTERM makes `stop_file`, which rank 0 looks for at every step. Touching the file by hand does the same."""
+    """Let SIGTERM make `stop_file`, which rank 0 looks for at every step. Touching the file by hand does the same."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

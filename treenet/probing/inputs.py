@@ -70,7 +70,7 @@ class ProbeInputs:
 
     @property
     def num_rows(self) -> int:
-        """The number of rows, n + k."""
+        """Return the number of rows, n + k."""
         return len(self.word_of_leaf) + len(self.copies)
 
     def batches(self) -> list[np.ndarray]:

@@ -44,7 +44,7 @@ class Probe:
 
     @property
     def place(self) -> tuple:
-        """The sort key of its result."""
+        """Return the sort key of its result."""
         return PROBE_TASKS.index(self.task), STATES.index(self.states), self.layer, self.of
 
 

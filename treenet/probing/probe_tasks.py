@@ -29,11 +29,11 @@ class ProbeTask:
 
     @property
     def empty(self) -> bool:
-        """Whether the task is trivial: it has one class, or a split without examples."""
+        """Return whether the task is trivial: it has one class, or a split without examples."""
         return len(np.unique(self.labels["train"])) < 2 or not all(len(one) for one in self.labels.values())
 
     def majority(self, split: str) -> float:
-        """The accuracy of a constant prediction, the most frequent class of train."""
+        """Return the accuracy of a constant prediction, the most frequent class of train."""
         most = np.bincount(self.labels["train"], minlength=len(self.classes)).argmax()
         return float((self.labels[split] == most).mean()) if len(self.labels[split]) else 0.0
 

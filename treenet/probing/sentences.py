@@ -54,7 +54,7 @@ def keys(ids: np.ndarray, *salts: int | np.ndarray) -> np.ndarray:
 
 
 def has_arcs(data: AnyPath) -> bool:
-    """Whether the data set has dependencies of the side that models read."""
+    """Return whether the data set has dependencies of the side that models read."""
     return "arcs" in read_index(data / "encoded").get("columns", [])
 
 

@@ -113,5 +113,5 @@ def _set_linear(into: Any, linear: nn.Linear) -> None:
 
 
 def _array(value: Tensor) -> np.ndarray:
-    """A copy, since quantisation changes arrays in place."""
+    """Return a copy, since quantisation changes arrays in place."""
     return value.detach().numpy().copy()

@@ -109,7 +109,7 @@ class Guard:
             self.waiting -= 1
 
     def _check_name(self, scope: Message) -> None:
-        """Without a token, a page of another site must not reach the server by a name that leads here."""
+        """Refuse other names if there is no token: a page of another site must not reach the server by a name that leads here."""
         if self._token is not None:
             return
         try:

@@ -124,7 +124,7 @@ def _check_tabs(phrase: str) -> str:
 
 
 def request_model(settings: ServeSettings, beam_size: int) -> type[_Request]:
-    """The model of a request with the limits of `settings`. `beam_size` is the largest number of translations."""
+    """Return the model of a request with the limits of `settings`. `beam_size` is the largest number of translations."""
 
     def check_words(line: str) -> str:
         if (words := len(line.split())) > settings.line_words:
@@ -149,6 +149,6 @@ def request_model(settings: ServeSettings, beam_size: int) -> type[_Request]:
 
 
 def _constraint(of_line: Any, description: str) -> tuple[Any, Any]:
-    """The type of a constraint and its field. It has one value for each line of the request."""
+    """Return the type of a constraint and its field. It has one value for each line of the request."""
     values = Annotated[list[of_line] | None, AfterValidator(_one_a_line)]
     return values, Field(None, description=f"{description}, one entry for each line")

@@ -20,9 +20,9 @@ class Serving(Protocol):
     beam_size: int
 
     async def ask(self, question: Question) -> bytes:
-        """The answer as JSON. Raises ReplicaLost or NoAnswer."""
+        """Return the answer as JSON. Raises ReplicaLost or NoAnswer."""
         ...
 
     def running(self) -> int:
-        """Replicas that run now."""
+        """Return the number of replicas that run now."""
         ...

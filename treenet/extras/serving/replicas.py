@@ -48,7 +48,7 @@ class _Replica:
         self._answer_batch = in_batches(self._answer_all)
 
     def describe(self) -> tuple[str, int, str]:
-        """(what translates, size of its beam, error): the error is empty, or all else."""
+        """Return (what translates, size of its beam, error): the error is empty, or all else."""
         return (self._translator.name, self._translator.beam_size, "") if self._translator else ("", 0, self._error)
 
     async def answer(self, question: Question) -> bytes | str:
@@ -76,7 +76,7 @@ class Replicas:
         self._handle, self._application, self.name, self.beam_size = handle, application, name, beam_size
 
     async def ask(self, question: Question) -> bytes:
-        """The answer as JSON. Raises ReplicaLost if the replica died meanwhile, NoAnswer if the model failed."""
+        """Return the answer as JSON. Raises ReplicaLost if the replica died meanwhile, NoAnswer if the model failed."""
         response = self._handle.answer.remote(question)
         try:
             answer = await response
@@ -92,7 +92,7 @@ class Replicas:
         return answer
 
     def running(self) -> int:
-        """Replicas that run now."""
+        """Return the number of replicas that run now."""
         with suppress(KeyError):
             states = serve.status().applications[self._application].deployments[_DEPLOYMENT].replica_states
             return sum(count for state, count in states.items() if state == "RUNNING")
@@ -101,7 +101,7 @@ class Replicas:
 
 @contextmanager
 def start_replicas(settings: ServeSettings, run: AnyPath) -> Iterator[Serving]:
-    """Replicas that answer until the context ends, on a cluster or on this machine.
+    """Start replicas that answer until the context ends, on a cluster or on this machine.
 
     Raises UserError if the run cannot be loaded, or if the cluster has fewer CPUs or GPUs than replicas.
     """

@@ -51,17 +51,17 @@ class SentenceTranslator:
 
     @property
     def beam_size(self) -> int:
-        """The largest number of translations of a line."""
+        """Return the largest number of translations of a line."""
         beam_size, most = self._decoding.beam_size, self._decoding.most_translations
         return beam_size if most is None else min(beam_size, most)
 
     @property
     def name(self) -> str:
-        """The architecture and the checkpoint."""
+        """Return the architecture and the checkpoint."""
         return f"{self._run.config.model.name} {self._run.checkpoint}"
 
     def answer(self, questions: Sequence[Question]) -> list[bytes | str]:
-        """The answer to each question as JSON, or why there is none. What fails with a batch is tried again one by one."""
+        """Return the answer to each question as JSON, or why there is none. What fails with a batch is tried again one by one."""
         try:
             return [answer.model_dump_json().encode() for answer in self._answer_all(questions)]
         except (UserError, RuntimeError, MemoryError) as error:
@@ -144,7 +144,7 @@ class SentenceTranslator:
         )
 
     def _attention(self, row: dict, target: Sequence[int]) -> Attention:
-        """Line by line: weights of all layers and heads take memory."""
+        """Compute the attention line by line: weights of all layers and heads take memory."""
         pieces = np.array(target, dtype=np.int32)
         [found] = attend_examples(self._run.model, [{**row, "tgt_pieces": pieces}])
         weights = found.weights.mean((0, 1)).round(_DIGITS).tolist()  # [T, S]

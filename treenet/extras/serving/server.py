@@ -45,7 +45,7 @@ def serve_run(settings: ServeSettings, run: AnyPath) -> None:
 
 
 def build_config(settings: ServeSettings, entrance: Guard) -> uvicorn.Config:
-    """The settings of uvicorn, with limits for connections and for slow clients."""
+    """Return the settings of uvicorn, with limits for connections and for slow clients."""
     return uvicorn.Config(
         entrance,
         http=partial(TimedProtocol, client_s=settings.timeout_s),  # type: ignore[arg-type]  # it also bounds the bytes of headers

@@ -53,7 +53,7 @@ class ServeSettings(Settings):
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine reaches the server."""
+        """Return whether only this machine reaches the server."""
         if self.host == "localhost":
             return True
         try:
@@ -63,7 +63,7 @@ class ServeSettings(Settings):
 
 
 def read_token(settings: ServeSettings) -> str | None:
-    """The token that clients must send; None if the server is local and no token is set.
+    """Return the token that clients must send; None if the server is local and no token is set.
 
     Raises UserError if a token is missing, cannot be read, or is too short.
     """
