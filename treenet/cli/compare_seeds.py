@@ -7,7 +7,7 @@ FILE.yaml is a configuration of workflows/train_classifier.py with a `grid` of s
 COMPARISON/cells. COMPARISON/ledger.json has the state of every cell: done, running or failed.
 
 The same command continues: it runs missing and failed cells. A larger grid adds cells. At the end, the command prints a table and
-writes COMPARISON/comparison.json. From three seeds on, the table has statistical tests.
+writes COMPARISON/comparison.json. The table has statistical tests from three seeds on.
 """
 
 from collections.abc import Sequence

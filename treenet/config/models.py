@@ -279,7 +279,7 @@ class TreeRegConfig(ArchitectureSection):
     )
 
 
-# Of more, a model takes minutes to be made, however small they are.
+# A model of more layers takes minutes to be made, however small they are.
 Layers = Annotated[int, Field(gt=0, le=200)]
 
 

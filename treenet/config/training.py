@@ -420,5 +420,5 @@ class TrainConfig(Settings):
 # May change between two commands on one run folder: none of them changes what a step computes. The data set may move; its
 # fingerprint may not change.
 MAY_CHANGE = keys_with(TrainConfig, Effect.NONE, Effect.PROGRESS)
-# Of two runs that differ in these alone, both are the same experiment.
+# Two runs that differ in these alone are the same experiment.
 OPERATIONAL = keys_with(TrainConfig, Effect.NONE)

@@ -42,7 +42,7 @@ def share_of_cells(counts: SizeCounts, fraction: float, window: int, seed: int |
 def choose_in_cells(
     leaves: np.ndarray, tgt_pieces: np.ndarray, example_ids: np.ndarray, fraction: float, window: int, seed: int | None = None
 ) -> np.ndarray:
-    """Choose the share [n] of the rows of a window: of each size the rows with the smallest hashes, `share_of_cells` many.
+    """Choose the share [n] of the rows of a window: the rows with the smallest hashes of each size, `share_of_cells` many.
 
     A smaller fraction chooses a subset of a larger one with the same `seed`.
     """

@@ -71,7 +71,7 @@ def _kept(drawn: np.ndarray, dropout: float, fixed: np.ndarray, words: np.ndarra
 
 
 def _without_places(trees: FlatTrees, kept: np.ndarray) -> FlatTrees:
-    """Return the trees over the kept words. Nodes without words go. Of nodes that now span the same words, the lowest stays."""
+    """Return the trees over the kept words. Nodes without words go. The lowest of nodes that now span the same words stays."""
     before = edges_of(kept.astype(np.int64))
     starts, ends = before[trees.starts], before[trees.ends]
     there = np.flatnonzero(starts < ends)

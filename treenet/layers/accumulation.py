@@ -104,7 +104,7 @@ class HierarchicalAccumulation(nn.Module):
         return leaf_weights.index_select(1, branches.leaf) / (count * branches.length)
 
     def _weigh_leaves(self, states: Tensor) -> Tensor:
-        """Return w = L u of all positions [B, S, W]. To drop those of the nodes is cheaper than to slice the states."""
+        """Return w = L u of all positions [B, S, W]. Dropping those of the nodes is cheaper than slicing the states."""
         return states @ self.leaf_weight.to(states.dtype)
 
     def _embed(self, weights: Tensor, pair_weights: Tensor, structure: TreeStructure) -> Tensor:

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-# Of queries, keys and values, as in torch.nn.MultiheadAttention and fairseq. With 1, a small model learns to read the
+# The gain of queries, keys and values in torch.nn.MultiheadAttention and fairseq. If it is 1, a small model learns to read the
 # source about a third later.
 ATTENTION_GAIN = 2**-0.5
 

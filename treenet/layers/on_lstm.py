@@ -25,7 +25,7 @@ class OnLSTM(nn.Module):
         """Raise UserError if the chunks do not fill the states."""
         super().__init__()
         if d_hidden % chunk_size or d_hidden == chunk_size:
-            # With one chunk, the master gates are 1 and 0 for any input, so all states are 0.
+            # The master gates of a single chunk are 1 and 0 for any input, so all states are 0.
             raise UserError(
                 "chunk_size of an ON-LSTM (model.hybrid, model.phrases) must divide its width "
                 f"{d_hidden}, and be smaller, but is {chunk_size}"

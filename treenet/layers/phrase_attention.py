@@ -71,7 +71,7 @@ class PhraseAttention(nn.Module):
         tags = [0] * len(phrases.ngrams) + [num_tags if phrases.tag_loss else 0] * len(phrases.levels)
         self.num_leaf_heads = config.num_heads - len(tags)
         self.queries = build_linear(d_model, d_model, gain=ATTENTION_GAIN)
-        # With the spread that they would have among the keys and values of all heads.
+        # The weights get the spread that they would have among the keys and values of all heads.
         gain = ATTENTION_GAIN * ((1 + self.num_leaf_heads / self.num_heads) / 2) ** 0.5
         self.keys_values = build_linear(d_model, self.num_leaf_heads * d_head, num_blocks=2, gain=gain)
         self.memories = nn.ModuleList([PhraseMemory(d_model, d_head, phrases, one) for one in tags])

@@ -13,7 +13,7 @@ from treenet.report.report_runs import ReportRun, own_index
 from treenet.runs.metrics_log import best_validation
 from treeproc.common.settings import differences
 
-# Of sections that a run does not record: its architecture does not read them.
+# The values of sections that a run does not record: its architecture does not read them.
 _DEFAULTS = {
     f"model.{name}.{key}": value
     for name, section in ModelConfig()

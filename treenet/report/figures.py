@@ -26,7 +26,7 @@ INK, FAINT, LINE, LEAF, NODE = "#1d2026", "#6b7078", "#d9d7d0", "#4f9bc6", "#eb9
 _VARIABLES = {INK: "ink", FAINT: "faint", LINE: "line", **{color: f"s{i}" for i, color in enumerate(SERIES)}, "#ffffff": "page"}
 # For scripts that DejaVu lacks, where they are installed.
 _MORE_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Droid Sans Fallback", "Noto Sans Devanagari")
-# Of a chart on a phone: its width in inches, the characters of an axis label on a line, and ticks of the x axis.
+# A chart on a phone: its width in inches, the characters of an axis label on a line, and ticks of the x axis.
 _NARROW, _NARROW_LABEL, _NARROW_TICKS = 3.4, 44, 4
 # Labels with less attention than those in the picture go together.
 _MOST_LABELS = 12

@@ -23,7 +23,7 @@ AttentionPath = Literal["one", "two", "window"]
 
 CHUNK = 64
 WINDOW = 64
-# From this number of positions of a tree, a path is fastest for forward and backward (one CPU thread, D = 512, 8 heads).
+# A path is fastest for forward and backward from this number of positions of a tree (one CPU thread, D = 512, 8 heads).
 TWO_FROM_POSITIONS = 320
 WINDOW_FROM_POSITIONS = 480
 
@@ -101,7 +101,7 @@ def build_attend_mask(table: SpanTable) -> np.ndarray:
 def _bias(attend: np.ndarray) -> np.ndarray:
     """Return the bias that attention adds to scores, made once per batch.
 
-    From a bool mask, PyTorch would make it at every call.
+    PyTorch would make it from a bool mask at every call.
     """
     bias = attend.astype(np.float32)
     bias -= 1

@@ -18,7 +18,7 @@ from treenet.structure.span_table import SpanTable, expand
 
 # Summing E rows one by one takes as long as a dense product of about 8 E cells (one CPU thread, D = 512).
 SPARSE_BELOW_DENSITY = 1 / 8
-# From this mean branch length, horizontal rows are summed along paths, not listed one by one: in chains of 50 and more.
+# Horizontal rows are summed along paths, not listed one by one, from this mean branch length: in chains of 50 and more.
 PATHS_FROM_HEIGHT = 16
 
 

@@ -48,7 +48,7 @@ def read_bracketed(trees: Sequence[str], *, collapse_unary: bool) -> list[Number
 
 
 def read_spans(trees: Sequence[Sequence[Span]], num_leaves: Sequence[int] | None) -> list[NumberedTree]:
-    """Read nodes of each tree in any order; of equal spans the first is the upper one.
+    """Read nodes of each tree in any order; the first of equal spans is the upper one.
 
     Without `num_leaves` a tree ends with its last span. Raises UserError unless spans are two integers, and perhaps a label. It
     also does so for a span outside of its tree or across another.

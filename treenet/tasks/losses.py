@@ -11,7 +11,7 @@ from treenet.layers.compiled import CompiledOnGpu
 from treeproc.shards.schema import PAD_ID
 
 # Number of tokens whose logits are computed at once. On CPUs it is the fastest of 64 to 1,024 at 10,000 to 32,000 pieces.
-# On GPUs it keeps them busy. With fewer, passes over the gradient of the table would cost more than those over logits.
+# It keeps GPUs busy. If there were fewer, passes over the gradient of the table would cost more than those over logits.
 _ROWS = 256
 _LOGITS_GPU = 2**26
 # Scales gradients of logits in float16. Most would be 0, or rounded to a bit or two: probabilities of 1 / 32,000 and less.
@@ -44,7 +44,7 @@ def score_chunk(
     odds = logits.sub_(top).exp_()
     total = odds.sum(1, keepdim=True)
     normaliser = top + total.log()
-    # With z the logits, -log p_i = logsumexp(z) - z_i. This needs no tensor of log-probabilities.
+    # The logits are z: -log p_i = logsumexp(z) - z_i. This needs no tensor of log-probabilities.
     nll = normaliser - score
     loss = ((1 - smoothing) * nll + smoothing * (normaliser - mean)).sum()
     if not with_grad:

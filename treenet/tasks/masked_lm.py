@@ -1,6 +1,6 @@
 """Masked language models: encoders that predict hidden pieces.
 
-Of a text with n pieces, max(1, round(rate * n)) are predicted. This number depends only on the length, so the targets of a batch
+They predict max(1, round(rate * n)) of the n pieces of a text. This number depends only on the length, so the targets of a batch
 can be counted without reading it. The choice of pieces and their replacements follow only from (seed, step, example, position).
 They do not depend on batch-mates, workers or resume. Shapes: B batch, L leaves.
 """
@@ -68,7 +68,7 @@ def count_masked(lengths: np.ndarray, rate: float) -> np.ndarray:
 def mask_pieces(batch: MaskedBatch, config: MaskedLMConfig, mask_id: int, seed: int) -> MaskedBatch:
     """Return the batch, on a CPU, with targets and with masked leaves; `mask_id` is one past the last piece.
 
-    Of the predicted pieces, the share `config.mask` is masked, and the share `config.random` becomes any normal piece. The rest
+    The share `config.mask` of the predicted pieces is masked, and the share `config.random` becomes any normal piece. The rest
     stays.
     """
     pieces, padding = batch.leaf_pieces.numpy(), batch.leaf_pad_mask.numpy()

@@ -5,7 +5,7 @@ import reprlib
 
 from treeproc.common.command_names import as_called
 
-# With the word that goes before it, a message is a line of at most 500 characters.
+# A message and the word that goes before it are a line of at most 500 characters.
 MOST_CHARACTERS = 480
 # User and password of a URI, up to the last @ of a word; and its query, which may hold a token.
 _CREDENTIALS = re.compile(r"(?<=://)[^\s'\"]*@")

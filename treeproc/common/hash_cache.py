@@ -66,7 +66,7 @@ class KnownHashes:
             self._changed = True
 
     def save(self) -> None:
-        """Write what is new, for the commands to come. Of two processes that do, the later one counts."""
+        """Write what is new, for the commands to come. If two processes do, the later one counts."""
         if not self._changed:
             return
         try:

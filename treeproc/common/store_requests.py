@@ -29,7 +29,7 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.2, 20.0
 _UNREACHED_S = 15.0
 _PART_WAIT_S = 0.025  # Arrow waits so long before it sends a part again, then twice as long each time
 
-# Of the environment, by the scheme of a URI: where a store is, and who asks it.
+# Variables of the environment, by the scheme of a URI: where a store is, and who asks it.
 VARIABLES = {
     "s3": "AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE or keys",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 CONSTRAINTS = ("prefix", "must_appear", "must_not_appear")  # columns of an encoded row
-# Of a line. A search holds a table of the forbidden strings, and the state of each phrase for each of its hypotheses.
+# Limits of a line. A search holds a table of the forbidden strings, and the state of each phrase for each of its hypotheses.
 MOST_BYTES, MOST_PHRASES = 1000, 50
 
 

@@ -74,7 +74,7 @@ class GivenTrees:
 
 
 def _labels_by_span(parsed: ParsedLine) -> dict[tuple[int, int], str]:
-    """Return the label of every span of a parse; of a unary chain, the lowest label."""
+    """Return the label of every span of a parse: the lowest label of a unary chain."""
     out, first = {}, 0
     for text in parsed.trees:
         words, _, tree = read_brackets(text)

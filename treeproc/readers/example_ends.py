@@ -1,7 +1,7 @@
 """Where examples end in the bytes of a file: at a line end, at the last bracket of a tree, or at the blank line after a sentence.
 
 A task looks at some chunks of a file, without the chunks before them. `join` puts the findings of all chunks together. It gives
-the number of ends in each chunk, and the state at its start. From both, `find` reaches the start of any example.
+the number of ends in each chunk, and the state at its start. `find` reaches the start of any example from these two.
 """
 
 from collections.abc import Callable, Iterator, Sequence

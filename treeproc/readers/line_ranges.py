@@ -1,7 +1,7 @@
 """Ranges of the examples of plain files and objects. The start of example n is known without reading all examples before it.
 
 A first pass counts the ends of examples in every chunk of a file. The reader of a range seeks to the chunk in which the range
-begins, and skips the ends before it. Of lines, `read_range` returns the same as `read_lines`, with the same messages.
+begins, and skips the ends before it. `read_range` of lines returns the same as `read_lines`, with the same messages.
 """
 
 import io
@@ -156,7 +156,7 @@ def read_examples(pieces: Sequence[Piece], read: Callable[[Iterator[str], str], 
                 raise _changed(piece)
         except ObjectChanged:
             raise _changed(piece) from None
-        # Of an object, every chunk was compared with the stamp when it was read.
+        # Every chunk of an object was compared with the stamp when it was read.
         if left or (isinstance(path, Path) and stamp_of(path) != _stamp(piece)):
             raise _changed(piece)
 

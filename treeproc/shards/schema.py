@@ -117,7 +117,7 @@ FULL_ENCODED_SCHEMA = _schema(
 )
 
 
-# Of parallel text.
+# Columns of parallel text.
 ENCODED_SCHEMA = select(FULL_ENCODED_SCHEMA, ("leaves", "nodes", "spans", "tgt_pieces"))
 
 # One row per example of the data set, ordered by split, shard and row: enough to plan batches.

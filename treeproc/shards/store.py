@@ -3,7 +3,7 @@
 A shard counts as written when its sidecar `.json` is there: the shard is written to a temporary
 file, synced, renamed, and only then its sidecar the same way. `index.json` merges the sidecars of
 a finished stage. A process killed at any moment leaves finished shards and temporary files behind,
-never half a shard. Of more than 8,192 shards, `index.json` names parts, files that hold the
+never half a shard. `index.json` of more than 8,192 shards names parts, files that hold the
 records. Objects are read through a local copy (`treeproc.common.cache`).
 """
 

@@ -8,7 +8,7 @@ from treeproc.shards.ragged import edges_of
 def window_bounds(shard_rows: np.ndarray, window_rows: int) -> np.ndarray:
     """Return the first shards of windows, and the number of shards [windows + 1]. There is one window where all rows fit.
 
-    Of n rows there are ceil(n / window_rows) windows of about the same size, which end where a shard ends: they may be larger
+    The n rows have ceil(n / window_rows) windows of about the same size, which end where a shard ends: they may be larger
     by half a shard. A shard that is larger than a window is a window alone.
     """
     edges = edges_of(shard_rows)

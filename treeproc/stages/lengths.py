@@ -1,6 +1,6 @@
 """The sizes of all encoded rows in one file, so that planning batches opens no shard, and how often each occurs in another.
 
-Of many rows, tasks make the record batches, each those of some shards. A task leaves them in a file beside the shards, and this
+Tasks make the record batches of many rows, each those of some shards. A task leaves them in a file beside the shards, and this
 process copies them in order.
 """
 

@@ -92,7 +92,7 @@ def learn_pieces(
     """Return up to `most` new pieces of byte-pair encoding, in the order of their merges.
 
     `sequences` are words as symbols, with counts. The next piece joins the most frequent pair of neighbours for which `may_join`
-    holds; of equal ones, it is the first in the order of code points. A pair that makes a known piece joins at once, because
+    holds; it is the first of equal ones in the order of code points. A pair that makes a known piece joins at once, because
     sentencepiece joins it too.
     """
     learner = _Learner(sequences, set(known), may_join)

@@ -6,7 +6,7 @@ from treeproc.common.settings import UserError, differences, read_yaml
 from treeproc.common.storage import AnyPath, as_path
 from treeproc.shards.store import read_index, stage_folder
 
-# Of the reading of its files and of the parse, which the folder of its text and parsed stage knows; and of the encoding.
+# Settings of the reading of files and of the parse, which the folder of the text and parsed stage knows; and of encoding.
 _OF_TEXT = ("format", "tokenized", "normalization", "labels", "parser", "target_parser")
 _OF_ENCODING = ("subwords", "tree")
 # Settings of trees that make a control of the same words: scores are known for what they are.

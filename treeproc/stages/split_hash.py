@@ -1,6 +1,6 @@
 """The hash of a split, as `scan` computes it, from the files that the blocks of its examples leave.
 
-Of formats with trees or words, `scan` also hashes the columns that no key covers. A block leaves them in a file, and the driver
+`scan` also hashes the columns of trees and words, which no key covers. A block leaves them in a file, and the driver
 hashes the files in order.
 """
 

@@ -235,7 +235,7 @@ class TextWriter:
             chosen = choose(islice(examples, size), split)
             if len(chosen.rows) + len(chosen.dropped) != size:
                 raise UserError(f"splits.{split}: the files changed while they were read; run the same command again")
-            # Of finished shards too: the notices about all lines are not in the shards.
+            # Finished shards count too: the notices about all lines are not in the shards.
             self.notices.tell(split, chosen)
             if self.dropped is not None:
                 self.dropped.write(dropped_lines(self.inputs, split, chosen))

@@ -86,8 +86,8 @@ def _with_targets(rows: Iterator[dict], lines: Iterator[str]) -> Iterator[dict]:
 class CheckBlock:
     """Checks the lines of a block, and leaves the keys of its examples, and their columns that no key covers.
 
-    Returns the number of examples, or the message about the first bad line. Of train, the keys are left by partition too where
-    duplicates are looked for; of other splits, the keys that examples of train may not have.
+    Returns the number of examples, or the message about the first bad line. It leaves the keys of train by partition too where
+    duplicates are looked for, and of other splits the keys that examples of train may not have.
     """
 
     def __init__(self, work: AnyPath, inputs: Inputs, filters: FilterConfig, partitions: int):

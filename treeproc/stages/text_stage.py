@@ -147,7 +147,7 @@ class TextStage:
 
 
 def _remove_others(folder: AnyPath, records: PackedRecords) -> None:
-    """Remove shards that a killed job wrote of other inputs: of another number of examples, they have other names."""
+    """Remove shards that a killed job wrote of other inputs: their number of examples gave them other names."""
     names = {Path(record.name).stem for record in records}
     others = [path for kind in ("arrow", "json") for path in folder.glob(f"*-of-*.{kind}") if Path(path.name).stem not in names]
     for path in others:

@@ -10,7 +10,7 @@ Rules and thresholds were measured; docs/preprocessing.md has the table. Shares 
 
 The tokenised text is IWSLT'14, WMT'14, Multi30k lc.norm.tok and SST. The plain text is Tatoeba, Multi30k, Europarl, news, and UD
 treebanks of English, German, French and Spanish. In the UD treebanks, at most 0.4 % of the single sentences look like several.
-Of two sentences that are joined, 84 to 98 % look like several.
+Two sentences that are joined look like several in 84 to 98 % of the cases.
 """
 
 import re

@@ -63,7 +63,7 @@ _PHRASES = {
 PHRASE_LABELS = tuple(dict.fromkeys([UNANALYSED, "S", "SBAR", "PRN", *_PHRASES.values()]))
 _NOMINAL = ("NOUN", "PROPN", "PRON", "NUM", "SYM")
 _SUBJECTS = ("nsubj", "csubj", "expl")
-# With these relations to its governor, a single noun is also a phrase.
+# A single noun that has one of these relations to its governor is also a phrase.
 _ARGUMENTS = (
     *("nsubj", "obj", "iobj", "obl", "nmod", "vocative", "expl", "dislocated"),
     *("conj", "appos", "parataxis", "list", "discourse"),
@@ -190,20 +190,20 @@ def _layers(words: _Words) -> np.ndarray:
     clause = (verb | words.heads_with((*_SUBJECTS, "cop")))[heads]
     verb, adjective = verb[heads], (tags == "ADJ")[heads]
 
-    # Of nouns and other words that are no predicate.
+    # Dependents of nouns and other words that are no predicate.
     layer = np.where(left, _CORE, _MODIFIERS)
     layer[~left & np.isin(relation, ("flat", "fixed", "compound", "goeswith", "nummod"))] = _CORE
-    # Of predicates that are no verb: dependents of the noun or adjective are nearer than those of the clause.
+    # Predicates that are no verb: dependents of the noun or adjective are nearer than those of the clause.
     inner = ("det", "amod", "nummod", "compound", "flat", "fixed", "goeswith", "nmod")
     right_inner = np.isin(relation, (*inner, "acl", "appos")) | (adjective & np.isin(relation, ("obl", "xcomp", "ccomp")))
     is_inner = np.where(left, np.isin(relation, inner) | ((relation == "advmod") & (tag != "PART")), right_inner)
     predicate = clause & ~verb
     layer[predicate & ~is_inner & ~left] = _PREDICATE
     layer[predicate & ~is_inner & left] = _CLAUSE
-    # Of verbs.
+    # Dependents of verbs.
     layer[verb & (~left | np.isin(relation, ("advmod", "compound")))] = _PREDICATE
     layer[verb & left & ~np.isin(relation, ("advmod", "compound"))] = _CLAUSE
-    # Of all.
+    # Dependents of all words.
     layer[clause & left & np.isin(relation, _SUBJECTS)] = _CLAUSE
     layer[np.isin(relation, ("aux", "cop")) | (clause & left & (relation == "advmod") & (tag == "PART"))] = _AUXILIARIES
     layer[(relation == "case") & (left | (tag == "ADP"))] = _CASE

@@ -264,7 +264,7 @@ def binarise(trees: FlatTrees, num_leaves: int, side: str) -> FlatTrees:
 
 def _lowest_nodes(trees: FlatTrees, num_leaves: int) -> np.ndarray:
     """Return the lowest node over every leaf [W]; -1 if there is none."""
-    # From the last node that starts at or before a leaf, climb to the first node that reaches beyond the leaf.
+    # Climb from the last node that starts at or before a leaf to the first node that reaches beyond the leaf.
     parents = trees.parents()
     leaf = np.arange(num_leaves)
     node = np.searchsorted(trees.starts, leaf, side="right") - 1

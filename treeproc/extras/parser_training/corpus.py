@@ -113,7 +113,7 @@ class Treebank:
     def lower_cased(self, share: float) -> "Treebank":
         """Return the same sentences in lower case, in the same splits.
 
-        Of train it takes this share, chosen by a hash of the words.
+        It takes this share of train, chosen by a hash of the words.
         """
 
         def chosen(split: str, items: list) -> list:

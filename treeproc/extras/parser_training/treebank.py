@@ -1,7 +1,7 @@
 """Treebanks in one normal form, ready to train and score parsers.
 
-Trees have no function tags, co-indices and traces, and no phrases that are empty without them. One ROOT is on top. Of two nodes
-with one label over the same leaves (a trace leaves these in adjunction), one stays. If treebanks write the same thing in two
+Trees have no function tags, co-indices and traces, and no phrases that are empty without them. One ROOT is on top. One of two
+nodes with one label over the same leaves stays (a trace leaves these in adjunction). If treebanks write the same thing in two
 ways, a `Notation` unifies them.
 """
 
