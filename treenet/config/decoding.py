@@ -78,7 +78,7 @@ class DecodingConfig(Settings):
 
     @model_serializer(mode="wrap")
     def _leave_out_what_is_not_read(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The settings without defaults that the method does not read, and those that earlier runs do not record either."""
+        """Leave out defaults that the method does not read, and those that earlier runs do not record either."""
         idle = self._unread()
         if self.method == "beam":
             idle |= {"method", "coverage_penalty", "diversity_groups"}

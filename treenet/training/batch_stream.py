@@ -63,7 +63,7 @@ class TrainingData:
 
 
 def plan_batches(config: TrainConfig, source: ExampleSource) -> BatchPlan:
-    """The plan of a run over its training examples."""
+    """Return the plan of a run over its training examples."""
     fingerprint, corpora = read_index(config.data / "encoded")["text_fingerprint"], weighted_files(config, source)
     return BatchPlan.build(
         source.lengths, config.batch, text_fingerprint=fingerprint, seed=config.seed, shards=source.shards, corpora=corpora
@@ -71,7 +71,7 @@ def plan_batches(config: TrainConfig, source: ExampleSource) -> BatchPlan:
 
 
 def weighted_files(config: TrainConfig, source: ExampleSource) -> Corpora | None:
-    """The files of train with their weights; None if the run gives none."""
+    """Return the files of train with their weights; None if the run gives none."""
     return read_corpora(config.data, config.batch.corpora, source.sentences)
 
 

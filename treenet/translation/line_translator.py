@@ -75,7 +75,7 @@ def local_runs(settings: TranslateSettings, runs: Sequence[AnyPath]) -> list[Pat
 
 
 def build_line_source(encoder: type[LineSource], run: LoadedRun, *, given_trees: bool, max_pieces: int) -> LineSource:
-    """The maker of rows from raw lines, for the model of a run. Raises UserError if the lines lack something the model reads."""
+    """Build the maker of rows from raw lines, for the model of a run. Raises UserError if lines lack what the model reads."""
     source = encoder(run.data, given_trees=given_trees, max_pieces=max_pieces)
     if run.model.reads.reads_arcs and not source.gives_arcs:
         raise UserError(
@@ -119,7 +119,7 @@ class LineTranslator:
         wants_compiling(True, torch.device(self._device), as_it_is=False)
 
     def describe(self) -> str:
-        """The model, the decoding settings and the score, in one line."""
+        """Describe the model, the decoding settings and the score, in one line."""
         form = {"length": "length^a", "gnmt": "((5 + length) / 6)^a"}[self._decoding.length_penalty_form]
         score = f"log-probability / {form}"
         if self._decoding.method == "mbr" and self._settings.score is None:
@@ -131,12 +131,12 @@ class LineTranslator:
         return f"{self._run.config.model.name} {self._run.checkpoint}: {words}; score = {score}"
 
     def __call__(self, lines: Sequence, first: int) -> Translated:
-        """The output for `lines`. Their first line has the 0-based number `first` in the input."""
+        """Return the output for `lines`. Their first line has the 0-based number `first` in the input."""
         return self._translate(lines, first, self._settings.nbest, self._json if self._settings.json_lines else self._text)
 
     def explain(self, lines: Sequence, first: int) -> Translated:
-        """The same for a person: translations with rank and score, and trees if the model reads them. If `nbest` is not set,
-        it shows all of the beam, or so many others."""
+        """Return the same for a person: translations with rank and score, and trees if the model reads them. If `nbest` is not
+        set, it shows all of the beam, or so many others."""
         given = "nbest" in self._settings.model_fields_set
         most = min(self._decoding.beam_size, self._decoding.most_translations or self._decoding.beam_size)
         return self._translate(lines, first, self._settings.nbest if given else most, self._explanation)
