@@ -27,6 +27,7 @@ from toyruns import make_config
 from treenet.config import TrainConfig
 from treenet.jobs.train_run import run_training
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step, is_complete
+from treeproc.common.messages import messages_shown
 from treeproc.common.settings import UserError, dump_settings
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -56,7 +57,8 @@ def two_nodes(folder: Path, disturb, *overrides: str, replace: bool = True) -> d
     settings = ("workers=2", "max_steps=400", "checkpoint_every=20", "keep_checkpoints=20", "log_every=10", *overrides)
     config = tiny_config(folder / "data", *settings)
     message = io.StringIO()
-    with ThreadPoolExecutor(1) as driver, redirect_stderr(message):  # Ray starts nodes from the main thread alone
+    # Ray starts nodes from the main thread alone.
+    with ThreadPoolExecutor(1) as driver, redirect_stderr(message), messages_shown():
         try:
             training = driver.submit(run_training, config, folder / "run")
             wait_for_checkpoint(folder / "run")
