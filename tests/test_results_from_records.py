@@ -21,14 +21,7 @@ WITHOUT_RECORD = {
     ("classification.md", "The rules of the released code#0"): "sst5",
     ("classification.md", "The paper's settings#0"): "sst5_paper",
     ("classification.md", "Ablations and control trees: Table 3#0"): "sst5_ablations",
-    ("classification.md", "Ablations and control trees: Table 3#1"): "sst5_ablations",
-    ("classification.md", "Ablations and control trees: Table 3#2"): "sst5_ablations",
-    ("classification.md", "Agreement and reviews, on small data#1"): "agreement",
-    ("classification.md", "Agreement and reviews, on small data#2"): "agreement",
-    ("classification.md", "Agreement and reviews, on small data#3"): "imdb",
-    ("classification.md", "Settings tried#0"): "sst5_tuning",
-    ("classification.md", "Settings tried#1"): "sst5_tuning",
-    ("classification.md", "Settings tried#2"): "sst5_tuning",
+    ("classification.md", "Agreement and reviews, on small data#0"): "agreement",
     ("finetuning.md", "Fine-tuning: from Tatoeba to Multi30k#0"): "finetuning",
     ("language_models.md", "Perplexity#0"): "language_models",
     ("language_models.md", "Agreement#0"): "language_models",
@@ -58,7 +51,6 @@ PARTS_WITHOUT_RECORD = {
 OTHER_TABLES = {
     ("README.md", "Where to go#0"),
     ("README.md", "Where to go#1"),
-    ("classification.md", "Agreement and reviews, on small data#0"),  # scores of the paper
     ("finetuning.md", "Commands#0"),
     ("language_models.md", "Cost#0"),
     ("multi30k.md", "What we had to fix first#1"),
