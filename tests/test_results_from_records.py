@@ -15,7 +15,6 @@ pytestmark = pytest.mark.slow
 
 # Tables whose runs kept no record, by page and place, with the folder in which their records would be. This list may only shrink.
 WITHOUT_RECORD = {
-    ("README.md", "What the tree gives, and what it does not#0"): "sst5",
     ("classification.md", "SST-5: Table 2#0"): "sst5",
     ("classification.md", "Read as two classes (SST-2)#0"): "sst5",
     ("classification.md", "The rules of the released code#0"): "sst5",
@@ -50,7 +49,6 @@ PARTS_WITHOUT_RECORD = {
 # Tables without a score of a trained model.
 OTHER_TABLES = {
     ("README.md", "Where to go#0"),
-    ("README.md", "Where to go#1"),
     ("finetuning.md", "Commands#0"),
     ("language_models.md", "Cost#0"),
     ("multi30k.md", "What we had to fix first#1"),
