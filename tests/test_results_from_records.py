@@ -57,8 +57,6 @@ OTHER_TABLES = {
     ("translation.md", "The second study#0"),
     ("translation.md", "The second study#1"),
     ("windows.md", "Seconds and memory of one rank#0"),
-    ("windows.md", "Seconds and memory of one rank#1"),
-    ("windows.md", "Seconds and memory of one rank#2"),
 }
 PAGES = sorted({page for page, _ in (*TABLES, *MIXED, *WITHOUT_RECORD, *OTHER_TABLES)})
 # A claim of the paper is about a study if its row links to one of these.
