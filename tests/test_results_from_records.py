@@ -16,9 +16,6 @@ pytestmark = pytest.mark.slow
 # Tables whose runs kept no record, by page and place, with the folder in which their records would be. This list may only shrink.
 WITHOUT_RECORD = {
     ("classification.md", "SST-5: Table 2#0"): "sst5",
-    ("classification.md", "Read as two classes (SST-2)#0"): "sst5",
-    ("classification.md", "The rules of the released code#0"): "sst5",
-    ("classification.md", "The paper's settings#0"): "sst5_paper",
     ("classification.md", "Ablations and control trees: Table 3#0"): "sst5_ablations",
     ("classification.md", "Agreement and reviews, on small data#0"): "agreement",
     ("finetuning.md", "Fine-tuning: from Tatoeba to Multi30k#0"): "finetuning",
