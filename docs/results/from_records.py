@@ -128,14 +128,6 @@ def spread(name: str, row: Row) -> Figures:
     return [fmean(row.values(name)), stdev(row.values(name))]
 
 
-def seeds(row: Row) -> Figures:
-    return [len(row.point["seeds"])]
-
-
-def minutes(row: Row) -> Figures:
-    return [row.point[SECONDS] / 60]
-
-
 def difference(name: str, row: Row) -> Figures:
     """The difference of a score, and its interval."""
     test = row.test(name)
@@ -301,18 +293,18 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         (None, *BY_SEED), *(Row("multi30k", model) for model in ("transformer", "tree_transformer", "shuffled"))
     ),
     ("classification.md", "Trained on two classes alone (SST-2)#0"): grid(
-        (None, seeds, *ACCURACIES, None, _difference, _p, holm, minutes), *(Row("sst2", system) for system in CLASSIFIERS)
+        (None, *ACCURACIES, None, _difference, holm), *(Row("sst2", system) for system in CLASSIFIERS)
     ),
     ("classification.md", "Words kept whole, and the best checkpoint on test#0"): grid(
-        (None, seeds, *ACCURACIES, _two, _peak, _difference, holm),
+        (None, *ACCURACIES, _two, _peak, _difference, holm),
         *(Row("sst5_whole_words", system) for system in (*CLASSIFIERS, *VARIANTS)),
     ),
     ("classification.md", "The place of a split word's class#0"): grid(
-        (None, seeds, *ACCURACIES, _two, _difference, _p, holm, minutes), *map(_split_words, SPLIT_WORDS)
+        (None, *ACCURACIES, _two, _difference, holm), *map(_split_words, SPLIT_WORDS)
     ),
     ("classification.md", "Relatedness: SICK#0"): grid(
         (
-            None, seeds, parameters,
+            None, parameters,
             *(partial(spread, name) for name in ("valid.pearson", "test.pearson", "test.spearman", "test.mse")),
             _difference, holm, None,
         ),
