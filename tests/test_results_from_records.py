@@ -49,7 +49,6 @@ OTHER_TABLES = {
     ("finetuning.md", "Commands#0"),
     ("language_models.md", "Cost#0"),
     ("multi30k.md", "What we had to fix first#1"),
-    ("results/README.md", "All pages#0"),
     ("translation.md", "Protocol#1"),
     ("translation.md", "The second study#0"),
     ("translation.md", "The second study#1"),
