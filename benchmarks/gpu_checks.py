@@ -16,7 +16,7 @@ from treenet.models import VocabSizes, build_model
 from treenet.tasks.registry import build_task
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer
-from treenet.translation.search import beam_search
+from treenet.translation.search import search_batch
 from treeproc.common.settings import load_settings
 
 GRADIENT_BOUND = 1e-3  # relative, in float32 of both
@@ -75,7 +75,7 @@ def unequal_hypotheses(name: str, device: torch.device) -> int:
     found = []
     for one in (torch.device("cpu"), device):
         batch = random_sentences(32, 500, np.random.default_rng(1), model.reads.for_device(one)).to(one)
-        found.append([[h.ids for h in list_] for list_ in beam_search(model.to(one), batch, decoding, num_best=5)])
+        found.append([[h.ids for h in list_] for list_ in search_batch(model.to(one), batch, decoding, num_best=5)])
     return sum(one != other for one, other in zip(*found, strict=True))
 
 

@@ -11,7 +11,7 @@ from search import NUM_LABELS, TARGET_PIECES, SearchCase, marian_searcher, rando
 
 from treenet.data.input_kinds import LEAVES
 from treenet.models import VocabSizes, build_model
-from treenet.translation.beam import Steps
+from treenet.translation.caches import Steps
 
 CACHES = {Steps.GRID: "growing cache", Steps.STATIC: "static cache", Steps.COMPILED: "static cache, compiled"}
 

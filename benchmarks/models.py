@@ -38,7 +38,7 @@ from treenet.tasks.registry import build_task
 from treenet.training.micro_batches import MicroBatches
 from treenet.training.ranks import Ranks
 from treenet.training.step import TrainStep
-from treenet.translation.search import beam_search
+from treenet.translation.search import search_batch
 from treeproc.common.settings import load_settings
 
 CONFIGS = Path(__file__).resolve().parent.parent / "workflows" / "configs"
@@ -141,7 +141,7 @@ def searcher(model: Seq2Seq, batch: TreeBatch) -> Callable[[], None]:
     decoding = DecodingConfig(beam_size=BEAM_SIZE, **length)
 
     def search() -> None:
-        found = beam_search(model.eval(), batch, decoding)
+        found = search_batch(model.eval(), batch, decoding)
         assert all(len(hypotheses[0].ids) == MEAN_LEAVES for hypotheses in found)
 
     return search

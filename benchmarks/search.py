@@ -43,8 +43,8 @@ from treenet.data.batch import TreeBatch, collate
 from treenet.data.input_kinds import TREES, InputKind
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.models import Memory, Seq2Seq, VocabSizes, build_model
-from treenet.translation.beam import Decodable, Steps
-from treenet.translation.search import beam_search
+from treenet.translation.caches import Decodable, Steps
+from treenet.translation.search import search_batch
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -127,7 +127,7 @@ def searcher(model: Decodable, batch: TreeBatch, way: Steps | None = None) -> Ca
     )
 
     def search() -> None:
-        found = beam_search(model, batch, decoding, steps=way)
+        found = search_batch(model, batch, decoding, steps=way)
         assert all(len(hypotheses[0].ids) == TARGET_PIECES for hypotheses in found)
 
     return search

@@ -22,12 +22,11 @@ from test_search import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from treenet.config import DecodingConfig
-from treenet.translation.beam import Steps
+from treenet.translation.caches import Steps
 from treenet.translation.forbidden import ForbiddenStrings, PieceTexts
 from treenet.translation.line_constraints import BatchConstraints, LineConstraints, batch_constraints
 from treenet.translation.required import RequiredPhrases
-from treenet.translation.sampling import draw_samples
-from treenet.translation.search import beam_search
+from treenet.translation.search import search_batch
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
@@ -92,7 +91,7 @@ LINES = [
 @pytest.mark.parametrize("line", LINES)
 def test_a_beam_that_holds_everything_finds_all_that_meets_the_constraints(line):
     model, config = random_model(seed=4, num_sentences=2, vocab=7), decoding(4, beam_size=121, length_penalty=0.8)
-    found = beam_search(model, batch_of(0, 1), config, num_best=121, constraints=constraints_of(line, LINES[2]))
+    found = search_batch(model, batch_of(0, 1), config, num_best=121, constraints=constraints_of(line, LINES[2]))
     for sentence, own in enumerate((line, LINES[2])):
         expected = [one for one in enumerate_all(model, sentence, config) if meets(one[0], own)]
         assert [h.ids for h in found[sentence]] == [ids for ids, _ in expected]
@@ -184,22 +183,22 @@ def test_the_search_is_that_of_one_sentence_in_plain_python(lines, logits, beam_
     index = torch.randint(len(logits), (3, NUM_HISTORIES, 7), generator=torch.Generator().manual_seed(seed))
     model = TableModel(torch.tensor(logits, dtype=torch.float32)[index])
     config, num_best = decoding(max_length, beam_size=beam_size, min_length=min_length), min(num_best, beam_size)
-    everything = beam_search(model, batch_of(0, 1, 2), config, num_best=num_best, constraints=constraints_of(*lines))
+    everything = search_batch(model, batch_of(0, 1, 2), config, num_best=num_best, constraints=constraints_of(*lines))
     for sentence, (line, found) in enumerate(zip(lines, everything, strict=True)):
         expected = reference_search(model, sentence, config, line)[:num_best]
         assert [(h.ids, h.score) for h in found] == [(ids, pytest.approx(score)) for ids, score in expected]
         assert all(meets(h.ids, line) for h in found)
     constraints = constraints_of(*lines)
     for steps in (Steps.GRID, Steps.STATIC):
-        found = beam_search(model, batch_of(0, 1, 2), config, num_best=num_best, constraints=constraints, steps=steps)
+        found = search_batch(model, batch_of(0, 1, 2), config, num_best=num_best, constraints=constraints, steps=steps)
         assert found == everything
 
 
 def test_without_phrases_the_search_is_plain_search():
     model, config = random_model(seed=6), decoding(max_length=8, beam_size=3)
-    expected = beam_search(model, batch_of(0, 1, 2), config, num_best=3)
+    expected = search_batch(model, batch_of(0, 1, 2), config, num_best=3)
     lines = LineConstraints(), LineConstraints(required=((4, 6, 5),)), LineConstraints()
-    found = beam_search(model, batch_of(0, 1, 2), config, num_best=3, constraints=constraints_of(*lines))
+    found = search_batch(model, batch_of(0, 1, 2), config, num_best=3, constraints=constraints_of(*lines))
     assert [found[0], found[2]] == [expected[0], expected[2]] and found[1] != expected[1]
     assert batch_constraints([{}, {"prefix": ()}], None, "cpu") is None
 
@@ -211,7 +210,7 @@ def test_improbable_phrases_appear_as_soon_as_the_length_allows(beam_size):
     line = LineConstraints(required=((7, 8, 7), (8, 4)))
     for max_length, expected in [(5, True), (4, False)]:
         config = decoding(max_length, beam_size=beam_size)
-        for found in beam_search(TableModel(table), batch_of(0, 1, 2), config, constraints=constraints_of(line, line, line)):
+        for found in search_batch(TableModel(table), batch_of(0, 1, 2), config, constraints=constraints_of(line, line, line)):
             assert bool(found) == expected
             assert all(contains(h.ids, phrase) for h in found for phrase in line.required)
 
@@ -234,7 +233,7 @@ def test_the_memory_of_phrases_does_not_grow_with_their_length_times_their_exten
     """A client may ask for one long phrase and some short ones in each of many lines."""
     sentences, beam_size, longest = 4, 5, 400
     phrases = [[list(range(4, 4 + longest)), *([piece] for piece in range(5, 14))]] * sentences
-    required = RequiredPhrases(phrases, torch.device("cpu"))
+    required = RequiredPhrases(phrases, torch.device("cpu"), 1)
     extensions = beam_size * (beam_size + 10)
     grid = torch.arange(3, 9).expand(sentences, 1, -1)
     chosen = torch.arange(extensions).expand(sentences, -1) % 20
@@ -246,16 +245,16 @@ def test_the_memory_of_phrases_does_not_grow_with_their_length_times_their_exten
 def test_samples_keep_to_a_prefix_and_avoid_strings():
     model, config = random_model(seed=4), decoding(method="sampling", top_p=0.9)
     lines = [LineConstraints(prefix=(6, 5), forbidden=("ba",)), LineConstraints(), LineConstraints(prefix=(4,) * 9)]
-    found = draw_samples(model, batch_of(0, 1, 2), config, 40, constraints_of(*lines))
+    found = search_batch(model, batch_of(0, 1, 2), config, num_best=40, constraints=constraints_of(*lines))
     assert all(meets(one.ids, lines[0]) for one in found[0]) and len(found[0]) == 40
-    assert found[1] == draw_samples(model, batch_of(1), config, 40)[0]
+    assert found[1] == search_batch(model, batch_of(1), config, num_best=40)[0]
     assert found[2] == [], "the prefix is longer than any translation"
     scored = sum(
         float(next_log_probs(model, 0, found[0][0].ids[:i])[piece]) for i, piece in enumerate((*found[0][0].ids, EOS_ID))
     )
     assert found[0][0].log_prob == pytest.approx(scored), "the model's own log-probability, with the prefix"
     with pytest.raises(UserError, match="must_appear needs decoding.method = beam, but it is sampling"):
-        draw_samples(model, batch_of(0), config, 2, constraints_of(LineConstraints(required=((4,),))))
+        search_batch(model, batch_of(0), config, num_best=2, constraints=constraints_of(LineConstraints(required=((4,),))))
 
 
 @num_examples(200)

@@ -12,9 +12,8 @@ from test_search import NUM_HISTORIES, TableModel, batch_of, decoding, next_log_
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import collate
-from treenet.translation.diverse_search import diverse_search
 from treenet.translation.line_constraints import BatchConstraints, LineConstraints
-from treenet.translation.search import beam_search
+from treenet.translation.search import search_batch
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import EOS_ID
 
@@ -70,7 +69,7 @@ def test_the_search_is_that_of_one_sentence_in_plain_python(lines, logits, group
     settings = {"beam_size": groups * width, "diversity_groups": groups, "diversity_strength": strength}
     config = decoding(max_length, min_length=min_length, **settings)
     constraints = BatchConstraints(lines, PIECES, "cpu")
-    everything = diverse_search(model, batch_of(0, 1, 2), config, num_best=groups * width, constraints=constraints)
+    everything = search_batch(model, batch_of(0, 1, 2), config, num_best=groups * width, constraints=constraints)
     for sentence, (line, found) in enumerate(zip(lines, everything, strict=True)):
         expected = reference_search(model, sentence, config, line)
         assert [(h.ids, h.score) for h in found] == [(ids, pytest.approx(score, abs=1e-5)) for ids, score in expected]
@@ -80,14 +79,14 @@ def test_the_search_is_that_of_one_sentence_in_plain_python(lines, logits, group
 def test_without_strength_each_group_is_the_plain_search_of_its_width():
     model = random_model(seed=9)
     config = decoding(8, beam_size=6, diversity_groups=3, diversity_strength=0.0)
-    found = diverse_search(model, batch_of(0, 1, 2, 3), config, num_best=6)
-    assert found == beam_search(model, batch_of(0, 1, 2, 3), decoding(8, beam_size=2), num_best=2)
+    found = search_batch(model, batch_of(0, 1, 2, 3), config, num_best=6)
+    assert found == search_batch(model, batch_of(0, 1, 2, 3), decoding(8, beam_size=2), num_best=2)
 
 
 def test_strength_makes_translations_that_differ_more():
     model = random_model(seed=2, vocab=12, scale=1.0)
-    plain = beam_search(model, batch_of(0, 1, 2, 3), decoding(8, beam_size=4), num_best=4)
-    diverse = diverse_search(
+    plain = search_batch(model, batch_of(0, 1, 2, 3), decoding(8, beam_size=4), num_best=4)
+    diverse = search_batch(
         model, batch_of(0, 1, 2, 3), decoding(8, beam_size=4, diversity_groups=4, diversity_strength=4.0), num_best=4
     )
     for many, few in zip(diverse, plain, strict=True):
@@ -100,19 +99,19 @@ def test_a_sentence_of_a_real_model_gets_the_same_in_any_batch(case):
     trees = [Tree(5, [(0, 5, 3), (0, 2, 2), (3, 5, 3)]), Tree(1, [(0, 1, 1)]), Tree(3, [(0, 3, 2), (1, 3, 2)])]
     examples = [example_of(tree, number, reads=model.reads) for number, tree in enumerate(trees)]
     config = DecodingConfig(beam_size=6, diversity_groups=3)
-    alone = [diverse_search(model, collate([one], model.reads), config, num_best=6)[0] for one in examples]
+    alone = [search_batch(model, collate([one], model.reads), config, num_best=6)[0] for one in examples]
     for order in [(0, 1, 2), (2, 0), (1, 1, 2)]:
-        found = diverse_search(model, collate([examples[i] for i in order], model.reads), config, num_best=6)
+        found = search_batch(model, collate([examples[i] for i in order], model.reads), config, num_best=6)
         assert [[h.ids for h in own] for own in found] == [[h.ids for h in alone[i]] for i in order]
 
 
 def test_required_phrases_and_broken_models_are_refused():
     config = decoding(beam_size=4, diversity_groups=2)
     with pytest.raises(UserError, match="must_appear needs decoding.diversity_groups = 1"):
-        diverse_search(
+        search_batch(
             random_model(0), batch_of(0), config, constraints=BatchConstraints([LineConstraints(required=((4,),))], None, "cpu")
         )
     table = random_model(0).table
     table[2] = torch.nan
     with pytest.raises(UserError, match="line 3: the model's scores are not finite"):
-        diverse_search(TableModel(table), batch_of(1, 2, 3), config)
+        search_batch(TableModel(table), batch_of(1, 2, 3), config)

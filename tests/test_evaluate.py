@@ -28,7 +28,7 @@ from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
 from treenet.structure import TreeStructure
 from treenet.translation.hypotheses import Hypothesis
-from treenet.translation.search import beam_search
+from treenet.translation.search import search_batch
 from treenet.translation.translate import detokenize, translate_examples
 from treeproc.common.settings import UserError, load_settings
 from treeproc.shards.schema import EOS_ID
@@ -190,7 +190,7 @@ def test_search_scores_agree_with_teacher_forcing(run, name):
     model = build_model(MODEL.model_copy(update={"name": name}), VocabSizes(60, 6)).eval()
     examples = list(read_split(data_of(run), "encoded", "test"))
     config = DecodingConfig(beam_size=4, max_length_factor=1.0, max_length_offset=2)
-    for example, hypotheses in zip(examples, beam_search(model, collate(examples), config, num_best=4), strict=True):
+    for example, hypotheses in zip(examples, search_batch(model, collate(examples), config, num_best=4), strict=True):
         forced = collate([{**example, "tgt_pieces": np.array(h.ids, dtype=np.int64)} for h in hypotheses])
         with torch.no_grad():
             log_probs = model(forced).log_softmax(-1).gather(2, forced.tgt_out[..., None]).squeeze(2)

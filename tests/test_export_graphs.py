@@ -17,7 +17,7 @@ from treenet.data.batch import TreeBatch
 from treenet.extras.export.ctranslate2_folder import export_ctranslate2
 from treenet.extras.export.steps import DecoderStep, TreeEncoderStep, with_positions
 from treenet.runs.loading import LoadedRun, load_run
-from treenet.translation.search import beam_search
+from treenet.translation.search import search_batch
 from treenet.translation.translate import score_examples, translate_examples
 from treeproc.common.files import read_json
 from treeproc.shards.schema import BOS_ID, PAD_ID
@@ -150,8 +150,8 @@ def test_search_over_the_graphs_finds_the_same(exported):
     decoding = DecodingConfig(beam_size=3)
     for number in range(len(BATCHES)):
         batch = open_batch(number, run)
-        expected = beam_search(run.model, batch, decoding, num_best=3)
-        found = beam_search(OnnxModel(folder, run.model.reads), batch, decoding, num_best=3)
+        expected = search_batch(run.model, batch, decoding, num_best=3)
+        found = search_batch(OnnxModel(folder, run.model.reads), batch, decoding, num_best=3)
         assert [[one.ids for one in best] for best in found] == [[one.ids for one in best] for best in expected]
 
 
@@ -165,7 +165,7 @@ def test_the_page_shows_a_greedy_search_that_works(exported, repository):
     special = facts["special_pieces"]
     found = page["translate_greedily"](onnx.encoder, onnx.decoder, inputs, special["bos"], special["eos"], most=12)
     decoding = DecodingConfig(beam_size=1, max_length_factor=0.1, max_length_offset=12)
-    for row, [best] in zip(found, beam_search(run.model, batch, decoding), strict=True):
+    for row, [best] in zip(found, search_batch(run.model, batch, decoding), strict=True):
         assert tuple(row[: len(best.ids)]) == best.ids[: len(row)]
 
 

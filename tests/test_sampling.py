@@ -14,8 +14,8 @@ from treenet.config import DecodingConfig
 from treenet.data.batch import collate
 from treenet.translation.forced import score_targets
 from treenet.translation.gumbel import draw_keys, gumbel_noise
-from treenet.translation.sampling import choose_pieces, draw_samples
-from treenet.translation.search import beam_search
+from treenet.translation.sampling import choose_pieces
+from treenet.translation.search import search_batch
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
@@ -95,7 +95,7 @@ def reference_sample(model: TableModel, sentence: int, number: int, config: Deco
 )
 def test_samples_are_those_of_a_slow_sampler(values):
     model, config = random_model(seed=1, vocab=9), sampling(6, length_penalty=0.7, **values)
-    found = draw_samples(model, batch_of(0, 1, 2, 3), config, 11)
+    found = search_batch(model, batch_of(0, 1, 2, 3), config, num_best=11)
     for sentence, samples in enumerate(found):
         expected = [reference_sample(model, sentence, number, config) for number in range(11)]
         assert [one.ids for one in samples] == [ids for ids, _ in expected]
@@ -107,7 +107,7 @@ def test_samples_are_those_of_a_slow_sampler(values):
 def test_translations_are_drawn_as_often_as_they_are_probable(values):
     """The table has 40 translations of at most 3 pieces. The bound is six standard deviations of each count."""
     model, config, draws = random_model(seed=2, num_sentences=1), sampling(3, beam_size=500, **values), 6000
-    counts = Counter(one.ids for one in draw_samples(model, batch_of(0), config, draws)[0])
+    counts = Counter(one.ids for one in search_batch(model, batch_of(0), config, num_best=draws)[0])
     total = 0.0
     for ids, _ in enumerate_all(model, 0, config):
         probability = 1.0
@@ -122,22 +122,24 @@ def test_translations_are_drawn_as_often_as_they_are_probable(values):
 
 def test_a_sample_depends_on_seed_line_and_number_alone():
     model, config = random_model(seed=5), sampling(8, beam_size=3, top_p=0.9)
-    alone = [draw_samples(model, batch_of(i), config, 7)[0] for i in range(4)]
+    alone = [search_batch(model, batch_of(i), config, num_best=7)[0] for i in range(4)]
     for order in [(0, 1, 2, 3), (3, 1), (2, 2, 0)]:
-        assert draw_samples(model, batch_of(*order), config, 7) == [alone[i] for i in order]
-    assert [one[:4] for one in alone] == draw_samples(model, batch_of(0, 1, 2, 3), config, 4), "no number changes another"
+        assert search_batch(model, batch_of(*order), config, num_best=7) == [alone[i] for i in order]
+    assert [one[:4] for one in alone] == search_batch(model, batch_of(0, 1, 2, 3), config, num_best=4), (
+        "no number changes another"
+    )
     at_once = config.model_copy(update={"beam_size": 7})
-    assert draw_samples(model, batch_of(0, 1, 2, 3), at_once, 7) == alone, "however many are drawn at a time"
+    assert search_batch(model, batch_of(0, 1, 2, 3), at_once, num_best=7) == alone, "however many are drawn at a time"
     other = config.model_copy(update={"seed": 2})
-    assert draw_samples(model, batch_of(0, 1, 2, 3), other, 7) != alone
+    assert search_batch(model, batch_of(0, 1, 2, 3), other, num_best=7) != alone
     assert len({tuple(one.ids for one in samples) for samples in alone}) == 4
 
 
 def test_the_most_probable_piece_alone_is_greedy_search():
     model = random_model(seed=3)
-    greedy = beam_search(model, batch_of(0, 1, 2, 3), decoding(12, beam_size=1))
+    greedy = search_batch(model, batch_of(0, 1, 2, 3), decoding(12, beam_size=1))
     for values in ({"top_k": 1}, {"top_p": 1e-9}, {"temperature": 0.01}):
-        found = draw_samples(model, batch_of(0, 1, 2, 3), sampling(12, **values), 2)
+        found = search_batch(model, batch_of(0, 1, 2, 3), sampling(12, **values), num_best=2)
         assert [[one.ids for one in samples] for samples in found] == [[best.ids] * 2 for (best,) in greedy]
 
 
@@ -171,20 +173,22 @@ def test_lengths_stay_within_their_limits():
     table[..., EOS_ID] = -30.0
     batch = collate([example(0, 3), example(1, 7)])
     config = DecodingConfig(method="sampling", max_length_factor=1.5, max_length_offset=2)
-    assert [[len(one.ids) for one in samples] for samples in draw_samples(TableModel(table), batch, config, 2)] == [
+    assert [[len(one.ids) for one in samples] for samples in search_batch(TableModel(table), batch, config, num_best=2)] == [
         [6] * 2,
         [12] * 2,
     ]
     table[..., EOS_ID] = 30.0
     config = config.model_copy(update={"min_length": 4})
-    assert [[len(one.ids) for one in samples] for samples in draw_samples(TableModel(table), batch, config, 2)] == [[4] * 2] * 2
+    assert [[len(one.ids) for one in samples] for samples in search_batch(TableModel(table), batch, config, num_best=2)] == [
+        [4] * 2
+    ] * 2
 
 
 def test_broken_models_and_settings_of_another_method_are_refused():
     table = random_model(0).table
     table[2] = torch.nan
     with pytest.raises(UserError, match="line 3: the model's scores are not finite"):
-        draw_samples(TableModel(table), batch_of(1, 2, 3), sampling(), 2)
+        search_batch(TableModel(table), batch_of(1, 2, 3), sampling(), num_best=2)
     for values, message in [
         ({"top_k": 3}, "top_k needs method = sampling or mbr, but the method is beam"),
         ({"method": "sampling", "mbr_samples": 8}, "mbr_samples needs method = mbr, but the method is sampling"),
@@ -214,9 +218,9 @@ def test_samples_of_every_model_are_those_of_a_sentence_alone_with_the_scores_of
     trees = [Tree(5, [(0, 5, 3), (0, 2, 2), (3, 5, 3)]), Tree(1, [(0, 1, 1)]), Tree(3, [(0, 3, 2), (1, 3, 2)])]
     examples = [example_of(tree, number, reads=model.reads) for number, tree in enumerate(trees)]
     config = DecodingConfig(method="sampling", beam_size=2, top_p=0.95, length_penalty=0.6)
-    found = draw_samples(model, collate(examples, model.reads), config, 5)
+    found = search_batch(model, collate(examples, model.reads), config, num_best=5)
     for row, samples in zip(examples, found, strict=True):
-        alone = draw_samples(model, collate([row], model.reads), config, 5)[0]
+        alone = search_batch(model, collate([row], model.reads), config, num_best=5)[0]
         assert [one.ids for one in alone] == [one.ids for one in samples]
         given = collate([{**row, "tgt_pieces": np.array(one.ids, dtype=np.int32)} for one in samples], model.reads)
         expected = score_targets(model, given, config)

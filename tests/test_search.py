@@ -12,10 +12,11 @@ from hypothesis_profiles import num_examples
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import collate
-from treenet.translation.beam import Steps
+from treenet.translation.caches import Steps
 from treenet.translation.hypotheses import length_penalties
-from treenet.translation.next_pieces import allowed_log_probs, allowed_log_probs_at, best_by_key, best_pieces
-from treenet.translation.search import beam_search
+from treenet.translation.next_pieces import best_by_key, best_pieces
+from treenet.translation.restrictions import Lengths
+from treenet.translation.search import search_batch
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
@@ -157,7 +158,7 @@ def reference_search(model: TableModel, sentence: int, config: DecodingConfig) -
 def test_a_beam_that_holds_everything_finds_the_best_of_all_hypotheses(form, exponent, min_length):
     model = random_model(seed=int(exponent * 10), num_sentences=2, vocab=6)
     config = decoding(beam_size=64, length_penalty=exponent, length_penalty_form=form, min_length=min_length)
-    found = beam_search(model, batch_of(0, 1), config, num_best=64)
+    found = search_batch(model, batch_of(0, 1), config, num_best=64)
     for sentence in (0, 1):
         expected = enumerate_all(model, sentence, config)
         assert len(expected) == sum(2**length for length in range(min_length, 6))
@@ -169,13 +170,13 @@ def test_everything_of_three_pieces():
     model = random_model(seed=4, num_sentences=1, vocab=7)
     config = decoding(beam_size=364, length_penalty=0.8)
     expected = enumerate_all(model, 0, config)
-    found = beam_search(model, batch_of(0), config, num_best=364)[0]
+    found = search_batch(model, batch_of(0), config, num_best=364)[0]
     assert [h.ids for h in found] == [ids for ids, _ in expected] and len(found) == sum(3**length for length in range(6))
 
 
 def test_scores_follow_from_log_probs_and_lengths_with_eos():
     config = decoding(beam_size=4, length_penalty=0.7, length_penalty_form="gnmt")
-    for h in beam_search(random_model(1), batch_of(2), config, num_best=4)[0]:
+    for h in search_batch(random_model(1), batch_of(2), config, num_best=4)[0]:
         assert h.score == pytest.approx(h.log_prob / ((5 + len(h.ids) + 1) / 6) ** 0.7)
         assert h.score == pytest.approx(penalised(h.log_prob, len(h.ids), config))
     assert length_penalties(2, decoding(length_penalty=2)).tolist() == [1, 4, 9]
@@ -185,7 +186,7 @@ def test_scores_follow_from_log_probs_and_lengths_with_eos():
 def test_beam_1_is_greedy(exponent):
     model = random_model(seed=3)
     config = decoding(max_length=12, beam_size=1, length_penalty=exponent)
-    for sentence, found in enumerate(beam_search(model, batch_of(0, 1, 2, 3), config)):
+    for sentence, found in enumerate(search_batch(model, batch_of(0, 1, 2, 3), config)):
         ids: tuple[int, ...] = ()
         while len(ids) < 12:
             log_probs = next_log_probs(model, sentence, ids)
@@ -213,12 +214,12 @@ def test_stopping_early_and_batching_change_no_result(logits, beam_size, num_bes
     model = TableModel(torch.tensor(logits, dtype=torch.float32)[index])
     config = decoding(max_length, beam_size=beam_size, min_length=min_length, length_penalty=exponent, length_penalty_form=form)
     num_best = min(num_best, beam_size)
-    everything = beam_search(model, batch_of(0, 1, 2), config, num_best=num_best)
+    everything = search_batch(model, batch_of(0, 1, 2), config, num_best=num_best)
     for sentence, found in enumerate(everything):
         expected = reference_search(model, sentence, config)[:num_best]
         assert [(h.ids, h.score) for h in found] == [(ids, pytest.approx(score)) for ids, score in expected]
     for steps in (Steps.GRID, Steps.STATIC):
-        assert beam_search(model, batch_of(0, 1, 2), config, num_best=num_best, steps=steps) == everything
+        assert search_batch(model, batch_of(0, 1, 2), config, num_best=num_best, steps=steps) == everything
 
 
 def test_stopping_early_saves_steps():
@@ -228,26 +229,26 @@ def test_stopping_early_saves_steps():
     table[1, :, EOS_ID] = -20.0
     model = TableModel(table)
     config = decoding(max_length=30, beam_size=3)
-    found = beam_search(model, batch_of(0, 1), config)
+    found = search_batch(model, batch_of(0, 1), config)
     assert found[0][0].ids == () and len(found[1][0].ids) == 30
     together, model.rows_decoded = model.rows_decoded, 0
-    beam_search(model, batch_of(1), config)
+    search_batch(model, batch_of(1), config)
     assert together == model.rows_decoded + 1
 
 
 def test_a_sentence_gets_the_same_hypotheses_alone_and_in_any_batch():
     model = random_model(seed=5)
     config = decoding(max_length=8, beam_size=3)
-    alone = [beam_search(model, batch_of(i), config, num_best=3)[0] for i in range(4)]
+    alone = [search_batch(model, batch_of(i), config, num_best=3)[0] for i in range(4)]
     for order in [(0, 1, 2, 3), (3, 1), (2, 2, 0), (1, 3, 0)]:
-        assert beam_search(model, batch_of(*order), config, num_best=3) == [alone[i] for i in order]
+        assert search_batch(model, batch_of(*order), config, num_best=3) == [alone[i] for i in order]
 
 
 def test_n_best_lists_are_sorted_distinct_and_prefixes_of_each_other():
     model, config = random_model(seed=7), decoding(max_length=8, beam_size=5)
-    full = beam_search(model, batch_of(0, 1, 2, 3), config, num_best=5)
+    full = search_batch(model, batch_of(0, 1, 2, 3), config, num_best=5)
     for num_best in (1, 2, 4):
-        assert beam_search(model, batch_of(0, 1, 2, 3), config, num_best=num_best) == [h[:num_best] for h in full]
+        assert search_batch(model, batch_of(0, 1, 2, 3), config, num_best=num_best) == [h[:num_best] for h in full]
     for hypotheses in full:
         assert len({h.ids for h in hypotheses}) == 5
         assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
@@ -258,18 +259,27 @@ def test_lengths_stay_within_their_limits_and_depend_on_the_own_leaves():
     table[..., EOS_ID] = -30.0
     config = DecodingConfig(beam_size=2, max_length_factor=1.5, max_length_offset=2)
     batch = collate([example(0, 3), example(1, 7)])
-    assert [len(h[0].ids) for h in beam_search(TableModel(table), batch, config)] == [6, 12]
+    assert [len(h[0].ids) for h in search_batch(TableModel(table), batch, config)] == [6, 12]
     table[..., EOS_ID] = 30.0
     config = config.model_copy(update={"min_length": 9})
-    assert [len(h[0].ids) for h in beam_search(TableModel(table), batch, config)] == [6, 9]
+    assert [len(h[0].ids) for h in search_batch(TableModel(table), batch, config)] == [6, 9]
 
 
 def test_pad_bos_and_unk_are_never_produced():
     table = random_model(seed=11).table
     table[..., [PAD_ID, UNK_ID, BOS_ID]] += 20
-    found = beam_search(TableModel(table), batch_of(0, 1, 2, 3), decoding(max_length=6, beam_size=4), num_best=4)
+    found = search_batch(TableModel(table), batch_of(0, 1, 2, 3), decoding(max_length=6, beam_size=4), num_best=4)
     assert all(piece >= 4 for hypotheses in found for h in hypotheses for piece in h.ids)
     assert all(h.log_prob < -20 for hypotheses in found for h in hypotheses), "their probability is not given to others"
+
+
+@dataclass
+class Rows:
+    """Hypotheses as restrictions see them."""
+
+    step: int | torch.Tensor
+    sentences: torch.Tensor
+    pieces: torch.Tensor | None = None
 
 
 @num_examples(50)
@@ -277,12 +287,20 @@ def test_pad_bos_and_unk_are_never_produced():
     st.lists(st.lists(st.integers(-2, 2), min_size=9, max_size=9), min_size=1, max_size=4),
     st.integers(0, 5),
     st.integers(0, 5),
-    st.lists(st.integers(0, 5), min_size=4, max_size=4),
+    st.lists(st.integers(2, 5), min_size=2, max_size=2),
 )
-def test_pieces_that_may_follow_are_the_same_for_a_step_on_the_device(rows, step, min_length, limits):
-    logits, limits = torch.tensor(rows, dtype=torch.float64), torch.tensor(limits[: len(rows)])
-    found = allowed_log_probs_at(logits, torch.tensor([step]), min_length, limits)
-    assert torch.equal(found, allowed_log_probs(logits, step, min_length, limits))
+def test_limits_of_length_are_those_of_an_oracle_with_the_step_on_the_host_or_the_device(values, step, min_length, limits):
+    config = DecodingConfig(max_length_factor=1, max_length_offset=1, min_length=min_length)
+    lengths = Lengths(collate([example(number, limit - 1) for number, limit in enumerate(limits)]), config)
+    for now in (step, torch.tensor([step])):
+        found, sentences = torch.tensor(values, dtype=torch.float32), torch.arange(len(values)) % 2
+        lengths.apply(found, Rows(now, sentences))
+        for row, own in enumerate(values):
+            limit = limits[row % 2]
+            for piece, value in enumerate(own):
+                allowed = step >= min(min_length, limit) if piece == EOS_ID else step != limit
+                allowed &= piece not in (PAD_ID, UNK_ID, BOS_ID)
+                assert found[row, piece] == (value if allowed else -torch.inf)
 
 
 @given(st.lists(st.lists(st.integers(-2, 2), min_size=9, max_size=9), min_size=1, max_size=4), st.integers(1, 9))
@@ -297,8 +315,8 @@ def test_best_pieces_takes_the_lowest_ids_of_equal_values(rows, count):
 
 def test_bad_requests_and_broken_models_are_refused():
     with pytest.raises(UserError, match="from 1 to beam_size = 2, but is 3"):
-        beam_search(random_model(0), batch_of(0), decoding(beam_size=2), num_best=3)
+        search_batch(random_model(0), batch_of(0), decoding(beam_size=2), num_best=3)
     table = random_model(0).table
     table[2] = torch.nan
     with pytest.raises(UserError, match="line 3: the model's scores are not finite"):
-        beam_search(TableModel(table), batch_of(1, 2, 3), decoding(beam_size=2))
+        search_batch(TableModel(table), batch_of(1, 2, 3), decoding(beam_size=2))

@@ -9,7 +9,7 @@ import torch
 
 from treenet.config import DecodingConfig, ModelConfig
 from treenet.models import VocabSizes, build_model
-from treenet.translation.search import beam_search
+from treenet.translation.search import search_batch
 
 TINY = ModelConfig(name="transformer", d_model=16, d_ff=32, num_heads=2, num_encoder_layers=2, num_decoder_layers=2)
 
@@ -23,7 +23,7 @@ def test_a_search_without_a_cache_finds_the_same():
     model = model.double()
     batch = search.random_sentences(4, 30, np.random.default_rng(0))
     decoding = DecodingConfig(beam_size=3, max_length_factor=0.3)
-    cached, uncached = (beam_search(m, batch, decoding, num_best=3) for m in (model, search.Uncached(model)))
+    cached, uncached = (search_batch(m, batch, decoding, num_best=3) for m in (model, search.Uncached(model)))
     assert [[h.ids for h in nbest] for nbest in cached] == [[h.ids for h in nbest] for nbest in uncached]
     for one, other in zip(cached, uncached, strict=True):
         assert [h.score for h in one] == pytest.approx([h.score for h in other], abs=1e-6)

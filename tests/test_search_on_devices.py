@@ -9,11 +9,11 @@ from model_cases import MODEL_CASES, batch_of, tiny_model
 from strategies import Tree
 
 from treenet.config import DecodingConfig
-from treenet.translation.beam import END_TEST_EVERY, Steps
+from treenet.translation.beam import END_TEST_EVERY
+from treenet.translation.caches import Steps, has_static_cache
 from treenet.translation.ensemble import Ensemble
 from treenet.translation.next_pieces import best_by_key
-from treenet.translation.search import beam_search
-from treenet.translation.static_search import has_static_cache
+from treenet.translation.search import search_batch
 
 SENTENCES = [
     Tree(5, [(0, 5, 3), (0, 2, 2), (3, 5, 3)]),
@@ -34,13 +34,13 @@ def test_whole_grids_are_searched_without_waiting(case, steps):
     if steps is Steps.STATIC and not has_static_cache(model):
         pytest.skip("the decoder keeps no keys and values of self-attention")
     batch = batch_of(SENTENCES, model.reads)
-    expected = beam_search(model, batch, DECODING, num_best=3)
+    expected = search_batch(model, batch, DECODING, num_best=3)
     with ExitStack() as stack:
-        stack.enter_context(patch("treenet.translation.search.best_pieces", best_by_key))
-        for room in ("next_pieces", "hypotheses"):
-            stack.enter_context(patch(f"treenet.translation.{room}.is_none", lambda mask: False))
+        stack.enter_context(patch("treenet.translation.beam.best_pieces", best_by_key))
+        for room in ("restrictions", "hypotheses"):
+            stack.enter_context(patch(f"treenet.translation.{room}.known_all_false", lambda mask: False))
         waits = stack.enter_context(Waits())
-        found = beam_search(model, batch, DECODING, num_best=3, steps=steps)
+        found = search_batch(model, batch, DECODING, num_best=3, steps=steps)
     for hypotheses, others in zip(found, expected, strict=True):
         assert [h.ids for h in hypotheses] == [h.ids for h in others]
         assert [h.score for h in hypotheses] == pytest.approx([h.score for h in others], abs=1e-5)
@@ -51,5 +51,5 @@ def test_waits_are_seen():
     """The same count finds the waits of a search that decodes what is live."""
     model = tiny_model("transformer")
     with Waits() as waits:
-        beam_search(model, batch_of(SENTENCES), DECODING, steps=Steps.LIVE)
+        search_batch(model, batch_of(SENTENCES), DECODING, steps=Steps.LIVE)
     assert {"nonzero", "equal"} < set(waits.found) and len(waits.found) > 4 * PIECES

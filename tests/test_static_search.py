@@ -12,11 +12,11 @@ from strategies import Tree, right_branching
 from treenet.config import DecodingConfig
 from treenet.models.decoders import static_state
 from treenet.translation import captured
-from treenet.translation.beam import Steps
+from treenet.translation.caches import Steps, choose_steps, has_static_cache
 from treenet.translation.ensemble import Ensemble
 from treenet.translation.line_constraints import BatchConstraints, LineConstraints
-from treenet.translation.search import beam_search, choose_steps
-from treenet.translation.static_search import StaticSearch, has_static_cache
+from treenet.translation.restrictions import Lengths
+from treenet.translation.search import Search, begin_beam_search, search_batch
 
 SENTENCES = [
     Tree(5, [(0, 5, 3), (0, 2, 2), (3, 5, 3)]),
@@ -61,6 +61,12 @@ def model_of(case: str, **sizes: int):
     return model
 
 
+def begin(model) -> Search:
+    """A search over a static cache before its first step."""
+    batch = batch_of(SENTENCES, model.reads)
+    return begin_beam_search(model, model.encode(batch), Lengths(batch, DECODING), DECODING, num_best=2, steps=Steps.STATIC)
+
+
 def same(found, expected) -> None:
     assert [[h.ids for h in own] for own in found] == [[h.ids for h in own] for own in expected]
     for own, others in zip(found, expected, strict=True):
@@ -74,7 +80,7 @@ def test_decoders_with_self_attention_have_a_static_cache():
     for name in others:
         assert choose_steps(tiny_model(name), torch.device("cuda")) is Steps.GRID
         with pytest.raises(ValueError, match="no static cache"):
-            beam_search(tiny_model(name), batch_of(SENTENCES, tiny_model(name).reads), DECODING, steps=Steps.STATIC)
+            search_batch(tiny_model(name), batch_of(SENTENCES, tiny_model(name).reads), DECODING, steps=Steps.STATIC)
     model, gpu, cpu = tiny_model("transformer"), torch.device("cuda"), torch.device("cpu")
     assert [choose_steps(model, gpu), choose_steps(model, cpu), choose_steps(model, cpu, compiled=True)] == [
         Steps.STATIC,
@@ -88,10 +94,10 @@ def test_a_static_cache_finds_the_same(case):
     """With padding, hypotheses that end early, and three capacities."""
     model = model_of(case)
     batch = batch_of(SENTENCES, model.reads)
-    expected = beam_search(model, batch, DECODING, num_best=4, steps=Steps.LIVE)
+    expected = search_batch(model, batch, DECODING, num_best=4, steps=Steps.LIVE)
     lengths = [len(h.ids) for own in expected for h in own]
     assert max(lengths) > 8 and len(set(lengths)) > 3
-    same(beam_search(model, batch, DECODING, num_best=4, steps=Steps.STATIC), expected)
+    same(search_batch(model, batch, DECODING, num_best=4, steps=Steps.STATIC), expected)
 
 
 @pytest.mark.parametrize("case", ["transformer", "tree_transformer"])
@@ -102,9 +108,9 @@ def test_replayed_graphs_find_the_same(case, constrained, graphs):
     batch = batch_of(SENTENCES, model.reads)
     decoding = DECODING.model_copy(update={"min_length": 17})
     constraints = BatchConstraints(LINES, None, "cpu") if constrained else None
-    expected = beam_search(model, batch, decoding, num_best=3, constraints=constraints, steps=Steps.LIVE)
+    expected = search_batch(model, batch, decoding, num_best=3, constraints=constraints, steps=Steps.LIVE)
     assert not graphs
-    same(beam_search(model, batch, decoding, num_best=3, constraints=constraints, steps=Steps.STATIC), expected)
+    same(search_batch(model, batch, decoding, num_best=3, constraints=constraints, steps=Steps.STATIC), expected)
     # Each first step runs as it is: steps 0, 4, 8 and 16, and a step after 17 pieces.
     assert [graph.replays for graph in graphs] == [3, 3, 7, 1]
 
@@ -114,32 +120,32 @@ def test_the_best_one_alone_and_greedy_search(graphs):
     for decoding in (DECODING, DECODING.model_copy(update={"beam_size": 1})):
         for trees in (SENTENCES, SENTENCES[:1]):
             batch = batch_of(trees, model.reads)
-            same(beam_search(model, batch, decoding, steps=Steps.STATIC), beam_search(model, batch, decoding))
+            same(search_batch(model, batch, decoding, steps=Steps.STATIC), search_batch(model, batch, decoding))
 
 
 @pytest.mark.parametrize("case", ["transformer", "tree_transformer", "ensemble"])
 def test_steps_differ_in_nothing_but_values(case):
     """All operations of a step, and the shapes, strides and addresses of what outlives it, are those of the step before."""
     model = model_of(case)
-    search = StaticSearch(model, batch_of(SENTENCES, model.reads), DECODING, num_best=2, compiled=False)
+    search = begin(model)
     with torch.inference_mode():
         for _ in range(3):
-            first, *others = [operations_of(search.step) for _ in range(search.state.capacity // 2)]
+            first, *others = [operations_of(search.step) for _ in range(search.cache.state.capacity // 2)]
             assert others and all(other == first for other in others)
-            while int(search.beam.step) < search.state.capacity:
+            while int(search.chooser.step) < search.cache.state.capacity:
                 search.step()
-            search.grow()
+            search.cache.state.grow()
 
 
 # Of a plain layer and of what is not in layers. A linear map counts as one, and so does attention; CUDA may have some more.
-KERNELS_OF_LAYER, OTHER_KERNELS = 17, 82
+KERNELS_OF_LAYER, OTHER_KERNELS = 17, 76
 
 
 def test_a_step_launches_few_kernels_and_copies_nothing():
     counts = []
     for layers in (1, 3):
         model = tiny_model("transformer", num_decoder_layers=layers).float()
-        search = StaticSearch(model, batch_of(SENTENCES, model.reads), DECODING, num_best=2, compiled=False)
+        search = begin(model)
         on_meta(search)
         with torch.inference_mode(), DeviceOperations() as seen:
             search.step()
@@ -149,13 +155,13 @@ def test_a_step_launches_few_kernels_and_copies_nothing():
     assert of_layer <= KERNELS_OF_LAYER and counts[0] - of_layer <= OTHER_KERNELS
 
 
-def on_meta(search: StaticSearch) -> None:
+def on_meta(search: Search) -> None:
     """Move a search to a device without data."""
-    search._model.to("meta")
-    state, finished = search.state, search.finished
+    state, beam, lengths = search.cache.state, search.chooser, search.restrictions[0]
+    search.cache._model.to("meta")
     state.memory = [tuple(x.to("meta") for x in pair) for pair in state.memory]
     state.past = [tuple(x.to("meta") for x in pair) for pair in state.past]
-    for part in (state, state.paths, search.beam, search._limits, finished):
+    for part in (state, state.paths, beam, lengths, beam.finished):
         vars(part).update({name: x.to("meta") for name, x in vars(part).items() if isinstance(x, torch.Tensor)})
 
 
@@ -167,7 +173,7 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(graphs, monkeypatch, capsy
     model = model_of("transformer")
     batch = batch_of(SENTENCES, model.reads)
     for _ in range(2):
-        same(beam_search(model, batch, DECODING, steps=Steps.STATIC), beam_search(model, batch, DECODING))
+        same(search_batch(model, batch, DECODING, steps=Steps.STATIC), search_batch(model, batch, DECODING))
     assert capsys.readouterr().err.splitlines() == [
         "warning: searches run slower, because a step cannot become a CUDA graph: not permitted while capturing"
     ]
@@ -177,11 +183,11 @@ def test_the_cache_has_the_type_of_products_under_autocast():
     """Accumulated values of nodes may have another one."""
     model = model_of("tree_transformer").float()
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
-        search = StaticSearch(model, batch_of(SENTENCES, model.reads), DECODING, num_best=2, compiled=False)
+        search = begin(model)
         for _ in range(4):
             search.step()
-    assert {x.dtype for pair in search.state.past for x in pair} == {torch.bfloat16}
-    assert search.beam.log_prob.isfinite().any()
+    assert {x.dtype for pair in search.cache.state.past for x in pair} == {torch.bfloat16}
+    assert search.chooser.log_prob.isfinite().any()
 
 
 def test_scores_that_are_not_finite_are_refused():
@@ -189,4 +195,4 @@ def test_scores_that_are_not_finite_are_refused():
     with torch.no_grad():
         model.encoder.embedding.weight[4:] = math.nan
     with pytest.raises(Exception, match="line 1: the model's scores are not finite"):
-        beam_search(model, batch_of(SENTENCES, model.reads), DECODING, steps=Steps.STATIC)
+        search_batch(model, batch_of(SENTENCES, model.reads), DECODING, steps=Steps.STATIC)

@@ -8,10 +8,9 @@ from torch._dynamo.utils import counters
 
 from treenet.models.compiling import what_is_missing
 from treenet.models.decoders import static_state
-from treenet.translation import static_search
-from treenet.translation.beam import Steps
+from treenet.translation.caches import Steps
 from treenet.translation.line_constraints import BatchConstraints
-from treenet.translation.search import beam_search
+from treenet.translation.search import compiled_steps, search_batch
 
 CPU = torch.device("cpu")
 pytestmark = [
@@ -27,7 +26,7 @@ def test_compiled_steps_find_the_same_with_few_graphs(monkeypatch):
     Each model has one graph of its step, and both models share that of the choice of pieces.
     """
     monkeypatch.setattr(static_state, "FIRST_CAPACITY", 4)
-    static_search._compiled_steps.cache_clear()
+    compiled_steps.cache_clear()
     torch._dynamo.reset()
     counters.clear()
     for case in ("transformer", "tree_transformer"):
@@ -36,6 +35,6 @@ def test_compiled_steps_find_the_same_with_few_graphs(monkeypatch):
             batch = batch_of(trees, model.reads)
             constraints = BatchConstraints(lines, None, CPU) if lines else None
             options = {"num_best": 3, "constraints": constraints}
-            expected = beam_search(model, batch, DECODING, **options, steps=Steps.LIVE)
-            same(beam_search(model, batch, DECODING, **options, steps=Steps.COMPILED), expected)
+            expected = search_batch(model, batch, DECODING, **options, steps=Steps.LIVE)
+            same(search_batch(model, batch, DECODING, **options, steps=Steps.COMPILED), expected)
     assert counters["stats"]["unique_graphs"] == 3 and not counters["graph_break"]

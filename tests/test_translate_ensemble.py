@@ -12,7 +12,7 @@ from treenet.data.batch import collate
 from treenet.models import VocabSizes, build_model
 from treenet.translation.ensemble import Ensemble
 from treenet.translation.forced import score_targets
-from treenet.translation.search import beam_search
+from treenet.translation.search import search_batch
 from treenet.translation.translate import score_examples, translate_examples
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
@@ -64,7 +64,7 @@ def test_an_ensemble_of_two_models_finds_the_best_of_all_hypotheses(form, expone
         beam_size=64, max_length_factor=1e-6, max_length_offset=5, length_penalty=exponent, length_penalty_form=form,
         min_length=min_length,
     )  # fmt: skip
-    for example, found in zip(examples, beam_search(Ensemble(models), collate(examples), decoding, num_best=64), strict=True):
+    for example, found in zip(examples, search_batch(Ensemble(models), collate(examples), decoding, num_best=64), strict=True):
         expected = []
         for length in range(min_length, 6):
             divisor = (length + 1 if form == "length" else (5 + length + 1) / 6) ** exponent
@@ -115,9 +115,9 @@ def test_rounding_of_float32_moves_scores_by_less_than_a_millionth(name):
     torch.manual_seed(1)
     config = ModelConfig(name=name, d_model=16, d_ff=32, num_heads=2, num_encoder_layers=2, num_decoder_layers=2)
     model, examples = build_model(config, VocabSizes(PIECES, 5)).eval(), random_examples(8)
-    together = beam_search(model, collate(examples), DecodingConfig(), num_best=5)
+    together = search_batch(model, collate(examples), DecodingConfig(), num_best=5)
     for example, hypotheses in zip(examples, together, strict=True):
-        alone = beam_search(model, collate([example]), DecodingConfig(), num_best=5)[0]
+        alone = search_batch(model, collate([example]), DecodingConfig(), num_best=5)[0]
         assert [h.ids for h in alone] == [h.ids for h in hypotheses]
         assert [h.score for h in alone] == pytest.approx([h.score for h in hypotheses], abs=1e-6)
 
@@ -126,10 +126,10 @@ def test_rounding_of_float32_moves_scores_by_less_than_a_millionth(name):
 def test_a_sentence_gets_the_same_hypotheses_alone_and_in_any_batch_of_real_sentences(name):
     model = Ensemble([real_model(n, 7) for n in NAMES]).eval() if name == "ensemble" else real_model(name, 6)
     examples, decoding = random_examples(8, seed=1), DecodingConfig(beam_size=4)
-    alone = [beam_search(model, collate([example]), decoding, num_best=4)[0] for example in examples]
+    alone = [search_batch(model, collate([example]), decoding, num_best=4)[0] for example in examples]
     assert len({h[0].ids for h in alone}) > 4, "the model looks at its source"
     for order in [range(8), range(7, -1, -1), (3, 0), (5, 5, 2), (6, 1, 4, 7)]:
-        found = beam_search(model, collate([examples[i] for i in order]), decoding, num_best=4)
+        found = search_batch(model, collate([examples[i] for i in order]), decoding, num_best=4)
         for i, hypotheses in zip(order, found, strict=True):
             assert [h.ids for h in hypotheses] == [h.ids for h in alone[i]]
             assert [h.score for h in hypotheses] == pytest.approx([h.score for h in alone[i]], abs=1e-6)
@@ -139,7 +139,7 @@ def test_a_sentence_gets_the_same_hypotheses_alone_and_in_any_batch_of_real_sent
 def test_beam_1_of_a_real_model_is_greedy(name):
     model, examples = real_model(name, 8), random_examples(5, seed=2)
     decoding = DecodingConfig(beam_size=1, max_length_offset=4)
-    for example, found in zip(examples, beam_search(model, collate(examples), decoding), strict=True):
+    for example, found in zip(examples, search_batch(model, collate(examples), decoding), strict=True):
         ids: list[int] = []
         while len(ids) < int(1.5 * len(example["leaves"]["piece"])) + 4:
             with torch.no_grad():

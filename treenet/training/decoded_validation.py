@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import numpy as np
 from torch import nn
 
-from treenet.config import DecodingConfig, TrainConfig
+from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import plan_in_order
 from treenet.data.splits import read_references
@@ -18,7 +18,7 @@ from treenet.runs.loading import load_processor
 from treenet.runs.precision import computing_in
 from treenet.training.ranks import Ranks
 from treenet.training.step import TrainStep
-from treenet.translation.search import beam_search
+from treenet.translation.search import search_batch
 from treenet.translation.translate import detokenize
 from treeproc.common.settings import UserError
 from treeproc.shards.lengths import read_lengths
@@ -32,8 +32,7 @@ class DecodedValidation:
 
     def __init__(self, config: TrainConfig, source: ExampleSource, ranks: Ranks):
         self._config, self._source, self._ranks = config, source, ranks
-        limits = ("max_length_factor", "max_length_offset", "min_length", "max_tokens")  # nothing else concerns greedy search
-        self._decoding = DecodingConfig(beam_size=1, **{name: getattr(config.decoding, name) for name in limits})
+        self._decoding = config.decoding.model_copy(update={"method": "beam", "beam_size": 1, "diversity_groups": 1})
         self._processor = load_processor(config.data)
         self._references = read_references(config.data, "valid")
         self._ids = np.sort(read_lengths(config.data / "encoded", "valid")["example_id"]).tolist()
@@ -71,7 +70,7 @@ class DecodedValidation:
             if number % self._ranks.world_size != self._ranks.rank or not len(rows):
                 continue
             batch = self._source.batch(rows).to(self._ranks.device)
-            best = beam_search(model, batch, self._decoding)
+            best = search_batch(model, batch, self._decoding)
             texts = [detokenize(self._processor, hypotheses[0]) for hypotheses in best]
             lines.update(zip(batch.example_ids.tolist(), texts, strict=True))
         return lines

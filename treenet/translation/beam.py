@@ -1,184 +1,242 @@
-"""The hypotheses of a beam search, and the choice among their extensions: what searches over any cache share.
+"""The choosers of beam search and of diverse beam search: the hypotheses of all sentences, and the choice of their extensions.
 
-Shapes: B sentences of the batch, K beam size, C hypotheses of a sentence now, R decoded hypotheses. F best extensions of a
-hypothesis, T pieces so far.
+A sentence owns K places. Every step extends its live hypotheses by one piece and keeps the most probable extensions, one for each
+place. An extension by EOS is finished and holds its place until the end.
+
+A sentence is finished when all its places are finished, or when no live hypothesis can still enter its n-best list. The second
+test is exact, because log-probabilities only fall. The best end of a live hypothesis with log-probability p is p at the maximum
+length, where the length penalty is mildest. So an early stop never changes a result, with `gnmt` and with `length`. Beam size 1
+is greedy search.
+
+Hypotheses stand in a grid [B, K]. If one is not live, its log-probability there is -inf. On CPUs, only live hypotheses are
+decoded. Other devices decode the whole grid, because they would have to wait while the host counts the live ones. There, the host
+checks every END_TEST_EVERY steps whether the search has ended.
+
+Shapes: B sentences of the batch, K beam size, R decoded hypotheses, F best extensions of a hypothesis, V vocabulary. G groups,
+W = K / G hypotheses of a group, T pieces of the longest translation.
 """
-
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from treenet.config import DecodingConfig
-from treenet.data.batch import TreeBatch
-from treenet.data.input_kinds import InputKind
-from treenet.translation.hypotheses import Finished, Hypothesis
-from treenet.translation.line_constraints import BatchConstraints
-from treeproc.common.settings import UserError
-from treeproc.shards.schema import BOS_ID, EOS_ID
+from treenet.translation.caches import Steps
+from treenet.translation.hypotheses import Finished, Hypothesis, sort_hypotheses
+from treenet.translation.next_pieces import best_by_key, best_pieces
+from treenet.translation.required import RequiredPhrases
+from treenet.translation.restrictions import Lengths
+from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
 
 END_TEST_EVERY = 8  # steps over whole grids; a search over live hypotheses checks every step
 
 
-class Steps(Enum):
-    """The ways to compute the steps of a beam search. All find the same translations, except for rounding."""
-
-    LIVE = "live"  # decodes live hypotheses; the cache grows. The default on CPUs
-    GRID = "grid"  # decodes the whole grid, so the host need not count; the cache grows
-    STATIC = "static"  # decodes the whole grid over a static cache, on CUDA as a CUDA graph. The default on GPUs
-    COMPILED = "compiled"  # the same, and torch.compile fuses the operations of a step
-
-
-class SearchState(Protocol):
-    """The state of a model between steps, one row per decoded hypothesis."""
-
-    def select(self, rows: Tensor, beam_width: int | None = None) -> "SearchState":
-        """Return the state of `rows` [R'], which may repeat, reorder and leave out rows.
-
-        With `beam_width`, every sentence has this number of rows now, in the order of the batch. Then nothing needs to be looked
-        up.
-        """
-        ...
-
-
-class Decodable(Protocol):
-    """A model that can be searched."""
-
-    reads: InputKind
-
-    def encode(self, batch: TreeBatch) -> Any: ...
-
-    def start_decoding(self, memory: Any) -> SearchState:
-        """Return the state for one row per sentence of the memory."""
-        ...
-
-    def decode_step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Return the logits [R, V] of the piece that follows `tokens` [R], and the new state."""
-        ...
-
-
-def max_lengths(batch: TreeBatch, decoding: DecodingConfig) -> Tensor:
-    """Return the maximum length [B] of every sentence's hypotheses in pieces. It depends only on the sentence's own leaves."""
-    num_leaves = (~batch.leaf_pad_mask).sum(1)
-    return (num_leaves * decoding.max_length_factor).long() + decoding.max_length_offset
-
-
-@dataclass
 class Beam:
-    """The hypotheses of all sentences in a grid [B, C]."""
+    """The hypotheses of a beam search and those that are finished. Steps change the tensors in place.
 
-    log_prob: Tensor  # [B, C] float64, -inf where a hypothesis is not live
-    pieces: Tensor  # [B, C, 1 + T], BOS first
-    places: Tensor  # [R] flat places in [B, C] of the hypotheses that the model decodes
+    If `captured`, every step has the same operations at the same addresses, and the number of pieces is a tensor.
+    """
 
-    @classmethod
-    def begin(cls, num_sentences: int, device: torch.device, width: int = 1) -> "Beam":
-        """Make one empty hypothesis per sentence, in a grid with `width` places."""
-        pieces = torch.full((num_sentences, width, 1), BOS_ID, device=device)
-        return cls(first_log_prob(num_sentences, width, device), pieces, torch.arange(num_sentences * width, device=device))
+    def __init__(
+        self,
+        lengths: Lengths,
+        width: int,
+        num_best: int,
+        steps: Steps = Steps.LIVE,
+        captured: bool = False,
+        required: RequiredPhrases | None = None,
+    ):
+        self._lengths, self._num_best, self._required = lengths, num_best, required
+        count, device = len(lengths.most), lengths.most.device
+        self._numbers = torch.arange(count * width, device=device).view(count, width)
+        self._sentences = self._numbers // width
+        self._places_of_pieces = torch.arange(lengths.longest + 1, device=device)
+        self.log_prob = torch.full((count, width), -torch.inf, dtype=torch.float64, device=device)  # -inf: not live
+        self.log_prob[:, 0] = 0.0
+        self._last = torch.full_like(self._numbers, BOS_ID)
+        self._pieces = torch.full((count, width, lengths.longest + 1), PAD_ID, device=device)  # [B, K, T + 1] without BOS
+        self.step: int | Tensor = torch.zeros(1, dtype=torch.long, device=device) if captured else 0  # number of pieces
+        self.finished = Finished(count, width, lengths.longest + 1, device)
+        self._whole = steps is not Steps.LIVE
+        # [R] flat places of the decoded hypotheses; None for the whole grid.
+        self._places = None if steps.is_static else self._numbers[:, 0]
 
-    def last_pieces(self) -> Tensor:
+    @property
+    def tokens(self) -> Tensor:
         """Return the last piece of every decoded hypothesis, [R]."""
-        return self.pieces[..., -1].flatten().index_select(0, self.places)
+        return self.decoded(self._last)
 
-    def decoded_pieces(self) -> Tensor:
-        """Return the pieces of every decoded hypothesis without BOS, [R, T]."""
-        return self.pieces.flatten(0, 1).index_select(0, self.places)[:, 1:]
+    @property
+    def pieces(self) -> Tensor:
+        """Return the pieces of every decoded hypothesis, [R, T + 1]. Those from `step` on have no meaning."""
+        return self.decoded(self._pieces)
 
-    def of_sentences(self, values: Tensor) -> Tensor:
-        """Expand values of sentences [B] to values of decoded hypotheses [R]."""
-        return values[:, None].expand(self.log_prob.shape).flatten().index_select(0, self.places)
+    @property
+    def sentences(self) -> Tensor:
+        """Return the sentence of every decoded hypothesis, [R]."""
+        return self.decoded(self._sentences)
 
-    def extend(self, values: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Extend hypotheses by `candidates` [R, F] of log-probability `values`; see `extensions`."""
-        return extensions(self.log_prob, self._in_grid(values), self._in_grid(candidates))
+    def decoded(self, grid: Tensor) -> Tensor:
+        """Return the rows [R, ...] of a grid [B, K, ...] that are decoded."""
+        rows = grid.flatten(0, 1)
+        return rows if self._places is None else rows.index_select(0, self._places)
 
-    def prefixes(self, origin: Tensor) -> Tensor:
-        """Return the pieces of the hypotheses at places `origin` [B, C'] of each sentence: [B, C', 1 + T]."""
-        return pieces_of(self.pieces, origin)
+    def choose(self, log_probs: Tensor) -> Tensor:
+        """Extend every hypothesis by one piece of `log_probs` [R, V], and keep the best.
 
-    def follow(self, log_prob: Tensor, pieces: Tensor, origin: Tensor, whole: bool) -> tuple["Beam", Tensor]:
-        """Make the next beam, of hypotheses that extend those at `origin` [B, C'].
-
-        Also returns, for each row of its state, the row in the state of this beam. It decodes the `whole` grid, or only live
-        hypotheses.
+        Returns, for each hypothesis that is decoded next, the row in [R] of the one that it extends.
         """
-        decoded = torch.arange(len(self.places), device=self.places.device)
-        rows = self._in_grid(decoded[:, None])[..., 0].gather(1, origin).flatten()
-        places = torch.arange(len(rows), device=rows.device) if whole else log_prob.isfinite().flatten().nonzero()[:, 0]
-        return Beam(log_prob, pieces, places), rows.index_select(0, places)
+        best, chosen, origin = self._extend(log_probs)
+        return self._follow(best, chosen, origin, self._find_place(best), best)
 
-    def is_empty(self) -> Tensor:
-        """Return whether no hypothesis is live, a scalar."""
-        return self.log_prob.isneginf().all()
+    def has_ended(self, num_steps: int) -> bool:
+        """Return whether no hypothesis is live after this number of steps. If the whole grid is decoded, it may be late."""
+        if self._whole:
+            return num_steps % END_TEST_EVERY == 0 and bool(self.log_prob.isneginf().all())
+        return not len(self.tokens)
+
+    def found(self) -> list[list[Hypothesis]]:
+        """Return the best hypotheses of every sentence, best first."""
+        return self.finished.n_best(self._num_best)
+
+    def _extend(self, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the best K extensions of each sentence, best first; equal ones keep the order of the grid.
+
+        They are three tensors [B, K]: the log-probability of the extended hypothesis, the piece, and the place of the hypothesis
+        before.
+        """
+        width = self.log_prob.shape[1]
+        best_of_rows = best_pieces if isinstance(self.step, int) else best_by_key
+        values, candidates = best_of_rows(log_probs, min(width, log_probs.shape[1]))
+        if self._required:
+            values, candidates = self._required.propose(log_probs, values, candidates, self._past(), self.decoded)
+        extended = self.log_prob[:, :, None] + self._in_grid(values)
+        extended.masked_fill_(self.log_prob.isneginf()[:, :, None], -torch.inf)
+        best, index = extended.flatten(1).sort(dim=1, descending=True, stable=True)
+        found = best, self._in_grid(candidates).flatten(1).gather(1, index), index // values.shape[1]
+        if self._required:
+            found = self._required.allocate(*found, self._past())
+        best, chosen, origin = (x[:, :width] for x in found)
+        return best, chosen, origin
+
+    def _find_place(self, best: Tensor) -> Tensor:
+        """Return which extensions [B, K] find a place beside the finished hypotheses."""
+        ranks = torch.arange(best.shape[1], device=best.device)
+        return (ranks < (best.shape[1] - self.finished.count)[:, None]) & best.isfinite()
+
+    def _follow(self, best: Tensor, chosen: Tensor, origin: Tensor, kept: Tensor, log_prob: Tensor) -> Tensor:
+        """Go on to the extensions that are `kept`. Those that end are finished with `log_prob`. Returns rows as `choose`."""
+        step = self.step
+        prefixes = self._pieces.gather(1, origin[:, :, None].expand(-1, -1, self._pieces.shape[2]))
+        ends = kept & (chosen == EOS_ID)
+        self.finished.add(ends, prefixes, step, log_prob, self._lengths.penalties[step])
+        live = best.masked_fill(~kept | ends, -torch.inf)
+        live = live.masked_fill(self._decided(live)[:, None], -torch.inf)
+        if self._required:
+            self._required.follow(chosen, origin, self._past())
+        self.log_prob.copy_(live)
+        self._last.copy_(chosen)
+        self._pieces.copy_(torch.where(self._places_of_pieces == step, chosen[:, :, None], prefixes))
+        self.step += 1
+
+        rows = self._numbers
+        if self._places is not None:
+            rows = self._in_grid(torch.arange(len(self._places), device=rows.device)[:, None])[..., 0]
+        rows = rows.gather(1, origin).flatten()
+        if self._whole:
+            self._places = None
+            return rows
+        self._places = self.log_prob.isfinite().flatten().nonzero()[:, 0]
+        return rows.index_select(0, self._places)
+
+    def _decided(self, live: Tensor) -> Tensor:
+        """Return [B]: whether no live hypothesis, of log-probabilities `live` [B, K], can enter the n-best list of its sentence.
+
+        An equal score does not enter: the finished hypothesis is shorter and comes first.
+        """
+        attainable = live.max(dim=1).values / self._lengths.mildest_penalty
+        return self.finished.score.sort(dim=1, descending=True).values[:, self._num_best - 1] >= attainable
+
+    def _past(self) -> Tensor:
+        """Return the pieces of the grid so far, [B, K, step]."""
+        return self._pieces[:, :, : self.step]
 
     def _in_grid(self, rows: Tensor) -> Tensor:
-        """Put rows [R, F] at their places: [B, C, F], 0 elsewhere."""
-        grid = rows.new_zeros(self.log_prob.numel(), rows.shape[1]).index_copy_(0, self.places, rows)
+        """Put rows [R, F] at their places: [B, K, F], 0 elsewhere."""
+        if self._places is None:
+            return rows.view(*self.log_prob.shape, -1)
+        grid = rows.new_zeros(self.log_prob.numel(), rows.shape[1]).index_copy_(0, self._places, rows)
         return grid.unflatten(0, self.log_prob.shape)
 
 
-def first_log_prob(num_sentences: int, width: int, device: torch.device) -> Tensor:
-    """Return log-probabilities [B, width] at the start: the first place of each sentence has the empty hypothesis."""
-    log_prob = torch.full((num_sentences, width), -torch.inf, dtype=torch.float64, device=device)
-    log_prob[:, 0] = 0.0
-    return log_prob
+class _Group(Beam):
+    """The beam of one group, whose log-probabilities include losses."""
+
+    def __init__(self, lengths: Lengths, width: int):
+        super().__init__(lengths, width, num_best=width)
+        self._lost = torch.zeros_like(self.log_prob)
+
+    def choose_apart(self, log_probs: Tensor, counts: Tensor, strength: float) -> Tensor:
+        """Choose as `choose`, and add the choices to `counts` [B, V]: how often earlier groups have chosen each piece."""
+        best, chosen, origin = self._extend(log_probs - strength * counts[self.sentences])
+        kept = self._find_place(best)
+        self._lost = self._lost.gather(1, origin) + strength * counts.gather(1, chosen)
+        counts.scatter_add_(1, chosen, kept.to(counts.dtype))
+        return self._follow(best, chosen, origin, kept, best + self._lost)
 
 
-def extensions(log_prob: Tensor, values: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Extend hypotheses [B, C] by `candidates` [B, C, F] of log-probability `values`. Returns three tensors [B, C * F].
+class DiverseBeam:
+    """Diverse beam search (Vijayakumar et al., 2018) with Hamming diversity: a beam in groups, each a beam search.
 
-    They are the log-probability of the extended hypothesis, the piece, and the place in [C] of the hypothesis before. The best
-    come first. Equal ones keep the order of the grid.
+    Within a step, the groups choose their extensions one after the other. For each hypothesis of an earlier group that has chosen
+    a piece at this step, the piece loses `strength` from its log-probability. EOS counts as a piece. A loss stays with the
+    hypothesis, as in the authors' code, but only the choice sees it. Scores are those of plain search.
+
+    The search ends when all groups have found as many hypotheses as they have places. Equal hypotheses of several groups are one.
     """
-    extended = (log_prob[:, :, None] + values).masked_fill_(log_prob.isneginf()[:, :, None], -torch.inf)
-    best, index = extended.flatten(1).sort(dim=1, descending=True, stable=True)
-    return best, candidates.flatten(1).gather(1, index), index // values.shape[2]
 
+    def __init__(self, lengths: Lengths, num_groups: int, width: int, num_best: int, strength: float):
+        self._groups = [_Group(lengths, width) for _ in range(num_groups)]
+        self._num_best, self._strength = num_best, strength
+        self._num_sentences = len(lengths.most)
 
-def pieces_of(pieces: Tensor, origin: Tensor) -> Tensor:
-    """Return the rows of `pieces` [B, C, T] at places `origin` [B, C'] of each sentence: [B, C', T]."""
-    return pieces.gather(1, origin[:, :, None].expand(-1, -1, pieces.shape[2]))
+    @property
+    def step(self) -> int | Tensor:
+        """Return the number of pieces."""
+        return self._groups[0].step
 
+    @property
+    def tokens(self) -> Tensor:
+        """Return the last pieces of decoded hypotheses, group by group, [R]."""
+        return torch.cat([group.tokens for group in self._groups])
 
-def keep_best(
-    finished: Finished,
-    best: Tensor,
-    chosen: Tensor,
-    prefixes: Tensor,
-    length: int | Tensor,
-    penalty: Tensor,
-    mildest_penalty: Tensor,
-    num_best: int,
-) -> Tensor:
-    """Keep the extensions of hypotheses `prefixes` [B, C, T] by `chosen` [B, C], of log-probability `best`, that find a place.
+    @property
+    def pieces(self) -> Tensor:
+        """Return the pieces of decoded hypotheses, [R, T + 1]."""
+        return torch.cat([group.pieces for group in self._groups])
 
-    Those that end become `finished`, with their first `length` pieces and the `penalty` of that length. Returns the
-    log-probabilities [B, C] of the next beam, -inf for others and for sentences that are decided.
-    """
-    ranks = torch.arange(best.shape[1], device=best.device)
-    kept = (ranks < (finished.beam_size - finished.count)[:, None]) & best.isfinite()
-    ends = kept & (chosen == EOS_ID)
-    finished.add(ends, prefixes, length, best, penalty)
-    log_prob = best.masked_fill(~kept | ends, -torch.inf)
-    decided = _decided(log_prob, finished.score, mildest_penalty, num_best)
-    return log_prob.masked_fill(decided[:, None], -torch.inf)
+    @property
+    def sentences(self) -> Tensor:
+        """Return the sentences of decoded hypotheses, [R]."""
+        return torch.cat([group.sentences for group in self._groups])
 
+    def choose(self, log_probs: Tensor) -> Tensor:
+        """See `Beam.choose`."""
+        counts = log_probs.new_zeros(self._num_sentences, log_probs.shape[1])
+        rows, first = [], 0
+        for group, own in zip(self._groups, log_probs.split([len(group.tokens) for group in self._groups]), strict=True):
+            rows.append(group.choose_apart(own, counts, self._strength) + first)
+            first += len(own)
+        return torch.cat(rows)
 
-def check_found(batch: TreeBatch, found: list[list[Hypothesis]], constraints: BatchConstraints | None) -> None:
-    """Raise UserError if a sentence without constraints has no hypothesis, because the model's scores are not finite."""
-    for row, hypotheses in enumerate(found):
-        if not hypotheses and not (constraints and constraints.constrained[row]):
-            line = int(batch.example_ids[row]) + 1
-            raise UserError(f"line {line}: the model's scores are not finite; translate with an earlier checkpoint")
+    def has_ended(self, num_steps: int) -> bool:
+        """Return whether no hypothesis is live."""
+        return all(group.has_ended(num_steps) for group in self._groups)
 
-
-def _decided(live_log_prob: Tensor, finished_score: Tensor, mildest_penalty: Tensor, num_best: int) -> Tensor:
-    """Return [B]: whether no live hypothesis [B, C] of a sentence can enter its n-best list.
-
-    An equal score does not enter: the finished hypothesis is shorter and comes first.
-    """
-    attainable = live_log_prob.max(dim=1).values / mildest_penalty
-    return finished_score.sort(dim=1, descending=True).values[:, num_best - 1] >= attainable
+    def found(self) -> list[list[Hypothesis]]:
+        """Return the best different hypotheses of every sentence, best first."""
+        out = []
+        for own in zip(*(group.found() for group in self._groups), strict=True):
+            first: dict[tuple[int, ...], Hypothesis] = {}
+            for one in sort_hypotheses([one for of_group in own for one in of_group]):
+                first.setdefault(one.ids, one)  # the last digits of equal ones may differ
+            out.append(list(first.values())[: self._num_best])
+        return out

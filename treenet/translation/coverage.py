@@ -23,7 +23,7 @@ from treenet.data.batch import TreeBatch
 from treenet.data.in_order import in_order_with_rows, longer_side
 from treenet.models.attention_weights import attend_batch
 from treenet.models.decoders.transformer import TransformerDecoder
-from treenet.translation.hypotheses import Hypothesis
+from treenet.translation.hypotheses import Hypothesis, sort_hypotheses
 from treeproc.common.errors import UserError
 
 _LEAST = float(np.finfo(np.float32).tiny)  # attention of a leaf, whose logarithm stays finite
@@ -75,7 +75,7 @@ def order_by_coverage(
     window = max(1, len(forced))
     penalties = in_order_with_rows(penalise, model.reads, forced, 0.0, longer_side, decoding.max_tokens, device, window)
     scored = [[replace(one, score=one.score + next(penalties)) for one in own] for own in found]
-    return [sorted(own, key=lambda h: (-h.score, len(h.ids), h.ids))[:num_best] for own in scored]
+    return [sort_hypotheses(own)[:num_best] for own in scored]
 
 
 def _penalty(example: Mapping, weights: np.ndarray, decoding: DecodingConfig) -> float:

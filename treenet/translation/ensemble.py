@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import LEAVES, InputKind
 from treenet.runs.loading import LoadedRun, load_run
-from treenet.translation.beam import Decodable, SearchState
-from treenet.translation.static_search import StaticSearchState, has_static_cache
+from treenet.translation.caches import Decodable, SearchState, StaticSearchState, has_static_cache
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_index
 

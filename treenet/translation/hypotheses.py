@@ -1,8 +1,9 @@
 """Finished hypotheses of a search, and their scores.
 
-Shapes: B sentences, K beam size, C hypotheses of a sentence, T pieces.
+Shapes: B sentences, K beam size, T pieces of the longest translation.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from treenet.config import DecodingConfig
-from treenet.translation.next_pieces import is_none
+from treenet.translation.next_pieces import known_all_false
 from treeproc.common.errors import UserError
 from treeproc.shards.schema import PAD_ID
 
@@ -44,13 +45,9 @@ def check_num_best(num_best: int, decoding: DecodingConfig, name: str = "the num
 
 
 class Finished:
-    """Finished hypotheses of all sentences of a batch, at most K for each sentence. Column K takes those that are not kept.
+    """Finished hypotheses of all sentences of a batch, at most K for each sentence. Column K takes those that are not kept."""
 
-    On CPUs, steps in which no hypothesis ends are skipped. Steps of a CUDA graph cannot `skip`.
-    """
-
-    def __init__(self, num_sentences: int, beam_size: int, max_length: int, device: torch.device, skips: bool = True):
-        self._skips = skips
+    def __init__(self, num_sentences: int, beam_size: int, max_length: int, device: torch.device):
         self.count = torch.zeros(num_sentences, dtype=torch.long, device=device)
         self._score = torch.full((num_sentences, beam_size + 1), -torch.inf, dtype=torch.float64, device=device)
         self._log_prob = self._score.clone()
@@ -62,18 +59,15 @@ class Finished:
         """Return the scores [B, K], -inf where there is no hypothesis yet."""
         return self._score[:, :-1]
 
-    @property
-    def beam_size(self) -> int:
-        """Return K."""
-        return self._score.shape[1] - 1
-
     def add(self, ends: Tensor, pieces: Tensor, length: int | Tensor, log_prob: Tensor, penalty: Tensor) -> None:
-        """Keep the first `length` of `pieces` [B, C, T] where `ends` [B, C] is True. A tensor of the length has the shape [1]."""
-        if self._skips and is_none(ends):
+        """Keep the first `length` of `pieces` [B, K, T] where `ends` [B, K] is True.
+
+        In a captured step, the length is a tensor [1]. Other steps in which no hypothesis ends are skipped on CPUs.
+        """
+        if isinstance(length, int) and known_all_false(ends):
             return
-        place = torch.where(ends, self.count[:, None] + ends.cumsum(1) - 1, self.beam_size)
-        width = pieces.shape[2]
-        self._pieces[:, :, :width].scatter_(1, place[:, :, None].expand(-1, -1, width), pieces)
+        place = torch.where(ends, self.count[:, None] + ends.cumsum(1) - 1, self.score.shape[1])
+        self._pieces.scatter_(1, place[:, :, None].expand(-1, -1, pieces.shape[2]), pieces)
         self._length.scatter_(1, place, length if isinstance(length, int) else length.expand(place.shape))
         self._log_prob.scatter_(1, place, log_prob)
         self._score.scatter_(1, place, log_prob / penalty)
@@ -81,14 +75,19 @@ class Finished:
         self.count += ends.sum(1)
 
     def n_best(self, num_best: int) -> list[list[Hypothesis]]:
-        """Return the hypotheses of every sentence, best first. Equal scores are ordered by length, then by ids."""
-        columns = [column.tolist() for column in (self.count, self._score, self._log_prob, self._length, self._pieces)]
-        return [_sort_hypotheses(*values)[:num_best] for values in zip(*columns, strict=True)]
+        """Return the `num_best` best hypotheses of every sentence, best first."""
+        pieces = self._pieces[:, :, : int(self._length.max())]
+        columns = [column.tolist() for column in (self.count, self._score, self._log_prob, self._length, pieces)]
+        return [_hypotheses(*values)[:num_best] for values in zip(*columns, strict=True)]
 
 
-def _sort_hypotheses(
+def sort_hypotheses(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
+    """Return hypotheses, best first. Equal scores are ordered by length, then by ids."""
+    return sorted(hypotheses, key=lambda h: (-h.score, len(h.ids), h.ids))
+
+
+def _hypotheses(
     count: int, scores: list[float], log_probs: list[float], lengths: list[int], pieces: list[list[int]]
 ) -> list[Hypothesis]:
     rows = islice(zip(scores, log_probs, lengths, pieces, strict=True), count)
-    hypotheses = [Hypothesis(tuple(ids[:length]), score, log_prob) for score, log_prob, length, ids in rows]
-    return sorted(hypotheses, key=lambda h: (-h.score, len(h.ids), h.ids))
+    return sort_hypotheses([Hypothesis(tuple(ids[:length]), score, log_prob) for score, log_prob, length, ids in rows])

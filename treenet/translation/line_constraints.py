@@ -1,6 +1,6 @@
 """Constraints on the translation of a line: its first pieces, phrases that it must contain, and strings that it must not contain.
 
-Shapes: B sentences, R decoded hypotheses, T pieces so far, V vocabulary.
+Shapes: R decoded hypotheses, V vocabulary.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +13,7 @@ from torch import Tensor
 from treenet.config import DecodingConfig
 from treenet.translation.forbidden import ForbiddenStrings, PieceTexts
 from treenet.translation.required import RequiredPhrases
+from treenet.translation.restrictions import Hypotheses, Restriction
 from treeproc.common.arguments import as_list, check_string
 from treeproc.common.errors import UserError
 
@@ -80,43 +81,56 @@ class BatchConstraints:
     def __init__(self, lines: Sequence[LineConstraints], pieces: PieceTexts | None, device: torch.device | str):
         self._device = torch.device(device)
         self.constrained = [bool(line) for line in lines]
-        self.phrases = [line.required for line in lines]
-        longest = max((len(line.prefix) for line in lines), default=0)
-        padded = [[*line.prefix, *[_NO_PIECE] * (longest - len(line.prefix))] for line in lines]
-        self._prefixes = torch.tensor(padded, dtype=torch.long, device=device).view(len(lines), longest)
-        automata: dict[tuple[str, ...], ForbiddenStrings] = {}
-        for strings in {line.forbidden for line in lines if line.forbidden}:
+        self._phrases = [line.required for line in lines]
+        self.restrictions: list[Restriction] = []  # without required phrases, which need a beam
+        if any(line.prefix for line in lines):
+            self.restrictions.append(_Prefixes([line.prefix for line in lines], self._device))
+        if any(line.forbidden for line in lines):
             if pieces is None:
                 raise ValueError("forbidden strings need the texts of the pieces")
-            automata[strings] = ForbiddenStrings(strings, pieces)
-        self._forbidden = [automata.get(line.forbidden) for line in lines]
+            self.restrictions.append(_Forbidden([line.forbidden for line in lines], pieces))
+
+    def required(self, beam_size: int) -> RequiredPhrases | None:
+        """Return the required phrases at the start of a beam search; None if no sentence has any."""
+        return RequiredPhrases(self._phrases, self._device, beam_size) if self.have_phrases else None
 
     @property
     def have_phrases(self) -> bool:
         """Whether a sentence has a required phrase."""
-        return any(self.phrases)
+        return any(self._phrases)
 
-    def required(self, beam_width: int = 1) -> RequiredPhrases | None:
-        """Return the state of the required phrases at the start of a search; None if there are no phrases.
 
-        The search begins with `beam_width` hypotheses of each sentence.
-        """
-        return RequiredPhrases(self.phrases, self._device, beam_width) if self.have_phrases else None
+class _Prefixes:
+    """Demands the first pieces of translations."""
 
-    def restrict(self, log_probs: Tensor, pieces: Tensor, sentences: Tensor) -> None:
-        """Set log-probabilities [R, V] to -inf where a prefix demands another piece, or a forbidden string would appear.
+    on_device = False
 
-        `pieces` [R, T] are those of the hypotheses so far, without BOS, and `sentences` [R] their rows in the batch.
-        """
-        step = pieces.shape[1]
-        if step < self._prefixes.shape[1]:
-            wanted = self._prefixes[sentences, step]
+    def __init__(self, prefixes: Sequence[tuple[int, ...]], device: torch.device):
+        longest = max(map(len, prefixes))
+        padded = [[*prefix, *[_NO_PIECE] * (longest - len(prefix))] for prefix in prefixes]
+        self._prefixes = torch.tensor(padded, dtype=torch.long, device=device)
+
+    def apply(self, log_probs: Tensor, hypotheses: Hypotheses) -> None:
+        if hypotheses.step < self._prefixes.shape[1]:
+            wanted = self._prefixes[hypotheses.sentences, hypotheses.step]
             others = torch.arange(log_probs.shape[1], device=log_probs.device) != wanted[:, None]
             log_probs.masked_fill_(others & (wanted != _NO_PIECE)[:, None], -torch.inf)
-        if any(self._forbidden):
-            for row, sentence, ids in zip(range(len(pieces)), sentences.tolist(), pieces.tolist(), strict=True):
-                if (strings := self._forbidden[sentence]) is not None:
-                    log_probs[row, torch.from_numpy(strings.banned(tuple(ids))).to(log_probs.device)] = -torch.inf
+
+
+class _Forbidden:
+    """Forbids pieces that would complete a forbidden string."""
+
+    on_device = False
+
+    def __init__(self, strings: Sequence[tuple[str, ...]], pieces: PieceTexts):
+        automata = {own: ForbiddenStrings(own, pieces) for own in set(strings) if own}
+        self._automata = [automata.get(own) for own in strings]
+
+    def apply(self, log_probs: Tensor, hypotheses: Hypotheses) -> None:
+        pieces = hypotheses.pieces[:, : hypotheses.step].tolist()
+        for row, (sentence, ids) in enumerate(zip(hypotheses.sentences.tolist(), pieces, strict=True)):
+            if (strings := self._automata[sentence]) is not None:
+                log_probs[row, torch.from_numpy(strings.banned(tuple(ids))).to(log_probs.device)] = -torch.inf
 
 
 def batch_constraints(

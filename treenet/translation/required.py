@@ -9,10 +9,13 @@ Shapes: B sentences, C hypotheses of a sentence, R decoded hypotheses, F proposa
 P phrases, L pieces of the longest phrase, T pieces so far.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from treeproc.shards.schema import EOS_ID
 
 _NO_PIECE = -1
 
@@ -20,9 +23,11 @@ Phrases = Sequence[Sequence[int]]
 
 
 class RequiredPhrases:
-    """The phrases of a batch of sentences, and which of them each hypothesis of the grid has met."""
+    """The phrases of a batch of sentences, and which of them each of `beam_width` hypotheses of a sentence has met."""
 
-    def __init__(self, phrases: Sequence[Phrases], device: torch.device, beam_width: int = 1):
+    on_device = False
+
+    def __init__(self, phrases: Sequence[Phrases], device: torch.device, beam_width: int):
         most = max(len(own) for own in phrases)
         longest = max(len(phrase) for own in phrases for phrase in own)
         pieces = torch.full((len(phrases), most, longest), _NO_PIECE)
@@ -33,19 +38,21 @@ class RequiredPhrases:
         self._lengths = (self._pieces != _NO_PIECE).sum(2)  # [B, P], 0 where there is no phrase
         self._met = (self._lengths[:, None] == 0).expand(-1, beam_width, -1)  # [B, C, P]
 
-    def unmet(self) -> Tensor:
-        """Return [B, C]: whether a hypothesis lacks a phrase."""
-        return ~self._met.all(2)
+    def apply(self, log_probs: Tensor, hypotheses: Any) -> None:
+        """Forbid the end of hypotheses that lack a phrase."""
+        log_probs[:, EOS_ID].masked_fill_(hypotheses.decoded(~self._met.all(2)), -torch.inf)
 
-    def propose(self, log_probs: Tensor, values: Tensor, chosen: Tensor, places: Tensor, grid: Tensor) -> tuple[Tensor, Tensor]:
+    def propose(
+        self, log_probs: Tensor, values: Tensor, chosen: Tensor, grid: Tensor, decoded: Callable[[Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
         """Add the next piece of each phrase to the proposals `chosen` [R, F] of probabilities `values`.
 
-        `places` [R] are those of the decoded hypotheses in the grid of pieces [B, C, 1 + T]. Returns both as [R, F + P]. The
-        value of a piece that was proposed already is -inf.
+        `grid` [B, C, T] has the pieces so far, and `decoded` takes the decoded rows [R, ...] of a grid [B, C, ...]. Returns both
+        as [R, F + P]. The value of a piece that was proposed already is -inf.
         """
         progress = self._matches(grid).int().mul(self._steps()).amax(3).long()  # [B, C, P]
         following = self._pieces[:, None].expand(-1, progress.shape[1], -1, -1).gather(3, progress[..., None])[..., 0]
-        following = following.masked_fill(self._met, _NO_PIECE).flatten(0, 1).index_select(0, places)  # [R, P]
+        following = decoded(following.masked_fill(self._met, _NO_PIECE))  # [R, P]
         again = (following[:, :, None] == chosen[:, None, :]).any(2)
         again |= (following[:, :, None] == following[:, None, :]).tril(-1).any(2)
         found = log_probs.gather(1, following.clamp(min=0)).masked_fill(again | (following == _NO_PIECE), -torch.inf)
@@ -81,7 +88,7 @@ class RequiredPhrases:
         """Return [B, C, P, L]: whether hypotheses end with the first 0, 1, ... L - 1 pieces of phrases."""
         out = []
         for count in range(self._pieces.shape[2]):
-            if count >= grid.shape[2]:
+            if count > grid.shape[2]:
                 out.append(torch.zeros_like(out[0]))
                 continue
             ending = grid[:, :, None, grid.shape[2] - count :]

@@ -1,4 +1,4 @@
-"""Sampling of translations, piece by piece, from a model's cached decoding steps.
+"""The chooser of sampling: translations drawn piece by piece.
 
 The model's distribution over the pieces that may follow changes in this order. The logits are divided by the temperature. Only
 the `top_k` most probable pieces stay. Of these, only the fewest most probable ones stay that have the share `top_p` (nucleus
@@ -7,7 +7,7 @@ sampling, Holtzman et al., 2020). Of equal pieces, the lowest ids stay.
 Sample number n of a line depends on (seed, example id, n) alone: not on other lines, their order, the padding, or the number of
 samples. Its log-probability is the model's own, as in beam search. It does not depend on temperature, `top_k` or `top_p`.
 
-Shapes: B sentences, R live samples, V vocabulary, F pieces that stay.
+Shapes: B sentences, R live samples, V vocabulary, F pieces that stay, T pieces so far.
 """
 
 from collections.abc import Sequence
@@ -16,84 +16,61 @@ import torch
 from torch import Tensor
 
 from treenet.config import DecodingConfig
-from treenet.data.batch import TreeBatch
-from treenet.translation.beam import Decodable, check_found, max_lengths
 from treenet.translation.gumbel import draw_keys, gumbel_noise
-from treenet.translation.hypotheses import Hypothesis, length_penalties
-from treenet.translation.line_constraints import BatchConstraints, check_method
-from treenet.translation.next_pieces import allowed_log_probs, best_pieces
+from treenet.translation.hypotheses import Hypothesis
+from treenet.translation.next_pieces import best_pieces
+from treenet.translation.restrictions import Lengths
 from treeproc.shards.schema import BOS_ID, EOS_ID
 
 _NUCLEUS_WIDTHS = (64, 1024)  # pieces that are sorted before all are
 
 
-@torch.inference_mode()
-def draw_samples(
-    model: Decodable, batch: TreeBatch, decoding: DecodingConfig, num_samples: int, constraints: BatchConstraints | None = None
-) -> list[list[Hypothesis]]:
-    """Draw `num_samples` translations of every sentence of `batch`, in the order of their numbers.
+class Samples:
+    """Samples with these `numbers` of each of `examples` [B]. Before the first step, those of a sentence are one hypothesis."""
 
-    `decoding.beam_size` samples of a sentence are drawn at a time. A list is empty if the `constraints` of its sentence cannot be
-    met. The model must be in evaluation mode. Raises UserError for required phrases, and if the model's scores are not finite.
-    """
-    if constraints and constraints.have_phrases:
-        check_method(decoding)
-    memory = model.encode(batch)
-    found: list[list[Hypothesis]] = [[] for _ in range(len(batch))]
-    for first in range(0, num_samples, decoding.beam_size):
-        numbers = range(first, min(first + decoding.beam_size, num_samples))
-        for own, drawn in zip(found, _draw(model, memory, batch, decoding, numbers, constraints), strict=True):
-            own += drawn
-    check_found(batch, found, constraints)
-    return found
+    def __init__(self, lengths: Lengths, decoding: DecodingConfig, examples: Tensor, numbers: Sequence[int]):
+        count, device = len(examples), lengths.most.device
+        self.step = 0
+        self.tokens = torch.full((count,), BOS_ID, device=device)
+        self.pieces = torch.zeros(count, 0, dtype=torch.long, device=device)  # [R, T]
+        self.sentences = torch.arange(count, device=device)
+        self._decoding, self._penalties = decoding, lengths.penalties.tolist()
+        self._per_sentence = len(numbers)
+        self._examples = examples.repeat_interleave(len(numbers)).cpu()
+        self._numbers = torch.tensor([*numbers] * count)
+        self._live = torch.arange(count * len(numbers), device=device)  # [R] samples that have not ended, by sentence
+        self._log_prob = torch.zeros(len(self._live), dtype=torch.float64, device=device)
+        self._ended: dict[int, Hypothesis] = {}
 
-
-def _draw(
-    model: Decodable,
-    memory: object,
-    batch: TreeBatch,
-    decoding: DecodingConfig,
-    numbers: Sequence[int],
-    constraints: BatchConstraints | None,
-) -> list[list[Hypothesis]]:
-    """Draw samples with these `numbers`. Those that cannot end are left out."""
-    device = batch.leaf_pieces.device
-    limits = max_lengths(batch, decoding)
-    shortest_limit, longest_limit = torch.stack(limits.aminmax()).tolist()
-    penalties = length_penalties(longest_limit, decoding).tolist()
-    live = torch.arange(len(batch) * len(numbers), device=device)  # [R] samples that have not ended, sentence by sentence
-    examples, of_rows = batch.example_ids.repeat_interleave(len(numbers)).cpu(), torch.tensor([*numbers] * len(batch))
-    log_prob = torch.zeros(len(live), dtype=torch.float64, device=device)
-    pieces = torch.zeros(len(live), 0, dtype=torch.long, device=device)  # [R, T]
-    ended: dict[int, Hypothesis] = {}
-
-    logits, state = model.decode_step(torch.full((len(batch),), BOS_ID, device=device), model.start_decoding(memory))
-    rows = live // len(numbers)  # [R] of the state, which has one per sentence until the first pieces are drawn
-    logits = logits[rows]
-    for step in range(longest_limit + 1):
-        if step:
-            logits, state = model.decode_step(pieces[:, -1], state)
-            rows = torch.arange(len(live), device=device)
-        sentences = live // len(numbers)
-        full = limits[sentences] if step >= shortest_limit else None
-        log_probs = allowed_log_probs(logits, step, decoding.min_length, full)
-        if constraints:
-            constraints.restrict(log_probs, pieces, sentences)
-        places = live.cpu()
-        keys = draw_keys(decoding.seed, examples[places].numpy(), of_rows[places].numpy(), step).to(device)
-        chosen = choose_pieces(log_probs, keys, decoding)
-        log_prob = log_prob + log_probs.gather(1, chosen[:, None])[:, 0]
-        pieces = torch.cat([pieces, chosen[:, None]], dim=1)
+    def choose(self, log_probs: Tensor) -> Tensor:
+        """Draw the next piece of each sample. Returns the rows in [R] of those that go on. One that cannot end is left out."""
+        rows = torch.arange(len(self._live), device=log_probs.device)
+        if self.step == 0:
+            rows = rows // self._per_sentence
+            log_probs, self.pieces = log_probs[rows], self.pieces[rows]
+        places, seed = self._live.cpu(), self._decoding.seed
+        keys = draw_keys(seed, self._examples[places].numpy(), self._numbers[places].numpy(), self.step)
+        chosen = choose_pieces(log_probs, keys.to(log_probs.device), self._decoding)
+        log_prob = self._log_prob + log_probs.gather(1, chosen[:, None])[:, 0]
 
         going, ends = (log_prob.isfinite() & end for end in (chosen != EOS_ID, chosen == EOS_ID))
-        for sample, total, ids in zip(live[ends].tolist(), log_prob[ends].tolist(), pieces[ends, :-1].tolist(), strict=True):
-            ended[sample] = Hypothesis(tuple(ids), total / penalties[step], total)
-        live, log_prob, pieces, kept = live[going], log_prob[going], pieces[going], rows[going]
-        if not len(live):
-            break
-        state = state.select(kept)
-    samples = [range(first, first + len(numbers)) for first in range(0, len(batch) * len(numbers), len(numbers))]
-    return [[ended[sample] for sample in own if sample in ended] for own in samples]
+        ended = zip(self._live[ends].tolist(), log_prob[ends].tolist(), self.pieces[ends].tolist(), strict=True)
+        for sample, total, ids in ended:
+            self._ended[sample] = Hypothesis(tuple(ids), total / self._penalties[self.step], total)
+        self._live, self._log_prob, self.tokens = self._live[going], log_prob[going], chosen[going]
+        self.pieces = torch.cat([self.pieces[going], self.tokens[:, None]], dim=1)
+        self.sentences = self._live // self._per_sentence
+        self.step += 1
+        return rows[going]
+
+    def has_ended(self, num_steps: int) -> bool:
+        """Return whether all samples have ended."""
+        return not len(self._live)
+
+    def found(self) -> list[list[Hypothesis]]:
+        """Return the samples of every sentence, in the order of their numbers."""
+        count, numbers = self._per_sentence, range(0, len(self._examples), self._per_sentence)
+        return [[self._ended[one] for one in range(first, first + count) if one in self._ended] for first in numbers]
 
 
 def choose_pieces(log_probs: Tensor, keys: Tensor, decoding: DecodingConfig) -> Tensor:

@@ -1,40 +1,90 @@
-"""Batched beam search over a model's cached decoding steps.
+"""The search for translations, one loop for all methods.
 
-Shapes: B sentences of the batch, K beam size, C hypotheses of a sentence now (1, then K), R decoded hypotheses.
-F best extensions of a hypothesis, V vocabulary, T pieces so far.
+At every step, the model gives the log-probabilities of the piece that follows each hypothesis. Restrictions forbid pieces
+(`restrictions.py`, `line_constraints.py`). A chooser extends the hypotheses (`beam.py`, `sampling.py`). The past of the
+hypotheses is in a cache (`caches.py`).
 
-A sentence owns K places. Every step extends its live hypotheses by one piece and keeps the most probable extensions, one for each
-place. An extension by EOS is finished and holds its place until the end.
-
-A sentence is finished when all its places are finished, or when no live hypothesis can still enter its n-best list. The second
-test is exact, because log-probabilities only fall. The best end of a live hypothesis with log-probability p is p at the maximum
-length, where the length penalty is mildest. So an early stop never changes a result, with `gnmt` and with `length`. Beam size 1
-is greedy search.
-
-Hypotheses stand in a grid [B, C]. If one is not live, its log-probability there is -inf. On CPUs, only live hypotheses are
-decoded. Other devices decode the whole grid, because they would have to wait while the host counts the live ones. There, the host
-checks every END_TEST_EVERY steps whether the search has ended. Transformer decoders have a static cache there
-(`treenet/translation/static_search.py`).
-
-Log-probabilities are float32, their sums float64.
+Log-probabilities are float32, their sums float64. Shapes: B sentences of the batch, R decoded hypotheses, V vocabulary.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from functools import cache
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import TreeBatch
-from treenet.translation.beam import END_TEST_EVERY, Beam, Decodable, Steps, check_found, keep_best, max_lengths
-from treenet.translation.hypotheses import Finished, Hypothesis, check_num_best, length_penalties
-from treenet.translation.line_constraints import BatchConstraints
-from treenet.translation.next_pieces import allowed_log_probs, best_pieces
-from treenet.translation.static_search import StaticDecoder, has_static_cache, search_static
-from treeproc.shards.schema import EOS_ID
+from treenet.models.compiling import Compiled
+from treenet.translation.beam import Beam, DiverseBeam
+from treenet.translation.caches import Cache, Decodable, GrowingCache, StaticCache, Steps, choose_steps, decode
+from treenet.translation.hypotheses import Hypothesis, check_num_best
+from treenet.translation.line_constraints import BatchConstraints, check_method
+from treenet.translation.restrictions import Hypotheses, Lengths, Restriction, restrictions_of
+from treenet.translation.sampling import Samples
+from treeproc.common.settings import UserError
+
+
+class Chooser(Hypotheses, Protocol):
+    """The hypotheses of a search, and the choice of their next pieces."""
+
+    @property
+    def tokens(self) -> Tensor:
+        """The last pieces of the hypotheses that the model decodes next, [R]."""
+        ...
+
+    def choose(self, log_probs: Tensor) -> Tensor:
+        """Go on by one piece of `log_probs` [R, V]. Returns, for each row of the next step, its row in this one."""
+        ...
+
+    def has_ended(self, num_steps: int) -> bool:
+        """Return whether no hypothesis goes on after this number of steps."""
+        ...
+
+    def found(self) -> list[list[Hypothesis]]:
+        """Return the finished hypotheses of every sentence."""
+        ...
+
+
+class Search:
+    """One search: its chooser, its restrictions, its cache, and the step of all."""
+
+    def __init__(self, cache: Cache, chooser: Chooser, restrictions: Sequence[Restriction], compiled: bool = False):
+        self.cache, self.chooser, self.restrictions = cache, chooser, restrictions
+        self._extend = compiled_steps()[1] if compiled else extend
+
+    def step(self) -> None:
+        """Extend all hypotheses by one piece."""
+        self._extend(self.cache.decode(self.chooser.tokens), self.chooser, self.restrictions, self.cache)
+
+    def run(self, most_steps: int) -> list[list[Hypothesis]]:
+        """Search to the end, and return the hypotheses of every sentence."""
+        for number in range(1, most_steps + 1):
+            self.cache.run(self.step)
+            if self.chooser.has_ended(number):
+                break
+        return self.chooser.found()
+
+
+def extend(logits: Tensor, chooser: Chooser, restrictions: Sequence[Restriction], cache: Cache) -> None:
+    """Extend hypotheses by one piece, by the `logits` [R, V] of those that follow."""
+    log_probs = logits.float().log_softmax(dim=1)
+    for restriction in restrictions:
+        restriction.apply(log_probs, chooser)
+    rows = chooser.choose(log_probs)
+    if len(rows):
+        cache.select(rows)
+
+
+@cache
+def compiled_steps() -> tuple[Compiled, Compiled]:
+    """Both parts of a step under torch.compile: few graphs for all models of a form and all sizes."""
+    return Compiled(decode), Compiled(extend)
 
 
 @torch.inference_mode()
-def beam_search(
+def search_batch(
     model: Decodable,
     batch: TreeBatch,
     decoding: DecodingConfig,
@@ -43,74 +93,71 @@ def beam_search(
     constraints: BatchConstraints | None = None,
     steps: Steps | None = None,
 ) -> list[list[Hypothesis]]:
-    """Find the `num_best` best hypotheses of every sentence of `batch`, best first.
+    """Find the `num_best` best hypotheses of every sentence of `batch`, best first, or so many samples in their order.
 
-    A list is shorter than `num_best` only if fewer hypotheses exist, or meet the `constraints`. The model must be in evaluation
-    mode. `steps` overrides the choice by device. Raises UserError if `num_best` exceeds the beam size, or if the model's scores
-    are not finite, and ValueError for steps with a static cache if the model has none.
+    A list is shorter only if fewer hypotheses exist, or meet the restrictions. The model must be in evaluation mode. `steps` of a
+    plain beam search override the choice by device. Raises UserError if `num_best` exceeds the beam size, for required phrases
+    with another method, and if a sentence without constraints has no hypothesis. Raises ValueError for steps with a static cache
+    if the model has none.
     """
-    beam_size = decoding.beam_size
     check_num_best(num_best, decoding)
-    device = batch.leaf_pieces.device
-    steps = steps or choose_steps(model, device)
-    is_static = steps in (Steps.STATIC, Steps.COMPILED)
-    if is_static and not constraints:
-        found = search_static(model, batch, decoding, num_best, compiled=steps is Steps.COMPILED)
-        check_found(batch, found, constraints)
-        return found
-    whole_grid = steps is not Steps.LIVE
-    max_length = max_lengths(batch, decoding)
-    shortest_limit, longest_limit = torch.stack(max_length.aminmax()).tolist()
-    penalties = length_penalties(longest_limit, decoding, device)
-    mildest_penalty = penalties[max_length]
-    finished = Finished(len(batch), beam_size, longest_limit, device)
-    width = beam_size if is_static else 1
-    required = constraints.required(width) if constraints else None
-    decoder: Any = model
-    if is_static:
-        decoder = StaticDecoder(model, beam_size, longest_limit + 1, compiled=steps is Steps.COMPILED)
-
-    state = decoder.start_decoding(model.encode(batch))
-    beam = Beam.begin(len(batch), device, width)
-    for step in range(longest_limit + 1):
-        logits, state = decoder.decode_step(beam.last_pieces(), state)
-        limits = beam.of_sentences(max_length) if step >= shortest_limit else None
-        log_probs = allowed_log_probs(logits, step, decoding.min_length, limits)
-        if constraints:
-            constraints.restrict(log_probs, beam.decoded_pieces(), beam.of_sentences(torch.arange(len(batch), device=device)))
-        if required:
-            log_probs[:, EOS_ID].masked_fill_(required.unmet().flatten().index_select(0, beam.places), -torch.inf)
-        proposals = best_pieces(log_probs, min(beam_size, logits.shape[1]))
-        if required:
-            proposals = required.propose(log_probs, *proposals, beam.places, beam.pieces)
-        extensions = beam.extend(*proposals)
-        if required:
-            extensions = required.allocate(*extensions, beam.pieces)
-        best, chosen, origin = (x[:, :beam_size] for x in extensions)
-        prefixes = beam.prefixes(origin)
-        log_prob = keep_best(finished, best, chosen, prefixes[..., 1:], step, penalties[step], mildest_penalty, num_best)
-
-        if required:
-            required.follow(chosen, origin, beam.pieces)
-        decoded = len(beam.places)
-        beam, rows = beam.follow(log_prob, torch.cat([prefixes, chosen[:, :, None]], dim=2), origin, whole_grid)
-        if (not whole_grid or (step + 1) % END_TEST_EVERY == 0) and beam.is_empty():
-            break
-        if whole_grid:
-            state = state.select(rows, log_prob.shape[1])
-        elif not torch.equal(rows, torch.arange(decoded, device=device)):
-            state = state.select(rows)
-
-    found = finished.n_best(num_best)
-    check_found(batch, found, constraints)
+    if constraints and constraints.have_phrases:
+        check_method(decoding)
+    memory, lengths = model.encode(batch), Lengths(batch, decoding)
+    if decoding.method != "beam":
+        found: list[list[Hypothesis]] = [[] for _ in range(len(batch))]
+        for first in range(0, num_best, decoding.beam_size):
+            numbers = range(first, min(first + decoding.beam_size, num_best))
+            chooser = Samples(lengths, decoding, batch.example_ids, numbers)
+            drawn = Search(GrowingCache(model, memory), chooser, _restrictions(lengths, decoding, constraints))
+            for own, more in zip(found, drawn.run(lengths.longest + 1), strict=True):
+                own += more
+    elif decoding.diversity_groups > 1:
+        groups = decoding.diversity_groups
+        diverse = DiverseBeam(lengths, groups, decoding.beam_size // groups, num_best, decoding.diversity_strength)
+        cache = GrowingCache(model, memory)
+        cache.select(diverse.sentences)
+        found = Search(cache, diverse, _restrictions(lengths, decoding, constraints)).run(lengths.longest + 1)
+    else:
+        search = begin_beam_search(model, memory, lengths, decoding, num_best, constraints, steps)
+        found = search.run(lengths.longest + 1)
+    _check_found(batch, found, constraints)
     return found
 
 
-def choose_steps(model: Decodable, device: torch.device, compiled: bool = False) -> Steps:
-    """Return the steps for a model on this device, with a static cache on GPUs if the model has one.
+def begin_beam_search(
+    model: Decodable,
+    memory: object,
+    lengths: Lengths,
+    decoding: DecodingConfig,
+    num_best: int,
+    constraints: BatchConstraints | None = None,
+    steps: Steps | None = None,
+) -> Search:
+    """Begin a beam search; see `search_batch`."""
+    width, device = decoding.beam_size, lengths.most.device
+    steps = steps or choose_steps(model, device)
+    restrictions, required = _restrictions(lengths, decoding, constraints), None
+    if constraints and constraints.have_phrases:
+        required = constraints.required(width)
+        restrictions.append(required)
+    if not steps.is_static:
+        beam = Beam(lengths, width, num_best, steps, required=required)
+        return Search(GrowingCache(model, memory, None if steps is Steps.LIVE else width), beam, restrictions)
+    whole, compiled = all(one.on_device for one in restrictions), steps is Steps.COMPILED
+    decode_step = compiled_steps()[0] if compiled else decode
+    cache = StaticCache(model, memory, width, lengths.longest + 1, device, whole, decode_step)
+    beam = Beam(lengths, width, num_best, steps, captured=whole, required=required)
+    return Search(cache, beam, restrictions, compiled=compiled and whole)
 
-    `compiled` asks for compiled steps, on any device. They need a static cache.
-    """
-    if has_static_cache(model) and (compiled or device.type != "cpu"):
-        return Steps.COMPILED if compiled else Steps.STATIC
-    return Steps.LIVE if device.type == "cpu" else Steps.GRID
+
+def _restrictions(lengths: Lengths, decoding: DecodingConfig, constraints: BatchConstraints | None) -> list[Restriction]:
+    return [lengths, *restrictions_of(decoding), *(constraints.restrictions if constraints else ())]
+
+
+def _check_found(batch: TreeBatch, found: list[list[Hypothesis]], constraints: BatchConstraints | None) -> None:
+    """Raise UserError if a sentence without constraints has no hypothesis, because the model's scores are not finite."""
+    for row, hypotheses in enumerate(found):
+        if not hypotheses and not (constraints and constraints.constrained[row]):
+            line = int(batch.example_ids[row]) + 1
+            raise UserError(f"line {line}: the model's scores are not finite; translate with an earlier checkpoint")

@@ -13,16 +13,14 @@ from treenet.data.batch import TreeBatch
 from treenet.data.in_order import WINDOW, count_leaves, in_order, in_order_with_rows, longer_side
 from treenet.runs.loading import LoadedRun
 from treenet.runs.precision import scoring
+from treenet.translation.caches import choose_steps, has_static_cache
 from treenet.translation.coverage import check_attends, order_by_coverage
-from treenet.translation.diverse_search import diverse_search
 from treenet.translation.forbidden import PieceTexts
 from treenet.translation.forced import ScoredTarget, score_targets
 from treenet.translation.hypotheses import Hypothesis, check_num_best
 from treenet.translation.line_constraints import MUST_NOT_APPEAR, BatchConstraints, batch_constraints
 from treenet.translation.minimum_risk import rank_by_risk
-from treenet.translation.sampling import draw_samples
-from treenet.translation.search import beam_search, choose_steps
-from treenet.translation.static_search import has_static_cache
+from treenet.translation.search import search_batch
 from treeproc.common.settings import UserError, build_settings
 
 
@@ -60,8 +58,8 @@ def translate_examples(
     because no model gave it.
 
     `processor` is needed for minimum Bayes risk, and for strings that must not appear. `compiled` fuses the operations of a step
-    of plain beam search, if `can_compile`. The model is put into evaluation mode. Raises UserError as `beam_search` and
-    `draw_samples` do.
+    of plain beam search, if `can_compile`. The model is put into evaluation mode. Raises UserError as
+    `search_batch` does.
     """
     piece_texts = cache(PieceTexts)
 
@@ -108,21 +106,16 @@ def _decode_batch(
     compiled: bool,
 ) -> list[list[Hypothesis]]:
     check_num_best(num_best, decoding)
-    if decoding.method == "sampling":
-        return draw_samples(model, batch, decoding, num_best, constraints)
+    steps = choose_steps(model, batch.leaf_pieces.device, compiled)
+    search = partial(search_batch, model, batch, decoding, constraints=constraints, steps=steps)
     if decoding.method == "mbr":
         if processor is None:
             raise ValueError("minimum Bayes risk needs the processor of the vocabulary, because it compares texts")
-        samples = draw_samples(model, batch, decoding, decoding.mbr_samples, constraints)
-        return rank_by_risk(samples, partial(detokenize, processor), num_best)
-    if decoding.diversity_groups > 1:
-        search = diverse_search
-    else:
-        search = partial(beam_search, steps=choose_steps(model, batch.leaf_pieces.device, compiled))
-    if not decoding.coverage_penalty:
-        return search(model, batch, decoding, num_best=num_best, constraints=constraints)
-    found = search(model, batch, decoding, num_best=decoding.beam_size, constraints=constraints)
-    return order_by_coverage(model, rows, found, decoding, num_best, batch.leaf_pieces.device)
+        return rank_by_risk(search(num_best=decoding.mbr_samples), partial(detokenize, processor), num_best)
+    if decoding.coverage_penalty:
+        found = search(num_best=decoding.beam_size)
+        return order_by_coverage(model, rows, found, decoding, num_best, batch.leaf_pieces.device)
+    return search(num_best=num_best)
 
 
 def score_examples(

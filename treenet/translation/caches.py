@@ -1,0 +1,183 @@
+"""What a model keeps of the pieces so far, of two kinds behind one interface: a cache that grows, and one of fixed shape.
+
+A static cache has keys and values in memory of fixed shape. So a GPU can replay a step as a CUDA graph. Only the capacity
+changes: it doubles when it is used up, and each capacity has a graph. If all choices of a search run on the device, the whole
+step is captured, else only the step of the model.
+
+Shapes: B sentences, K beam size, R decoded hypotheses, V vocabulary.
+"""
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from treenet.data.batch import TreeBatch
+from treenet.data.input_kinds import InputKind
+from treenet.translation.captured import Captured
+
+
+class Steps(Enum):
+    """The ways to compute the steps of a beam search. All find the same translations, except for rounding."""
+
+    LIVE = "live"  # decodes live hypotheses; the cache grows. The default on CPUs
+    GRID = "grid"  # decodes the whole grid, so the host need not count; the cache grows
+    STATIC = "static"  # decodes the whole grid over a static cache, on CUDA as a CUDA graph. The default on GPUs
+    COMPILED = "compiled"  # the same, and torch.compile fuses the operations of a step
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the cache is static."""
+        return self in (Steps.STATIC, Steps.COMPILED)
+
+
+class SearchState(Protocol):
+    """The state of a model between steps, one row per decoded hypothesis."""
+
+    def select(self, rows: Tensor, beam_width: int | None = None) -> "SearchState":
+        """Return the state of `rows` [R'], which may repeat, reorder and leave out rows.
+
+        With `beam_width`, every sentence has this number of rows now, in the order of the batch. Then nothing needs to be looked
+        up.
+        """
+        ...
+
+
+class Decodable(Protocol):
+    """A model that can be searched."""
+
+    reads: InputKind
+
+    def encode(self, batch: TreeBatch) -> Any: ...
+
+    def start_decoding(self, memory: Any) -> SearchState:
+        """Return the state for one row per sentence of the memory."""
+        ...
+
+    def decode_step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Return the logits [R, V] of the piece that follows `tokens` [R], and the new state."""
+        ...
+
+
+class StaticSearchState(SearchState, Protocol):
+    """A state that steps and selections change in place."""
+
+    @property
+    def capacity(self) -> int: ...
+
+    def grow(self) -> None: ...
+
+
+class HasStaticCache(Decodable, Protocol):
+    """A model whose search state has fixed shapes."""
+
+    def start_static(self, memory: Any, beam_width: int, most_positions: int) -> StaticSearchState: ...
+
+    def step_static(self, tokens: Tensor, state: Any) -> Tensor: ...
+
+
+def has_static_cache(model: Any) -> bool:
+    """Return whether a model can be searched with a static cache."""
+    return getattr(model, "has_static_cache", False)
+
+
+def choose_steps(model: Decodable, device: torch.device, compiled: bool = False) -> Steps:
+    """Return the steps for a model on this device, with a static cache on GPUs if the model has one.
+
+    `compiled` asks for compiled steps, on any device. They need a static cache.
+    """
+    if has_static_cache(model) and (compiled or device.type != "cpu"):
+        return Steps.COMPILED if compiled else Steps.STATIC
+    return Steps.LIVE if device.type == "cpu" else Steps.GRID
+
+
+class Cache(Protocol):
+    """The past of the hypotheses of a search."""
+
+    def run(self, step: Callable[[], None]) -> None:
+        """Run a step of the search, which decodes one position and selects rows."""
+        ...
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        """Return the logits [R, V] of the piece that follows `tokens` [R]. The next step may overwrite them."""
+        ...
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with hypotheses `rows` [R'] of those that were decoded."""
+        ...
+
+
+class GrowingCache:
+    """A state of a model that grows at every step. It begins with a row for each sentence of the `memory`.
+
+    With `beam_width`, every selection has this number of rows for each sentence.
+    """
+
+    def __init__(self, model: Decodable, memory: Any, beam_width: int | None = None):
+        self._model, self._state, self._beam_width = model, model.start_decoding(memory), beam_width
+        self._decoded = 0
+
+    def run(self, step: Callable[[], None]) -> None:
+        step()
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        logits, self._state = self._model.decode_step(tokens, self._state)
+        self._decoded = len(tokens)
+        return logits
+
+    def select(self, rows: Tensor) -> None:
+        if self._beam_width is not None:
+            self._state = self._state.select(rows, self._beam_width)
+        elif not torch.equal(rows, torch.arange(self._decoded, device=rows.device)):
+            self._state = self._state.select(rows)
+
+
+class StaticCache:
+    """A state of fixed shape with `beam_width` rows for each sentence. `decode_step` is `decode`, or the same compiled.
+
+    If `whole`, steps are captured from end to end. Else only their decoding is, and the tokens must stay at their address. Raises
+    ValueError if the model has no static cache.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        memory: Any,
+        beam_width: int,
+        most_positions: int,
+        device: torch.device,
+        whole: bool,
+        decode_step: Callable[..., Tensor],
+    ):
+        if not has_static_cache(model):
+            raise ValueError("the model has no static cache")
+        self._model: HasStaticCache = model
+        self.state = model.start_static(memory, beam_width, most_positions)
+        self._device, self._whole, self._decode_step, self._position = device, whole, decode_step, 0
+
+    def run(self, step: Callable[[], None]) -> None:
+        is_full = self._position == self.state.capacity
+        if is_full:
+            self.state.grow()
+        if is_full or self._position == 0:
+            self._captured = Captured(step if self._whole else self._decode, self._device)
+        self._position += 1
+        (self._captured if self._whole else step)()
+
+    def decode(self, tokens: Tensor) -> Tensor:
+        self._tokens = tokens
+        (self._decode if self._whole else self._captured)()
+        return self._logits
+
+    def select(self, rows: Tensor) -> None:
+        self.state.select(rows)
+
+    def _decode(self) -> None:
+        self._logits = self._decode_step(self._model, self._tokens, self.state)
+
+
+def decode(model: HasStaticCache, tokens: Tensor, state: StaticSearchState) -> Tensor:
+    """Return the logits [B * K, V] of the piece that follows `tokens` [B * K]."""
+    return model.step_static(tokens, state)
