@@ -24,7 +24,7 @@ from treenet.runs.mirror import read_run
 from treenet.structure.base import refusing_device
 from treenet.translation.forced import ScoredTarget
 from treenet.translation.hypotheses import Hypothesis, check_num_best
-from treenet.translation.line_constraints import MUST_APPEAR, UNMET, check_method, constraint_columns
+from treenet.translation.line_constraints import MUST_APPEAR, check_method, constraint_columns, unmet
 from treenet.translation.line_translator import EncodedLine, LineSource, build_line_source
 from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
 from treeproc.common.arguments import as_integer, as_list, check_string
@@ -133,7 +133,7 @@ class Run:
         found = self._compute(search, encoded)
         for number, (line, best) in enumerate(zip(encoded, found, strict=True), start=1):
             if line.row is not None and not best:
-                warnings.warn(f"line {number}: {as_called(UNMET)}", stacklevel=4)
+                warnings.warn(f"line {number}: {as_called(unmet(settings))}", stacklevel=4)
         return [[self._translation(one) for one in best or ()] for best in found]
 
     @from_python()

@@ -79,10 +79,7 @@ class DecodingConfig(Settings):
     @model_serializer(mode="wrap")
     def _leave_out_what_is_not_read(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out defaults that the method does not read, and those that earlier runs do not record either."""
-        idle = self._unread()
-        if self.method == "beam":
-            idle |= {"method", "coverage_penalty", "diversity_groups"}
-            idle |= {"diversity_strength"} if self.diversity_groups == 1 else set()
+        idle = self._unread() | _LATER | ({"diversity_strength"} if self.diversity_groups == 1 else set())
         return {name: value for name, value in dump(self).items() if name not in idle or value != _DEFAULTS[name]}
 
     def _unread(self) -> set[str]:
@@ -96,7 +93,9 @@ _READ = {
     "sampling": _SAMPLING,
     "mbr": {*_SAMPLING, "mbr_samples"},
 }
+# A record leaves these out at their defaults, because earlier records lack them. A new setting belongs here.
+_LATER = {"method", "coverage_penalty", "diversity_groups"}
 _OF_METHODS = tuple(name for name in DecodingConfig.model_fields if any(name in names for names in _READ.values()))
 _DEFAULTS = {name: field.default for name, field in DecodingConfig.model_fields.items()}
 # What a record without these settings was made with.
-UNRECORDED = {name: _DEFAULTS[name] for name in ("method", *_OF_METHODS)}
+UNRECORDED = {name: _DEFAULTS[name] for name in (*_LATER, *_OF_METHODS)}

@@ -13,14 +13,13 @@ from torch import Tensor
 from treenet.config import DecodingConfig
 from treenet.translation.forbidden import ForbiddenStrings, PieceTexts
 from treenet.translation.required import RequiredPhrases
-from treenet.translation.restrictions import Hypotheses, Restriction
+from treenet.translation.restrictions import Hypotheses, Restriction, ways_out
 from treeproc.common.arguments import as_list, check_string
 from treeproc.common.errors import UserError
 
 # Columns of an example that hold constraints.
 PREFIX, MUST_APPEAR, MUST_NOT_APPEAR = "prefix", "must_appear", "must_not_appear"
 CONSTRAINTS = (PREFIX, MUST_APPEAR, MUST_NOT_APPEAR)
-UNMET = "no translation within the limits of length meets the constraints; raise decoding.max_length_offset, or relax them"
 _NO_PIECE = -1
 
 
@@ -62,6 +61,12 @@ def constraint_columns(prefixes: Sequence[str] | None, *phrases: Sequence[Sequen
                         raise UserError(f"{name}: a phrase must not have tabs")
                 columns[name].append("\t".join(read))
     return columns
+
+
+def unmet(decoding: DecodingConfig) -> str:
+    """Return the problem of a line for which the search has found nothing, and what to do."""
+    ways = ", ".join(["raise decoding.max_length_offset", *ways_out(decoding)])
+    return f"no translation within the limits of length meets the constraints; {ways}, or relax them"
 
 
 def check_method(decoding: DecodingConfig) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from treenet.config import DecodingConfig
 from treenet.data.input_kinds import LEAVES
 from treenet.models.compiling import wants_compiling
 from treenet.runs.chosen_checkpoint import checkpoint_names
@@ -19,7 +20,7 @@ from treenet.translation.coverage import check_attends
 from treenet.translation.ensemble import load_ensemble
 from treenet.translation.forced import ScoredTarget
 from treenet.translation.hypotheses import Hypothesis, check_num_best
-from treenet.translation.line_constraints import UNMET, check_method
+from treenet.translation.line_constraints import check_method, unmet
 from treenet.translation.translate import can_compile, decoding_of, detokenize, score_examples, translate_rows
 from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.settings import UserError
@@ -85,9 +86,10 @@ def build_line_source(encoder: type[LineSource], run: LoadedRun, *, given_trees:
     return source
 
 
-def with_unmet(line: EncodedLine, hypotheses: Sequence[Hypothesis]) -> EncodedLine:
+def with_unmet(line: EncodedLine, hypotheses: Sequence[Hypothesis], decoding: DecodingConfig) -> EncodedLine:
     """Return the line with the problem that no translation meets its constraints, if that is so."""
-    return replace(line, problem=UNMET) if line.row is not None and not hypotheses else line  # type: ignore[type-var]
+    found = line.row is None or hypotheses
+    return line if found else replace(line, problem=unmet(decoding))  # type: ignore[type-var]
 
 
 class LineTranslator:
@@ -146,7 +148,7 @@ class LineTranslator:
         rows = [line.row for line in encoded if line.row is not None]
         results = iter(self._hypotheses(rows, num_best))
         found = [next(results) if line.row is not None else [] for line in encoded]
-        encoded = [with_unmet(line, hypotheses) for line, hypotheses in zip(encoded, found, strict=True)]
+        encoded = [with_unmet(line, hypotheses, self._decoding) for line, hypotheses in zip(encoded, found, strict=True)]
         numbered = list(enumerate(encoded, start=first + 1))
         return Translated(
             len(encoded),

@@ -49,6 +49,12 @@ class Restriction(Protocol):
         ...
 
 
+class OptionalRestriction(Restriction, Protocol):
+    """A restriction that a setting asks for."""
+
+    way_out: str  # what a user can do if it leaves no translation
+
+
 class Lengths:
     """The limits of length, the pieces that are never produced, and the length penalties within the limits."""
 
@@ -78,6 +84,11 @@ class Lengths:
             log_probs.masked_fill_(full[:, None] & others, -torch.inf)
 
 
-def restrictions_of(decoding: DecodingConfig) -> list[Restriction]:
+def restrictions_of(decoding: DecodingConfig) -> list[OptionalRestriction]:
     """Return the restrictions beside `Lengths` that the settings ask for."""
     return []
+
+
+def ways_out(decoding: DecodingConfig) -> list[str]:
+    """Return what a user can do if the settings leave no translation, beside changes of the limits of length."""
+    return [restriction.way_out for restriction in restrictions_of(decoding)]

@@ -21,7 +21,7 @@ from treenet.translation.beam import Beam, DiverseBeam
 from treenet.translation.caches import Cache, Decodable, GrowingCache, StaticCache, Steps, choose_steps, decode
 from treenet.translation.hypotheses import Hypothesis, check_num_best
 from treenet.translation.line_constraints import BatchConstraints, check_method
-from treenet.translation.restrictions import Hypotheses, Lengths, Restriction, restrictions_of
+from treenet.translation.restrictions import Hypotheses, Lengths, Restriction, restrictions_of, ways_out
 from treenet.translation.sampling import Samples
 from treeproc.common.settings import UserError
 
@@ -121,7 +121,7 @@ def search_batch(
     else:
         search = begin_beam_search(model, memory, lengths, decoding, num_best, constraints, steps)
         found = search.run(lengths.longest + 1)
-    _check_found(batch, found, constraints)
+    _check_found(found, model, memory, lengths, decoding, constraints, batch.example_ids)
     return found
 
 
@@ -155,9 +155,25 @@ def _restrictions(lengths: Lengths, decoding: DecodingConfig, constraints: Batch
     return [lengths, *restrictions_of(decoding), *(constraints.restrictions if constraints else ())]
 
 
-def _check_found(batch: TreeBatch, found: list[list[Hypothesis]], constraints: BatchConstraints | None) -> None:
-    """Raise UserError if a sentence without constraints has no hypothesis, because the model's scores are not finite."""
-    for row, hypotheses in enumerate(found):
-        if not hypotheses and not (constraints and constraints.constrained[row]):
-            line = int(batch.example_ids[row]) + 1
-            raise UserError(f"line {line}: the model's scores are not finite; translate with an earlier checkpoint")
+def _check_found(
+    found: list[list[Hypothesis]],
+    model: Decodable,
+    memory: object,
+    lengths: Lengths,
+    decoding: DecodingConfig,
+    constraints: BatchConstraints | None,
+    example_ids: Tensor,
+) -> None:
+    """Raise UserError for a sentence without hypotheses, except if the `constraints` of its line are the reason."""
+    lost = [row for row, hypotheses in enumerate(found) if not hypotheses]
+    if not lost:
+        return
+    # Without restrictions, only scores that are not finite leave a greedy search without hypotheses.
+    free = Search(GrowingCache(model, memory), Beam(lengths, 1, 1), [lengths]).run(lengths.longest + 1)
+    for row in lost:
+        line = f"line {int(example_ids[row]) + 1}"
+        if not free[row]:
+            raise UserError(f"{line}: the model's scores are not finite; translate with an earlier checkpoint")
+        if not (constraints and constraints.constrained[row]):
+            ways = ", or ".join(["lower decoding.min_length", *ways_out(decoding)])
+            raise UserError(f"{line}: no translation within the limits of length is allowed; {ways}")

@@ -85,7 +85,7 @@ class SentenceTranslator:
             best = translate_rows(self._run, rows, self._decoding, num_best, self._device)
             for place, one in zip(places, best, strict=True):
                 found[place] = one
-        pairs = iter([(with_unmet(line, one), one) for line, one in zip(encoded, found, strict=True)])
+        pairs = iter([(with_unmet(line, one, self._decoding), one) for line, one in zip(encoded, found, strict=True)])
         return [self._answer_one(question, [next(pairs) for _ in question.lines]) for question in questions]
 
     def _without_method(self, raw: RawLine, line: EncodedLine) -> EncodedLine:
