@@ -64,6 +64,12 @@ def contains(ids: tuple[int, ...], phrase: tuple[int, ...]) -> bool:
     return any(ids[place : place + len(phrase)] == phrase for place in range(len(ids) - len(phrase) + 1))
 
 
+def repeats(ids: tuple[int, ...], size: int) -> bool:
+    """Whether pieces contain an n-gram of this size twice."""
+    ngrams = [tuple(ids[place : place + size]) for place in range(len(ids) - size + 1)]
+    return len(set(ngrams)) < len(ngrams)
+
+
 def meets(ids: tuple[int, ...], line: LineConstraints) -> bool:
     return (
         ids[: len(line.prefix)] == line.prefix
@@ -122,6 +128,7 @@ def allowed(ids: tuple[int, ...], piece: int, line: LineConstraints, config: Dec
         enough = len(ids) >= min(config.min_length, config.max_length_offset)
         return enough and all(contains(ids, phrase) for phrase in line.required)
     fits = len(ids) < config.max_length_offset and piece not in (PAD_ID, UNK_ID, BOS_ID)
+    fits = fits and not (config.no_repeat_ngram and repeats((*ids, piece), config.no_repeat_ngram))
     return fits and not any(string in text_of((*ids, piece)) for string in line.forbidden)
 
 
@@ -176,13 +183,17 @@ LINE = st.builds(
     num_best=st.integers(1, 6),
     max_length=st.integers(1, 9),
     min_length=st.integers(0, 4),
+    ngram=st.sampled_from([0, 2, 3]),
     seed=st.integers(0, 99),
 )
-def test_the_search_is_that_of_one_sentence_in_plain_python(lines, logits, beam_size, num_best, max_length, min_length, seed):
+def test_the_search_is_that_of_one_sentence_in_plain_python(
+    lines, logits, beam_size, num_best, max_length, min_length, ngram, seed
+):
     """Integer logits make many ties. Batching, stopping early, and decoding the whole grid change no result."""
     index = torch.randint(len(logits), (3, NUM_HISTORIES, 7), generator=torch.Generator().manual_seed(seed))
     model = TableModel(torch.tensor(logits, dtype=torch.float32)[index])
-    config, num_best = decoding(max_length, beam_size=beam_size, min_length=min_length), min(num_best, beam_size)
+    config = decoding(max_length, beam_size=beam_size, min_length=min_length, no_repeat_ngram=ngram)
+    num_best = min(num_best, beam_size)
     everything = search_batch(model, batch_of(0, 1, 2), config, num_best=num_best, constraints=constraints_of(*lines))
     for sentence, (line, found) in enumerate(zip(lines, everything, strict=True)):
         expected = reference_search(model, sentence, config, line)[:num_best]

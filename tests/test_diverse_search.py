@@ -60,14 +60,17 @@ LINE = st.builds(
     strength=st.sampled_from([0.0, 0.3, 0.7, 3.1]),
     max_length=st.integers(1, 6),
     min_length=st.integers(0, 3),
+    ngram=st.integers(0, 3),
     seed=st.integers(0, 99),
 )
-def test_the_search_is_that_of_one_sentence_in_plain_python(lines, logits, groups, width, strength, max_length, min_length, seed):
+def test_the_search_is_that_of_one_sentence_in_plain_python(
+    lines, logits, groups, width, strength, max_length, min_length, ngram, seed
+):
     index = torch.randint(len(logits), (3, NUM_HISTORIES, 7), generator=torch.Generator().manual_seed(seed))
     noise = torch.rand(index.shape, generator=torch.Generator().manual_seed(seed + 100)) / 10  # equal sums would be rounded apart
     model = TableModel(torch.tensor(logits, dtype=torch.float32)[index] + noise)
     settings = {"beam_size": groups * width, "diversity_groups": groups, "diversity_strength": strength}
-    config = decoding(max_length, min_length=min_length, **settings)
+    config = decoding(max_length, min_length=min_length, no_repeat_ngram=ngram, **settings)
     constraints = BatchConstraints(lines, PIECES, "cpu")
     everything = search_batch(model, batch_of(0, 1, 2), config, num_best=groups * width, constraints=constraints)
     for sentence, (line, found) in enumerate(zip(lines, everything, strict=True)):

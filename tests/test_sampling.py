@@ -8,20 +8,21 @@ import pytest
 import torch
 from model_cases import example_of, tiny_model
 from strategies import Tree
+from test_constrained_search import allowed
 from test_search import TableModel, batch_of, decoding, enumerate_all, example, next_log_probs, penalised, random_model
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import collate
 from treenet.translation.forced import score_targets
 from treenet.translation.gumbel import draw_keys, gumbel_noise
+from treenet.translation.line_constraints import LineConstraints
 from treenet.translation.sampling import choose_pieces
 from treenet.translation.search import search_batch
 from treeproc.common.settings import UserError
-from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from treeproc.shards.schema import EOS_ID
 
 # One model for each form of a decoder's state.
 CASES = ["bilstm", "convs2s", "dynamicconv", "relative_positions", "transformer", "tree2seq", "tree_transformer"]
-NEVER = (PAD_ID, UNK_ID, BOS_ID)
 BITS_64, BITS_32 = 2**64 - 1, 2**32 - 1
 
 
@@ -63,17 +64,15 @@ def reference_weights(log_probs: list[float], config: DecodingConfig, allowed: l
     return {piece: scaled[piece] for piece in kept}
 
 
-def allowed_pieces(vocab: int, step: int, config: DecodingConfig) -> list[int]:
-    if step == config.max_length_offset:
-        return [EOS_ID]
-    return [piece for piece in range(vocab) if piece not in NEVER and not (piece == EOS_ID and step < config.min_length)]
+def allowed_pieces(vocab: int, ids: tuple[int, ...], config: DecodingConfig) -> list[int]:
+    return [piece for piece in range(vocab) if allowed(ids, piece, LineConstraints(), config)]
 
 
 def reference_sample(model: TableModel, sentence: int, number: int, config: DecodingConfig) -> tuple[tuple[int, ...], float]:
     ids, total = (), 0.0
     for step in range(config.max_length_offset + 1):
         log_probs = next_log_probs(model, sentence, ids).tolist()
-        weights = reference_weights(log_probs, config, allowed_pieces(model.table.shape[2], step, config))
+        weights = reference_weights(log_probs, config, allowed_pieces(model.table.shape[2], ids, config))
         piece = max(weights, key=lambda one: weights[one] + reference_noise(config.seed, sentence, number, step, one))
         total += log_probs[piece]
         if piece == EOS_ID:
@@ -89,6 +88,8 @@ def reference_sample(model: TableModel, sentence: int, number: int, config: Deco
         {"temperature": 0.5, "seed": 9},
         {"temperature": 2.0, "min_length": 3},
         {"top_k": 2},
+        {"top_k": 4, "no_repeat_ngram": 1},
+        {"top_p": 0.8, "no_repeat_ngram": 2},
         {"top_p": 0.6, "beam_size": 4},
         {"top_k": 3, "top_p": 0.7, "temperature": 1.5, "beam_size": 1},
     ],
@@ -112,7 +113,9 @@ def test_translations_are_drawn_as_often_as_they_are_probable(values):
     for ids, _ in enumerate_all(model, 0, config):
         probability = 1.0
         for step, piece in enumerate((*ids, EOS_ID)):
-            weights = reference_weights(next_log_probs(model, 0, ids[:step]).tolist(), config, allowed_pieces(7, step, config))
+            weights = reference_weights(
+                next_log_probs(model, 0, ids[:step]).tolist(), config, allowed_pieces(7, ids[:step], config)
+            )
             mass = sum(map(math.exp, weights.values()))
             probability *= math.exp(weights[piece]) / mass if piece in weights else 0.0
         total += probability

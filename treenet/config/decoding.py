@@ -35,6 +35,9 @@ class DecodingConfig(Settings):
     )
     max_length_offset: PositiveInt = Field(10, description="see max_length_factor")
     min_length: int = Field(0, ge=0, description="a hypothesis has at least this many pieces, unless its maximum is lower")
+    no_repeat_ngram: int = Field(
+        0, ge=0, description="a translation contains no n-gram of this number of pieces twice; 0: no such rule"
+    )
     diversity_groups: PositiveInt = Field(
         1, description="diverse beam search (Vijayakumar et al., 2018): groups that the beam is divided into; 1 is plain search"
     )
@@ -94,7 +97,7 @@ _READ = {
     "mbr": {*_SAMPLING, "mbr_samples"},
 }
 # A record leaves these out at their defaults, because earlier records lack them. A new setting belongs here.
-_LATER = {"method", "coverage_penalty", "diversity_groups"}
+_LATER = {"method", "coverage_penalty", "diversity_groups", "no_repeat_ngram"}
 _OF_METHODS = tuple(name for name in DecodingConfig.model_fields if any(name in names for names in _READ.values()))
 _DEFAULTS = {name: field.default for name, field in DecodingConfig.model_fields.items()}
 # What a record without these settings was made with.

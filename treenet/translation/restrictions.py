@@ -84,9 +84,30 @@ class Lengths:
             log_probs.masked_fill_(full[:, None] & others, -torch.inf)
 
 
+class NoRepeatedNgrams:
+    """Forbids pieces that would complete an n-gram which the hypothesis has already (Paulus et al., 2018)."""
+
+    on_device = True
+    way_out = "set decoding.no_repeat_ngram=0"
+
+    def __init__(self, size: int):
+        self._size = size
+
+    def apply(self, log_probs: Tensor, hypotheses: Hypotheses) -> None:
+        step, pieces, size = hypotheses.step, hypotheses.pieces, self._size
+        if pieces.shape[1] < size:
+            return
+        ngrams = pieces.unfold(1, size, 1)  # [R, N, size] of which the first step - size + 1 are complete
+        starts, places = (torch.arange(count, device=pieces.device) for count in (ngrams.shape[1], size - 1))
+        last = pieces.index_select(1, (step - size + 1 + places).clamp(min=0))
+        again = (ngrams[..., :-1] == last[:, None]).all(2) & (starts + size <= step)
+        # What has no effect goes to PAD, which is forbidden anyway.
+        log_probs.scatter_(1, torch.where(again, ngrams[..., -1], PAD_ID), -torch.inf)
+
+
 def restrictions_of(decoding: DecodingConfig) -> list[OptionalRestriction]:
     """Return the restrictions beside `Lengths` that the settings ask for."""
-    return []
+    return [NoRepeatedNgrams(decoding.no_repeat_ngram)] if decoding.no_repeat_ngram else []
 
 
 def ways_out(decoding: DecodingConfig) -> list[str]:
