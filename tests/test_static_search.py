@@ -64,7 +64,7 @@ def model_of(case: str, **sizes: int):
 def begin(model) -> Search:
     """A search over a static cache before its first step."""
     batch = batch_of(SENTENCES, model.reads)
-    return begin_beam_search(model, model.encode(batch), Lengths(batch, DECODING), DECODING, num_best=2, steps=Steps.STATIC)
+    return begin_beam_search(model, model.encode(batch), Lengths(batch, DECODING), [], DECODING, num_best=2, steps=Steps.STATIC)
 
 
 def same(found, expected) -> None:

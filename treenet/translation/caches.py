@@ -93,22 +93,6 @@ def choose_steps(model: Decodable, device: torch.device, compiled: bool = False)
     return Steps.LIVE if device.type == "cpu" else Steps.GRID
 
 
-class Cache(Protocol):
-    """The past of the hypotheses of a search."""
-
-    def run(self, step: Callable[[], None]) -> None:
-        """Run a step of the search, which decodes one position and selects rows."""
-        ...
-
-    def decode(self, tokens: Tensor) -> Tensor:
-        """Return the logits [R, V] of the piece that follows `tokens` [R]. The next step may overwrite them."""
-        ...
-
-    def select(self, rows: Tensor) -> None:
-        """Go on with hypotheses `rows` [R'] of those that were decoded."""
-        ...
-
-
 class GrowingCache:
     """A state of a model that grows at every step. It begins with a row for each sentence of the `memory`.
 
@@ -120,14 +104,17 @@ class GrowingCache:
         self._decoded = 0
 
     def run(self, step: Callable[[], None]) -> None:
+        """Run a step of the search, which decodes one position and selects rows."""
         step()
 
     def decode(self, tokens: Tensor) -> Tensor:
+        """Return the logits [R, V] of the piece that follows `tokens` [R]."""
         logits, self._state = self._model.decode_step(tokens, self._state)
         self._decoded = len(tokens)
         return logits
 
     def select(self, rows: Tensor) -> None:
+        """Go on with hypotheses `rows` [R'] of those that were decoded."""
         if self._beam_width is not None:
             self._state = self._state.select(rows, self._beam_width)
         elif not torch.equal(rows, torch.arange(self._decoded, device=rows.device)):
@@ -158,6 +145,7 @@ class StaticCache:
         self._device, self._whole, self._decode_step, self._position = device, whole, decode_step, 0
 
     def run(self, step: Callable[[], None]) -> None:
+        """See `GrowingCache`."""
         is_full = self._position == self.state.capacity
         if is_full:
             self.state.grow()
@@ -167,15 +155,20 @@ class StaticCache:
         (self._captured if self._whole else step)()
 
     def decode(self, tokens: Tensor) -> Tensor:
+        """See `GrowingCache`. The next step overwrites the logits."""
         self._tokens = tokens
         (self._decode if self._whole else self._captured)()
         return self._logits
 
     def select(self, rows: Tensor) -> None:
+        """See `GrowingCache`."""
         self.state.select(rows)
 
     def _decode(self) -> None:
         self._logits = self._decode_step(self._model, self._tokens, self.state)
+
+
+Cache = GrowingCache | StaticCache
 
 
 def decode(model: HasStaticCache, tokens: Tensor, state: StaticSearchState) -> Tensor:

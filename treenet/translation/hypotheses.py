@@ -76,18 +76,16 @@ class Finished:
 
     def n_best(self, num_best: int) -> list[list[Hypothesis]]:
         """Return the `num_best` best hypotheses of every sentence, best first."""
-        pieces = self._pieces[:, :, : int(self._length.max())]
-        columns = [column.tolist() for column in (self.count, self._score, self._log_prob, self._length, pieces)]
-        return [_hypotheses(*values)[:num_best] for values in zip(*columns, strict=True)]
+        lengths = self._length.tolist()
+        pieces = self._pieces[:, :, : max(map(max, lengths))].tolist()
+        columns = zip(self.count.tolist(), self._score.tolist(), self._log_prob.tolist(), lengths, pieces, strict=True)
+        best = []
+        for count, *own in columns:
+            found = islice(zip(*own, strict=True), count)
+            best.append(sort_hypotheses([Hypothesis(tuple(ids[:end]), *scores) for *scores, end, ids in found])[:num_best])
+        return best
 
 
 def sort_hypotheses(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
     """Return hypotheses, best first. Equal scores are ordered by length, then by ids."""
     return sorted(hypotheses, key=lambda h: (-h.score, len(h.ids), h.ids))
-
-
-def _hypotheses(
-    count: int, scores: list[float], log_probs: list[float], lengths: list[int], pieces: list[list[int]]
-) -> list[Hypothesis]:
-    rows = islice(zip(scores, log_probs, lengths, pieces, strict=True), count)
-    return sort_hypotheses([Hypothesis(tuple(ids[:length]), score, log_prob) for score, log_prob, length, ids in rows])

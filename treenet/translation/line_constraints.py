@@ -13,7 +13,7 @@ from torch import Tensor
 from treenet.config import DecodingConfig
 from treenet.translation.forbidden import ForbiddenStrings, PieceTexts
 from treenet.translation.required import RequiredPhrases
-from treenet.translation.restrictions import Hypotheses, Restriction, ways_out
+from treenet.translation.restrictions import Hypotheses, Restriction, restrictions_of
 from treeproc.common.arguments import as_list, check_string
 from treeproc.common.errors import UserError
 
@@ -65,7 +65,7 @@ def constraint_columns(prefixes: Sequence[str] | None, *phrases: Sequence[Sequen
 
 def unmet(decoding: DecodingConfig) -> str:
     """Return the problem of a line for which the search has found nothing, and what to do."""
-    ways = ", ".join(["raise decoding.max_length_offset", *ways_out(decoding)])
+    ways = ", ".join(["raise decoding.max_length_offset", *(one.way_out for one in restrictions_of(decoding))])
     return f"no translation within the limits of length meets the constraints; {ways}, or relax them"
 
 

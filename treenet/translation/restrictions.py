@@ -21,22 +21,20 @@ NEVER_PRODUCED = (PAD_ID, UNK_ID, BOS_ID)
 
 
 class Hypotheses(Protocol):
-    """What a restriction sees of a chooser: the hypotheses that the model has decoded at this step."""
+    """What a restriction sees of a chooser: the hypotheses that the model has decoded at this step.
+
+    `step` is the number of their pieces so far, in a captured step a tensor [1]. `pieces` [R, T + 1] or [R, step] are without
+    BOS, and have no meaning from `step` on. `sentences` [R] are rows in the batch.
+    """
 
     @property
-    def step(self) -> int | Tensor:
-        """The number of pieces of all hypotheses so far. In a captured step, it is a tensor [1]."""
-        ...
+    def step(self) -> int | Tensor: ...
 
     @property
-    def pieces(self) -> Tensor:
-        """Their pieces without BOS, [R, T + 1] or [R, step]. Those from `step` on have no meaning."""
-        ...
+    def pieces(self) -> Tensor: ...
 
     @property
-    def sentences(self) -> Tensor:
-        """Their rows in the batch, [R]."""
-        ...
+    def sentences(self) -> Tensor: ...
 
 
 class Restriction(Protocol):
@@ -108,8 +106,3 @@ class NoRepeatedNgrams:
 def restrictions_of(decoding: DecodingConfig) -> list[OptionalRestriction]:
     """Return the restrictions beside `Lengths` that the settings ask for."""
     return [NoRepeatedNgrams(decoding.no_repeat_ngram)] if decoding.no_repeat_ngram else []
-
-
-def ways_out(decoding: DecodingConfig) -> list[str]:
-    """Return what a user can do if the settings leave no translation, beside changes of the limits of length."""
-    return [restriction.way_out for restriction in restrictions_of(decoding)]

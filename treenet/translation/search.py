@@ -21,30 +21,23 @@ from treenet.translation.beam import Beam, DiverseBeam
 from treenet.translation.caches import Cache, Decodable, GrowingCache, StaticCache, Steps, choose_steps, decode
 from treenet.translation.hypotheses import Hypothesis, check_num_best
 from treenet.translation.line_constraints import BatchConstraints, check_method
-from treenet.translation.restrictions import Hypotheses, Lengths, Restriction, restrictions_of, ways_out
+from treenet.translation.required import RequiredPhrases
+from treenet.translation.restrictions import Hypotheses, Lengths, Restriction, restrictions_of
 from treenet.translation.sampling import Samples
 from treeproc.common.settings import UserError
 
 
 class Chooser(Hypotheses, Protocol):
-    """The hypotheses of a search, and the choice of their next pieces."""
+    """The hypotheses of a search, and the choice of their next pieces; see `Beam`."""
 
     @property
-    def tokens(self) -> Tensor:
-        """The last pieces of the hypotheses that the model decodes next, [R]."""
-        ...
+    def tokens(self) -> Tensor: ...
 
-    def choose(self, log_probs: Tensor) -> Tensor:
-        """Go on by one piece of `log_probs` [R, V]. Returns, for each row of the next step, its row in this one."""
-        ...
+    def choose(self, log_probs: Tensor) -> Tensor: ...
 
-    def has_ended(self, num_steps: int) -> bool:
-        """Return whether no hypothesis goes on after this number of steps."""
-        ...
+    def has_ended(self, num_steps: int) -> bool: ...
 
-    def found(self) -> list[list[Hypothesis]]:
-        """Return the finished hypotheses of every sentence."""
-        ...
+    def found(self) -> list[list[Hypothesis]]: ...
 
 
 class Search:
@@ -58,9 +51,9 @@ class Search:
         """Extend all hypotheses by one piece."""
         self._extend(self.cache.decode(self.chooser.tokens), self.chooser, self.restrictions, self.cache)
 
-    def run(self, most_steps: int) -> list[list[Hypothesis]]:
+    def run(self, lengths: Lengths) -> list[list[Hypothesis]]:
         """Search to the end, and return the hypotheses of every sentence."""
-        for number in range(1, most_steps + 1):
+        for number in range(1, lengths.longest + 2):
             self.cache.run(self.step)
             if self.chooser.has_ended(number):
                 break
@@ -104,24 +97,22 @@ def search_batch(
     if constraints and constraints.have_phrases:
         check_method(decoding)
     memory, lengths = model.encode(batch), Lengths(batch, decoding)
-    if decoding.method != "beam":
-        found: list[list[Hypothesis]] = [[] for _ in range(len(batch))]
+    restrictions = [*restrictions_of(decoding), *(constraints.restrictions if constraints else ())]
+    if decoding.method == "beam":
+        required = constraints.required(decoding.beam_size) if constraints else None
+        found = begin_beam_search(model, memory, lengths, restrictions, decoding, num_best, required, steps).run(lengths)
+    else:
+        found = [[] for _ in range(len(batch))]
         for first in range(0, num_best, decoding.beam_size):
             numbers = range(first, min(first + decoding.beam_size, num_best))
-            chooser = Samples(lengths, decoding, batch.example_ids, numbers)
-            drawn = Search(GrowingCache(model, memory), chooser, _restrictions(lengths, decoding, constraints))
-            for own, more in zip(found, drawn.run(lengths.longest + 1), strict=True):
+            samples = Samples(lengths, decoding, batch.example_ids, numbers)
+            drawn = Search(GrowingCache(model, memory), samples, [lengths, *restrictions]).run(lengths)
+            for own, more in zip(found, drawn, strict=True):
                 own += more
-    elif decoding.diversity_groups > 1:
-        groups = decoding.diversity_groups
-        diverse = DiverseBeam(lengths, groups, decoding.beam_size // groups, num_best, decoding.diversity_strength)
-        cache = GrowingCache(model, memory)
-        cache.select(diverse.sentences)
-        found = Search(cache, diverse, _restrictions(lengths, decoding, constraints)).run(lengths.longest + 1)
-    else:
-        search = begin_beam_search(model, memory, lengths, decoding, num_best, constraints, steps)
-        found = search.run(lengths.longest + 1)
-    _check_found(found, model, memory, lengths, decoding, constraints, batch.example_ids)
+    if not all(found):
+        # Only scores that are not finite leave a greedy search within limits of length without hypotheses.
+        greedy = Search(GrowingCache(model, memory), Beam(lengths, 1, 1), [lengths]).run(lengths)
+        _check_found(batch, found, greedy, decoding, constraints)
     return found
 
 
@@ -129,51 +120,45 @@ def begin_beam_search(
     model: Decodable,
     memory: object,
     lengths: Lengths,
+    restrictions: Sequence[Restriction],
     decoding: DecodingConfig,
     num_best: int,
-    constraints: BatchConstraints | None = None,
+    required: RequiredPhrases | None = None,
     steps: Steps | None = None,
 ) -> Search:
-    """Begin a beam search; see `search_batch`."""
-    width, device = decoding.beam_size, lengths.most.device
-    steps = steps or choose_steps(model, device)
-    restrictions, required = _restrictions(lengths, decoding, constraints), None
-    if constraints and constraints.have_phrases:
-        required = constraints.required(width)
-        restrictions.append(required)
-    if not steps.is_static:
-        beam = Beam(lengths, width, num_best, steps, required=required)
-        return Search(GrowingCache(model, memory, None if steps is Steps.LIVE else width), beam, restrictions)
-    whole, compiled = all(one.on_device for one in restrictions), steps is Steps.COMPILED
-    decode_step = compiled_steps()[0] if compiled else decode
-    cache = StaticCache(model, memory, width, lengths.longest + 1, device, whole, decode_step)
+    """Begin a beam search, plain or diverse, with `restrictions` beside `lengths`; see `search_batch`."""
+    width = decoding.beam_size
+    restrictions = [lengths, *restrictions, *([required] if required else ())]
+    if (groups := decoding.diversity_groups) > 1:
+        diverse = DiverseBeam(lengths, groups, width // groups, num_best, decoding.diversity_strength)
+        growing = GrowingCache(model, memory)
+        growing.select(diverse.sentences)
+        return Search(growing, diverse, restrictions)
+    steps = steps or choose_steps(model, lengths.most.device)
+    whole, compiled = steps.is_static and all(one.on_device for one in restrictions), steps is Steps.COMPILED
     beam = Beam(lengths, width, num_best, steps, captured=whole, required=required)
+    if not steps.is_static:
+        return Search(GrowingCache(model, memory, None if steps is Steps.LIVE else width), beam, restrictions)
+    decode_step = compiled_steps()[0] if compiled else decode
+    cache = StaticCache(model, memory, width, lengths.longest + 1, lengths.most.device, whole, decode_step)
     return Search(cache, beam, restrictions, compiled=compiled and whole)
 
 
-def _restrictions(lengths: Lengths, decoding: DecodingConfig, constraints: BatchConstraints | None) -> list[Restriction]:
-    return [lengths, *restrictions_of(decoding), *(constraints.restrictions if constraints else ())]
-
-
 def _check_found(
+    batch: TreeBatch,
     found: list[list[Hypothesis]],
-    model: Decodable,
-    memory: object,
-    lengths: Lengths,
+    greedy: list[list[Hypothesis]],
     decoding: DecodingConfig,
     constraints: BatchConstraints | None,
-    example_ids: Tensor,
 ) -> None:
-    """Raise UserError for a sentence without hypotheses, except if the `constraints` of its line are the reason."""
-    lost = [row for row, hypotheses in enumerate(found) if not hypotheses]
-    if not lost:
-        return
-    # Without restrictions, only scores that are not finite leave a greedy search without hypotheses.
-    free = Search(GrowingCache(model, memory), Beam(lengths, 1, 1), [lengths]).run(lengths.longest + 1)
-    for row in lost:
-        line = f"line {int(example_ids[row]) + 1}"
-        if not free[row]:
+    """Raise UserError for a sentence that has no hypothesis, except if its constraints are the reason.
+
+    `greedy` are the hypotheses of a search without restrictions.
+    """
+    for row, own in enumerate(found):
+        line = f"line {int(batch.example_ids[row]) + 1}"
+        if not own and not greedy[row]:
             raise UserError(f"{line}: the model's scores are not finite; translate with an earlier checkpoint")
-        if not (constraints and constraints.constrained[row]):
-            ways = ", or ".join(["lower decoding.min_length", *ways_out(decoding)])
+        if not own and not (constraints and constraints.constrained[row]):
+            ways = ", or ".join(["lower decoding.min_length", *(one.way_out for one in restrictions_of(decoding))])
             raise UserError(f"{line}: no translation within the limits of length is allowed; {ways}")
