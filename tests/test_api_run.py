@@ -14,7 +14,7 @@ from bracketed_data import write_bracketed_data
 from torch.utils.data import DataLoader
 
 from treenet import UserError, collate, load_run, read_shards
-from treenet.cli import preprocess, train_wmt, translate
+from treenet.cli import preprocess, train, translate
 from treenet.data.examples import ExampleSource
 from treeproc.common.command_names import command_runs
 from treeproc.shards.shard import SplitShards
@@ -29,7 +29,7 @@ def world(tmp_path_factory):
     write_bracketed_data(folder)
     data = ["--config", str(folder / "data.yaml"), "--out", str(folder / "data"), "rows_per_shard=7"]
     preprocess.main(data)
-    train_wmt.main(["--config", str(folder / "train.yaml"), "--out", str(folder / "run"), f"data={folder / 'data'}"])
+    train.main(["--config", str(folder / "train.yaml"), "--out", str(folder / "run"), f"data={folder / 'data'}"])
     return folder
 
 

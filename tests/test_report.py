@@ -328,7 +328,7 @@ def test_a_run_that_is_not_finished_shows_what_it_has(folder, tmp_path):
     found = json.loads((tmp_path / "out" / "report.json").read_text())
     missing = {run["name"]: " ".join(one["said"] + one["command"] for one in run["missing"]) for run in found["runs"]}
     assert (
-        f"no averaged model, after 2 of 2 updatespython workflows/train_wmt.py --config {run}/config.yaml --out {run}"
+        f"no averaged model, after 2 of 2 updatespython workflows/train.py --config {run}/config.yaml --out {run}"
         in missing["begun"]
     )
     assert f"python workflows/evaluate.py --out {run} split=test" in missing["begun"]

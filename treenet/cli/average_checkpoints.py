@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
         __doc__, AverageConfig, find_config=find_config, remote_out=True, reads_run=True
     ).parse_intermixed_args(argv)
     if args.out is None or args.sample:
-        raise UserError("give --out RUN, the folder of a training run; workflows/train_wmt.py --sample makes one")
+        raise UserError("give --out RUN, the folder of a training run; workflows/train.py --sample makes one")
     settings = load_settings(AverageConfig, args.config, args.overrides)
     chosen, allow_fewer = settings.chosen(), settings.allow_fewer
     with open_results(args.out, "checkpoints/*") as run:

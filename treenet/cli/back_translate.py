@@ -263,6 +263,6 @@ def main(argv: Sequence[str]) -> None:
         claim(config, out)
         index = work()
     print(summary(index, out / "data"))
-    print(as_called(f"  train: python workflows/train_wmt.py --config FILE.yaml --out RUN data={out / 'data'}"))
+    print(as_called(f"  train: python workflows/train.py --config FILE.yaml --out RUN data={out / 'data'}"))
     if (out / f"{SYNTHETIC}.source").exists():
         print(f"  synthetic pairs half as often: 'batch.corpora={{{SYNTHETIC}.source: 0.5}}'")

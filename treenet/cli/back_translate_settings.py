@@ -32,7 +32,7 @@ class BackTranslateConfig(Settings):
     )
     backward: dict[str, Any] = Field(
         {},
-        description="settings of that training, as for workflows/train_wmt.py; the default model is a transformer, whose sizes "
+        description="settings of that training, as for workflows/train.py; the default model is a transformer, whose sizes "
         "go by the number of pairs",
     )
     backward_parser: ParserConfig | None = Field(

@@ -3,7 +3,7 @@
     python workflows/compare_seeds.py --config workflows/configs/seeds_sst5.yaml --out COMPARISON data=DATA
     python workflows/compare_seeds.py --config FILE.yaml --out COMPARISON data=DATA grid.seeds=[1,2,3]
 
-FILE.yaml is a configuration of workflows/train_classifier.py with a `grid` of systems and seeds. Each cell is a separate run in
+FILE.yaml is a configuration of workflows/train.py with a `grid` of systems and seeds. Each cell is a separate run in
 COMPARISON/cells. COMPARISON/ledger.json has the state of every cell: done, running or failed.
 
 The same command continues: it runs missing and failed cells. A larger grid adds cells. At the end, the command prints a table and

@@ -86,7 +86,7 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_intermixed_args(argv)
     settings = load_settings(EvaluateSettings, args.config, args.overrides)
     if args.sample:
-        raise UserError("--sample: this command has none; run workflows/train_wmt.py --sample, and give its folder as --out")
+        raise UserError("--sample: this command has none; run workflows/train.py --sample, and give its folder as --out")
     if args.compare and settings.hypotheses:
         raise UserError("--compare takes two systems; leave hypotheses out, or give its file as one of the two")
     if settings.references and not (args.compare or settings.hypotheses):

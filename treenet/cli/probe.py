@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
     ).parse_intermixed_args(argv)
     settings = load_settings(ProbeSettings, args.config, args.overrides)
     if args.sample:
-        raise UserError("--sample: this command has none; run workflows/train_wmt.py --sample, and give its folder as --out")
+        raise UserError("--sample: this command has none; run workflows/train.py --sample, and give its folder as --out")
     if args.out is None:
         raise UserError("give --out RUN, the folder of a training run")
     if settings.layer == "all":

@@ -3,7 +3,7 @@
     python workflows/scaling.py --config FILE.yaml --out STUDY data=DATA grid.fractions=[0.1,1] grid.seeds=[1,2]
     python workflows/scaling.py --sample --out STUDY data=DATA
 
-FILE.yaml is a configuration of workflows/train_wmt.py, with or without a `grid`. All cells use the same shards and the same
+FILE.yaml is a configuration of workflows/train.py, with or without a `grid`. All cells use the same shards and the same
 vocabulary. A larger share contains every smaller one. Each cell is a separate run in STUDY/cells. STUDY/ledger.json has the state
 of every cell: done, running or failed.
 

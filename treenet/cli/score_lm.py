@@ -4,7 +4,7 @@
     python workflows/score_lm.py --out RUN split=valid
     python workflows/score_lm.py --out RUN 'treebank=[pairs.mrg]' pairs=true
 
-RUN is the folder of a training run of workflows/train_lm.py. A causal model gives the probability of a sentence. A grammar gives
+RUN is the folder of a training run of workflows/train.py. A causal model gives the probability of a sentence. A grammar gives
 that of a sentence with its tree of the data set: its perplexity is an upper bound. A masked model gives a pseudo-perplexity,
 which compares with no other kind.
 

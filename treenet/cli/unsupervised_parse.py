@@ -4,7 +4,7 @@
     python workflows/unsupervised_parse.py --out RUN split=valid max_words=10
     python workflows/unsupervised_parse.py --out RUN 'treebank=[wsj/23]' parsing.min_layer=1
 
-RUN is the folder of a training run of model.name = constituent_transformer, made by workflows/train_lm.py or train_wmt.py. The
+RUN is the folder of a training run of model.name = constituent_transformer, made by workflows/train.py. The
 gold trees are those of its data set, or of a treebank. The command also scores left-branching, right-branching, balanced and
 random trees. It writes RUN/parses.<split>.txt, one tree per line in the order of the input, and adds the scores to
 RUN/scores.json.

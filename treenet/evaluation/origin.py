@@ -133,7 +133,7 @@ class RunState:
 
     def _command(self, workflow: str, entry: Mapping, asked: Mapping) -> str:
         out = f"--out {shlex.quote(self.name)}"
-        if workflow == "train_classifier.py":  # it scores the tasks that it trains
+        if workflow == "train.py":  # it scores the classifiers that it trains
             return as_called(f"python workflows/{workflow} --config {shlex.quote(self.name + '/config.yaml')} {out}")
         split = {"split": entry["split"]} if "split" in entry and "treebank" not in asked else {}
         values = flatten(split | dict(asked)).items()
@@ -147,7 +147,7 @@ def _workflow(entry: Mapping) -> str:
         return "evaluate.py"
     if "nll" in entry:
         return "score_lm.py"
-    return "unsupervised_parse.py" if "recall_by_label" in entry else "train_classifier.py"
+    return "unsupervised_parse.py" if "recall_by_label" in entry else "train.py"
 
 
 def _asked_checkpoint(folder: str) -> str:

@@ -1,6 +1,6 @@
 """Data-size studies: models at several shares of the training data and several seeds, on one set of shards.
 
-A study is a training configuration with a grid: each cell is the training run of `workflows/train_wmt.py` with another
+A study is a training configuration with a grid: each cell is the training run of `workflows/train.py` with another
 model, `batch.fraction` and `seed`, in STUDY/cells/MODEL-FRACTION-seedSEED.
 """
 
@@ -147,7 +147,7 @@ def _check_data(config: ScalingConfig, indices: dict) -> None:
 
 
 def study_work(config: ScalingConfig, more: References = ()) -> CellWork:
-    """Return the work of a cell: the run of workflows/train_wmt.py, then that of workflows/evaluate.py.
+    """Return the work of a cell: the run of workflows/train.py, then that of workflows/evaluate.py.
 
     `more` has the lines of the files `grid.more_references`.
     """

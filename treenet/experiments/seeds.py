@@ -1,6 +1,6 @@
 """Comparisons of classifiers, or of models of relatedness, over seeds: models, ablations, control trees, all with the same seeds.
 
-A comparison is a configuration of workflows/train_classifier.py with a grid. Each cell is one run of that workflow, with the
+A comparison is a configuration of workflows/train.py with a grid. Each cell is one run of that workflow, with the
 settings of one system and one seed, in OUT/cells/SYSTEM-seedSEED.
 """
 
@@ -122,7 +122,7 @@ def _check_data(indices: dict) -> None:
 
 
 def seed_work(config: SeedsConfig) -> CellWork:
-    """Return the work of a cell: the run of workflows/train_classifier.py, with its scores."""
+    """Return the work of a cell: the run of workflows/train.py, with its scores."""
     return CellWork(run_training, partial(score_cell, config.use_gpu, config.grid.peak_on_test), partial(describe_stale, SCORED))
 
 

@@ -33,7 +33,7 @@ from treeproc.shards.store import describe_agreement, describe_trees, pieces_fin
 
 # Fingerprints of a data set: what is the same in two runs that may be compared.
 FINGERPRINTS = ("text_fingerprint", "tree_fingerprint", "vocab_fingerprint")
-_TRAIN_AGAIN = "run its workflows/train_wmt.py command again"
+_TRAIN_AGAIN = "run its workflows/train.py command again"
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
     for file in ("config.yaml", "run.json"):
         if not (folder / file).is_file():
             raise UserError(
-                f"{given} is neither a run nor a study: {folder / file} is missing; give --out folders of workflows/train_wmt.py "
+                f"{given} is neither a run nor a study: {folder / file} is missing; give --out folders of workflows/train.py "
                 "or workflows/scaling.py"
             )
     config = _read_config(folder / "config.yaml")
@@ -241,7 +241,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
     out = shlex.quote(given)
     if not run.finished:
         steps = f"{run.step:,} of {config.get('max_steps', 0):,} updates"
-        command = f"python workflows/train_wmt.py --config {shlex.quote(given + '/config.yaml')} --out {out}"
+        command = f"python workflows/train.py --config {shlex.quote(given + '/config.yaml')} --out {out}"
         run.missing.append(Missing(f"no averaged model, after {steps}", as_called(command)))
     if split not in run.translations:
         command = f"python workflows/evaluate.py --out {out} split={split}"

@@ -25,7 +25,6 @@ from treenet.runs.checkpoint import (
     validation_criterion,
 )
 from treenet.runs.old_checkpoints import rename_weights
-from treenet.tasks.registry import workflow_of
 from treeproc.common.arguments import check_choice
 from treeproc.common.files import LOCK, TEMPORARY_PREFIX
 from treeproc.common.settings import UserError
@@ -112,7 +111,7 @@ def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> Selection:
                 f"{run_dir / 'checkpoints'} has no checkpoint with a validation; make checkpoint_every and validate_every "
                 "multiples of each other, or average the last checkpoints"
             )
-        raise UserError(f"{run_dir / 'checkpoints'} has no complete checkpoint; run {workflow_of(run_dir)} --out {run_dir} first")
+        raise UserError(f"{run_dir / 'checkpoints'} has no complete checkpoint; run workflows/train.py --out {run_dir} first")
     return found
 
 

@@ -14,7 +14,7 @@ from treenet.runs.checkpoint_reader import load_weights
 from treenet.runs.chosen_checkpoint import checkpoint_folder, recorded_sha256
 from treenet.runs.precision import remember_precision
 from treenet.runs.run_json import read_facts
-from treenet.tasks.registry import build_task, workflow_of
+from treenet.tasks.registry import build_task
 from treeproc.common.files import read_json
 from treeproc.common.progress import phase
 from treeproc.common.settings import UserError, load_settings
@@ -79,10 +79,10 @@ def load_model(
         if not (run / name).is_file():
             raise UserError(f"{run} is not a run: {run / name} is missing; give the folder of a training run")
     config = load_settings(TrainConfig, run / "config.yaml")
-    hint = f"run its {workflow_of(run)} command again, into another folder"
+    hint = "run its workflows/train.py command again, into another folder"
     facts = read_facts(run, hint, ("vocab_fingerprint", "data_fingerprint"))
     if task not in (None, config.task):
-        raise UserError(f"{run} is a run of {config.task}, which cannot translate; give a run of workflows/train_wmt.py")
+        raise UserError(f"{run} is a run of {config.task}, which cannot translate; give a run of workflows/train.py")
     start = INITIAL if config.init else None
     chosen = start if untrained else checkpoint
     folder = checkpoint_folder(run, chosen) if chosen else None
@@ -128,7 +128,7 @@ def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainCo
     folder = checkpoint or run_dir / AVERAGED
     if not folder.is_dir():
         raise UserError(
-            f"{folder} is missing; run {workflow_of(run_dir)} to the end, or workflows/average_checkpoints.py --out {run_dir}"
+            f"{folder} is missing; run workflows/train.py to the end, or workflows/average_checkpoints.py --out {run_dir}"
         )
     if checkpoint is None and (fault := find_fault(folder)):
         raise UserError(f"{folder} is damaged ({fault}); run workflows/average_checkpoints.py --out {run_dir}")

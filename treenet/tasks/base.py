@@ -32,8 +32,7 @@ class Task(ABC):
     score = ""  # the metric that judges a validation, higher is better; empty for the nll
     auxiliary_loss = ""  # name of the model's own loss in metrics; empty for none
     examples, targets = "examples", "targets"  # their names in reports
-    workflow = "train_wmt.py"  # the script that trains its models
-    scorer = "evaluate.py"  # the script that scores them
+    scorer = "evaluate.py"  # the script that scores its models
     output = "forward"  # a method of the model
     ties_embeddings = True  # whether the output also reads the table of pieces
 
@@ -128,6 +127,10 @@ class Task(ABC):
     def checkpoint_facts(self, valid: Mapping[str, float] | None) -> dict[str, float | None]:
         """Return the facts of a validation for meta.json, beside valid_nll."""
         return {"valid_criterion": self.criterion(valid)} if valid and self.score else {}
+
+    def next_commands(self) -> list[tuple[str, str, str]]:
+        """Return what to do with a trained model: a word for it, the script, and its arguments after --out RUN."""
+        return [("score", self.scorer, "")]
 
     def describe(self, line: Mapping[str, float]) -> str:
         """Describe a validation for a person."""

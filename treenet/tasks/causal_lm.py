@@ -71,7 +71,6 @@ class CausalLanguageModel(Task):
 
     use = "causal_lm"
     targets = "pieces"
-    workflow = "train_lm.py"
     scorer = "score_lm.py"
 
     def __init__(self, config: TrainConfig):

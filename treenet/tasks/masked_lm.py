@@ -93,8 +93,7 @@ class MaskedLanguageModel(Task):
 
     use = "masked_lm"
     targets = "masked pieces"
-    workflow = "train_lm.py"
-    scorer = "unsupervised_parse.py"
+    scorer = "score_lm.py"
 
     def check(self, index: Mapping) -> None:
         """Check the name of the model. Any data set has leaves."""
@@ -105,6 +104,10 @@ class MaskedLanguageModel(Task):
 
     def build_model(self, sizes: Mapping) -> nn.Module:
         return build_masked_lm(self.config.model, vocab_sizes(sizes))
+
+    def next_commands(self) -> list[tuple[str, str, str]]:
+        finds_trees = self.config.model.name == "constituent_transformer"
+        return [*super().next_commands(), *[("parse", "unsupervised_parse.py", "")] * finds_trees]
 
     @cached_property
     def _num_pieces(self) -> int:

@@ -13,7 +13,7 @@ class PredictionTask(Task):
     """A task that is scored by its predictions. Tables show the metrics `percentages` and `figures` of a split."""
 
     use = "classification"
-    workflow = scorer = "train_classifier.py"
+    scorer = "train.py"  # it scores what it trains
     ties_embeddings = False
     percentages: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()

@@ -86,6 +86,9 @@ class Translation(Task):
         # None: a validation without translations is no validation for `average=best`, whatever its nll is.
         return {"valid_criterion": self.criterion(valid) if valid and self.is_judged(valid) else None}
 
+    def next_commands(self) -> list[tuple[str, str, str]]:
+        return [*super().next_commands(), ("translate", "translate.py", " input=FILE output=FILE")]
+
     def describe(self, line: Mapping[str, float]) -> str:
         judged = f", {METRIC_NAMES[self.score]} {line[self.score]:.2f}" if self.score and self.is_judged(line) else ""
         return super().describe(line) + judged

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from treeproc.common.synonyms import settings_in
 
 PROGRAM = "tree-attention"
-# A script is the command of its name, with hyphens; translation is what `train` trains.
+# A script is the command of its name, with hyphens. One script has a second name.
 _RENAMED = {"train_wmt": "train"}
 _NAMED = re.compile(
     r"(?:(?:\.venv/bin/)?python )?\bworkflows/(\w+)\.py\b|python -m treeproc\.(inspect|verify)\b"

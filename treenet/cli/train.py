@@ -1,0 +1,62 @@
+"""Train a model on a data set of workflows/preprocess.py, then average its checkpoints and draw its curves.
+
+    python workflows/train.py --config FILE.yaml --out RUN data=DATA
+    python workflows/train.py --config workflows/configs/sst5.yaml --out RUN data=DATA model.name=bilstm     a classifier
+    python workflows/train.py --config workflows/configs/masked_lm.yaml --out RUN data=DATA     a language model
+    python workflows/train.py --sample --out RUN data=DATA
+    python workflows/train.py --config FILE.yaml data=DATA --dry-run     sizes, memory, hours
+
+The setting `task` names what the model learns: translation, classes of sentences, relatedness of two sentences, or a language
+model. The same command continues an interrupted run. It trains in this process; workers=2 trains in two processes, on Ray.
+
+A classifier and a model of relatedness are also scored on valid and test, with the trained model and the last checkpoint. Their
+scores are in RUN/scores.json and RUN/predictions.*.tsv. By default, their trained model is the checkpoint with the best
+validation. For many seeds, models and control trees, use workflows/compare_seeds.py.
+
+workflows/train_wmt.py, train_classifier.py and train_lm.py are this command. The last two have other defaults without --config:
+a classifier and a masked language model.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from treenet.cli.shipped import CONFIGS, find_config, find_settings
+from treenet.config import TrainConfig
+from treenet.evaluation.classify import format_scores, score_run
+from treenet.evaluation.run_results import warn_of_stale_results
+from treenet.jobs.dry_run import dry_run
+from treenet.jobs.train_run import run_to_end
+from treenet.loggers.feed import log_scores
+from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.mirror import open_results
+from treenet.tasks.prediction import PredictionTask
+from treenet.tasks.registry import build_task
+from treeproc.common.command_names import as_called
+from treeproc.common.settings import UserError, build_arg_parser, load_settings
+
+
+def main(argv: Sequence[str], sample: str | None = "sample", **defaults: Any) -> None:
+    """Train. `sample` is the configuration of --sample. `defaults` are settings without a configuration."""
+    parser = build_arg_parser(__doc__, TrainConfig, find_config=find_config, remote_out=True, has_sample=sample is not None)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what the run needs, measured in ten updates; keep --out as it is"
+    )
+    args = parser.parse_intermixed_args(argv)
+    path = find_settings(args, "data=DATA", CONFIGS / f"{sample}.yaml" if sample else None)
+    if args.out is None and not args.dry_run:
+        raise UserError("give --out DIR, the folder of the run")
+    config = load_settings(TrainConfig, path, args.overrides, **({} if path else defaults))
+    if args.dry_run:
+        print(dry_run(config, args.out))
+        return
+    run_to_end(config, args.out)
+    task = build_task(config)
+    if isinstance(task, PredictionTask):
+        with open_results(args.out, AVERAGED, "checkpoints/*") as run:
+            print(format_scores(score_run(run, use_gpu=config.use_gpu), task))
+            log_scores(run)
+            warn_of_stale_results(run, args.out)
+        return
+    warn_of_stale_results(args.out)
+    for what, script, arguments in task.next_commands():
+        print(as_called(f"  {what}: python workflows/{script} --out {args.out}{arguments}"))
