@@ -16,10 +16,10 @@ from toyruns import make_config
 from treenet.data.splits import read_references
 from treenet.evaluation.bootstrap import compare_systems
 from treenet.evaluation.comparison import CompareConfig, compare
-from treenet.evaluation.metrics import sentence_chrf
-from treenet.evaluation.run_results import System, read_system
 from treenet.evaluation.significance import ABOUT_WEIGHTS
 from treenet.jobs.train_run import run_training
+from treenet.runs.run_results import System, read_system
+from treenet.tasks.translation_metrics import sentence_chrf
 from treeproc.common.settings import UserError
 
 pytestmark = pytest.mark.slow

@@ -9,11 +9,11 @@ from toydata import write_toy_data
 
 from treenet.analysis.attention_stats import run_attention
 from treenet.config import TrainConfig
-from treenet.evaluation.run_results import read_scores
 from treenet.jobs.train_run import run_training
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.run_json import read_facts
+from treenet.runs.run_results import read_scores
 from treeproc.common.errors import CommandEnded
 from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings, read_yaml, run_cli
 from treeproc.shards.store import read_index

@@ -20,12 +20,12 @@ from treenet.data.splits import read_references, read_split
 from treenet.evaluation import evaluate as evaluation
 from treenet.evaluation import learned_metrics
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run, translate_split
-from treenet.evaluation.origin import RunState
-from treenet.evaluation.run_results import read_nll, read_scores
 from treenet.jobs.train_run import run_training
 from treenet.models import VocabSizes, build_model
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
+from treenet.runs.result_provenance import RunState
+from treenet.runs.run_results import read_nll, read_scores
 from treenet.structure import TreeStructure
 from treenet.translation.hypotheses import Hypothesis
 from treenet.translation.search import search_batch
@@ -78,11 +78,11 @@ def test_a_result_names_how_it_was_decoded_and_samples_have_one_of_their_own(run
         name, scores = evaluate_run(run, EvaluateSettings(decoding=DecodingConfig(**chosen)))
         assert name == ".".join(["test", *filter(None, [chosen.get("method")])])
         assert scores["decoding"].items() >= chosen.items() and scores["asked"]["decoding"] == chosen
-        assert RunState(run).judge(scores).changed == ""
+        assert RunState(run).check(scores).changed == ""
         config = run / "config.yaml"
         before = config.read_text()
         config.write_text(before.replace("beam_size: 3", "beam_size: 6"))
-        assert "decoding.beam_size 3, now 6" in RunState(run).judge(scores).changed
+        assert "decoding.beam_size 3, now 6" in RunState(run).check(scores).changed
         config.write_text(before)
     assert set(read_scores(run)) == {"test", "test.sampling", "test.mbr"}
     assert not plain["decoding"].keys() & {"method", "seed", "diversity_groups"}, "records of beam search are as before"

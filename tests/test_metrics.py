@@ -28,14 +28,14 @@ from treenet.evaluation.bootstrap import (
     two_sided_p,
 )
 from treenet.evaluation.buckets import BucketConfig, count_words, format_buckets, score_buckets, tree_depth
-from treenet.evaluation.metrics import (
+from treenet.report.score_section import best_value
+from treenet.tasks.translation_metrics import (
     build_tokenizer,
     choose_tokenizer,
     compute_scores,
     sentence_chrf,
     split_compounds,
 )
-from treenet.report.score_section import best_value
 from treeproc.common.settings import UserError
 from treeproc.readers import read_lines
 

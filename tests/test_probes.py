@@ -23,7 +23,6 @@ from toyruns import make_config
 from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import LEAVES, TREES, InputKind
-from treenet.evaluation.run_results import warn_of_stale_results
 from treenet.jobs.train_run import run_training
 from treenet.probing import probe_run as probing
 from treenet.probing.inputs import ProbeInputs, exchange, exchangeable_pairs
@@ -37,6 +36,7 @@ from treenet.probing.states import collect_states, encode_layers, leaf_states, n
 from treenet.report.build import write_report
 from treenet.report.report_settings import ReportSettings
 from treenet.runs.loading import load_model
+from treenet.runs.run_results import warn_of_stale_results
 from treeproc.common.settings import UserError, load_settings
 
 pytestmark = pytest.mark.slow

@@ -18,11 +18,11 @@ from toyruns import losses, same
 from training_jobs import tiny_config
 
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
-from treenet.evaluation.run_results import read_system, warn_of_stale_results
 from treenet.jobs.train_run import run_training
 from treenet.runs.averaging import average_checkpoints
 from treenet.runs.checkpoint import checkpoint_folders, is_complete, latest_checkpoint
 from treenet.runs.mirror import STOP_FILE, RunMirror, read_run
+from treenet.runs.run_results import read_system, warn_of_stale_results
 from treenet.tasks.registry import build_task
 from treenet.training.trainer import train
 from treeproc.common.cache import cache_folder
@@ -176,8 +176,8 @@ def test_results_in_the_store_are_judged_by_the_weights_there(finished, capsys):
         f": {command}\n"
     )
     with read_run(finished) as run:  # without the weights
-        standing = read_system(run, "test", finished).standing
-    assert standing.changed.startswith("weights ") and standing.command == command
+        status = read_system(run, "test", finished).status
+    assert status.changed.startswith("weights ") and status.command == command
 
 
 def test_asked_to_stop_through_the_store(bucket, data):

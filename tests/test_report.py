@@ -30,7 +30,6 @@ from treenet.data.splits import read_references, read_split
 from treenet.evaluation.bootstrap import compare_systems
 from treenet.evaluation.buckets import measure_sources
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
-from treenet.evaluation.metrics import sentence_chrf
 from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS, ABOUT_WEIGHTS_OF_SEEDS
 from treenet.experiments.ledger import DONE, Entry, Ledger
 from treenet.experiments.records import Recording
@@ -52,6 +51,7 @@ from treenet.report.sentence_views import View, build_views, choose_examples
 from treenet.report.tree_layout import BOX_HEIGHT, lay_out
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
+from treenet.tasks.translation_metrics import sentence_chrf
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.shards.lengths import read_lengths
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from treenet.evaluation.bootstrap import bleu_statistics, compare_seeds, sample_bleu
-from treenet.evaluation.metrics import compute_scores
-from treenet.evaluation.origin import Standing
 from treenet.report import answer as answers
 from treenet.report.answer import answer_runs, answer_study, group_systems
 from treenet.report.answer_section import draw_answer
 from treenet.report.compare import score_tables
 from treenet.report.report_runs import ReportRun, ReportStudy
+from treenet.runs.result_provenance import ResultStatus
+from treenet.tasks.translation_metrics import compute_scores
 
 REFERENCES = [f"the {animal} saw a {thing} near the old house" for animal in ("cat", "dog", "owl") for thing in ("tree", "mouse")]
 
@@ -28,7 +28,7 @@ def make_run(name: str, model: str, seed: int, wrong: int, **config) -> ReportRu
     scores = compute_scores(lines, REFERENCES) | {"split": "test"}
     settings = {"model": {"name": model}, "seed": seed, "data": "nowhere", "workers": seed, **config}
     run = ReportRun(name, Path(), name, settings, {}, [], {"test": scores}, {"test": lines}, {}, None, 0, True)
-    run.standings = {"test": Standing()}
+    run.statuses = {"test": ResultStatus()}
     return run
 
 
@@ -100,10 +100,10 @@ def test_a_baseline_that_is_best_is_said_to_be_so():
 def test_stale_results_controls_and_missing_scores_give_no_answer():
     assert answer([], None) is None
     stale = make_run("stale", "transformer", 1, 3)
-    stale.standings = {"test": Standing("weights")}
+    stale.statuses = {"test": ResultStatus("weights")}
     assert answer([stale], stale) is None
     control = make_run("control", "transformer", 1, 3)
-    control.scores["test.untrained"], control.standings["test.untrained"] = control.scores["test"], Standing()
+    control.scores["test.untrained"], control.statuses["test.untrained"] = control.scores["test"], ResultStatus()
     alone = answer([control], control)
     assert [row.system for row in alone.rows] == ["control"] and "only system" in alone.sentence
     assert draw_answer(alone) is None

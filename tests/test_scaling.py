@@ -24,7 +24,6 @@ from treenet.config import BatchConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import BatchPlan
 from treenet.data.splits import read_references
-from treenet.evaluation.metrics import compute_scores
 from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, compare_over_seeds
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
 from treenet.experiments.records import Recording, numbers, read_curve
@@ -36,6 +35,7 @@ from treenet.experiments.study import run_study, show_study
 from treenet.report.report_runs import read_report_inputs
 from treenet.runs.averaging import average_checkpoints
 from treenet.runs.metrics_log import read_metrics
+from treenet.tasks.translation_metrics import compute_scores
 from treeproc.common.files import file_sha256
 from treeproc.common.settings import UserError, dump_settings, load_settings
 

@@ -11,11 +11,11 @@ from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
-from treenet.evaluation.origin import RunState, Standing
-from treenet.evaluation.run_results import read_scores
 from treenet.jobs.train_run import run_training
 from treenet.report.build import write_report
 from treenet.report.report_settings import ReportSettings
+from treenet.runs.result_provenance import ResultStatus, RunState
+from treenet.runs.run_results import read_scores
 from treeproc.common.files import file_sha256
 from treeproc.common.provenance import describe_packages, software
 from treeproc.common.settings import UserError, dump_settings
@@ -111,7 +111,7 @@ def test_scores_of_before_a_run_was_continued_are_refused_until_they_are_renewed
     changed = rf"weights {old[:8]}, now {new[:8]}"
     assert f"b/scores.json, test is stale: the run has changed since then ({changed}); to renew it: {command}\n" in message
     with pytest.raises(
-        UserError, match=r"b/translations.test.txt is stale: its run has changed since " rf"then \({changed}\); .*: {command}$"
+        UserError, match=r"b/translations.test.txt is stale: the run has changed since " rf"then \({changed}\); .*: {command}$"
     ):
         compare(runs)
     renew(command)
@@ -126,7 +126,7 @@ def test_another_average_makes_scores_stale_and_the_first_one_makes_them_right_a
     average(["--out", str(runs / "a"), "last=1"])
     command = f"python workflows/evaluate.py --out {runs / 'a'} split=test"
     assert capsys.readouterr().err.endswith(f"; to renew it: {command}\n")
-    with pytest.raises(UserError, match=r"a/translations.test.txt is stale: its run has changed since then \(weights .*, now "):
+    with pytest.raises(UserError, match=r"a/translations.test.txt is stale: the run has changed since then \(weights .*, now "):
         compare(runs)
     average(["--out", str(runs / "a")])
     assert not capsys.readouterr().err
@@ -243,9 +243,11 @@ def test_a_line_has_one_number_in_reports_and_comparisons(runs, capsys):
 def test_entries_of_earlier_versions_are_judged_by_what_they_name(runs):
     state, now = RunState(runs / "a", "RUN"), file_sha256(runs / "a" / "averaged" / "model.safetensors")
     probes = {"checkpoint": "averaged", "weights_sha256": now, "data": {"fingerprint": "of another data set"}}
-    assert state.judge(probes, "probe.py") == Standing("", "python workflows/probe.py --out RUN")
+    assert state.check(probes, "probe.py") == ResultStatus("", "python workflows/probe.py --out RUN")
     of_step = {"checkpoint": "step_00000002", "weights_sha256": "0" * 64}
     step = file_sha256(runs / "a" / "checkpoints" / "step_00000002" / "model.safetensors")
     command = "python workflows/probe.py --out RUN checkpoint=2"
-    assert state.judge(of_step, "probe.py") == Standing(f"weights 00000000, now {step[:8]}", command)
-    assert state.judge({"bleu": 1.0, "split": "test"}) == Standing("", "python workflows/evaluate.py --out RUN split=test", False)
+    assert state.check(of_step, "probe.py") == ResultStatus(f"weights 00000000, now {step[:8]}", command)
+    assert state.check({"bleu": 1.0, "split": "test"}) == ResultStatus(
+        "", "python workflows/evaluate.py --out RUN split=test", False
+    )

@@ -25,7 +25,6 @@ from treenet.config import TrainConfig
 from treenet.data.input_kinds import BINARY_TREES
 from treenet.data.labelled import LabelledSource, PhraseSource
 from treenet.evaluation.classify import ClassifySettings, classify_run, score_run
-from treenet.evaluation.run_results import warn_of_stale_results
 from treenet.evaluation.significance import ABOUT_SEEDS, compare_examples
 from treenet.experiments.ledger import Entry, Ledger
 from treenet.experiments.records import Recording
@@ -38,6 +37,7 @@ from treenet.runs.averaging import average_checkpoints, choose_checkpoints
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step, take_snapshot, write_checkpoint
 from treenet.runs.loading import load_run, load_trained
 from treenet.runs.metrics_log import read_metrics
+from treenet.runs.run_results import warn_of_stale_results
 from treenet.tasks.registry import build_task
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer, train

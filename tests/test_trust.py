@@ -15,9 +15,9 @@ import torch
 from hostile_files import Payload, first_record, one_line
 from toydata import write_toy_data
 
-from treenet.evaluation.run_results import read_system
 from treenet.experiments.ledger import LEDGER, Ledger
 from treenet.runs.checkpoint import META, WEIGHTS, is_complete
+from treenet.runs.run_results import read_system
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, locked, read_json
 from treeproc.common.settings import UserError
 from treeproc.common.storage import as_path, inside

@@ -17,10 +17,10 @@ from pydantic import Field, PositiveInt, model_validator
 
 from treenet.cli.shipped import find_config
 from treenet.config import TrainConfig
-from treenet.evaluation.run_results import warn_of_stale_results
 from treenet.runs.averaging import Choice, average_checkpoints, describe_gaps
 from treenet.runs.checkpoint import META, WEIGHTS
 from treenet.runs.mirror import open_results
+from treenet.runs.run_results import warn_of_stale_results
 from treeproc.common.files import read_json
 from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings
 

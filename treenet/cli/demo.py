@@ -15,11 +15,11 @@ from treenet.cli.shipped import CONFIGS, find_config
 from treenet.config import TrainConfig
 from treenet.data.splits import read_split
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
-from treenet.evaluation.origin import describe_origin
-from treenet.evaluation.run_results import SCORES
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, RunSummary, run_training
 from treenet.runs.learning_curves import plot_curves
 from treenet.runs.metrics_log import read_metrics
+from treenet.runs.result_provenance import describe_origin
+from treenet.runs.run_results import SCORES
 from treeproc.common.command_names import as_called
 from treeproc.common.errors import CommandEnded
 from treeproc.common.extras import require

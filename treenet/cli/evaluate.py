@@ -34,11 +34,11 @@ from treenet.evaluation.buckets import format_buckets
 from treenet.evaluation.comparison import format_comparison
 from treenet.evaluation.evaluate import compare_results, evaluate_run, format_scores, format_signatures, score_file
 from treenet.evaluation.evaluate_settings import EvaluateSettings, GivenLines
-from treenet.evaluation.run_results import System, read_scores, read_system, result_in_run, translations_path
 from treenet.evaluation.tag_scores import format_tags
 from treenet.loggers.feed import log_scores
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results, read_run
+from treenet.runs.run_results import System, read_scores, read_system, result_in_run, translations_path
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.folder_kinds import COMPARISON, claim_folder
 from treeproc.common.settings import UserError, build_arg_parser, load_settings

@@ -15,12 +15,12 @@ RUN/probes.<checkpoint>.png shows accuracy by layer.
 from collections.abc import Sequence
 
 from treenet.cli.shipped import find_config
-from treenet.evaluation.run_results import PROBES
 from treenet.probing.probe_results import figure_name, format_probes
 from treenet.probing.probe_run import probe_run
 from treenet.probing.probe_settings import ProbeSettings
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results
+from treenet.runs.run_results import PROBES
 from treeproc.common.extras import require
 from treeproc.common.settings import UserError, build_arg_parser, load_settings
 

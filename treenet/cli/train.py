@@ -23,12 +23,12 @@ from typing import Any
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
 from treenet.config import TrainConfig
 from treenet.evaluation.classify import format_scores, score_run
-from treenet.evaluation.run_results import warn_of_stale_results
 from treenet.jobs.dry_run import dry_run
 from treenet.jobs.train_run import run_to_end
 from treenet.loggers.feed import log_scores
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
+from treenet.runs.run_results import warn_of_stale_results
 from treenet.tasks.prediction import PredictionTask
 from treenet.tasks.registry import build_task
 from treeproc.common.command_names import as_called

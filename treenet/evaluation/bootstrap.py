@@ -13,8 +13,8 @@ from typing import Self
 import numpy as np
 from sacrebleu.metrics import BLEU
 
-from treenet.evaluation.metrics import METRICS, build_tokenizer, check_lines
 from treenet.evaluation.significance import ABOUT_WEIGHTS, PAIRED_BOOTSTRAP, SeedTest, compare_over_seeds, slopes
+from treenet.tasks.translation_metrics import METRICS, build_tokenizer, check_lines
 
 SEED = 12345  # sacrebleu's
 

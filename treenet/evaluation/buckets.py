@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from pydantic import Field, field_validator
-from sacrebleu.metrics import BLEU
 
+from treenet.tasks.translation_metrics import MAIN, METRICS
 from treeproc.common.settings import Settings, UserError
 
 
@@ -54,7 +54,7 @@ def score_buckets(
 
     BLEU of few sentences is noisy, and short sentences often have no matching 4-grams. So compare systems, not buckets.
     """
-    metric = BLEU(tokenize="13a", force=True)
+    metric = METRICS[MAIN].build(True)
     found: dict[str, list[dict]] = {}
     for name, values in sizes.items():
         if len(values) != len(references):
@@ -69,7 +69,7 @@ def score_buckets(
                     "from": lasts[place - 1] + 1 if place else 0,
                     "to": lasts[place] if place < len(lasts) else None,
                     "num_examples": len(rows),
-                    "bleu": metric.corpus_score([hypotheses[i] for i in rows], [[references[i] for i in rows]]).score,
+                    MAIN: metric.corpus_score([hypotheses[i] for i in rows], [[references[i] for i in rows]]).score,
                 }
             )
     return found
@@ -82,10 +82,10 @@ def format_buckets(buckets: dict[str, list[dict]]) -> str:
     """Return a table for each kind of bucket."""
     blocks = []
     for name, rows in buckets.items():
-        lines = [f"{TITLES[name]:22}{'lines':>7}{'BLEU':>8}"]
+        lines = [f"{TITLES[name]:22}{'lines':>7}{METRICS[MAIN].column:>8}"]
         for row in rows:
             title = f"up to {row['to']}" if not row["from"] else f"{row['from']} to {row['to']}"
             title = title if row["to"] is not None else f"{row['from']} and more"
-            lines.append(f"  {title:20}{row['num_examples']:7d}{row['bleu']:8.2f}")
+            lines.append(f"  {title:20}{row['num_examples']:7d}{row[MAIN]:8.2f}")
         blocks.append("\n".join(lines))
     return "\n".join(blocks)

@@ -7,10 +7,10 @@ import numpy as np
 from pydantic import Field, PositiveInt
 
 from treenet.evaluation.bootstrap import Comparison, compare_systems
-from treenet.evaluation.metrics import METRIC_TITLES, METRICS, sentence_chrf
-from treenet.evaluation.origin import describe_origin, recorded_origin
-from treenet.evaluation.run_results import System
 from treenet.evaluation.significance import ABOUT_WEIGHTS, PAIRED_BOOTSTRAP
+from treenet.runs.result_provenance import describe_origin, recorded_origin
+from treenet.runs.run_results import System
+from treenet.tasks.translation_metrics import METRIC_TITLES, METRICS, sentence_chrf
 from treeproc.common.command_names import as_called
 from treeproc.common.provenance import software
 from treeproc.common.settings import Settings

@@ -11,7 +11,14 @@ from treenet.evaluation.buckets import measure_sources, score_buckets
 from treenet.evaluation.comparison import compare
 from treenet.evaluation.evaluate_settings import EvaluateSettings, GivenLines, References
 from treenet.evaluation.learned_metrics import compare_learned, entries_of
-from treenet.evaluation.metrics import (
+from treenet.evaluation.tag_scores import score_tags, without_tags
+from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.loading import LoadedRun, load_run
+from treenet.runs.precision import choose_device
+from treenet.runs.result_provenance import asked_for, fingerprints, origin
+from treenet.runs.run_results import ReferenceNll, System, read_scores, write_result
+from treenet.tasks.data_checks import check_no_control
+from treenet.tasks.translation_metrics import (
     LEARNED_TITLES,
     METRIC_TITLES,
     METRICS,
@@ -21,14 +28,6 @@ from treenet.evaluation.metrics import (
     choose_tokenizer,
     compute_scores,
 )
-from treenet.evaluation.origin import asked_for, fingerprints, origin
-from treenet.evaluation.run_results import System, read_scores, write_result
-from treenet.evaluation.sentence_scores import ReferenceNll
-from treenet.evaluation.tag_scores import score_tags, without_tags
-from treenet.runs.checkpoint import AVERAGED
-from treenet.runs.loading import LoadedRun, load_run
-from treenet.runs.precision import choose_device
-from treenet.tasks.data_checks import check_no_control
 from treenet.translation.hypotheses import Hypothesis
 from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
 from treeproc.common.files import read_text

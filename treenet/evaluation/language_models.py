@@ -24,12 +24,12 @@ from treenet.data.in_order import count_leaves
 from treenet.data.input_kinds import ACTIONS, InputKind
 from treenet.data.lm_examples import SourceSide
 from treenet.data.plan import plan_in_order
-from treenet.evaluation.origin import origin
-from treenet.evaluation.run_results import SCORES, read_scores
 from treenet.models import CausalLM, MaskedLM, VocabSizes
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_model
 from treenet.runs.precision import choose_device, scoring
+from treenet.runs.result_provenance import origin
+from treenet.runs.run_results import SCORES, read_scores
 from treenet.tasks.base import vocab_sizes
 from treenet.tasks.causal_lm import to_causal
 from treenet.tasks.registry import build_task

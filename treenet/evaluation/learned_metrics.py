@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from treenet.evaluation.bertscore import BertScoreConfig, bert_scores, check_bertscore
 from treenet.evaluation.bootstrap import Comparison, compare_means
 from treenet.evaluation.comet import CometConfig, check_comet, comet_scores
-from treenet.evaluation.metrics import LEARNED_TITLES
 from treenet.evaluation.sentence_scores import SentenceScores
 from treenet.runs.precision import choose_device
+from treenet.tasks.translation_metrics import LEARNED_TITLES
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 

@@ -2,13 +2,13 @@
 
 from collections.abc import Collection, Sequence
 
-from sacrebleu.metrics import BLEU, CHRF
+from treenet.tasks.translation_metrics import COMPARED, METRICS
 
 UNTAGGED = "none"
 
 
 def score_tags(sources: Sequence[str], tags: Collection[str], hypotheses: Sequence[str], references: Sequence[str]) -> list[dict]:
-    """Return the number of examples, corpus BLEU (13a) and chrF of the lines with each tag, and of the lines without a tag.
+    """Return the number of examples and the compared metrics of the lines with each tag, and of the lines without a tag.
 
     Tags are in alphabetical order, with `UNTAGGED` last. A tag without lines is left out.
     """
@@ -19,8 +19,8 @@ def score_tags(sources: Sequence[str], tags: Collection[str], hypotheses: Sequen
         rows = [row for row, own in enumerate(of_line) if own == tag]
         if rows:
             lines, correct = [hypotheses[row] for row in rows], [[references[row] for row in rows]]
-            bleu, chrf = (metric.corpus_score(lines, correct).score for metric in (BLEU(tokenize="13a", force=True), CHRF()))
-            found.append({"tag": tag, "num_examples": len(rows), "bleu": bleu, "chrf": chrf})
+            scores = {name: METRICS[name].build(True).corpus_score(lines, correct).score for name in COMPARED}
+            found.append({"tag": tag, "num_examples": len(rows), **scores})
     return found
 
 
@@ -32,6 +32,8 @@ def without_tags(sources: Sequence[str], tags: Collection[str]) -> list[str]:
 
 def format_tags(scores: Sequence[dict]) -> str:
     """Return a table with a line for each tag."""
-    lines = [f"{'tag of the source':22}{'lines':>7}{'BLEU':>8}{'chrF':>8}"]
-    lines += [f"  {row['tag']:20}{row['num_examples']:7d}{row['bleu']:8.2f}{row['chrf']:8.2f}" for row in scores]
+    shown = [name for name in COMPARED if all(name in row for row in scores)]
+    lines = [f"{'tag of the source':22}{'lines':>7}" + "".join(f"{METRICS[name].column:>8}" for name in shown)]
+    for row in scores:
+        lines.append(f"  {row['tag']:20}{row['num_examples']:7d}" + "".join(f"{row[name]:8.2f}" for name in shown))
     return "\n".join(lines)

@@ -26,12 +26,12 @@ from treenet.evaluation.bracket_f1 import (
     recall_by_label,
     score_brackets,
 )
-from treenet.evaluation.origin import origin
-from treenet.evaluation.run_results import PARSE, SCORES, read_scores
 from treenet.models.encoders.constituents import ConstituentEncoder
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_model, load_processor
 from treenet.runs.precision import choose_device, scoring
+from treenet.runs.result_provenance import PARSE, origin
+from treenet.runs.run_results import SCORES, read_scores
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError

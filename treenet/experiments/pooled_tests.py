@@ -7,8 +7,8 @@ from statistics import fmean
 import numpy as np
 
 from treenet.evaluation.dunnett import DUNNETT, POWER, compare_with_baseline
-from treenet.evaluation.metrics import METRIC_TITLES
 from treenet.evaluation.significance import LEVEL
+from treenet.tasks.translation_metrics import METRIC_TITLES
 
 # For people, below a table.
 EXPLAIN_POOLED = (

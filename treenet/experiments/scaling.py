@@ -14,7 +14,6 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from treenet.config import TrainConfig
 from treenet.evaluation.evaluate import evaluate_run, more_fingerprint
 from treenet.evaluation.evaluate_settings import EvaluateSettings, References
-from treenet.evaluation.run_results import read_scores
 from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import Cell
 from treenet.experiments.study import CellWorkers, check_name, check_once, check_same_pieces, describe_stale
@@ -22,6 +21,7 @@ from treenet.jobs.train_run import run_training
 from treenet.loggers.feed import log_scores
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
+from treenet.runs.run_results import read_scores
 from treeproc.common.settings import Settings, UserError, build_settings
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index

@@ -4,10 +4,10 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from treenet.evaluation.metrics import METRIC_TITLES
 from treenet.evaluation.significance import half_interval
 from treenet.experiments.scaling_table import against_of, metric_of, read_comparison
 from treenet.runs.learning_curves import write_png
+from treenet.tasks.translation_metrics import METRIC_TITLES
 from treeproc.common.files import atomic_write
 from treeproc.common.storage import AnyPath
 

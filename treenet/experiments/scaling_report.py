@@ -20,8 +20,6 @@ from treenet.data.splits import read_references
 from treenet.evaluation.bootstrap import BLEU_STATISTICS, bleu_statistics, compare_seeds, compare_slopes, sample_bleu, sample_nll
 from treenet.evaluation.evaluate import more_fingerprint, tokenizer_of
 from treenet.evaluation.evaluate_settings import EvaluateSettings, References
-from treenet.evaluation.origin import recorded_origin
-from treenet.evaluation.run_results import read_nll, read_system
 from treenet.evaluation.significance import (
     ABOUT_WEIGHTS_OF_SEEDS,
     EXPLAIN_MEANS,
@@ -53,6 +51,8 @@ from treenet.experiments.scaling_table import (
     read_test,
 )
 from treenet.experiments.study import Study, read_fresh_scores
+from treenet.runs.result_provenance import recorded_origin
+from treenet.runs.run_results import read_nll, read_system
 from treeproc.common import folder_kinds
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from treenet.evaluation.metrics import METRIC_TITLES
 from treenet.evaluation.significance import EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS, SeedTest, half_interval
 from treenet.experiments.pooled_tests import Table, align, list_pooled
 from treenet.experiments.study import notes_about_cells, show_p_values
+from treenet.tasks.translation_metrics import METRIC_TITLES
 
 SCALING = "scaling.json"  # in the folder of a study
 # Values of a cell, and of a point over its seeds: the lowest nll on valid, the last of training batches, the time of training.

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 from annotated_types import MinLen, Predicate
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
-from treenet.evaluation.origin import recorded_origin
 from treenet.evaluation.significance import (
     EXPLAIN_SEEDS,
     SYSTEMS,
@@ -28,6 +27,7 @@ from treenet.experiments.seeds import SCORED, SeedGridConfig, SeedsConfig, seed_
 from treenet.experiments.seeds_measures import MEASURES, TESTED, Measures, Numbers
 from treenet.experiments.study import Study, notes_about_cells, read_fresh_scores, show_p_values
 from treenet.runs.learning_curves import write_png
+from treenet.runs.result_provenance import recorded_origin
 from treeproc.common import folder_kinds
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError

@@ -10,8 +10,6 @@ from typing import Annotated
 from pydantic import Field
 
 from treenet.config import TrainConfig
-from treenet.evaluation.origin import NOT_RECORDED, RunState, Standing
-from treenet.evaluation.run_results import SCORES, read_scores
 from treenet.evaluation.significance import EXPLORATORY, SeedTest
 from treenet.experiments.conditions import describe_unlike
 from treenet.experiments.dispatch import need_ray, run_cells
@@ -19,6 +17,8 @@ from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
 from treenet.experiments.records import Record, Recording
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
+from treenet.runs.result_provenance import NOT_RECORDED
+from treenet.runs.run_results import SCORES, stale_scores
 from treeproc.common.errors import CommandEnded
 from treeproc.common.files import atomic_write, file_lock, lock_place, locked, read_json
 from treeproc.common.folder_kinds import RECORDS, Kind, claim_folder
@@ -68,26 +68,18 @@ def check_same_pieces(indices: Mapping[Path, Mapping]) -> None:
                 )
 
 
-def stale_scores(names: Sequence[str], folder: AnyPath) -> dict[str, Standing]:
-    """Return the stale scores of a run folder among those with these names."""
-    scores, state = read_scores(folder), RunState(folder)
-    standings = {name: state.judge(scores[name]) for name in names if name in scores}
-    return {name: standing for name, standing in standings.items() if standing.changed}
-
-
 def describe_stale(names: Sequence[str], folder: AnyPath) -> str:
-    """Describe the changes since those scores were made; empty without a change."""
-    return "; ".join(f"{name}: {standing.changed}" for name, standing in stale_scores(names, folder).items())
+    """Describe the changes since the scores with these names were made; empty without a change."""
+    stale = stale_scores(folder)
+    return "; ".join(f"{name}: {stale[name].changed}" for name in names if name in stale)
 
 
 def read_fresh_scores(names: Sequence[str], folder: AnyPath, hint: str, form: type | None = None) -> dict[str, dict]:
     """Read scores.json of a run. Raises UserError if it does not have the `form`, or if those of `names` are stale."""
     scores = read_json(folder / SCORES, hint, form)
-    for name, standing in stale_scores(names, folder).items():
-        raise UserError(
-            f"{folder}: the scores of {name} are stale: the run has changed since then ({standing.changed}); to renew them: "
-            f"{standing.command}"
-        )
+    for name, status in stale_scores(folder).items():
+        if name in names:
+            raise UserError(f"{folder}: the scores of {name} are {status.describe()}")
     return scores
 
 

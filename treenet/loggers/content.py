@@ -18,6 +18,7 @@ from treenet.config.training import flatten
 from treenet.runs.checkpoint import checkpoint_folders
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.run_json import RunFacts, read_facts
+from treenet.runs.run_results import read_scores
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.provenance import read_sessions
 from treeproc.common.setting_effects import is_below
@@ -133,8 +134,6 @@ def _provenance(run_dir: Path) -> dict[str, str]:
 
 
 def _scores(run_dir: Path) -> Iterator[Score]:
-    from treenet.evaluation.run_results import read_scores  # loads sacrebleu, which most runs do not need yet
-
     for name, entry in read_scores(run_dir).items():
         step = max(entry.get("steps") or [0]) if isinstance(entry, Mapping) else 0
         for key, value in entry.items() if isinstance(entry, Mapping) else ():

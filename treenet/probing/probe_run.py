@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from treenet.evaluation.origin import origin
-from treenet.evaluation.run_results import PROBES
 from treenet.probing.inputs import ProbeInputs
 from treenet.probing.linear_probe import Examples, ProbeScore, train_probe
 from treenet.probing.probe_results import draw_layers, figure_name, read_probes
@@ -19,6 +17,8 @@ from treenet.probing.states import EMBEDDINGS, States, collect_states, num_layer
 from treenet.runs.learning_curves import write_png
 from treenet.runs.loading import UNTRAINED, LoadedModel, load_model
 from treenet.runs.precision import choose_device
+from treenet.runs.result_provenance import origin
+from treenet.runs.run_results import PROBES
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.progress import Progress
 from treeproc.common.provenance import software

@@ -14,11 +14,11 @@ import numpy as np
 from treenet.config import OPERATIONAL, flatten
 from treenet.evaluation.bootstrap import bleu_statistics, compare_seeds, sample_bleu
 from treenet.evaluation.evaluate import EvaluateSettings, tokenizer_of
-from treenet.evaluation.metrics import METRIC_TITLES, NO_TOKENIZER
 from treenet.evaluation.significance import FEWEST_SEEDS, SYSTEMS, SeedTest, correct_family
 from treenet.experiments.scaling_table import against_of, metric_of, read_comparison
 from treenet.report.compare import ScoreTable, references_of
 from treenet.report.report_runs import ReportRun, ReportStudy
+from treenet.tasks.translation_metrics import METRIC_TITLES, NO_TOKENIZER
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def answer_runs(
     table = next((table for table in found if table.baseline), found[0] if found else None)
     if table is None:
         return None
-    own = [row.run for row in table.rows if row.result == split and not row.standing.changed]
+    own = [row.run for row in table.rows if row.result == split and not row.status.changed]
     scored = [run for run in runs if run.name in own]
     where, references = references_of(table, runs) or (None, None)
     tokenizer = tokenizer_of(where.data, EvaluateSettings()) if where else None

@@ -4,7 +4,6 @@ from html import escape
 
 from matplotlib.figure import Figure
 
-from treenet.evaluation.metrics import METRIC_TITLES
 from treenet.evaluation.significance import FEWEST_SEEDS, SEEDS_TEST
 from treenet.report.answer import Answer, SystemResult
 from treenet.report.figures import FAINT, INK, SERIES
@@ -12,6 +11,7 @@ from treenet.report.formats import show_p_value
 from treenet.report.markup import TableCell, bullets, code, number, paragraph, tag, text
 from treenet.report.report_model import Page
 from treenet.report.report_runs import Missing
+from treenet.tasks.translation_metrics import METRIC_TITLES
 
 ANSWER = "answer"
 # The axis of the plot reaches so far to both sides at least: small differences look small.

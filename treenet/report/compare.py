@@ -7,10 +7,10 @@ from treenet.config import OPERATIONAL, ArchitectureSection, ModelConfig, TreeAt
 from treenet.data.input_kinds import TREES
 from treenet.data.splits import read_references
 from treenet.evaluation.bootstrap import Comparison, compare_systems
-from treenet.evaluation.origin import Standing
 from treenet.models import ARCHITECTURES
 from treenet.report.report_runs import ReportRun, own_index
 from treenet.runs.metrics_log import best_validation
+from treenet.runs.result_provenance import ResultStatus
 from treeproc.common.settings import differences
 
 # The values of sections that a run does not record: its architecture does not read them.
@@ -93,7 +93,7 @@ class ScoreRow:
     result: str
     record: dict
     values: dict[str, float]
-    standing: Standing = field(default_factory=Standing)
+    status: ResultStatus = field(default_factory=ResultStatus)
     tests: dict[str, Comparison] = field(default_factory=dict)
 
 
@@ -135,7 +135,7 @@ def score_tables(
         for result, record in run.scores.items():
             split, text = record.get("split", result), (record.get("data") or {}).get("text_fingerprint", "")
             table = tables.setdefault((split, text), ScoreTable(split, text, [], []))
-            row = ScoreRow(run.name, result, record, metric_values(record), run.standings[result])
+            row = ScoreRow(run.name, result, record, metric_values(record), run.statuses[result])
             table.rows.append(row)
             table.metrics += [name for name in row.values if name not in table.metrics]
             if run is baseline and result == split:
@@ -155,7 +155,7 @@ def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int, progr
         table.notes.append(f"No tests: no data set of a run has the references of {table.split} any more.")
         return
     references = found[1]
-    if table.baseline.standing.changed:
+    if table.baseline.status.changed:
         table.notes.append(f"No tests: the scores of {table.baseline.run} are stale.")
         return
     base = runs[table.baseline.run].translations.get(table.baseline.result)
@@ -168,7 +168,7 @@ def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int, progr
         lines = runs[row.run].translations.get(row.result)
         if row is table.baseline:
             continue
-        if row.standing.changed:
+        if row.status.changed:
             table.notes.append(f"{row.run}, {row.result}: no test, because it is stale.")
             continue
         if lines is None or len(lines) != len(references):

@@ -1,9 +1,9 @@
 """Names and numbers as every section of a page writes them."""
 
-from treenet.evaluation.metrics import METRIC_TITLES
-from treenet.evaluation.origin import Standing, short
 from treenet.report.compare import ScoreRow
 from treenet.report.markup import TableCell, code
+from treenet.runs.result_provenance import ResultStatus, short
+from treenet.tasks.translation_metrics import METRIC_TITLES
 
 
 def metric_name(name: str) -> str:
@@ -12,16 +12,16 @@ def metric_name(name: str) -> str:
 
 
 def result_name(row: ScoreRow, split: str) -> str:
-    """Return the name of a result beside its run: `test.untrained` -> `untrained`; and its standing."""
+    """Return the name of a result beside its run: `test.untrained` -> `untrained`; and its status."""
     rest = row.result.removeprefix(split).lstrip(".").replace("_", " ").replace(".", ", ")
     notes = [rest] if rest else []
-    notes += [standing_name(row.standing)] if standing_name(row.standing) else []
+    notes += [status_name(row.status)] if status_name(row.status) else []
     return f"{row.run} ({', '.join(notes)})" if notes else row.run
 
 
-def standing_name(standing: Standing) -> str:
+def status_name(status: ResultStatus) -> str:
     """Return a mark for a result that is not known to be of the run as it is."""
-    return "stale" if standing.changed else "" if standing.recorded else "without provenance"
+    return "stale" if status.changed else "" if status.recorded else "without provenance"
 
 
 def show_p_value(value: float) -> str:

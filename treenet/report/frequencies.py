@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from treenet.evaluation.evaluate import EvaluateSettings, tokenizer_of
-from treenet.evaluation.metrics import build_tokenizer
 from treenet.evaluation.word_frequency import FrequencyBucket, count_words, score_by_frequency
 from treenet.report.compare import ScoreTable, references_of
 from treenet.report.report_runs import ReportRun
+from treenet.tasks.translation_metrics import build_tokenizer
 from treeproc.common.cache import prefetch
 from treeproc.common.parallel import AT_ONCE
 from treeproc.common.settings import UserError
@@ -51,7 +51,7 @@ def score_frequencies(table: ScoreTable, runs: Sequence[ReportRun], say: Callabl
     named, found = {run.name: run for run in runs}, []
     for place, row in enumerate(table.rows):
         lines = named[row.run].translations.get(row.result, ())
-        if len(lines) == len(references) and not row.standing.changed:
+        if len(lines) == len(references) and not row.status.changed:
             found.append((place, lines))
     if not found:
         return Frequencies("the translations are missing, or have changed since they were scored")

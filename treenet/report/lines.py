@@ -8,9 +8,9 @@ import numpy as np
 
 from treenet.data.splits import read_split
 from treenet.evaluation.buckets import measure_sources
-from treenet.evaluation.metrics import sentence_chrf
 from treenet.report.compare import ScoreTable, reads_trees, references_of
 from treenet.report.report_runs import ReportRun, own_index
+from treenet.tasks.translation_metrics import sentence_chrf
 from treeproc.shards.store import read_index
 
 # Bytes of the sentences in a page: 3,000 of 25 words with four translations. A browser filters them in an instant.
@@ -70,7 +70,7 @@ def collect_lines(
     if table is None or there is None:
         return None
     anchor, references = there
-    named = {row.run: row for row in table.rows if row.result == split and not row.standing.changed}
+    named = {row.run: row for row in table.rows if row.result == split and not row.status.changed}
     kept = {run.name: run.translations[split] for run in runs if run.name in named and split in run.translations}
     translations = {name: lines for name, lines in kept.items() if len(lines) == len(references)}
     if not translations:

@@ -2,9 +2,9 @@
 
 from dataclasses import asdict
 
-from treenet.evaluation.origin import recorded_origin
 from treenet.report.report_model import Report
 from treenet.report.report_runs import ReportRun
+from treenet.runs.result_provenance import recorded_origin
 from treeproc.common.provenance import software
 
 
@@ -30,7 +30,7 @@ def report_numbers(report: Report) -> dict:
                     **row.values,
                     "buckets": row.record.get("buckets", {}),
                     "origin": recorded_origin(row.record),
-                    "stale": row.standing.changed,
+                    "stale": row.status.changed,
                     "tests": {name: asdict(test) | {"difference": test.difference} for name, test in row.tests.items()},
                 }
                 for row in scores.rows

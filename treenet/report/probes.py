@@ -2,11 +2,11 @@
 
 from html import escape
 
-from treenet.evaluation.origin import describe_origin
 from treenet.probing.probe_results import table_rows, task_name
-from treenet.report.formats import standing_name
+from treenet.report.formats import status_name
 from treenet.report.markup import TableCell, number, paragraph, text
 from treenet.report.report_model import Page
+from treenet.runs.result_provenance import describe_origin
 from treeproc.common.command_names import as_called
 
 _COLUMNS = ("majority", "embeddings", "untrained", "trained")
@@ -32,7 +32,7 @@ def show_probes(page: Page) -> list[str]:
     # The last layer of each; the others are in the figure.
     last = [max((layer for _, _, layer in one if layer), default=0) for one in found]
     shown = [{(t, of): v for (t, of, layer), v in one.items() if layer == top} for one, top in zip(found, last, strict=True)]
-    names = [", ".join(filter(None, [run.name, standing_name(run.probes_standing)])) for run in runs]
+    names = [", ".join(filter(None, [run.name, status_name(run.probes_status)])) for run in runs]
     head = [text("task"), text("state")]
     alone = len(runs) == 1 and names == [runs[0].name]
     head += [TableCell(escape(name if alone else f"{run}: {name}"), "n") for run in names for name in _COLUMNS]

@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
-from treenet.evaluation.origin import RunState, Standing
-from treenet.evaluation.run_results import PARSE, PROBES, SCORES, read_scores, read_system
 from treenet.experiments.ledger import LEDGER, last_step
 from treenet.experiments.recorded_study import is_comparison, report_records, systems_of
 from treenet.experiments.records import read_records
@@ -22,7 +20,9 @@ from treenet.runs.checkpoint import AVERAGED, is_complete
 from treenet.runs.chosen_checkpoint import recorded_sha256
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import RunMirror
+from treenet.runs.result_provenance import PARSE, ResultStatus, RunState
 from treenet.runs.run_json import FACTS, read_facts
+from treenet.runs.run_results import PROBES, SCORES, read_scores, read_system
 from treeproc.common.command_names import as_called
 from treeproc.common.errors import quoted
 from treeproc.common.files import check_form, is_plausible, read_json, read_text
@@ -82,11 +82,11 @@ class ReportRun:
     finished: bool
     agreement: str = ""  # of control trees with the lines' own trees; empty if that is not known
     weights_sha256: str | None = None  # of the averaged model as it is
-    standings: dict[str, Standing] = field(default_factory=dict)  # of the scores, by name of the result
+    statuses: dict[str, ResultStatus] = field(default_factory=dict)  # of the scores, by name of the result
     missing: list[Missing] = field(default_factory=list)
     stale: list[Missing] = field(default_factory=list)
     probes: dict | None = None  # the entry of probes.json of the averaged model
-    probes_standing: Standing = field(default_factory=Standing)
+    probes_status: ResultStatus = field(default_factory=ResultStatus)
 
     @property
     def data(self) -> AnyPath:
@@ -94,8 +94,8 @@ class ReportRun:
 
     def current_translations(self, result: str) -> list[str] | None:
         """Return the lines of a result; None if there are none, or if they are not of the run as it is."""
-        standing = self.standings.get(result)
-        return self.translations.get(result) if standing and not standing.changed else None
+        status = self.statuses.get(result)
+        return self.translations.get(result) if status and not status.changed else None
 
 
 @dataclass(frozen=True)
@@ -228,15 +228,15 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         step=last_step(folder),
         finished=is_complete(folder / AVERAGED),
         weights_sha256=state.weights_sha256(),
-        standings={result: state.judge(entry) for result, entry in scores.items()},
+        statuses=state.check_scores(scores),
         probes=probes,
-        probes_standing=state.judge(probes, "probe.py") if probes else Standing(),
+        probes_status=state.check(probes, "probe.py") if probes else ResultStatus(),
     )
     index = own_index(run)
     run.fingerprints = _fingerprints(run, index)
     if index and index.get("tree_source"):
         run.trees, run.agreement = describe_trees(index), describe_agreement(index)
-    judged = {**{f"the scores of {result}": one for result, one in run.standings.items()}, "the probes": run.probes_standing}
+    judged = {**{f"the scores of {result}": one for result, one in run.statuses.items()}, "the probes": run.probes_status}
     run.stale = [Missing(f"{what} ({one.changed})", one.command) for what, one in judged.items() if one.changed]
     out = shlex.quote(given)
     if not run.finished:

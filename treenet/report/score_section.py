@@ -2,16 +2,16 @@
 
 from html import escape
 
-from treenet.evaluation.metrics import METRICS
-from treenet.evaluation.origin import Standing, data_fingerprint, describe_decoding, describe_weights, short
 from treenet.evaluation.significance import ABOUT_WEIGHTS, PAIRED_BOOTSTRAP
 from treenet.report.bucket_charts import FREQUENCY, chart_name, charted_metric
 from treenet.report.compare import Bucket, ScoreTable, bucket_tables
-from treenet.report.formats import metric_name, result_name, show_p_value, standing_name
+from treenet.report.formats import metric_name, result_name, show_p_value, status_name
 from treenet.report.frequencies import Frequencies
 from treenet.report.markup import TableCell, bullets, code, number, paragraph, table, tag, text
 from treenet.report.report_model import Page
 from treenet.report.report_runs import ReportRun
+from treenet.runs.result_provenance import ResultStatus, data_fingerprint, describe_decoding, describe_weights, short
+from treenet.tasks.translation_metrics import METRICS
 from treeproc.common.provenance import describe_software
 
 
@@ -28,7 +28,7 @@ def show_scores(page: Page) -> list[str]:
             cells = [text(result_name(row, scores.split))]
             for metric in scores.metrics:
                 value = row.values.get(metric)
-                fresh = [other for other in scores.rows if not other.standing.changed]
+                fresh = [other for other in scores.rows if not other.status.changed]
                 best = best_value(metric, [other.values[metric] for other in fresh if metric in other.values])
                 is_best = value is not None and value == best and row in fresh and len(scores.rows) > 1
                 cells.append(number(value, ".3f" if metric == "nll" else ".2f", "n best" if is_best else "n"))
@@ -150,5 +150,5 @@ def show_ablations(page: Page) -> str:
 
 
 def _marked(run: ReportRun, split: str) -> str:
-    message = standing_name(run.standings.get(split, Standing()))
+    message = status_name(run.statuses.get(split, ResultStatus()))
     return f"{run.name} ({message})" if message else run.name

@@ -9,9 +9,9 @@ import numpy as np
 from treenet.analysis.attention_stats import SentenceAttention, attend_examples, node_heights, read_labels, translated
 from treenet.analysis.self_attention import encode_examples, has_self_attention
 from treenet.data.splits import read_split
-from treenet.evaluation.metrics import sentence_chrf
 from treenet.report.report_runs import ReportRun
 from treenet.runs.loading import LoadedRun, load_processor
+from treenet.tasks.translation_metrics import sentence_chrf
 from treeproc.common.settings import UserError
 from treeproc.shards.lengths import read_lengths
 

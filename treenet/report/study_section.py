@@ -3,7 +3,6 @@
 import shlex
 from html import escape
 
-from treenet.evaluation.metrics import METRIC_TITLES
 from treenet.evaluation.significance import (
     EXPLAIN_MEANS,
     EXPLAIN_SEEDS,
@@ -28,6 +27,7 @@ from treenet.report.formats import show_p_value
 from treenet.report.markup import TableCell, code, number, paragraph, tag, text
 from treenet.report.report_model import Page
 from treenet.report.report_runs import ReportStudy
+from treenet.tasks.translation_metrics import METRIC_TITLES
 from treeproc.common.command_names import as_called
 
 _NAMES = ("model", "unpaired", "metric", "by nll on valid")  # columns of names in the tables below the first

@@ -29,7 +29,7 @@ class Task(ABC):
 
     use: Use  # the models of the registry that it trains
     num_sums = 2
-    score = ""  # the metric that judges a validation, higher is better; empty for the nll
+    score = ""  # the metric that judges a validation; empty for the nll
     auxiliary_loss = ""  # name of the model's own loss in metrics; empty for none
     examples, targets = "examples", "targets"  # their names in reports
     scorer = "evaluate.py"  # the script that scores its models
@@ -119,6 +119,10 @@ class Task(ABC):
     def criterion(self, line: Mapping[str, float]) -> float:
         """Return the criterion of validations, lower is better."""
         return 1.0 - line[self.score] if self.score else line["nll"]
+
+    def score_lines(self, hypotheses: Sequence[str], references: Sequence[str]) -> float:
+        """Return `score` of the decoded lines of a validation, for a task that decodes."""
+        raise NotImplementedError
 
     def is_judged(self, line: Mapping[str, float]) -> bool:
         """Return whether a validation has what `criterion` reads. Others count neither for patience nor for `average=best`."""

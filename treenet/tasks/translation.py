@@ -1,7 +1,7 @@
 """Translation: encoder-decoder models on pairs of sentences."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,8 @@ from treenet.models import build_model
 from treenet.tasks.base import Task, vocab_sizes
 from treenet.tasks.data_checks import check_structure
 from treenet.tasks.losses import LossSums, sum_tied_losses
+from treenet.tasks.translation_metrics import METRICS, OF_VALIDATIONS
 from treeproc.common.settings import UserError
-
-METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF"}  # of valid_metric
 
 
 class Translation(Task):
@@ -29,6 +28,8 @@ class Translation(Task):
 
     def __init__(self, config: TrainConfig):
         super().__init__(config)
+        if config.valid_metric not in (choices := ("nll", *OF_VALIDATIONS)):
+            raise UserError(f"valid_metric must be {', '.join(choices[:-1])} or {choices[-1]}, but is {config.valid_metric}")
         self.auxiliary_loss = self.encoder.auxiliary_loss
         self.num_sums = 3 if self.auxiliary_loss else 2
         self.score = "" if config.valid_metric == "nll" else config.valid_metric
@@ -75,7 +76,13 @@ class Translation(Task):
         return metrics | {self.auxiliary_loss: sums[2].item() / targets} if self.auxiliary_loss else metrics
 
     def criterion(self, line: Mapping[str, float]) -> float:
-        return 100.0 - line.get(self.score, math.nan) if self.score else super().criterion(line)
+        if not self.score:
+            return super().criterion(line)
+        score = line.get(self.score, math.nan)
+        return score if METRICS[self.score].lower_is_better else 100.0 - score
+
+    def score_lines(self, hypotheses: Sequence[str], references: Sequence[str]) -> float:
+        return METRICS[self.score].build(True).corpus_score(hypotheses, [references]).score
 
     def is_judged(self, line: Mapping[str, float]) -> bool:
         return not self.score or self.score in line
@@ -90,7 +97,7 @@ class Translation(Task):
         return [*super().next_commands(), ("translate", "translate.py", " input=FILE output=FILE")]
 
     def describe(self, line: Mapping[str, float]) -> str:
-        judged = f", {METRIC_NAMES[self.score]} {line[self.score]:.2f}" if self.score and self.is_judged(line) else ""
+        judged = f", {METRICS[self.score].column} {line[self.score]:.2f}" if self.score and self.is_judged(line) else ""
         return super().describe(line) + judged
 
     def describe_best(self, line: Mapping[str, float]) -> str:

@@ -1,4 +1,4 @@
-"""BLEU or chrF of greedy translations of the validation split, as a criterion of training.
+"""The score of greedy translations of the validation split, as a criterion of training.
 
 Batches are those of all ranks together, and each rank translates whole batches. So the score does not depend on the number of
 ranks.
@@ -9,13 +9,12 @@ from contextlib import nullcontext
 import numpy as np
 from torch import nn
 
-from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import plan_in_order
 from treenet.data.splits import read_references
-from treenet.evaluation.metrics import METRICS
 from treenet.runs.loading import load_processor
 from treenet.runs.precision import computing_in
+from treenet.tasks.base import Task
 from treenet.training.ranks import Ranks
 from treenet.training.step import TrainStep
 from treenet.translation.search import search_batch
@@ -30,8 +29,9 @@ class DecodedValidation:
     Raises UserError if the data set lacks the lines of its text.
     """
 
-    def __init__(self, config: TrainConfig, source: ExampleSource, ranks: Ranks):
-        self._config, self._source, self._ranks = config, source, ranks
+    def __init__(self, task: Task, source: ExampleSource, ranks: Ranks):
+        config = task.config
+        self._task, self._config, self._source, self._ranks = task, config, source, ranks
         self._decoding = config.decoding.model_copy(update={"method": "beam", "beam_size": 1, "diversity_groups": 1})
         self._processor = load_processor(config.data)
         self._references = read_references(config.data, "valid")
@@ -59,8 +59,7 @@ class DecodedValidation:
         self._ranks.fail_together(failure)
         found = {number: line for part in self._ranks.gather(lines) for number, line in part.items()}
         hypotheses = [found.get(number, "") for number in self._ids]
-        metric = METRICS[self._config.valid_metric].build(True)
-        return metric.corpus_score(hypotheses, [self._references]).score
+        return self._task.score_lines(hypotheses, self._references)
 
     def _translate(self, model: nn.Module) -> dict[int, str]:
         """Translate this rank's batches: texts by example_id."""

@@ -30,6 +30,7 @@ from treenet.runs.checkpoint_writer import CheckpointWriter
 from treenet.runs.metrics_log import MetricLog, describe_metrics
 from treenet.tasks.base import Task
 from treenet.training.batch_stream import BatchStream, TrainingData
+from treenet.training.decoded_validation import DecodedValidation
 from treenet.training.memory import bound_kernel_cache, expand_segments, keep_freed_memory, peak_memory
 from treenet.training.micro_batches import MicroBatches, RankBatch
 from treenet.training.ranks import Ranks
@@ -111,9 +112,7 @@ class Trainer:
         self.valid = self._micro_batches(task.open("valid", device=ranks.device)) if "valid" in index["totals"] else None
         self.decoded = None
         if self.valid and config.valid_metric != "nll":
-            from treenet.training.decoded_validation import DecodedValidation  # loads sacrebleu, which other runs do not need
-
-            self.decoded = DecodedValidation(config, self.valid.source, ranks)
+            self.decoded = DecodedValidation(task, self.valid.source, ranks)
         self.meta = {
             "data_fingerprint": index["fingerprint"],
             "vocab_fingerprint": index["vocab_fingerprint"],

@@ -4,17 +4,17 @@ Those of a model also have nll.NAME.tsv: the negative log-likelihood of every re
 """
 
 import hashlib
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NotRequired
 
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
-from treenet.evaluation.metrics import check_lines
-from treenet.evaluation.origin import RunState, Standing
-from treenet.evaluation.sentence_scores import ReferenceNll
+from treenet.runs.result_provenance import ResultStatus, RunState
+from treenet.tasks.translation_metrics import MAIN, SCORE_TYPES, check_lines
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
@@ -22,7 +22,6 @@ from treeproc.common.storage import AnyPath, inside
 from treeproc.shards.store import fingerprint_of
 
 SCORES, PROBES = "scores.json", "probes.json"
-PARSE = "unsupervised_parse."  # prefix of the names of parses, which are no translations
 _TRANSLATIONS = re.compile(r"translations\.(.+)\.txt")
 
 
@@ -36,7 +35,7 @@ def nll_path(folder: AnyPath, name: str) -> AnyPath:
     return inside(folder, f"nll.{name}.tsv")
 
 
-_Bucket = TypedDict("_Bucket", {"from": int, "to": NotRequired[int | None], "num_examples": int, "bleu": float})
+_Bucket = TypedDict("_Bucket", {"from": int, "to": NotRequired[int | None], "num_examples": int, MAIN: float})  # type: ignore[misc]
 
 
 class _ReferenceNll(TypedDict):
@@ -53,13 +52,6 @@ class _Entry(TypedDict, total=False):
     checkpoint: str
     steps: list[int]
     num_examples: int
-    bleu: float
-    bleu_signature: str
-    bleu_tokenized: float
-    bleu_compound_split: float
-    chrf: float
-    bertscore: float
-    comet: float
     nll: float
     reference_nll: _ReferenceNll
     accuracy: float
@@ -76,29 +68,61 @@ class _Entry(TypedDict, total=False):
     decoding: dict | None
 
 
+_ScoredEntry = TypedDict("_ScoredEntry", {**_Entry.__annotations__, **SCORE_TYPES}, total=False)  # type: ignore[misc]
+
+
 def read_scores(folder: AnyPath) -> dict[str, dict]:
     """Read the entries of scores.json; empty if there is no such file yet."""
     return _read(folder / SCORES)
 
 
 def _read(path: AnyPath) -> dict[str, dict]:
-    return read_json(path, "remove it and run the same command again", dict[str, _Entry]) if path.exists() else {}
+    form = dict[str, _ScoredEntry]  # type: ignore[valid-type]
+    return read_json(path, "remove it and run the same command again", form) if path.exists() else {}
 
 
-def stale_results(folder: AnyPath, name: AnyPath) -> Iterator[tuple[str, Standing]]:
-    """Return the stale results in scores.json and probes.json. The folder is called `name` in commands."""
-    state = RunState(folder, name)
-    for file, entries, workflow in ((SCORES, read_scores(folder), None), (PROBES, _read(folder / PROBES), "probe.py")):
-        for result, entry in entries.items():
-            if isinstance(entry, dict) and (standing := state.judge(entry, workflow)).changed:
-                yield f"{file}, {result}", standing
+def stale_scores(folder: AnyPath, name: AnyPath | None = None) -> dict[str, ResultStatus]:
+    """Return the stale results in scores.json. The folder is called `name` in commands."""
+    found = RunState(folder, name).check_scores(read_scores(folder))
+    return {result: status for result, status in found.items() if status.changed}
 
 
 def warn_of_stale_results(folder: AnyPath, name: AnyPath | None = None) -> None:
-    """Print on standard error which results in a run folder are stale, and the command that renews each."""
-    for result, standing in stale_results(folder, name or folder):
-        message = f"{name or folder}/{result} is stale: the run has changed since then ({standing.changed})"
-        warn(f"warning: {message}; to renew it: {standing.command}")
+    """Print on standard error which results in scores.json and probes.json are stale, and the command that renews each."""
+    stale = {f"{SCORES}, {result}": status for result, status in stale_scores(folder, name).items()}
+    state = RunState(folder, name)
+    stale |= {f"{PROBES}, {result}": state.check(entry, "probe.py") for result, entry in _read(folder / PROBES).items()}
+    for result, status in stale.items():
+        if status.changed:
+            warn(f"warning: {name or folder}/{result} is {status.describe()}")
+
+
+@dataclass(frozen=True)
+class ReferenceNll:
+    """Negative log-likelihoods [lines] of references under a model, by the natural logarithm, and their target tokens with EOS.
+
+    A line that the model does not read, because its source is empty, has no tokens and the nll 0.
+    """
+
+    nll: Sequence[float]
+    tokens: Sequence[int]
+
+    def entries(self) -> dict:
+        """Return the numbers in the form of scores.json: `nll` is that of a token, as in validations."""
+        total, tokens = math.fsum(self.nll), sum(self.tokens)
+        lines = max(1, sum(count > 0 for count in self.tokens))
+        facts = {
+            "total": total,
+            "tokens": tokens,
+            "per_sentence": total / lines,
+            "sha256": hashlib.sha256(self.to_bytes()).hexdigest(),
+        }
+        return {"nll": total / max(1, tokens), "reference_nll": facts}
+
+    def to_bytes(self) -> bytes:
+        """Return the file nll.NAME.tsv of a run folder: a line for each reference, in their order."""
+        rows = (f"{count}\t{value:.4f}\n" for count, value in zip(self.tokens, self.nll, strict=True))
+        return "".join(["tokens\tnll\n", *rows]).encode()
 
 
 def write_result(
@@ -140,16 +164,15 @@ class System:
     lines: list[str]
     scores: dict | None = None
     run: AnyPath | None = None
-    standing: Standing = field(default_factory=Standing)
+    status: ResultStatus = field(default_factory=ResultStatus)
 
     def check(self, split: str, references: Sequence[str], of: str) -> None:
         """Raise UserError if these are not translations of that split, are of other references, or are stale.
 
         `of` is the name of the references.
         """
-        if self.standing.changed:
-            changed, command = self.standing.changed, self.standing.command
-            raise UserError(f"{self.name} is stale: its run has changed since then ({changed}); to renew it: {command}")
+        if self.status.changed:
+            raise UserError(f"{self.name} is {self.status.describe()}")
         if self.scores is not None and self.scores["split"] != split:
             raise UserError(f"{self.name} holds translations of {self.scores['split']}, but the command compares {split}")
         if self.scores is not None and self.scores["references_fingerprint"] != fingerprint_of(list(references)):
@@ -179,5 +202,4 @@ def read_system(run: AnyPath, name: str, given: AnyPath | None = None) -> System
     content = path.read_bytes()
     if hashlib.sha256(content).hexdigest() != scores.get("translations_sha256"):
         raise UserError(f"{path} has changed since {SCORES} got its scores; {redo}")
-    standing = RunState(given).judge(scores)
-    return System(str(given / path.name), content.decode().split("\n")[:-1], scores, run, standing)
+    return System(str(given / path.name), content.decode().split("\n")[:-1], scores, run, RunState(given).check(scores))

@@ -1,4 +1,4 @@
-"""The origin of a result: its weights, data and decoding, and whether its run still has them.
+"""The provenance of a result: its weights, data and decoding, and whether its run still has them.
 
 A result records the sha256 of its weights, the fingerprints of its data, its decoding settings, the user's own settings, and the
 software. It is valid as long as its command would read the same weights and data, and decode in the same way.
@@ -15,6 +15,7 @@ from treenet.config import UNRECORDED, flatten
 from treenet.runs.checkpoint import AVERAGED, INITIAL, checkpoint_folders
 from treenet.runs.chosen_checkpoint import checkpoint_path, recorded_sha256
 from treenet.runs.loading import LoadedModel
+from treenet.tasks.registry import TASKS
 from treeproc.common.command_names import as_called
 from treeproc.common.files import read_json, read_text
 from treeproc.common.provenance import describe_software, software
@@ -24,6 +25,7 @@ from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.shards.store import read_index
 
 LAST = "last"
+PARSE = "unsupervised_parse."  # prefix of the names of parses in scores.json
 NOT_RECORDED = "without provenance: recorded before results named their weights"
 _RECORDED = ("checkpoint", "weights_sha256", "weights", "data", "decoding", "software")
 _SHOWN = 8  # digits of a hash
@@ -54,8 +56,8 @@ def origin(run: LoadedModel, settings: Settings) -> dict:
 
 
 @dataclass(frozen=True)
-class Standing:
-    """The standing of a result: whether it belongs to the present state of its run.
+class ResultStatus:
+    """The status of a result: whether it belongs to the present state of its run.
 
     `changed` names the differences, and is empty without one. `command` renews the result. `recorded` is False for old results
     that do not name their weights; then nothing is known about them.
@@ -65,6 +67,10 @@ class Standing:
     command: str = ""
     recorded: bool = True
 
+    def describe(self) -> str:
+        """Describe a stale result for a person, after its name and a verb."""
+        return f"stale: the run has changed since then ({self.changed}); to renew it: {self.command}"
+
 
 class RunState:
     """The present weights, data and decoding of a run folder, local or in an object store. `name` is its name in commands."""
@@ -72,21 +78,29 @@ class RunState:
     def __init__(self, folder: AnyPath, name: AnyPath | str | None = None):
         self.folder, self.name = folder, str(name or folder)
 
-    def judge(self, entry: Mapping, workflow: str | None = None) -> Standing:
-        """Judge an entry of scores.json or probes.json.
+    def check_scores(self, scores: Mapping[str, Mapping]) -> dict[str, ResultStatus]:
+        """Check the entries of scores.json, by name."""
+        return {
+            name: self.check(entry, "unsupervised_parse.py" if name.startswith(PARSE) else None)
+            for name, entry in scores.items()
+            if isinstance(entry, Mapping)
+        }
 
-        `workflow` is the script that made it; if unset, it follows from the entry.
+    def check(self, entry: Mapping, script: str | None = None) -> ResultStatus:
+        """Check an entry of scores.json or probes.json.
+
+        `script` made it; if unset, that is the script that scores the task of the run.
         """
         asked = entry.get("asked")
         if not isinstance(asked, dict):
             asked = {"checkpoint": _asked_checkpoint(str(entry.get("checkpoint", AVERAGED)))}
-        command = self._command(workflow or _workflow(entry), entry, asked)
+        command = self._command(script or self._scorer, entry, asked)
         if not is_recorded(entry):
-            return Standing(command=command, recorded=False)
+            return ResultStatus(command=command, recorded=False)
         if "hypotheses" in entry:  # lines of another system; a change of this run's weights does not concern them
-            return Standing()
+            return ResultStatus()
         changed = [*self._other_weights(entry, asked), *self._other_data(entry, asked), *self._other_decoding(entry, asked)]
-        return Standing(", ".join(changed), command)
+        return ResultStatus(", ".join(changed), command)
 
     def weights_sha256(self, checkpoint: str = AVERAGED) -> str | None:
         """Return the sha256 of the weights that a command would load; None if there are none or it is unknown."""
@@ -100,6 +114,11 @@ class RunState:
         path = self.folder / "config.yaml"
         found = read_yaml(read_text(path, "restore it"), str(path)) if path.exists() else None
         return found if isinstance(found, dict) else {}
+
+    @property
+    def _scorer(self) -> str:
+        """The script that scores the task of the run; that of translations in a folder without settings."""
+        return TASKS.get(self._config.get("task", ""), TASKS["translation"]).scorer
 
     @cached_property
     def _facts(self) -> dict:
@@ -131,23 +150,14 @@ class RunState:
         names = [name for name in then if name in now and name != "max_tokens" and then[name] != now[name]]
         return [f"decoding.{name} {then[name]}, now {now[name]}" for name in names]
 
-    def _command(self, workflow: str, entry: Mapping, asked: Mapping) -> str:
+    def _command(self, script: str, entry: Mapping, asked: Mapping) -> str:
         out = f"--out {shlex.quote(self.name)}"
-        if workflow == "train.py":  # it scores the classifiers that it trains
-            return as_called(f"python workflows/{workflow} --config {shlex.quote(self.name + '/config.yaml')} {out}")
+        if script == "train.py":  # it scores the classifiers that it trains
+            return as_called(f"python workflows/{script} --config {shlex.quote(self.name + '/config.yaml')} {out}")
         split = {"split": entry["split"]} if "split" in entry and "treebank" not in asked else {}
         values = flatten(split | dict(asked)).items()
         options = [shlex.quote(f"{key}={_as_yaml(value)}") for key, value in values if (key, value) != ("checkpoint", AVERAGED)]
-        return " ".join([as_called(f"python workflows/{workflow}"), out, *options])
-
-
-def _workflow(entry: Mapping) -> str:
-    """Return the script that made an entry of scores.json, by its content."""
-    if "bleu" in entry:
-        return "evaluate.py"
-    if "nll" in entry:
-        return "score_lm.py"
-    return "unsupervised_parse.py" if "recall_by_label" in entry else "train.py"
+        return " ".join([as_called(f"python workflows/{script}"), out, *options])
 
 
 def _asked_checkpoint(folder: str) -> str:

@@ -14,15 +14,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from sacrebleu.metrics import BLEU, CHRF, TER
-from sacrebleu.metrics.base import Metric as SacrebleuMetric
-from sacrebleu.tokenizers.tokenizer_intl import TokenizerV14International
 
 from treeproc.common.extras import require
 from treeproc.common.settings import UserError
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.base import Metric as SacrebleuMetric
 
 
 def check_lines(hypotheses: Sequence[str], references: Sequence[str], what: str = "translations", of: str = "") -> None:
@@ -42,26 +42,39 @@ class Metric:
 
     title: str
     column: str  # its title in a narrow table
-    build: Callable[[bool], SacrebleuMetric]
+    build: Callable[[bool], "SacrebleuMetric"]
     reads: Literal["lines", "tokens", "tokens_of_compounds"] = "lines"
-    compared: bool = False  # whether it is used to test two systems
+    compared: bool = False  # whether it is shown where systems are compared, by tags and in studies
     lower_is_better: bool = False
 
 
-# The metrics of every evaluation, in the order of its table.
+def _sacrebleu(kind: str, **options: Any) -> "SacrebleuMetric":
+    from sacrebleu import metrics  # here, because trainings by the nll do not need it
+
+    return getattr(metrics, kind)(**options)
+
+
+# The metrics of every evaluation, in the order of its table. Settings and reports take their names from here.
 METRICS = {
     # force: no advice to detokenise
-    "bleu": Metric("BLEU", "BLEU", lambda tokenized: BLEU(tokenize="13a", force=tokenized), compared=True),
-    "bleu_tokenized": Metric("tokenised BLEU", "tok. BLEU", lambda _: BLEU(tokenize="none", force=True), "tokens"),
+    "bleu": Metric("BLEU", "BLEU", lambda tokenized: _sacrebleu("BLEU", tokenize="13a", force=tokenized), compared=True),
+    "bleu_tokenized": Metric("tokenised BLEU", "tok. BLEU", lambda _: _sacrebleu("BLEU", tokenize="none", force=True), "tokens"),
     "bleu_compound_split": Metric(
-        "compound-split BLEU", "split BLEU", lambda _: BLEU(tokenize="none", force=True), "tokens_of_compounds"
+        "compound-split BLEU", "split BLEU", lambda _: _sacrebleu("BLEU", tokenize="none", force=True), "tokens_of_compounds"
     ),
-    "chrf": Metric("chrF", "chrF", lambda _: CHRF(), compared=True),
-    "ter": Metric("TER (lower is better)", "TER", lambda _: TER(), lower_is_better=True),
+    "chrf": Metric("chrF", "chrF", lambda _: _sacrebleu("CHRF"), compared=True),
+    "ter": Metric("TER (lower is better)", "TER", lambda _: _sacrebleu("TER"), lower_is_better=True),
 }
+# The metric of a table with one, for lines, and for lines that came as tokens.
+MAIN, MAIN_OF_TOKENS = "bleu", "bleu_tokenized"
+COMPARED = tuple(name for name, metric in METRICS.items() if metric.compared)
+# The choices of the setting `valid_metric` beside the nll.
+OF_VALIDATIONS = tuple(name for name, metric in METRICS.items() if metric.reads == "lines")
 # Those of settings, in treenet/evaluation/learned_metrics.py.
 LEARNED_TITLES = {"bertscore": "BERTScore", "comet": "COMET"}
 METRIC_TITLES = {name: metric.title for name, metric in METRICS.items()} | LEARNED_TITLES
+# The types of scores and signatures in an entry of scores.json.
+SCORE_TYPES: dict[str, type] = dict.fromkeys(METRIC_TITLES, float) | {f"{name}_signature": str for name in METRICS}
 NO_TOKENIZER, INTERNATIONAL, MOSES = "none", "intl", "moses."
 
 
@@ -84,6 +97,8 @@ def build_tokenizer(name: str) -> Callable[[str], str]:
     if name == NO_TOKENIZER:
         return str
     if name == INTERNATIONAL:
+        from sacrebleu.tokenizers.tokenizer_intl import TokenizerV14International
+
         return TokenizerV14International()
     require("sacremoses", f"target_language={name.removeprefix(MOSES)}", "leave target_language out")
     from sacremoses import MosesTokenizer
@@ -132,6 +147,6 @@ def compute_scores(
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
     """Return chrF [lines] of every single line, 0 to 100."""
-    metric = CHRF()
+    metric = _sacrebleu("CHRF")
     pairs = zip(hypotheses, references, strict=True)
     return np.array([metric.sentence_score(hypothesis, [reference]).score for hypothesis, reference in pairs])
