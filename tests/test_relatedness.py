@@ -17,9 +17,10 @@ from treenet.data.input_kinds import BINARY_TREES, LEAVES
 from treenet.data.pairs import PairSource
 from treenet.evaluation.classify import format_scores, score_run
 from treenet.evaluation.significance import compare_correlations
-from treenet.experiments.seeds import SeedsConfig, seed_cells
-from treenet.experiments.seeds_report import make_study
-from treenet.experiments.study import run_study
+from treenet.experiments.seeds import SeedsConfig
+from treenet.experiments.seeds_report import FORM
+from treenet.experiments.study import make_study, run_study
+from treenet.experiments.study_grid import study_cells
 from treenet.jobs.train_run import run_training
 from treenet.layers.pair_head import PairHead, expected_score, score_distribution
 from treenet.models import ClassLogits, VocabSizes, build_relatedness, find_encoder
@@ -279,7 +280,7 @@ def test_a_comparison_over_seeds_tests_pearson_on_shared_pairs(data, tmp_path, c
     grid = {"systems": systems, "baseline": "words", "seeds": [1, 2, 3], "peak_on_test": True}
     values = json.loads(make_config(data).model_dump_json())
     config = load_settings(SeedsConfig, None, **{**values, "data": data, "grid": grid})
-    run_study(make_study(config, tmp_path / "out", tmp_path / "records"))
+    run_study(make_study(FORM, config, tmp_path / "out", tmp_path / "records"))
     report = json.loads((tmp_path / "out" / "comparison.json").read_text())
     cells = {cell["cell"]: cell for cell in report["cells"]}
     assert len(cells) == 6
@@ -318,4 +319,4 @@ def test_all_systems_of_a_comparison_have_one_task(data, tmp_path):
     values = {**json.loads(make_config(data).model_dump_json()), "data": data}
     mixed = {"systems": {"a": {}, "b": {"task": "classification"}}, "baseline": "a"}
     with pytest.raises(UserError, match="task must be classification or relatedness, the same for all systems"):
-        seed_cells(load_settings(SeedsConfig, None, **{**values, "grid": mixed}), tmp_path)
+        study_cells(load_settings(SeedsConfig, None, **{**values, "grid": mixed}), tmp_path)

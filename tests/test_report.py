@@ -34,12 +34,11 @@ from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS, ABOUT_WE
 from treenet.experiments.ledger import DONE, Entry, Ledger
 from treenet.experiments.records import Recording
 from treenet.experiments.scaling import ScalingConfig
-from treenet.experiments.scaling_report import LABELS, read_result
-from treenet.experiments.scaling_report import write_report as write_study_report
+from treenet.experiments.scaling_report import FORM, LABELS, read_result
 from treenet.experiments.seeds import SeedsConfig
 from treenet.experiments.seeds_measures import MEASURES
+from treenet.experiments.seeds_report import FORM as SEEDS_FORM
 from treenet.experiments.seeds_report import LABELS as SEEDS_LABELS
-from treenet.experiments.seeds_report import write_report as write_comparison
 from treenet.jobs.train_run import run_training
 from treenet.report import build, sentence_views
 from treenet.report.build import write_report
@@ -392,7 +391,7 @@ def test_a_study_brings_its_table_and_plot(folder, tmp_path):
     write_report(report_settings(tmp_path, "study"), tmp_path / "out", lambda line: None)
     assert "no cell of the study is done yet" in (tmp_path / "out" / "index.html").read_text()
     records = Recording(LABELS, partial(read_result, config)).read_all(Ledger.read(study), study)
-    write_study_report(config, records, study)
+    FORM.write(config, records, study)
     write_report(report_settings(tmp_path, "study"), tmp_path / "out", lambda line: None)
     report = json.loads((study / "scaling.json").read_text())
     page = Reader((tmp_path / "out" / "index.html").read_text())
@@ -419,7 +418,7 @@ def test_a_comparison_over_seeds_brings_its_table_and_picture(task, folder, tmp_
     assert "study: no cell of the study is done yet" in (tmp_path / "out" / "index.html").read_text()
     records = Recording(SEEDS_LABELS, lambda path: ({}, {}), ROOT / "docs" / "results" / "runs" / task).kept()
     records["tree_transformer-seed1"]["labels"]["system"] = records["tree_transformer-seed1"]["cell"] = EVIL
-    write_comparison(config, list(records.values()), study)
+    SEEDS_FORM.write(config, list(records.values()), study)
     write_report(settings, tmp_path / "out", lambda line: None)
     report = json.loads((study / "comparison.json").read_text())
     text = (tmp_path / "out" / "index.html").read_text()

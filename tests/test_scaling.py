@@ -27,11 +27,12 @@ from treenet.data.splits import read_references
 from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, compare_over_seeds
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
 from treenet.experiments.records import Recording, numbers, read_curve
-from treenet.experiments.scaling import ScalingConfig, overlay, study_cells
+from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.scaling_plot import draw
-from treenet.experiments.scaling_report import LABELS, NLL, NLL_SCALE, TARGET_TOKENS, build_report, make_study, read_result
+from treenet.experiments.scaling_report import FORM, LABELS, NLL, NLL_SCALE, TARGET_TOKENS, build_report, read_result
 from treenet.experiments.scaling_table import WeightsP, format_table, read_comparison
-from treenet.experiments.study import run_study, show_study
+from treenet.experiments.study import make_study, run_study, show_study
+from treenet.experiments.study_grid import overlay, study_cells
 from treenet.report.report_runs import read_report_inputs
 from treenet.runs.averaging import average_checkpoints
 from treenet.runs.metrics_log import read_metrics
@@ -334,7 +335,7 @@ def test_cells_of_other_weights_than_their_scores_are_refused_and_the_same_comma
     config = load_settings(ScalingConfig, None, **{**STUDY, **steps, "grid": grid}, data=data)
     (cell,) = study_cells(config, tmp_path)
 
-    whole = make_study(config, tmp_path, None)
+    whole = make_study(FORM, config, tmp_path, None)
 
     def study() -> bytes:
         run_study(whole)
@@ -346,7 +347,7 @@ def test_cells_of_other_weights_than_their_scores_are_refused_and_the_same_comma
     average_checkpoints(cell.folder, "last", 1)
     command = f"python workflows/evaluate.py --out {cell.folder} split=test"
     with pytest.raises(
-        UserError, match=rf"scores of test are stale: the run has changed since then \(weights .* to renew them: {command}$"
+        UserError, match=rf"scores of test are stale: the run has changed since then \(weights .* to renew it: {command}$"
     ):
         show_study(whole)
     (report_study,) = read_report_inputs([str(tmp_path)], "test")[1]
@@ -369,7 +370,7 @@ def test_a_study_scores_with_all_references_and_scores_again_when_they_change(da
 
     def run_with(**more) -> dict:
         config = load_settings(ScalingConfig, None, **{**STUDY, **steps, "grid": grid | more}, data=data)
-        run_study(make_study(config, tmp_path / "study", tmp_path / "records", [second] if more else ()))
+        run_study(make_study(FORM, config, tmp_path / "study", tmp_path / "records", [second] if more else ()))
         return json.loads((tmp_path / "study" / "scaling.json").read_text())
 
     assert run_with()["bleu_signature"].startswith("nrefs:1|")
@@ -389,7 +390,7 @@ def test_a_study_scores_with_all_references_and_scores_again_when_they_change(da
     for settings, message in (({}, "another number of references than nrefs:1"), (of_two, "against different references")):
         config = load_settings(ScalingConfig, None, **{**STUDY, **steps, "grid": grid | settings}, data=data)
         with pytest.raises(UserError, match=message):
-            show_study(make_study(config, tmp_path / "new", tmp_path / "records", [second]))
+            show_study(make_study(FORM, config, tmp_path / "new", tmp_path / "records", [second]))
         record.write_text(record.read_text().replace('"more_references_fingerprint": "', '"more_references_fingerprint": "0'))
 
 
@@ -562,7 +563,7 @@ def test_records_that_do_not_fit_are_refused(recorded, data, tmp_path, what, mes
     damage(record, what)
     path.write_text(json.dumps(record))
     with pytest.raises(UserError, match=message):
-        show_study(make_study(make_config(data), tmp_path / "study", recorded))
+        show_study(make_study(FORM, make_config(data), tmp_path / "study", recorded))
 
 
 def test_records_of_before_a_setting_came_have_its_default(recorded, data, tmp_path):
@@ -570,10 +571,10 @@ def test_records_of_before_a_setting_came_have_its_default(recorded, data, tmp_p
     record = json.loads(path.read_text())
     del record["settings"]["ema_decay"]
     path.write_text(json.dumps(record))
-    assert show_study(make_study(make_config(data), tmp_path / "study", recorded)).count(": recorded\n") == 8
+    assert show_study(make_study(FORM, make_config(data), tmp_path / "study", recorded)).count(": recorded\n") == 8
     config = make_config(data).model_copy(update={"batch": BatchConfig(max_tokens=64, subset="by_seed")})
     with pytest.raises(UserError, match="batch.subset: None -> 'by_seed'"):
-        show_study(make_study(config, tmp_path / "study", recorded))
+        show_study(make_study(FORM, config, tmp_path / "study", recorded))
 
 
 def make_records(recorded: Path, grid: dict[str, dict[float, int]]) -> list[dict]:

@@ -20,7 +20,8 @@ from toyruns import losses
 from treenet.config import TrainConfig
 from treenet.experiments import scaling
 from treenet.experiments.ledger import DONE, FAILED, Ledger
-from treenet.experiments.scaling import ScalingConfig, study_cells
+from treenet.experiments.scaling import ScalingConfig
+from treenet.experiments.study_grid import study_cells
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import load_settings
 from treeproc.common.storage import AnyPath, as_path

@@ -28,10 +28,11 @@ from treenet.evaluation.classify import ClassifySettings, classify_run, score_ru
 from treenet.evaluation.significance import ABOUT_SEEDS, compare_examples
 from treenet.experiments.ledger import Entry, Ledger
 from treenet.experiments.records import Recording
-from treenet.experiments.seeds import SCORED, SeedsConfig, seed_cells
+from treenet.experiments.seeds import SCORED, SeedsConfig
 from treenet.experiments.seeds_measures import MEASURES
-from treenet.experiments.seeds_report import LABELS, build_report, draw, format_table, make_study, read_result
-from treenet.experiments.study import read_fresh_scores, run_study
+from treenet.experiments.seeds_report import FORM, LABELS, build_report, draw, format_table, read_result
+from treenet.experiments.study import make_study, read_fresh_scores, run_study
+from treenet.experiments.study_grid import study_cells
 from treenet.jobs.train_run import run_training
 from treenet.runs.averaging import average_checkpoints, choose_checkpoints
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step, take_snapshot, write_checkpoint
@@ -149,7 +150,7 @@ def test_scores_of_other_weights_are_made_anew_and_in_comparisons_refused_until_
     command = f"python workflows/train.py --config {run}/config.yaml --out {run}"
     assert all(line.endswith(f"; to renew it: {command}") for line in message)
     with pytest.raises(
-        UserError, match=rf"scores of valid are stale: the run has changed since then \(weights .*; to renew them: {command}$"
+        UserError, match=rf"scores of valid are stale: the run has changed since then \(weights .*; to renew it: {command}$"
     ):
         read_fresh_scores(SCORED, run, "")
     after = score_run(run)
@@ -319,7 +320,7 @@ def test_a_comparison_continues_after_a_kill_and_reports_all_seeds(data, tmp_pat
     assert axes.lines[0].get_xdata() == pytest.approx([100 * value for value in trees["test.accuracy"]["values"]])
     config, records = load_settings(SeedsConfig, tmp_path / "config.yaml"), tmp_path / "records"
     for _ in range(2):  # records are made of the runs that are there, then they are all there is
-        run_study(make_study(config, out, records))
+        run_study(make_study(FORM, config, out, records))
         assert read_json(out / "comparison.json") == report and len(list(records.iterdir())) == 3
         shutil.rmtree(out)
 
@@ -334,14 +335,14 @@ def test_cells_are_compared_on_the_same_examples(data, tmp_path):
         grid = {"systems": {"a": {}, "b": {"data": str(other)}}, "baseline": "a"}
         config = load_settings(SeedsConfig, None, **TINY, data=data, grid=grid)
         with pytest.raises(UserError, match=f"differ in {what}"):
-            seed_cells(config, tmp_path)
+            study_cells(config, tmp_path)
 
 
 def test_a_comparison_on_data_without_classes_is_refused_at_its_start(tmp_path):
     unlabelled = write_labelled(tmp_path / "data", {"train": make_rows(4)}, columns=["leaves", "nodes", "spans"])
     config = load_settings(SeedsConfig, None, **TINY, data=unlabelled)
     with pytest.raises(UserError, match="has no classes"):
-        seed_cells(config, tmp_path)
+        study_cells(config, tmp_path)
 
 
 def test_accuracies_are_tested_over_paired_seeds_and_shared_sentences(tmp_path):

@@ -12,27 +12,10 @@ writes COMPARISON/comparison.json. The table has statistical tests from three se
 
 from collections.abc import Sequence
 
-from treenet.cli.shipped import find_config, find_settings
+from treenet.cli.scaling import run_command
 from treenet.experiments.seeds import SeedsConfig
-from treenet.experiments.seeds_report import make_study
-from treenet.experiments.study import add_study_options, run_study, show_study
-from treeproc.common.extras import require
-from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
+from treenet.experiments.seeds_report import FORM
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = build_arg_parser(__doc__, SeedsConfig, find_config=find_config, remote_out=True)
-    add_study_options(parser)
-    args = parser.parse_intermixed_args(argv)
-    for package in ("matplotlib", "scipy"):  # at the end of the study: refused here, before the first cell
-        require(package, "the report of a study")
-    path = find_settings(args, "data=DATA")
-    if args.out is None:
-        raise UserError("give --out DIR, the folder of the comparison")
-    config = load_settings(SeedsConfig, path, args.overrides, **({} if path else {"task": "classification"}))
-    refuse_relative_in_job({"data": config.data, "--out": args.out, "--records": args.records or args.out})
-    study = make_study(config, args.out.resolve(), args.records and args.records.resolve())
-    if args.dry_run:
-        print(show_study(study))
-        return
-    run_study(study)
+    run_command(argv, __doc__, FORM, SeedsConfig, task="classification")

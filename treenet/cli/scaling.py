@@ -13,31 +13,38 @@ Intervals and tests over seeds need three seeds.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
 from treenet.experiments.scaling import ScalingConfig
-from treenet.experiments.scaling_report import make_study
-from treenet.experiments.study import add_study_options, run_study, show_study
+from treenet.experiments.scaling_report import FORM
+from treenet.experiments.study import StudyForm, add_study_options, make_study, run_study, show_study
+from treenet.experiments.study_grid import StudyConfig
 from treeproc.common.extras import require
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
 from treeproc.readers import read_lines
 
-SAMPLE = CONFIGS / "scaling_sample.yaml"
-
 
 def main(argv: Sequence[str]) -> None:
-    parser = build_arg_parser(__doc__, ScalingConfig, find_config=find_config, remote_out=True, has_sample=True)
+    run_command(argv, __doc__, FORM, ScalingConfig, "scaling_sample")
+
+
+def run_command(
+    argv: Sequence[str], doc: str, form: StudyForm, settings: type[StudyConfig], sample: str | None = None, **defaults: Any
+) -> None:
+    """Run the command of a form of study. `sample` is the configuration of --sample, and `defaults` hold without one."""
+    parser = build_arg_parser(doc, settings, find_config=find_config, remote_out=True, has_sample=sample is not None)
     add_study_options(parser)
     args = parser.parse_intermixed_args(argv)
     for package in ("matplotlib", "scipy"):  # at the end of the study: refused here, before the first cell
         require(package, "the report of a study")
-    path = find_settings(args, "data=DATA", SAMPLE)
+    path = find_settings(args, "data=DATA", CONFIGS / f"{sample}.yaml" if sample else None)
     if args.out is None:
         raise UserError("give --out DIR, the folder of the study")
-    config = load_settings(ScalingConfig, path, args.overrides)
+    config = load_settings(settings, path, args.overrides, **({} if path else defaults))
     refuse_relative_in_job({"data": config.data, "--out": args.out, "--records": args.records or args.out})
-    more = [list(read_lines([path])) for path in config.grid.more_references]
-    study = make_study(config, args.out.resolve(), args.records and args.records.resolve(), more)
+    more = [list(read_lines([path])) for path in config.grid.reference_files()]
+    study = make_study(form, config, args.out.resolve(), args.records and args.records.resolve(), more)
     if args.dry_run:
         print(show_study(study))
         return

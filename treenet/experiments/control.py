@@ -5,8 +5,8 @@ know the order of the target's words, so a working tree model must be better. Th
 for each corpus.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,9 +14,10 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.experiments.control_data import MOST_WORDS, Corpus, deep_orders, expressions, random_orders
 from treenet.experiments.records import Record
-from treenet.experiments.scaling import ScalingConfig, Seed, overlay
-from treenet.experiments.scaling_report import make_study, write_report
-from treenet.experiments.study import Study, check_once
+from treenet.experiments.scaling import ScalingConfig
+from treenet.experiments.scaling_report import FORM
+from treenet.experiments.study import Study, make_study
+from treenet.experiments.study_grid import Seed, check_once, overlay
 from treeproc.common.settings import Settings, build_settings
 
 RIGHT, WORSE, OTHER, NONE = "right", "worse", "other", "none"  # trees of a system
@@ -183,19 +184,21 @@ def draw_corpora(settings: ControlSettings) -> dict[str, Corpus]:
     return {reads: random_orders(settings.words, sizes, seed, reads) for reads in forms}
 
 
+class _ControlStudy(Study):
+    """A study whose table is part of that of the control."""
+
+    def write(self, records: Sequence[Record]) -> str:
+        super().write(records)
+        return f"{self.out.name}: {self.out / 'scaling.json'}, {self.out / 'scaling.png'}"
+
+
 def studies_of(settings: ControlSettings, out: Path, records: Path | None) -> Iterator[tuple[str, Study]]:
     """Return a study for each corpus, with its name. OUT/data has the data sets."""
     systems = systems_of(settings)
     for corpus in dict.fromkeys(system.corpus for system in systems):
         members = [system for system in systems if system.corpus == corpus]
         config = study_config(settings, members, out / "data")
-        study = make_study(config, out / corpus, records and records / corpus)
-
-        def write(found: list[Record], config: ScalingConfig = config, folder: Path = out / corpus) -> str:
-            write_report(config, found, folder)
-            return f"{folder.name}: {folder / 'scaling.json'}, {folder / 'scaling.png'}"
-
-        yield corpus, replace(study, write=write)
+        yield corpus, _ControlStudy(**vars(make_study(FORM, config, out / corpus, records and records / corpus)))
 
 
 def study_config(settings: ControlSettings, systems: list[System], data: Path) -> ScalingConfig:

@@ -19,7 +19,7 @@ def is_comparison(records: Sequence[Record]) -> bool:
 
 def systems_of(records: Sequence[Record]) -> list[str]:
     """Return the names of the systems or models, sorted. Raises UserError if labels are damaged."""
-    labels = seeds_report.LABELS if is_comparison(records) else scaling_report.LABELS
+    labels = (seeds_report.FORM if is_comparison(records) else scaling_report.FORM).labels
     for record in records:
         check_labels(record["labels"], f"the record of {record['cell']}", labels)
     return sorted({str(record["labels"][next(iter(labels))]) for record in records})

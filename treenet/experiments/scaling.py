@@ -4,10 +4,10 @@ A study is a training configuration with a grid: each cell is the training run o
 model, `batch.fraction` and `seed`, in STUDY/cells/MODEL-FRACTION-seedSEED.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -16,22 +16,23 @@ from treenet.evaluation.evaluate import evaluate_run, more_fingerprint
 from treenet.evaluation.evaluate_settings import EvaluateSettings, References
 from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import Cell
-from treenet.experiments.study import CellWorkers, check_name, check_once, check_same_pieces, describe_stale
+from treenet.experiments.study import describe_stale
+from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, StudyGrid, check_name, check_once
 from treenet.jobs.train_run import run_training
 from treenet.loggers.feed import log_scores
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
 from treenet.runs.run_results import read_scores
-from treeproc.common.settings import Settings, UserError, build_settings
+from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.shards.store import read_index
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class GridConfig(Settings):
+class GridConfig(StudyGrid):
     """The grid of a study: every fraction with every model and every seed."""
+
+    systems_in: ClassVar[str] = "models"
 
     fractions: tuple[Fraction, ...] = Field(
         (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0),
@@ -65,11 +66,7 @@ class GridConfig(Settings):
     metric: Literal["bleu", "bleu_tokenized"] = Field(
         "bleu", description="the compared metric: BLEU of detokenised lines, or of tokens, which papers report"
     )
-    parallel: PositiveInt | None = Field(
-        None,
-        description="cells at a time, with workers=0 in processes of this machine that share its threads; unset, as many as the "
-        "cluster has room for, or one with workers=0",
-    )
+    parallel: Parallel = None
     bootstrap_samples: PositiveInt = Field(1000, description="samples of the paired bootstrap")
 
     _check_values = field_validator("fractions", "seeds")(check_once)
@@ -92,62 +89,39 @@ class GridConfig(Settings):
             raise ValueError(f"baseline must be one of {', '.join(self.models)}, but is {self.baseline}")
         return self
 
+    def places(self) -> Iterator[Place]:
+        """Yield the whole curve of one seed, then that of the next."""
+        for seed in self.seeds:
+            for fraction in self.fractions:
+                for model, settings in self.models.items():
+                    chosen = {"seed": seed, "batch": {"fraction": fraction}}
+                    labels = {"model": model, "fraction": fraction, "seed": seed}
+                    yield Place(labels, (self.sizes.get(fraction, {}), settings, chosen))
 
-class ScalingConfig(TrainConfig):
+    def reference_files(self) -> Sequence[Path]:
+        return self.more_references
+
+
+class ScalingConfig(StudyConfig):
     """A data-size study. `seed` and `batch.fraction` are those of the grid."""
 
-    workers: CellWorkers = 1
     grid: GridConfig = GridConfig()
 
+    def check_task(self, run: TrainConfig, where: str) -> None:
+        if run.task != "translation":
+            raise UserError(
+                f"{where}: task must be translation, but is {run.task}; for classifiers run workflows/compare_seeds.py"
+            )
 
-def overlay(values: dict, over: dict) -> dict:
-    """Override `values` by those of `over`, nested dicts key by key."""
-    merged = dict(values)
-    for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = overlay(merged[key], value) if both else value
-    return merged
-
-
-def study_cells(config: ScalingConfig, out: AnyPath) -> list[Cell]:
-    """Return the cells in the order in which they run: the whole curve of one seed, then the next seed.
-
-    Raises UserError for settings that no run accepts. Each model may have another data set, for example with control trees; it
-    raises UserError if their text or pieces differ.
-    """
-    shared = config.model_dump(mode="json", exclude={"grid"})
-    cells, indices = [], {config.data.resolve(): read_index(config.data / "encoded")}
-    for seed in config.grid.seeds:
-        for fraction in config.grid.fractions:
-            for model, settings in config.grid.models.items():
-                of_size = overlay(shared, config.grid.sizes.get(fraction, {}))
-                values = overlay(overlay(of_size, settings), {"seed": seed, "batch": {"fraction": fraction}})
-                run = build_settings(TrainConfig, values, f"grid.models.{model}")
-                if run.task != "translation":
-                    raise UserError(
-                        f"grid.models.{model}: task must be translation, but is {run.task}; for classifiers run "
-                        "workflows/compare_seeds.py"
-                    )
-                run = run.with_absolute_paths()
-                if run.data not in indices:
-                    indices[run.data] = read_index(run.data / "encoded")
-                name = f"{model}-{fraction:g}-seed{seed}"
-                labels = {"model": model, "fraction": fraction, "seed": seed}
-                cells.append(Cell(name, labels, run, out / "cells" / name, indices[run.data]["fingerprint"]))
-    _check_data(config, indices)
-    return cells
-
-
-def _check_data(config: ScalingConfig, indices: dict) -> None:
-    check_same_pieces(indices)
-    first = next(iter(indices))
-    if config.grid.split not in indices[first]["totals"]:
-        there = ", ".join(indices[first]["totals"])
-        raise UserError(f"grid.split: {first} has no split {config.grid.split!r}; there are: {there}")
+    def check_data(self, cells: Sequence[Cell], indices: Mapping[Path, Mapping]) -> None:
+        first = next(iter(indices))
+        if self.grid.split not in indices[first]["totals"]:
+            there = ", ".join(indices[first]["totals"])
+            raise UserError(f"grid.split: {first} has no split {self.grid.split!r}; there are: {there}")
 
 
 def study_work(config: ScalingConfig, more: References = ()) -> CellWork:
-    """Return the work of a cell: the run of workflows/train.py, then that of workflows/evaluate.py.
+    """Return the work of a cell: that of workflows/train.py, then that of workflows/evaluate.py.
 
     `more` has the lines of the files `grid.more_references`.
     """

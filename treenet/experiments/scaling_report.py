@@ -34,10 +34,10 @@ from treenet.evaluation.significance import (
     correct_family,
     summarize,
 )
-from treenet.experiments.conditions import find_unlike
 from treenet.experiments.pooled_tests import compare_sizes
-from treenet.experiments.records import Record, Recording, numbers, show_numbers
-from treenet.experiments.scaling import GridConfig, ScalingConfig, describe_other_references, study_cells, study_work
+from treenet.experiments.records import Record, numbers, show_numbers
+from treenet.experiments.same_machine import find_unlike
+from treenet.experiments.scaling import GridConfig, ScalingConfig, describe_other_references, study_work
 from treenet.experiments.scaling_plot import plot
 from treenet.experiments.scaling_table import (
     ABOUT_VALID,
@@ -50,11 +50,10 @@ from treenet.experiments.scaling_table import (
     format_table,
     read_test,
 )
-from treenet.experiments.study import Study, read_fresh_scores
+from treenet.experiments.study import StudyForm, read_fresh_scores
 from treenet.runs.result_provenance import recorded_origin
 from treenet.runs.run_results import read_nll, read_system
 from treeproc.common import folder_kinds
-from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 
@@ -77,24 +76,6 @@ class _Scores(TypedDict, total=False):
     bleu_signature: str
     bleu_tokenized_signature: str
     more_references_fingerprint: str
-
-
-def make_study(config: ScalingConfig, out: AnyPath, records: AnyPath | None, more: References = ()) -> Study:
-    """Make the study in the folder `out`, with the records of its cells in another folder, if they are kept.
-
-    `more` has the lines of the files `grid.more_references`.
-    """
-    return Study(
-        folder_kinds.SCALING,
-        config,
-        out,
-        study_cells(config, out),
-        study_work(config, more),
-        Recording(LABELS, partial(read_result, config, more=more), records),
-        config.grid.parallel,
-        lambda found: format_table(build_report(config.grid, found)),
-        lambda found: write_report(config, found, out),
-    )
 
 
 def read_result(config: ScalingConfig, folder: AnyPath, more: References = ()) -> tuple[dict[str, dict], dict[str, str]]:
@@ -272,9 +253,13 @@ def _slope(
     return {"fractions": fractions, "seeds": seeds}, compare_slopes(*sides, pairs, num_examples)
 
 
-def write_report(config: ScalingConfig, records: Sequence[Record], out: AnyPath) -> str:
-    """Write scaling.json, scaling.png and scaling.svg. Returns the table and the paths."""
-    report = build_report(config.grid, records)
-    atomic_write(out / SCALING, json_bytes(report))
-    pictures = plot(report, out) if report["points"] else []
-    return f"{format_table(report)}\n\n" + "\n".join(map(str, [out / SCALING, *pictures]))
+FORM = StudyForm(
+    folder_kinds.SCALING,
+    LABELS,
+    SCALING,
+    study_work,
+    lambda config, more: partial(read_result, config, more=more),
+    lambda config, records: build_report(config.grid, records),
+    format_table,
+    plot,
+)

@@ -4,34 +4,37 @@ A comparison is a configuration of workflows/train.py with a grid. Each cell is 
 settings of one system and one seed, in OUT/cells/SYSTEM-seedSEED.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
 from treenet.evaluation.classify import score_peak, score_run
+from treenet.evaluation.evaluate_settings import References
 from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import Cell
-from treenet.experiments.scaling import Seed, overlay
-from treenet.experiments.study import CellWorkers, check_name, check_once, check_same_pieces, describe_stale
+from treenet.experiments.study import describe_stale
+from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, StudyGrid, check_name, check_once
 from treenet.jobs.train_run import run_training
 from treenet.loggers.feed import log_scores
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
 from treenet.tasks.registry import build_task
-from treeproc.common.settings import Settings, UserError, build_settings
+from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.shards.store import read_index
 
 TASKS = ("classification", "relatedness")
 # Entries of scores.json that a cell has.
 SCORED = ("valid", "test", "valid.last", "test.last")
 
 
-class SeedGridConfig(Settings):
+class SeedGridConfig(StudyGrid):
     """Settings of a comparison: the systems, their baselines and the seeds."""
+
+    systems_in: ClassVar[str] = "systems"
 
     systems: dict[str, dict[str, Any]] = Field(
         {name: {"model": {"name": name}} for name in ("tree_transformer", "transformer")},
@@ -45,12 +48,7 @@ class SeedGridConfig(Settings):
     baseline: str = Field(
         "tree_transformer", description="the name in `systems` of the baseline, against which the study tests the others"
     )
-    parallel: PositiveInt | None = Field(
-        None,
-        description="cells at a time, with workers=0 in processes of this machine that share its threads; unset, as many as the "
-        "cluster has room for, or one with workers=0",
-    )
-
+    parallel: Parallel = None
     peak_on_test: bool = Field(
         False,
         description="also score every kept checkpoint on test, and show the score of the best with a mark. This choice is not "
@@ -71,58 +69,40 @@ class SeedGridConfig(Settings):
                     raise ValueError(f"{what} must be one of {', '.join(self.systems)}, but is {name}")
         return self
 
+    def places(self) -> Iterator[Place]:
+        """Yield all systems with one seed, then with the next."""
+        for number, seed in enumerate(self.seeds):
+            for system, settings in self.systems.items():
+                if number < self.fewer_seeds.get(system, len(self.seeds)):
+                    yield Place({"system": system, "seed": seed}, (settings, {"seed": seed}))
 
-class SeedsConfig(TrainConfig):
+
+class SeedsConfig(StudyConfig):
     """A comparison over seeds. `seed` is that of the grid."""
 
     names_of: ClassVar[Mapping[str, str]] = {"grid.fewer_seeds": "grid.systems"}
 
-    workers: CellWorkers = 1
     grid: SeedGridConfig = SeedGridConfig()
 
+    def check_task(self, run: TrainConfig, where: str) -> None:
+        if run.task != self.task or run.task not in TASKS:
+            raise UserError(f"{where}: task must be {' or '.join(TASKS)}, the same for all systems, but is {run.task}")
 
-def seed_cells(config: SeedsConfig, out: AnyPath) -> list[Cell]:
-    """Return the cells in the order in which they run: all systems with one seed, then with the next.
-
-    Raises UserError for settings that no run accepts, and for a data set that a system cannot learn from. Each system may have
-    another data set, for example with control trees; it raises UserError if their text, pieces or classes differ.
-    """
-    shared = config.model_dump(mode="json", exclude={"grid"})
-    cells, indices = [], {config.data.resolve(): read_index(config.data / "encoded")}
-    for number, seed in enumerate(config.grid.seeds):
-        for system, settings in config.grid.systems.items():
-            if number >= config.grid.fewer_seeds.get(system, len(config.grid.seeds)):
-                continue
-            run = build_settings(TrainConfig, overlay(overlay(shared, settings), {"seed": seed}), f"grid.systems.{system}")
-            if run.task != config.task or run.task not in TASKS:
+    def check_data(self, cells: Sequence[Cell], indices: Mapping[Path, Mapping]) -> None:
+        """Raise UserError if their classes differ, or for a data set that a system cannot learn from."""
+        (first, index), *others = indices.items()
+        for data, other in others:
+            if other.get("num_classes") != index.get("num_classes"):
                 raise UserError(
-                    f"grid.systems.{system}: task must be {' or '.join(TASKS)}, the same for all systems, but is {run.task}"
+                    f"{data} and {first} differ in num_classes, but all systems must learn the same classes; preprocess one with "
+                    "parsed set to the other"
                 )
-            run = run.with_absolute_paths()
-            if run.data not in indices:
-                indices[run.data] = read_index(run.data / "encoded")
-            name = f"{system}-seed{seed}"
-            labels = {"system": system, "seed": seed}
-            cells.append(Cell(name, labels, run, out / "cells" / name, indices[run.data]["fingerprint"]))
-    _check_data(indices)
-    for run in {(cell.config.data, cell.config.model.name): cell.config for cell in cells}.values():
-        build_task(run).check(indices[run.data])
-    return cells
+        for run in {(cell.config.data, cell.config.model.name): cell.config for cell in cells}.values():
+            build_task(run).check(indices[run.data])
 
 
-def _check_data(indices: dict) -> None:
-    check_same_pieces(indices)
-    (first, index), *others = indices.items()
-    for data, other in others:
-        if other.get("num_classes") != index.get("num_classes"):
-            raise UserError(
-                f"{data} and {first} differ in num_classes, but all systems must learn the same classes; preprocess one with "
-                "parsed set to the other"
-            )
-
-
-def seed_work(config: SeedsConfig) -> CellWork:
-    """Return the work of a cell: the run of workflows/train.py, with its scores."""
+def seed_work(config: SeedsConfig, more: References = ()) -> CellWork:
+    """Return the work of a cell: that of workflows/train.py, with its scores."""
     return CellWork(run_training, partial(score_cell, config.use_gpu, config.grid.peak_on_test), partial(describe_stale, SCORED))
 
 

@@ -21,15 +21,14 @@ from treenet.evaluation.significance import (
     half_interval,
     summarize,
 )
-from treenet.experiments.conditions import find_unlike
-from treenet.experiments.records import Record, Recording, numbers
-from treenet.experiments.seeds import SCORED, SeedGridConfig, SeedsConfig, seed_cells, seed_work
+from treenet.experiments.records import Record, numbers
+from treenet.experiments.same_machine import find_unlike
+from treenet.experiments.seeds import SCORED, SeedGridConfig, seed_work
 from treenet.experiments.seeds_measures import MEASURES, TESTED, Measures, Numbers
-from treenet.experiments.study import Study, notes_about_cells, read_fresh_scores, show_p_values
+from treenet.experiments.study import StudyForm, notes_about_cells, read_fresh_scores, show_p_values
 from treenet.runs.learning_curves import write_png
 from treenet.runs.result_provenance import recorded_origin
 from treeproc.common import folder_kinds
-from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 
@@ -39,21 +38,6 @@ if TYPE_CHECKING:
 COMPARISON = "comparison.json"  # in the folder of a comparison
 EXPLAIN_FAMILY = "p, Holm: corrected over all comparisons with the baseline."
 LABELS = {"system": str, "seed": int}
-
-
-def make_study(config: SeedsConfig, out: AnyPath, records: AnyPath | None) -> Study:
-    """Make the comparison in the folder `out`, with the records of its cells in another folder, if they are kept."""
-    return Study(
-        folder_kinds.SEEDS,
-        config,
-        out,
-        seed_cells(config, out),
-        seed_work(config),
-        Recording(LABELS, partial(read_result, MEASURES[config.task]), records),
-        config.grid.parallel,
-        lambda found: format_table(build_report(config.task, config.grid, found)),
-        lambda found: write_report(config, found, out),
-    )
 
 
 def read_result(measures: Measures, folder: AnyPath) -> tuple[dict[str, dict], dict[str, str]]:
@@ -244,11 +228,18 @@ def draw(report: dict) -> "Figure":
     return figure
 
 
-def write_report(config: SeedsConfig, records: Sequence[Record], out: AnyPath) -> str:
-    """Write comparison.json and comparison.png. Returns the table and the paths."""
-    report = build_report(config.task, config.grid, records)
-    atomic_write(out / COMPARISON, json_bytes(report))
-    if not report["systems"]:
-        return format_table(report)
-    write_png(draw(report), out / "comparison.png")
-    return f"{format_table(report)}\n\n{out / 'comparison.json'}\n{out / 'comparison.png'}"
+def plot(report: dict, out: AnyPath) -> list[AnyPath]:
+    """Write `draw` as comparison.png."""
+    return [write_png(draw(report), out / "comparison.png")]
+
+
+FORM = StudyForm(
+    folder_kinds.SEEDS,
+    LABELS,
+    COMPARISON,
+    seed_work,
+    lambda config, more: partial(read_result, MEASURES[config.task]),
+    lambda config, records: build_report(config.task, config.grid, records),
+    format_table,
+    plot,
+)

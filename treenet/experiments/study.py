@@ -1,71 +1,29 @@
-"""Shared code of the workflows of studies. They run the missing cells, report, and list the remaining ones."""
+"""Studies: they run the missing cells of a grid, report, and list the remaining ones."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Annotated
+from typing import Any
 
-from pydantic import Field
-
-from treenet.config import TrainConfig
+from treenet.evaluation.evaluate_settings import References
 from treenet.evaluation.significance import EXPLORATORY, SeedTest
-from treenet.experiments.conditions import describe_unlike
-from treenet.experiments.dispatch import need_ray, run_cells
 from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
 from treenet.experiments.records import Record, Recording
+from treenet.experiments.run_cells import need_ray, run_cells
+from treenet.experiments.same_machine import describe_unlike
+from treenet.experiments.study_grid import StudyConfig, study_cells
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
 from treenet.runs.result_provenance import NOT_RECORDED
 from treenet.runs.run_results import SCORES, stale_scores
 from treeproc.common.errors import CommandEnded
-from treeproc.common.files import atomic_write, file_lock, lock_place, locked, read_json
+from treeproc.common.files import atomic_write, file_lock, json_bytes, lock_place, locked, read_json
 from treeproc.common.folder_kinds import RECORDS, Kind, claim_folder
 from treeproc.common.messages import warn
-from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import ArgumentParser, UserError, any_path, dump_settings
 from treeproc.common.storage import AnyPath
-from treeproc.shards.store import pieces_fingerprint
 
-# Studies use Ray by default, because it runs their cells side by side.
-CellWorkers = Annotated[
-    int,
-    Effect.NONE,
-    Field(ge=0, description="Ray Train workers of a cell; 0: the cells train in processes of this machine, without Ray"),
-]
 _REPORT_LOCK = ".report-lock"
-
-
-def check_once(values: tuple) -> tuple:
-    """Raise ValueError for a value that occurs twice."""
-    if len(set(values)) < len(values):
-        raise ValueError(f"must hold every value once, but is {list(values)}")
-    return values
-
-
-def check_name(field: str, name: str) -> None:
-    """Raise ValueError for a name that cannot be part of a folder's name."""
-    if not re.fullmatch(r"[A-Za-z0-9_.]+", name):
-        raise ValueError(f"{field}: a name is part of a folder's and must be letters, digits, _ and ., but is {name!r}")
-
-
-def check_same_pieces(indices: Mapping[Path, Mapping]) -> None:
-    """Raise UserError unless all data sets, each with its index, have the same pieces of the same text.
-
-    Their trees may differ, also in labels.
-    """
-    (first, index), *others = indices.items()
-    for data, other in others:
-        for what, differ in (
-            ("text", other["text_fingerprint"] != index["text_fingerprint"]),
-            ("pieces", pieces_fingerprint(other) != pieces_fingerprint(index)),
-        ):
-            if differ:
-                raise UserError(
-                    f"{data} and {first} differ in {what}, but all models of a study must read the same pieces of the same text; "
-                    "preprocess one with parsed set to the other, and with the same settings of subwords"
-                )
 
 
 def describe_stale(names: Sequence[str], folder: AnyPath) -> str:
@@ -117,22 +75,60 @@ def add_records_option(parser: ArgumentParser) -> None:
     )
 
 
-@dataclass(frozen=True)
-class Study:
-    """A grid of runs in the folder `out`: its cells, how they run and are recorded, and the report of the records.
+Read = Callable[[AnyPath], tuple[dict[str, dict], dict[str, str]]]  # see `Recording`
 
-    `out` and the records may be in an object store. `table` returns the report for a person; `write` also writes its files.
+
+@dataclass(frozen=True)
+class StudyForm:
+    """One of the forms of a study: the axes of its records, how its cells are scored, and its report.
+
+    `work` and `read` also get the lines of further references. `build` makes the content of the file `report` in the folder of
+    the study, `table` formats it for a person, and `draw` writes its pictures and returns their paths.
     """
 
     kind: Kind
-    config: TrainConfig
+    labels: Mapping[str, type]
+    report: str
+    work: Callable[[Any, References], CellWork]
+    read: Callable[[Any, References], Read]
+    build: Callable[[Any, Sequence[Record]], dict]
+    table: Callable[[dict], str]
+    draw: Callable[[dict, AnyPath], list[AnyPath]]
+
+    def write(self, config: StudyConfig, records: Sequence[Record], out: AnyPath) -> str:
+        """Write the report and its pictures into a folder. Returns the table and the paths."""
+        found = self.build(config, records)
+        atomic_write(out / self.report, json_bytes(found))
+        pictures = self.draw(found, out) if found["cells"] else []
+        return f"{self.table(found)}\n\n" + "\n".join(map(str, [out / self.report, *pictures]))
+
+
+@dataclass(frozen=True)
+class Study:
+    """A grid of runs in the folder `out`: its cells, how they run and are recorded.
+
+    `out` and the records may be in an object store.
+    """
+
+    form: StudyForm
+    config: StudyConfig
     out: AnyPath
     cells: Sequence[Cell]
     work: CellWork
     recording: Recording
-    parallel: int | None
-    table: Callable[[Sequence[Record]], str]
-    write: Callable[[Sequence[Record]], str]
+
+    def write(self, records: Sequence[Record]) -> str:
+        """Write the report. Returns what a person reads at the end."""
+        return self.form.write(self.config, records, self.out)
+
+
+def make_study(form: StudyForm, config: StudyConfig, out: AnyPath, records: AnyPath | None, more: References = ()) -> Study:
+    """Make the study in the folder `out`, with the records of its cells in another folder, if they are kept.
+
+    `more` has the lines of the files `grid.more_references`.
+    """
+    recording = Recording(form.labels, form.read(config, more), records)
+    return Study(form, config, out, study_cells(config, out), form.work(config, more), recording)
 
 
 def show_study(study: Study) -> str:
@@ -143,7 +139,8 @@ def show_study(study: Study) -> str:
         return ledger.entries[name].status if name in ledger.entries else "recorded" if name in recorded else "new"
 
     lines = [f"{cell.name}: {state(cell.name)}" for cell in study.cells]
-    return "\n".join([*lines, study.table(study.recording.read_all(ledger, study.out))])
+    report = study.form.build(study.config, study.recording.read_all(ledger, study.out))
+    return "\n".join([*lines, study.form.table(report)])
 
 
 def run_study(study: Study) -> None:
@@ -152,7 +149,7 @@ def run_study(study: Study) -> None:
     Without Ray, several such commands may work on one study. The last one to end reports on all cells.
     """
     out, recording = study.out, study.recording
-    claim_folder(out, study.kind, type(study.config))
+    claim_folder(out, study.form.kind, type(study.config))
     if recording.folder is not None:
         claim_folder(recording.folder, RECORDS, option="--records")
     make_run_folder(out)
@@ -172,7 +169,7 @@ def run_study(study: Study) -> None:
                 ledger.reopen(cell)
             elif entry.status == DONE and cell.name not in recorded:
                 recording.write(cell.folder, entry)
-        run_cells(cells, replace(study.work, record=recording.write), ledger, study.parallel)
+        run_cells(cells, replace(study.work, record=recording.write), ledger, study.config.grid.parallel)
         with file_lock(lock_place(out / _REPORT_LOCK)):
             ledger.refresh()
             print(f"\n{study.write(recording.read_all(ledger, out))}")

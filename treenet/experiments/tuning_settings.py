@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from treenet.config import TrainConfig, flatten
-from treenet.experiments.study import check_name, check_once
+from treenet.experiments.study_grid import check_name, check_once
 from treeproc.common.setting_effects import is_below
 from treeproc.common.settings import Settings
 

@@ -1,0 +1,139 @@
+"""The grid of a study. Its axes are sizes of the training data, systems and seeds. A place in it is a cell, one training run."""
+
+import re
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from pydantic import Field, PositiveInt
+
+from treenet.config import TrainConfig
+from treenet.experiments.ledger import Cell
+from treeproc.common.setting_effects import Effect
+from treeproc.common.settings import Settings, UserError, build_settings
+from treeproc.common.storage import AnyPath
+from treeproc.shards.store import pieces_fingerprint, read_index
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+# Studies use Ray by default, because it runs their cells side by side.
+CellWorkers = Annotated[
+    int,
+    Effect.NONE,
+    Field(ge=0, description="Ray Train workers of a cell; 0: the cells train in processes of this machine, without Ray"),
+]
+Parallel = Annotated[
+    PositiveInt | None,
+    Field(
+        description="cells at a time, with workers=0 in processes of this machine that share its threads; unset, as many as the "
+        "cluster has room for, or one with workers=0"
+    ),
+]
+
+
+def check_once(values: tuple) -> tuple:
+    """Raise ValueError for a value that occurs twice."""
+    if len(set(values)) < len(values):
+        raise ValueError(f"must hold every value once, but is {list(values)}")
+    return values
+
+
+def check_name(field: str, name: str) -> None:
+    """Raise ValueError for a name that cannot be part of a folder's name."""
+    if not re.fullmatch(r"[A-Za-z0-9_.]+", name):
+        raise ValueError(f"{field}: a name is part of a folder's and must be letters, digits, _ and ., but is {name!r}")
+
+
+def overlay(values: dict, over: dict) -> dict:
+    """Override `values` by those of `over`, nested dicts key by key."""
+    merged = dict(values)
+    for key, value in over.items():
+        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        merged[key] = overlay(merged[key], value) if both else value
+    return merged
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place in a grid: its coordinates by axis, and settings that override those of the study, the last ones first."""
+
+    labels: Mapping[str, str | float | int]
+    settings: Sequence[dict]
+
+    @property
+    def cell(self) -> str:
+        """The name of the cell, as `transformer-0.1-seed2`."""
+        shown = {"fraction": "{:g}", "seed": "seed{}"}
+        return "-".join(shown.get(axis, "{}").format(value) for axis, value in self.labels.items())
+
+
+class StudyGrid(Settings):
+    """The settings of a grid. Its places are in the order in which their cells run."""
+
+    systems_in: ClassVar[str]  # the setting with the compared systems; their axis is the first one
+    if TYPE_CHECKING:  # a field of each grid, at a place of its own
+        parallel: Parallel
+
+    @abstractmethod
+    def places(self) -> Iterator[Place]: ...
+
+    def reference_files(self) -> Sequence[Path]:
+        """Return files of further references."""
+        return ()
+
+
+class StudyConfig(TrainConfig):
+    """A training configuration with a grid. `seed` is that of the grid."""
+
+    workers: CellWorkers = 1
+    grid: StudyGrid
+
+    @abstractmethod
+    def check_task(self, run: TrainConfig, where: str) -> None:
+        """Raise UserError if the study cannot score the run of a cell. `where` names its settings."""
+
+    @abstractmethod
+    def check_data(self, cells: Sequence[Cell], indices: Mapping[Path, Mapping]) -> None:
+        """Raise UserError if the data sets of the cells, each with its index, do not fit the study. Their pieces are the same."""
+
+
+def study_cells(config: StudyConfig, out: AnyPath) -> list[Cell]:
+    """Return the cells in the order in which they run.
+
+    Raises UserError for settings that no run accepts. Each system may have another data set, for example with control trees; it
+    raises UserError if their text or pieces differ.
+    """
+    shared = config.model_dump(mode="json", exclude={"grid"})
+    cells, indices = [], {config.data.resolve(): read_index(config.data / "encoded")}
+    for place in config.grid.places():
+        where = f"grid.{config.grid.systems_in}.{next(iter(place.labels.values()))}"
+        run = build_settings(TrainConfig, reduce(overlay, place.settings, shared), where)
+        config.check_task(run, where)
+        run = run.with_absolute_paths()
+        if run.data not in indices:
+            indices[run.data] = read_index(run.data / "encoded")
+        name, fingerprint = place.cell, indices[run.data]["fingerprint"]
+        cells.append(Cell(name, place.labels, run, out / "cells" / name, fingerprint))
+    _check_same_pieces(indices)
+    config.check_data(cells, indices)
+    return cells
+
+
+def _check_same_pieces(indices: Mapping[Path, Mapping]) -> None:
+    """Raise UserError unless all data sets, each with its index, have the same pieces of the same text.
+
+    Their trees may differ, also in labels.
+    """
+    (first, index), *others = indices.items()
+    for data, other in others:
+        for what, differ in (
+            ("text", other["text_fingerprint"] != index["text_fingerprint"]),
+            ("pieces", pieces_fingerprint(other) != pieces_fingerprint(index)),
+        ):
+            if differ:
+                raise UserError(
+                    f"{data} and {first} differ in {what}, but all models of a study must read the same pieces of the same text; "
+                    "preprocess one with parsed set to the other, and with the same settings of subwords"
+                )
