@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from treenet.tasks.translation_metrics import METRICS
 from treeproc.common.extras import EXTRAS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -195,6 +196,22 @@ def test_treeproc_uses_lower_rooms_alone():
 def test_the_engine_of_training_knows_no_concrete_task():
     used = {name for path in files("treenet/training") for name in imports(path) if name.startswith("treenet.tasks.")}
     assert {name.split(".")[2] for name in used} == {"base", "losses"}
+
+
+def test_metrics_of_translations_are_named_in_one_file():
+    """So a new metric is one entry there. The chrF of a single line, as reports show it, is no metric of a corpus."""
+    lines = {REPOSITORY / "treenet" / "report" / name for name in ("lines.py", "numbers.py")}
+    home = REPOSITORY / "treenet" / "tasks" / "translation_metrics.py"
+    for path in {*files("treenet")} - {home, *lines}:
+        constants = {node.value for node in ast.walk(parsed(path)) if isinstance(node, ast.Constant)}
+        assert not {*METRICS, *(f"{name}_signature" for name in METRICS)} & {one for one in constants if isinstance(one, str)}, (
+            path
+        )
+
+
+def test_training_knows_no_evaluation():
+    used = {name for path in files("treenet/training") for name in imports(path) if name.startswith("treenet.")}
+    assert not {name for name in used if name.split(".")[1] in ("evaluation", "analysis", "probing", "report")}
 
 
 def modules_imported(path: Path, modules: Collection[str]) -> set[str]:

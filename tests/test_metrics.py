@@ -25,11 +25,15 @@ from treenet.evaluation.bootstrap import (
     sacrebleu_p,
     sample_bleu,
     sample_counts,
+    sample_metric,
+    sentence_statistics,
+    statistics_of,
     two_sided_p,
 )
 from treenet.evaluation.buckets import BucketConfig, count_words, format_buckets, score_buckets, tree_depth
 from treenet.report.score_section import best_value
 from treenet.tasks.translation_metrics import (
+    OF_STUDIES,
     build_tokenizer,
     choose_tokenizer,
     compute_scores,
@@ -104,6 +108,15 @@ def test_statistics_of_bleu_take_further_references():
     assert statistics[:, -1].tolist() == [6, 7]
     with pytest.raises(UserError, match="must have one line per reference"):
         bleu_statistics(hypotheses, first, None, [second[1:]])
+
+
+@pytest.mark.parametrize("name", OF_STUDIES)
+def test_every_metric_of_studies_is_computed_from_numbers_of_its_sentences(name):
+    lines = [line.replace("looked", "look", row % 2) for row, line in enumerate(REFERENCES)]
+    statistics = sentence_statistics(name, lines, REFERENCES, "intl")
+    assert statistics.shape == (len(lines), len(statistics_of(name))) and statistics.dtype == np.int64
+    sampled = sample_metric(name, statistics, 20)
+    assert sampled[0] == pytest.approx(compute_scores(lines, REFERENCES)[name]) and len(set(sampled)) > 3
 
 
 def test_a_comparison_takes_further_references():

@@ -14,6 +14,7 @@ from treenet.runs.averaging import choose_checkpoints
 from treenet.runs.checkpoint import checkpoint_folders, latest_checkpoint, read_meta
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
+from treenet.tasks.registry import build_task
 from treenet.training.state import TrainState
 from treenet.training.trainer import train
 from treenet.translation.translate import detokenize, translate_examples
@@ -131,3 +132,13 @@ def test_valid_metric_refuses_unfit_settings(data, overrides, message):
 def test_a_data_set_without_validation_is_refused(data):
     with pytest.raises(UserError, match="valid_metric=bleu needs a validation split"):
         make_task(data, "valid_metric=bleu").check({"columns": ["tgt_pieces"], "totals": {"train": {}}})
+
+
+def test_any_metric_of_lines_judges_and_others_are_refused_by_name(data):
+    with pytest.raises(UserError, match="valid_metric must be nll, bleu, chrf or ter, but is blue"):
+        build_task(make_config(data, "valid_metric=blue"))
+    better, worse = ({"ter": 40.0, "chrf": 60.0}, {"ter": 60.0, "chrf": 40.0})
+    for name in ("ter", "chrf"):
+        task = build_task(make_config(data, f"valid_metric={name}"))
+        assert task.criterion(better) < task.criterion(worse)
+        assert task.score_lines(["a b c d"], ["a b c d"]) == (0.0 if name == "ter" else 100.0)

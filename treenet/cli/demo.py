@@ -20,6 +20,7 @@ from treenet.runs.learning_curves import plot_curves
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.result_provenance import describe_origin
 from treenet.runs.run_results import SCORES
+from treenet.tasks.translation_metrics import MAIN, SECOND
 from treeproc.common.command_names import as_called
 from treeproc.common.errors import CommandEnded
 from treeproc.common.extras import require
@@ -90,7 +91,7 @@ def evaluate(out: Path) -> dict[str, dict]:
     for title, (run, settings) in rows.items():
         name, scores[title] = evaluate_run(run, settings)
         scores[title]["translations"] = (run / f"translations.{name}.txt").read_text(encoding="utf-8").split("\n")[:-1]
-        print(f"  {title}: BLEU {scores[title]['bleu']:.2f}", flush=True)
+        print(f"  {title}: BLEU {scores[title][MAIN]:.2f}", flush=True)
     return scores
 
 
@@ -101,11 +102,11 @@ def score_table(scores: dict[str, dict], runs: dict[str, RunSummary]) -> str:
         run = next((runs[name] for name in MODELS if TITLES[name] == title), None)
         nll = f"{run.valid_nll:.3f}" if run and run.valid_nll is not None else ""
         parameters = f"{run.parameters:,}" if run else ""
-        lines.append(f"{title:34}{parameters:>12}{row['bleu']:>8.2f}{row['chrf']:>8.2f}{nll:>11}")
+        lines.append(f"{title:34}{parameters:>12}{row[MAIN]:>8.2f}{row[SECOND]:>8.2f}{nll:>11}")
     first, random = scores["Tree Transformer"]["translations"], scores["Tree Transformer, random trees"]["translations"]
     changed = sum(a != b for a, b in zip(first, random, strict=True))
     lines.append(f"\nOther trees over the same words change {changed} of {len(first)} translations.")
-    lines.append(f"Both models saw the same batches; test BLEU {scores['Transformer']['bleu_signature']}")
+    lines.append(f"Both models saw the same batches; test BLEU {scores['Transformer'][f'{MAIN}_signature']}")
     lines += [f"{title}: {describe_origin(row)}" for title, row in scores.items()]
     return "\n".join(lines)
 

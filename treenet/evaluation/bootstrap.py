@@ -162,6 +162,37 @@ def sample_bleu(statistics: np.ndarray, num_samples: int, seed: int = SEED) -> n
     )
 
 
+def statistics_of(metric: str) -> list[str]:
+    """Return the names of the statistics of a sentence from which a metric of studies is computed."""
+    known = METRICS[metric]
+    if known.kind == "BLEU":
+        return [f"{metric}.{name}" for name in BLEU_STATISTICS]
+    return [f"{metric}.{place}" for place in range(len(known.build()._extract_corpus_statistics(["a"], [["a"]])[0]))]
+
+
+def sentence_statistics(
+    metric: str,
+    lines: Sequence[str],
+    references: Sequence[str],
+    tokenizer: str,
+    more_references: Sequence[Sequence[str]] = (),
+) -> np.ndarray:
+    """Return the statistics of a metric for each sentence [lines, statistics_of(metric)]. `tokenizer` is for one of tokens."""
+    known = METRICS[metric]
+    if known.kind == "BLEU":
+        return bleu_statistics(lines, references, tokenizer if known.reads == "tokens" else None, more_references)
+    return np.array(known.build()._extract_corpus_statistics(lines, [references, *more_references]), dtype=np.int64)
+
+
+def sample_metric(metric: str, statistics: np.ndarray, num_samples: int) -> np.ndarray:
+    """Return the score of a corpus [1 + samples] from `sentence_statistics`, with the samples of `sample_bleu`."""
+    known = METRICS[metric]
+    if known.kind == "BLEU":
+        return sample_bleu(statistics, num_samples)
+    build, sums = known.build(), sample_counts(len(statistics), num_samples) @ statistics
+    return np.array([build._compute_score_from_stats(row).score for row in sums.tolist()])
+
+
 def sample_nll(nll: np.ndarray, tokens: np.ndarray, num_samples: int, seed: int = SEED) -> np.ndarray:
     """Return the nll a token [1 + samples], with the samples of `sample_bleu`, from nll and tokens of each sentence [lines]."""
     weights = _weights(len(nll), num_samples, seed)

@@ -20,6 +20,8 @@ from treenet.runs.run_results import ReferenceNll, System, read_scores, write_re
 from treenet.tasks.data_checks import check_no_control
 from treenet.tasks.translation_metrics import (
     LEARNED_TITLES,
+    MAIN,
+    MAIN_OF_TOKENS,
     METRIC_TITLES,
     METRICS,
     NO_TOKENIZER,
@@ -264,6 +266,6 @@ def format_signatures(scores: dict) -> str:
     found = {title: scores.get(f"{key}_signature") for key, title in METRIC_TITLES.items()}
     width = max(map(len, found)) + 2
     lines = [f"{title:{width}}{signature}" for title, signature in found.items() if signature]
-    if scores["bleu_tokenized_signature"] == scores["bleu_signature"].replace("tok:13a", f"tok:{NO_TOKENIZER}"):
+    if scores[f"{MAIN_OF_TOKENS}_signature"] == scores[f"{MAIN}_signature"].replace("tok:13a", f"tok:{NO_TOKENIZER}"):
         lines.append("the lines of the data set are tokens; compare the tokenised BLEU, because BLEU is for detokenised lines")
     return "\n".join(lines)

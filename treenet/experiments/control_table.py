@@ -10,6 +10,7 @@ from treenet.experiments.control import NONE, RIGHT, RUNGS, WORSE, ControlSettin
 from treenet.experiments.control_data import Corpus
 from treenet.experiments.records import Record, numbers
 from treenet.experiments.scaling_report import NLL, NLL_SCALE
+from treenet.tasks.translation_metrics import MAIN, SECOND
 from treeproc.common.settings import UserError
 
 _Z = 1.96  # of a 95 % interval
@@ -92,7 +93,7 @@ def build_result(
                         half=_half(nll[chosen]),
                         bound=float(np.array(corpus.bounds)[chosen].mean()) if len(corpus.bounds) else None,
                         exact=float(100 * exact[chosen].mean()),
-                        chrf=float(np.mean([record["scores"]["test"]["chrf"] for record in found])) if not group else None,
+                        chrf=float(np.mean([record["scores"]["test"][SECOND] for record in found])) if not group else None,
                         f1=f1.get(system.data) if system.trees != NONE else None,
                     )
                 )
@@ -108,10 +109,10 @@ def _nll(record: Record) -> np.ndarray:
 
 def _is_exact(record: Record) -> np.ndarray:
     """Return whether each sentence is the reference: all n-grams match, and so does the length."""
-    length, reference = (numbers(record, f"bleu.{name}") for name in ("length", "reference_length"))
+    length, reference = (numbers(record, f"{MAIN}.{name}") for name in ("length", "reference_length"))
     exact = length == reference
     for order in range(1, 5):
-        exact &= numbers(record, f"bleu.matches_{order}") == np.maximum(reference - order + 1, 0)
+        exact &= numbers(record, f"{MAIN}.matches_{order}") == np.maximum(reference - order + 1, 0)
     return exact
 
 

@@ -4,11 +4,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from treenet.evaluation.bootstrap import statistics_of
 from treenet.experiments import scaling_report, seeds_report
 from treenet.experiments.ledger import check_labels
 from treenet.experiments.records import Record
 from treenet.experiments.scaling import GridConfig
 from treenet.experiments.seeds import TASKS, SeedGridConfig
+from treenet.tasks.translation_metrics import MAIN, OF_STUDIES
 from treeproc.common.settings import UserError
 
 
@@ -48,8 +50,8 @@ def study_grid(records: Sequence[Record], baseline: str | None = None, main: str
     if len(first["scores"]) != 1:
         raise UserError(f"the record of {first['cell']} is damaged: it must have the scores of one split; restore it")
     ((split, scores),) = first["scores"].items()
-    tokenized = first["sentences"].keys() >= set(scaling_report.statistics_of("bleu_tokenized"))
-    references = re.match(r"nrefs:(\d+)", str(scores.get("bleu_signature")))
+    metric = next((name for name in OF_STUDIES if first["sentences"].keys() >= set(statistics_of(name))), MAIN)
+    references = re.match(r"nrefs:(\d+)", str(scores.get(f"{metric}_signature")))
     base = _first((baseline, usual.baseline), names)
     return GridConfig(
         fractions=tuple(sorted({float(record["labels"]["fraction"]) for record in records})),
@@ -57,7 +59,7 @@ def study_grid(records: Sequence[Record], baseline: str | None = None, main: str
         baseline=base,
         split=split,
         more_references=[Path()] * (int(references[1]) - 1 if references else 0),  # only their number counts
-        metric="bleu_tokenized" if tokenized else "bleu",
+        metric=metric,
     )
 
 

@@ -7,7 +7,7 @@ model, `batch.fraction` and `seed`, in STUDY/cells/MODEL-FRACTION-seedSEED.
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -23,9 +23,14 @@ from treenet.loggers.feed import log_scores
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
 from treenet.runs.run_results import read_scores
+from treenet.tasks.translation_metrics import COMPARED, MAIN, OF_STUDIES
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 
+if TYPE_CHECKING:
+    StudyMetric = str
+else:
+    StudyMetric = Literal[OF_STUDIES]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -63,9 +68,7 @@ class GridConfig(StudyGrid):
     more_references: list[Path] = Field(
         [], description="files of further references, as for evaluate.py: all cells are scored and tested with all references"
     )
-    metric: Literal["bleu", "bleu_tokenized"] = Field(
-        "bleu", description="the compared metric: BLEU of detokenised lines, or of tokens, which papers report"
-    )
+    metric: StudyMetric = Field(MAIN, description="the compared metric: of detokenised lines, or of tokens, which papers report")
     parallel: Parallel = None
     bootstrap_samples: PositiveInt = Field(1000, description="samples of the paired bootstrap")
 
@@ -137,7 +140,7 @@ def score_cell(settings: EvaluateSettings, more: References, folder: AnyPath) ->
     with open_results(folder, AVERAGED) as run:
         _, scores = evaluate_run(run, settings, more)
         log_scores(run)
-    return {"bleu": scores["bleu"], "chrf": scores["chrf"]}
+    return {name: scores[name] for name in COMPARED}
 
 
 def describe_stale_cell(split: str, more: str | None, folder: AnyPath) -> str:

@@ -17,7 +17,14 @@ import numpy as np
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.data.splits import read_references
-from treenet.evaluation.bootstrap import BLEU_STATISTICS, bleu_statistics, compare_seeds, compare_slopes, sample_bleu, sample_nll
+from treenet.evaluation.bootstrap import (
+    compare_seeds,
+    compare_slopes,
+    sample_metric,
+    sample_nll,
+    sentence_statistics,
+    statistics_of,
+)
 from treenet.evaluation.evaluate import more_fingerprint, tokenizer_of
 from treenet.evaluation.evaluate_settings import EvaluateSettings, References
 from treenet.evaluation.significance import (
@@ -53,6 +60,7 @@ from treenet.experiments.scaling_table import (
 from treenet.experiments.study import StudyForm, read_fresh_scores
 from treenet.runs.result_provenance import recorded_origin
 from treenet.runs.run_results import read_nll, read_system
+from treenet.tasks.translation_metrics import COMPARED, MAIN, METRICS, SCORE_TYPES, SECOND
 from treeproc.common import folder_kinds
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -67,21 +75,13 @@ EXPLAIN_FAMILIES = (
 )
 
 
-class _Scores(TypedDict, total=False):
-    """The fields of an entry of scores.json that the report reads."""
-
-    bleu: float
-    bleu_tokenized: float
-    chrf: float
-    bleu_signature: str
-    bleu_tokenized_signature: str
-    more_references_fingerprint: str
+_Scores = TypedDict("_Scores", {**SCORE_TYPES, "more_references_fingerprint": str}, total=False)  # type: ignore[misc]
 
 
 def read_result(config: ScalingConfig, folder: AnyPath, more: References = ()) -> tuple[dict[str, dict], dict[str, str]]:
     """Read the recorded results of a cell's translations: their scores, and the numbers of each sentence.
 
-    These are the statistics of BLEU, the nll of the reference and its target tokens. Scores of earlier versions have no nll.
+    These are the statistics of the metric, the nll of the reference and its target tokens. Old scores have no nll.
     """
     split, metric = config.grid.split, config.grid.metric
     scores = read_fresh_scores((split,), folder, "remove the folder and run the same command again", dict[str, _Scores])
@@ -91,8 +91,8 @@ def read_result(config: ScalingConfig, folder: AnyPath, more: References = ()) -
         )
     if changed := describe_other_references(scores[split], more_fingerprint(more)):
         raise UserError(f"{folder}: the scores of {split} are stale ({changed}); run the same command again without --dry-run")
-    tokenizer = tokenizer_of(config.data, EvaluateSettings()) if metric == "bleu_tokenized" else None
-    statistics = bleu_statistics(read_system(folder, split).lines, read_references(config.data, split), tokenizer, more)
+    tokenizer, references = tokenizer_of(config.data, EvaluateSettings()), read_references(config.data, split)
+    statistics = sentence_statistics(metric, read_system(folder, split).lines, references, tokenizer, more)
     sentences = dict(zip(statistics_of(metric), map(show_numbers, statistics.T), strict=True))
     if nll := read_nll(folder, split):
         sentences |= {NLL: show_numbers(round(NLL_SCALE * one) for one in nll.nll), TARGET_TOKENS: show_numbers(nll.tokens)}
@@ -100,12 +100,7 @@ def read_result(config: ScalingConfig, folder: AnyPath, more: References = ()) -
 
 
 def _needed(metric: str) -> set[str]:
-    return {metric, f"{metric}_signature", "bleu", "chrf"}
-
-
-def statistics_of(metric: str) -> list[str]:
-    """Return the names of the numbers of each sentence in a record."""
-    return [f"{metric}.{name}" for name in BLEU_STATISTICS]
+    return {metric, f"{metric}_signature", MAIN, SECOND}
 
 
 def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
@@ -130,7 +125,9 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
             if not here:
                 continue
             point = {"fraction": fraction, "model": model, "pairs": fmean(cell["pairs"] for cell in here.values())}
-            point |= {metric: summarize([cell[metric] for cell in here.values()]) for metric in (grid.metric, "bleu", "chrf")}
+            for metric in dict.fromkeys((grid.metric, *COMPARED)):
+                if values := _values(cells, metric):  # a record of before a metric came lacks it
+                    point[metric] = summarize([cell[metric] for cell in here.values()])
             if NLL in samples:
                 point[NLL] = summarize([float(samples[NLL][cell["cell"]][0]) for cell in here.values()])
             point |= {name: summarize(values) for name in OF_TRAINING if (values := _values(here.values(), name))}
@@ -181,7 +178,8 @@ def _read_cell(record: Record, grid: GridConfig) -> dict:
     count = f"nrefs:{1 + len(grid.more_references)}"
     if not scores[f"{metric}_signature"].startswith((count, "nrefs:var")):
         raise UserError(f"{where} has scores of another number of references than {count} of grid.more_references; remove it")
-    kept = {name: scores[name] for name in sorted(_needed(metric))} | recorded_origin(scores)
+    shown = sorted({*_needed(metric), *COMPARED} & scores.keys())
+    kept = {name: scores[name] for name in shown} | recorded_origin(scores)
     step = record["training"]["averaged_steps"][-1]
     places = {"pairs": facts["examples"], "parameters": facts["parameters"], "step": step}
     return {"cell": record["cell"], **record["labels"], **places, **_of_training(record), **kept}
@@ -201,12 +199,15 @@ def _values(cells: Collection[dict], name: str) -> list[float]:
 
 
 def _read_sentences(records: Sequence[Record], grid: GridConfig) -> dict[str, np.ndarray]:
-    """Read `bleu_statistics` of every cell. Raises UserError if two were scored against different references."""
+    """Read `sentence_statistics` of every cell. Raises UserError if two were scored against different references."""
     found, first = {}, None
     for record in records:
         columns = [numbers(record, name) for name in statistics_of(grid.metric)]
         # With several references, the length is that of the closest one, which differs from cell to cell.
-        used = record["scores"][grid.split].get("more_references_fingerprint") or columns[-1]
+        scores = record["scores"][grid.split]
+        used = scores.get("more_references_fingerprint") or (
+            columns[-1] if METRICS[grid.metric].kind == "BLEU" else scores.get("references_fingerprint")
+        )
         first = (record["cell"], used) if first is None else first
         if not all(len(column) == len(columns[-1]) for column in columns):
             raise UserError(f"the record of {record['cell']} is damaged: its lists of sentences differ in length; restore it")
@@ -223,14 +224,17 @@ def sample_scores(records: Sequence[Record], grid: GridConfig) -> dict[str, dict
 
     The first number is that of all sentences. The others are of the samples of one bootstrap.
     """
-    bleu = {cell: sample_bleu(statistics, grid.bootstrap_samples) for cell, statistics in _read_sentences(records, grid).items()}
+    scores = {
+        cell: sample_metric(grid.metric, statistics, grid.bootstrap_samples)
+        for cell, statistics in _read_sentences(records, grid).items()
+    }
     if not all(NLL in record["sentences"] for record in records):
-        return {grid.metric: bleu}
+        return {grid.metric: scores}
     nll = {}
     for record in records:
         sentences, tokens = numbers(record, NLL, 10**9) / NLL_SCALE, numbers(record, TARGET_TOKENS)
         nll[record["cell"]] = sample_nll(sentences, tokens, grid.bootstrap_samples)
-    return {grid.metric: bleu, NLL: nll}
+    return {grid.metric: scores, NLL: nll}
 
 
 def _of(cells: Iterable[dict], fraction: float, model: str) -> dict[int, dict]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from treenet.evaluation.significance import EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS, SeedTest, half_interval
 from treenet.experiments.pooled_tests import Table, align, list_pooled
 from treenet.experiments.study import notes_about_cells, show_p_values
-from treenet.tasks.translation_metrics import METRIC_TITLES
+from treenet.tasks.translation_metrics import COMPARED, MAIN, MAIN_OF_TOKENS, METRIC_TITLES, METRICS
 
 SCALING = "scaling.json"  # in the folder of a study
 # Values of a cell, and of a point over its seeds: the lowest nll on valid, the last of training batches, the time of training.
@@ -19,7 +19,7 @@ EXPLAIN_BY_SEED = (
 )
 EXPLAIN_NLL = f"The interval and the p of the nll on valid hold for {ABOUT_VALID}. They are exploratory."
 ONE_SIDED = " (one-sided)"  # after a p of an earlier version
-_WIDTHS = {"bleu": 8, "bleu_tokenized": 16}  # of columns
+_WIDTH, _WIDTHS = 8, {MAIN_OF_TOKENS: 16}  # of columns
 
 
 def read_test(comparison: Mapping) -> SeedTest:
@@ -52,7 +52,12 @@ def read_comparison(point: dict) -> tuple[SeedTest, WeightsP] | None:
 
 def metric_of(report: dict) -> str:
     """Return the metric that a study compares. Files of earlier versions do not name it."""
-    return report.get("metric", "bleu")
+    return report.get("metric", MAIN)
+
+
+def others_of(metric: str) -> list[str]:
+    """Return the metrics that a table has beside the one that a study compares."""
+    return [name for name in COMPARED if name not in (MAIN, metric)]
 
 
 def against_of(report: dict, point: dict) -> str:
@@ -65,15 +70,16 @@ def format_table(report: dict) -> str:
     if not report["points"]:
         return "no cell is done yet"
     metric = metric_of(report)
-    others = [name for name in ("bleu", "chrf") if name != metric]
+    others = [name for name in COMPARED if name != metric and all(name in point for point in report["points"])]
+    width_of_metric = _WIDTHS.get(metric, _WIDTH)
     width = max(20, *(2 + len(point["model"]) for point in report["points"]))
-    head = f"{'pairs':>10} {'share':>6}  {'model':<{width}}{'seeds':>6}{METRIC_TITLES[metric]:>{_WIDTHS[metric]}}{'± 95 %':>8}"
+    head = f"{'pairs':>10} {'share':>6}  {'model':<{width}}{'seeds':>6}{METRIC_TITLES[metric]:>{width_of_metric}}{'± 95 %':>8}"
     head += "".join(f"{METRIC_TITLES[name]:>8}" for name in others)
     lines = [f"{head}  {'difference':>10} {'from':<18}{'95 %':>16}{'p':>8}{'p, Holm':>10}{'p, weights':>12}"]
     for point in report["points"]:
         half = half_interval(point[metric])
         line = f"{point['pairs']:>10,.0f} {point['fraction']:>6.4g}  {point['model']:<{width}}{len(point['seeds']):>6}"
-        line += f"{point[metric]['mean']:>{_WIDTHS[metric]}.2f}{'-' if half is None else f'{half:.2f}':>8}"
+        line += f"{point[metric]['mean']:>{width_of_metric}.2f}{'-' if half is None else f'{half:.2f}':>8}"
         line += "".join(f"{point[name]['mean']:>8.2f}" for name in others)
         if found := read_comparison(point):
             test, of_weights = found
@@ -95,7 +101,7 @@ def list_by_seed(report: Mapping) -> Table:
     metric = metric_of(report)
     columns = {  # the title, the name in the report, a unit, and digits
         METRIC_TITLES[metric]: (metric, 1, 2),
-        "chrF": ("chrf", 1, 1),
+        **{METRIC_TITLES[name]: (name, 1, 1) for name in others_of(metric)},
         "nll a token": ("nll", 1, 3),
         "nll on valid": (VALID_NLL, 1, 3),
         "nll of training": (TRAIN_NLL, 1, 2),
@@ -126,12 +132,13 @@ def list_nll(report: Mapping) -> Table:
 
 def describe_slopes(report: dict) -> list[str]:
     """Return one line about the slope of every model; nothing for files of earlier versions."""
-    lines = []
+    lines, metric = [], metric_of(report)
+    unit = METRICS[MAIN if METRICS[metric].kind == METRICS[MAIN].kind else metric].title
     for slope in report.get("slopes", ()):
         test = read_test(slope["comparison"])
         p_value, holm = (value.strip() for value in show_p_values(test))
         what = f"{slope['model']} - {against_of(report, slope)}, {test.seeds} seeds, {len(slope['fractions'])} sizes"
-        values = f"{test.difference:+.2f} BLEU a doubling, 95 % {_show_interval(test)}, p {p_value}, p, Holm {holm}"
+        values = f"{test.difference:+.2f} {unit} a doubling, 95 % {_show_interval(test)}, p {p_value}, p, Holm {holm}"
         lines.append(f"slope of {what}: {values}")
     return lines
 

@@ -230,7 +230,9 @@ def draw(report: dict) -> "Figure":
 
 def plot(report: dict, out: AnyPath) -> list[AnyPath]:
     """Write `draw` as comparison.png."""
-    return [write_png(draw(report), out / "comparison.png")]
+    path = out / "comparison.png"
+    write_png(draw(report), path)
+    return [path]
 
 
 FORM = StudyForm(

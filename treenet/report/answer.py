@@ -18,7 +18,7 @@ from treenet.evaluation.significance import FEWEST_SEEDS, SYSTEMS, SeedTest, cor
 from treenet.experiments.scaling_table import against_of, metric_of, read_comparison
 from treenet.report.compare import ScoreTable, references_of
 from treenet.report.report_runs import ReportRun, ReportStudy
-from treenet.tasks.translation_metrics import METRIC_TITLES, NO_TOKENIZER
+from treenet.tasks.translation_metrics import MAIN, MAIN_OF_TOKENS, METRIC_TITLES, NO_TOKENIZER, SECOND
 
 
 @dataclass(frozen=True)
@@ -101,14 +101,14 @@ def answer_runs(
     scored = [run for run in runs if run.name in own]
     where, references = references_of(table, runs) or (None, None)
     tokenizer = tokenizer_of(where.data, EvaluateSettings()) if where else None
-    metric = "bleu_tokenized" if tokenizer == NO_TOKENIZER else "bleu"
+    metric = MAIN_OF_TOKENS if tokenizer == NO_TOKENIZER else MAIN
     systems = {
         name: seeds for name, seeds in group_systems(scored).items() if all(metric in r.scores[split] for r in seeds.values())
     }
     if not systems:
         return None
     base = next((name for name, seeds in systems.items() if any(run is baseline for run in seeds.values())), None)
-    read_as = tokenizer if metric == "bleu_tokenized" else None
+    read_as = tokenizer if metric == MAIN_OF_TOKENS else None
 
     @cache
     def sampled(name: str) -> np.ndarray:
@@ -118,7 +118,7 @@ def answer_runs(
     rows = []
     for name, seeds in systems.items():
         scores = [run.scores[split] for run in seeds.values()]
-        chrf = [score["chrf"] for score in scores if "chrf" in score]
+        chrf = [score[SECOND] for score in scores if SECOND in score]
         row = SystemResult(name, tuple(seeds), fmean(score[metric] for score in scores), fmean(chrf) if chrf else None)
         if base is not None and name != base:
             row = _compare(row, seeds, base, systems[base], metric, split)
@@ -187,7 +187,7 @@ def answer_study(study: ReportStudy) -> Answer | None:
     largest = max(point["fraction"] for point in report["points"])
     rows = []
     for point in (point for point in report["points"] if point["fraction"] == largest):
-        row = SystemResult(point["model"], tuple(point["seeds"]), point[metric]["mean"], point["chrf"]["mean"])
+        row = SystemResult(point["model"], tuple(point["seeds"]), point[metric]["mean"], point[SECOND]["mean"])
         if found := read_comparison(point):
             row = replace(row, difference=found[0].difference, against=against_of(report, point), test=found[0])
         rows.append(row)

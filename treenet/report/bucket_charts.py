@@ -10,6 +10,7 @@ from treenet.report.compare import Bucket, ScoreTable, bucket_tables
 from treenet.report.figures import FAINT
 from treenet.report.formats import metric_name, result_name
 from treenet.report.frequencies import Frequencies
+from treenet.tasks.translation_metrics import MAIN
 
 _MARKERS = "os^DvP"
 _LEAST_SPAN = 1.0  # of the axis of scores
@@ -34,7 +35,7 @@ def chart_name(number: int, kind: str) -> str:
 
 def charted_metric(buckets: Sequence[Bucket]) -> str:
     """Return the metric that a chart shows: the first one. The table beside it has all."""
-    return next((metric for bucket in buckets for values in bucket.values.values() for metric in values), "bleu")
+    return next((metric for bucket in buckets for values in bucket.values.values() for metric in values), MAIN)
 
 
 def draw_scores(

@@ -20,6 +20,7 @@ from treenet.experiments.scaling_table import (
     list_by_seed,
     list_nll,
     metric_of,
+    others_of,
     read_comparison,
 )
 from treenet.experiments.study import notes_about_cells
@@ -46,7 +47,9 @@ def show_studies(page: Page) -> list[str]:
         title = METRIC_TITLES[metric]
         about = f"{study.name}: {title} on {report['split']} by training pairs. Bars are the 95 % intervals of the table."
         out.append(page.figure(scaling_name(index), about))
-        head = [text("model"), *(TableCell(name, "n") for name in ("pairs", "share", "seeds", title, "± 95 %", "chrF"))]
+        head = [text("model"), *(TableCell(name, "n") for name in ("pairs", "share", "seeds", title, "± 95 %"))]
+        others = [name for name in others_of(metric) if all(name in point for point in report["points"])]
+        head += [TableCell(METRIC_TITLES[name], "n") for name in others]
         head += [
             TableCell("difference", "n"),
             text("from"),
@@ -59,7 +62,8 @@ def show_studies(page: Page) -> list[str]:
             last, found = point["fraction"], read_comparison(point)
             cells = [text(point["model"]), number(point["pairs"], ",.0f"), number(point["fraction"], ".4g")]
             cells += [number(len(point["seeds"])), number(point[metric]["mean"], ".2f")]
-            cells += [number(half_interval(point[metric]), ".2f"), number(point["chrf"]["mean"], ".2f")]
+            cells.append(number(half_interval(point[metric]), ".2f"))
+            cells += [number(point[name]["mean"], ".2f") for name in others]
             rows.append(cells + (_study_test(*found, against_of(report, point)) if found else [TableCell("", "n")] * 6))
         message = " ".join(report.get("explanations", (EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS)))
         out.append(page.table(f"{study.name}. {message}", head, rows, rules=rules))

@@ -11,8 +11,8 @@ inserts, removes or replaces a word, or moves a block of words. Lower is better.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,36 +38,37 @@ def check_lines(hypotheses: Sequence[str], references: Sequence[str], what: str 
 
 @dataclass(frozen=True)
 class Metric:
-    """A corpus metric of sacrebleu. `build` gets whether the input of the data set was tokenised."""
+    """A corpus metric of sacrebleu: its class there, and options of the class."""
 
     title: str
     column: str  # its title in a narrow table
-    build: Callable[[bool], "SacrebleuMetric"]
+    kind: Literal["BLEU", "CHRF", "TER"]
+    options: Mapping[str, Any] = field(default_factory=dict)
     reads: Literal["lines", "tokens", "tokens_of_compounds"] = "lines"
     compared: bool = False  # whether it is shown where systems are compared, by tags and in studies
     lower_is_better: bool = False
 
+    def build(self, tokenized: bool = True) -> "SacrebleuMetric":
+        """Build the metric. Unless the input of the data set was `tokenized`, BLEU may advise to detokenise."""
+        from sacrebleu import metrics  # here, because trainings by the nll do not need it
 
-def _sacrebleu(kind: str, **options: Any) -> "SacrebleuMetric":
-    from sacrebleu import metrics  # here, because trainings by the nll do not need it
-
-    return getattr(metrics, kind)(**options)
+        force = {"force": tokenized or self.reads != "lines"} if self.kind == "BLEU" else {}
+        return getattr(metrics, self.kind)(**self.options, **force)
 
 
 # The metrics of every evaluation, in the order of its table. Settings and reports take their names from here.
 METRICS = {
-    # force: no advice to detokenise
-    "bleu": Metric("BLEU", "BLEU", lambda tokenized: _sacrebleu("BLEU", tokenize="13a", force=tokenized), compared=True),
-    "bleu_tokenized": Metric("tokenised BLEU", "tok. BLEU", lambda _: _sacrebleu("BLEU", tokenize="none", force=True), "tokens"),
-    "bleu_compound_split": Metric(
-        "compound-split BLEU", "split BLEU", lambda _: _sacrebleu("BLEU", tokenize="none", force=True), "tokens_of_compounds"
-    ),
-    "chrf": Metric("chrF", "chrF", lambda _: _sacrebleu("CHRF"), compared=True),
-    "ter": Metric("TER (lower is better)", "TER", lambda _: _sacrebleu("TER"), lower_is_better=True),
+    "bleu": Metric("BLEU", "BLEU", "BLEU", {"tokenize": "13a"}, compared=True),
+    "bleu_tokenized": Metric("tokenised BLEU", "tok. BLEU", "BLEU", {"tokenize": "none"}, "tokens"),
+    "bleu_compound_split": Metric("compound-split BLEU", "split BLEU", "BLEU", {"tokenize": "none"}, "tokens_of_compounds"),
+    "chrf": Metric("chrF", "chrF", "CHRF", compared=True),
+    "ter": Metric("TER (lower is better)", "TER", "TER", lower_is_better=True),
 }
-# The metric of a table with one, for lines, and for lines that came as tokens.
-MAIN, MAIN_OF_TOKENS = "bleu", "bleu_tokenized"
+# The metric of a table with one, for lines, and for lines that came as tokens; and the second one of a small table.
+MAIN, MAIN_OF_TOKENS, SECOND = "bleu", "bleu_tokenized", "chrf"
 COMPARED = tuple(name for name, metric in METRICS.items() if metric.compared)
+# The choices of the setting `grid.metric`.
+OF_STUDIES = tuple(name for name, metric in METRICS.items() if metric.reads in ("lines", "tokens") and not metric.lower_is_better)
 # The choices of the setting `valid_metric` beside the nll.
 OF_VALIDATIONS = tuple(name for name, metric in METRICS.items() if metric.reads == "lines")
 # Those of settings, in treenet/evaluation/learned_metrics.py.
@@ -147,6 +148,6 @@ def compute_scores(
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
     """Return chrF [lines] of every single line, 0 to 100."""
-    metric = _sacrebleu("CHRF")
+    metric = METRICS[SECOND].build()
     pairs = zip(hypotheses, references, strict=True)
     return np.array([metric.sentence_score(hypothesis, [reference]).score for hypothesis, reference in pairs])
