@@ -43,7 +43,7 @@ def run_command(
         raise UserError("give --out DIR, the folder of the study")
     config = load_settings(settings, path, args.overrides, **({} if path else defaults))
     refuse_relative_in_job({"data": config.data, "--out": args.out, "--records": args.records or args.out})
-    more = [list(read_lines([path])) for path in config.grid.reference_files()]
+    more = [list(read_lines([path])) for path in getattr(config.grid, "more_references", ())]
     study = make_study(form, config, args.out.resolve(), args.records and args.records.resolve(), more)
     if args.dry_run:
         print(show_study(study))

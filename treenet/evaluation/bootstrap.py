@@ -174,7 +174,7 @@ def sentence_statistics(
     metric: str,
     lines: Sequence[str],
     references: Sequence[str],
-    tokenizer: str,
+    tokenizer: str | None,
     more_references: Sequence[Sequence[str]] = (),
 ) -> np.ndarray:
     """Return the statistics of a metric for each sentence [lines, statistics_of(metric)]. `tokenizer` is for one of tokens."""

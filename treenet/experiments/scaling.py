@@ -6,8 +6,9 @@ model, `batch.fraction` and `seed`, in STUDY/cells/MODEL-FRACTION-seedSEED.
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -17,14 +18,14 @@ from treenet.evaluation.evaluate_settings import EvaluateSettings, References
 from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import Cell
 from treenet.experiments.study import describe_stale
-from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, StudyGrid, check_name, check_once
+from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, check_name, check_once
 from treenet.jobs.train_run import run_training
 from treenet.loggers.feed import log_scores
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
 from treenet.runs.run_results import read_scores
 from treenet.tasks.translation_metrics import COMPARED, MAIN, OF_STUDIES
-from treeproc.common.settings import UserError
+from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath
 
 if TYPE_CHECKING:
@@ -34,10 +35,8 @@ else:
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
-class GridConfig(StudyGrid):
+class GridConfig(Settings):
     """The grid of a study: every fraction with every model and every seed."""
-
-    systems_in: ClassVar[str] = "models"
 
     fractions: tuple[Fraction, ...] = Field(
         (0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0),
@@ -92,23 +91,18 @@ class GridConfig(StudyGrid):
             raise ValueError(f"baseline must be one of {', '.join(self.models)}, but is {self.baseline}")
         return self
 
-    def places(self) -> Iterator[Place]:
-        """Yield the whole curve of one seed, then that of the next."""
-        for seed in self.seeds:
-            for fraction in self.fractions:
-                for model, settings in self.models.items():
-                    chosen = {"seed": seed, "batch": {"fraction": fraction}}
-                    labels = {"model": model, "fraction": fraction, "seed": seed}
-                    yield Place(labels, (self.sizes.get(fraction, {}), settings, chosen))
-
-    def reference_files(self) -> Sequence[Path]:
-        return self.more_references
-
 
 class ScalingConfig(StudyConfig):
     """A data-size study. `seed` and `batch.fraction` are those of the grid."""
 
     grid: GridConfig = GridConfig()
+
+    def places(self) -> Iterator[Place]:
+        """Yield the whole curve of one seed, then that of the next."""
+        for seed, fraction, (model, settings) in product(self.grid.seeds, self.grid.fractions, self.grid.models.items()):
+            chosen = {"seed": seed, "batch": {"fraction": fraction}}
+            labels = {"model": model, "fraction": fraction, "seed": seed}
+            yield Place(f"models.{model}", labels, (self.grid.sizes.get(fraction, {}), settings, chosen))
 
     def check_task(self, run: TrainConfig, where: str) -> None:
         if run.task != "translation":

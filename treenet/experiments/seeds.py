@@ -17,13 +17,13 @@ from treenet.evaluation.evaluate_settings import References
 from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import Cell
 from treenet.experiments.study import describe_stale
-from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, StudyGrid, check_name, check_once
+from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, check_name, check_once
 from treenet.jobs.train_run import run_training
 from treenet.loggers.feed import log_scores
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
 from treenet.tasks.registry import build_task
-from treeproc.common.settings import UserError
+from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath
 
 TASKS = ("classification", "relatedness")
@@ -31,10 +31,8 @@ TASKS = ("classification", "relatedness")
 SCORED = ("valid", "test", "valid.last", "test.last")
 
 
-class SeedGridConfig(StudyGrid):
+class SeedGridConfig(Settings):
     """Settings of a comparison: the systems, their baselines and the seeds."""
-
-    systems_in: ClassVar[str] = "systems"
 
     systems: dict[str, dict[str, Any]] = Field(
         {name: {"model": {"name": name}} for name in ("tree_transformer", "transformer")},
@@ -69,13 +67,6 @@ class SeedGridConfig(StudyGrid):
                     raise ValueError(f"{what} must be one of {', '.join(self.systems)}, but is {name}")
         return self
 
-    def places(self) -> Iterator[Place]:
-        """Yield all systems with one seed, then with the next."""
-        for number, seed in enumerate(self.seeds):
-            for system, settings in self.systems.items():
-                if number < self.fewer_seeds.get(system, len(self.seeds)):
-                    yield Place({"system": system, "seed": seed}, (settings, {"seed": seed}))
-
 
 class SeedsConfig(StudyConfig):
     """A comparison over seeds. `seed` is that of the grid."""
@@ -83,6 +74,13 @@ class SeedsConfig(StudyConfig):
     names_of: ClassVar[Mapping[str, str]] = {"grid.fewer_seeds": "grid.systems"}
 
     grid: SeedGridConfig = SeedGridConfig()
+
+    def places(self) -> Iterator[Place]:
+        """Yield all systems with one seed, then with the next."""
+        for number, seed in enumerate(self.grid.seeds):
+            for system, settings in self.grid.systems.items():
+                if number < self.grid.fewer_seeds.get(system, len(self.grid.seeds)):
+                    yield Place(f"systems.{system}", {"system": system, "seed": seed}, (settings, {"seed": seed}))
 
     def check_task(self, run: TrainConfig, where: str) -> None:
         if run.task != self.task or run.task not in TASKS:

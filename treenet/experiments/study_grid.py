@@ -3,20 +3,20 @@
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, PositiveInt
 
 from treenet.config import TrainConfig
 from treenet.experiments.ledger import Cell
 from treeproc.common.setting_effects import Effect
-from treeproc.common.settings import Settings, UserError, build_settings
+from treeproc.common.settings import UserError, build_settings
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import pieces_fingerprint, read_index
 
+_SHOWN = {"fraction": "{:g}", "seed": "seed{}"}  # coordinates in the name of a cell, as transformer-0.1-seed2
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 # Studies use Ray by default, because it runs their cells side by side.
 CellWorkers = Annotated[
@@ -55,40 +55,23 @@ def overlay(values: dict, over: dict) -> dict:
     return merged
 
 
-@dataclass(frozen=True)
-class Place:
-    """A place in a grid: its coordinates by axis, and settings that override those of the study, the last ones first."""
+class Place(NamedTuple):
+    """A place in a grid: the setting with its system, its coordinates by axis, and settings over those of the study, in order."""
 
+    system: str
     labels: Mapping[str, str | float | int]
     settings: Sequence[dict]
-
-    @property
-    def cell(self) -> str:
-        """The name of the cell, as `transformer-0.1-seed2`."""
-        shown = {"fraction": "{:g}", "seed": "seed{}"}
-        return "-".join(shown.get(axis, "{}").format(value) for axis, value in self.labels.items())
-
-
-class StudyGrid(Settings):
-    """The settings of a grid. Its places are in the order in which their cells run."""
-
-    systems_in: ClassVar[str]  # the setting with the compared systems; their axis is the first one
-    if TYPE_CHECKING:  # a field of each grid, at a place of its own
-        parallel: Parallel
-
-    @abstractmethod
-    def places(self) -> Iterator[Place]: ...
-
-    def reference_files(self) -> Sequence[Path]:
-        """Return files of further references."""
-        return ()
 
 
 class StudyConfig(TrainConfig):
     """A training configuration with a grid. `seed` is that of the grid."""
 
     workers: CellWorkers = 1
-    grid: StudyGrid
+    grid: Any
+
+    @abstractmethod
+    def places(self) -> Iterator[Place]:
+        """Yield the places in the order in which their cells run."""
 
     @abstractmethod
     def check_task(self, run: TrainConfig, where: str) -> None:
@@ -107,15 +90,14 @@ def study_cells(config: StudyConfig, out: AnyPath) -> list[Cell]:
     """
     shared = config.model_dump(mode="json", exclude={"grid"})
     cells, indices = [], {config.data.resolve(): read_index(config.data / "encoded")}
-    for place in config.grid.places():
-        where = f"grid.{config.grid.systems_in}.{next(iter(place.labels.values()))}"
-        run = build_settings(TrainConfig, reduce(overlay, place.settings, shared), where)
-        config.check_task(run, where)
+    for system, labels, settings in config.places():
+        run = build_settings(TrainConfig, reduce(overlay, settings, shared), f"grid.{system}")
+        config.check_task(run, f"grid.{system}")
         run = run.with_absolute_paths()
         if run.data not in indices:
             indices[run.data] = read_index(run.data / "encoded")
-        name, fingerprint = place.cell, indices[run.data]["fingerprint"]
-        cells.append(Cell(name, place.labels, run, out / "cells" / name, fingerprint))
+        name = "-".join(_SHOWN.get(axis, "{}").format(value) for axis, value in labels.items())
+        cells.append(Cell(name, labels, run, out / "cells" / name, indices[run.data]["fingerprint"]))
     _check_same_pieces(indices)
     config.check_data(cells, indices)
     return cells

@@ -12,7 +12,7 @@ from statistics import fmean
 import numpy as np
 
 from treenet.config import OPERATIONAL, flatten
-from treenet.evaluation.bootstrap import bleu_statistics, compare_seeds, sample_bleu
+from treenet.evaluation.bootstrap import compare_seeds, sample_metric, sentence_statistics
 from treenet.evaluation.evaluate import EvaluateSettings, tokenizer_of
 from treenet.evaluation.significance import FEWEST_SEEDS, SYSTEMS, SeedTest, correct_family
 from treenet.experiments.scaling_table import against_of, metric_of, read_comparison
@@ -108,12 +108,11 @@ def answer_runs(
     if not systems:
         return None
     base = next((name for name, seeds in systems.items() if any(run is baseline for run in seeds.values())), None)
-    read_as = tokenizer if metric == MAIN_OF_TOKENS else None
 
     @cache
     def sampled(name: str) -> np.ndarray:
         lines = next(run.translations[split] for run in scored if run.name == name)
-        return sample_bleu(bleu_statistics(lines, references or [], read_as), num_samples)
+        return sample_metric(metric, sentence_statistics(metric, lines, references or [], tokenizer), num_samples)
 
     rows = []
     for name, seeds in systems.items():
