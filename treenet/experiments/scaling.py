@@ -118,7 +118,7 @@ class ScalingConfig(StudyConfig):
 
 
 def study_work(config: ScalingConfig, more: References = ()) -> CellWork:
-    """Return the work of a cell: that of workflows/train.py, then that of workflows/evaluate.py.
+    """Return the work of a cell: it trains as workflows/train.py does, and scores as workflows/evaluate.py does.
 
     `more` has the lines of the files `grid.more_references`.
     """

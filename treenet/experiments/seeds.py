@@ -100,7 +100,7 @@ class SeedsConfig(StudyConfig):
 
 
 def seed_work(config: SeedsConfig, more: References = ()) -> CellWork:
-    """Return the work of a cell: that of workflows/train.py, with its scores."""
+    """Return the work of a cell: it trains and scores as workflows/train.py does."""
     return CellWork(run_training, partial(score_cell, config.use_gpu, config.grid.peak_on_test), partial(describe_stale, SCORED))
 
 
