@@ -258,12 +258,12 @@ def _slope(
 
 
 FORM = StudyForm(
-    folder_kinds.SCALING,
-    LABELS,
-    SCALING,
-    study_work,
-    lambda config, more: partial(read_result, config, more=more),
-    lambda config, records: build_report(config.grid, records),
-    format_table,
-    plot,
+    kind=folder_kinds.SCALING,
+    labels=LABELS,
+    report=SCALING,
+    work=study_work,
+    read=lambda config, more: partial(read_result, config, more=more),
+    build=lambda config, records: build_report(config.grid, records),
+    table=format_table,
+    draw=plot,
 )

@@ -236,12 +236,12 @@ def plot(report: dict, out: AnyPath) -> list[AnyPath]:
 
 
 FORM = StudyForm(
-    folder_kinds.SEEDS,
-    LABELS,
-    COMPARISON,
-    seed_work,
-    lambda config, more: partial(read_result, MEASURES[config.task]),
-    lambda config, records: build_report(config.task, config.grid, records),
-    format_table,
-    plot,
+    kind=folder_kinds.SEEDS,
+    labels=LABELS,
+    report=COMPARISON,
+    work=seed_work,
+    read=lambda config, more: partial(read_result, MEASURES[config.task]),
+    build=lambda config, records: build_report(config.task, config.grid, records),
+    table=format_table,
+    draw=plot,
 )
