@@ -10,7 +10,7 @@ import torch
 from tiny_encoder import LONGEST, WORDS, write_tiny_encoder
 
 from treenet.cli import evaluate
-from treenet.evaluation.bertscore import BertScoreConfig, BertScorer, bert_scores, check_bertscore
+from treenet.extras.learned_metrics.bertscore import BertScoreConfig, BertScorer, bert_scores, check_bertscore
 from treeproc.common.settings import UserError
 
 pytestmark = pytest.mark.slow

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from treenet.cli import evaluate
-from treenet.evaluation.comet import PYTHON, CometConfig, check_comet, comet_scores
 from treenet.evaluation.tag_scores import without_tags
+from treenet.extras.learned_metrics.comet import PYTHON, CometConfig, check_comet, comet_scores
 from treeproc.common.settings import UserError
 
 pytestmark = pytest.mark.slow
@@ -159,7 +159,7 @@ def test_an_environment_without_comet_says_what_to_install(model, tmp_path):
 def test_the_process_ends_with_the_one_that_asked(python, model, tmp_path):
     started = tmp_path / "started"
     code = (
-        "from treenet.evaluation.comet import *\n"
+        "from treenet.extras.learned_metrics.comet import CometConfig, comet_scores\n"
         f"comet_scores(CometConfig(model={str(model)!r}, python={str(python)!r}), [['wait']], [{str(started)!r}], ['one'])"
     )
     asking = subprocess.Popen([sys.executable, "-c", code], cwd=HERE.parent)

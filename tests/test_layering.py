@@ -65,7 +65,7 @@ TREENET_ROOMS = (
 ON_RAY = {
     ("api", "shards"),  # inside a method
     ("experiments", "ray_cells"),
-    ("experiments", "tuning_trials"),
+    ("extras", "tuning", "ray_trials"),
     ("jobs", "ray_interrupt"),
     ("jobs", "ray_room"),
     ("jobs", "ray_train"),
@@ -136,7 +136,7 @@ def test_packages_of_extras_are_loaded_where_they_are_used():
             allowed = {"matplotlib", "stanza"}
         elif parts[:3] == ("treenet", "extras", "serving"):
             allowed = {"connections": {"uvicorn"}, "replicas": {"ray"}, "server": {"uvicorn"}}.get(parts[3], set())
-        elif parts == ("treenet", "experiments", "tuning_trials"):
+        elif parts == ("treenet", "extras", "tuning", "ray_trials"):
             allowed = {"optuna", "ray"}
         elif parts[1:] in ON_RAY or parts == ("treeproc", "stages", "ray_job"):
             allowed = {"ray"}
@@ -147,7 +147,7 @@ def test_packages_of_extras_are_loaded_where_they_are_used():
 
 def test_the_core_imports_no_extras():
     """Commands import them, and registries name them."""
-    commands = {REPOSITORY / "treenet" / "cli" / f"{name}.py" for name in ("export", "serve", "train_parser")}
+    commands = {REPOSITORY / "treenet" / "cli" / f"{name}.py" for name in ("export", "serve", "train_parser", "tune")}
 
     def forbidden(path: Path) -> Iterator[str]:
         return (name for name in imports(path) if name.split(".")[:2] in (["treeproc", "extras"], ["treenet", "extras"]))

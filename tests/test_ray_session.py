@@ -17,7 +17,7 @@ from ray.train import ControllerError, WorkerGroupError
 from treenet.config import MAY_CHANGE, TrainConfig
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.seeds import SeedsConfig
-from treenet.experiments.tuning_settings import TuningConfig
+from treenet.extras.tuning.settings import TuningConfig
 from treeproc.common import ray_session
 from treeproc.common.errors import UserError
 from treeproc.common.ray_failures import describe_ray_failure

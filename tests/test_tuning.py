@@ -16,9 +16,9 @@ from toydata import write_toy_data
 
 from treenet.config import TrainConfig
 from treenet.experiments import tuning
-from treenet.experiments.tuning import DONE, FAILED, STOPPED, Trial, Trials, best_trial, end_without_result
-from treenet.experiments.tuning_report import LEAST_TRIALS, build_report, draw, format_table, importance, write_tuning
-from treenet.experiments.tuning_settings import TuningConfig
+from treenet.extras.tuning.report import LEAST_TRIALS, build_report, draw, format_table, importance, write_tuning
+from treenet.extras.tuning.settings import TuningConfig
+from treenet.extras.tuning.trials import DONE, FAILED, STOPPED, Trial, Trials, best_trial, end_without_result
 from treeproc.common.errors import CommandEnded
 from treeproc.common.settings import UserError, build_settings, load_settings
 
@@ -218,7 +218,7 @@ class Room:
 
 
 def test_a_trial_is_drawn_when_there_is_room_and_asks_for_no_more_than_run_at_a_time(data, tmp_path):
-    from treenet.experiments.tuning_trials import _Search
+    from treenet.extras.tuning.ray_trials import _Search
 
     trials, rooms = Trials(tmp_path, settings(data, trials=3, parallel=2), "transformer"), Room(1)
     search = _Search(settings(data, trials=3, parallel=2), trials, rooms, 3)
@@ -231,7 +231,7 @@ def test_a_trial_is_drawn_when_there_is_room_and_asks_for_no_more_than_run_at_a_
 
 @pytest.mark.slow
 def test_systems_begin_with_the_same_draws_and_recorded_trials_come_first(data, tmp_path):
-    from treenet.experiments.tuning_trials import _Search
+    from treenet.extras.tuning.ray_trials import _Search
 
     config = settings(data)
     drawn = {}

@@ -15,9 +15,9 @@ a system is done, the exit status is 1.
 from collections.abc import Sequence
 
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
-from treenet.experiments.tuning import Trials, end_without_result
-from treenet.experiments.tuning_report import write_tuning
-from treenet.experiments.tuning_settings import TuningConfig
+from treenet.extras.tuning.report import write_tuning
+from treenet.extras.tuning.settings import TuningConfig
+from treenet.extras.tuning.trials import Trials, end_without_result
 from treenet.jobs.train_run import make_run_folder
 from treeproc.common.extras import require
 from treeproc.common.files import locked
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
             print(f"{name}: {len(trials.ended())} of {config.tune.trials_of(name)} trials ended ({states})")
         return
     claim_folder(out, SEARCH)
-    from treenet.experiments.tuning_trials import run_trials  # imports Ray
+    from treenet.extras.tuning.ray_trials import run_trials  # imports Ray
 
     make_run_folder(out)
     with locked(out):

@@ -8,11 +8,9 @@ from typing import Annotated
 from pydantic import Field
 
 from treenet.config import DecodingConfig
-from treenet.evaluation.bertscore import BertScoreConfig
 from treenet.evaluation.buckets import BucketConfig
-from treenet.evaluation.comet import CometConfig
 from treenet.evaluation.comparison import CompareConfig
-from treenet.evaluation.learned_metrics import LearnedMetrics
+from treenet.evaluation.learned_metrics import BertScoreConfig, CometConfig, LearnedMetrics
 from treenet.runs.checkpoint import AVERAGED
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings

@@ -5,15 +5,64 @@ Each is a mean over sentences, so it has a paired bootstrap. Both cost much more
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
 
-from treenet.evaluation.bertscore import BertScoreConfig, bert_scores, check_bertscore
+from pydantic import Field, PositiveInt, model_validator
+
 from treenet.evaluation.bootstrap import Comparison, compare_means
-from treenet.evaluation.comet import CometConfig, check_comet, comet_scores
 from treenet.evaluation.sentence_scores import SentenceScores
 from treenet.runs.precision import choose_device
 from treenet.tasks.translation_metrics import LEARNED_TITLES
 from treeproc.common.messages import warn
-from treeproc.common.settings import UserError
+from treeproc.common.setting_effects import Effect
+from treeproc.common.settings import Settings, UserError
+
+PYTHON = "TREE_ATTENTION_COMET_PYTHON"
+INSTALL = "python3 -m venv COMET && COMET/bin/pip install unbabel-comet 'setuptools<81'"
+
+
+class BertScoreConfig(Settings):
+    """Settings of BERTScore."""
+
+    model: Path | None = Field(
+        None,
+        description="folder of an encoder in the format of transformers, such as a copy of roberta-large or xlm-roberta-large: "
+        "evaluate and --compare then compute BERTScore",
+    )
+    layer: PositiveInt | None = Field(
+        None,
+        description="the layer whose states are compared, from 1. The authors chose 17 for roberta-large and xlm-roberta-large, "
+        "9 for bert-base-uncased, bert-base-multilingual-cased and xlm-roberta-base",
+    )
+    idf: bool = Field(False, description="weight tokens by their inverse document frequency in the references")
+    batch_tokens: Annotated[PositiveInt, Effect.NONE] = Field(8192, description="padded tokens of a batch")
+
+    @model_validator(mode="after")
+    def _check_layer(self):
+        if self.model is not None and self.layer is None:
+            raise ValueError("layer: must be a number with bertscore.model; 17 is usual for large encoders, 9 for base ones")
+        return self
+
+
+class CometConfig(Settings):
+    """Settings of COMET."""
+
+    model: Path | None = Field(
+        None,
+        description="folder of a COMET model, with hparams.yaml and checkpoints/model.ckpt, such as a copy of "
+        "Unbabel/wmt22-comet-da: evaluate and --compare then compute COMET",
+    )
+    encoder: Path | None = Field(
+        None,
+        description="folder with config.json and the tokeniser of the model's encoder, such as a copy of xlm-roberta-large. "
+        "Unset, the cache of the hub must have the encoder that hparams.yaml names",
+    )
+    python: Annotated[Path | None, Effect.NONE] = Field(
+        None, description=f"Python of the environment that has COMET; unset, that in ${PYTHON}. To make one: {INSTALL}"
+    )
+    batch_size: Annotated[PositiveInt, Effect.NONE] = Field(16, description="sentences of a batch")
 
 
 @dataclass(frozen=True)
@@ -27,12 +76,12 @@ class LearnedMetrics:
     def check(self, has_sources: bool) -> None:
         """Raise UserError if something that a metric needs is missing."""
         if self.bertscore.model is not None:
-            check_bertscore(self.bertscore)
+            _module("bertscore").check_bertscore(self.bertscore)
             choose_device(self.use_gpu)
         if self.comet.model is not None:
             if not has_sources:
                 raise UserError("comet.model: COMET reads the source lines; give data=DATA or sources=FILE")
-            check_comet(self.comet)
+            _module("comet").check_comet(self.comet)
 
     def score(
         self, systems: Sequence[Sequence[str]], sources: Sequence[str] | None, references: Sequence[Sequence[str]]
@@ -41,14 +90,21 @@ class LearnedMetrics:
         self.check(sources is not None)
         found = {}
         if self.bertscore.model is not None:
-            found["bertscore"] = bert_scores(self.bertscore, systems, references, "cuda" if self.use_gpu else "cpu")
+            found["bertscore"] = _module("bertscore").bert_scores(
+                self.bertscore, systems, references, "cuda" if self.use_gpu else "cpu"
+            )
         if self.comet.model is not None:
-            found["comet"] = comet_scores(self.comet, systems, sources or (), references[0], self.use_gpu)
+            found["comet"] = _module("comet").comet_scores(self.comet, systems, sources or (), references[0], self.use_gpu)
         for name, scores in found.items():
             if count := scores.num_cut:
                 texts = f"{count:,} different texts are" if count > 1 else "one text is"
                 warn(f"warning: {LEARNED_TITLES[name]}: {texts} longer than the model reads; only the beginning counts")
         return found
+
+
+def _module(name: str) -> Any:
+    """Import a metric of `treenet/extras`, where one is asked for."""
+    return import_module(f"treenet.extras.learned_metrics.{name}")
 
 
 def entries_of(found: dict[str, SentenceScores]) -> dict:

@@ -29,8 +29,8 @@ from treenet.experiments.ledger import FAILED as CELL_FAILED
 from treenet.experiments.ledger import Cell, CellResult
 from treenet.experiments.process_cells import printing_to_log
 from treenet.experiments.ray_cells import wait_until_free
-from treenet.experiments.tuning import DONE, FAILED, STOPPED, Trials, describe_values
-from treenet.experiments.tuning_settings import Dimension, TuningConfig
+from treenet.extras.tuning.settings import Dimension, TuningConfig
+from treenet.extras.tuning.trials import DONE, FAILED, STOPPED, Trials, describe_values
 from treenet.jobs.ray_room import Room, Rooms, bundles_of, given_to_training, refuse_more_than_there_is
 from treenet.jobs.train_run import make_run_folder, run_training
 from treenet.runs.metrics_log import read_metrics

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 from treenet.config import OPERATIONAL, TrainConfig, flatten
 from treenet.experiments.ledger import Cell
 from treenet.experiments.study_grid import overlay
-from treenet.experiments.tuning_settings import TuneSettings, TuningConfig
+from treenet.extras.tuning.settings import TuneSettings, TuningConfig
 from treeproc.common.errors import CommandEnded
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.hash_cache import stamps

@@ -15,44 +15,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field, PositiveInt, model_validator
 
+from treenet.evaluation.learned_metrics import BertScoreConfig
 from treenet.evaluation.sentence_scores import SentenceScores, folder_sha256
 from treeproc.common.errors import one_line
 from treeproc.common.extras import require
-from treeproc.common.setting_effects import Effect
-from treeproc.common.settings import Settings, UserError
+from treeproc.common.settings import UserError
 
 Weights = dict[int, float]  # of tokens; a token that is not in it has `_UNSEEN`
 _UNSEEN = -1
 _LOCAL: Any = {"local_files_only": True, "trust_remote_code": False}
-
-
-class BertScoreConfig(Settings):
-    """Settings of BERTScore."""
-
-    model: Path | None = Field(
-        None,
-        description="folder of an encoder in the format of transformers, such as a copy of roberta-large or xlm-roberta-large: "
-        "evaluate and --compare then compute BERTScore",
-    )
-    layer: PositiveInt | None = Field(
-        None,
-        description="the layer whose states are compared, from 1. The authors chose 17 for roberta-large and xlm-roberta-large, "
-        "9 for bert-base-uncased, bert-base-multilingual-cased and xlm-roberta-base",
-    )
-    idf: bool = Field(False, description="weight tokens by their inverse document frequency in the references")
-    batch_tokens: Annotated[PositiveInt, Effect.NONE] = Field(8192, description="padded tokens of a batch")
-
-    @model_validator(mode="after")
-    def _check_layer(self):
-        if self.model is not None and self.layer is None:
-            raise ValueError("layer: must be a number with bertscore.model; 17 is usual for large encoders, 9 for base ones")
-        return self
 
 
 @dataclass(frozen=True)

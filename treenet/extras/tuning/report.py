@@ -9,8 +9,8 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from treenet.experiments.tuning import DONE, FAILED, STOPPED, Trials, best_trial, describe_values
-from treenet.experiments.tuning_settings import TuningConfig
+from treenet.extras.tuning.settings import TuningConfig
+from treenet.extras.tuning.trials import DONE, FAILED, STOPPED, Trials, best_trial, describe_values
 from treenet.runs.learning_curves import write_png
 from treenet.tasks.registry import build_task
 from treeproc.common.command_names import as_called
@@ -67,7 +67,7 @@ def importance(config: TuningConfig, trials: Trials) -> dict[str, float]:
     """Return the importance of each setting, by the criterion of all trials with a validation; empty below LEAST_TRIALS."""
     import optuna  # after the search, in the same process; a report of records alone does not need Ray
 
-    from treenet.experiments.tuning_trials import distribution
+    from treenet.extras.tuning.ray_trials import distribution
 
     found = [trial for trial in trials.trials if math.isfinite(trial.best)]
     space = {key: distribution(dimension) for key, dimension in config.tune.space.items()}

@@ -12,41 +12,19 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import Field, PositiveInt
 
+from treenet.evaluation.learned_metrics import INSTALL, PYTHON, CometConfig
 from treenet.evaluation.sentence_scores import SentenceScores, folder_sha256
 from treeproc.common.errors import one_line
-from treeproc.common.setting_effects import Effect
-from treeproc.common.settings import Settings, UserError
+from treeproc.common.settings import UserError
 from treeproc.common.torch_files import check_archive
 
-PYTHON = "TREE_ATTENTION_COMET_PYTHON"
-INSTALL = "python3 -m venv COMET && COMET/bin/pip install unbabel-comet 'setuptools<81'"
 _SCRIPT = Path(__file__).with_name("comet_process.py")
 # Nothing is fetched, and torch.load reads weights alone.
 _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "PYTHONUTF8": "1"}
-
-
-class CometConfig(Settings):
-    """Settings of COMET."""
-
-    model: Path | None = Field(
-        None,
-        description="folder of a COMET model, with hparams.yaml and checkpoints/model.ckpt, such as a copy of "
-        "Unbabel/wmt22-comet-da: evaluate and --compare then compute COMET",
-    )
-    encoder: Path | None = Field(
-        None,
-        description="folder with config.json and the tokeniser of the model's encoder, such as a copy of xlm-roberta-large. "
-        "Unset, the cache of the hub must have the encoder that hparams.yaml names",
-    )
-    python: Annotated[Path | None, Effect.NONE] = Field(
-        None, description=f"Python of the environment that has COMET; unset, that in ${PYTHON}. To make one: {INSTALL}"
-    )
-    batch_size: Annotated[PositiveInt, Effect.NONE] = Field(16, description="sentences of a batch")
 
 
 def check_comet(config: CometConfig) -> None:
