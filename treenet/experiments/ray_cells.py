@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from treenet.experiments.grid import CellWork, Follow, describe_unexpected, end_cell, on_sigterm, run_cell
 from treenet.experiments.ledger import FAILED, INTERRUPTED, Cell, CellResult, Ledger, last_step
@@ -98,8 +98,7 @@ def _run(cell: Cell, work: CellWork, address: str | None, room: Room) -> CellRes
     def score(folder: AnyPath) -> dict:
         needs: dict[str, Any] = {"num_cpus": 1, "num_gpus": int(cell.config.use_gpu)}
         if room.node():  # lost workers may have had another one
-            place = PlacementGroupSchedulingStrategy(room.group, placement_group_bundle_index=0)
-            first = room.bundles[0]
+            first, place = room.bundles[0], room.in_first_bundle()
             needs = {"num_cpus": first.get("CPU", 0), "num_gpus": first.get("GPU", 0), "scheduling_strategy": place}
         try:
             return ray.get(ray.remote(_score).options(name=f"score {cell.name}", **needs).remote(work, folder))

@@ -5,17 +5,23 @@ Train puts its workers into it, so that no other job takes the resources in betw
 """
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from treenet.config import TrainConfig
 from treeproc.common.ray_internals import start_coordinator_here
-from treeproc.common.ray_session import can_grow
+from treeproc.common.ray_session import can_grow, describe_wait, sum_of
 from treeproc.common.settings import UserError
 
 # Rooms that a command asks for at a time. An autoscaler packs them into nodes, up to the largest size of its cluster.
@@ -23,8 +29,9 @@ MOST_PENDING = 64
 # Seconds between two looks whether a room is there.
 POLL_S = 0.5
 
-# The room that a study or a search gave the next training of this process.
+# The room that a study or a search gave the training of this process, and the same until the training takes it.
 _given: list["Room"] = []
+_untaken: list["Room"] = []
 
 
 def worker_resources(config: TrainConfig) -> dict[str, float]:
@@ -46,17 +53,28 @@ class Room:
 
     @classmethod
     def ask(cls, bundles: Sequence[dict[str, float]]) -> "Room":
-        """State the demand. It ends with this driver, also if the driver is killed."""
-        return cls(bundles, placement_group(list(bundles), strategy="PACK"))
+        """State the demand. It ends with this driver, also if the driver is killed.
+
+        Ray keeps a demand of a task whose process died. So a demand that replaces a given room ends with the given one, too.
+        """
+        given = given_room()
+        name = given.group.id.hex() if given else ""
+        return cls(bundles, placement_group(list(bundles), strategy="PACK", name=name))
 
     def node(self) -> str | None:
         """Return the node of the first bundle; None while the demand is pending."""
         facts = placement_group_table(self.group)
         return facts["bundles_to_node_id"][0] if facts.get("state") == "CREATED" else None
 
+    def in_first_bundle(self) -> PlacementGroupSchedulingStrategy:
+        """Return the place of a task that takes the resources of the first bundle."""
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=0)
+
     def give_back(self) -> None:
-        """End the demand, or free its resources. More than once does no harm."""
+        """End the demand, or free its resources, and those of the room that replaces it. More than once does no harm."""
         remove_placement_group(self.group)
+        with suppress(ValueError):  # nothing replaces it
+            remove_placement_group(get_placement_group(self.group.id.hex()))
 
 
 @dataclass
@@ -98,23 +116,12 @@ class Rooms:
         return describe_wait(self.bundles, self._since) if self._asked else ""
 
 
-def describe_wait(bundles: Sequence[dict[str, float]], since: float) -> str:
-    """Describe a wait for `bundles` since then: `needs 4 CPUs, the cluster has 2, waiting for nodes since 13:22:05`."""
-    there, free, parts = ray.cluster_resources(), ray.available_resources(), []
-    for kind, amount in _sum(bundles).items():
-        has = f"the cluster has {there.get(kind, 0):g}"
-        if there.get(kind, 0) >= amount:
-            has += f" ({free.get(kind, 0):g} free)"
-        parts.append(f"needs {amount:g} {kind}{'s' * (amount != 1)}, {has}")
-    return f"{', '.join(parts)}, waiting for nodes since {time.strftime('%H:%M:%S', time.localtime(since))}"
-
-
 def refuse_more_than_there_is(config: TrainConfig) -> None:
     """Raise UserError if Ray runs in this process alone, and never has room for the workers. Clusters may get more nodes."""
     if can_grow():
         return
     there = ray.cluster_resources()
-    for kind, amount in _sum(bundles_of(config)).items():
+    for kind, amount in sum_of(bundles_of(config)).items():
         if there.get(kind, 0) < amount:
             raise UserError(
                 f"workers = {config.workers} need as many {kind}s, but Ray on this machine has {there.get(kind, 0):g}; lower "
@@ -122,23 +129,23 @@ def refuse_more_than_there_is(config: TrainConfig) -> None:
             )
 
 
-def _sum(bundles: Sequence[dict[str, float]]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for bundle in bundles:
-        total.update(bundle)  # type: ignore[arg-type]  # counts may be fractions
-    return total
-
-
 @contextmanager
 def given_to_training(room: Room) -> Iterator[None]:
     """Let the next training of this process begin in this room."""
     _given.append(room)
+    _untaken.append(room)
     try:
         yield
     finally:
         _given.clear()
+        _untaken.clear()
+
+
+def given_room() -> Room | None:
+    """Return the room that the training of this process got; None for a training by itself."""
+    return _given[-1] if _given else None
 
 
 def take_given() -> Room | None:
     """Return the room that the training of this process got, once."""
-    return _given.pop() if _given else None
+    return _untaken.pop() if _untaken else None

@@ -27,7 +27,7 @@ from treenet.jobs.ray_room import (
     Room,
     Rooms,
     bundles_of,
-    describe_wait,
+    given_room,
     refuse_more_than_there_is,
     take_given,
     worker_resources,
@@ -42,7 +42,7 @@ from treeproc.common.files import locked
 from treeproc.common.messages import tell, warn
 from treeproc.common.progress import Progress, phase
 from treeproc.common.provenance import Meter
-from treeproc.common.ray_session import start_ray
+from treeproc.common.ray_session import describe_wait, start_ray
 from treeproc.common.settings import UserError, build_settings, describe_refusal
 from treeproc.common.storage import RemotePath, as_path, place_for_libraries
 
@@ -140,7 +140,7 @@ def _wait_for_room(config: TrainConfig, stop_file: Path, follow: "_Follow") -> R
 
 def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path, follow: "_Follow") -> dict:
     """Run one group of workers, from its start to its end."""
-    given = take_given()  # its owner gives it back, unless the workers fail
+    given = take_given()  # its owner gives it back, unless the workers fail or a node ends
     room = given or _wait_for_room(config, stop_file, follow)
     if room is None:
         return _stopped(mirror)
@@ -168,7 +168,7 @@ def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path, follow: "_Foll
             trainer.abort(ABORT_S)
         room.give_back()
         raise
-    if not given:
+    if not given or outcome.get("node_ends"):
         room.give_back()
     return outcome
 
@@ -268,11 +268,14 @@ def _no_rank_runs(mirror: RunMirror) -> bool:
 
 
 def precision_of_workers(config: TrainConfig) -> str:
-    """Ask one worker for the value of `precision: auto` on the workers' GPUs."""
+    """Ask one worker for the value of `precision: auto` on the workers' GPUs. A given room has all GPUs that may be free."""
     start_ray()
     refuse_more_than_there_is(config)
+    room, ask = given_room(), ray.remote(num_cpus=0, num_gpus=1)(best_precision_here)
+    if room:
+        return ray.get(ask.options(scheduling_strategy=room.in_first_bundle()).remote())
     with phase(describe_wait([worker_resources(config)], time.time())):
-        return ray.get(ray.remote(num_gpus=1)(best_precision_here).remote())
+        return ray.get(ask.remote())
 
 
 def _work(settings: dict) -> dict:

@@ -1,5 +1,6 @@
 """Parts of a long input in Ray actors, one model each. Results return in the order of the input."""
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -9,7 +10,8 @@ from treenet.runs.chosen_checkpoint import absolute_checkpoint
 from treenet.translation.line_translator import LineSource, LineTranslator, Translated
 from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.messages import tell
-from treeproc.common.ray_session import start_ray
+from treeproc.common.progress import phase
+from treeproc.common.ray_session import describe_wait, refuse_without_gpu, start_ray
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 
@@ -53,6 +55,10 @@ def map_with_ray(
     UserError if an actor does, or if actors die again and again.
     """
     start_ray()
+    refuse_without_gpu(settings.use_gpu)
+    there, needs = ray.cluster_resources(), {"CPU": 1.0, **({"GPU": 1.0} if settings.use_gpu else {})}
+    has_room = all(there.get(kind, 0) >= amount for kind, amount in needs.items())
+    waits = "starting workers" if has_room else describe_wait([needs], time.time())
     actor = ray.remote(num_cpus=1, num_gpus=int(settings.use_gpu), max_restarts=_RETRIES, max_task_retries=_RETRIES)(_Actor)
     # The actors have another working folder.
     settings = settings.model_copy(update={"checkpoint": [absolute_checkpoint(name) for name in settings.checkpoints]})
@@ -61,6 +67,8 @@ def map_with_ray(
     busy = {one.describe.remote(): one for one in starting}
     greetings, free, described = set(busy), deque(), False
     order: deque[ray.ObjectRef] = deque()  # of the parts in work or finished; the first is the next one to return
+    with phase(waits):
+        ray.wait(list(busy))
     parts = iter(parts)
     part = next(parts, None)
     while part is not None or order:

@@ -6,7 +6,9 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from treeproc.common.command_names import advise
@@ -133,6 +135,35 @@ def _without_notice() -> Iterator[None]:
 def can_grow() -> bool:
     """Return whether nodes may join the Ray of this process: not if `start_ray` started it here."""
     return not _embedded
+
+
+def describe_wait(bundles: Sequence[dict[str, float]], since: float) -> str:
+    """Describe a wait for `bundles` since then: `needs 4 CPUs, the cluster has 2, waiting for nodes since 13:22:05`."""
+    import ray
+
+    there, free, parts = ray.cluster_resources(), ray.available_resources(), []
+    for kind, amount in sum_of(bundles).items():
+        has = f"the cluster has {there.get(kind, 0):g}"
+        if there.get(kind, 0) >= amount:
+            has += f" ({free.get(kind, 0):g} free)"
+        parts.append(f"needs {amount:g} {kind}{'s' * (amount != 1)}, {has}")
+    return f"{', '.join(parts)}, waiting for nodes since {time.strftime('%H:%M:%S', time.localtime(since))}"
+
+
+def sum_of(bundles: Sequence[dict[str, float]]) -> Counter[str]:
+    """Return the resources of all bundles together."""
+    total: Counter[str] = Counter()
+    for bundle in bundles:
+        total.update(bundle)  # type: ignore[arg-type]  # counts may be fractions
+    return total
+
+
+def refuse_without_gpu(use_gpu: bool) -> None:
+    """Raise UserError if GPUs are wanted, and Ray runs in this process alone and has none. Clusters may get more nodes."""
+    import ray
+
+    if use_gpu and not can_grow() and not ray.cluster_resources().get("GPU"):
+        raise UserError("use_gpu is true, but Ray sees no GPU on this machine; set use_gpu=false, or use a machine with a GPU")
 
 
 def there_is_a_cluster() -> bool:

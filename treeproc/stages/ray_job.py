@@ -20,8 +20,9 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_write
+from treeproc.common.messages import tell
 from treeproc.common.provenance import Meter
-from treeproc.common.ray_session import can_grow, start_ray
+from treeproc.common.ray_session import can_grow, describe_wait, start_ray
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import ShardRecord
@@ -195,6 +196,8 @@ def run_jobs(
     if not jobs:
         return
     start_ray()
+    if not ray.cluster_resources().get("CPU"):
+        tell(describe_wait([{"CPU": 1.0}], time.time()))
     _set_up_ray_data()
     with _shared(folder) as token:
         for first in range(0, len(jobs), MOST_JOBS):

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from ray import tune
 from ray.tune.experiment import Trial as RayTrial
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler
 from ray.tune.search.optuna import OptunaSearch
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from treenet.experiments.grid import CellWork, run_cell
 from treenet.experiments.ledger import FAILED as CELL_FAILED
@@ -36,7 +36,7 @@ from treenet.jobs.train_run import make_run_folder, run_training
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.registry import build_task
 from treeproc.common.messages import tell
-from treeproc.common.ray_session import start_ray
+from treeproc.common.ray_session import refuse_without_gpu, start_ray
 from treeproc.common.settings import UserError
 
 POLL_S = 1.0
@@ -58,9 +58,8 @@ def run_trials(config: TuningConfig, trials: Trials, log: Callable[[str], None])
     refuse_more_than_there_is(config)
     bundles, cpus = bundles_of(config), 0
     if not config.workers:
-        there = ray.cluster_resources()
-        parallel = config.tune.parallel or max(1, int(there.get("GPU" if config.use_gpu else "CPU", 1)))
-        cpus = max(1, int(there.get("CPU", 1)) // parallel)
+        refuse_without_gpu(config.use_gpu)
+        cpus = cpus_of_trial(config, [node["Resources"] for node in ray.nodes() if node["Alive"]])
         bundles = [{"CPU": float(cpus), **({"GPU": 1.0} if config.use_gpu else {})}]
     scheduler: Any = FIFOScheduler()
     if config.tune.stop_early:
@@ -84,6 +83,15 @@ def run_trials(config: TuningConfig, trials: Trials, log: Callable[[str], None])
     finally:
         rooms.want(0)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def cpus_of_trial(config: TuningConfig, nodes: Iterable[Mapping[str, float]]) -> int:
+    """Return the CPUs of a trial with `workers: 0`: its share of the nodes that trials use, and never more than a node has."""
+    kind = "GPU" if config.use_gpu else "CPU"
+    nodes = [node for node in nodes if node.get(kind)]
+    cpus = [int(node.get("CPU", 0)) for node in nodes]
+    parallel = config.tune.parallel or sum(int(node[kind]) for node in nodes) or 1
+    return max(1, min(sum(cpus) // parallel, max(cpus, default=1)))
 
 
 class _Search(OptunaSearch):
@@ -193,7 +201,7 @@ def _run_trial(values: dict, trials: Trials, cpus: int) -> None:
         return
     room: Room = values["room"]
     task = ray.remote(num_cpus=cpus, num_gpus=int(cell.config.use_gpu and not cell.config.workers))(_train)
-    place: Any = PlacementGroupSchedulingStrategy(room.group, placement_group_bundle_index=0)
+    place: Any = room.in_first_bundle()
     if cell.config.workers:  # which take the room themselves
         place = NodeAffinitySchedulingStrategy(room.node() or "", soft=True)
     running = task.options(name=cell.name, scheduling_strategy=place).remote(cell, os.environ.get("RAY_ADDRESS"), cpus, room)

@@ -1,0 +1,133 @@
+"""Rooms of trainings on Ray: what is given is used, and nothing stays behind. Ray has a made-up GPU here."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import ray
+from ray.util.placement_group import placement_group_table
+from test_training_faults import fit_with_restarts
+from toydata import write_toy_data
+from toyruns import make_config
+from training_jobs import tiny_config
+
+from treenet.config import TrainConfig
+from treenet.experiments.tuning_settings import TuningConfig
+from treenet.experiments.tuning_trials import cpus_of_trial
+from treenet.jobs import ray_train
+from treenet.jobs.ray_room import Room, given_to_training
+from treeproc.common import ray_session
+from treeproc.common.ray_session import refuse_without_gpu
+from treeproc.common.settings import UserError, build_settings
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_toy_data(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_gpu():
+    ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def wait(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def there(bundle: dict[str, float]) -> Room:
+    room = Room.ask([bundle])
+    wait(room.node)
+    return room
+
+
+def groups() -> list[str]:
+    return [group["state"] for group in placement_group_table().values() if group["state"] != "REMOVED"]
+
+
+def test_a_cell_that_has_the_last_gpu_asks_it_for_its_precision(data):
+    """A request beside the room would wait for ever for the GPU of this room."""
+    room = there({"GPU": 1.0})
+
+    def ask(config: TrainConfig, room: Room) -> str:
+        with given_to_training(room):
+            return ray_train.precision_of_workers(config)
+
+    answer = ray.remote(num_cpus=0)(ask).remote(make_config(data, "use_gpu=true", "workers=1"), room)
+    try:
+        ready, _ = ray.wait([answer], timeout=60)
+        assert ready
+    finally:
+        ray.cancel(answer, force=True)
+        room.give_back()
+    assert ray.get(answer) in ("auto", "float32", "tf32", "bf16", "fp16")
+
+
+def test_the_room_that_replaced_a_given_one_ends_with_it(data):
+    """A cell that lost its workers asks for another room. If its process dies then, Ray keeps this demand."""
+
+    def lose(room: Room) -> None:
+        with given_to_training(room):
+            room.give_back()
+            there({"CPU": 2.0}).give_back()
+            there({"CPU": 2.0})  # workers were lost again
+            os._exit(1)
+
+    room = there({"CPU": 2.0})
+    with pytest.raises(ray.exceptions.RayError):
+        ray.get(ray.remote(num_cpus=0, max_retries=0)(lose).remote(room))
+    assert groups() == ["CREATED"]
+    room.give_back()
+    wait(lambda: not groups())
+
+
+def test_a_node_that_ends_takes_its_given_room_with_it(data, tmp_path, monkeypatch):
+    """Otherwise the cell would hold this room, and wait for a second one."""
+    outcomes = iter([{"step": 1, "finished": False, "node_ends": True}, {"step": 2, "finished": True}])
+
+    class Trainer(ray_train.InterruptibleTrainer):
+        def fit(self):
+            return SimpleNamespace(return_value=next(outcomes))
+
+    monkeypatch.setattr(ray_train, "InterruptibleTrainer", Trainer)
+    room = there({"CPU": 1.0})
+    other = there({"CPU": 1.0})  # the cluster has no more room
+    with given_to_training(room):
+        assert fit_with_restarts(tiny_config(data, "workers=1"), tmp_path)["finished"]
+    other.give_back()
+    assert not groups()
+
+
+def test_a_trial_never_asks_for_more_cpus_than_a_node_has(data):
+    """A search with `workers: 0` shares the CPUs. Those of two nodes together are in no node, so such a trial never begins."""
+
+    def cpus(nodes: list[dict[str, float]], parallel: int | None = None, use_gpu: bool = False) -> int:
+        settings = {"data": str(data), "workers": 0, "use_gpu": use_gpu, "tune": {"parallel": parallel}}
+        return cpus_of_trial(build_settings(TuningConfig, settings, "here"), nodes)
+
+    small, with_gpus = {"CPU": 4.0}, {"CPU": 96.0, "GPU": 8.0}
+    assert cpus([small]) == 1 and cpus([small], parallel=2) == 2
+    assert cpus([small, small], parallel=1) == 4
+    assert cpus([], parallel=2) == cpus([{"CPU": 0.0}]) == 1
+    assert cpus([small, with_gpus], use_gpu=True) == 12
+
+
+def test_a_search_for_gpus_is_refused_where_none_can_come(monkeypatch):
+    monkeypatch.setattr(ray_session, "_embedded", True)
+    refuse_without_gpu(True)
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
+    refuse_without_gpu(False)
+    with pytest.raises(UserError, match="Ray sees no GPU on this machine; set use_gpu=false"):
+        refuse_without_gpu(True)
+    monkeypatch.setattr(ray_session, "_embedded", False)
+    refuse_without_gpu(True)
