@@ -52,14 +52,21 @@ def test_shellcheck_finds_nothing():
     assert checked.returncode == 0, checked.stdout
 
 
-def changed(name: str, folder: Path, command: str, *, sbatch: str = "--nodes=2 --cpus-per-task=1") -> Path:
+def changed(
+    name: str,
+    folder: Path,
+    command: str,
+    *,
+    sbatch: str = "--nodes=2 --cpus-per-task=1",
+    path: Path = Path(sys.executable).parent,
+) -> Path:
     """A copy of a script with its four lines changed, as a user would."""
     lines = (SLURM / f"{name}.sbatch").read_text().splitlines()
     first, second = (number for number, line in enumerate(lines) if line.startswith("# CHANGE"))
     assert lines[first + 1].startswith("#SBATCH --partition") and lines[first + 2].startswith("#SBATCH --nodes")
     assert lines[second + 1].startswith("export PATH=") and lines[second + 2].startswith("run_with_ray python")
     lines[first + 1 : first + 3] = ["#SBATCH --partition=test --time=20", f"#SBATCH {sbatch}"]
-    lines[second + 1 : second + 3] = [f"export PATH={Path(sys.executable).parent}:$PATH", f"run_with_ray {command}"]
+    lines[second + 1 : second + 3] = [f"export PATH={path}:$PATH", f"run_with_ray {command}"]
     copy = folder / f"{name}.sbatch"
     copy.write_text("\n".join(lines) + "\n")
     return copy
@@ -256,6 +263,67 @@ def test_a_study_goes_on_and_has_the_same_results(slurm, tmp_path):
         assert losses(cell) == losses(other) and losses(cell)[-1][0] == 2000
         for name in ("averaged/model.safetensors", "translations.test.txt"):
             assert (cell / name).read_bytes() == (other / name).read_bytes()
+
+
+# What the scripts do around Ray. In place of Ray, a process that leaves its note and waits, so that a job takes seconds.
+
+RAY = f"""#!{sys.executable}
+import sys, time
+from pathlib import Path
+[folder] = [argument.partition("=")[2] for argument in sys.argv if argument.startswith("--temp-dir=")]
+Path(folder).mkdir(parents=True)
+Path(folder, "ray_current_cluster").write_text("127.0.0.1:1")
+time.sleep(1000)
+"""
+
+
+def with_light_ray(folder: Path, command: str, sbatch: str = "") -> Path:
+    (folder / "ray").write_text(RAY)
+    (folder / "ray").chmod(0o755)
+    (folder / "command.sh").write_text(command)
+    sbatch = f"--nodes=1 --cpus-per-task=1 {sbatch}"
+    return changed("train", folder, f"bash {folder}/command.sh", sbatch=sbatch, path=folder)
+
+
+def test_a_job_of_an_array_leaves_the_others_alone(slurm, tmp_path):
+    """The last job of an array has the number of the array. Its steps would get few variables here, as with `--export=NONE`."""
+    command = f"echo $RAY_ADDRESS; until [[ $SLURM_ARRAY_TASK_ID == 2 || -e {tmp_path}/go ]]; do sleep 0.2; done"
+    array = slurm.submit(with_light_ray(tmp_path, command, "--array=1-2 --export=SLURM_TMPDIR"))
+    slurm.wait(lambda: slurm.state(f"{array}_2") not in ("PENDING", "RUNNING", "COMPLETING"), 60)
+    assert slurm.state(f"{array}_2") == "COMPLETED" and "127.0.0.1:1" in slurm.said(array), slurm.said(array)
+    slurm.wait(lambda: slurm.processes(str(slurm.scratch), "--head"), 60)
+    time.sleep(1)
+    assert slurm.processes(str(slurm.scratch), "--head"), "Ray of the other job was ended"
+    (tmp_path / "go").touch()
+    assert slurm.end(f"{array}_1") == "COMPLETED"
+
+
+@pytest.mark.parametrize("status, state", [(143, "PENDING"), (1, "FAILED")])
+def test_only_what_sigterm_ended_starts_again(slurm, tmp_path, status, state):
+    job = slurm.submit(with_light_ray(tmp_path, f"trap 'exit {status}' TERM; touch {tmp_path}/began; sleep 1000 & wait"))
+    slurm.wait(lambda: (tmp_path / "began").exists(), 60)
+    slurm.signal(job)
+    slurm.wait(lambda: slurm.state(job) not in ("RUNNING", "COMPLETING"), 60)
+    assert (slurm.state(job), slurm.restarts(job)) == (state, int(status == 143)), slurm.said(job)
+    slurm.cancel(job)
+    slurm.end(job)
+
+
+def test_a_job_whose_time_is_over_before_ray_runs_ends(slurm, tmp_path):
+    """Back in the queue, it would meet the same signal again and again."""
+    job = slurm.submit(with_light_ray(tmp_path, "sleep 1000"))
+    slurm.wait(lambda: slurm.state(job) == "RUNNING" and (slurm.logs / job).exists(), 60)
+    slurm.signal(job)
+    assert slurm.end(job) == "FAILED" and "SIGTERM came before Ray had started" in slurm.said(job), slurm.said(job)
+
+
+def test_a_long_folder_is_not_used_for_sockets(slurm, tmp_path, monkeypatch):
+    monkeypatch.setitem(slurm.environment, "SLURM_TMPDIR", str(tmp_path))
+    job = slurm.submit(with_light_ray(tmp_path, "echo $RAY_FOLDER"))
+    assert slurm.end(job) == "COMPLETED" and slurm.said(job).startswith("/tmp/ray-"), slurm.said(job)
+    assert not Path(slurm.said(job).split()[0]).exists()
+    session = "session_2026-11-25_22-20-24_454465_4194304"  # the longest name
+    assert len(f"{'x' * 24}/ray-XXXXXX/worker/{session}/sockets/plasma_store") <= 107
 
 
 COUNT = """

@@ -6,17 +6,21 @@
 # SIGTERM (`#SBATCH --signal`) goes on to the command alone, which saves a checkpoint and ends. Then the job goes back into the
 # queue, where the same command continues it. Slurm itself does not requeue a job at its time limit.
 run_with_ray() {
-    local command='' stopped='' status=1 others=$((SLURM_NNODES - 1)) address
+    local command='' stopped='' status=1 others=$((SLURM_NNODES - 1)) job=$SLURM_JOB_ID scratch=${SLURM_TMPDIR:-/tmp} address
     command -v ray > /dev/null || { echo "error: there is no command ray; change the line with PATH" >&2; return 2; }
     trap 'stopped=yes; [[ -z $command ]] || kill -TERM "$command"' TERM
 
-    # A folder on the disk of each node, with a short name, because Ray has sockets in it.
-    RAY_FOLDER=$(mktemp -d "${SLURM_TMPDIR:-/tmp}/ray-XXXXXX") || return
+    # The number of one job of an array is also that of the whole array.
+    [[ -z ${SLURM_ARRAY_JOB_ID-} ]] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+
+    # A folder on the disk of each node. Ray has sockets in it, and the path of a socket has 107 characters at most.
+    ((${#scratch} <= 24)) || scratch=/tmp
+    RAY_FOLDER=$(mktemp -d "$scratch/ray-XXXXXX") || return
     RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
     export RAY_FOLDER RAY_AUTH_TOKEN RAY_AUTH_MODE=token
     export -f ray_on_node
 
-    srun --nodes=1 --ntasks=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" --nodelist="$SLURMD_NODENAME" \
+    srun --export=ALL --nodes=1 --ntasks=1 --cpus-per-task="$SLURM_CPUS_PER_TASK" --nodelist="$SLURMD_NODENAME" \
         bash -c 'ray_on_node "$@"' bash head --head --port=0 --ray-client-server-port=$((10000 + SLURM_JOB_ID % 10000)) \
         --include-dashboard=false --disable-usage-stats &
     address=$RAY_FOLDER/head/ray_current_cluster
@@ -25,7 +29,7 @@ run_with_ray() {
         RAY_ADDRESS=$(< "$address")
         export RAY_ADDRESS
         if ((others)); then
-            srun --nodes=$others --ntasks=$others --cpus-per-task="$SLURM_CPUS_PER_TASK" --exclude="$SLURMD_NODENAME" \
+            srun --export=ALL --nodes=$others --ntasks=$others --cpus-per-task="$SLURM_CPUS_PER_TASK" --exclude="$SLURMD_NODENAME" \
                 --kill-on-bad-exit=0 bash -c 'ray_on_node "$@"' bash worker --address="$RAY_ADDRESS" &
         fi
         "$@" &
@@ -34,13 +38,16 @@ run_with_ray() {
     fi
 
     trap '' TERM
-    scancel --signal=TERM "$SLURM_JOB_ID" 2> /dev/null  # a job that a user cancelled has no steps any more
-    wait
+    while [[ $(jobs -pr) ]]; do  # a step that has not begun misses the signal
+        scancel --signal=TERM "$job" 2> /dev/null  # a job that a user cancelled has no steps any more
+        sleep 1
+    done
     # In such a job, srun killed the shells of its steps before they could do this.
     until rm -rf "$RAY_FOLDER"; do sleep 1; done 2> /dev/null
-    # Not after success, for settings that were refused, or in a job that a user cancelled.
-    if [[ $stopped && $status != [02] && $(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID") == RUNNING ]]; then
-        scontrol requeue "$SLURM_JOB_ID"
+    [[ -z $stopped || $command ]] || echo "error: SIGTERM came before Ray had started; give the job more time" >&2
+    # Only if SIGTERM ended the command, and not in a job that a user cancelled.
+    if [[ $stopped && $status == 143 && $(squeue --noheader --format=%T --jobs="$job") == RUNNING ]]; then
+        scontrol requeue "$job"
     fi
     return "$status"
 }
@@ -51,7 +58,7 @@ ray_on_node() {
     local folder=$RAY_FOLDER/$1 ended=''
     shift
     [[ -O $RAY_FOLDER ]] || mkdir -m 700 "$RAY_FOLDER" || return
-    trap 'ended=yes; kill -KILL $!' TERM  # Slurm signals all processes of the step; those of Ray would wait for each other
+    trap 'ended=yes; kill -KILL $! 2> /dev/null' TERM  # Slurm signals all processes of the step; those of Ray would wait for each other
     for _ in {1..5}; do
         # Ray chooses free ports, except for two, whose defaults would be the same for all jobs on a node.
         ray start "$@" --block --temp-dir="$folder" --num-cpus="$SLURM_CPUS_PER_TASK" --num-gpus="${SLURM_GPUS_ON_NODE:-0}" \
@@ -62,6 +69,7 @@ ray_on_node() {
         echo "Ray ended on $SLURMD_NODENAME:" >&2
         tail -n 5 "$folder.log" >&2
     done
+    trap '' TERM
     until rm -rf "$folder" "$folder.log"; do sleep 1; done 2> /dev/null
     rmdir "$RAY_FOLDER" 2> /dev/null || true  # another node of this machine may use it
 }
