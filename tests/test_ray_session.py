@@ -1,6 +1,7 @@
 """Starts of Ray: clusters that are gone, machines that are busy, and the messages."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -402,3 +403,19 @@ def test_notices_of_nodes_are_one_line_outside_of_the_results(capsys, monkeypatc
     worker.print_to_stdstream({"lines": [notice], "pid": "raylet", "is_err": False}, ignore_prefix=False)
     said = capsys.readouterr()
     assert said.out == "" and said.err == "warning: Ray: A worker was killed because memory was short.\n"
+
+
+def test_sigterm_ends_a_command_at_once_while_ray_starts():
+    """Ray's own handler ends it with status 15, which no scheduler takes for a signal."""
+    start = "from treeproc.common.ray_session import start_ray; start_ray(); print('started')"
+    environment = os.environ | {"RAY_ADDRESS": "local"}
+    command = subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    try:
+        while b"starting Ray" not in (line := command.stderr.readline()):
+            assert line, "it ended before Ray started"
+        time.sleep(1)
+        command.terminate()
+        output, _ = command.communicate(timeout=60)
+        assert command.returncode == -signal.SIGTERM and b"started" not in output
+    finally:
+        command.kill()

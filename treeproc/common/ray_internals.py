@@ -4,9 +4,11 @@ import errno
 import logging
 import os
 import re
+import signal
 import socket
 import stat
 import struct
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -131,6 +133,28 @@ def note_unread() -> Iterator[None]:
     finally:
         if read is not None:
             utils.read_ray_address = read
+
+
+@contextmanager
+def sigterm_kept() -> Iterator[None]:
+    """Keep the caller's handler of SIGTERM. Those of `ray.init` end a command with status 1 or 15, after a while.
+
+    Without Ray's function, its handlers count until the start is over.
+    """
+    from ray._private import utils
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    set_handler, handler = getattr(utils, "set_sigterm_handler", None), signal.getsignal(signal.SIGTERM)
+    if set_handler is not None:
+        utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        if set_handler is not None:
+            utils.set_sigterm_handler = set_handler
+        signal.signal(signal.SIGTERM, handler)
 
 
 def use_token() -> None:

@@ -2,10 +2,8 @@
 
 import logging
 import os
-import signal
 import socket
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,6 +20,7 @@ from treeproc.common.ray_internals import (
     read_note,
     read_other_notes,
     shorten_notices,
+    sigterm_kept,
     use_token,
 )
 
@@ -56,7 +55,7 @@ def start_ray() -> None:
         # Ray's C++ side writes notes about its own actors to the terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     shorten_notices()
-    with phase("starting Ray", after=0), _sigterm_kept():
+    with phase("starting Ray", after=0), sigterm_kept():
         try:
             _try_to_start(options)
         except Exception:  # Ray raises many kinds, Exception itself among them
@@ -93,19 +92,6 @@ def _describe_failure(error: Exception, address: str) -> str:
         again = "set RAY_TMPDIR to your own folder, with a short name"
     ways = advise(again, "give workers=0, which needs no Ray")
     return f"cannot start Ray on this machine ({reason}; tried twice); {ways}"
-
-
-@contextmanager
-def _sigterm_kept() -> Iterator[None]:
-    """Keep the caller's handler of SIGTERM, which `ray.init` replaces by its own."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, handler)
 
 
 @contextmanager
