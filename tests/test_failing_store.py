@@ -21,6 +21,7 @@ from training_jobs import tiny_config
 
 from treenet.jobs.train_run import run_training
 from treeproc.common import storage, store_requests
+from treeproc.common.parallel import run_all
 from treeproc.common.provenance import PROVENANCE
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.common.storage import AnyPath, RemotePath, as_path
@@ -182,16 +183,31 @@ def test_a_wrong_address_does_not_wait_for_minutes(proxy, monkeypatch):
         storage._file_system.cache_clear()
 
 
-def test_ctrl_c_does_not_wait_for_a_busy_store(proxy, tmp_path):
+BESIDE = """
+from treeproc.common.storage import as_path
+from treeproc.common.parallel import run_all
+run_all(lambda number: as_path(f"s3://bucket/{number}").exists(), range(40))
+"""
+TRAINING = """
+import time
+from treenet.runs.mirror import STOP_FILE, open_run
+from treeproc.common.storage import as_path
+with open_run(as_path("s3://bucket/stopped")) as mirror:
+    for number in range(40):
+        (mirror.folder / f"{number}.txt").touch()
+    with mirror.watch(mirror.folder / STOP_FILE):
+        time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("script, busy", [(BESIDE, "HEAD"), (TRAINING, "PUT")])
+def test_ctrl_c_does_not_wait_for_a_busy_store(proxy, tmp_path, monkeypatch, script, busy):
     """Threads that would repeat their requests for five minutes."""
-    script = (
-        "from treeproc.common.storage import as_path\nfrom treeproc.common.parallel import do_all\n"
-        "do_all(lambda number: as_path(f's3://bucket/{number}').exists(), range(40))"
-    )
-    proxy.fault = lambda method, path: 503
+    monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path))
+    proxy.fault = lambda method, path: 503 if method == busy else None
     process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
     try:
-        while proxy.counts.total() < 40:
+        while proxy.counts[busy, 503] < 40:
             assert process.poll() is None
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
@@ -199,6 +215,14 @@ def test_ctrl_c_does_not_wait_for_a_busy_store(proxy, tmp_path):
     finally:
         process.kill()
     assert process.returncode and "KeyboardInterrupt" in told
+
+
+def test_threads_that_end_do_not_hide_a_ctrl_c_from_others():
+    with store_requests.may_give_up():
+        store_requests.give_up_after(KeyboardInterrupt())
+        run_all(len, ["a", "b"])
+        assert store_requests.given_up.is_set()
+    assert not store_requests.given_up.is_set()
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "nan", "inf"])

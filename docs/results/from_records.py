@@ -350,6 +350,7 @@ def of_translation() -> Sentences:
     yield "by {} BLEU, and by {} nats on valid ({} to {})", [plain.test().difference, *falls(plain, VALID_NLL)]
     correlations = [correlation(row.values(), row.other.values()) for row in SIZES]
     yield "correlates by {}, {} and {} over the seeds (100, 50 and 25 %), and {} on Multi30k", correlations
+    yield "At full size, its interval is {} to {} (chosen afterwards", unpaired("bleu_tokenized", IWSLT, ("interval",))
     models = ("transformer", "tree_transformer", "shuffled")
     found = [one for model in models for one in Row("iwslt14", model).records]
     nll = [dict(zip(one["curve"]["valid"]["step"], one["curve"]["valid"]["nll"], strict=True)) for one in found]

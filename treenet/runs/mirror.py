@@ -21,6 +21,7 @@ from treeproc.common.messages import warn
 from treeproc.common.parallel import run_all
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath, inside
+from treeproc.common.store_requests import give_up_after, may_give_up
 
 # Seconds between two searches for files to upload and for a request to stop.
 POLL_S = 2.0
@@ -90,14 +91,16 @@ class RunMirror:
         done = threading.Event()
         thread = threading.Thread(target=self._follow, args=(stop_file, done), daemon=True)
         thread.start()
-        try:
-            yield
-        except BaseException:
-            done.set()
-            thread.join()
-            with suppress(UserError):
-                self.push()
-            raise
+        with may_give_up():
+            try:
+                yield
+            except BaseException as error:
+                give_up_after(error)
+                done.set()
+                thread.join()
+                with suppress(UserError):
+                    self.push()
+                raise
         done.set()
         thread.join()
         self.push()
@@ -214,12 +217,13 @@ def open_run(out: AnyPath) -> Iterator[RunMirror]:
     If it is in an object store, it is downloaded first. Changes are uploaded at the end, also after an error.
     """
     mirror = RunMirror(out)
-    with locked(out):
+    with may_give_up(), locked(out):
         mirror.pull()
         remove_leftovers(mirror.folder)
         try:
             yield mirror
-        except BaseException:
+        except BaseException as error:
+            give_up_after(error)
             with suppress(UserError):
                 mirror.push()
             raise

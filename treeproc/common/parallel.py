@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from treeproc.common.store_requests import given_up
+from treeproc.common.store_requests import give_up_after, may_give_up
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -29,20 +29,17 @@ def in_parallel(
     those that were begun have ended; nothing new is begun then. After Ctrl-C, they repeat no request to a store.
     """
     ahead: deque[Future] = deque()
-    try:
-        with pool or ThreadPoolExecutor(at_once) as pool:
-            try:
-                for item in items:
-                    ahead.append(pool.submit(function, item))
-                    if len(ahead) == at_once:
-                        yield ahead.popleft().result()
-                while ahead:
+    with may_give_up(), pool or ThreadPoolExecutor(at_once) as pool:
+        try:
+            for item in items:
+                ahead.append(pool.submit(function, item))
+                if len(ahead) == at_once:
                     yield ahead.popleft().result()
-            except KeyboardInterrupt:
-                given_up.set()
-                raise
-            finally:
-                for future in ahead:
-                    future.cancel()
-    finally:
-        given_up.clear()
+            while ahead:
+                yield ahead.popleft().result()
+        except KeyboardInterrupt as error:
+            give_up_after(error)
+            raise
+        finally:
+            for future in ahead:
+                future.cancel()

@@ -12,7 +12,8 @@ import random
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import pyarrow
@@ -58,6 +59,7 @@ _answered = False
 
 # While it is set, no request is repeated: Ctrl-C waits for the threads that are at work.
 given_up = threading.Event()
+_contexts = 0
 
 
 class StoreRefuses(UserError):
@@ -92,6 +94,27 @@ def ask(path: object, request: Callable[[], Answer], *, once: bool = False) -> A
             _answered = True
             return answer
         given_up.wait(wait)
+
+
+@contextmanager
+def may_give_up() -> Iterator[None]:
+    """Let `give_up_after` count inside. Behind the last of these contexts, of all threads, requests are repeated again."""
+    global _contexts
+    with _lock:
+        _contexts += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _contexts -= 1
+            if not _contexts:
+                given_up.clear()
+
+
+def give_up_after(error: BaseException) -> None:
+    """After Ctrl-C, repeat no request while the work is being ended."""
+    if isinstance(error, KeyboardInterrupt):
+        given_up.set()
 
 
 def retry_limit() -> float:
