@@ -4,6 +4,7 @@ import getpass
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -13,6 +14,7 @@ import pytest
 from toydata import write_toy_data
 from training_jobs import tiny_config
 
+from treenet.experiments.records import _read_training
 from treenet.jobs.train_run import run_training
 from treeproc.common.provenance import PROVENANCE, Meter, Session, describe_sessions, packages, read_sessions, recorded, software
 from treeproc.common.settings import UserError
@@ -99,13 +101,30 @@ def test_an_error_is_an_outcome_and_goes_on(tmp_path, error, outcome):
 def test_other_processes_are_counted(tmp_path):
     with recorded(tmp_path, "train") as record:
         for _ in range(2):
-            record.session.add_worker({"cpu_s": 1000.0, "machine": {"processor": "P", "cores": 8, "gpu": "G"}})
-        record.session.add_worker({"cpu_s": 1000.0, "machine": Meter.machine()})
+            record.session.add_worker(
+                {"cpu_s": 1000.0, "machine": {"processor": "P", "cores": 8, "gpu": "G"}, "packages": packages()}
+            )
+        record.session.add_worker(Meter().usage() | {"cpu_s": 1000.0})
         record.note()
     (session,) = read_sessions(tmp_path)
     assert 3000 <= session.cpu_s < 3010 and "Ray's workers" in session.cpu_covers
     assert session.workers == [{"processor": "P", "cores": 8, "gpu": "G"}, Meter.machine()]
     assert describe_sessions([session])[2].endswith("; workers on P, 8 cores, G")
+
+
+def test_workers_tell_their_own_packages(run, tmp_path):
+    """The head of a cluster has PyTorch for CPUs, and the nodes that train have it with CUDA."""
+    shutil.copytree(run, tmp_path / "run")
+    gpu = {"processor": "P", "cores": 8, "gpu": "G"}
+    with recorded(tmp_path / "run", "train") as record:
+        record.session.add_worker({"cpu_s": 1.0, "machine": gpu, "packages": packages() | {"torch": "2.9.0+cu128"}})
+        record.note()
+    session = read_sessions(tmp_path / "run")[-1]
+    assert session.packages == packages() and session.packages_at_work() == [packages() | {"torch": "2.9.0+cu128"}]
+    assert session.machines() == [gpu]
+    assert describe_sessions([session])[2].endswith("; workers on P, 8 cores, G, torch 2.9.0+cu128")
+    found = _read_training(tmp_path / "run")
+    assert found["machines"] == [gpu] and found["packages"] == [packages() | {"torch": "2.9.0+cu128"}]
 
 
 DAMAGED = {

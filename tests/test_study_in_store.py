@@ -22,9 +22,11 @@ from treenet.experiments import scaling
 from treenet.experiments.ledger import DONE, FAILED, Ledger
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.study_grid import study_cells
+from treenet.extras.tuning.settings import TuningConfig
+from treenet.extras.tuning.trials import Trials
 from treenet.jobs.train_run import run_training
-from treeproc.common.settings import load_settings
-from treeproc.common.storage import AnyPath, as_path
+from treeproc.common.settings import build_settings, load_settings
+from treeproc.common.storage import AnyPath, RemotePath, as_path
 
 pytestmark = pytest.mark.slow
 
@@ -171,6 +173,16 @@ def test_a_study_on_ray_needs_no_shared_folder(bucket, study, local, repository)
 
 
 @pytest.mark.cluster
+def test_writing_the_trials_of_a_search_lists_no_objects(bucket, tmp_path, monkeypatch):
+    """A store lists thousands of objects in seconds, and a search writes at every validation."""
+    monkeypatch.setattr(RemotePath, "listing", lambda self: pytest.fail("listed"))
+    config = build_settings(TuningConfig, {**SEARCH, "data": str(write_toy_data(tmp_path / "data"))}, "here")
+    one, other = (Trials(bucket / "trials", config, system) for system in config.tune.systems)
+    for trials in (one, other):
+        trials.add_point(trials.begin({"model.dropout": 0.1, "optimizer.learning_rate": 0.001}), 5, 1.0)
+    assert [len(Trials(bucket / "trials", config, system).trials) for system in config.tune.systems] == [1, 1]
+
+
 @pytest.mark.timeout(900)
 def test_a_search_in_a_store(bucket, tmp_path, repository):
     data, out = write_toy_data(tmp_path / "data"), bucket / "search"

@@ -164,6 +164,7 @@ def record_bytes(record: Record) -> bytes:
 
 def _read_training(run_dir: AnyPath) -> Training:
     lines, sessions = read_metrics(run_dir), read_sessions(run_dir)
+    trained = [session for session in sessions if session.workers] or sessions  # of lost workers, nothing is known
     if not lines or "elapsed" not in lines[-1]:
         raise UserError(f"{run_dir / 'metrics.jsonl'} is damaged: it has no complete line; {_HINT}")
     meta = read_json(run_dir / "averaged" / META, _HINT, needed=("step",))
@@ -176,8 +177,8 @@ def _read_training(run_dir: AnyPath) -> Training:
         tokens_per_s=statistics.median(rates) if rates else None,
         memory_gib=max(memory, default=None),
         software=_different(session.software for session in sessions),
-        machines=_different(session.machine for session in sessions),
-        packages=_different(session.packages for session in sessions),
+        machines=_different(machine for session in trained for machine in session.machines()),
+        packages=_different(packages for session in trained for packages in session.packages_at_work()),
     )
 
 

@@ -34,7 +34,8 @@ def show_training(report: Report) -> list[list[TableCell]]:
 
 
 def _main_packages(session: Session) -> str:
-    return describe_packages({name: session.packages.get(name) for name in ("python", "torch")})
+    found = ({name: packages.get(name) for name in ("python", "torch")} for packages in session.packages_at_work())
+    return "; ".join(dict.fromkeys(map(describe_packages, found)))
 
 
 def show_making(page: Page) -> str:

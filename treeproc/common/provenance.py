@@ -51,7 +51,7 @@ class Session(BaseModel):
     software: _Facts
     packages: _Facts
     machine: _Facts
-    workers: list[_Facts] = []  # the kinds of machines of Ray's workers
+    workers: list[_Facts] = []  # the kinds of machines of Ray's workers, and their packages that the command has not
     started: _Text
     wall_s: _Seconds | None = None
     cpu_s: _Seconds | None = None
@@ -64,8 +64,19 @@ class Session(BaseModel):
         """Count what a `Meter` of another process has seen."""
         self.cpu_s = (self.cpu_s or 0.0) + usage["cpu_s"]
         self.cpu_covers = _CPU_OF_WORKERS
-        if usage["machine"] not in self.workers:
-            self.workers.append(usage["machine"])
+        other = {name: version for name, version in usage["packages"].items() if version != self.packages.get(name)}
+        if (worker := usage["machine"] | other) not in self.workers:
+            self.workers.append(worker)
+
+    def machines(self) -> list[_Facts]:
+        """The machines of Ray's workers; that of the command if it has none."""
+        return [{name: worker.get(name) for name in self.machine} for worker in self.workers] or [self.machine]
+
+    def packages_at_work(self) -> list[_Facts]:
+        """The packages of Ray's workers; those of the command if it has none."""
+        return [{name: worker.get(name, here) for name, here in self.packages.items()} for worker in self.workers] or [
+            self.packages
+        ]
 
 
 class _File(BaseModel):
@@ -154,7 +165,7 @@ class Meter:
 
     def usage(self) -> dict:
         """Return the usage of this process, as `Session.add_worker` takes it."""
-        return {"cpu_s": self.cpu_s(), "machine": self.machine()}
+        return {"cpu_s": self.cpu_s(), "machine": self.machine(), "packages": packages()}
 
 
 def _cpu_seconds() -> float:
@@ -175,6 +186,7 @@ def packages() -> dict[str, str | None]:
     return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
 
 
+@functools.cache
 def _version(distribution: str) -> str | None:
     try:
         return version(distribution)
@@ -260,7 +272,9 @@ def describe_machines(session: Session) -> str:
 
 
 def _describe_machine(machine: _Facts) -> str:
-    return f"{machine.get('processor')}, {machine.get('cores')} cores, {machine.get('gpu') or 'no GPU'}"
+    other = {name: machine[name] for name in ("python", *PACKAGES) if name in machine}  # than those of the command
+    found = f"{machine.get('processor')}, {machine.get('cores')} cores, {machine.get('gpu') or 'no GPU'}"
+    return f"{found}, {describe_packages(other)}" if other else found
 
 
 @functools.cache

@@ -6,6 +6,7 @@ number of trials: a system that was tuned longer looks better than it is.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Required
@@ -19,11 +20,11 @@ from treenet.experiments.study_grid import overlay
 from treenet.extras.tuning.settings import TuneSettings, TuningConfig
 from treeproc.common.errors import CommandEnded
 from treeproc.common.files import atomic_write, json_bytes, read_json
-from treeproc.common.hash_cache import stamps
+from treeproc.common.hash_cache import file_stamp
 from treeproc.common.messages import warn
 from treeproc.common.setting_effects import is_below
 from treeproc.common.settings import UserError, build_settings, differences
-from treeproc.common.storage import AnyPath
+from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.shards.store import read_index
 
 TRIALS = "trials.json"
@@ -87,7 +88,7 @@ class Trials:
         self._fingerprint = index["fingerprint"]
         self._settings = self._identity(run, config.tune)
         self._form = _read(self._path)
-        self._stamps = stamps(out, [TRIALS])
+        self._stamp = _stamp_of(self._path)
         known = self._form["systems"].get(system)
         self.trials = [Trial(**trial) for trial in known["trials"]] if known else []
         if known:
@@ -157,7 +158,7 @@ class Trials:
         return [trial for trial in self.trials if trial.has_ended]
 
     def _write(self) -> None:
-        if stamps(self._out, [TRIALS]) != self._stamps:  # the trials of another system have written since then
+        if _stamp_of(self._path) != self._stamp:  # the trials of another system have written since then
             self._form = _read(self._path)
         self._form["systems"][self.system] = {
             "settings": self._settings,
@@ -165,7 +166,14 @@ class Trials:
             "trials": [asdict(trial) for trial in self.trials],
         }
         atomic_write(self._path, json_bytes(self._form))
-        self._stamps = stamps(self._out, [TRIALS])
+        self._stamp = _stamp_of(self._path)
+
+
+def _stamp_of(path: AnyPath) -> tuple[int, ...] | None:
+    """Return what changes when another search writes the file; None without a file. A store is asked for this object alone."""
+    with suppress(FileNotFoundError):
+        return path.stamp() if isinstance(path, RemotePath) else file_stamp(path)
+    return None
 
 
 def _read(path: AnyPath) -> dict:
