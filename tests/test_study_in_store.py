@@ -172,7 +172,6 @@ def test_a_study_on_ray_needs_no_shared_folder(bucket, study, local, repository)
         assert [step for step, _ in losses(out / "cells" / name)] == [step for step, _ in losses(local / "cells" / name)]
 
 
-@pytest.mark.cluster
 def test_writing_the_trials_of_a_search_lists_no_objects(bucket, tmp_path, monkeypatch):
     """A store lists thousands of objects in seconds, and a search writes at every validation."""
     monkeypatch.setattr(RemotePath, "listing", lambda self: pytest.fail("listed"))
@@ -183,6 +182,7 @@ def test_writing_the_trials_of_a_search_lists_no_objects(bucket, tmp_path, monke
     assert [len(Trials(bucket / "trials", config, system).trials) for system in config.tune.systems] == [1, 1]
 
 
+@pytest.mark.cluster
 @pytest.mark.timeout(900)
 def test_a_search_in_a_store(bucket, tmp_path, repository):
     data, out = write_toy_data(tmp_path / "data"), bucket / "search"
