@@ -314,6 +314,7 @@ def test_a_job_whose_time_is_over_before_ray_runs_ends(slurm, tmp_path):
     job = slurm.submit(with_light_ray(tmp_path, "sleep 1000"))
     slurm.wait(lambda: slurm.state(job) == "RUNNING" and (slurm.logs / job).exists(), 60)
     slurm.signal(job)
+    slurm.wait(lambda: slurm.state(job) not in ("RUNNING", "COMPLETING"), 120)
     assert slurm.end(job) == "FAILED" and "SIGTERM came before Ray had started" in slurm.said(job), slurm.said(job)
 
 

@@ -69,14 +69,13 @@ class Session(BaseModel):
             self.workers.append(worker)
 
     def machines(self) -> list[_Facts]:
-        """The machines of Ray's workers; that of the command if it has none."""
+        """Return the machines of Ray's workers; that of the command if it has none."""
         return [{name: worker.get(name) for name in self.machine} for worker in self.workers] or [self.machine]
 
     def packages_at_work(self) -> list[_Facts]:
-        """The packages of Ray's workers; those of the command if it has none."""
-        return [{name: worker.get(name, here) for name, here in self.packages.items()} for worker in self.workers] or [
-            self.packages
-        ]
+        """Return the packages of Ray's workers; those of the command if it has none."""
+        found = [{name: worker.get(name, here) for name, here in self.packages.items()} for worker in self.workers]
+        return found or [self.packages]
 
 
 class _File(BaseModel):

@@ -140,7 +140,7 @@ def sum_of(bundles: Sequence[dict[str, float]]) -> Counter[str]:
     """Return the resources of all bundles together."""
     total: Counter[str] = Counter()
     for bundle in bundles:
-        total.update(bundle)  # type: ignore[arg-type]  # counts may be fractions
+        total.update(bundle)  # counts may be fractions
     return total
 
 
