@@ -311,8 +311,10 @@ def test_only_what_sigterm_ended_starts_again(slurm, tmp_path, status, state):
 
 def test_a_job_whose_time_is_over_before_ray_runs_ends(slurm, tmp_path):
     """Back in the queue, it would meet the same signal again and again."""
-    job = slurm.submit(with_light_ray(tmp_path, "sleep 1000"))
-    slurm.wait(lambda: slurm.state(job) == "RUNNING" and (slurm.logs / job).exists(), 60)
+    script = with_light_ray(tmp_path, "sleep 1000")
+    (tmp_path / "ray").write_text(RAY.replace("ray_current_cluster", "no_note"))
+    job = slurm.submit(script)
+    slurm.wait(lambda: slurm.processes(str(slurm.scratch), "--head"), 60)
     slurm.signal(job)
     slurm.wait(lambda: slurm.state(job) not in ("RUNNING", "COMPLETING"), 120)
     assert slurm.end(job) == "FAILED" and "SIGTERM came before Ray had started" in slurm.said(job), slurm.said(job)
