@@ -5,7 +5,7 @@
 
 The server is moto's, an S3 in Python of one process. The proxy before it (`slow_s3.py`) makes every request wait and counts
 those that are in flight. A wait of 30 ms is that of a request to S3; the figures with it show how much of the waiting is
-hidden. `upload` is `do_all` over `write_bytes`, as a run in the store uploads its files. `copy` is `prefetch`. `hash` is what
+hidden. `upload` is `run_all` over `write_bytes`, as a run in the store uploads its files. `copy` is `prefetch`. `hash` is what
 preprocessing does with finished shards when it is run again. Copies are compared with what was uploaded.
 """
 
