@@ -18,8 +18,8 @@ from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.data.batch import collate
 from treenet.data.splits import read_references, read_split
 from treenet.evaluation import evaluate as evaluation
-from treenet.evaluation import learned_metrics
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run, translate_split
+from treenet.extras.learned_metrics import bertscore
 from treenet.jobs.train_run import run_training
 from treenet.models import VocabSizes, build_model
 from treenet.runs.loading import load_run
@@ -92,8 +92,8 @@ def test_an_encoder_that_fails_after_the_search_costs_no_translations(run, monke
     def fail(*given):
         raise UserError("bertscore.model: cannot load it")
 
-    monkeypatch.setattr(learned_metrics, "check_bertscore", lambda config: None)
-    monkeypatch.setattr(learned_metrics, "bert_scores", fail)
+    monkeypatch.setattr(bertscore, "check_bertscore", lambda config: None)
+    monkeypatch.setattr(bertscore, "bert_scores", fail)
     asked = EvaluateSettings(bertscore={"model": run / "no-encoder", "layer": 1})
     with pytest.raises(UserError, match=r"cannot load it; the translations and the other scores of test are in \S+run$"):
         evaluate_run(run, asked)

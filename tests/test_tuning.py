@@ -15,7 +15,7 @@ from commands import run_here
 from toydata import write_toy_data
 
 from treenet.config import TrainConfig
-from treenet.experiments import tuning
+from treenet.extras.tuning import trials as module
 from treenet.extras.tuning.report import LEAST_TRIALS, build_report, draw, format_table, importance, write_tuning
 from treenet.extras.tuning.settings import TuningConfig
 from treenet.extras.tuning.trials import DONE, FAILED, STOPPED, Trial, Trials, best_trial, end_without_result
@@ -141,7 +141,7 @@ def test_systems_that_write_in_turn_keep_each_other_and_read_only_what_changed(d
         trials.begin(values)
     kept = json.loads((tmp_path / "trials.json").read_bytes())["systems"]
     assert {name: len(system["trials"]) for name, system in kept.items()} == dict.fromkeys(config.tune.systems, 2)
-    monkeypatch.setattr(tuning, "read_json", None)  # whatever reads the file again fails
+    monkeypatch.setattr(module, "read_json", None)  # whatever reads the file again fails
     for step in range(5, 30, 5):
         systems[1].add_point(systems[1].trials[0], step, 4.0)
     monkeypatch.undo()
