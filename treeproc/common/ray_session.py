@@ -144,12 +144,15 @@ def sum_of(bundles: Sequence[dict[str, float]]) -> Counter[str]:
     return total
 
 
-def refuse_without_gpu(use_gpu: bool) -> None:
-    """Raise UserError if GPUs are wanted, and Ray runs in this process alone and has none. Clusters may get more nodes."""
+def refuse_without_gpu(wanted: bool, instead: str) -> None:
+    """Raise UserError if GPUs are wanted, and Ray runs in this process alone and has none. Clusters may get more nodes.
+
+    `instead` says how this command works without.
+    """
     import ray
 
-    if use_gpu and not can_grow() and not ray.cluster_resources().get("GPU"):
-        raise UserError("use_gpu is true, but Ray sees no GPU on this machine; set use_gpu=false, or use a machine with a GPU")
+    if wanted and not can_grow() and not ray.cluster_resources().get("GPU"):
+        raise UserError(f"Ray sees no GPU on this machine; {instead}, or use a machine with a GPU")
 
 
 def there_is_a_cluster() -> bool:
