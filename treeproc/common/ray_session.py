@@ -147,7 +147,7 @@ def sum_of(bundles: Sequence[dict[str, float]]) -> Counter[str]:
 def refuse_without_gpu(wanted: bool, instead: str) -> None:
     """Raise UserError if GPUs are wanted, and Ray runs in this process alone and has none. Clusters may get more nodes.
 
-    `instead` says how this command works without.
+    `instead` is what the user can do without them, as the message tells.
     """
     import ray
 
