@@ -28,8 +28,9 @@ SplitWords = Literal["pieces", "node", "both"]
 Pattern = Annotated[str, StringConstraints(min_length=1, max_length=200)]
 FileName = Annotated[str, StringConstraints(min_length=1)]
 # Those besides TensorBoard are the files of `treenet/extras/loggers`.
-LOGGERS = ("tensorboard", *sorted(path.stem for path in (Path(__file__).parents[1] / "extras" / "loggers").glob("[!_]*.py")))
-LoggerName = Literal[LOGGERS]  # type: ignore[valid-type]
+_LOGGERS = Path(__file__).parents[1] / "extras" / "loggers"
+LOGGER_NAMES = ("tensorboard", *sorted(path.stem for path in _LOGGERS.glob("[!_]*.py")))
+LoggerName = Literal[LOGGER_NAMES]  # type: ignore[valid-type]
 Workers = Annotated[
     int,
     Effect.NONE,
@@ -283,7 +284,7 @@ class TrainConfig(Settings):
     loggers: Annotated[tuple[LoggerName, ...], Effect.NONE] = Field(
         ("tensorboard",),
         exclude_if=unrecorded(("tensorboard",)),
-        description=f"loggers that get the metrics too: {', '.join(LOGGERS)}. MLflow and W&B write to this machine, "
+        description=f"loggers that get the metrics too: {', '.join(LOGGER_NAMES)}. MLflow and W&B write to this machine, "
         "unless MLFLOW_TRACKING_URI or WANDB_MODE names another place",
     )
     workers: Workers = Field(default_factory=lambda: int(is_sent_to_a_cluster()))

@@ -19,7 +19,7 @@ from treeproc.common.provenance import Session
 
 @dataclass(frozen=True)
 class Inside:
-    """What the models of the runs do on the split."""
+    """Attention of the models of the runs on the split."""
 
     attention: dict[str, AttentionStats] = field(default_factory=dict)
     encoder: dict[str, EncoderStats] = field(default_factory=dict)  # self-attention, of the runs whose weights can be computed

@@ -1,4 +1,4 @@
-"""What a model keeps of the pieces so far, of two kinds behind one interface: a cache that grows, and one of fixed shape.
+"""Caches of a model for the pieces so far, of two kinds behind one interface: one that grows, and one of fixed shape.
 
 A static cache has keys and values in memory of fixed shape. So a GPU can replay a step as a CUDA graph. Only the capacity
 changes: it doubles when it is used up, and each capacity has a graph. If all choices of a search run on the device, the whole

@@ -21,7 +21,7 @@ NEVER_PRODUCED = (PAD_ID, UNK_ID, BOS_ID)
 
 
 class Hypotheses(Protocol):
-    """What a restriction sees of a chooser: the hypotheses that the model has decoded at this step.
+    """Hypotheses that the model has decoded at this step, as a restriction sees them.
 
     `step` is the number of their pieces so far, in a captured step a tensor [1]. `pieces` [R, T + 1] or [R, step] are without
     BOS, and have no meaning from `step` on. `sentences` [R] are rows in the batch.
