@@ -33,6 +33,7 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_gpu():
+    ray.shutdown()  # of a module that ran before in this process
     ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
