@@ -34,7 +34,8 @@ run_with_ray() {
         fi
         "$@" &
         command=$!
-        while wait "$command"; status=$?; kill -0 "$command" 2> /dev/null; do :; done
+        while wait "$command"; kill -0 "$command" 2> /dev/null; do :; done
+        wait "$command"; status=$?  # of the command: a wait that SIGTERM ends has the status 143
     fi
 
     trap '' TERM
