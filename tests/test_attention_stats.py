@@ -30,7 +30,7 @@ from treenet.jobs.train_run import run_training
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.scaled_dot_product import merge_heads
 from treenet.models import VocabSizes, build_model
-from treenet.models.attention_weights import compute_weights, record_attention
+from treenet.models.composed import compute_weights, record_attention
 from treenet.runs.loading import load_run
 
 pytestmark = pytest.mark.slow

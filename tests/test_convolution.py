@@ -19,7 +19,7 @@ from treenet.layers.convolution import CausalConvolution, CentredConvolution, Dy
 from treenet.layers.dropout import share_dropout_keys
 from treenet.layers.gated_convolution import GatedConvolution
 from treenet.models import VocabSizes, build_model
-from treenet.models.encoders.convs2s import scale_gradient
+from treenet.models.encoders.convolution import scale_gradient
 from treeproc.common.settings import load_settings
 
 HEADS, CHANNELS = 2, 3

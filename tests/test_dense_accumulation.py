@@ -32,9 +32,8 @@ from treenet.data.input_kinds import TREES
 from treenet.layers.attention import SelfAttention
 from treenet.models import build_model
 from treenet.structure import TreeStructure
-from treenet.structure.block_mask import Blocks
-from treenet.structure.branches import BranchMaps
-from treenet.structure.device_spans import BranchMatrices
+from treenet.structure.attention_maps import Blocks
+from treenet.structure.branches import BranchMaps, BranchMatrices
 from treenet.structure.on_device import find_intervals, prepare
 from treeproc.shards.schema import PAD_ID
 

@@ -15,7 +15,7 @@ from strategies import Tree, batches, right_branching
 
 from treenet.data.input_kinds import BINARY_TREES, LEAVES, TREES
 from treenet.structure import BranchMaps, SpanTable, TreeStructure
-from treenet.structure.device_spans import COMPACT_BELOW_POSITIONS, Depths
+from treenet.structure.branches import COMPACT_BELOW_POSITIONS, Depths
 from treeproc.common.settings import UserError
 
 

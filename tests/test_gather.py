@@ -15,8 +15,7 @@ from treenet.data.batch import collate
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import TREES
 from treenet.data.labelled import LabelledSource, PhraseSource
-from treenet.structure.ragged import Ragged
-from treenet.structure.span_table import SpanTable
+from treenet.structure.span_table import Ragged, SpanTable
 from treeproc.shards.gather import Gather
 from treeproc.shards.shard import SplitShards
 

@@ -26,7 +26,7 @@ from treenet.layers.positions import compute_sinusoids
 from treenet.layers.tree_reg import tree_reg_losses
 from treenet.models import CausalLM, build_causal_lm
 from treenet.structure import Actions
-from treenet.structure.actions import COMPOSE, OPEN, PIECE, STACK
+from treenet.structure.sequences import COMPOSE, OPEN, PIECE, STACK
 from treenet.tasks.causal_lm import CausalBatch, to_causal
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID

@@ -11,7 +11,7 @@ from treenet.config import ModelConfig
 from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.relations import Related, relative_positions
 from treenet.models import build_model
-from treenet.models.attention_weights import attend_batch, record_attention
+from treenet.models.composed import attend_batch, record_attention
 from treeproc.common.settings import UserError
 
 

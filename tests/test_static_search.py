@@ -10,7 +10,7 @@ from recorded_graph import RecordedGraph, operations_of
 from strategies import Tree, right_branching
 
 from treenet.config import DecodingConfig
-from treenet.models.decoders import static_state
+from treenet.models.decoders import base
 from treenet.translation import captured
 from treenet.translation.caches import Steps, choose_steps, has_static_cache
 from treenet.translation.ensemble import Ensemble
@@ -32,7 +32,7 @@ STATIC = [name for name in MODEL_CASES if has_static_cache(tiny_model(name))]
 @pytest.fixture(autouse=True)
 def small_capacity(monkeypatch):
     """Searches begin with 4 positions and go on with 8, 16 and 32."""
-    monkeypatch.setattr(static_state, "FIRST_CAPACITY", 4)
+    monkeypatch.setattr(base, "FIRST_CAPACITY", 4)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from strategies import binary_trees, governors, right_branching, trees
 from treenet.config import ClassifierConfig, ModelConfig
 from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm
 from treenet.models import VocabSizes, build_classifier, build_model, names_for
-from treenet.models.encoders.tree_lstm import _leaf_states
+from treenet.models.encoders.recurrent import _leaf_states
 from treenet.structure import ArcLevels, SpanTable, TreeLevels
 from treeproc.common.settings import UserError
 

@@ -19,8 +19,7 @@ from treenet.config import DecodingConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.in_order import in_order_with_rows, longer_side
 from treenet.data.splits import read_split
-from treenet.models.attention_weights import attend_batch
-from treenet.models.seq2seq import Seq2Seq
+from treenet.models.composed import Seq2Seq, attend_batch
 from treenet.runs.loading import LoadedRun
 from treenet.translation.translate import translate_examples
 from treeproc.common.arguments import check_choice

@@ -15,7 +15,7 @@ import numpy as np
 from treenet.analysis.attention_stats import Group, GroupSums, display_label, node_heights, read_labels
 from treenet.analysis.self_attention import reduce_examples
 from treenet.data.splits import read_split
-from treenet.models.seq2seq import Seq2Seq
+from treenet.models.composed import Seq2Seq
 from treenet.runs.loading import LoadedRun
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from treenet.data.batch import TreeBatch
 from treenet.data.in_order import count_leaves, in_order
 from treenet.layers.attention import SelfAttention
-from treenet.models.seq2seq import Seq2Seq
+from treenet.models.composed import Seq2Seq
 from treenet.structure import TreeStructure
 
 _WINDOW = 256

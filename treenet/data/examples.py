@@ -16,7 +16,7 @@ from treenet.data.input_kinds import TREES, InputKind
 from treenet.data.plan import BatchPlan
 from treenet.data.row_lists import ALWAYS, COLUMNS, RowLists
 from treenet.data.windows import ShardSizes
-from treenet.structure.ragged import Ragged
+from treenet.structure.span_table import Ragged
 from treeproc.common.parallel import AT_ONCE
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath

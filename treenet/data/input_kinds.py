@@ -25,8 +25,8 @@ from treenet.structure import (
     TreeStructure,
     Words,
 )
-from treenet.structure.device_spans import WIDTH_MULTIPLE
-from treenet.structure.ragged import Ragged
+from treenet.structure.branches import WIDTH_MULTIPLE
+from treenet.structure.span_table import Ragged
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from treenet.structure.ragged import Ragged
+from treenet.structure.span_table import Ragged
 
 # The place of a field of `RowLists` in a shard: its column, and the field of the column's structs.
 COLUMNS: dict[str, tuple[str, str | None]] = {

@@ -18,7 +18,7 @@ from treenet.data.input_kinds import InputKind
 from treenet.data.row_lists import ALWAYS, RowLists
 from treenet.data.word_noise import WordDraws, add_noise
 from treenet.data.word_trees import PieceTrees, over_words
-from treenet.structure.ragged import Ragged
+from treenet.structure.span_table import Ragged
 from treeproc.common.storage import AnyPath
 from treeproc.shards.ragged import edges_of, take
 from treeproc.shards.store import read_index

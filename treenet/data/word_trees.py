@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from treenet.data.row_lists import RowLists
-from treenet.structure.ragged import Ragged
+from treenet.structure.span_table import Ragged
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.ragged import edges_of

@@ -26,7 +26,7 @@ from treenet.evaluation.bracket_f1 import (
     recall_by_label,
     score_brackets,
 )
-from treenet.models.encoders.constituents import ConstituentEncoder
+from treenet.models.encoders.latent import ConstituentEncoder
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_model, load_processor
 from treenet.runs.precision import choose_device, scoring

@@ -34,8 +34,7 @@ from treenet.layers.dense_accumulation import accumulate_densely, build_table
 from treenet.layers.drawn_apart import generator_of
 from treenet.layers.replace_nodes import replace_nodes
 from treenet.structure import BranchMaps, TreeStructure
-from treenet.structure.branches import PathMaps
-from treenet.structure.device_spans import BranchMatrices
+from treenet.structure.branches import BranchMatrices, PathMaps
 
 if TYPE_CHECKING:
     from treenet.config import TreeAttentionConfig

@@ -14,7 +14,7 @@ V are levels, X = V + L are ranks and heights.
 import torch
 from torch import Tensor
 
-from treenet.structure.device_spans import BranchMatrices
+from treenet.structure.branches import BranchMatrices
 
 
 def build_table(vertical: Tensor, horizontal: Tensor, maps: BranchMatrices) -> Tensor:

@@ -15,8 +15,7 @@ from treenet.layers.compiled import compiled
 from treenet.layers.fused_attention import fused_attention, widen
 from treenet.layers.torch_internals import has_flash_attention
 from treenet.structure import TreeStructure
-from treenet.structure.attention_maps import OneCall, TwoCalls
-from treenet.structure.block_mask import Blocks
+from treenet.structure.attention_maps import Blocks, OneCall, TwoCalls
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:

@@ -2,13 +2,15 @@
 `build_relatedness(config, vocab, options)`, `build_masked_lm(config, vocab)`,
 `build_causal_lm(config, vocab)`."""
 
-from treenet.models.architectures import ARCHITECTURES
-from treenet.models.causal_lm import CausalLM
-from treenet.models.classifier import Classifier, ClassLogits
+import pkgutil
+from importlib import import_module
+
+from treenet.models import encoders
+from treenet.models.composed import CausalLM, Classifier, ClassLogits, MaskedLM, Seq2Seq
 from treenet.models.decoders.base import DecoderState
 from treenet.models.encoders.base import DataFacts, Encoder, Memory, VocabSizes
-from treenet.models.masked_lm import MaskedLM
 from treenet.models.registry import (
+    ARCHITECTURES,
     build_causal_lm,
     build_classifier,
     build_masked_lm,
@@ -17,7 +19,9 @@ from treenet.models.registry import (
     find_encoder,
     names_for,
 )
-from treenet.models.seq2seq import Seq2Seq
+
+for _module in pkgutil.iter_modules(encoders.__path__, f"{encoders.__name__}."):
+    import_module(_module.name)  # importing the files of encoders registers them
 
 __all__ = [
     "ARCHITECTURES",

@@ -1,25 +1,47 @@
-"""Models by name: translation models, classifiers and language models, made of the registered encoders."""
+"""The registry of architectures: models by name, made of the registered encoders.
 
-import pkgutil
-from importlib import import_module
+The file of an encoder registers it. `import treenet.models` imports all of them.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 from treenet.config import ClassifierConfig, ModelConfig
 from treenet.layers.drawn_apart import drawing_apart
 from treenet.layers.linear import build_linear
 from treenet.layers.pair_head import PairHead
-from treenet.models import encoders
-from treenet.models.architectures import ARCHITECTURES, Architecture, Use
-from treenet.models.causal_lm import CausalLM
-from treenet.models.classifier import Classifier, check_supervision
+from treenet.models.composed import CausalLM, Classifier, MaskedLM, MaskedPieceEmbedding, Seq2Seq, check_supervision
+from treenet.models.decoders.base import Decoder
 from treenet.models.encoders.base import Encoder, PieceEmbedding, VocabSizes
-from treenet.models.encoders.grammar import GrammarEncoder
-from treenet.models.encoders.transformer import TransformerEncoder
-from treenet.models.masked_lm import MaskedLM, MaskedPieceEmbedding
-from treenet.models.seq2seq import Seq2Seq
+from treeproc.common.arguments import check_choice
 from treeproc.common.settings import UserError
 
-for _module in pkgutil.iter_modules(encoders.__path__, f"{encoders.__name__}."):
-    import_module(_module.name)  # importing the files of encoders registers them
+Use = Literal["translation", "classification", "masked_lm", "causal_lm"]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An encoder, the decoder for translation, and the other uses that were tested with this encoder."""
+
+    encoder: type[Encoder]
+    decoder: Callable[[ModelConfig, PieceEmbedding], Decoder] | None = None
+    uses: tuple[Use, ...] = ()
+
+    def serves(self, use: Use) -> bool:
+        """Return whether there are models of this use."""
+        check_choice("use", use, Use)
+        return self.decoder is not None if use == "translation" else use in self.uses
+
+
+ARCHITECTURES: dict[str, Architecture] = {}
+
+
+def register(name: str, architecture: Architecture) -> None:
+    """Register an architecture under a value of `model.name`. Raises ValueError if the name is taken."""
+    if name in ARCHITECTURES:
+        raise ValueError(f"two architectures have the name {name}")
+    ARCHITECTURES[name] = architecture
 
 
 def names_for(use: Use) -> list[str]:
@@ -40,7 +62,7 @@ def find_architecture(config: ModelConfig, use: Use) -> Architecture:
 def _check_layers(config: ModelConfig, architecture: Architecture, use: Use) -> None:
     """Raise UserError for settings of Transformer layers that the model would not read."""
     for name in config.layer_settings:
-        if not issubclass(architecture.encoder, TransformerEncoder | GrammarEncoder):
+        if not architecture.encoder.has_transformer_layers:
             raise UserError(f"model.{name} is for models of Transformer layers, but model.name is {config.name}; leave it out")
         if name.endswith("word_dropout") and use != "translation":
             raise UserError(f"model.{name} is for translation; leave it out (classifiers have classifier.word_dropout)")

@@ -1,4 +1,4 @@
-"""The index tensors of subtree attention (equation 11). There are three paths, which compute the same.
+"""The index tensors of subtree attention (equation 11). There are four paths, which compute the same.
 
 Shapes: B batch, L leaves, N nodes, S = L + N positions, C chunks, G wide nodes.
 
@@ -7,6 +7,8 @@ Shapes: B batch, L leaves, N nodes, S = L + N positions, C chunks, G wide nodes.
 - "window": leaves over leaves; nodes over windows. A node's subtree is an interval of leaves and one of nodes.
   Up to CHUNK neighbours in pre-order with small subtrees attend over WINDOW leaves and WINDOW nodes that hold their subtrees.
   The few nodes with larger subtrees are wide: they attend over all positions. Node queries then cost O(N * WINDOW + G * S).
+- "blocks", on accelerators: a kernel of FlexAttention computes the mask from the spans, and stores none. It skips blocks without
+  a True entry, which are most blocks of a document.
 """
 
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from treenet.structure.span_table import SpanTable
 from treeproc.common.arguments import check_choice
@@ -197,3 +200,38 @@ def _cut_chunks(table: SpanTable, tree: int, small: np.ndarray) -> list[tuple[in
         chunks.append((tree, run[:count]))
         small = small[count:]
     return chunks
+
+
+@dataclass
+class SubtreeIntervals:
+    """The keys of a position: an interval of leaves, an interval of nodes that starts with the position, and itself."""
+
+    first_leaf: Tensor  # [B, S] int32, as the next two
+    last_leaf: Tensor  # one past the last leaf
+    last_position: Tensor  # one past the last node of the subtree, counted from the first leaf; 0 for leaves
+
+    def sees(self, tree: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Return whether a query attends to a key, for indices of broadcastable shapes."""
+        leaves = (self.first_leaf[tree, query] <= key) & (key < self.last_leaf[tree, query])
+        nodes = (query <= key) & (key < self.last_position[tree, query])
+        return leaves | nodes | (query == key)
+
+
+@dataclass
+class Blocks:
+    """Path "blocks": attention by FlexAttention."""
+
+    mask: BlockMask
+
+
+def build_blocks(intervals: SubtreeIntervals) -> Blocks:
+    """Build the blocks of a batch. All heads share them."""
+
+    def sees(tree: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return intervals.sees(tree, head, query, key)
+
+    batch, positions = intervals.first_leaf.shape
+    device = intervals.first_leaf.device
+    # The model's graph takes the mask unchanged. To declare this would load the compiler, which loader processes do not need.
+    make = torch.compiler.disable(create_block_mask)
+    return Blocks(make(sees, batch, None, positions, positions, device=device))

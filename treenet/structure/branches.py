@@ -1,11 +1,14 @@
-"""The index lists of hierarchical accumulation: the branches and subtrees of the trees.
+"""Branches and subtrees of the trees, for hierarchical accumulation: index lists, or matrices made from depths.
 
 Shapes: B batch, L leaves, N nodes, S = L + N positions, P branches, Q pairs of a node and a node of its subtree. E = P + Q
-entries, R ranks.
+entries, R ranks (of matrices: rows of a table of embeddings), V levels.
 
 A branch (i, j) is a node i and a leaf j of its span. The nodes on it are V_j^i of the paper. Branches and pairs are ordered by
 node i, then by leaf or node. The length of both lists is that of all spans and subtrees together: about n log n for a parse of n
 leaves, n^2 / 2 for a chain.
+
+Accelerators get compact trees: spans and depths. The device makes all masks and weights of a batch from them. Index lists have 80
+times the bytes, and the accelerator would wait while the host makes them.
 """
 
 from dataclasses import dataclass
@@ -14,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.structure.span_table import SpanTable, expand
+from treenet.structure.span_table import SpanTable, expand, round_up
 
 # Summing E rows one by one takes as long as a dense product of about 8 E cells (one CPU thread, D = 512).
 SPARSE_BELOW_DENSITY = 1 / 8
@@ -158,3 +161,46 @@ class BranchMaps:
             paths=paths,
             entries=entries,
         )
+
+
+# On accelerators, L and N are multiples of this: kernels of attention need masks with aligned rows, and shapes are fewer.
+WIDTH_MULTIPLE = 8
+# Batches of longer trees keep index lists. Dense products over leaves and nodes grow with the square of a tree's positions,
+# and the sum of horizontal embeddings with its cube. This is a first choice; it was not measured on a GPU.
+COMPACT_BELOW_POSITIONS = 512
+
+
+@dataclass
+class Depths:
+    """Levels of a batch of trees."""
+
+    node: Tensor  # [B, N] int32, proper ancestors of a node
+    leaf: Tensor  # [B, L] int32, ancestors of a leaf
+    levels: int  # at least the most ancestors of a leaf
+
+    @classmethod
+    def build(cls, table: SpanTable) -> "Depths":
+        leaf = table.leaf_depth()
+        return cls(to_int32(table.depth()), to_int32(leaf), round_up(int(leaf.max()), WIDTH_MULTIPLE))
+
+
+@dataclass
+class BranchMatrices:
+    """Branches (i, j) and pairs (i, t) as cells of matrices. The second dimension is for the leaf weights per leaf."""
+
+    scale: Tensor  # [B, 1, N, L] 1 / (span length of i * |C_j^i|); 0 off the span, as the next two
+    span: Tensor  # [B, 1, N, L] 1 where leaf j is in the span of node i
+    subtree: Tensor  # [B, 1, N, N] 1 where node t is in the subtree of node i
+    height: Tensor  # [B, 1, N, L] int64, |V_j^i| - 1 within [0, V)
+    node_level: Tensor  # [B, 1, N, V] 1 at the number of proper ancestors of node t
+    from_start: Tensor  # [B, 1, 1, N, L] int64, the leaf of rank r in node t, r counted from 0; any leaf past the span
+    in_length: Tensor  # [B, 1, 1, N, L] bool, True where rank r is less than the length of node t
+    rank: Tensor  # [B, 1, 1, N, L] int64, the rank of leaf j in node t; 0 off the span
+    in_span: Tensor  # [B, 1, 1, N, L] bool, True where leaf j is in the span of node t
+    vertical_use: Tensor  # [V, R] how often a branch of height v + 1 (with rule 'released', a node at depth v) takes each row
+    horizontal_use: Tensor  # [L, R] 1 at the row of each rank
+
+
+def to_int32(values: np.ndarray) -> Tensor:
+    """Return a copy, in the order of rows."""
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int32))

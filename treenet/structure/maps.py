@@ -18,14 +18,13 @@ from torch import Tensor
 from treenet.structure.attention_maps import (
     AttentionMaps,
     AttentionPath,
+    Blocks,
     build_attend_mask,
     build_attention_maps,
     choose_attention_path,
 )
 from treenet.structure.base import Structure
-from treenet.structure.block_mask import Blocks
-from treenet.structure.branches import BranchMaps
-from treenet.structure.device_spans import COMPACT_BELOW_POSITIONS, WIDTH_MULTIPLE, BranchMatrices, Depths, to_int32
+from treenet.structure.branches import COMPACT_BELOW_POSITIONS, WIDTH_MULTIPLE, BranchMaps, BranchMatrices, Depths, to_int32
 from treenet.structure.from_trees import NumberedTree, Span, read_arcs, read_bracketed, read_spans
 from treenet.structure.span_table import SpanTable
 from treeproc.common.arguments import as_integer, as_list

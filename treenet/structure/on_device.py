@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from treenet.structure.attention_maps import OneCall
-from treenet.structure.block_mask import SubtreeIntervals, build_blocks
-from treenet.structure.branches import BranchMaps
-from treenet.structure.device_spans import BranchMatrices, Depths
+from treenet.structure.attention_maps import OneCall, SubtreeIntervals, build_blocks
+from treenet.structure.branches import BranchMaps, BranchMatrices, Depths
 from treenet.structure.maps import TreeStructure
 
 if TYPE_CHECKING:

@@ -1,10 +1,14 @@
-"""Sentences cut into phrases: n-grams, and the levels of a constituency tree, each finer than the one above.
+"""Sentences cut into phrases: n-grams, the levels of a constituency tree, and the places where constituents may be split in two.
 
 Level 0 is the root, or the roots. The next level divides every phrase that has phrases of several words below it. It becomes its
 child nodes and the leaves that are its children. So the pieces of a word stay together, and the last levels repeat phrases that
 cannot be divided. Nodes over the same leaves (a unary chain) are one level, with the label of the topmost.
 
-Shapes: B batch, L leaves, N nodes, P phrases, C levels.
+Tree regularisation (Nandi, Manning and Murty, 2024) compares splits. Trees are made binary from the right: a node of children
+c1, ..., cm is split after c1, the rest after c2, and so on. A span is split only between words. Spans with fewer than two
+possible splits teach nothing, and are left out. Trees side by side are separate: no span crosses two roots.
+
+Shapes: B batch, L leaves, N nodes, P phrases, C levels, S spans, M possible splits of all spans.
 """
 
 from collections.abc import Sequence
@@ -15,9 +19,8 @@ import torch
 from torch import Tensor
 
 from treenet.config import PHRASE_LEVELS
-from treenet.structure.ancestor_at_depth import NodeLookup
 from treenet.structure.base import Structure
-from treenet.structure.span_table import SpanTable
+from treenet.structure.span_table import NodeLookup, SpanTable, expand, find_parents
 
 NO_TAG = -1  # of a phrase without a node (a single leaf), and of padding
 
@@ -104,3 +107,60 @@ def _skip_chains(start: np.ndarray, end: np.ndarray, depth: np.ndarray, parent: 
         top[here] = np.where(same[here], top[parent[here]], here)
         level[here] = level[parent[here]] + ~same[here]
     return top, level
+
+
+@dataclass
+class SplitPoints(Structure):
+    """All possible splits of the spans of a batch, span after span. A split at k makes [start, k) and [k, end)."""
+
+    example: Tensor  # [M] int64, example of the batch
+    start: Tensor  # [M] int64, as the next two
+    split: Tensor
+    end: Tensor
+    span: Tensor  # [M] int64, number of the span
+    gold: Tensor  # [S] int64, place among the M of the split in the tree
+    share: Tensor  # [S] float64, 1 / number of spans of the example
+    owner: Tensor  # [S] int64, example of the batch
+
+    @classmethod
+    def build(cls, table: SpanTable, words: Sequence[np.ndarray]) -> "SplitPoints":
+        """Build from `words[b]` [L_b], the word of every leaf, ascending."""
+        example, start, gold, end = _binary_spans(table)
+        leaf_tree, leaf = np.nonzero(~table.leaf_pad_mask)
+        word = np.full(table.leaf_pad_mask.shape, -1)
+        word[leaf_tree, leaf] = np.concatenate(words)
+        begins = (np.diff(word, axis=1, prepend=-1) != 0) & ~table.leaf_pad_mask
+        places = np.nonzero(begins)[1]  # of the first leaves of words, example after example
+        before = np.concatenate([[0], begins.ravel().cumsum()])  # words that begin before a flat leaf
+        flat = example * table.num_leaves
+        first, last, right = before[flat + start + 1], before[flat + end], before[flat + gold]
+        kept = begins[example, gold] & (last - first >= 2)
+        example, start, end, first, last, right = (x[kept] for x in (example, start, end, first, last, right))
+        span, index, first_row = expand(last - first)
+        counts = np.bincount(example, minlength=len(table.leaf_counts))
+        columns = (
+            example[span],
+            start[span],
+            places[first[span] + index],
+            end[span],
+            span,
+            first_row + right - first,
+            1.0 / counts[example],
+            example,
+        )
+        return cls(*map(torch.from_numpy, columns))
+
+
+def _binary_spans(table: SpanTable) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return example, start, split and end of every split of the trees made binary from the right."""
+    tree, node = np.nonzero(~table.node_pad_mask)
+    leaf = np.nonzero(~table.leaf_pad_mask)[1]
+    of_nodes, of_leaves = find_parents(table)
+    parent = np.concatenate([of_nodes, of_leaves])
+    start = np.concatenate([table.start[tree, node], leaf])
+    order = np.lexsort((start, parent))
+    order = order[parent[order] >= 0]
+    parent, start = parent[order], start[order]
+    later = np.flatnonzero(parent[1:] == parent[:-1]) + 1  # children that follow another one
+    owner = parent[later]
+    return tree[owner], start[later - 1], start[later], table.end[tree, node][owner]

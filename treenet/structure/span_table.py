@@ -1,16 +1,58 @@
-"""The span tables of a batch, padded and checked. All maps are made from them.
+"""The span tables of a batch, padded and checked, and the rows that they are made of. All maps are made from them.
 
 Shapes: B batch, L leaves, N nodes, S = L + N positions (leaves, then nodes in pre-order).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
+from typing import overload
 
 import numpy as np
 
-from treenet.structure.ragged import Ragged
 from treeproc.common.errors import UserError
+
+
+@dataclass(frozen=True)
+class Ragged(Sequence[np.ndarray]):
+    """A list of arrays, stored as two arrays."""
+
+    flat: np.ndarray  # [sum of lengths, ...]
+    lengths: np.ndarray  # [rows] int64
+
+    @classmethod
+    def of(cls, rows: Sequence[np.ndarray]) -> "Ragged":
+        """Build from the same rows."""
+        if isinstance(rows, Ragged):
+            return rows
+        return cls(np.concatenate(rows), np.fromiter(map(len, rows), dtype=np.int64, count=len(rows)))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @overload
+    def __getitem__(self, index: int) -> np.ndarray: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[np.ndarray]: ...
+    def __getitem__(self, index: int | slice) -> np.ndarray | list[np.ndarray]:
+        return list(self)[index]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        edges = np.concatenate([[0], np.cumsum(self.lengths)]).tolist()
+        return (self.flat[start:stop] for start, stop in pairwise(edges))
+
+    def places(self, width: int) -> np.ndarray:
+        """Return [sum of lengths]: the flat place of every item in rows that are padded to `width`."""
+        before = np.cumsum(self.lengths) - self.lengths
+        return np.arange(len(self.flat)) + np.repeat(np.arange(len(self)) * width - before, self.lengths)
+
+    def padded(self, value: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return rows of numbers as [rows, width] int64, filled up with `value`, and a mask of the padding."""
+        padding = np.arange(width) >= self.lengths[:, None]
+        out = np.full(padding.shape, value, dtype=np.int64)
+        out[~padding] = self.flat
+        return out, padding
 
 
 @dataclass
@@ -146,3 +188,31 @@ def expand(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def round_up(size: int, multiple: int) -> int:
     """Return the least multiple that is not below `size`, at least one multiple."""
     return max(1, -(-size // multiple)) * multiple
+
+
+class NodeLookup:
+    """Finds the node of a leaf. Nodes of one depth of a tree follow each other and do not overlap."""
+
+    def __init__(self, tree: np.ndarray, depth: np.ndarray, start: np.ndarray, num_leaves: int):
+        """Prepare for the flat nodes [N]: their tree, depth and first leaf. No leaf number is above `num_leaves`."""
+        self._width, self._depths = num_leaves, 1 + int(depth.max(initial=0))
+        keys = self._key(tree, depth, start)
+        self._order = np.append(np.argsort(keys), -1)
+        self._keys = keys[self._order[:-1]]
+
+    def __call__(self, tree: np.ndarray, depth: np.ndarray, leaf: np.ndarray) -> np.ndarray:
+        """Return the last node of that depth that starts at `leaf` or before it; -1 for depth -1."""
+        place = np.searchsorted(self._keys, self._key(tree, depth, leaf), side="right") - 1
+        return np.where(depth < 0, -1, self._order[place])
+
+    def _key(self, tree: np.ndarray, depth: np.ndarray, leaf: np.ndarray) -> np.ndarray:
+        return (tree * self._depths + depth) * self._width + leaf
+
+
+def find_parents(table: SpanTable) -> tuple[np.ndarray, np.ndarray]:
+    """Return the parents of all real nodes and of all real leaves, as numbers of flat nodes; -1 for no parent."""
+    tree, node = np.nonzero(~table.node_pad_mask)
+    start, depth = table.start[tree, node], table.depth()[tree, node]
+    find = NodeLookup(tree, depth, start, table.num_leaves)
+    leaf_tree, leaf = np.nonzero(~table.leaf_pad_mask)
+    return find(tree, depth - 1, start), find(leaf_tree, table.leaf_depth()[leaf_tree, leaf] - 1, leaf)

@@ -13,7 +13,7 @@ from treenet.data.batch import TreeBatch
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind
 from treenet.models import Encoder, VocabSizes, find_encoder
-from treenet.models.architectures import Use
+from treenet.models.registry import Use
 from treenet.tasks.losses import LossSums
 from treenet.tasks.model_memory import check_fits
 from treeproc.common.settings import UserError

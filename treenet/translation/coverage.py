@@ -21,7 +21,7 @@ from torch import nn
 from treenet.config import DecodingConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.in_order import in_order_with_rows, longer_side
-from treenet.models.attention_weights import attend_batch
+from treenet.models.composed import attend_batch
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.translation.hypotheses import Hypothesis, sort_hypotheses
 from treeproc.common.errors import UserError

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from treenet.extras.export.folder import read_vocabulary, write_export
 from treenet.layers.positions import compute_sinusoids
-from treenet.models.seq2seq import Seq2Seq
+from treenet.models.composed import Seq2Seq
 from treenet.runs.loading import LoadedRun
 from treeproc.common.settings import UserError
 

@@ -14,7 +14,7 @@ from torch.export import Dim
 from treenet.data.input_kinds import TREES
 from treenet.extras.export.folder import read_vocabulary, write_export
 from treenet.extras.export.steps import DecoderStep, PlainEncoderStep, TreeEncoderStep, with_positions
-from treenet.models.seq2seq import Seq2Seq
+from treenet.models.composed import Seq2Seq
 from treenet.runs.loading import LoadedRun
 from treeproc.common.settings import UserError
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from treenet.data.batch import TreeBatch
 from treenet.layers.attention import BeamLayout, padding_to_attend_mask
 from treenet.layers.positions import SinusoidalPositions, compute_sinusoids
+from treenet.models.composed import Seq2Seq
 from treenet.models.decoders.base import DecoderState
 from treenet.models.encoders.base import Memory
-from treenet.models.seq2seq import Seq2Seq
 from treenet.structure import TreeStructure
-from treenet.structure.device_spans import Depths
+from treenet.structure.branches import Depths
 from treeproc.shards.schema import PAD_ID
 
 Encoded = tuple[Tensor, Tensor, Tensor]

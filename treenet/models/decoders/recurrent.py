@@ -15,8 +15,7 @@ from treenet.layers.attention import BeamLayout, CrossAttention, KeysValues, pad
 from treenet.layers.dropout import Dropout
 from treenet.layers.linear import build_linear
 from treenet.models.decoders.base import Decoder, DecoderState
-from treenet.models.encoders.base import Memory, PieceEmbedding
-from treenet.models.encoders.lstm_base import LSTMEncoder, LSTMState
+from treenet.models.encoders.base import LSTMEncoder, LSTMState, Memory, PieceEmbedding
 
 # Width of the self-attentive pooling, as in the authors' code.
 _POOLING_WIDTH = 128

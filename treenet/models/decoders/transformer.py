@@ -16,8 +16,7 @@ from treenet.layers.convolution import CausalConvolution, DynamicKernels, Lightw
 from treenet.layers.dropout import Dropout, WordDropout
 from treenet.layers.positions import SinusoidalPositions
 from treenet.layers.relations import RelativeCausalSelfAttention
-from treenet.models.decoders.base import Decoder, DecoderState
-from treenet.models.decoders.static_state import StaticState
+from treenet.models.decoders.base import Decoder, DecoderState, StaticState
 from treenet.models.encoders.base import Memory, PieceEmbedding
 
 

@@ -1,4 +1,4 @@
-"""The base of all encoders: embeddings, the memory for a decoder or a head, and an encoder's own description.
+"""The bases of all encoders: embeddings, the memory for a decoder or a head, and an encoder's own description.
 
 Shapes: B batch, L leaves, S positions, T sequence length, D model, V pieces.
 """
@@ -76,6 +76,7 @@ class Encoder(nn.Module, ABC):
     """
 
     reads: InputKind = LEAVES
+    has_transformer_layers: ClassVar[bool] = False  # whether it reads `ModelConfig.layer_settings`
     auxiliary_loss: ClassVar[str] = ""  # name of the encoder's own loss in metrics (see `encode_to_train`); empty for none
 
     def __init__(self, config: ModelConfig, embedding: PieceEmbedding):
@@ -129,3 +130,43 @@ def build_embedding(rows: int, d_model: int) -> nn.Embedding:
     embedding = nn.Embedding(rows, d_model)
     nn.init.normal_(embedding.weight, std=d_model**-0.5)
     return embedding
+
+
+LSTMState = tuple[Tensor, Tensor]  # hidden state and cell [B, D]
+
+
+@dataclass
+class LSTMStates:
+    """States of all positions, before dropout."""
+
+    hidden: Tensor  # [B, S, D]
+    cells: Tensor | None  # [B, S, D], if they were asked for
+    pad_mask: Tensor  # [B, S] bool, True = padding
+    num_leaves: int | None = None  # positions from there on are nodes
+
+
+class LSTMEncoder(Encoder):
+    """Base of the encoders that an LSTM decoder can start from."""
+
+    @abstractmethod
+    def run(self, batch: TreeBatch, *, with_cells: bool) -> LSTMStates:
+        """Compute states of the positions."""
+
+    @abstractmethod
+    def own_state(self, states: Tensor, batch: TreeBatch) -> Tensor:
+        """Return a summary of the source [B, D], of hidden states or of cells [B, S, D]."""
+
+    def forward(self, batch: TreeBatch) -> Memory:
+        states = self.run(batch, with_cells=False)
+        return Memory(self.drop(states), states.pad_mask)
+
+    def drop(self, states: LSTMStates) -> Tensor:
+        """Return hidden states after dropout [B, S, D]."""
+        return self.dropout(states.hidden, states.num_leaves)
+
+    def embed_leaves(self, batch: TreeBatch) -> Tensor:
+        """Embed the leaves: [B, L, D]."""
+        return self.dropout(self.embedding(batch.leaf_pieces))
+
+    def summarize(self, memory: Memory, batch: TreeBatch) -> Tensor:
+        return self.own_state(memory.states, batch)

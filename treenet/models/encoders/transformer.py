@@ -13,9 +13,9 @@ from treenet.layers.attention import SelfAttention, padding_to_attend_mask
 from treenet.layers.blocks import EncoderLayer, end_stack
 from treenet.layers.dropout import WordDropout
 from treenet.layers.positions import SinusoidalPositions
-from treenet.models.architectures import Architecture, register
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding, VocabSizes
+from treenet.models.registry import Architecture, register
 
 
 class TransformerEncoder(Encoder):
@@ -24,6 +24,8 @@ class TransformerEncoder(Encoder):
     Encoders that differ in their self-attention hand `build_attention` to the constructor: the attention of layer `number`,
     counted from 0.
     """
+
+    has_transformer_layers = True
 
     def __init__(
         self,

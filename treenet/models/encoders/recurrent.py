@@ -1,6 +1,7 @@
-"""Tree-LSTM encoders (Tai et al., 2015): N-ary over binary constituency trees, child-sum over dependencies.
+"""Recurrent encoders: the LSTM over leaves, and Tree-LSTMs (Tai et al., 2015).
 
-They also exist with the settings of Tree2Seq (Shi et al., 2018).
+Tree-LSTMs are N-ary over binary constituency trees, or child-sum over dependencies. They also exist with the settings of Tree2Seq
+(Shi et al., 2018).
 
 Shapes: B batch, L leaves, S positions of leaves and nodes, W words, M nodes, D model.
 """
@@ -14,14 +15,44 @@ from torch import Tensor, nn
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import ARCS, BINARY_TREES
-from treenet.layers.bilstm import build_bilstm, run_bilstm
+from treenet.layers.bilstm import build_bilstm, build_lstm, last_state, last_states, run_bilstm, run_lstm
 from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm
 from treenet.layers.linear import build_linear
-from treenet.models.architectures import Architecture, register
 from treenet.models.decoders.recurrent import RecurrentDecoder
-from treenet.models.encoders.base import Memory, PieceEmbedding, VocabSizes
-from treenet.models.encoders.lstm_base import LSTMEncoder, LSTMStates
+from treenet.models.encoders.base import LSTMEncoder, LSTMStates, Memory, PieceEmbedding, VocabSizes
+from treenet.models.registry import Architecture, register
 from treenet.structure import ArcLevels, TreeLevels
+
+
+class BiLSTMEncoder(LSTMEncoder):
+    """`num_encoder_layers` layers of two directions, of d_model / 2 each; dropout before, between and after them.
+
+    The state of the whole source is the last states of both directions: forward at the last leaf, backward at the first. With
+    `recurrent.directions: forward`, layers have only that direction, with d_model.
+    """
+
+    def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
+        super().__init__(config, embedding)
+        sizes = config.d_model, config.num_encoder_layers
+        if config.recurrent.directions == "both":
+            self.forward_layers, self.backward_layers = build_bilstm(*sizes)
+        else:
+            self.forward_layers, self.backward_layers = build_lstm(config.d_model, *sizes), None
+
+    def run(self, batch: TreeBatch, *, with_cells: bool) -> LSTMStates:
+        """Return all directions side by side at every leaf: S = L."""
+        x, pad_mask = self.embed_leaves(batch), batch.leaf_pad_mask
+        if self.backward_layers is None:
+            return LSTMStates(*run_lstm(x, self.forward_layers, self.dropout, with_cells=with_cells), pad_mask)
+        layers = self.forward_layers, self.backward_layers
+        return LSTMStates(*run_bilstm(x, pad_mask, *layers, self.dropout, with_cells=with_cells), pad_mask)
+
+    def own_state(self, states: Tensor, batch: TreeBatch) -> Tensor:
+        return (last_state if self.backward_layers is None else last_states)(states, batch.leaf_pad_mask)
+
+
+register("bilstm", Architecture(BiLSTMEncoder, RecurrentDecoder, uses=("classification",)))
+
 
 # Initial bias of forget gates. Tai et al. name no value, and their code adds nothing. The code of Shi et al. adds 1 before
 # the sigmoid of every forget gate, so that trees remember states from far below.
