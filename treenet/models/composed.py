@@ -3,8 +3,8 @@
 The weights of cross-attention are here too. Layers attend by kernels that return no weights. An explicit softmax computes them
 again, from what goes into the cross-attention modules.
 
-Shapes: B batch, L leaves, N nodes, P or T positions, S memory positions, D model, H heads, A decoder layers, V pieces or entries
-of the table, C classes, R live hypotheses.
+Shapes: B batch, L leaves, N nodes, P or T positions, S memory positions, D model, H heads, A decoder layers, C classes. V are
+pieces or entries of the table, R live hypotheses.
 """
 
 from collections.abc import Iterator
