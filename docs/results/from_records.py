@@ -344,7 +344,6 @@ def of_readme() -> Sentences:
 
 
 def of_translation() -> Sentences:
-    yield "It sees the paper's +1.1 BLEU with probability {}", power(IWSLT)
     yield "the interval of the nll is {} to {} BLEU", nll_as_bleu(MULTI30K)
     plain = against(RELATIVE, "transformer")
     yield "by {} BLEU, and by {} nats on valid ({} to {})", [plain.test().difference, *falls(plain, VALID_NLL)]
@@ -388,11 +387,6 @@ def of_classification() -> Sentences:
             *holm(SST2_PLAIN),
             *falls(SST2_PHRASES)[:1],
         ],
-    )
-    yield "With other sentences in the interval, it is {} [{}, {}] (Holm's p {})", [*_difference(SPLIT_LSTM), *holm(SPLIT_LSTM)]
-    yield (
-        "test) {} [{}, {}] ({}). On SST-2 it is {} [{}, {}] ({})",
-        [*(figure for row in (WHOLE_LSTM, SST2_LSTM) for figure in (*_difference(row), *holm(row)))],
     )
     test = ON_SICK.test()
     yield "It is {} below the Transformer with the same settings ([{}, {}], Holm's p {})", [
