@@ -27,6 +27,7 @@ TREEPROC_ROOMS = (
     "readers",
     "parsers",
     "subwords",
+    "pretrained_pieces",
     "stages",
     "inspection",
     "online",

@@ -177,11 +177,11 @@ def test_every_script_is_a_command(repository):
 
 def test_extras_name_what_pyproject_installs(project):
     extras = project["optional-dependencies"]
-    names = ("serve", "tune", "ray", "parse", "report", "export", "bertscore")
+    names = ("serve", "tune", "ray", "parse", "report", "export", "bertscore", "pretrained")
     installed = {re.match(r"[\w-]+", line)[0]: name for name in names for line in extras[name]}
     assert {re.match(r"[\w-]+", line)[0] for line in extras["mlflow"]} == {"alembic", "mlflow-skinny", "sqlalchemy"}
     assert installed | {"mlflow": "mlflow", "wandb": "wandb"} == EXTRAS
-    assert extras["all"] == ["tree-attention[ray,parse,report,serve,export,tune,bertscore]"]
+    assert extras["all"] == ["tree-attention[ray,parse,report,serve,export,tune,bertscore,pretrained]"]
     base = {re.match(r"[\w-]+", line)[0] for line in project["dependencies"]}
     assert not base & EXTRAS.keys()
 

@@ -20,6 +20,7 @@ from treeproc.common.storage import AnyPath, as_path
 from treeproc.inspection.checks import node_depths
 from treeproc.inspection.drawing import draw_row
 from treeproc.parsers import describe_in_words
+from treeproc.pretrained_pieces import load_pieces
 from treeproc.shards.lengths import open_lengths
 from treeproc.shards.schema import in_order
 from treeproc.shards.shard import Shard, SplitShards
@@ -165,7 +166,7 @@ def draw_line(data: AnyPath, split: str, line: int) -> str:
     row = shards[shards.by_index()[shard]].row(number)
     vocab, side = folder / "vocab", leaf_side(read_index(folder))
     other = "source" if side == "target" else "target"
-    subwords = Subwords(vocab / "pieces.model")
+    subwords = load_pieces(vocab)
     pieces, (tree, *arcs) = row["leaves"]["piece"], draw_row(row, vocab)
     lines = [
         f"{split} line {line}: {len(pieces)} leaves, {len(row['nodes']['label'])} nodes",

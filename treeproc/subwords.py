@@ -4,22 +4,26 @@ Every piece lies inside one word of the parser, and `▁` stands exactly where t
 to the line itself, and a piece can be a leaf of the tree. The plain models read the same pieces.
 """
 
+import hashlib
 import io
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import sentencepiece
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 from sentencepiece import sentencepiece_model_pb2
 
+from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError
-from treeproc.common.storage import AnyPath
+from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.ragged import edges_of, flatten, string_bytes, strings_of, take
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_LABEL, UNKNOWN_LABEL_ID
 from treeproc.shards.vocabulary_files import names_bytes, read_names, read_pieces
@@ -33,7 +37,7 @@ _MOST_KNOWN = 200_000
 
 
 class SubwordConfig(Settings):
-    """The byte-pair vocabulary: one for both sides, or one for each side."""
+    """The pieces: a byte-pair vocabulary for both sides, one for each side, or the tokenizer of a pretrained encoder."""
 
     vocab_size: PositiveInt | None = Field(
         32_000,
@@ -52,6 +56,42 @@ class SubwordConfig(Settings):
     max_training_lines: PositiveInt = Field(
         4_000_000, description="most lines of both sides to learn a vocabulary from; the job takes them evenly from all lines"
     )
+    tokenizer: Annotated[DataPath | None, Effect.NONE] = Field(
+        None,
+        description="folder of a pretrained encoder, with tokenizer.json: the leaves are the pieces of its tokenizer, cut at the "
+        "parser's words. The job learns no pieces, and no other setting of subwords has an effect. null: the job learns pieces",
+    )
+
+    @model_validator(mode="after")
+    def _tokenizer_alone(self):
+        others = [name for name, field in type(self).model_fields.items() if name != "tokenizer"]
+        if self.tokenizer is not None and (set_ := [n for n in others if getattr(self, n) != type(self).model_fields[n].default]):
+            raise ValueError(f"{set_[0]}: is for pieces that the job learns, but tokenizer has its own; leave one of them out")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_has_no_effect(self, dump: SerializerFunctionWrapHandler) -> dict:
+        values = dump(self)
+        tokenizer = values.pop("tokenizer", None)
+        return values if self.tokenizer is None else {"tokenizer": tokenizer}
+
+    def facts(self) -> dict:
+        """Return what decides about the pieces: the settings, or the hash of the tokenizer, which raises UserError if it is missing."""
+        if self.tokenizer is None:
+            return self.model_dump()
+        return {"tokenizer": hashlib.sha256(self.tokenizer_file().read_bytes()).hexdigest()}
+
+    def tokenizer_file(self) -> AnyPath:
+        """Return the fast tokenizer in the folder of the pretrained encoder. Raises UserError if there is none."""
+        path = self.tokenizer / "tokenizer.json"
+        if path.exists():
+            return path
+        if not self.tokenizer.is_dir():
+            raise UserError(f"subwords.tokenizer: {self.tokenizer} is not a folder; give the folder of a pretrained encoder")
+        raise UserError(
+            f"subwords.tokenizer: {self.tokenizer} has no tokenizer.json, the fast tokenizer, whose pieces have offsets; if "
+            "transformers has one for it, AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it"
+        )
 
 
 def train_pieces(counts: Mapping[str, int], config: SubwordConfig, tags: Sequence[str] = ()) -> bytes:
@@ -191,10 +231,10 @@ class Subwords:
         edges = edges_of(counts)
         return pieces, np.diff(edges[np.searchsorted(cuts, row_edges)])
 
-    def encode_words(self, lines: pa.Array, words: WordEnds) -> tuple[np.ndarray, np.ndarray]:
+    def encode_words(self, lines: pa.Array, words: WordEnds, counts: Counter | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the pieces of every word of every line: (pieces of all words, pieces per word).
 
-        A word includes the blanks before it.
+        A word includes the blanks before it. `counts` stays as it is: no piece crosses a border.
         """
         data, cuts, _ = _word_cuts(lines, words)
         if np.any(np.diff(cuts) <= 0):

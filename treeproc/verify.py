@@ -19,10 +19,11 @@ from treeproc.common.storage import AnyPath, as_path
 from treeproc.inspection.shard_verifier import STAGES, file_problem, schema_facts
 from treeproc.inspection.stage_findings import Problem, StageFindings
 from treeproc.inspection.verifier_pool import run_here, run_in_processes, run_on_ray
+from treeproc.pretrained_pieces import load_pieces
 from treeproc.shards.shard import Shard
 from treeproc.shards.size_counts import SIZE_COUNTS
 from treeproc.shards.store import Index, read_index, stage_folder
-from treeproc.subwords import LabelVocab, Subwords
+from treeproc.subwords import LabelVocab
 
 # Processes cost a second or two.
 _FEW_ROWS = 20_000
@@ -135,7 +136,7 @@ def _vocabulary_sizes(folder: AnyPath, index: dict) -> dict[str, int]:
     try:
         vocab = folder / "vocab"
         found = {name: len(LabelVocab.load(vocab / f"{name}.txt")) for name in ("labels", "pos_tags")}
-        return sizes | found | {"pieces": len(Subwords(vocab / "pieces.model"))}
+        return sizes | found | {"pieces": len(load_pieces(vocab))}
     except (OSError, ValueError, UserError):
         return sizes
 

@@ -22,7 +22,8 @@ EXTRAS = {
     "mlflow": "mlflow",
     "wandb": "wandb",
     "optuna": "tune",
-    "transformers": "bertscore",
+    "tokenizers": "pretrained",
+    "transformers": "pretrained",
     "uvicorn": "serve",
 }
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from treeproc.common.storage import AnyPath
-from treeproc.subwords import LabelVocab, Subwords
+from treeproc.pretrained_pieces import load_pieces
+from treeproc.subwords import LabelVocab
 from treeproc.trees.spans import SpanTree, draw
 
 
@@ -16,7 +17,7 @@ def draw_row(row: Mapping, vocab: AnyPath) -> list[str]:
     labels, tags = (LabelVocab.load(vocab / f"{name}.txt").names for name in ("labels", "pos_tags"))
     leaves, spans = row["leaves"], row["spans"]
     tree = SpanTree([labels[i] for i in row["nodes"]["label"]], spans["start"].tolist(), spans["end"].tolist())
-    lines = [draw(tree, Subwords(vocab / "pieces.model").names(leaves["piece"]), [tags[i] for i in leaves["pos_tag"]])]
+    lines = [draw(tree, load_pieces(vocab).names(leaves["piece"]), [tags[i] for i in leaves["pos_tag"]])]
     if "arcs" in row:
         relations = LabelVocab.load(vocab / "deprels.txt").names
         arcs = zip(row["arcs"]["governor"], row["arcs"]["deprel"], strict=True)

@@ -29,10 +29,12 @@ from treeproc.shards.schema import SCHEMA_VERSION, STAGE_SCHEMAS, in_order
 
 # Up to so many, `index.json` holds the records itself.
 _MOST_INLINE = 8192
-# Below DATA/encoded; `deprels.txt` and `pieces.tgt.model` only where they are needed.
+# Below DATA/encoded. `tokenizer.json`, of a pretrained encoder, stands in place of `pieces.model`. `deprels.txt` and
+# `pieces.tgt.model` are there only where they are needed.
 VOCABULARY_FILES = ("vocab/pieces.model", "vocab/labels.txt", "vocab/pos_tags.txt")
 OPTIONAL_VOCABULARY_FILES = ("vocab/pieces.tgt.model", "vocab/deprels.txt")
-PIECES_FILES = ("vocab/pieces.model", "vocab/pieces.tgt.model")
+TOKENIZER_FILE = "vocab/tokenizer.json"
+PIECES_FILES = ("vocab/pieces.model", "vocab/pieces.tgt.model", TOKENIZER_FILE)
 
 
 class _TrainFile(BaseModel):
@@ -233,7 +235,8 @@ def describe_agreement(index: Mapping) -> str:
 
 def vocabulary_files(folder: AnyPath) -> list[str]:
     """Return the files of a vocabulary that are there, by their names below the encoded stage `folder`."""
-    return [*VOCABULARY_FILES, *(name for name in OPTIONAL_VOCABULARY_FILES if (folder / name).exists())]
+    own = [TOKENIZER_FILE, *VOCABULARY_FILES[1:]] if (folder / TOKENIZER_FILE).exists() else VOCABULARY_FILES
+    return [*own, *(name for name in OPTIONAL_VOCABULARY_FILES if (folder / name).exists())]
 
 
 def pieces_fingerprint(index: Mapping) -> str:

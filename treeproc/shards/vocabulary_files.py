@@ -1,5 +1,6 @@
 """The files of a vocabulary: pieces, and one name a line of labels, tags and relations. One function reads each kind."""
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ from google.protobuf.message import DecodeError
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
 from treeproc.common.errors import UserError
+from treeproc.common.extras import require
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import line_end_in
 
@@ -44,3 +46,25 @@ def read_pieces(path: AnyPath) -> tuple[Any, SentencePieceProcessor]:
     except (OSError, DecodeError, RuntimeError):
         pass
     raise UserError(f"{path} is not a sentencepiece model; {_AGAIN}")
+
+
+def read_tokenizer(path: AnyPath) -> Any:
+    """Return the fast tokenizer of a file tokenizer.json, which cuts texts of any length, and reads `[SEP]` as text.
+
+    Raises UserError if the file is missing or broken, or if the package `tokenizers` is not installed.
+    """
+    require("tokenizers", f"{path.name} of a pretrained encoder")
+    # A process of a job has one core, and threads would not survive a fork.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_str(path.read_bytes().decode())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    except Exception as error:  # the package raises no other class
+        raise UserError(f"{path} is not a fast tokenizer: {str(error)[:200]}") from None
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.encode_special_tokens = True
+    return tokenizer

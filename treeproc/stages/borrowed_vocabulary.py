@@ -10,6 +10,8 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import (
     OPTIONAL_VOCABULARY_FILES,
+    PIECES_FILES,
+    TOKENIZER_FILE,
     VOCABULARY_FILES,
     ShardRecord,
     fingerprint_of,
@@ -89,7 +91,7 @@ def _read_vocabulary(other: AnyPath) -> tuple[dict[str, bytes], str]:
     """Read the files of a vocabulary by name, and the fingerprint of its inputs. Raises UserError for a file that is damaged."""
     source = other / "encoded"
     index, contents = read_index(source), {}
-    for name in (*VOCABULARY_FILES, *OPTIONAL_VOCABULARY_FILES):
+    for name in (*VOCABULARY_FILES, *OPTIONAL_VOCABULARY_FILES, TOKENIZER_FILE):
         if sha256 := index["files"].get(name):
             try:
                 contents[name] = (source / name).read_bytes()
@@ -99,7 +101,7 @@ def _read_vocabulary(other: AnyPath) -> tuple[dict[str, bytes], str]:
                 raise UserError(f"vocab_from: {source / name} is missing or damaged; run its workflows/preprocess.py again")
     note = source / "vocab" / "fingerprint.txt"
     inputs_fingerprint = read_text(note, "run its workflows/preprocess.py again").partition("\n")[0] if note.exists() else ""
-    pieces = [index["files"][name] for name in contents if name.endswith(".model")]
+    pieces = [index["files"][name] for name in contents if name in PIECES_FILES]
     if fingerprint_of(inputs_fingerprint, *pieces) != index["vocab_fingerprint"]:
         raise UserError(f"vocab_from: {note} is missing or damaged; run its workflows/preprocess.py again")
     return contents, inputs_fingerprint
@@ -109,7 +111,7 @@ def _write(folder: Path, contents: Mapping[str, bytes], inputs_fingerprint: str)
     """Write the files of a vocabulary, and last the note that says that they are complete."""
     (folder / "vocab").mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder / "vocab")
-    for name in OPTIONAL_VOCABULARY_FILES:
+    for name in (*OPTIONAL_VOCABULARY_FILES, TOKENIZER_FILE):
         (folder / name).unlink(missing_ok=True)
     for name, content in contents.items():
         atomic_write(folder / name, content)

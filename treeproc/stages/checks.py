@@ -10,6 +10,7 @@ from treeproc.common.setting_effects import Effect, excluded
 from treeproc.common.settings import UserError, differences, dump_settings, load_settings, read_yaml
 from treeproc.common.storage import AnyPath
 from treeproc.parsers import describe_parser
+from treeproc.pretrained_pieces import TokenizerPieces
 from treeproc.shards.schema import SPLIT_NAME, SPLITS
 from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.encode import encoded_columns
@@ -28,6 +29,8 @@ def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:
     stages = inputs.columns(), parsed_columns(config.parser, config.target_parser)
     check_constituents(config.tree, config)
     check_sides(config, *stages)
+    if config.subwords.tokenizer is not None:
+        TokenizerPieces(config.subwords.tokenizer_file())
     parser, target_parser = describe_parser(config.parser), _describe_target_parser(config)
     if config.vocab_from is not None:
         check_vocab_from(config, parser, target_parser, config.normalization, stages)
@@ -59,12 +62,12 @@ def check_vocab_from(
     The parsers and the normalisation are those of the text.
     """
     if config.new_pieces is not None:
-        check_extension(config.vocab_from.absolute(), subwords=config.subwords.model_dump())
+        check_extension(config.vocab_from.absolute(), subwords=config.subwords.facts())
         return
     check_reuse(
         config.vocab_from.absolute(),
         parser=parser if config.tree.side == "source" else target_parser,
-        subwords=config.subwords.model_dump(),
+        subwords=config.subwords.facts(),
         tree=config.tree.facts(),
         normalization=normalization,
         columns=encoded_columns(*stages, config.tree).names,
@@ -93,6 +96,11 @@ def check_sides(config: PreprocessConfig, text: Sequence[str], parsed: Sequence[
         raise UserError(f"tree.tree_source: dependencies makes trees of arcs, but there are none; {_hint_for_arcs(config, text)}")
     if missing := [name for name in (tree.side, *tree.parsed_columns) if name not in (*text, *parsed)]:
         raise UserError(f"tree.side: must be a side with trees, but is {tree.side}: the data set has no {', '.join(missing)}")
+    if config.subwords.tokenizer is not None and tree.other_side in text:
+        raise UserError(
+            "subwords.tokenizer: gives the pieces of what an encoder reads, but these examples have a target side; leave out the "
+            "target files, or the tokenizer"
+        )
     if not config.subwords.joint and tree.other_side not in text:
         raise UserError("subwords.joint: must be true, because examples have one side")
 

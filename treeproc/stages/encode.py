@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from treeproc.pretrained_pieces import load_pieces
 from treeproc.shards.ragged import edges_of
 from treeproc.shards.rows import Lists, batch_views, column_batch, record_batches
 from treeproc.shards.schema import FULL_ENCODED_SCHEMA, FULL_PARSED_SCHEMA, UNANALYSED, select
@@ -48,7 +49,7 @@ class RowEncoder:
     """Parsed rows to encoded rows: pieces within words, words' subtrees, ids instead of names."""
 
     def __init__(self, vocab: Path, tree: TreeConfig):
-        self.subwords = Subwords(vocab / "pieces.model")
+        self.subwords = load_pieces(vocab)
         other = vocab / "pieces.tgt.model"
         self._other_subwords = Subwords(other) if other.exists() else self.subwords
         self.labels = LabelVocab.load(vocab / "labels.txt")
@@ -81,7 +82,7 @@ class RowEncoder:
         wrong = np.flatnonzero(np.diff(brackets.leaf_edges[tree_edges]) != np.diff(word_edges))
         if len(wrong):
             raise ValueError(f"line {ids[wrong[0]] + 1}: its trees have another number of leaves than it has words")
-        pieces, piece_counts = self.subwords.encode_words(text[config.side], WordEnds(word_edges, words["end_char"]))
+        pieces, piece_counts = self.subwords.encode_words(text[config.side], WordEnds(word_edges, words["end_char"]), counts)
         flat_trees = self._word_trees(brackets, parsed, ids, text, counts, donated)
         flat_trees = split_words(flat_trees, brackets.tags, brackets.tag_names, piece_counts)
         if config.binarize != "none":

@@ -50,6 +50,13 @@ def tree_notes(total: dict[str, int]) -> list[str]:
     notes = []
     if "lifted_arcs" in total:
         notes.append(f"crossing arcs: {total['lifted_arcs']:,} lifted, in {total['lifted_sentences']:,} sentences")
+    if "tokenizer_pieces" in total:
+        share = total["crossing_pieces"] / max(1, total["tokenizer_pieces"])
+        notes.append(
+            f"tokenizer: {total['crossing_pieces']:,} of {total['tokenizer_pieces']:,} pieces ({share:.2%}) cross a border of "
+            f"words, in {total['lines_with_crossing']:,} lines, and their words are cut by themselves; "
+            f"{total['unknown_pieces']:,} pieces are unknown, {total['words_without_piece']:,} of them for words without a piece"
+        )
     if "lines_without_partner" in total:
         notes.append(
             f"shuffled trees: {total['lines_without_partner']:,} lines keep their own tree, because no other line has as many "

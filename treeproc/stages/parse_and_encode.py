@@ -9,9 +9,10 @@ from treeproc.common.progress import Progress
 from treeproc.common.provenance import Recorder
 from treeproc.common.storage import AnyPath
 from treeproc.parsers import describe_in_words
+from treeproc.pretrained_pieces import load_pieces
 from treeproc.shards.packed_records import PackedRecords
 from treeproc.shards.shard import Shard
-from treeproc.shards.store import ShardRecord, fingerprint_of, vocabulary_files, write_index
+from treeproc.shards.store import PIECES_FILES, TOKENIZER_FILE, ShardRecord, fingerprint_of, vocabulary_files, write_index
 from treeproc.stages.borrowed_vocabulary import copy_vocabulary, grow_vocabulary
 from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.encode import encoded_columns
@@ -24,7 +25,7 @@ from treeproc.stages.run_jobs import Jobs, run_here
 from treeproc.stages.shard_jobs import StageWork, make_shards, previous_index, ray_runner
 from treeproc.stages.shuffle import OTHER_SHAPES, donor_windows
 from treeproc.stages.vocabulary import sampled_rows, write_vocabulary
-from treeproc.subwords import LabelVocab, Subwords
+from treeproc.subwords import LabelVocab
 
 logger = logging.getLogger(__name__)
 
@@ -81,8 +82,8 @@ class ParseAndEncode:
                     inputs_fingerprint = grow_vocabulary(
                         self.out, config.vocab_from.absolute(), config.new_pieces, *split, config.tags()
                     )
-            num_pieces = len(Subwords(folder / "vocab" / "pieces.model"))
-            progress.update(num_pieces)
+            own_pieces = load_pieces(folder / "vocab")
+            progress.update(len(own_pieces))
         tree = config.tree.facts()
         # Those of the leaves' side: lines that are translated later are parsed as they were.
         of_source = config.tree.side == "source"
@@ -109,7 +110,7 @@ class ParseAndEncode:
         records = self._make(work, "encoded", text, fingerprints, jobs)
         sizes, classes = measure_rows(config, folder, records, self.record, labelled="label" in stages[0])
         vocabulary = vocabulary_files(folder)
-        pieces = [file_sha256(folder / name) for name in vocabulary if name.endswith(".model")]
+        pieces = [file_sha256(folder / name) for name in vocabulary if name in PIECES_FILES]
         return write_index(
             folder,
             records,
@@ -122,10 +123,11 @@ class ParseAndEncode:
             parser=parser,
             parser_settings=settings.facts(),
             tree_settings=tree,
-            subword_settings=config.subwords.model_dump(),
+            subword_settings=config.subwords.facts(),
+            **({"tokenizer": own_pieces.facts()} if TOKENIZER_FILE in vocabulary else {}),
             **({"normalization": config.normalization} if config.normalization != "none" else {}),
             files=sizes | {name: file_sha256(folder / name) for name in vocabulary},
-            num_pieces=num_pieces,
+            num_pieces=len(own_pieces),
             num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),
             dropped=dropped(text),
             parsed_fingerprint=fingerprint_of([record.sha256 for record in parsed]),

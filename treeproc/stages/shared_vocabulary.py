@@ -27,6 +27,8 @@ def borrow_settings(values: Mapping) -> dict:
         return out
     data = as_path(values["vocab_from"]).absolute()
     there = _read_settings(data)
+    if (there.get("subwords") or {}).get("tokenizer"):
+        there["subwords"] = {"tokenizer": str(data / "encoded" / "vocab")}  # its own copy
     if own_text:
         there |= {name: value for name, value in _read_settings(stage_folder(data, "text").parent).items() if name in _OF_TEXT}
         if there.get("tokenized") == "moses":
@@ -95,5 +97,7 @@ def check_extension(data: AnyPath, *, subwords: Mapping) -> None:
             f"vocab_from: {data} was made with other settings ({'; '.join(changed)}), but new pieces can only follow the same "
             "settings; leave these settings out"
         )
+    if "tokenizer" in subwords:
+        raise UserError(f"new_pieces: {data} has the pieces of a pretrained tokenizer, which cannot grow; leave new_pieces out")
     if not subwords["joint"]:
         raise UserError(f"new_pieces: {data} has a vocabulary for each side (subwords.joint=false); only joint ones can grow")

@@ -1,5 +1,6 @@
 """Pieces, labels, tags and dependency relations of the training split."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
@@ -10,10 +11,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from treeproc.common.files import atomic_write, file_sha256, remove_leftovers
+from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED
 from treeproc.shards.shard import Shard
-from treeproc.shards.store import OPTIONAL_VOCABULARY_FILES, VOCABULARY_FILES, ShardRecord, fingerprint_of
+from treeproc.shards.store import (
+    OPTIONAL_VOCABULARY_FILES,
+    TOKENIZER_FILE,
+    VOCABULARY_FILES,
+    ShardRecord,
+    fingerprint_of,
+    read_index,
+)
 from treeproc.stages.run_jobs import Jobs, Run, grouped, run_here
 from treeproc.stages.tree_config import TreeConfig
 from treeproc.subwords import LabelVocab, SubwordConfig, WordEnds, blank_separated, mark_boundaries, train_pieces
@@ -128,8 +137,9 @@ def _bare(record: ShardRecord) -> dict:
 
 
 def sampled_rows(text: Sequence[ShardRecord], config: SubwordConfig, has_both_sides: bool) -> int:
-    """Return the number of rows of the training split that words are learned from."""
-    return min(sum(record.rows for record in text), max(1, config.max_training_lines // (1 + has_both_sides)))
+    """Return the number of rows of the training split that words are learned from; 0 if a tokenizer has its pieces."""
+    most = 0 if config.tokenizer else max(1, config.max_training_lines // (1 + has_both_sides))
+    return min(sum(record.rows for record in text), most)
 
 
 def count_vocabulary(
@@ -180,7 +190,7 @@ def fingerprint_of_inputs(
     form = tree.model_dump(include={"side", "binarize", "documents"})
     if tree.tree_source == "dependencies":
         form |= tree.model_dump(include={"tree_source", "phrase_labels"})
-    return fingerprint_of([record.sha256 for record in parsed], [record.sha256 for record in text], config.model_dump(), form)
+    return fingerprint_of([record.sha256 for record in parsed], [record.sha256 for record in text], config.facts(), form)
 
 
 def write_vocabulary(
@@ -206,12 +216,17 @@ def write_vocabulary(
     done = folder / "fingerprint.txt"
     if done.exists() and done.read_bytes() == vocabulary_note(folder, inputs_fingerprint):
         return inputs_fingerprint
+    tokenizer = _read_tokenizer(data, config) if config.tokenizer else None
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
-    for name in OPTIONAL_VOCABULARY_FILES:
+    for name in (*OPTIONAL_VOCABULARY_FILES, TOKENIZER_FILE):
         (data / "encoded" / name).unlink(missing_ok=True)
     counts = count_vocabulary(base or data, text, parsed, config, tree, run)
-    atomic_write(folder / "pieces.model", train_pieces(counts.words["source"], config, line_tags))
+    if tokenizer is not None:
+        (folder / "pieces.model").unlink(missing_ok=True)
+        atomic_write(data / "encoded" / TOKENIZER_FILE, tokenizer)
+    else:
+        atomic_write(folder / "pieces.model", train_pieces(counts.words["source"], config, line_tags))
     if counts.words.get("target"):
         atomic_write(folder / "pieces.tgt.model", train_pieces(counts.words["target"], config, line_tags))
     if counts.deprels:
@@ -220,6 +235,16 @@ def write_vocabulary(
     atomic_write(folder / "labels.txt", LabelVocab(node_labels(counts, tree)).file_bytes())
     atomic_write(done, vocabulary_note(folder, inputs_fingerprint))
     return inputs_fingerprint
+
+
+def _read_tokenizer(data: Path, config: SubwordConfig) -> bytes:
+    """Read the file of the tokenizer. Raises UserError if the data set is finished and has the pieces of another one."""
+    content = config.tokenizer_file().read_bytes()
+    if (data / "encoded" / "index.json").exists():
+        known = read_index(data / "encoded")["files"].get(TOKENIZER_FILE)
+        if known != hashlib.sha256(content).hexdigest():
+            raise UserError(f"{data} has other pieces than {config.tokenizer}; choose another --out")
+    return content
 
 
 def node_labels(counts: VocabularyCounts, tree: TreeConfig) -> set[str]:
@@ -234,6 +259,7 @@ def node_labels(counts: VocabularyCounts, tree: TreeConfig) -> set[str]:
 
 def vocabulary_note(folder: Path, inputs_fingerprint: str) -> bytes:
     """Return the content of fingerprint.txt: the fingerprint of the inputs and the hash of every file, to notice damaged ones."""
-    paths = [folder.parent / name for name in (*VOCABULARY_FILES, *OPTIONAL_VOCABULARY_FILES)]
+    own = [TOKENIZER_FILE, *VOCABULARY_FILES[1:]] if (folder.parent / TOKENIZER_FILE).exists() else VOCABULARY_FILES
+    paths = [folder.parent / name for name in (*own, *OPTIONAL_VOCABULARY_FILES)]
     hashes = [f"{file_sha256(path) if path.exists() else 'missing'}  {path.name}" for path in paths]
     return "\n".join([inputs_fingerprint, *hashes, ""]).encode()

@@ -1,0 +1,238 @@
+"""Pieces of pretrained tokenizers: they are the tokenizer's own where no piece crosses a border of the parser's words."""
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis_profiles import num_examples
+from pretrained_data import settings, write_data
+from tiny_tokenizers import reference_words, write_tokenizer
+
+from treeproc.common.settings import UserError
+from treeproc.inspect import describe, draw_line
+from treeproc.online.line_encoder import LineEncoder
+from treeproc.parsers import Given
+from treeproc.pretrained_pieces import FIRST_PIECE, TokenizerPieces, _without_first_blank, load_pieces
+from treeproc.shards.schema import UNK_ID
+from treeproc.shards.shard import SplitShards
+from treeproc.shards.store import read_index
+from treeproc.stages.job_report import summary
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
+from treeproc.subwords import SubwordConfig, WordEnds
+from treeproc.verify import verify
+
+tokenizers = pytest.importorskip("tokenizers")
+pytestmark = pytest.mark.slow
+FAMILIES = ("wordpiece", "bytes", "unigram", "metaspace")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {name: write_tokenizer(tmp_path_factory.mktemp(name), name) for name in FAMILIES}
+
+
+def plain(folder):
+    """The tokenizer of a folder as a user has it, but for its cut to a few pieces; and one without a blank before texts."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    tokenizer.encode_special_tokens = True
+    inside = tokenizers.Tokenizer.from_str(json.dumps(_without_first_blank(json.loads(tokenizer.to_str()))))
+    inside.encode_special_tokens = True
+    return tokenizer, inside
+
+
+def encode(
+    pieces: TokenizerPieces, lines: list[str], ends: list[list[int]], counts: Counter | None = None
+) -> list[list[list[int]]]:
+    """Pieces of every word of every line."""
+    words = WordEnds(np.concatenate([[0], np.cumsum([len(row) for row in ends])]).astype(int), np.array(joined(ends), dtype=int))
+    flat, per_word = pieces.encode_words(pa.array(lines, pa.string()), words, counts)
+    of_words = [part.tolist() for part in np.split(flat, np.cumsum(per_word)[:-1])] if len(per_word) else []
+    return [of_words[a:b] for a, b in zip(words.edges, words.edges[1:], strict=False)]
+
+
+def joined(lists: list[list[int]]) -> list[int]:
+    return list(chain.from_iterable(lists))
+
+
+def ours(pieces: TokenizerPieces, numbers: list[int]) -> list[int]:
+    return [UNK_ID if number == pieces.facts()["unknown"] else FIRST_PIECE + number for number in numbers]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pieces_are_the_tokenizers_where_none_crosses_a_border(folders, family):
+    """The file cuts texts to six pieces and fills them up to six: here neither happens."""
+    pieces, (tokenizer, _) = TokenizerPieces(folders[family] / "tokenizer.json"), plain(folders[family])
+    lines = ["We know him, they know us!", "He knows  her", "a [SEP] b", "x"]
+    ends = [[i for i in range(1, len(line) + 1) if i == len(line) or line[i] == " " != line[i - 1]] for line in lines]
+    counts = Counter()
+    found = encode(pieces, lines, ends, counts)
+    assert counts["crossing_pieces"] == counts["lines_with_crossing"] == counts["words_without_piece"] == 0
+    for line, words in zip(lines, found, strict=True):
+        own = tokenizer.encode(line, add_special_tokens=False).ids
+        assert joined(words) == ours(pieces, own), line
+        assert pieces.encode_lines(pa.array([line]))[0].tolist() == ours(pieces, own)
+    assert counts["tokenizer_pieces"] == sum(len(word) for words in found for word in words)
+    assert len(joined(found[0])) > 6
+
+
+def test_a_piece_that_crosses_a_border_is_cut_again_word_by_word(folders):
+    pieces = TokenizerPieces(folders["wordpiece"] / "tokenizer.json")
+    counts = Counter()
+    (words, others) = encode(pieces, ["I don't know.", "We know"], [[1, 4, 7, 12, 13], [2, 7]], counts)
+    do, nt = words[1:3]
+    assert pieces.names(do) == pieces.names(joined(encode(pieces, ["do"], [[2]])[0]))
+    assert pieces.names(nt) == pieces.names(joined(encode(pieces, ["n't"], [[3]])[0]))
+    assert "don" in pieces.names(pieces.encode_lines(pa.array(["I don't know."]))[0])
+    assert (counts["crossing_pieces"], counts["lines_with_crossing"]) == (1, 1)
+    assert all(others)
+
+
+def test_a_word_without_a_piece_gets_the_unknown_one(folders):
+    pieces = TokenizerPieces(folders["wordpiece"] / "tokenizer.json")
+    counts = Counter()
+    ((know, nothing, accent, emoji),) = encode(pieces, ["know \u200b \u0301 😀"], [[4, 6, 8, 10]], counts)
+    assert nothing == accent == emoji == [UNK_ID] != know
+    assert (counts["words_without_piece"], counts["unknown_pieces"]) == (2, 3)
+    (words,) = encode(TokenizerPieces(folders["bytes"] / "tokenizer.json"), ["know \u200b \u0301 😀"], [[4, 6, 8, 10]], counts)
+    assert UNK_ID not in joined(words)  # a tokenizer of bytes knows them all
+
+
+@num_examples(150)
+@given(st.data())
+def test_pieces_are_those_of_the_slow_rule(folders, data):
+    family = data.draw(st.sampled_from(FAMILIES))
+    alphabet = st.one_of(st.sampled_from("knowdt'().,  é½ﬁ\u0301\u200b😀Ü"), st.characters(exclude_categories=["Cs"]))
+    lines = data.draw(st.lists(st.text(alphabet, min_size=1, max_size=20), min_size=1, max_size=3))
+    ends = []
+    for line in lines:
+        cuts = data.draw(st.sets(st.integers(1, len(line)), max_size=6))
+        ends.append(sorted(cuts))
+    pieces, (tokenizer, inside) = TokenizerPieces(folders[family] / "tokenizer.json"), plain(folders[family])
+    found = encode(pieces, lines, ends)
+    for line, cuts, words in zip(lines, ends, found, strict=True):
+        wanted = [ours(pieces, word) or [UNK_ID] for word in reference_words(tokenizer, inside, line, cuts)] if cuts else []
+        assert words == wanted, (line, cuts)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_facts_name_the_pieces_around_a_text(folders, family):
+    pieces, (tokenizer, _) = TokenizerPieces(folders[family] / "tokenizer.json"), plain(folders[family])
+    facts = pieces.facts()
+    own = tokenizer.encode("know").ids
+    assert own == [*facts["before"], *tokenizer.encode("know", add_special_tokens=False).ids, *facts["after"]]
+    assert len(facts["before"]) == len(facts["after"]) == 1
+    assert (facts["unknown"] is None) == (family == "bytes")
+    assert len(pieces) == FIRST_PIECE + tokenizer.get_vocab_size() == FIRST_PIECE + facts["pieces"]
+
+
+def test_decoded_pieces_are_text(folders):
+    pieces = TokenizerPieces(folders["bytes"] / "tokenizer.json")
+    line = "He knows  her 😀"
+    assert pieces.decode([pieces.encode_lines(pa.array([line]))[0]]) == [line]
+    assert pieces.names([0, 1]) == ["<pad>", "<unk>"]
+
+
+def test_what_is_no_fast_tokenizer_is_refused_in_one_line(tmp_path, folders):
+    with pytest.raises(UserError, match="is not a folder; give the folder of a pretrained encoder"):
+        SubwordConfig(tokenizer=tmp_path / "none").facts()
+    (tmp_path / "vocab.txt").write_text("[PAD]\n")
+    with pytest.raises(UserError, match=r"has no tokenizer\.json.*AutoTokenizer.*writes it"):
+        SubwordConfig(tokenizer=tmp_path).facts()
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match="is not a fast tokenizer") as caught:
+        load_pieces(tmp_path)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ValueError, match="vocab_size: is for pieces that the job learns, but tokenizer has its own"):
+        SubwordConfig(tokenizer=folders["bytes"], vocab_size=100)
+    assert SubwordConfig(tokenizer=folders["bytes"]).model_dump(mode="json") == {"tokenizer": str(folders["bytes"])}
+    assert "tokenizer" not in SubwordConfig().model_dump()
+
+
+def test_a_word_that_touches_another_gets_no_blank_in_front(folders):
+    """XLM-R's tokenizer writes a blank before each text; `n't` of `don't` has none."""
+    for family in ("unigram", "metaspace"):
+        tokenizer, inside = plain(folders[family])
+        assert tokenizer.encode("n't", add_special_tokens=False).tokens[0][0] == "▁"
+        assert "▁" not in "".join(inside.encode("n't", add_special_tokens=False).tokens)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("data"))
+
+
+def test_a_data_set_holds_its_tokenizer_and_counts_what_it_cut(data, caplog):
+    index = read_index(data / "encoded")
+    own = (data.parent / "encoder" / "tokenizer.json").read_bytes()
+    assert (data / "encoded" / "vocab" / "tokenizer.json").read_bytes() == own
+    assert not (data / "encoded" / "vocab" / "pieces.model").exists()
+    assert index["files"]["vocab/tokenizer.json"] == index["subword_settings"]["tokenizer"] == hashlib.sha256(own).hexdigest()
+    pieces = load_pieces(data / "encoded" / "vocab")
+    assert index["num_pieces"] == len(pieces) and index["tokenizer"] == pieces.facts()
+    train = index["totals"]["train"]
+    assert train["unknown_pieces"] == 10 and train["words_without_piece"] == 0  # the emoji
+    assert not verify(data).problems
+    assert "source: we do n ' t know" in draw_line(data, "train", 1)
+    assert "cross a border of words" in describe(data)[0]
+    assert "tokenizer" in summary(index, data)
+
+
+def test_the_leaves_of_a_row_are_the_pieces_of_its_words(data):
+    shard, pieces = SplitShards(data / "encoded", "train")[0], load_pieces(data / "encoded" / "vocab")
+    tokenizer, _ = plain(data.parent / "encoder")
+    line = "We do n't know"
+    own = tokenizer.encode(line, add_special_tokens=False)
+    row = shard.row(0)
+    assert row["leaves"]["piece"].tolist() == ours(pieces, own.ids)
+    assert row["leaves"]["word_index"].tolist() == [line[:start].count(" ") for start, _ in own.offsets]
+    assert row["spans"]["end"][0] == len(own.ids)
+
+
+def test_lines_are_encoded_online_as_in_the_shards(data):
+    encoder = LineEncoder(data, given_trees=True)
+    words = {"text": ["We", "do", "n't", "know"], "start_char": [0, 3, 6, 10], "end_char": [2, 5, 9, 14]}
+    given_tree = Given(words, ["(X (X We) (X (X (X do) (X n't)) (X know)))"])
+    (row,) = encoder.encode_parsed(["We do n't know"], encoder.parse(["We do n't know"], [given_tree]), [0])
+    shard = SplitShards(data / "encoded", "train")[0].row(0)
+    assert row["leaves"]["piece"].tolist() == shard["leaves"]["piece"].tolist()
+
+
+def test_a_finished_data_set_keeps_its_tokenizer(data, tmp_path):
+    """The folder of the encoder may move: its file decides. Another tokenizer needs another folder."""
+    moved = shutil.copytree(data.parent / "encoder", tmp_path / "moved")
+    index = (data / "encoded" / "index.json").read_bytes()
+    again = PreprocessConfig.model_validate(settings(data.parent, moved))
+    preprocess(again, data)
+    assert (data / "encoded" / "index.json").read_bytes() == index
+    other = write_tokenizer(tmp_path / "other", "bytes")
+    with pytest.raises(UserError, match="has other pieces than .*other; choose another --out"):
+        preprocess(PreprocessConfig.model_validate(settings(data.parent, other)), data)
+    assert (data / "encoded" / "index.json").read_bytes() == index and not verify(data).problems
+
+
+def test_a_test_set_takes_the_tokenizer_of_another_data_set(data, tmp_path):
+    values = {"vocab_from": data, "splits": {"test": {"source": [data.parent / "train.txt"]}}, "workers": 0}
+    preprocess(PreprocessConfig.model_validate(values), tmp_path / "test")
+    theirs, own = (read_index(folder / "encoded") for folder in (data, tmp_path / "test"))
+    assert own["vocab_fingerprint"] == theirs["vocab_fingerprint"] and own["tokenizer"] == theirs["tokenizer"]
+    values |= {"new_pieces": 5, "splits": {"train": values["splits"]["test"]}}
+    with pytest.raises(UserError, match="pieces of a pretrained tokenizer, which cannot grow; leave new_pieces out"):
+        preprocess(PreprocessConfig.model_validate(values), tmp_path / "grown")
+
+
+def test_examples_with_a_target_are_refused(tmp_path, folders):
+    (tmp_path / "a").write_text("We know\n")
+    (tmp_path / "trees").write_text("(S (X We) (X know))\n")
+    values = settings(tmp_path, folders["wordpiece"], format="brackets")
+    values["splits"] = {"train": {"source": [tmp_path / "trees"], "target": [tmp_path / "a"]}}
+    with pytest.raises(UserError, match="subwords.tokenizer: .* have a target side; leave out the target files"):
+        preprocess(PreprocessConfig.model_validate(values), tmp_path / "data")

@@ -1,0 +1,70 @@
+"""Fast tokenizers of the families that pretrained encoders have, learned from a few lines."""
+
+from pathlib import Path
+
+LINES = ["I don't know (yet).", "We cannot know him.", "He knows  her, doesn't he?", "They gotta know us!", "x-ray, it's"] * 5
+
+
+def write_tokenizer(folder: Path, family: str, lines: list[str] = LINES) -> Path:
+    """Write tokenizer.json: 'wordpiece' (BERT), 'bytes' (RoBERTa, ModernBERT), 'unigram' (XLM-R) or 'metaspace' (DeBERTa 3)."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] if family in ("wordpiece", "metaspace") else [
+        "<s>", "<pad>", "</s>", "<unk>", "<mask>"
+    ]  # fmt: skip
+    special = [AddedToken(name, special=True) for name in names]
+    if family == "wordpiece":
+        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+        trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=special, show_progress=False)
+    elif family == "bytes":
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=300, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        )
+    else:
+        tokenizer = Tokenizer(models.Unigram())
+        space = pre_tokenizers.Metaspace(prepend_scheme="always")
+        split = [pre_tokenizers.WhitespaceSplit()] if family == "unigram" else []
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC()])
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split, space])
+        tokenizer.decoder = decoders.Metaspace()
+        trainer = trainers.UnigramTrainer(vocab_size=80, special_tokens=special, unk_token=names[1 if names[0] == "[PAD]" else 3],
+                                          show_progress=False)  # fmt: skip
+    tokenizer.train_from_iterator(lines, trainer)
+    first, last = (names[2], names[3]) if names[0] == "[PAD]" else (names[0], names[2])
+    ends = [(name, tokenizer.token_to_id(name)) for name in (first, last)]
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{first} $A {last}", special_tokens=ends)
+    tokenizer.enable_truncation(6)  # as files of sentence encoders have it
+    tokenizer.enable_padding(length=6)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def reference_words(tokenizer, inside, line: str, ends: list[int]) -> list[list[int]]:
+    """The pieces of every word, one word and one piece at a time: the rule of `TokenizerPieces`, in the tokenizer's numbers."""
+    starts = [0, *ends[:-1]]
+    stops = [*ends[:-1], len(line)]
+    regions = list(zip(starts, stops, strict=True))
+
+    def word_of(place: int) -> int:
+        return next((n for n, (_, stop) in enumerate(regions) if place < stop), len(regions) - 1)
+
+    whole = tokenizer.encode(line, add_special_tokens=False)
+    found: list[list[int]] = [[] for _ in regions]
+    again = set()
+    for number, (start, end) in zip(whole.ids, whole.offsets, strict=True):
+        first, last = word_of(start), word_of(max(start, end - 1))
+        if first != last:
+            again.update(range(first, last + 1))
+        found[first].append(number)
+    for word in again:
+        part = line[slice(*regions[word])]
+        touches = word > 0 and not part[:1].isspace()
+        found[word] = (inside if touches else tokenizer).encode(part, add_special_tokens=False).ids
+    return found

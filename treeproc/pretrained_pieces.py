@@ -1,0 +1,171 @@
+"""Pieces of a pretrained encoder's tokenizer, cut at the parser's words.
+
+The tokenizer reads the whole line. A piece lies where its characters lie, so a piece that holds characters of two words crosses
+a border: `don` of `don't`, which the parser reads as `do` + `n't`. Words that such a piece touches are cut again, each by
+itself. All other pieces are the tokenizer's own.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from treeproc.common.storage import AnyPath
+from treeproc.shards.schema import EOS_ID, UNK_ID
+from treeproc.shards.store import TOKENIZER_FILE
+from treeproc.shards.vocabulary_files import read_tokenizer
+from treeproc.subwords import Subwords, WordEnds
+
+# A piece is its number in the tokenizer and this: lower numbers are the special pieces of every vocabulary.
+FIRST_PIECE = EOS_ID + 1
+_SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
+# Number of words in the cache of words that are cut by themselves. When it is full, the cache is emptied.
+_MOST_KNOWN = 200_000
+
+
+class TokenizerPieces:
+    """The fast tokenizer of a pretrained encoder. Raises UserError if the file is missing or broken.
+
+    Every word has a piece. A word without one (U+200B, an accent alone) gets the unknown piece.
+    """
+
+    def __init__(self, path: AnyPath):
+        self._tokenizer = read_tokenizer(path)
+        spec = json.loads(self._tokenizer.to_str())
+        self._unknown = _unknown_id(spec["model"], self._tokenizer)
+        # A word that touches the one before it gets no blank, which some tokenizers write before every text.
+        self._inside = type(self._tokenizer).from_str(json.dumps(_without_first_blank(spec)))
+        self._inside.encode_special_tokens = True
+        self._known: dict[tuple[str, bool], list[int]] = {}
+        self._size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+
+    def __len__(self) -> int:
+        return FIRST_PIECE + self._size
+
+    def facts(self) -> dict[str, int | list[int] | None]:
+        """Return what an encoder needs, in the tokenizer's numbers: how many there are, the unknown one, and those around a text.
+
+        `before` and `after` are those of one text: [CLS] and [SEP] of BERT.
+        """
+        with_ends = self._tokenizer.encode("a", add_special_tokens=True)
+        real = np.flatnonzero(np.array(with_ends.special_tokens_mask) == 0)
+        first, last = (int(real[0]), int(real[-1]) + 1) if len(real) else (len(with_ends.ids), len(with_ends.ids))
+        return {
+            "pieces": self._size, "unknown": self._unknown, "before": with_ends.ids[:first], "after": with_ends.ids[last:]
+        }  # fmt: skip
+
+    def encode_lines(self, lines: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+        """Return the pieces of whole lines, as the tokenizer cuts them: (pieces of all lines, pieces per line)."""
+        found = [self._numbers(one.ids) for one in self._tokenizer.encode_batch(lines.to_pylist(), add_special_tokens=False)]
+        return _joined(found), np.array([len(one) for one in found], dtype=np.int64)
+
+    def encode_words(self, lines: pa.Array, words: WordEnds, counts: Counter | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Return the pieces of every word of every line: (pieces of all words, pieces per word).
+
+        A word includes the characters before it, and the last word also those after it. `counts`, if given, takes up the
+        tokenizer's pieces, those that cross a border and their lines, the unknown pieces, and the words that had none.
+        """
+        texts, per_line = lines.to_pylist(), np.diff(words.edges)
+        full = np.flatnonzero(per_line)
+        cut = self._tokenizer.encode_batch([texts[row] for row in full], add_special_tokens=False)
+        row = np.repeat(full, [len(one.ids) for one in cut])
+        ids = self._numbers(_joined([np.array(one.ids, dtype=np.int64) for one in cut]))
+        spans = _joined([np.array(one.offsets, dtype=np.int64).reshape(-1, 2) for one in cut], (0, 2))
+        first, last = (_word_at(words, row, place) for place in (spans[:, 0], np.maximum(spans[:, 1] - 1, spans[:, 0])))
+        crossing = first != last
+        edges = np.bincount(first[crossing], minlength=len(words.ends) + 1)
+        edges = edges - np.bincount(last[crossing] + 1, minlength=len(words.ends) + 1)
+        again = np.flatnonzero(np.cumsum(edges)[: len(words.ends)])
+        kept = ~np.isin(first, again) & ~crossing
+        own = [np.array(self._word(texts, words, word), dtype=np.int64) for word in again]
+        word_of = np.concatenate([first[kept], np.repeat(again, [len(one) for one in own])])
+        pieces = np.concatenate([ids[kept], _joined(own)])
+        missing = np.setdiff1d(np.arange(len(words.ends)), word_of)
+        word_of, pieces = np.concatenate([word_of, missing]), np.concatenate([pieces, np.full(len(missing), UNK_ID)])
+        order = np.argsort(word_of, kind="stable")
+        if counts is not None:
+            counts["tokenizer_pieces"] += len(ids)
+            counts["crossing_pieces"] += int(crossing.sum())
+            counts["lines_with_crossing"] += len(np.unique(row[crossing]))
+            counts["words_without_piece"] += len(missing)
+            counts["unknown_pieces"] += int((pieces == UNK_ID).sum())
+        return pieces[order], np.bincount(word_of, minlength=len(words.ends))
+
+    def decode(self, pieces: Sequence[Sequence[int]]) -> list[str]:
+        """Return the text that the tokenizer makes of sequences of piece ids. It need not be the original one."""
+        unknown = self._unknown
+        rows = ([unknown if piece == UNK_ID else int(piece) - FIRST_PIECE for piece in row] for row in pieces)
+        own = [[piece for piece in row if piece is not None and piece >= 0] for row in rows]
+        return self._tokenizer.decode_batch(own, skip_special_tokens=False)
+
+    def names(self, pieces: Sequence[int]) -> list[str]:
+        """Return the pieces as in the vocabulary."""
+        return [
+            _SPECIAL[piece] if piece < FIRST_PIECE else self._tokenizer.id_to_token(int(piece) - FIRST_PIECE) or ""
+            for piece in pieces
+        ]
+
+    def _word(self, texts: Sequence[str], words: WordEnds, word: int) -> list[int]:
+        """Return the pieces of a word that is cut by itself."""
+        row = int(np.searchsorted(words.edges, word, side="right")) - 1
+        text, inner = texts[row], word > words.edges[row]
+        start = int(words.ends[word - 1]) if inner else 0
+        part = text[start : int(words.ends[word])] if word + 1 < words.edges[row + 1] else text[start:]
+        key = part, bool(inner and not part[:1].isspace())
+        if key not in self._known:
+            if len(self._known) > _MOST_KNOWN:
+                self._known.clear()
+            tokenizer = self._inside if key[1] else self._tokenizer
+            ids = np.array(tokenizer.encode(part, add_special_tokens=False).ids, dtype=np.int64)
+            self._known[key] = self._numbers(ids).tolist()
+        return self._known[key]
+
+    def _numbers(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Return ids of the tokenizer as pieces of our vocabularies."""
+        pieces = np.asarray(ids, dtype=np.int64) + FIRST_PIECE
+        return pieces if self._unknown is None else np.where(pieces == FIRST_PIECE + self._unknown, UNK_ID, pieces)
+
+
+Pieces = Subwords | TokenizerPieces
+
+
+def load_pieces(vocab: AnyPath) -> Pieces:
+    """Load the pieces of leaves from the folder `vocab` of a data set. Raises UserError if the file is missing or broken."""
+    tokenizer = vocab / TOKENIZER_FILE.rpartition("/")[2]
+    return TokenizerPieces(tokenizer) if tokenizer.exists() else Subwords(vocab / "pieces.model")
+
+
+def _word_at(words: WordEnds, row: np.ndarray, place: np.ndarray) -> np.ndarray:
+    """Return the word that holds character `place` of line `row`: the first one that ends behind it, or the last one."""
+    width = 2 + int(max(words.ends.max(initial=0), place.max(initial=0)))
+    ends = np.repeat(np.arange(len(words.edges) - 1), np.diff(words.edges)) * width + words.ends
+    found = np.searchsorted(ends, row * width + place, side="right")
+    return np.minimum(found, words.edges[row + 1] - 1)
+
+
+def _joined(parts: Sequence[np.ndarray], shape: tuple[int, ...] = (0,)) -> np.ndarray:
+    return np.concatenate([np.zeros(shape, dtype=np.int64), *parts])
+
+
+def _unknown_id(model: dict, tokenizer: object) -> int | None:
+    """Return the number of the unknown piece; None for tokenizers of bytes, which have none."""
+    if model.get("unk_id") is not None:
+        return int(model["unk_id"])
+    return None if model.get("unk_token") is None else tokenizer.token_to_id(model["unk_token"])
+
+
+def _without_first_blank(spec: object) -> object:
+    """Return the description of a tokenizer that writes no blank before a text."""
+    if isinstance(spec, list):
+        return [_without_first_blank(one) for one in spec if not (isinstance(one, dict) and one.get("type") == "Prepend")]
+    if not isinstance(spec, dict):
+        return spec
+    kind = spec.get("type")
+    if kind == "Prepend":
+        return None
+    changes = {"add_prefix_space": False} if kind == "ByteLevel" else {}
+    if kind == "Metaspace":
+        changes = {"prepend_scheme": "never"} | ({"add_prefix_space": False} if "add_prefix_space" in spec else {})
+    return {name: value if name == "model" else _without_first_blank(value) for name, value in (spec | changes).items()}
