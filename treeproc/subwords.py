@@ -76,7 +76,7 @@ class SubwordConfig(Settings):
         return values if self.tokenizer is None else {"tokenizer": tokenizer}
 
     def facts(self) -> dict:
-        """Return what decides about the pieces: the settings, or the hash of the tokenizer, which raises UserError if it is missing."""
+        """Return what decides about the pieces: the settings, or the hash of the tokenizer. Raises UserError if it is missing."""
         if self.tokenizer is None:
             return self.model_dump()
         return {"tokenizer": hashlib.sha256(self.tokenizer_file().read_bytes()).hexdigest()}
