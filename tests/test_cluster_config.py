@@ -1,4 +1,4 @@
-"""cluster.yaml, workflows/slurm and docs/cluster.md: by the launcher's own validation, offline, and against the repository."""
+"""The files of clusters and docs/cluster.md: by the launcher's own validation, offline, and against the repository."""
 
 import copy
 import re
@@ -29,10 +29,6 @@ def cluster(repository) -> dict:
 @pytest.fixture
 def page(repository) -> str:
     return (repository / "docs" / "cluster.md").read_text()
-
-
-def yaml_blocks(page: str) -> list[dict]:
-    return [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
 
 
 def test_cluster_yaml_is_valid(cluster):
@@ -83,13 +79,15 @@ def test_a_submission_has_what_jobs_read_and_no_more(cluster, repository, tmp_pa
     assert cluster["rsync_filter"] == [".gitignore", ".rayignore"]  # the launcher leaves out the same
 
 
-def test_the_launcher_file_for_machines_that_are_there_is_valid(page):
-    [local] = [block for block in yaml_blocks(page) if block.get("provider", {}).get("type") == "local"]
+def test_the_launcher_file_for_machines_that_are_there_is_valid(repository):
+    local = yaml.safe_load((repository / "workflows" / "clusters" / "machines.yaml").read_text())
+    assert local["provider"]["type"] == "local"
     validate(local)
 
 
 def test_the_rayjob_names_what_the_repository_has(page, cluster, repository):
-    [job] = [block for block in yaml_blocks(page) if block.get("kind") == "RayJob"]
+    job = yaml.safe_load((repository / "workflows" / "clusters" / "rayjob.yaml").read_text())
+    assert job["kind"] == "RayJob" and "CHANGE" not in job["spec"]["entrypoint"]
     spec = job["spec"]["rayClusterSpec"]
     groups = {group["groupName"]: group for group in spec["workerGroupSpecs"]}
     assert set(groups) == {"parse", "train"} and all(group["minReplicas"] == group["replicas"] == 0 for group in groups.values())
