@@ -16,7 +16,7 @@ from sample_lines import sample_lines
 from treenet.cli.main import COMMANDS
 from treenet.cli.shipped import shipped_names
 from treenet.config import TrainConfig
-from treenet.evaluation.evaluate_settings import EvaluateSettings
+from treenet.evaluation.evaluate import EvaluateSettings
 from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.command_names import advise, command_of, command_runs
 from treeproc.common.errors import UserError
