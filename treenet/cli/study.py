@@ -1,4 +1,20 @@
-"""Run a data-size study, as in figure 5a of the paper: several models, shares of the training data, and seeds.
+"""The commands of studies: over models, sizes of data and seeds in translation, and over systems and seeds of classifiers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from treenet.cli.shipped import CONFIGS, find_config, find_settings
+from treenet.experiments import scaling_report, seeds_report
+from treenet.experiments.scaling import ScalingConfig
+from treenet.experiments.seeds import SeedsConfig
+from treenet.experiments.study import StudyForm, add_study_options, make_study, run_study, show_study
+from treenet.experiments.study_grid import StudyConfig
+from treeproc.common.extras import require
+from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
+from treeproc.readers import read_lines
+
+SCALING = """\
+Run a data-size study, as in figure 5a of the paper: several models, shares of the training data, and seeds.
 
     python workflows/scaling.py --config FILE.yaml --out STUDY data=DATA grid.fractions=[0.1,1] grid.seeds=[1,2]
     python workflows/scaling.py --sample --out STUDY data=DATA
@@ -11,25 +27,29 @@ The same command continues: it runs missing and failed cells. A larger grid adds
 work on one study. At the end, the command prints a table and writes STUDY/scaling.json and the plot STUDY/scaling.png and .svg.
 Intervals and tests over seeds need three seeds.
 """
+COMPARE_SEEDS = """\
+Compare classifiers or models of relatedness over seeds: models, ablations, control trees, as in Tables 2 and 3 of the paper.
 
-from collections.abc import Sequence
-from typing import Any
+    python workflows/compare_seeds.py --config workflows/configs/seeds_sst5.yaml --out COMPARISON data=DATA
+    python workflows/compare_seeds.py --config FILE.yaml --out COMPARISON data=DATA grid.seeds=[1,2,3]
 
-from treenet.cli.shipped import CONFIGS, find_config, find_settings
-from treenet.experiments.scaling import ScalingConfig
-from treenet.experiments.scaling_report import FORM
-from treenet.experiments.study import StudyForm, add_study_options, make_study, run_study, show_study
-from treenet.experiments.study_grid import StudyConfig
-from treeproc.common.extras import require
-from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
-from treeproc.readers import read_lines
+FILE.yaml is a configuration of workflows/train.py with a `grid` of systems and seeds. Each cell is a separate run in
+COMPARISON/cells. COMPARISON/ledger.json has the state of every cell: done, running or failed.
 
-
-def main(argv: Sequence[str]) -> None:
-    run_command(argv, __doc__, FORM, ScalingConfig, "scaling_sample")
+The same command continues: it runs missing and failed cells. A larger grid adds cells. At the end, the command prints a table and
+writes COMPARISON/comparison.json. The table has statistical tests from three seeds on.
+"""
 
 
-def run_command(
+def scaling(argv: Sequence[str]) -> None:
+    _run(argv, SCALING, scaling_report.FORM, ScalingConfig, "scaling_sample")
+
+
+def compare_seeds(argv: Sequence[str]) -> None:
+    _run(argv, COMPARE_SEEDS, seeds_report.FORM, SeedsConfig, task="classification")
+
+
+def _run(
     argv: Sequence[str], doc: str, form: StudyForm, settings: type[StudyConfig], sample: str | None = None, **defaults: Any
 ) -> None:
     """Run the command of a form of study. `sample` is the configuration of --sample, and `defaults` hold without one."""
