@@ -1,6 +1,7 @@
 """The commands of studies: over models, sizes of data and seeds in translation, and over systems and seeds of classifiers."""
 
 from collections.abc import Sequence
+from inspect import getdoc
 from typing import Any
 
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
@@ -13,40 +14,37 @@ from treeproc.common.extras import require
 from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
 from treeproc.readers import read_lines
 
-SCALING = """\
-Run a data-size study, as in figure 5a of the paper: several models, shares of the training data, and seeds.
-
-    python workflows/scaling.py --config FILE.yaml --out STUDY data=DATA grid.fractions=[0.1,1] grid.seeds=[1,2]
-    python workflows/scaling.py --sample --out STUDY data=DATA
-
-FILE.yaml is a configuration of workflows/train.py, with or without a `grid`. All cells use the same shards and the same
-vocabulary. A larger share contains every smaller one. Each cell is a separate run in STUDY/cells. STUDY/ledger.json has the state
-of every cell: done, running or failed.
-
-The same command continues: it runs missing and failed cells. A larger grid adds cells. With workers=0, several such commands may
-work on one study. At the end, the command prints a table and writes STUDY/scaling.json and the plot STUDY/scaling.png and .svg.
-Intervals and tests over seeds need three seeds.
-"""
-COMPARE_SEEDS = """\
-Compare classifiers or models of relatedness over seeds: models, ablations, control trees, as in Tables 2 and 3 of the paper.
-
-    python workflows/compare_seeds.py --config workflows/configs/seeds_sst5.yaml --out COMPARISON data=DATA
-    python workflows/compare_seeds.py --config FILE.yaml --out COMPARISON data=DATA grid.seeds=[1,2,3]
-
-FILE.yaml is a configuration of workflows/train.py with a `grid` of systems and seeds. Each cell is a separate run in
-COMPARISON/cells. COMPARISON/ledger.json has the state of every cell: done, running or failed.
-
-The same command continues: it runs missing and failed cells. A larger grid adds cells. At the end, the command prints a table and
-writes COMPARISON/comparison.json. The table has statistical tests from three seeds on.
-"""
-
 
 def scaling(argv: Sequence[str]) -> None:
-    _run(argv, SCALING, scaling_report.FORM, ScalingConfig, "scaling_sample")
+    """Run a data-size study, as in figure 5a of the paper: several models, shares of the training data, and seeds.
+
+        python workflows/scaling.py --config FILE.yaml --out STUDY data=DATA grid.fractions=[0.1,1] grid.seeds=[1,2]
+        python workflows/scaling.py --sample --out STUDY data=DATA
+
+    FILE.yaml is a configuration of workflows/train.py, with or without a `grid`. All cells use the same shards and the same
+    vocabulary. A larger share contains every smaller one. Each cell is a separate run in STUDY/cells. STUDY/ledger.json has the
+    state of every cell: done, running or failed.
+
+    The same command continues: it runs missing and failed cells. A larger grid adds cells. With workers=0, several such commands
+    may work on one study. At the end, the command prints a table and writes STUDY/scaling.json and the plot STUDY/scaling.png and
+    .svg. Intervals and tests over seeds need three seeds.
+    """
+    _run(argv, str(getdoc(scaling)), scaling_report.FORM, ScalingConfig, "scaling_sample")
 
 
 def compare_seeds(argv: Sequence[str]) -> None:
-    _run(argv, COMPARE_SEEDS, seeds_report.FORM, SeedsConfig, task="classification")
+    """Compare classifiers or models of relatedness over seeds: models, ablations, control trees, as in Tables 2 and 3.
+
+        python workflows/compare_seeds.py --config workflows/configs/seeds_sst5.yaml --out COMPARISON data=DATA
+        python workflows/compare_seeds.py --config FILE.yaml --out COMPARISON data=DATA grid.seeds=[1,2,3]
+
+    FILE.yaml is a configuration of workflows/train.py with a `grid` of systems and seeds. Each cell is a separate run in
+    COMPARISON/cells. COMPARISON/ledger.json has the state of every cell: done, running or failed.
+
+    The same command continues: it runs missing and failed cells. A larger grid adds cells. At the end, the command prints a table
+    and writes COMPARISON/comparison.json. The table has statistical tests from three seeds on.
+    """
+    _run(argv, str(getdoc(compare_seeds)), seeds_report.FORM, SeedsConfig, task="classification")
 
 
 def _run(
