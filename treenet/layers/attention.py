@@ -74,11 +74,11 @@ class BeamLayout:
 class _Attention(nn.Module):
     """Base class of attention layers: heads, dropout, the output projection."""
 
-    def __init__(self, d_model: int, num_heads: int, dropout: float):
+    def __init__(self, d_model: int, num_heads: int, dropout: float, bias: bool = True):
         super().__init__()
         self.num_heads = num_heads
         self.dropout = dropout
-        self.output = build_linear(d_model, d_model)
+        self.output = build_linear(d_model, d_model, bias=bias)
 
     @property
     def dropout_p(self) -> float:
@@ -105,9 +105,9 @@ class _Attention(nn.Module):
 class SelfAttention(_Attention):
     """Encoder self-attention; with `tree`, equations 12 to 18 over leaves and nodes."""
 
-    def __init__(self, d_model: int, num_heads: int, dropout: float, tree: TreeAttentionConfig | None = None):
-        super().__init__(d_model, num_heads, dropout)
-        self.queries_keys_values = build_linear(d_model, d_model, num_blocks=3, gain=ATTENTION_GAIN)
+    def __init__(self, d_model: int, num_heads: int, dropout: float, tree: TreeAttentionConfig | None = None, bias: bool = True):
+        super().__init__(d_model, num_heads, dropout, bias)
+        self.queries_keys_values = build_linear(d_model, d_model, num_blocks=3, gain=ATTENTION_GAIN, bias=bias)
         self.accumulation = HierarchicalAccumulation(d_model, num_heads, tree) if tree else None
 
     def project(self, x: Tensor, structure: TreeStructure | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -173,10 +173,10 @@ class CausalSelfAttention(_Attention):
 class CrossAttention(_Attention):
     """Decoder cross-attention; with `tree`, equations 21 to 24. No subtree mask: queries are not part of the tree."""
 
-    def __init__(self, d_model: int, num_heads: int, dropout: float, tree: TreeAttentionConfig | None = None):
-        super().__init__(d_model, num_heads, dropout)
-        self.queries = build_linear(d_model, d_model, gain=ATTENTION_GAIN)
-        self.keys_values = build_linear(d_model, d_model, num_blocks=2, gain=ATTENTION_GAIN)
+    def __init__(self, d_model: int, num_heads: int, dropout: float, tree: TreeAttentionConfig | None = None, bias: bool = True):
+        super().__init__(d_model, num_heads, dropout, bias)
+        self.queries = build_linear(d_model, d_model, gain=ATTENTION_GAIN, bias=bias)
+        self.keys_values = build_linear(d_model, d_model, num_blocks=2, gain=ATTENTION_GAIN, bias=bias)
         self.accumulation = HierarchicalAccumulation(d_model, num_heads, tree) if tree else None
 
     def project_memory(self, memory: Tensor, structure: TreeStructure | None = None) -> KeysValues:
