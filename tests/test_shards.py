@@ -129,7 +129,7 @@ def test_shards_are_opened_when_they_are_asked_for(tmp_path, monkeypatch):
     expected = [list(shard.rows()) for shard in SplitShards(data / "encoded", "train")]
     opened, real = [], shard_module.Shard
     monkeypatch.setattr(shard_module, "Shard", lambda folder, record: opened.append(record.index) or real(folder, record))
-    monkeypatch.setattr(shard_module, "_HELD", 2)
+    monkeypatch.setattr(shard_module, "HELD_SHARDS", 2)
     shards = SplitShards(data / "encoded", "train")
     assert len(shards) == 5 and not opened
     assert [len(shard) for shard in shards] == list(map(len, expected)) and opened == [0, 1, 2, 3, 4]

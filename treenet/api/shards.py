@@ -1,49 +1,65 @@
-"""`read_shards`: a split of a data set for PyTorch, Ray, Hugging Face `datasets` and DuckDB."""
+"""`read_shards`: a split of a data set for PyTorch, Ray, Hugging Face `datasets`, DuckDB and pandas."""
 
+from bisect import bisect_right
 from collections.abc import Iterator
-from os import PathLike
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
+import torch
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
-from treeproc.common.arguments import as_integer, check_choice, check_string
+from treenet.api.checks import given_path
+from treeproc.common.arguments import as_integer, check_choice, check_flag, check_string
 from treeproc.common.command_names import from_python
-from treeproc.common.errors import UserError, quoted
+from treeproc.common.errors import UserError
 from treeproc.common.extras import require
-from treeproc.common.storage import AnyPath, RemotePath, as_path
-from treeproc.shards.shard import Shard, SplitShards, tables
+from treeproc.common.storage import AnyPath
+from treeproc.shards.shard import HELD_SHARDS, Shard, SplitShards, tables
 
 if TYPE_CHECKING:
     import datasets
     import duckdb
+    import pandas
     import ray.data
 
 STAGES = ("encoded", "parsed", "text")
-
-
-def given_path(name: str, path: AnyPath | str) -> AnyPath:
-    """Return the path of a file or an object. Raises UserError for an empty path, and for other types."""
-    if not isinstance(path, str | PathLike | RemotePath) or not str(path).strip():
-        raise UserError(f"{name} must be the path of a folder, but is {quoted(path)}")
-    return as_path(str(path))
+VIEWS = ("leaves", "nodes", "spans")
 
 
 class ShardDataset(IterableDataset):
-    """The rows of a split, in order, as dictionaries of NumPy arrays; views of memory-mapped files.
+    """The rows of a split as dictionaries of NumPy arrays; views of memory-mapped files.
 
     The workers of a `DataLoader` and the ranks of a training share the rows. Each has a run of them, as long as the others or
     one row shorter. No row comes twice. Batches: `DataLoader(dataset, batch_size=32, collate_fn=treenet.collate)`.
+
+    With `shuffle`, the order follows from the seed and the epoch. All shards are shuffled, and then the rows of as many
+    neighbours as may be open at a time, so that no process opens a shard twice.
     """
 
-    def __init__(self, shards: SplitShards, rank: int | None = None, world_size: int | None = None):
+    def __init__(
+        self,
+        shards: SplitShards,
+        rank: int | None = None,
+        world_size: int | None = None,
+        *,
+        shuffle: bool = False,
+        seed: int = 0,
+    ):
         if (rank is None) != (world_size is None):
             raise UserError(f"rank and world_size must both be given, but are {rank} and {world_size}")
         if rank is not None:
             as_integer("rank", rank, 0, as_integer("world_size", world_size, 1) - 1)
-        self._place, self._shards = (rank, world_size), shards
+        check_flag("shuffle", shuffle)
+        self._place, self._shards, self._shuffle, self._seed = (rank, world_size), shards, shuffle, as_integer("seed", seed, 0)
+        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # also for workers that a DataLoader keeps
         self._rows = sum(record.rows for record in shards.records)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the order of another epoch, on all ranks alike, before a loop begins."""
+        self._epoch.fill_(as_integer("epoch", epoch, 0))
 
     def __len__(self) -> int:
         """Return the number of rows of this rank, of all its workers together."""
@@ -54,15 +70,33 @@ class ShardDataset(IterableDataset):
         rank, world_size = self._rank()
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        start, end = self._share(rank * workers + number, world_size * workers)
-        before = 0
-        for place, record in enumerate(self._shards.records):
-            rows = range(max(start - before, 0), min(end - before, record.rows))
-            if rows:  # other shards are not opened
+        share = rank * workers + number
+        drawn = [self._seed, int(self._epoch)]
+        places = np.arange(len(self._shards))
+        if self._shuffle:
+            places = np.random.default_rng(drawn).permutation(places)
+        runs = self._runs(places.tolist(), *self._share(share, world_size * workers))
+        of_rows = np.random.default_rng([*drawn, share, world_size * workers])
+        for first in range(0, len(runs), HELD_SHARDS):
+            group = runs[first : first + HELD_SHARDS]
+            ends = list(accumulate(len(rows) for _, rows in group))
+            for row in of_rows.permutation(ends[-1]) if self._shuffle else range(ends[-1]):
+                number = bisect_right(ends, row)
+                place, rows = group[number]
                 with from_python():
                     shard = self._shards[place]
-                yield from (shard.row(row) for row in rows)
-            before += record.rows
+                yield shard.row(rows[int(row) - ends[number]])  # from the end of its rows
+
+    def _runs(self, places: list[int], start: int, end: int) -> list[tuple[int, range]]:
+        """Return the shards of rows [start, end) and their own rows, where shards follow each other as in `places`."""
+        runs, before = [], 0
+        for place in places:
+            count = self._shards.records[place].rows
+            rows = range(max(start - before, 0), min(end - before, count))
+            if rows:  # other shards are not opened
+                runs.append((place, rows))
+            before += count
+        return runs
 
     def _rank(self) -> tuple[int, int]:
         rank, world_size = self._place
@@ -103,9 +137,14 @@ class Shards:
         return f"Shards({str(self.folder)!r}, {self.split!r}: {len(self):,} rows in {len(self._shards):,} shards)"
 
     @from_python()
-    def to_torch(self, rank: int | None = None, world_size: int | None = None) -> ShardDataset:
-        """Return an `IterableDataset` of rows. Ranks are those of `torch.distributed` unless they are given."""
-        return ShardDataset(self._shards, rank, world_size)
+    def to_torch(
+        self, rank: int | None = None, world_size: int | None = None, *, shuffle: bool = False, seed: int = 0
+    ) -> ShardDataset:
+        """Return an `IterableDataset` of rows. Ranks are those of `torch.distributed` unless they are given.
+
+        With `shuffle`, call its `set_epoch` before each epoch: rows come in an order of seed and epoch.
+        """
+        return ShardDataset(self._shards, rank, world_size, shuffle=shuffle, seed=seed)
 
     @from_python()
     def to_arrow(self) -> pa.Table:
@@ -148,12 +187,31 @@ class Shards:
         require("duckdb", "to_duckdb()")
         import duckdb
 
-        if self.folder.name != "encoded":
-            raise UserError(f"to_duckdb() reads leaves, nodes and spans, but {self.folder} has none; read its stage encoded")
+        self._check_views("to_duckdb()")
         connection = connection or duckdb.connect()
         for name, table in tables(self.folder, self.split).items():
             connection.register(name, table)
         return connection
+
+    @from_python()
+    def to_pandas(self, view: str | None = None) -> "pandas.DataFrame":
+        """Return a pandas frame with a row an example, or a row an item of a `view`: leaves, nodes or spans, with `example_id`.
+
+        Columns of examples have Arrow types, for example lists of structs. Raises UserError if pandas is not installed, and for
+        a view of another stage than encoded.
+        """
+        require("pandas", "to_pandas()")
+        import pandas
+
+        if view is None:
+            return self.to_arrow().to_pandas(types_mapper=pandas.ArrowDtype)
+        check_choice("view", view, VIEWS)
+        self._check_views("to_pandas(view)")
+        return tables(self.folder, self.split)[view].to_pandas()
+
+    def _check_views(self, method: str) -> None:
+        if self.folder.name != "encoded":
+            raise UserError(f"{method} reads leaves, nodes and spans, but {self.folder} has none; read its stage encoded")
 
 
 @from_python()

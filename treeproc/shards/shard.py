@@ -16,7 +16,7 @@ from treeproc.shards.rows import column_views, pick
 from treeproc.shards.schema import NEEDED_COLUMNS, ROWS_PER_RECORD_BATCH, STAGE_SCHEMAS
 from treeproc.shards.store import ShardRecord, read_index
 
-_HELD = 64  # shards of a split that is read row by row
+HELD_SHARDS = 64  # shards of a split that is read row by row
 
 
 class Shard:
@@ -119,7 +119,7 @@ class SplitShards(Sequence[Shard]):
         if number not in self._held:
             shard = Shard(self.folder, self.records[number])
             check_names(self.folder, shard, self._columns)
-            self._held = {**dict(list(self._held.items())[1 - _HELD :]), number: shard}
+            self._held = {**dict(list(self._held.items())[1 - HELD_SHARDS :]), number: shard}
         return self._held[number]
 
     def __reduce__(self) -> tuple:
