@@ -17,6 +17,7 @@ from treenet import UserError, collate, load_run, read_shards
 from treenet.cli import preprocess, train, translate
 from treenet.data.examples import ExampleSource
 from treeproc.common.command_names import command_runs
+from treeproc.shards import shard as shard_module
 from treeproc.shards.shard import SplitShards
 
 pytestmark = pytest.mark.slow
@@ -178,6 +179,13 @@ PLACES = {
     "to_duckdb.* reads leaves, nodes and spans|to_duckdb.* needs duckdb": lambda data, run: read_shards(
         data, stage="text"
     ).to_duckdb(),
+    "seed must be at least 0, but is -1": lambda data, run: read_shards(data).to_torch(shuffle=True, seed=-1),
+    "shuffle must be True or False, but is 1": lambda data, run: read_shards(data).to_torch(shuffle=1),
+    "epoch must be an integer, but is 0.5": lambda data, run: read_shards(data).to_torch(shuffle=True).set_epoch(0.5),
+    "view must be leaves, nodes or spans, but is 'words'": lambda data, run: read_shards(data).to_pandas("words"),
+    r"to_pandas\(view\) reads leaves, nodes and spans, but .*/text has none; read its stage encoded": lambda data, run: (
+        read_shards(data, stage="text").to_pandas("nodes")
+    ),
     "that are read as trees, but one lacks 'leaves'": lambda data, run: collate(list(read_shards(data, stage="text"))[:2]),
     "/nope is not a run: /nope/config.yaml is missing; give the folder of a training run": lambda data, run: load_run("/nope"),
     "path must be the path of a folder, but is None": lambda data, run: load_run(None),
@@ -260,6 +268,70 @@ def test_processes_of_a_data_loader_share_the_rows(world):
     assert len(sent) < 2000 and sorted(map(place, pickle.loads(sent))) == everything
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("held", [2, 64])
+def test_shuffled_rows_come_once_on_all_ranks_and_workers(world, world_size, held, monkeypatch):
+    opened = []
+    monkeypatch.setattr("treenet.api.shards.HELD_SHARDS", held)
+    monkeypatch.setattr("treeproc.shards.shard.HELD_SHARDS", held)
+    everything = sorted(map(place, read_shards(world / "data", "train")))
+    shard = shard_module.Shard
+    monkeypatch.setattr(shard_module, "Shard", lambda folder, record: opened.append(record.name) or shard(folder, record))
+
+    def order(seed: int, epoch: int, workers: int) -> list[int]:
+        found = []
+        for rank in range(world_size):
+            dataset = read_shards(world / "data", "train").to_torch(rank, world_size, shuffle=True, seed=seed)
+            dataset.set_epoch(epoch)
+            before = len(found)
+            for worker in range(workers):
+                info = type("Info", (), {"id": worker, "num_workers": workers})
+                monkeypatch.setattr("treenet.api.shards.get_worker_info", lambda info=info: info)
+                opened.clear()
+                found += ids_of_worker(pickle.loads(pickle.dumps(dataset)))
+                assert len(opened) == len(set(opened))  # none is opened twice
+            assert len(found) - before == len(dataset)
+        return found
+
+    for workers in (1, 3):
+        first = order(0, 0, workers)
+        assert first == order(0, 0, workers) and sorted(first) == everything
+        others = [order(0, 1, workers), order(1, 0, workers)]
+        assert all(sorted(other) == everything and other != first for other in others) and others[0] != others[1]
+        steps = sum(abs(after - before) == 1 for before, after in itertools.pairwise(first))
+        assert steps < len(first) / 2  # neighbours are seldom neighbours of the split
+
+
+def test_processes_that_a_loader_keeps_see_the_epoch(world):
+    dataset = read_shards(world / "data", "train").to_torch(shuffle=True)
+    options = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"}
+    loader = DataLoader(dataset, batch_size=4, collate_fn=collate, **options)
+
+    def ids() -> list[int]:
+        return torch.cat([batch.example_ids for batch in loader]).tolist()
+
+    first = ids()
+    assert ids() == first
+    dataset.set_epoch(1)
+    second = ids()
+    assert second != first and sorted(second) == sorted(first) == sorted(map(place, read_shards(world / "data", "train")))
+
+
+def test_pandas_has_the_rows(world):
+    pytest.importorskip("pandas", reason="pandas is not installed: pip install pandas")
+    shards = read_shards(world / "data", "train")
+    frame = shards.to_pandas()
+    assert frame.to_dict("records") == shards.to_arrow().to_pylist()
+    rows = list(shards)
+    for view, names in (("leaves", ["piece"]), ("nodes", ["label"]), ("spans", ["start", "end"])):
+        found = shards.to_pandas(view)
+        assert found["example_id"].tolist() == [place(row) for row in rows for _ in row[view][names[0]]]
+        for name in names:
+            assert found[name].tolist() == [value for row in rows for value in row[view][name].tolist()]
+    text = read_shards(world / "data", "valid", "text")
+    assert text.to_pandas()["target"].tolist() == lines_of(world, "valid.txt")
+
+
 def test_batches_are_those_of_training(world):
     shards = read_shards(world / "data", "train")
     batch = next(iter(DataLoader(shards.to_torch(), batch_size=5, collate_fn=collate)))
@@ -317,10 +389,15 @@ def test_ray_datasets_have_the_rows(world):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_the_code_of_the_page_runs(world, given, repository, capsys):
+CONLLU = "1\ta\t_\tDET\t_\t_\t2\tdet\t_\t_\n2\tcat\t_\tNOUN\t_\t_\t0\troot\t_\t_\n"
+
+
+def test_the_code_of_the_page_runs(world, given, repository, tmp_path):
     """Blocks of docs/api.md in order, in one namespace. One that needs packages that are not installed is left out."""
     lines, trees, targets = given
     names: dict = {"RUN": world / "run", "DATA": world / "data", "LINES": lines, "TREES": trees, "TARGETS": targets}
+    names |= {"CONLLU": tmp_path / "a.conllu", "OUT": tmp_path / "trainer"}
+    names["CONLLU"].write_text(CONLLU)
     blocks = re.findall(r"```python\n(.*?)```", (repository / "docs" / "api.md").read_text(), re.DOTALL)
     missing = []
     for block in blocks:
@@ -329,7 +406,7 @@ def test_the_code_of_the_page_runs(world, given, repository, capsys):
         missing += lacks
         if not lacks:
             exec(compile(block, "docs/api.md", "exec"), names)
-    assert len(blocks) == 5 and names["batch"].structure is not None
+    assert len(blocks) == 8 and names["batch"].structure is not None
     if missing:
         pytest.skip(f"{' and '.join(missing)} not installed; the other blocks ran")
     assert names["sentence_states"].shape == (2, 16)

@@ -163,6 +163,48 @@ def test_weights_times_values_are_the_output(sentences):
     assert torch.equal(first.transpose(0, 1), out)
 
 
+@num_examples(20)
+@given(sentences=batches(max_leaves=6), bias=st.booleans(), batch_first=st.booleans(), cross=st.booleans())
+def test_weights_of_multihead_attention_give_its_output(sentences, bias, batch_first, cross):
+    """For leaves of any trees, and for queries of trees without nodes: values and gradients."""
+    theirs = randomise(torch.nn.MultiheadAttention(D_MODEL, HEADS, bias=bias, batch_first=batch_first)).eval()
+    ours = TreeAttention.from_multihead_attention(theirs, cross=cross)
+    assert not ours.training and ours.batch_first is batch_first
+    counts = [tree.num_leaves for tree in sentences]
+    structure = TreeStructure.build(counts, [tree.span_array[: 0 if cross else None] for tree in sentences])
+    leaves = torch.randn(len(counts), max(counts), D_MODEL, dtype=torch.float64, requires_grad=True)
+    queries = torch.randn(len(counts), 3, D_MODEL, dtype=torch.float64, requires_grad=True) if cross else leaves
+
+    def turn(states):
+        return states if batch_first else states.transpose(0, 1)
+
+    nodes = torch.randn(len(counts), structure.num_nodes, D_MODEL, dtype=torch.float64)
+    states = turn(torch.cat([leaves, nodes], dim=1))
+    out, weights = ours(*((turn(queries), states) if cross else (states,)), structure=structure, need_weights=True)
+    pad_mask = structure.leaf_pad_mask
+    expected, their_weights = theirs(turn(queries), turn(leaves), turn(leaves), key_padding_mask=pad_mask)
+    real = slice(None) if cross else ~pad_mask
+    found = turn(out)[:, : queries.shape[1]][real], turn(expected)[real]
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(weights[:, : queries.shape[1], : max(counts)][real], their_weights[real], rtol=1e-12, atol=1e-12)
+    factors = torch.randn_like(found[0])
+    inputs = [leaves, queries]
+    inner, names = ours.attention, ["weight", "bias"] if bias else ["weight"]
+    for name in names:
+        inputs += [getattr(theirs, f"in_proj_{name}"), getattr(theirs.out_proj, name)]
+    wanted = torch.autograd.grad((found[1] * factors).sum(), inputs)
+    mine = [leaves, queries]
+    for name in names:
+        linears = (inner.queries, inner.keys_values, inner.output) if cross else (inner.queries_keys_values, inner.output)
+        mine += [getattr(linear, name) for linear in linears]
+    gradients = list(torch.autograd.grad((found[0] * factors).sum(), mine))
+    if cross:
+        joined = [torch.cat(gradients[at : at + 2]) for at in range(2, len(gradients), 3)]
+        gradients = [*gradients[:2], *(one for at, cat in enumerate(joined) for one in (cat, gradients[4 + 3 * at]))]
+    for one, other in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
 def test_the_encoder_is_that_of_the_tree_transformer():
     """The same weights give the same states to the last bit, and a batch-mate changes nothing that is real."""
     config = ModelConfig(d_model=D_MODEL, d_ff=16, num_heads=HEADS, num_encoder_layers=2, dropout=0.0)
@@ -220,7 +262,7 @@ MISTAKES = {
     r"sentence 0 of the batch: the governor of word 1 must be from -1 \(the root\) to 1, but is 5": lambda: (
         TreeStructure.from_arcs([[-1, 5], [-1, 0]])
     ),
-    "sentence 1 of the batch has no words": lambda: TreeStructure.from_arcs([[-1], []]),
+    "sentence 1 of the batch: it has no words": lambda: TreeStructure.from_arcs([[-1], []]),
     r"tags must be one a word, \[1\], but are \[2\]": lambda: TreeStructure.from_arcs([[-1]], tags=[["A", "B"]]),
     "shape='layered' reads universal relations and tags": lambda: TreeStructure.from_arcs([[-1]], shape="layered"),
     # Choices
@@ -228,6 +270,19 @@ MISTAKES = {
     "shape must be flat, left, right or layered, but is None": lambda: TreeStructure.from_arcs([[-1, 0]], shape=None),
     "collapse_unary must be True or False, but is 'no'": lambda: TreeStructure.from_brackets(["(S (N a))"], collapse_unary="no"),
     "cross must be True or False, but is 'no'": lambda: TreeAttention(8, 2, cross="no"),
+    "bias must be True or False, but is 1": lambda: TreeAttention(8, 2, 0.0, 1),
+    "attention must be of type MultiheadAttention, but is a Linear": lambda: TreeAttention.from_multihead_attention(
+        torch.nn.Linear(8, 8)
+    ),
+    "must not have add_bias_kv or add_zero_attn": lambda: TreeAttention.from_multihead_attention(
+        torch.nn.MultiheadAttention(8, 2, add_zero_attn=True)
+    ),
+    "kdim and vdim must be embed_dim, 8, but are 4 and 8": lambda: TreeAttention.from_multihead_attention(
+        torch.nn.MultiheadAttention(8, 2, kdim=4)
+    ),
+    r"multiple of 2 \* num_heads = 16, but is 8": lambda: TreeAttention.from_multihead_attention(
+        torch.nn.MultiheadAttention(8, 8)
+    ),
     "batch_first must be True or False, but is 1": lambda: TreeAttention(8, 2, batch_first=1),
     # Heads
     "0 of the batch: 3 words have no governor, but one must be the root": lambda: TreeStructure.from_arcs([[-1, -1, -1]]),

@@ -49,10 +49,10 @@ from treenet.experiments.control_trees import (
 from treenet.models.registry import build_model, find_encoder, names_for
 from treenet.tasks.base import vocab_sizes
 from treeproc.common.settings import UserError, load_settings
-from treeproc.readers.conllu import read_leaves
 from treeproc.shards.schema import SPLITS
 from treeproc.shards.store import read_index
 from treeproc.trees.bracket_scores import BracketScore, score_sentence
+from treeproc.trees.conllu import read_leaves
 from treeproc.trees.spans import check_tree, read_brackets
 
 SIZES = {"train": 30, "valid": 5, "test": 20}

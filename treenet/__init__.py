@@ -9,22 +9,24 @@ from typing import TYPE_CHECKING, Any
 from treeproc import __version__
 
 if TYPE_CHECKING:
-    from treenet.api.modules import TreeAttention, TreeEncoder, TreeStates
+    from treenet.api.attention import TreeAttention
+    from treenet.api.encoder import TreeEncoder, TreeStates
     from treenet.api.run import Run, load_run
     from treenet.api.shards import Shards, read_shards
     from treenet.config import ModelConfig, TreeAttentionConfig
     from treenet.data.batch import collate
-    from treenet.structure import TreeStructure
+    from treenet.structure import TreeCollator, TreeStructure
     from treeproc.common.errors import UserError
 
 _PLACES = {
     "ModelConfig": "treenet.config",
     "Run": "treenet.api.run",
     "Shards": "treenet.api.shards",
-    "TreeAttention": "treenet.api.modules",
+    "TreeAttention": "treenet.api.attention",
     "TreeAttentionConfig": "treenet.config",
-    "TreeEncoder": "treenet.api.modules",
-    "TreeStates": "treenet.api.modules",
+    "TreeCollator": "treenet.structure",
+    "TreeEncoder": "treenet.api.encoder",
+    "TreeStates": "treenet.api.encoder",
     "TreeStructure": "treenet.structure",
     "UserError": "treeproc.common.errors",
     "collate": "treenet.data.batch",
@@ -38,6 +40,7 @@ __all__ = [
     "Shards",
     "TreeAttention",
     "TreeAttentionConfig",
+    "TreeCollator",
     "TreeEncoder",
     "TreeStates",
     "TreeStructure",

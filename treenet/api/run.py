@@ -1,4 +1,4 @@
-"""`load_run`: a trained translation model that translates, scores and shows where it looked, as NumPy and as pandas.
+"""`load_run`: a trained translation model that translates, scores and shows where it looked.
 
 Shapes: A decoder layers, H heads, T target positions, L leaves, N nodes, S = L + N positions.
 """
@@ -7,14 +7,13 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-import numpy as np
 import torch
-from sentencepiece import SentencePieceProcessor
 
-from treenet.analysis.attention_stats import SentenceAttention, attend_examples, read_labels, translated
-from treenet.api.shards import given_path
+from treenet.analysis.attention_stats import attend_examples, read_labels, translated
+from treenet.api.checks import given_path
+from treenet.api.sentence_attention import SentenceWeights, name_positions
 from treenet.config import DecodingConfig
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.runs.checkpoint import AVERAGED
@@ -31,62 +30,9 @@ from treenet.translation.translate import decoding_of, detokenize, score_example
 from treeproc.common.arguments import as_integer, as_list, check_string
 from treeproc.common.command_names import as_called, from_python
 from treeproc.common.errors import UserError, quoted
-from treeproc.common.extras import require
 from treeproc.common.settings import build_settings
 from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
-
-if TYPE_CHECKING:
-    import pandas
-
-
-class Position(NamedTuple):
-    """A leaf or a node of the source tree."""
-
-    name: str  # piece of a leaf, label of a node
-    is_node: bool
-    start: int  # leaves [start, end)
-    end: int
-
-
-@dataclass(frozen=True)
-class SentenceWeights:
-    """Attention of target pieces to leaves and nodes. Every row of weights adds up to 1."""
-
-    weights: np.ndarray  # [A, H, T, S] float32
-    targets: list[str]  # [T] pieces, the last one </s>
-    positions: list[Position]  # [S] leaves, then nodes in pre-order; of plain models leaves alone
-
-    @property
-    def mean(self) -> np.ndarray:
-        """Return the mean over layers and heads [T, S]."""
-        return self.weights.mean((0, 1))
-
-    def to_pandas(self) -> "pandas.DataFrame":
-        """Return one row a weight: layer, head, target_index, target, position, name, is_node, start, end, weight.
-
-        Raises UserError if pandas is not installed.
-        """
-        require("pandas", "to_pandas()")
-        import pandas
-
-        axes = np.indices(self.weights.shape).reshape(4, -1)
-        columns = dict(zip(("layer", "head", "target_index", "position"), axes, strict=True))
-        frame = pandas.DataFrame(columns | {"weight": self.weights.ravel()})
-        frame.insert(3, "target", np.array(self.targets, dtype=object)[frame["target_index"]])
-        for place, name in enumerate(Position._fields, start=5):
-            frame.insert(place, name, np.array([getattr(one, name) for one in self.positions])[frame["position"]])
-        return frame
-
-
-def name_positions(sentence: SentenceAttention, processor: SentencePieceProcessor, labels: list[str]) -> list[Position]:
-    """Return the positions of an example that a model attends to."""
-    example, spans = sentence.example, sentence.example["spans"]
-    pieces = [processor.id_to_piece(piece) for piece in example["leaves"]["piece"].tolist()]
-    names = [labels[label] for label in example["nodes"]["label"][: sentence.num_nodes].tolist()]
-    leaves = [Position(piece, False, place, place + 1) for place, piece in enumerate(pieces)]
-    return leaves + [Position(name, True, int(spans["start"][i]), int(spans["end"][i])) for i, name in enumerate(names)]
-
 
 Found = TypeVar("Found")
 # Arguments by the columns of a line, where the names differ.

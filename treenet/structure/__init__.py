@@ -3,6 +3,7 @@
 from treenet.structure.attention_maps import AttentionMaps, AttentionPath, choose_attention_path
 from treenet.structure.base import Structure
 from treenet.structure.branches import BranchMaps, choose_sparse
+from treenet.structure.collation import TreeCollator
 from treenet.structure.maps import TreeStructure
 from treenet.structure.phrases import NO_TAG, Partition, PhraseLevels, SplitPoints
 from treenet.structure.sequences import Actions, LinearizedTrees
@@ -24,6 +25,7 @@ __all__ = [
     "SpanTable",
     "SplitPoints",
     "Structure",
+    "TreeCollator",
     "TreeLevels",
     "TreeStructure",
     "Words",

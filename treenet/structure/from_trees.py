@@ -1,5 +1,7 @@
 """Trees as people write them, in brackets, as spans or as dependency arcs: what `TreeStructure.from_...` reads.
 
+`from_packages.py` reads those of other packages.
+
 Shapes: N nonterminals of a tree, W words.
 """
 
@@ -13,11 +15,16 @@ from treeproc.common.arguments import as_integer, as_list, check_flag, check_str
 from treeproc.common.errors import UserError, quoted
 from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.arcs import check_arcs
-from treeproc.trees.dependency_trees import DependencySentences, PhraseShape, dependency_phrases
-from treeproc.trees.spans import SpanTree, normalise, parents_and_subtree_ends, read_brackets
+from treeproc.trees.dependency_trees import DependencySentences, PhraseLabels, PhraseShape, dependency_phrases, phrase_label
+from treeproc.trees.spans import EMPTY_TAG, SpanTree, keep_leaves, normalise, parents_and_subtree_ends, read_brackets
 
 # (start, end) or (start, end, label): leaves [start, end).
 Span = tuple[int, int] | tuple[int, int, str]
+UNIVERSAL_RELATIONS = {  # without subtypes
+    *("acl", "advcl", "advmod", "amod", "appos", "aux", "case", "cc", "ccomp", "clf", "compound", "conj", "cop", "csubj"),
+    *("dep", "det", "discourse", "dislocated", "expl", "fixed", "flat", "goeswith", "iobj", "list", "mark", "nmod", "nsubj"),
+    *("nummod", "obj", "obl", "orphan", "parataxis", "punct", "reparandum", "root", "vocative", "xcomp"),
+}
 
 
 class NumberedTree(NamedTuple):
@@ -28,8 +35,17 @@ class NumberedTree(NamedTuple):
     labels: tuple[str, ...]  # [N]
 
 
+class Arcs(NamedTuple):
+    """The arcs of a sentence: lists with one item a word [W]. Relations, tags and words are empty where they are not known."""
+
+    governors: list[int]  # from 0; -1 of the root
+    relations: list[str]
+    tags: list[str]
+    words: list[str]
+
+
 def read_bracketed(trees: Sequence[str], *, collapse_unary: bool) -> list[NumberedTree]:
-    """Read trees in Penn Treebank brackets, in the normal form of data sets: no function tags, no ROOT above another root.
+    """Read trees in Penn Treebank brackets, in the normal form of data sets.
 
     Raises UserError with the tree and the character where brackets are wrong.
     """
@@ -40,11 +56,22 @@ def read_bracketed(trees: Sequence[str], *, collapse_unary: bool) -> list[Number
             hint = "str(tree) of an nltk.Tree is one"
             raise UserError(f"tree {number} of the batch must be a string in brackets, but is {quoted(text)}; {hint}")
         try:
-            words, _, tree = read_brackets(text)
+            _, tags, tree = read_brackets(text)
         except ValueError as error:
             raise UserError(f"tree {number} of the batch: {error}") from None
-        out.append(_number(len(words), normalise(tree, collapse_unary=collapse_unary)))
+        out.append(in_normal_form(number, tags, tree, collapse_unary=collapse_unary))
     return out
+
+
+def in_normal_form(number: int, tags: Sequence[str], tree: SpanTree, *, collapse_unary: bool) -> NumberedTree:
+    """Return a tree as data sets have it: no empty elements, no function tags, no ROOT above another root.
+
+    Raises UserError if the tree has empty elements alone.
+    """
+    kept = [tag != EMPTY_TAG for tag in tags]
+    if not any(kept):
+        raise UserError(f"tree {number} of the batch has no words, only empty elements")
+    return _number(sum(kept), normalise(keep_leaves(tree, kept), collapse_unary=collapse_unary))
 
 
 def read_spans(trees: Sequence[Sequence[Span]], num_leaves: Sequence[int] | None) -> list[NumberedTree]:
@@ -97,31 +124,47 @@ def read_arcs(
     """
     given = as_list("governors", governors, "sentences, each a list of governors")
     heads = [_read_governors(number, sentence) for number, sentence in enumerate(given)]
-    if not heads:
-        return []
-    counts = [len(sentence) for sentence in heads]
-    if 0 in counts:
-        raise UserError(f"sentence {counts.index(0)} of the batch has no words")
     if shape == "layered" and (relations is None or tags is None):
         raise UserError("shape='layered' reads universal relations and tags: give relations and tags, or another shape")
-    names = {name: _read_names(name, of_words, counts) for name, of_words in (("relations", relations), ("tags", tags))}
+    counts = [len(sentence) for sentence in heads]
+    relation_names = _read_names("relations", relations, counts)
+    tag_names = _read_names("tags", tags, counts)
     for number, sentence in enumerate(heads):
         if problem := _problem(sentence):
             raise UserError(f"sentence {number} of the batch: {problem}{_other_conventions(heads)}")
+    sentences = [
+        Arcs(own, of_words, own_tags, [""] * len(own))
+        for own, of_words, own_tags in zip(heads, relation_names, tag_names, strict=True)
+    ]
+    return phrases_of(sentences, shape, "upos" if tags is not None or relations is None else "deprel")
+
+
+def phrases_of(sentences: Sequence[Arcs], shape: PhraseShape, labels: PhraseLabels = "upos") -> list[NumberedTree]:
+    """Return the phrases of each sentence. Raises UserError if its arcs do not form a tree, or a shape cannot read its names."""
+    for number, sentence in enumerate(sentences):
+        if problem := _problem(sentence.governors) or _unread(sentence, shape):
+            raise UserError(f"sentence {number} of the batch: {problem}")
+    if not sentences:
+        return []
+    counts = [len(sentence.governors) for sentence in sentences]
     edges = np.concatenate([[0], np.cumsum(counts)])
-    above = np.concatenate([np.array(sentence, dtype=np.int64) for sentence in heads])
+    governors, relations, tags, words = (
+        [value for column in columns for value in column] for columns in zip(*sentences, strict=True)
+    )
+    above = np.array(governors, dtype=np.int64)
     above = np.where(above < 0, -1, above + np.repeat(edges[:-1], counts))
-    relation_names, relation = np.unique(names["relations"], return_inverse=True)
-    tag_names, tag = np.unique(names["tags"], return_inverse=True)
-    words = pa.array([""] * sum(counts), pa.string())
-    sentences = DependencySentences(edges, above, relation, relation_names.tolist(), tag, tag_names.tolist(), words)
-    found, _ = dependency_phrases(sentences, shape, "upos" if tags is not None or relations is None else "deprel")
+    relation_names, relation = np.unique(relations, return_inverse=True)
+    tag_names, tag = np.unique(tags, return_inverse=True)
+    joined = DependencySentences(
+        edges, above, relation, relation_names.tolist(), tag, tag_names.tolist(), pa.array(words, pa.string())
+    )
+    found, _ = dependency_phrases(joined, shape, labels)
     out = []
     cuts = found.node_edges(edges)
     for number, (first, last) in enumerate(zip(cuts[:-1], cuts[1:], strict=True)):
-        labels = [found.names[label] for label in found.labels[first:last]]
+        names = [found.names[label] for label in found.labels[first:last]]
         starts, ends = (column[first:last] - edges[number] for column in (found.starts, found.ends))
-        out.append(_number(counts[number], SpanTree(labels, starts.tolist(), ends.tolist())))
+        out.append(_number(counts[number], SpanTree(names, starts.tolist(), ends.tolist())))
     return out
 
 
@@ -131,10 +174,10 @@ def _read_governors(number: int, sentence: Sequence[int]) -> list[int]:
     return [as_integer(f"{name}: the governor of word {word}", above) for word, above in enumerate(given)]
 
 
-def _read_names(name: str, sentences: Sequence[Sequence[str]] | None, counts: list[int]) -> list[str]:
-    """Return relations or tags of all words; empty ones if none are given."""
+def _read_names(name: str, sentences: Sequence[Sequence[str]] | None, counts: list[int]) -> list[list[str]]:
+    """Return relations or tags of the words of each sentence; empty ones if none are given."""
     if sentences is None:
-        return [""] * sum(counts)
+        return [[""] * count for count in counts]
     given = as_list(name, sentences, "sentences, each a list of strings")
     read = [as_list(f"{name}[{number}]", own, "strings, one a word") for number, own in enumerate(given)]
     if [len(own) for own in read] != counts:
@@ -142,11 +185,13 @@ def _read_names(name: str, sentences: Sequence[Sequence[str]] | None, counts: li
     for number, own in enumerate(read):
         for word, value in enumerate(own):
             check_string(f"{name}[{number}][{word}]", value)
-    return [value for own in read for value in own]
+    return read
 
 
 def _problem(heads: list[int]) -> str:
     """Return why governors are not a tree with one root, or an empty text."""
+    if not heads:
+        return "it has no words"
     for word, above in enumerate(heads):
         if not -1 <= above < len(heads):
             return f"the governor of word {word} must be from -1 (the root) to {len(heads) - 1}, but is {quoted(above)}"
@@ -156,12 +201,22 @@ def _problem(heads: list[int]) -> str:
     return problem
 
 
+def _unread(sentence: Arcs, shape: PhraseShape) -> str:
+    """Return why the layers of a sentence cannot be told, or an empty text."""
+    if shape != "layered":
+        return ""
+    for word, (above, relation) in enumerate(zip(sentence.governors, sentence.relations, strict=True)):
+        if above >= 0 and phrase_label(relation) not in UNIVERSAL_RELATIONS:
+            return f"shape='layered' reads universal relations, but word {word} has {quoted(relation)}; choose another shape"
+    return "" if any(sentence.tags) else "shape='layered' reads universal tags, but no word has one; choose another shape"
+
+
 def _other_conventions(sentences: list[list[int]]) -> str:
     """Return the end of a message that names the conventions of heads by which every sentence is a tree."""
     conll = [[above - 1 for above in heads] for heads in sentences]
     spacy = [[-1 if above == word else above for word, above in enumerate(heads)] for heads in sentences]
     hints = {"of CoNLL-U (from 1, and 0 is the root: subtract 1)": conll, "of spaCy (the root is its own head: write -1)": spacy}
-    counted = all(min(heads) >= 0 for heads in sentences)
+    counted = all(heads and min(heads) >= 0 for heads in sentences)
     fitting = [hint for hint, heads in hints.items() if counted and not any(map(_problem, heads))]
     return f"; governors count from 0, and -1 is the root, but these fit the heads {' and '.join(fitting)}" if fitting else ""
 

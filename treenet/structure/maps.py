@@ -25,9 +25,10 @@ from treenet.structure.attention_maps import (
 )
 from treenet.structure.base import Structure
 from treenet.structure.branches import COMPACT_BELOW_POSITIONS, WIDTH_MULTIPLE, BranchMaps, BranchMatrices, Depths, to_int32
+from treenet.structure.from_packages import read_conllu, read_nltk, read_spacy, read_stanza
 from treenet.structure.from_trees import NumberedTree, Span, read_arcs, read_bracketed, read_spans
 from treenet.structure.span_table import SpanTable
-from treeproc.common.arguments import as_integer, as_list
+from treeproc.common.arguments import as_integer, as_list, check_type
 from treeproc.common.errors import UserError, quoted
 from treeproc.trees.dependency_trees import PhraseShape
 
@@ -97,8 +98,9 @@ class TreeStructure(Structure):
     def from_brackets(cls, trees: Sequence[str], *, collapse_unary: bool = True) -> "TreeStructure":
         """Build one tree an example in Penn Treebank brackets: `["(S (NP (DT the) (NN dog)) (VP (VBD ran)))"]`.
 
-        The trees get the normal form of data sets: function tags are removed, and a unary chain keeps its lowest label, unless
-        `collapse_unary` is false. Tags of words are not nodes. Raises UserError with the tree and the character at fault.
+        The trees get the normal form of data sets: function tags and empty elements are removed, and a unary chain keeps its
+        lowest label, unless `collapse_unary` is false. Tags of words are not nodes. Raises UserError with the tree and the
+        character at fault.
         """
         return cls._of(read_bracketed(trees, collapse_unary=collapse_unary))
 
@@ -129,11 +131,60 @@ class TreeStructure(Structure):
         return cls._of(read_arcs(governors, shape, relations, tags))
 
     @classmethod
+    def from_conllu(cls, text: str, *, shape: PhraseShape = "flat") -> "TreeStructure":
+        """Build one tree a sentence of a text in CoNLL-U, with the phrases of `from_arcs`.
+
+        A multiword token whose words do not spell it is one leaf, as in data sets. Raises UserError with the line at fault.
+        """
+        return cls._of(read_conllu(text, shape))
+
+    @classmethod
+    def from_spacy(cls, docs: Any, *, shape: PhraseShape = "flat") -> "TreeStructure":
+        """Build one tree a sentence of a Doc of spaCy, or one tree an item of a list of documents or spans.
+
+        The phrases are those of `from_arcs`, and every token is a leaf. Raises UserError without a parse, and if an item of
+        a list is not one sentence.
+        """
+        return cls._of(read_spacy(docs, shape))
+
+    @classmethod
+    def from_stanza(cls, document: Any, *, shape: PhraseShape | None = None, collapse_unary: bool = True) -> "TreeStructure":
+        """Build one tree a sentence of a Document of Stanza, or one tree an item of a list of documents or sentences.
+
+        Without a `shape`, the trees are the constituents, in the form of `from_brackets`; with one, the phrases of `from_arcs`.
+        The leaves are the syntactic words. Raises UserError if a sentence lacks what is asked for.
+        """
+        return cls._of(read_stanza(document, shape, collapse_unary=collapse_unary))
+
+    @classmethod
+    def from_nltk(cls, trees: Any, *, collapse_unary: bool = True) -> "TreeStructure":
+        """Build one tree an nltk.Tree of a list, in the form of `from_brackets`. A leaf has a node with its tag, or is a pair.
+
+        Raises UserError for leaves of other kinds.
+        """
+        return cls._of(read_nltk(trees, collapse_unary=collapse_unary))
+
+    @classmethod
     def _of(cls, trees: Sequence[NumberedTree]) -> "TreeStructure":
         if not trees:
             raise UserError("a batch must have at least one tree, but has none")
         structure = cls.build([tree.num_leaves for tree in trees], [tree.spans for tree in trees])
         return replace(structure, labels=tuple(tree.labels for tree in trees))
+
+    @classmethod
+    def cat(cls, structures: Sequence["TreeStructure"]) -> "TreeStructure":
+        """Join batches to one, padded anew, on the device of the first. It has labels if all of them have."""
+        given = as_list("structures", structures, "TreeStructures")
+        for number, structure in enumerate(given):
+            check_type(f"structures[{number}]", structure, TreeStructure)
+        if not given:
+            raise UserError("a batch must have at least one tree, but has none")
+        counts, spans = (
+            [tree for part in parts for tree in part] for parts in zip(*(one._trees() for one in given), strict=True)
+        )
+        labelled = [one.labels for one in given if one.labels is not None]
+        labels = tuple(names for own in labelled for names in own) if len(labelled) == len(given) else None
+        return given[0]._like(counts, spans, labels)
 
     def __len__(self) -> int:
         """Return the number of trees in the batch."""
@@ -153,13 +204,20 @@ class TreeStructure(Structure):
         if not rows:
             raise UserError(f"a batch must have at least one tree, but {quoted(place)} chooses none of {len(self)}")
         rows = [range(len(self))[row] for row in rows]
-        leaves = (~self.leaf_pad_mask).sum(1).tolist()
+        counts, spans = self._trees()
+        labels = tuple(self.labels[row] for row in rows) if self.labels is not None else None
+        return self._like([counts[row] for row in rows], [spans[row] for row in rows], labels)
+
+    def _trees(self) -> tuple[list[int], list[np.ndarray]]:
+        """Return the number of leaves, and the spans, of each tree."""
         nodes = (~self.node_pad_mask).sum(1).tolist()
         spans = torch.stack([self.start, self.end, self.subtree_end], dim=2).numpy(force=True)
+        return (~self.leaf_pad_mask).sum(1).tolist(), [own[:count] for own, count in zip(spans, nodes, strict=True)]
+
+    def _like(self, counts: list[int], spans: list[np.ndarray], labels: tuple | None) -> "TreeStructure":
+        """Return a batch of other trees, in the form and on the device of this one."""
         build = type(self).build if self.attention is not None else type(self).build_compact
-        chosen = build([leaves[row] for row in rows], [spans[row, : nodes[row]] for row in rows])
-        labels = tuple(self.labels[row] for row in rows) if self.labels is not None else None
-        return replace(chosen.to(self.device), labels=labels)
+        return replace(build(counts, spans).to(self.device), labels=labels)
 
     def __repr__(self) -> str:
         sizes = f"trees={len(self)}, leaves={self.num_leaves}, nodes={self.num_nodes}"

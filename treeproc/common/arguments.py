@@ -47,28 +47,29 @@ def check_number(name: str, value: object, least: float, below: float) -> None:
 def as_list(name: str, value: Any, what: str) -> list:
     """Return a sequence, or an array of NumPy or PyTorch, as a list. Raises UserError for strings, generators and all else."""
     if isinstance(value, str | bytes | Mapping) or not (hasattr(value, "__len__") and hasattr(value, "__getitem__")):
-        raise UserError(f"{name} must be a list of {what}, but is {_kind(value)}")
+        raise UserError(f"{name} must be a list of {what}, but is {kind_of(value)}")
     try:
         return list(value)
     except TypeError:  # an array without dimensions
-        raise UserError(f"{name} must be a list of {what}, but is {_kind(value)} of one value") from None
+        raise UserError(f"{name} must be a list of {what}, but is {kind_of(value)} of one value") from None
 
 
 def check_type(name: str, value: object, wanted: type) -> None:
     """Raise UserError unless `value` is of type `wanted`."""
     if not isinstance(value, wanted):
-        raise UserError(f"{name} must be of type {wanted.__name__}, but is {_kind(value)}")
+        raise UserError(f"{name} must be of type {wanted.__name__}, but is {kind_of(value)}")
 
 
 def check_string(name: str, value: object) -> None:
     """Raise UserError unless `value` is a string that UTF-8 can hold."""
     if not isinstance(value, str):
-        raise UserError(f"{name} must be a string, but is {_kind(value)}")
+        raise UserError(f"{name} must be a string, but is {kind_of(value)}")
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise UserError(f"{name} must be text that UTF-8 can hold, but has a surrogate: {quoted(value)}")
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """Return what a value is, as a message names it: a short value itself, else its type."""
     if isinstance(value, str):
         return "one string"
     return quoted(value) if value is None or isinstance(value, bool | int | float) else f"a {type(value).__name__}"
