@@ -7,8 +7,7 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
 
-from treenet.layers import compiled
-from treenet.layers.compiled import CompiledOnGpu
+from treenet.layers.torch_internals import CompiledOnGpu
 
 
 def double(x: torch.Tensor, factor: float) -> torch.Tensor:
@@ -19,9 +18,9 @@ def double(x: torch.Tensor, factor: float) -> torch.Tensor:
 def on_gpu(monkeypatch):
     """CPUs count as GPUs; graphs are found as for Inductor and run by the kernels of always."""
     true_compile = torch.compile
-    monkeypatch.setattr(compiled, "_is_gpu", lambda device: True)
+    monkeypatch.setattr(torch_internals, "_is_gpu", lambda device: True)
     monkeypatch.setattr(torch, "compile", lambda function, **options: true_compile(function, backend="eager", **options))
-    monkeypatch.setattr(compiled, "compiled", cache(compiled.compiled.__wrapped__))
+    monkeypatch.setattr(torch_internals, "compiled", cache(torch_internals.compiled.__wrapped__))
     torch._dynamo.reset()
     counters.clear()
     yield
@@ -39,7 +38,7 @@ def test_sizes_passes_and_autocast_share_a_graph(on_gpu):
 
 
 def test_on_cpus_nothing_is_compiled(monkeypatch):
-    monkeypatch.setattr(compiled, "compiled", lambda function: pytest.fail("compiled on a CPU"))
+    monkeypatch.setattr(torch_internals, "compiled", lambda function: pytest.fail("compiled on a CPU"))
     assert CompiledOnGpu(double)(torch.ones(2), 1.0).tolist() == [2, 2]
 
 
@@ -47,7 +46,7 @@ def test_a_function_that_cannot_compile_warns_once_and_runs_uncompiled(on_gpu, m
     def fails(function):
         raise TorchDynamoException("no compiler")
 
-    monkeypatch.setattr(compiled, "compiled", fails)
+    monkeypatch.setattr(torch_internals, "compiled", fails)
     function = CompiledOnGpu(double)
     for _ in range(2):
         assert function(torch.ones(2), 1.0).tolist() == [2, 2]

@@ -15,9 +15,15 @@ from torch import Tensor
 from treenet.config import ModelConfig, TrainConfig
 from treenet.layers import convolution
 from treenet.layers.attention import padding_to_attend_mask
-from treenet.layers.convolution import CausalConvolution, CentredConvolution, DynamicKernels, LightweightKernels, convolve
+from treenet.layers.convolution import (
+    CausalConvolution,
+    CentredConvolution,
+    DynamicKernels,
+    GatedConvolution,
+    LightweightKernels,
+    convolve,
+)
 from treenet.layers.dropout import share_dropout_keys
-from treenet.layers.gated_convolution import GatedConvolution
 from treenet.models import VocabSizes, build_model
 from treenet.models.encoders.convolution import scale_gradient
 from treeproc.common.settings import load_settings

@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from treenet.layers.dropout import Dropout, DropoutKeys, keys_of, share_dropout_keys
-from treenet.layers.keyed_dropout import call_offsets, drop, keyed_dropout
+from treenet.layers.dropout import Dropout, DropoutKeys, call_offsets, drop, keyed_dropout, keys_of, share_dropout_keys
 
 
 def dropout(p: float, ids: list[int], shape: tuple[int, int], num_leaves: int | None = None, calls: int = 1) -> torch.Tensor:

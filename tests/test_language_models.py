@@ -21,9 +21,9 @@ from treenet.config import ModelConfig
 from treenet.data.batch import collate_rows
 from treenet.data.input_kinds import ACTIONS, SPLIT_POINTS
 from treenet.data.row_lists import ALWAYS, COLUMNS, RowLists
-from treenet.layers.depth_attention import FARTHEST, NEAREST, DepthAttention, depth_differences
+from treenet.layers.constituents import tree_reg_losses
 from treenet.layers.positions import compute_sinusoids
-from treenet.layers.tree_reg import tree_reg_losses
+from treenet.layers.relations import FARTHEST, NEAREST, DepthAttention, depth_differences
 from treenet.models import CausalLM, build_causal_lm
 from treenet.structure import Actions
 from treenet.structure.sequences import COMPOSE, OPEN, PIECE, STACK

@@ -73,7 +73,7 @@ def test_subtree_attention_without_the_operators_of_the_cpu(monkeypatch, path, m
     inputs = [x, *module.parameters()]
     called = []
     kernel = torch_internals.flash_attention
-    monkeypatch.setattr("treenet.layers.fused_attention.flash_attention", lambda *a, **k: called.append(1) or kernel(*a, **k))
+    monkeypatch.setattr("treenet.layers.scaled_dot_product.flash_attention", lambda *a, **k: called.append(1) or kernel(*a, **k))
     private = values_and_gradients(real_rows(module(x, None, structure), structure), inputs)
     assert called
     called.clear()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from treenet.layers.on_lstm import OnLSTM, on_lstm
+from treenet.layers.recurrent import OnLSTM, on_lstm
 from treeproc.common.settings import UserError
 
 

@@ -16,8 +16,7 @@ from toyruns import make_config, make_task, train_ranks
 
 from treenet.config import PHRASE_LEVELS, ModelConfig, PhraseConfig, TrainConfig
 from treenet.data.input_kinds import PHRASES
-from treenet.layers.composition import COMPOSITIONS
-from treenet.layers.phrase_attention import PhraseAttention
+from treenet.layers.phrase_attention import COMPOSITIONS, PhraseAttention
 from treenet.models import VocabSizes, build_model
 from treenet.runs.metrics_log import read_metrics
 from treenet.structure import NO_TAG, Partition, PhraseLevels, SpanTable

@@ -16,8 +16,8 @@ from treenet.data.batch import collate
 from treenet.data.input_kinds import BINARY_TREES
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run, translate_split
 from treenet.jobs.train_run import run_training
-from treenet.layers.bilstm import build_bilstm, build_lstm, last_state, last_states, lstm_cells, run_bilstm, run_lstm
 from treenet.layers.dropout import Dropout
+from treenet.layers.recurrent import build_bilstm, build_lstm, last_state, last_states, lstm_cells, run_bilstm, run_lstm
 from treenet.runs.loading import load_run
 from treenet.tasks.registry import build_task
 from treeproc.common.settings import UserError

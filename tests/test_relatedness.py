@@ -22,8 +22,8 @@ from treenet.experiments.seeds_report import FORM
 from treenet.experiments.study import make_study, run_study
 from treenet.experiments.study_grid import study_cells
 from treenet.jobs.train_run import run_training
-from treenet.layers.pair_head import PairHead, expected_score, score_distribution
 from treenet.models import ClassLogits, VocabSizes, build_relatedness, find_encoder
+from treenet.models.composed import PairHead, expected_score, score_distribution
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.registry import build_task
 from treenet.tasks.relatedness import Relatedness, average_ranks, correlations, moments, pearson, summarize_moments

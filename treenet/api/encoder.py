@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from treenet.api.checks import check_config, check_shape, check_structure, place
 from treenet.config import ModelConfig
-from treenet.layers.tree_layers import position_pad_mask, prepare_trees, run_layers
+from treenet.layers.blocks import position_pad_mask, prepare_trees, run_layers
 from treenet.models.encoders.transformer import build_layers
 from treenet.models.encoders.tree import build_tree_attention
 from treenet.structure import TreeStructure

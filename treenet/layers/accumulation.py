@@ -29,10 +29,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.layers.autocast import without_autocast
-from treenet.layers.dense_accumulation import accumulate_densely, build_table
-from treenet.layers.drawn_apart import generator_of
-from treenet.layers.replace_nodes import replace_nodes
+from treenet.layers.accumulation_sums import accumulate_densely, build_table, replace_nodes
+from treenet.layers.linear import generator_of
+from treenet.layers.torch_internals import without_autocast
 from treenet.structure import BranchMaps, TreeStructure
 from treenet.structure.branches import BranchMatrices, PathMaps
 

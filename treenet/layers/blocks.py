@@ -1,28 +1,30 @@
-"""Transformer layers (equation 3), post-norm or pre-norm. Leaves and nodes share layer norms and feed-forward weights.
+"""Transformer layers (equation 3), post-norm or pre-norm, and what runs them over trees.
 
-Pre-norm (Wang et al., 2019, arXiv 1906.01787) normalises the input of a sub-layer, and the output of the last layer. Layer-drop
-(Fan et al., 2020, arXiv 1909.11556) skips a layer in training. It draws for each example by itself, so a batch-mate changes
-nothing.
+Leaves and nodes share layer norms and feed-forward weights. Pre-norm (Wang et al., 2019, arXiv 1906.01787) normalises the input
+of a sub-layer, and the output of the last layer. Layer-drop (Fan et al., 2020, arXiv 1909.11556) skips a layer in training. It
+draws for each example by itself, so a batch-mate changes nothing.
 
-Shapes: B batch, T target positions, S source positions, D model.
+Shapes: B batch, T target positions, S source positions (leaves, then nodes), D model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.layers.attention import BeamLayout, CrossAttention, KeysValues
+from treenet.layers.attention import BeamLayout, CrossAttention, KeysValues, StaticPast, padding_to_attend_mask
 from treenet.layers.dropout import Dropout
 from treenet.layers.linear import build_linear
-from treenet.layers.static_past import StaticPast
+from treenet.layers.torch_internals import product_dtype
 from treenet.structure import TreeStructure
+from treenet.structure.on_device import prepare
 
 if TYPE_CHECKING:
-    from treenet.config import ModelConfig
+    from treenet.config import ModelConfig, TreeAttentionConfig
 
 
 class FeedForward(nn.Module):
@@ -135,3 +137,32 @@ def end_stack(layers: nn.ModuleList, config: ModelConfig) -> nn.ModuleList:
     if config.norm == "pre" and len(layers):
         layers[-1].final_norm = nn.LayerNorm(config.d_model)
     return layers
+
+
+def prepare_trees(
+    structure: TreeStructure, tree: TreeAttentionConfig, like: Tensor, *, drops_weights: bool = False
+) -> TreeStructure:
+    """Return the structure with all maps that layers read, for vectors as `like`; `drops_weights`: attention has dropout now."""
+    # FlexAttention has no dropout of attention weights; on CPUs it has no backward pass.
+    blocks = like.device.type == "cuda" and not drops_weights
+    return prepare(structure, tree, like.dtype, product_dtype(like), blocks)
+
+
+def position_pad_mask(structure: TreeStructure) -> Tensor:
+    """Return [B, S] bool, True = padding: leaves, then nodes."""
+    return torch.cat([structure.leaf_pad_mask, structure.node_pad_mask], dim=1)
+
+
+def attend_mask_of(tree: TreeAttentionConfig, pad_mask: Tensor) -> Tensor | None:
+    """Return the mask of attention layers; None if they attend by the trees (equation 11)."""
+    return None if tree.subtree_mask else padding_to_attend_mask(pad_mask)
+
+
+def run_layers(
+    layers: Iterable[nn.Module], x: Tensor, structure: TreeStructure, tree: TreeAttentionConfig, pad_mask: Tensor
+) -> Tensor:
+    """Run x [B, S, D], leaves, then nodes, through `EncoderLayer`s over a prepared structure -> [B, S, D]."""
+    attend_mask = attend_mask_of(tree, pad_mask)
+    for layer in layers:
+        x = layer(x, attend_mask, structure, num_leaves=structure.num_leaves)
+    return x

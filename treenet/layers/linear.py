@@ -1,6 +1,40 @@
-"""Linear layers with the field's initialisation."""
+"""Linear layers, and initial weights of parts that only some models have, drawn apart from those of all other parts.
 
+By default all weights come from PyTorch's generator, one after the other, so one more part changes the weights of all later ones.
+Drawn apart, they leave that sequence as it is. Then models with the same seed share the weights of the parts that all have.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import torch
 from torch import nn
+
+_generators: ContextVar[dict[str, torch.Generator] | None] = ContextVar("generators", default=None)
+
+
+@contextmanager
+def drawing_apart(enabled: bool) -> Iterator[None]:
+    """Build a model whose parts draw apart, or, if not `enabled`, in one sequence."""
+    token = _generators.set({} if enabled else None)
+    try:
+        yield
+    finally:
+        _generators.reset(token)
+
+
+def generator_of(part: str) -> torch.Generator | None:
+    """Return the generator of the parameters of a part, by PyTorch's seed; None if all draw in one sequence."""
+    generators = _generators.get()
+    if generators is None:
+        return None
+    if part not in generators:
+        digest = hashlib.sha256(f"{part} {torch.initial_seed()}".encode()).digest()
+        generators[part] = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
+    return generators[part]
+
 
 # The gain of queries, keys and values in torch.nn.MultiheadAttention and fairseq. If it is 1, a small model learns to read the
 # source about a third later.

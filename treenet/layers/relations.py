@@ -6,11 +6,12 @@ Here r_ij is the sum of the rows of the relations of i and j in a table, with on
 has a vector for every pair. Instead, q_i r^T is computed for all rows r of the table, and gathered. Weights of one relation are
 added up before they are multiplied with its row.
 
-Shapes: B batch, L leaves, T queries, S keys, D model, H heads, K = D / H, R rows.
+Shapes: B batch, L leaves, T queries, S keys, A actions, D model, H heads, K = D / H, R rows or relative positions.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -21,11 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.layers.attention import CausalSelfAttention, KeysValues, SelfAttention, padding_to_attend_mask
-from treenet.layers.drawn_apart import generator_of
-from treenet.layers.fused_attention import widen
-from treenet.layers.scaled_dot_product import attend, attend_subtrees, merge_heads
-from treenet.layers.static_past import StaticPast
+from treenet.layers.attention import CausalSelfAttention, KeysValues, SelfAttention, StaticPast, padding_to_attend_mask
+from treenet.layers.linear import build_linear, generator_of
+from treenet.layers.scaled_dot_product import attend, attend_subtrees, merge_heads, widen
 from treenet.structure import TreeStructure
 from treenet.structure.words import Dependencies, Words, build_path_ids, list_paths
 from treeproc.common.errors import UserError
@@ -249,3 +248,34 @@ class RelativeCausalSelfAttention(CausalSelfAttention):
         """Add their relations `ids` [S] to keys and values [B, H, S, K]. Every one of them has one relation to the only query."""
         related_keys = keys + self.key_relations[ids].to(keys.dtype)
         return related_keys, values if self.value_relations is None else values + self.value_relations[ids].to(values.dtype)
+
+
+NEAREST, FARTHEST = -1, 62
+
+
+def depth_differences(depth: Tensor) -> Tensor:
+    """Return the row of the relative position of every pair [B, A, A], from 0, for depths [B, A]."""
+    return (depth[:, :, None] - depth[:, None, :]).clamp(NEAREST, FARTHEST) - NEAREST
+
+
+class DepthAttention(SelfAttention):
+    """Self-attention within a mask, by differences of depth in a tree (Sartran et al., 2022; Dai et al., 2019).
+
+        e_ij = ((q_i + u) k_j + (q_i + v) W R_d) / sqrt(K),    d = depth of i - depth of j
+
+    R_d is the sinusoid of position d; u, v and W are learned in every layer. As in the authors' code, d is cut to
+    NEAREST..FARTHEST.
+    """
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float):
+        super().__init__(d_model, num_heads, dropout)
+        self.positions = build_linear(d_model, d_model, bias=False)
+        self.content_bias, self.position_bias = (nn.Parameter(torch.zeros(num_heads, 1, d_model // num_heads)) for _ in range(2))
+
+    def forward(self, x: Tensor, attend_mask: Tensor, difference: Tensor, sinusoids: Tensor) -> Tensor:  # type: ignore[override]
+        """Map x [B, A, D] -> [B, A, D], with `attend_mask` and `difference` [B, A, A], and the sinusoids [R, D] of its rows."""
+        queries, keys, values = map(self.split_heads, self.project(x))
+        relative = self.split_heads(self.positions(sinusoids)[None])  # [1, H, R, K]
+        by_row = (queries + self.position_bias) @ relative.transpose(2, 3) / math.sqrt(queries.shape[3])
+        bias = by_row.gather(3, difference[:, None].expand(-1, self.num_heads, -1, -1))
+        return self.attend(queries + self.content_bias, keys, values, bias.masked_fill(~attend_mask[:, None], -torch.inf))

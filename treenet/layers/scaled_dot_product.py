@@ -1,21 +1,31 @@
-"""Scaled dot-product attention, and its three paths over subtrees (equation 11): see `treenet.structure.attention_maps`.
+"""Scaled dot-product attention, and its paths over subtrees (equation 11): see `treenet.structure.attention_maps`.
 
-Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H, C chunks, G wide nodes.
+On CPUs, two calls or windows are one operator. The same attention composed of PyTorch's own operators copies under autograd. It
+splits queries, keys and values, gathers all windows at once, keeps them, and pads and adds the gradients of parts. The operator
+works on views, one window after the other, and adds gradients of keys and values in place. So it keeps what plain attention
+keeps, and its cost is that of its products. It calls the CPU kernels behind `scaled_dot_product_attention`, which have no dropout
+of attention weights. As a registered operator it does not break the graphs of `torch.compile`.
+
+Shapes: B batch, L leaves, N nodes, S = L + N positions, D model, H heads, K = D / H, C chunks, G wide nodes. Of the operator: R
+trees of a call, T queries of a call.
 """
 
 import math
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from treenet.layers.compiled import compiled
-from treenet.layers.fused_attention import fused_attention, widen
-from treenet.layers.torch_internals import has_flash_attention
+from treenet.layers.torch_internals import compiled, flash_attention, flash_attention_backward, has_flash_attention
 from treenet.structure import TreeStructure
-from treenet.structure.attention_maps import Blocks, OneCall, TwoCalls
+from treenet.structure.attention_maps import Blocks, OneCall, TwoCalls, Windows
+
+Range = tuple[slice, slice]  # of [B, S, ...]: trees, positions
+Place = Tensor | Range | list[Range]  # flat positions, a range, or ranges side by side
 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -26,6 +36,178 @@ def split_heads(x: Tensor, num_heads: int) -> Tensor:
 def merge_heads(x: Tensor) -> Tensor:
     """Map [B, H, S, K] -> [B, S, D]."""
     return x.transpose(1, 2).flatten(2)
+
+
+def fused_attention(queries: Tensor, keys: Tensor, values: Tensor, maps: TwoCalls | Windows, num_heads: int) -> Tensor:
+    """Map queries, keys, values [B, S, D] on the CPU to [B, S, D]."""
+    if isinstance(maps, TwoCalls):
+        node_maps = [maps.node_mask]
+    else:
+        node_maps = [maps.ranges, maps.bias, maps.wide_query, maps.wide_count, maps.wide_mask]
+    attended = _attend(*map(widen, (queries, keys, values)), num_heads, maps.num_leaves, maps.leaf_mask, node_maps)[0]
+    return attended.to(queries.dtype)
+
+
+def widen(x: Tensor) -> Tensor:
+    """Convert half precision to float32: in bf16, the gradient of the CPU's kernel takes fifteen times as long."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+@dataclass
+class _Call:
+    """Queries that attend over keys in one call."""
+
+    queries: Tensor | Range
+    keys: Range | list[Range]
+    bias: Tensor | None  # [R, 1, T, keys], added to scores
+
+
+def _bias(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Return the bias of scores for a bool mask, True = may attend."""
+    return None if mask is None else torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
+
+
+def _calls(num_leaves: int, leaf_mask: Tensor | None, node_maps: Sequence[Tensor], dtype: torch.dtype) -> Iterator[_Call]:
+    """Return the calls of a path. The first call is the one over most keys.
+
+    Path "two": all nodes at once, and leaves over leaves. Path "window": leaves, then chunks of nodes, then the wide nodes of
+    each tree.
+    """
+    trees, leaves, nodes, everything = slice(None), slice(0, num_leaves), slice(num_leaves, None), slice(None)
+    on_leaves = _Call((trees, leaves), (trees, leaves), _bias(leaf_mask, dtype))
+    if len(node_maps) == 1:
+        yield _Call((trees, nodes), (trees, everything), _bias(node_maps[0], dtype))
+        yield on_leaves
+        return
+    yield on_leaves
+    ranges, bias, wide_query, wide_count, wide_mask = node_maps
+    ranges = ranges.tolist()
+    shapes = [(1, 1, last - first, sum(keys[1::2]) - sum(keys[::2])) for _, first, last, *keys in ranges]
+    parts = bias.to(dtype).split([queries * keys for *_, queries, keys in shapes])
+    for (b, *bounds), shape, part in zip(ranges, shapes, parts, strict=True):
+        if len(part):
+            tree = slice(b, b + 1)
+            queries, leaf_keys, node_keys = (slice(*bounds[i : i + 2]) for i in (0, 2, 4))
+            yield _Call((tree, queries), [(tree, leaf_keys), (tree, node_keys)], part.view(shape))
+    for b, count in enumerate(wide_count.tolist()):
+        if count:
+            mask = wide_mask[b, None, :, :count]
+            yield _Call(wide_query[b, :count], (slice(b, b + 1), everything), _bias(mask, dtype))
+
+
+def _read(x: Tensor, place: Place) -> Tensor:
+    """Read positions of [B, S, C] as [R, T, C], a view if possible."""
+    if isinstance(place, Tensor):
+        return x.flatten(0, 1).index_select(0, place)[None]
+    return torch.cat([x[part] for part in place], dim=1) if isinstance(place, list) else x[place]
+
+
+def _write(x: Tensor, place: Tensor | Range, part: Tensor) -> None:
+    if isinstance(place, Tensor):
+        x.flatten(0, 1).index_copy_(0, place, part[0])
+    else:
+        x[place] = part
+
+
+def _add(x: Tensor, place: Range | list[Range], part: Tensor) -> None:
+    ranges = place if isinstance(place, list) else [place]
+    views = [x[trees, positions] for trees, positions in ranges]
+    for view, piece in zip(views, part.split([view.shape[1] for view in views], dim=1), strict=True):
+        view += piece
+
+
+def _with_zero_nodes(x: Tensor, num_leaves: int) -> Tensor:
+    """Allocate a result like `x` [B, S, D]. Its nodes are 0, as padding and sums need."""
+    out = torch.empty(x.shape, dtype=x.dtype)
+    out[:, num_leaves:] = 0
+    return out
+
+
+@torch.library.custom_op("treenet::subtree_attention", mutates_args=(), device_types="cpu")
+def _attend(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    num_heads: int,
+    num_leaves: int,
+    leaf_mask: Tensor | None,
+    node_maps: Sequence[Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Return attention [B, S, D], and the logarithms of its normalisers [B, S, H]."""
+    out = _with_zero_nodes(queries, num_leaves)
+    log_sums = torch.empty(*queries.shape[:2], num_heads, dtype=torch.promote_types(queries.dtype, torch.float32))
+    for call in _calls(num_leaves, leaf_mask, node_maps, queries.dtype):
+        q, k, v = (split_heads(_read(*x), num_heads) for x in ((queries, call.queries), (keys, call.keys), (values, call.keys)))
+        attended, log_sum = flash_attention(q, k, v, 0.0, False, attn_mask=call.bias)
+        _write(out, call.queries, merge_heads(attended))
+        _write(log_sums, call.queries, log_sum.transpose(1, 2))
+    return out, log_sums
+
+
+@_attend.register_fake
+def _(queries, keys, values, num_heads, num_leaves, leaf_mask, node_maps):
+    log_sums = queries.new_empty(*queries.shape[:2], num_heads, dtype=torch.promote_types(queries.dtype, torch.float32))
+    return queries.new_empty(queries.shape), log_sums
+
+
+@torch.library.custom_op("treenet::subtree_attention_backward", mutates_args=(), device_types="cpu")
+def _attend_backward(
+    grad: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    out: Tensor,
+    log_sums: Tensor,
+    num_heads: int,
+    num_leaves: int,
+    leaf_mask: Tensor | None,
+    node_maps: Sequence[Tensor],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return gradients of queries, keys and values."""
+    query_grad = _with_zero_nodes(queries, num_leaves)
+    key_grad: Tensor | None = None
+    value_grad: Tensor | None = None
+    for call in _calls(num_leaves, leaf_mask, node_maps, queries.dtype):
+        grad_part, q, out_part = (split_heads(_read(x, call.queries), num_heads) for x in (grad, queries, out))
+        k, v = (split_heads(_read(x, call.keys), num_heads) for x in (keys, values))
+        log_sum = _read(log_sums, call.queries).transpose(1, 2)
+        parts = flash_attention_backward(grad_part, q, k, v, out_part, log_sum, 0.0, False, attn_mask=call.bias)
+        query_part, key_part, value_part = map(merge_heads, parts)
+        _write(query_grad, call.queries, query_part)
+        if key_grad is None and key_part.shape == keys.shape:  # the first call was over all keys, so its memory is used
+            key_grad, value_grad = key_part, value_part
+            continue
+        if key_grad is None or value_grad is None:
+            key_grad, value_grad = _with_zero_nodes(keys, num_leaves), _with_zero_nodes(values, num_leaves)
+            _write(key_grad, call.keys, key_part)
+            _write(value_grad, call.keys, value_part)
+        else:
+            _add(key_grad, call.keys, key_part)
+            _add(value_grad, call.keys, value_part)
+    assert key_grad is not None and value_grad is not None  # there is at least one call
+    return query_grad, key_grad, value_grad
+
+
+@_attend_backward.register_fake
+def _(grad, queries, keys, values, out, log_sums, num_heads, num_leaves, leaf_mask, node_maps):
+    return tuple(x.new_empty(x.shape) for x in (queries, keys, values))
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    queries, keys, values, num_heads, num_leaves, leaf_mask, node_maps = inputs
+    ctx.save_for_backward(queries, keys, values, *output, leaf_mask, *node_maps)
+    ctx.num_heads, ctx.num_leaves = num_heads, num_leaves
+    ctx.set_materialize_grads(False)
+
+
+def _backward(ctx, grad: Tensor, _):
+    *saved, leaf_mask = ctx.saved_tensors[:6]
+    node_maps = ctx.saved_tensors[6:]
+    grads = _attend_backward(grad, *saved, ctx.num_heads, ctx.num_leaves, leaf_mask, node_maps)
+    return *grads, None, None, None, [None] * len(node_maps)
+
+
+_attend.register_autograd(_backward, setup_context=_setup_context)
 
 
 def attend(

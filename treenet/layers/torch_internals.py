@@ -1,11 +1,37 @@
-"""Undocumented operators of PyTorch, and public replacements for versions without them.
+"""PyTorch beneath the layers: autocast, functions that are compiled for GPUs, and undocumented operators.
 
-Shapes: R rows, D columns, E entries, G groups of entries.
+Undocumented operators have public replacements, for versions without them. Shapes: R rows, D columns, E entries, G groups of
+entries.
 """
+
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
+
+from treeproc.common.messages import warn
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """Return a context in which operations compute in the types of their inputs."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Return the type in which a matrix product with `x` is computed: that of autocast if it is on."""
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
 
 _SUM = 0  # a mode of embedding bags
 
@@ -46,3 +72,46 @@ def multiply_rows(left: Tensor, right: Tensor, left_index: Tensor, right_index: 
         return (left.index_select(0, left_index) * right.index_select(0, right_index)).sum(1)
     # It reads the group of each entry from `left_index`, and no offsets.
     return _bag_weights_backward(left, right, right_index, left_index[:0], left_index, _SUM)
+
+
+# Graphs of one function: types of numbers, with nodes or without, sizes of one.
+_MOST_GRAPHS = 32
+_OPTIONS: dict[str, Any] = {"dynamic": True}
+if "recompile_limit" in inspect.signature(torch.compile).parameters:
+    _OPTIONS["recompile_limit"] = _MOST_GRAPHS
+else:  # PyTorch 2.11 has one limit for all functions
+    torch._dynamo.config.recompile_limit = _MOST_GRAPHS
+
+
+class CompiledOnGpu:
+    """A function that runs compiled on CUDA and uncompiled elsewhere. It has no gradient.
+
+    If the compiler is missing or fails, it prints one line, and the function runs uncompiled from then on.
+    """
+
+    def __init__(self, function: Callable[..., Any]):
+        self._function, self._failed = function, False
+
+    def __call__(self, x: Tensor, *arguments: Any) -> Any:
+        """Call the function on `x`, whose device decides, and other arguments."""
+        if self._failed or torch.compiler.is_compiling() or not _is_gpu(x.device):
+            return self._function(x, *arguments)
+        try:
+            # Forward and backward passes, with or without autocast, would have separate graphs.
+            with torch.no_grad(), without_autocast(x.device):
+                return compiled(self._function)(x, *arguments)
+        except TorchDynamoException as error:
+            self._failed = True
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            warn(f"warning: {self._function.__name__} runs slower, because it is not compiled: {reason}")
+            return self._function(x, *arguments)
+
+
+def _is_gpu(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+@cache
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function under `torch.compile`, for all sizes."""
+    return torch.compile(function, **_OPTIONS)

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from treenet.config import ClassifierConfig, ModelConfig
-from treenet.layers.drawn_apart import drawing_apart
-from treenet.layers.linear import build_linear
-from treenet.layers.pair_head import PairHead
-from treenet.models.composed import CausalLM, Classifier, MaskedLM, MaskedPieceEmbedding, Seq2Seq, check_supervision
+from treenet.layers.linear import build_linear, drawing_apart
+from treenet.models.composed import CausalLM, Classifier, MaskedLM, MaskedPieceEmbedding, PairHead, Seq2Seq, check_supervision
 from treenet.models.decoders.base import Decoder
 from treenet.models.encoders.base import Encoder, PieceEmbedding, VocabSizes
 from treeproc.common.arguments import check_choice

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from treenet.data.pairs import PairBatch, PairSource
-from treenet.layers.pair_head import expected_score, score_distribution
 from treenet.models import ClassLogits, build_relatedness
+from treenet.models.composed import expected_score, score_distribution
 from treenet.tasks.base import vocab_sizes
 from treenet.tasks.data_checks import check_structure
 from treenet.tasks.losses import LossSums

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from treenet.data.hashed_sampling import hash_ids
-from treenet.layers.keyed_dropout import mix
+from treenet.layers.dropout import mix
 
 _LOWEST, _HIGHEST = 2.0**-32, 1 - 2.0**-24  # of uniform numbers in float32
 

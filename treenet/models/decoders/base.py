@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from treenet.data.batch import TreeBatch
-from treenet.layers.attention import BeamLayout, KeysValues, padding_to_attend_mask
-from treenet.layers.static_past import Paths, StaticPast, as_bias, grown
+from treenet.layers.attention import BeamLayout, KeysValues, Paths, StaticPast, as_bias, grown, padding_to_attend_mask
 from treenet.models.encoders.base import Encoder, Memory
 
 FIRST_CAPACITY = 32  # positions; then twice as many, whenever they are used up

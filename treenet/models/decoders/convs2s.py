@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from treenet.config import ModelConfig
 from treenet.layers.attention import KeysValues, padding_to_attend_mask
+from treenet.layers.convolution import EMBEDDING_STD, MultiStepAttentionLayer, build_normalised_linear
 from treenet.layers.dropout import Dropout
-from treenet.layers.gated_convolution import EMBEDDING_STD, MultiStepAttentionLayer, build_normalised_linear
 from treenet.layers.positions import LearnedPositions
 from treenet.models.decoders.base import Decoder, DecoderState
 from treenet.models.encoders.base import Memory, PieceEmbedding

@@ -10,8 +10,16 @@ from torch import Tensor, nn
 
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
-from treenet.layers.convolution import CentredConvolution, DynamicKernels, LightweightKernels, kernel_size
-from treenet.layers.gated_convolution import EMBEDDING_STD, HALF, ConvolutionEncoderLayer, build_normalised_linear
+from treenet.layers.convolution import (
+    EMBEDDING_STD,
+    HALF,
+    CentredConvolution,
+    ConvolutionEncoderLayer,
+    DynamicKernels,
+    LightweightKernels,
+    build_normalised_linear,
+    kernel_size,
+)
 from treenet.layers.positions import LearnedPositions
 from treenet.models.decoders.convs2s import ConvMemory, ConvS2SDecoder
 from treenet.models.decoders.transformer import build_dynamicconv_decoder, build_lightconv_decoder

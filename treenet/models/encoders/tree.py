@@ -10,9 +10,9 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import LINEARIZED, PHRASES, TREES
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
+from treenet.layers.blocks import prepare_trees, run_layers
 from treenet.layers.phrase_attention import PhraseAttention
 from treenet.layers.relations import Related, RelatedSelfAttention, Relations, RelativeTreeSelfAttention
-from treenet.layers.tree_layers import prepare_trees, run_layers
 from treenet.models.decoders.transformer import TransformerDecoder, build_relative_decoder, build_tree_decoder
 from treenet.models.encoders.base import DataFacts, Memory, PieceEmbedding, VocabSizes, build_embedding
 from treenet.models.encoders.transformer import TransformerEncoder, build_self_attention
