@@ -7,6 +7,7 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
 
+from treenet.layers import torch_internals
 from treenet.layers.torch_internals import CompiledOnGpu
 
 

@@ -1,8 +1,8 @@
 """Dropout by key: the dropped units of an example depend on the example, not on its batch.
 
 So a step gives the same result with any number of workers and any micro-batches, on CPUs and on GPUs. On CPUs it takes half the
-time of PyTorch's generator. On GPUs it is one kernel, or a part of one in a compiled model: every entry computes its own hash, so
-no mask is stored, and backward computes it again. The masks of both are the same, to the bit.
+time of PyTorch's generator. On GPUs it is one kernel, or a part of one in a compiled model. There every entry computes its own
+hash. So no mask is stored, and backward computes it again. The masks are those of CPUs, to the bit.
 
 Shapes: B batch, S positions, D model.
 """
