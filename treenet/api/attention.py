@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from treenet.api.checks import check_config, check_positions, check_states, check_structure, check_width, place
 from treenet.config import TreeAttentionConfig
 from treenet.layers.attention import CrossAttention, SelfAttention, padding_to_attend_mask
-from treenet.layers.scaled_dot_product import attention_weights
 from treenet.layers.blocks import attend_mask_of, position_pad_mask, prepare_trees
+from treenet.layers.scaled_dot_product import attention_weights
 from treenet.structure import TreeStructure
 from treeproc.common.arguments import check_flag, check_number, check_type
 from treeproc.common.errors import UserError
