@@ -234,6 +234,7 @@ def test_examples_of_a_file_are_counted_in_every_format(name, tmp_path):
         "brackets": ["(S (A a))(S\n(A b))", "(S (A c))"],
         "sst": ["(3 a)\n(2 b)\n", "(1 c)"],
         "agreement": ["VBZ\ta\nVBP\tb\n", "VBZ\tc\n"],
+        "labelled": ["x\ta\ny\tb\n", "x\tc\n"],
         "linzen": [f"{table}a is\tVBZ\t2\nb is\tVBZ\t2\n", f"{table}c is\tVBZ\t2\n"],
         "sick": [f"{head}a\tb\t3\n", head],
         "conllu": [f"{words.format('a')}\n{words.format('b')}", words.format("c")],

@@ -211,6 +211,7 @@ TAKEN = {
     "iwslt_xml": {"parallel", "segments", "sgm", "agreement", "linzen", "sick", "brackets", "sst", "json"},
     "sgm": {"segments"},
     "brackets": {"sst"},
+    "labelled": {"agreement"},
 }
 
 

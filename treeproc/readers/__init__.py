@@ -16,11 +16,14 @@ from treeproc.readers.labelled import read_agreement, read_imdb, read_linzen, re
 from treeproc.readers.moses import undo_moses
 from treeproc.readers.numbered_lines import join_names, pair_up, read_lines
 from treeproc.readers.other_formats import Reading
+from treeproc.readers.own_labels import LabelledConfig, read_labelled
 from treeproc.readers.pairs import read_sick
 from treeproc.readers.segments import read_iwslt, read_sgm
 from treeproc.readers.unicode_form import Normalization, compose_row
 
-FormatName = Literal["parallel", "sgm", "iwslt_xml", "brackets", "sst", "imdb", "agreement", "linzen", "sick", "conllu"]
+FormatName = Literal[
+    "parallel", "sgm", "iwslt_xml", "brackets", "sst", "imdb", "agreement", "linzen", "labelled", "sick", "conllu"
+]
 
 Rows = Iterator[dict]
 Reader = Callable[[Sequence[Path], Sequence[Path]], Rows]
@@ -43,13 +46,14 @@ class Ranges:
 class Format:
     """A reader, the columns of its rows beside `source` and `target`, and whether there is a target side.
 
-    A format without `ranges` is read from front to back.
+    A format without `ranges` is read from front to back. `classes` are the names of its classes, if its files do not say them.
     """
 
     read: Reader
     target: Literal["required", "optional", "none"]
     columns: tuple[str, ...] = ()
     ranges: Ranges | None = None
+    classes: tuple[str, ...] = ()
 
     @property
     def has_pairs(self) -> bool:
@@ -77,6 +81,12 @@ def _with_lines(read: Reader, source: Sequence[Path], target: Sequence[Path]) ->
         yield {**row, "target": line}
 
 
+def _labelled(settings: LabelledConfig) -> Format:
+    """Return the format `labelled` with these columns and classes."""
+    columns = ("label", "words", "trees") if settings.brackets else ("label",)
+    return Format(lambda source, target: read_labelled(source, settings), "none", columns, classes=tuple(settings.classes or ()))
+
+
 FORMATS: dict[str, Format] = {
     "parallel": Format(_read_parallel, "required", (), Ranges("lines", _plain, "parallel")),
     "sgm": Format(read_sgm, "required"),
@@ -85,14 +95,21 @@ FORMATS: dict[str, Format] = {
         partial(_with_lines, read_treebank), "optional", ("words", "trees"), Ranges("trees", read_trees, "brackets")
     ),
     "sst": Format(read_sst, "none", ("label", "words", "trees", "node_labels", "leaf_labels"), Ranges("trees", read_sentiment)),
-    "imdb": Format(read_imdb, "none", ("label",)),
-    "agreement": Format(read_agreement, "none", ("label", "words"), Ranges("lines", read_prefixes)),
-    "linzen": Format(read_linzen, "none", ("label", "words")),
+    "imdb": Format(read_imdb, "none", ("label",), classes=("neg", "pos")),
+    "agreement": Format(read_agreement, "none", ("label", "words"), Ranges("lines", read_prefixes), classes=("VBZ", "VBP")),
+    "linzen": Format(read_linzen, "none", ("label", "words"), classes=("VBZ", "VBP")),
+    "labelled": _labelled(LabelledConfig()),
     "sick": Format(read_sick, "none", ("score",)),
     "conllu": Format(
         partial(_with_lines, read_conllu), "optional", ("words", "trees", "arcs"), Ranges("sentences", read_sentences)
     ),
 }
+
+
+def find_format(format_name: str, labelled: LabelledConfig | None = None) -> Format:
+    """Return a format by its name. `labelled` are the settings of the format of that name."""
+    check_choice("format_name", format_name, FORMATS)
+    return _labelled(labelled) if format_name == "labelled" and labelled else FORMATS[format_name]
 
 
 def read_rows(
@@ -101,12 +118,12 @@ def read_rows(
     target: Sequence[Path],
     tokenized: str = "none",
     normalization: Normalization = "none",
+    labelled: LabelledConfig | None = None,
 ) -> Rows:
     """Return the rows of one split. Raises UserError as its reader does."""
-    check_choice("format_name", format_name, FORMATS)
     check_choice("tokenized", tokenized, ("none", "moses"))
     check_choice("normalization", normalization, ("none", "nfc"))
-    return convert_rows(FORMATS[format_name].read(source, target), tokenized, normalization)
+    return convert_rows(find_format(format_name, labelled).read(source, target), tokenized, normalization)
 
 
 def convert_rows(rows: Rows, tokenized: str, normalization: Normalization) -> Rows:

@@ -70,8 +70,10 @@ def checked(blocks: Iterator[bytes], name: str, reading: Reading) -> Iterator[by
         yield from blocks
 
 
-def decoded_lines(blocks: Iterable[bytes], name: str, number: int = 1) -> Iterator[str]:
+def decoded_lines(blocks: Iterable[bytes], name: str, number: int = 1, *, stripped: bool = True) -> Iterator[str]:
     """Return the lines of blocks of whole lines, without line ends or outer white space. `number` is that of the first line.
+
+    Lines that are not `stripped` keep their outer white space.
 
     Raises UserError with file and line number on invalid UTF-8, after the lines before it.
     """
@@ -87,7 +89,7 @@ def decoded_lines(blocks: Iterable[bytes], name: str, number: int = 1) -> Iterat
         lines = text.split("\n")
         if not lines[-1]:
             lines.pop()
-        yield from map(str.strip, lines)
+        yield from map(str.strip, lines) if stripped else (line.removesuffix("\r") for line in lines)
         number += len(lines)
         if bad is not None:
             raise UserError(
@@ -120,8 +122,12 @@ def read_byte_lines(path: AnyPath) -> Iterator[bytes]:
         first = False
 
 
-def read_texts(paths: Sequence[AnyPath], reading: Reading = "any") -> Iterator[tuple[str, Iterator[str]]]:
-    """Return (name, lines) of every text. A path is a file, a folder, a tar archive, or a folder in one (`a.tar.gz/wsj/02`).
+def read_texts(
+    paths: Sequence[AnyPath], reading: Reading = "any", *, stripped: bool = True
+) -> Iterator[tuple[str, Iterator[str]]]:
+    """Return (name, lines as `decoded_lines` gives them) of every text.
+
+    A path is a file, a folder, a tar archive, or a folder in one (`a.tar.gz/wsj/02`).
 
     The files below a folder or in an archive are sorted by name, without hidden ones. The requested part of an archive is held in
     memory, because an archive can only be read from front to back.
@@ -131,14 +137,15 @@ def read_texts(paths: Sequence[AnyPath], reading: Reading = "any") -> Iterator[t
         if archive is not None:
             for name, content in members(archive, path.relative_to(archive).as_posix() if isinstance(path, Path) else "."):
                 blocks = whole_lines(io.BytesIO(content), name)
-                yield name, decoded_lines(checked(blocks, name, reading), name)
+                yield name, decoded_lines(checked(blocks, name, reading), name, stripped=stripped)
         elif path.is_dir():
             if isinstance(path, RemotePath):
                 raise UserError(f"{path} is a folder of an object store; pack it as one .tar.gz, or name its files")
-            yield from ((str(file), decoded_lines(text_blocks(file, reading), str(file))) for file in _files_below(path))
+            for file in _files_below(path):
+                yield str(file), decoded_lines(text_blocks(file, reading), str(file), stripped=stripped)
         else:
             _open(path).close()  # a caller may stop before the end
-            yield str(path), decoded_lines(text_blocks(path, reading), str(path))
+            yield str(path), decoded_lines(text_blocks(path, reading), str(path), stripped=stripped)
 
 
 def _files_below(folder: Path) -> list[Path]:

@@ -68,6 +68,7 @@ class _Index(BaseModel):
     num_pieces: Count = 0
     num_labels: Count = 0
     num_classes: Count = 0
+    classes: list[str] = []
     train_files: list[_TrainFile] = []
 
 
@@ -211,6 +212,11 @@ def read_index(folder: AnyPath) -> Index:
     for name in index.get("files", ()):
         inside(folder, name)
     return Index(index, folder)
+
+
+def class_names(index: Mapping) -> list[str]:
+    """Return the names of the classes of a data set in the order of their numbers: the numbers themselves if it has no names."""
+    return index.get("classes") or [str(number) for number in range(index["num_classes"])]
 
 
 def describe_trees(index: dict) -> str:

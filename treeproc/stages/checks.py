@@ -12,6 +12,7 @@ from treeproc.common.storage import AnyPath
 from treeproc.parsers import describe_parser
 from treeproc.pretrained_pieces import TokenizerPieces
 from treeproc.shards.schema import SPLIT_NAME, SPLITS
+from treeproc.shards.store import class_names
 from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.encode import encoded_columns
 from treeproc.stages.parse import check_columns, parsed_columns
@@ -64,7 +65,7 @@ def check_vocab_from(
     if config.new_pieces is not None:
         check_extension(config.vocab_from.absolute(), subwords=config.subwords.facts())
         return
-    check_reuse(
+    index = check_reuse(
         config.vocab_from.absolute(),
         parser=parser if config.tree.side == "source" else target_parser,
         subwords=config.subwords.facts(),
@@ -72,6 +73,12 @@ def check_vocab_from(
         normalization=normalization,
         columns=encoded_columns(*stages, config.tree).names,
     )
+    own = config.labelled.classes
+    if own and "num_classes" in index and own != (theirs := class_names(index)):
+        raise UserError(
+            f"vocab_from: the classes of {config.vocab_from} are {', '.join(theirs)}, but those of these splits "
+            f"{', '.join(own)}; leave labelled.classes out"
+        )
 
 
 def check_constituents(tree: TreeConfig, of_text: PreprocessConfig) -> None:
@@ -127,7 +134,7 @@ def _describe_target_parser(config: PreprocessConfig) -> dict | None:
 
 # Settings that may change until the named stage is finished: its shards are redone by fingerprint, those before it stay.
 _OPEN_UNTIL = {
-    **dict.fromkeys(("format", "tokenized", "normalization", "labels", "filters"), "text"),
+    **dict.fromkeys(("format", "tokenized", "normalization", "labels", "labelled", "filters"), "text"),
     "new_pieces": "encoded",
     "subwords": "encoded",
     "tree": "encoded",
@@ -160,7 +167,7 @@ def write_settings_once(config: PreprocessConfig, out: AnyPath) -> None:
                 atomic_write(path, dump_settings(written).encode())
             return
         fixed = [n for n in new if n not in _OPEN_UNTIL or (out / _OPEN_UNTIL[n] / "index.json").exists()]
-        if changed := [line for name in fixed for line in differences(old[name], new[name], name)]:
+        if changed := [line for name in fixed for line in differences(old.get(name), new[name], name)]:
             raise UserError(
                 f"{out} belongs to other settings ({'; '.join(changed)}); choose another --out, or give the old settings"
             )

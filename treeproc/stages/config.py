@@ -5,13 +5,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from treeproc.common.setting_effects import Effect
+from treeproc.common.setting_effects import Effect, unrecorded
 from treeproc.common.settings import Settings
 from treeproc.common.storage import DataPath
 from treeproc.parsers import ParserConfig
-from treeproc.readers import FORMATS, Format, FormatName
+from treeproc.readers import Format, FormatName, find_format
+from treeproc.readers.own_labels import LabelledConfig
 from treeproc.readers.unicode_form import Normalization
 from treeproc.shards.shard_size import auto_rows_per_shard
+from treeproc.shards.store import class_names, read_index
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.shared_vocabulary import borrow_settings
 from treeproc.stages.text import Inputs, SplitFiles
@@ -52,8 +54,10 @@ class PreprocessConfig(Settings):
     )
     labels: dict[int, int] | None = Field(
         None,
-        description="class in the files -> class of the data set, for labelled formats; the job drops examples of other classes",
+        description="class in the files -> class of the data set, for formats whose classes are numbers; the job drops examples "
+        "of other classes",
     )
+    labelled: LabelledConfig = Field(LabelledConfig(), exclude_if=unrecorded(LabelledConfig()))
     parser: ParserConfig = ParserConfig()
     target_parser: ParserConfig | None = Field(None, description="parser of the target side, if you need its trees too")
     filters: FilterConfig = FilterConfig()
@@ -78,7 +82,7 @@ class PreprocessConfig(Settings):
 
     @model_validator(mode="after")
     def _inputs_fit_the_format(self):
-        form = FORMATS[self.format]
+        form = self.form
         if self.new_pieces is not None and self.vocab_from is None:
             raise ValueError("new_pieces: adds to the vocabulary of another data set; give vocab_from=DATA as well")
         for split, files in self.splits.items():
@@ -108,11 +112,26 @@ class PreprocessConfig(Settings):
             )
         if self.labels is not None and "label" not in form.columns:
             raise ValueError(f"labels: format {self.format} has no labels")
+        if self.labels is not None and self.format == "labelled":
+            raise ValueError("labels: classes of format labelled have names; leave it out, and write other names into the files")
+        if self.labelled != LabelledConfig() and self.format != "labelled":
+            raise ValueError(
+                f"labelled: is for format labelled, but format is {self.format}; leave it out, or set format=labelled"
+            )
         return self
+
+    @property
+    def form(self) -> Format:
+        """Return the format of the files."""
+        return find_format(self.format, self.labelled)
 
     def inputs(self) -> Inputs:
         """Return the inputs of the text stage."""
-        return Inputs(self.splits, self.format, self.tokenized, self.labels, self.normalization)
+        return Inputs(self.splits, self.format, self.tokenized, self.labels, self.normalization, self.labelled)
+
+    def classes(self) -> list[str]:
+        """Return the names of the classes in the order of their numbers; none if they are numbers alone."""
+        return [] if self.labels is not None else list(self.form.classes)
 
     def tags(self) -> list[str]:
         """Return the tags of lines of both sides."""
@@ -121,12 +140,12 @@ class PreprocessConfig(Settings):
     def parsers(self) -> dict[str, ParserConfig | None]:
         """Return the parser of each side that there is."""
         sides = {"source": self.parser, "target": self.target_parser}
-        return sides if _has_target(FORMATS[self.format], self.splits) else {"source": self.parser}
+        return sides if _has_target(self.form, self.splits) else {"source": self.parser}
 
     def notices(self) -> TextNotices:
         """Return the notices that the text stage collects about the lines of each side."""
         languages = {side: p.language if p is not None and p.reads_language else None for side, p in self.parsers().items()}
-        kinds = wanted(self.tokenized, FORMATS[self.format].columns, languages, self.normalization)
+        kinds = wanted(self.tokenized, self.form.columns, languages, self.normalization)
         return TextNotices(kinds, self.inputs().line)
 
     def settled(self, begun: Mapping | None = None) -> "PreprocessConfig":
@@ -140,7 +159,7 @@ class PreprocessConfig(Settings):
         begun = begun or {}
         has_target = any(files.target for files in self.splits.values())
         tree = settle_tree(self.tree, (self.parser, self.target_parser), has_target, begun)
-        decided: dict = {"tree": tree, "parser": self._with_given_arcs(tree, begun)}
+        decided: dict = {"tree": tree, "parser": self._with_given_arcs(tree, begun), "labelled": self._with_classes(begun)}
         if self.rows_per_shard == "auto":
             decided["rows_per_shard"] = begun.get("rows_per_shard", "auto")
         for name in ("parser", "target_parser") if self.tokenized == "moses" else ():
@@ -151,10 +170,24 @@ class PreprocessConfig(Settings):
                 decided[name] = side.model_copy(update={"treebank_words": chosen})
         return self.model_copy(update=decided)
 
+    def _with_classes(self, begun: Mapping) -> LabelledConfig:
+        """Return the settings of format `labelled` with the names of all classes.
+
+        If they are not set, they are those of a data set that was begun, or of the data set `vocab_from`, or those in train.
+        """
+        if self.format != "labelled" or self.labelled.classes is not None:
+            return self.labelled
+        classes = (begun.get("labelled") or {}).get("classes")
+        if classes is None and self.vocab_from is not None and self.new_pieces is None:
+            classes = class_names(read_index(self.vocab_from.absolute() / "encoded"))
+        if classes is None and "train" in self.splits:
+            classes = self.inputs().classes_of_train()
+        return self.labelled.model_copy(update={"classes": classes})
+
     def _with_given_arcs(self, tree: TreeConfig, begun: Mapping) -> ParserConfig:
         """Return the parser of the source. For trees of arcs, those of the input are taken unless another parser is set."""
         parser = self.parser
-        if tree.tree_source != "dependencies" or tree.side != "source" or "arcs" not in FORMATS[self.format].columns:
+        if tree.tree_source != "dependencies" or tree.side != "source" or "arcs" not in self.form.columns:
             return parser
         if parser.model_fields_set <= {"dependencies", "language"}:
             parser = parser.model_copy(update={"name": (begun.get("parser") or {}).get("name", "given")})

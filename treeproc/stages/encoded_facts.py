@@ -19,10 +19,10 @@ LEAST_ROWS = 10_000_000
 
 def measure_rows(
     config: PreprocessConfig, folder: AnyPath, records: PackedRecords, record: Recorder, *, labelled: bool
-) -> tuple[dict[str, str], dict[str, int]]:
-    """Hash the files of sizes by name, and count `num_classes` if rows are `labelled`. What is made already is kept.
+) -> tuple[dict[str, str], dict[str, int | list[str]]]:
+    """Hash the files of sizes by name, and give `num_classes` and the names `classes` if rows are `labelled`.
 
-    Raises UserError if the models of `vocab_from` have too few classes.
+    What is made already is kept. Raises UserError if the models of `vocab_from` have too few classes.
     """
     index = previous_index(folder, "files")
     files = kept_lengths(folder, index, records) if index is not None else {}
@@ -33,7 +33,10 @@ def measure_rows(
         files = files or {name: file_sha256(folder / name) for name in write_lengths(folder, records, run=run)}
         if labelled and found is None:
             found = count_classes(folder, records, run or run_here)
-    return files, {"num_classes": _known_classes(config, found)} if labelled and found is not None else {}
+    if not labelled or found is None:
+        return files, {}
+    names = config.classes()
+    return files, {"num_classes": max(_known_classes(config, found), len(names))} | ({"classes": names} if names else {})
 
 
 def _known_classes(config: PreprocessConfig, found: int) -> int:

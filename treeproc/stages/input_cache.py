@@ -44,6 +44,8 @@ def input_stamp(inputs: Inputs) -> str | None:
     facts: list[object] = [inputs.format, inputs.tokenized]
     if inputs.normalization != "none":  # so that older notes stay valid
         facts.append(inputs.normalization)
+    if inputs.format == "labelled":
+        facts.append(inputs.labelled.model_dump())
     try:
         for split, files in sorted(inputs.splits.items()):
             facts.append([split, files.hold_out])

@@ -5,13 +5,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from treeproc.common.storage import AnyPath
 from treeproc.parsers.config import NO_PARSER, ParserConfig, is_fallback
-from treeproc.shards.store import ShardRecord, describe_agreement, describe_trees, read_index, stage_folder
+from treeproc.shards.store import ShardRecord, class_names, describe_agreement, describe_trees, read_index, stage_folder
 from treeproc.stages.line_lists import DROPPED, FALLBACKS
 from treeproc.stages.text_warnings import is_noticed
 
 logger = logging.getLogger(__name__)
 
 _LISTED = 4
+_CLASSES = 10
 
 
 def dropped(records: Iterable[ShardRecord]) -> dict[str, dict[str, int]]:
@@ -67,6 +68,21 @@ def tree_notes(total: dict[str, int]) -> list[str]:
     return notes
 
 
+def class_notes(text: AnyPath, split: str, names: Sequence[str]) -> list[str]:
+    """Describe how many examples of a split each class has; `text` is the folder of the text stage, which may be elsewhere."""
+    if not names or not (text / "index.json").exists():
+        return []
+    total = read_index(text)["totals"].get(split, {})
+    counts = {name: total.get(f"class.{number}", 0) for number, name in enumerate(names)}
+    rows, missing = sum(counts.values()), [name for name, count in counts.items() if not count]
+    shown = sorted(counts, key=lambda name: -counts[name])[:_CLASSES]
+    more = f", and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    notes = [f"classes: {', '.join(f'{name} {counts[name]:,} ({counts[name] / max(1, rows):.1%})' for name in shown)}{more}"]
+    if missing and split == "train":
+        notes.append(f"no example of {', '.join(missing[:_CLASSES])}{', ...' if len(missing) > _CLASSES else ''}")
+    return notes
+
+
 def summary(index: dict, out: AnyPath) -> str:
     """Return the summary at the end of the job."""
     lines = [f"data set in {out}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {describe_trees(index)}"]
@@ -80,7 +96,8 @@ def summary(index: dict, out: AnyPath) -> str:
             lines.append(
                 f"    parse_status: {reasons(statuses)}{', because parser.name is words' if NO_PARSER in statuses else ''}"
             )
-        lines += [f"    {note}" for note in tree_notes(total)]
+        notes = class_notes(stage_folder(out, "text"), split, class_names(index) if "num_classes" in index else ())
+        lines += [f"    {note}" for note in [*notes, *tree_notes(total)]]
     for stage, name, what in (("text", DROPPED, "dropped"), ("parsed", FALLBACKS, "parsed in part, or not parsed")):
         if (path := stage_folder(out, stage) / name).exists() and _has_rows(path):
             lines.append(f"  lines that were {what}: {path}")

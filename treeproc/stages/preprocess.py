@@ -133,7 +133,6 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     out.mkdir(parents=True, exist_ok=True)
     with locked(out), recorded(out, COMMAND) as record:
         write_settings_once(config, out)
-        complete = config.model_copy(
-            update={"parser": old.parser, "target_parser": old.target_parser, "normalization": old.normalization}
-        )
+        of_text = ("parser", "target_parser", "normalization", "format", "labels", "labelled")
+        complete = config.model_copy(update={name: getattr(old, name) for name in of_text})
         return ParseAndEncode(complete, out, record, stages[1]["parser"], stages[1]["target_parser"], base).encode(text, parsed)

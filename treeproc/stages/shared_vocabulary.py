@@ -7,7 +7,7 @@ from treeproc.common.storage import AnyPath, as_path
 from treeproc.shards.store import read_index, stage_folder
 
 # Settings of the reading of files and of the parse, which the folder of the text and parsed stage knows; and of encoding.
-_OF_TEXT = ("format", "tokenized", "normalization", "labels", "parser", "target_parser")
+_OF_TEXT = ("format", "tokenized", "normalization", "labels", "labelled", "parser", "target_parser")
 _OF_ENCODING = ("subwords", "tree")
 # Settings of trees that make a control of the same words: scores are known for what they are.
 _CONTROL = {"tree_source", "seed"}
@@ -40,7 +40,8 @@ def borrow_settings(values: Mapping) -> dict:
             if isinstance(there.get(name), dict):  # a data set does not decide who reads the text
                 there[name] = {key: value for key, value in there[name].items() if key != "endpoint"}
         if values.get("format", there.get("format")) != there.get("format"):
-            there.pop("labels", None)  # the classes of other files
+            for name in ("labels", "labelled"):  # the classes of other files
+                there.pop(name, None)
     for name in wanted:
         if name in there:
             out[name] = _merged(there[name], values[name]) if name in values else there[name]

@@ -12,8 +12,9 @@ from pydantic import Field, PositiveInt, model_validator
 
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
-from treeproc.readers import FORMATS, read_rows
+from treeproc.readers import Format, find_format, read_rows
 from treeproc.readers.numbered_lines import refuse_pipes
+from treeproc.readers.own_labels import LabelledConfig, find_classes
 from treeproc.readers.unicode_form import Normalization
 from treeproc.shards.schema import FULL_TEXT_SCHEMA, select, shard_name
 from treeproc.shards.store import ShardRecord, finished_shard, write_shard
@@ -57,6 +58,17 @@ class Inputs:
     tokenized: str
     labels: Mapping[int, int] | None  # class in the file -> class of the data set; examples of others are dropped
     normalization: Normalization = "none"
+    labelled: LabelledConfig = field(default_factory=LabelledConfig)
+
+    @property
+    def form(self) -> Format:
+        """Return the format of the files."""
+        return find_format(self.format, self.labelled)
+
+    def classes_of_train(self) -> list[str]:
+        """Return the names of the classes in the files of train, for format `labelled`. Raises UserError on bad input."""
+        refuse_pipes(self.splits["train"].source)
+        return find_classes(self.splits["train"].source, self.labelled)
 
     def with_absolute_paths(self) -> "Inputs":
         """Return the same files for a process with another working folder."""
@@ -70,7 +82,7 @@ class Inputs:
 
     def columns(self) -> tuple[str, ...]:
         """Return the columns of the text shards beside `example_id`."""
-        form, tokenized = FORMATS[self.format], ("words",) if self.tokenized == "moses" else ()
+        form, tokenized = self.form, ("words",) if self.tokenized == "moses" else ()
         target = ("target",) if any(files.target for files in self.splits.values()) else ()
         names = {"source", *form.columns, *tokenized, *target}
         return tuple(name for name in FULL_TEXT_SCHEMA.names if name in names)
@@ -84,7 +96,7 @@ class Inputs:
     def rows(self, split: str) -> Iterator[dict]:
         """Return the examples of a split in order, without `example_id`. Raises UserError on bad input."""
         stride, files = self.stride, self.files(split)
-        rows = read_rows(self.format, files.source, files.target, self.tokenized, self.normalization)
+        rows = read_rows(self.format, files.source, files.target, self.tokenized, self.normalization, self.labelled)
         if stride and self.splits[split].hold_out:
             return islice(rows, stride - 1, None, stride)
         if stride and split == "train":
@@ -108,11 +120,11 @@ class Inputs:
 
     def count_train_files(self) -> list[int]:
         """Read the source files of train, and return the number of examples of each, before `hold_out`."""
-        has_two_sides = FORMATS[self.format].target == "required"
+        has_two_sides = self.form.target == "required"
 
         def count(file: SplitFiles) -> int:
             try:
-                return sum(1 for _ in read_rows(self.format, file.source, file.target))
+                return sum(1 for _ in self.form.read(file.source, file.target))
             except UserError:  # all files together were read before, so this one has no example
                 return 0
 

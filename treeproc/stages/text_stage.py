@@ -12,7 +12,6 @@ from treeproc.common.progress import Progress
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError, differences
 from treeproc.common.storage import AnyPath
-from treeproc.readers import FORMATS
 from treeproc.shards.packed_records import PackedRecords
 from treeproc.shards.schema import SCHEMA_VERSION
 from treeproc.shards.store import Index, fingerprint_of, finished_shards, in_index_order, write_index
@@ -143,7 +142,7 @@ class TextStage:
         remove_work(self.out)
 
     def _say_notices(self, notices: dict) -> None:
-        say_notices(notices, self.config.parsers(), tokens_can_be_set=not FORMATS[self.config.format].columns)
+        say_notices(notices, self.config.parsers(), tokens_can_be_set=not self.config.form.columns)
 
 
 def _remove_others(folder: AnyPath, records: PackedRecords) -> None:

@@ -1,0 +1,253 @@
+"""Texts with classes of the user's own: what a file may hold, what is refused, and the data set made from them."""
+
+import gzip
+import json
+
+import pytest
+from commands import run_here
+
+from treeproc.common.settings import UserError, build_settings
+from treeproc.inspect import describe, draw_line
+from treeproc.readers import read_rows
+from treeproc.readers.own_labels import LabelledConfig, find_classes
+from treeproc.shards.shard import SplitShards
+from treeproc.shards.store import read_index
+from treeproc.stages.job_report import summary
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
+from treeproc.verify import verify
+
+GOOD = {
+    "a.tsv": "good\tA fine  day.\nso so\tIt rains.\ngood\t Sun! \n",
+    "a": "good\tA fine  day.\r\nso so\tIt rains.\r\ngood\tSun!\r\n",
+    "b.txt": "text\tlabel\tid\nA fine  day.\tgood\t1\nIt rains.\tso so\t2\nSun!\tgood\t3",
+    "c.csv": 'id,label,text\n1,good,A fine  day.\n2, so so ,"It rains."\n3,"good","Sun!"\n',
+    "d.jsonl": '{"label": "good", "text": "A fine  day."}\n{"text": "It rains.", "label": "so so"}\n'
+    '{"text": "Sun!", "label": "good"}',
+}
+
+
+def rows_of(folder, name, content, **settings):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    return list(read_rows("labelled", [path], [], labelled=LabelledConfig(**settings)))
+
+
+@pytest.mark.parametrize("name", [*GOOD, "c.csv.gz"])
+def test_every_form_gives_the_same_examples(name, tmp_path):
+    rows = rows_of(tmp_path, name, GOOD[name.removesuffix(".gz")], classes=["so so", "good"])
+    assert rows == [
+        {"source": "A fine  day.", "label": 1},
+        {"source": "It rains.", "label": 0},
+        {"source": "Sun!", "label": 1},
+    ]
+    assert find_classes([tmp_path / name], LabelledConfig()) == ["good", "so so"]
+
+
+def test_texts_of_several_lines_and_with_quotes(tmp_path):
+    rows = rows_of(tmp_path, "a.csv", 'text,label\n"He said ""no"",\r\n\r\nand left.",x\nb,y\n')
+    assert [(row["source"], row["label"]) for row in rows] == [('He said "no", and left.', "x"), ("b", "y")]
+    rows = rows_of(tmp_path, "a.jsonl", '{"s": "a\\nb", "c": 1}\n{"s": "b", "c": -2}', text="s", label="c")
+    assert [(row["source"], row["label"]) for row in rows] == [("a b", "1"), ("b", "-2")]
+
+
+def test_numbers_are_sorted_as_numbers_and_other_names_by_character(tmp_path):
+    rows_of(tmp_path, "a", "10\ta\n9\tb\n-1\tc\n")
+    assert find_classes([tmp_path / "a"], LabelledConfig()) == ["-1", "9", "10"]
+    rows_of(tmp_path, "a", "10\ta\n9\tb\nB\tc\nb\td\n")
+    assert find_classes([tmp_path / "a"], LabelledConfig()) == ["10", "9", "B", "b"]
+
+
+def test_trees_as_texts(tmp_path):
+    (row,) = rows_of(tmp_path, "a", "x\t(S (NP (DT The) (NN dog)) (VP (VBD ran)))", brackets=True)
+    assert row["source"] == "The dog ran" and row["words"]["text"] == ["The", "dog", "ran"] and row["label"] == "x"
+    for text, message in (("(S (NN a)) (S (NN b))", "one tree with words, but has 2"), ("a dog", "text outside of brackets")):
+        with pytest.raises(UserError, match=f"/a, line 1: .*{message}"):
+            rows_of(tmp_path, "a", f"x\t{text}", brackets=True)
+
+
+BAD = [
+    ("a.tsv", "x\ta\n\ny\tb\n", "line 2: the line is empty; remove it"),
+    ("a.tsv", "x\ta\nonly text\n", "line 2: expected 2 columns separated by tabs .label, tab, text., but found 1: .only text"),
+    ("a.tsv", "x\ta\tb\n", "line 1: expected 2 columns .*, but found 3"),
+    ("a.tsv", "x\ta\n\tb\n", "line 2: the label is empty; write one, or remove the example"),
+    ("a.tsv", "x\ta\ny\t \u200b\n", "line 2: the text is empty"),
+    ("a.tsv", "x\ta\0b\n", "line 1: the text has a NUL byte"),
+    ("a.tsv", b"x\ta\ny\t\xff\n", "line 2: not valid UTF-8"),
+    ("a.tsv", "label\tsentence\nx\ta\n", "line 1: must be a header .*label and text, .*.text. is missing: .*set labelled.text"),
+    ("a.tsv", "label\ttext\ttext\nx\ta\tb\n", "line 1: the header names the column .text. twice"),
+    ("a.csv", "x,a\ny,b\n", "line 1: must be a header .*label and text, separated by commas, .*set labelled.label"),
+    ("a.csv", "label;text\nx;a\n", "line 1: must be a header .* separated by commas"),
+    ("a.csv", "label,text\nx,a,b\n", "line 2: expected 2 columns separated by commas .as the header has., but found 3"),
+    ("a.csv", "label,text\nx\n", "line 2: expected 2 columns .*, but found 1"),
+    ("a.csv", 'label,text\nx,"a\ny,b\n', "line 2: not a row of a table with commas .*unexpected end of data"),
+    ("a.csv", 'label,text\nx,"a"b\n', "line 2: not a row of a table with commas"),
+    ("a.csv", f"label,text\nx,{'a' * 200_000}\n", "line 2: not a row of a table with commas .field larger than field limit"),
+    ("a.csv", "label,text\nx,a\n\n", "line 3: the line is empty"),
+    ("a.csv", 'label,text\n"x\ty",a\n', "line 2: the label .* has a tab or a line end"),
+    ("a.jsonl", '{"label": "x", "text": "a"}\nx\n', "line 2: not JSON"),
+    ("a.jsonl", "[1, 2]\n", "line 1: must be a JSON object, but is"),
+    ("a.jsonl", '{"label": "x", "sentence": "a"}\n', "line 1: the object has no key .text., but .label, sent.*set labelled.text"),
+    ("a.jsonl", '{"label": null, "text": "a"}\n', "line 1: the label must be a string, but is .null"),
+    ("a.jsonl", '{"label": true, "text": "a"}\n', "line 1: the label must be a string, but is .true"),
+    ("a.jsonl", '{"label": "x", "text": ["a"]}\n', "line 1: the text must be a string"),
+    ("a.jsonl", '{"label": "x", "text": "a\\u0000"}\n', "line 1: the text has a NUL byte"),
+    ("a.jsonl", '{"label": "x", "text": "\\ud800"}\n', "line 1: the text has .*half of a character"),
+    ("a.jsonl", '{"label": "x", "text": ""}\n', "line 1: the text is empty"),
+    ("a.jsonl", "[" * 100_000 + "\n", "line 1: not JSON"),
+    ("a.jsonl", '{"label": "x", "text": "a"}\n\n', "line 2: the line is empty"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD)
+def test_bad_input_is_one_line_with_file_and_line(name, content, message, tmp_path):
+    with pytest.raises(UserError, match=message) as found:
+        rows_of(tmp_path, name, content)
+    assert str(found.value).startswith(str(tmp_path / name)) and "\n" not in str(found.value) and len(str(found.value)) < 600
+
+
+def test_an_unknown_class_and_a_single_class(tmp_path):
+    message = r"line 2: the label 'z' is none of the 2 classes \('x', 'y'\); correct it, or set labelled.classes"
+    with pytest.raises(UserError, match=message):
+        rows_of(tmp_path, "a", "x\ta\nz\tb\n", classes=["x", "y"])
+    rows_of(tmp_path, "a", "x\ta\nx\tb\n")
+    with pytest.raises(UserError, match="all examples have the class 'x'; a classifier needs two"):
+        find_classes([tmp_path / "a"], LabelledConfig())
+    rows_of(tmp_path, "a", "".join(f"text {i}\tx\n" for i in range(10_001)))
+    with pytest.raises(
+        UserError, match="more than 10,000 classes, for example 'text 10000'; is the text in the place of the label"
+    ):
+        find_classes([tmp_path / "a"], LabelledConfig())
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"labelled": {"classes": ["x"]}}, "labelled.classes: must be at least two names that differ"),
+        ({"labelled": {"classes": ["x", "x"]}}, "labelled.classes: must be at least two names that differ"),
+        ({"labelled": {"classes": ["x", "a\tb"]}}, "labelled.classes: the name .* has a tab or a line end"),
+        ({"labels": {0: 1}}, "labels: classes of format labelled have names"),
+        ({"format": "imdb", "labelled": {"text": "x"}}, "labelled: is for format labelled, but format is imdb"),
+    ],
+)
+def test_settings_that_do_not_fit(values, message):
+    with pytest.raises(UserError, match=message):
+        build_settings(PreprocessConfig, {"splits": {"train": {"source": ["a"]}}, "format": "labelled", **values}, "settings")
+
+
+# Data sets
+
+WORDS = {"good": "great fine lovely", "bad": "awful poor ugly", "so so": "usual plain"}
+
+
+def toy_lines(count, seed=0):
+    names = list(WORDS)
+    for i in range(seed, seed + count):
+        label = names[i % 3]
+        words = WORDS[label].split()
+        yield label, f"The {('dog', 'film', 'day', 'house', 'book')[i % 5]} was {words[i % len(words)]} number {i}."
+
+
+def write_files(folder):
+    (folder / "train.tsv").write_text("".join(f"{label}\t{text}\n" for label, text in toy_lines(90)))
+    (folder / "valid.csv").write_text("text,label\n" + "".join(f'"{text}",{label}\n' for label, text in toy_lines(24, 100)))
+    objects = [json.dumps({"label": label, "text": text}) for label, text in toy_lines(25, 200)]
+    (folder / "test.jsonl").write_text("\n".join(objects) + "\n")
+
+
+def settings_of(folder, **more):
+    names = ("train.tsv", "valid.csv", "test.jsonl")
+    splits = {name.partition(".")[0]: {"source": [folder / name]} for name in names}
+    values = {"splits": splits, "format": "labelled", "subwords": {"vocab_size": 300}, "workers": 0}
+    return PreprocessConfig.model_validate({**values, "parser": {"name": "shipped"}, **more})
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    write_files(folder)
+    preprocess(settings_of(folder), folder / "data")
+    return folder / "data"
+
+
+@pytest.mark.slow
+def test_a_data_set_of_own_classes(data):
+    index = read_index(data / "encoded")
+    assert (index["classes"], index["num_classes"]) == (["bad", "good", "so so"], 3)
+    assert [SplitShards(data / "encoded", "test")[0].row(i)["label"] for i in range(4)] == [2, 1, 0, 2]
+    said = summary(index, data)
+    assert "classes: bad 30 (33.3%), good 30 (33.3%), so so 30 (33.3%)" in said
+    assert "classes: so so 9 (36.0%)" in describe(data)[0] and "no example of" not in said
+    drawn = draw_line(data, "test", 2)
+    assert "class: good" in drawn and "label: 1" in drawn
+    assert not verify(data).problems
+
+
+@pytest.mark.slow
+def test_the_same_command_continues_and_other_classes_are_refused(data):
+    folder = data.parent
+    before = {path: path.stat().st_mtime_ns for path in data.rglob("*.arrow")}
+    preprocess(settings_of(folder), data)
+    assert {path: path.stat().st_mtime_ns for path in data.rglob("*.arrow")} == before
+    with pytest.raises(UserError, match="belongs to other settings .*labelled.classes"):
+        preprocess(settings_of(folder, labelled={"classes": ["good", "bad", "so so"]}), data)
+
+
+@pytest.mark.slow
+def test_encoding_again_keeps_the_names(data, tmp_path):
+    config = {"parsed": data, "tree": {"tree_source": "right"}, "subwords": {"vocab_size": 300}, "workers": 0}
+    assert preprocess(PreprocessConfig.model_validate(config), tmp_path / "right")["classes"] == ["bad", "good", "so so"]
+
+
+@pytest.mark.slow
+def test_new_test_sets_have_the_classes_of_the_first(data, tmp_path):
+    (tmp_path / "new.csv").write_text("label,text\nso so,A plain day.\n")
+    base = ("preprocess.py", "--out", tmp_path / "new", f"vocab_from={data}", "workers=0")
+    done = run_here(*base, f"splits.news.source=[{tmp_path / 'new.csv'}]")
+    assert done.returncode == 0, done.stderr
+    index = read_index(tmp_path / "new" / "encoded")
+    assert (index["classes"], index["num_classes"]) == (["bad", "good", "so so"], 3)
+    assert "classes: so so 1 (100.0%)" in done.stdout and "no example of" not in done.stdout
+    (tmp_path / "new.csv").write_text("label,text\nfair,A plain day.\n")
+    done = run_here("preprocess.py", "--out", tmp_path / "other", *base[3:], f"splits.news.source=[{tmp_path / 'new.csv'}]")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "'fair' is none of the 3 classes" in done.stderr
+    chosen = "labelled.classes=[good, so so, bad]"
+    (tmp_path / "new.csv").write_text("label,text\ngood,A plain day.\n")
+    done = run_here("preprocess.py", "--out", tmp_path / "other", *base[3:], f"splits.a.source=[{tmp_path / 'new.csv'}]", chosen)
+    assert done.returncode == 2 and "leave labelled.classes out" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_bad_file_makes_no_data_set(tmp_path):
+    """An empty file, a class that train has not, and a single class of train, each in one line."""
+    write_files(tmp_path)
+    cases = {
+        "test.jsonl": ("", "no example of format labelled in .*test.jsonl"),
+        "valid.csv": ("text,label\na dog,new\n", "valid.csv, line 2: the label 'new' is none of the 3 classes"),
+        "train.tsv": ("x\ta\n", "train.tsv: all examples have the class 'x'"),
+    }
+    for name, (content, message) in cases.items():
+        whole = (tmp_path / name).read_text()
+        (tmp_path / name).write_text(content)
+        with pytest.raises(UserError, match=message):
+            preprocess(settings_of(tmp_path), tmp_path / "data")
+        assert not (tmp_path / "data").exists()
+        (tmp_path / name).write_text(whole)
+
+
+@pytest.mark.slow
+def test_given_trees_with_classes(tmp_path):
+    trees = {"x": "(S (NP (DT The) (NN dog)) (VP (VBD ran)))", "y": "(NP (DT a) (JJ blue) (NN cat))"}
+    (tmp_path / "train").write_text("".join(f"{label}\t{tree}\n" for label, tree in trees.items()) * 20)
+    config = {
+        "splits": {"train": {"source": [tmp_path / "train"]}},
+        "format": "labelled",
+        "labelled": {"brackets": True, "classes": ["x", "y", "z"]},
+        "parser": {"name": "given"},
+        "subwords": {"vocab_size": 280},
+        "workers": 0,
+    }
+    index = preprocess(PreprocessConfig.model_validate(config), tmp_path / "data")
+    assert index["num_classes"] == 3 and "no example of z" in summary(index, tmp_path / "data")
+    assert "NP" in (tmp_path / "data" / "encoded" / "vocab" / "labels.txt").read_text().split()

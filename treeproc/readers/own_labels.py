@@ -1,0 +1,193 @@
+"""Texts with classes of any names: lines of label and text, CSV with a header, or JSON Lines. The suffix of a file decides."""
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Annotated
+
+from pydantic import Field, field_validator
+
+from treeproc.common.errors import quoted
+from treeproc.common.settings import Settings, UserError
+from treeproc.readers.brackets import read_trees
+from treeproc.readers.numbered_lines import read_texts
+from treeproc.readers.packed_files import plain_name
+from treeproc.readers.unicode_form import is_blank
+from treeproc.shards.schema import line_end_in
+
+MOST_CLASSES = 10_000  # more are texts in the place of labels
+_SHOWN = 40
+_LINE_ENDS = re.compile(r"[\r\n]+")
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
+
+
+class LabelledConfig(Settings):
+    """Columns and classes of files of format `labelled`."""
+
+    label: str = Field("label", description="name of the column with the class, or key of a JSON object")
+    text: str = Field("text", description="name of the column with the text, or key of a JSON object")
+    brackets: bool = Field(
+        False,
+        description="the texts are trees in Penn Treebank brackets, one each; parser.name=given then takes them as they are",
+    )
+    classes: list[Annotated[str, Field(coerce_numbers_to_str=True)]] | None = Field(
+        None,
+        description="names of all classes, in the order of their numbers from 0. Unset: the names in the files of train, sorted; "
+        "with vocab_from, those of its data set",
+    )
+
+    @field_validator("classes")
+    @classmethod
+    def _names_that_differ(cls, names: list[str] | None) -> list[str] | None:
+        if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
+            raise ValueError("must be at least two names that differ")
+        for name in names or ():
+            if wrong := _wrong_label(name):
+                raise ValueError(f"the name {quoted(name[:_SHOWN])} {wrong}")
+        return names
+
+
+def read_labelled(source: Sequence[Path], columns: LabelledConfig) -> Iterator[dict]:
+    """Read examples of files, folders or archives. `label` is the number of the class; its name while no classes are set.
+
+    Raises UserError with file and line for a line without an example, and for a class that is none of `columns.classes`.
+    """
+    numbers = None if columns.classes is None else {name: number for number, name in enumerate(columns.classes)}
+    for name, lines in read_texts(source, stripped=False):
+        for number, label, text in _fields(lines, name, columns):
+            where = f"{name}, line {number}"
+            label, text = _clean(label, columns.label, where), _clean(text, columns.text, where)
+            if wrong := _wrong_label(label):
+                raise UserError(f"{where}: the {columns.label} {quoted(label[:_SHOWN])} {wrong}")
+            if numbers is not None and label not in numbers:
+                some = ", ".join(map(quoted, columns.classes[:5])) + (", ..." if len(numbers) > 5 else "")
+                raise UserError(
+                    f"{where}: the {columns.label} {quoted(label[:_SHOWN])} is none of the {len(numbers)} classes ({some}); "
+                    "correct it, or set labelled.classes"
+                )
+            row = _tree_row(text, where) if columns.brackets else {"source": text}
+            yield row | {"label": label if numbers is None else numbers[label]}
+
+
+def find_classes(source: Sequence[Path], columns: LabelledConfig) -> list[str]:
+    """Return the names of the classes in files, sorted: by value if all are whole numbers. Raises as `read_labelled`."""
+    names: set[str] = set()
+    for row in read_labelled(source, columns.model_copy(update={"classes": None})):
+        names.add(row["label"])
+        if len(names) > MOST_CLASSES:
+            raise UserError(
+                f"{source[0]} has more than {MOST_CLASSES:,} classes, for example {quoted(row['label'][:_SHOWN])}; is the text "
+                f"in the place of the {columns.label}? labelled.label and labelled.text name the columns"
+            )
+    if len(names) == 1:
+        raise UserError(f"{source[0]}: all examples have the class {quoted(*names)}; a classifier needs two")
+    if all(map(_NUMBER.fullmatch, names)):
+        return sorted(names, key=lambda name: (int(name), name))
+    return sorted(names)
+
+
+def _fields(lines: Iterator[str], name: str, columns: LabelledConfig) -> Iterator[tuple[int, object, object]]:
+    """Yield line number, label and text of every example of one file."""
+    suffix = PurePosixPath(plain_name(name)).suffix.lower()
+    if suffix in (".jsonl", ".json", ".ndjson"):
+        yield from _objects(lines, name, columns)
+    elif suffix == ".csv":
+        yield from _of_table(_csv_rows(lines, name), name, columns, needs_header=True)
+    else:
+        rows = ((number, [field.strip() for field in line.split("\t")]) for number, line in enumerate(lines, start=1))
+        yield from _of_table(rows, name, columns, needs_header=False)
+
+
+def _of_table(
+    rows: Iterator[tuple[int, list[str]]], name: str, columns: LabelledConfig, *, needs_header: bool
+) -> Iterator[tuple[int, object, object]]:
+    """Yield line number, label and text of the rows of a table. Without a header, the columns are label and text."""
+    wanted = columns.label, columns.text
+    width, places, between, expected = 2, (0, 1), "commas" if needs_header else "tabs", f"{columns.label}, tab, {columns.text}"
+    for row, (number, fields) in enumerate(rows):
+        where = f"{name}, line {number}"
+        if not any(fields):
+            raise UserError(f"{where}: the line is empty; remove it")
+        if row == 0 and (needs_header or any(column in fields for column in wanted)):
+            if missing := [column for column in wanted if column not in fields]:
+                setting = "labelled.label" if missing[0] == columns.label else "labelled.text"
+                raise UserError(
+                    f"{where}: must be a header with the columns {' and '.join(wanted)}, separated by {between}, but "
+                    f"{quoted(missing[0])} is missing: {quoted(', '.join(fields)[: 2 * _SHOWN])}; set {setting}, or correct it"
+                )
+            if twice := [column for column in wanted if fields.count(column) > 1]:
+                raise UserError(f"{where}: the header names the column {quoted(twice[0])} twice; rename one")
+            width, places = len(fields), (fields.index(columns.label), fields.index(columns.text))
+            expected = "as the header has"
+            continue
+        if len(fields) != width:
+            raise UserError(
+                f"{where}: expected {width} columns separated by {between} ({expected}), but found {len(fields)}: "
+                f"{quoted(' | '.join(fields)[:_SHOWN])}"
+            )
+        yield number, fields[places[0]], fields[places[1]]
+
+
+def _csv_rows(lines: Iterator[str], name: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a table with commas, and the number of the first line of each."""
+    reader = csv.reader((f"{line}\n" for line in lines), strict=True)
+    while True:
+        first = reader.line_num + 1
+        try:
+            fields = next(reader, None)
+        except csv.Error as error:
+            raise UserError(f"{name}, line {first}: not a row of a table with commas ({error}); quote it as CSV does") from None
+        if fields is None:
+            return
+        yield first, [field.strip() for field in fields]
+
+
+def _objects(lines: Iterator[str], name: str, columns: LabelledConfig) -> Iterator[tuple[int, object, object]]:
+    for number, line in enumerate(lines, start=1):
+        where = f"{name}, line {number}"
+        if not line.strip():
+            raise UserError(f"{where}: the line is empty; remove it")
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where}: not JSON ({error}); every line must be one JSON object") from None
+        if not isinstance(found, dict):
+            raise UserError(f"{where}: must be a JSON object, but is {quoted(line.strip()[:_SHOWN])}")
+        for key, setting in ((columns.label, "labelled.label"), (columns.text, "labelled.text")):
+            if key not in found:
+                keys = ", ".join(map(str, found))[: 2 * _SHOWN]
+                raise UserError(f"{where}: the object has no key {quoted(key)}, but {quoted(keys)}; set {setting}")
+        yield number, found[columns.label], found[columns.text]
+
+
+def _clean(value: object, column: str, where: str) -> str:
+    """Return a label or text on one line, without outer blanks. Raises UserError if it is none."""
+    if isinstance(value, int) and not isinstance(value, bool):  # a label
+        value = str(value)
+    if not isinstance(value, str):
+        raise UserError(f"{where}: the {column} must be a string, but is {quoted(json.dumps(value)[:_SHOWN])}")
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise UserError(f"{where}: the {column} has a NUL byte or half of a character; remove it")
+    if is_blank(value):
+        raise UserError(f"{where}: the {column} is empty; write one, or remove the example")
+    return _LINE_ENDS.sub(" ", value.strip())
+
+
+def _wrong_label(name: str) -> str:
+    """Return what makes a text no name of a class, after the name; empty if nothing does."""
+    if line_end_in([name]) or "\t" in name or "\0" in name:
+        return "has a tab or a line end; write it without"
+    return "is empty" if is_blank(name) else ""
+
+
+def _tree_row(text: str, where: str) -> dict:
+    """Return the row of a text that is one tree in brackets."""
+    try:
+        rows = list(read_trees(iter([text]), ""))
+    except UserError as error:
+        raise UserError(f"{where}: {str(error).removeprefix(', line 1: ')}") from None
+    if len(rows) != 1 or not rows[0]["source"]:
+        raise UserError(f"{where}: the text must be one tree with words, but has {len(rows)} trees: {quoted(text[:_SHOWN])}")
+    return rows[0]
