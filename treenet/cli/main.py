@@ -27,6 +27,7 @@ COMMANDS = {
     "average-checkpoints": ("treenet.cli.average_checkpoints", "average checkpoints of a run"),
     "evaluate": ("treenet.cli.evaluate", "translate a split and score it, or compare two systems"),
     "translate": ("treenet.cli.translate", "translate raw text"),
+    "classify": ("treenet.cli.classify", "classify raw text"),
     "back-translate": ("treenet.cli.back_translate", "more training pairs, from text of the target language"),
     "align": ("treenet.cli.align", "align words of sentence pairs by the attention of a model"),
     "serve": ("treenet.cli.serve", "translate over HTTP: a page, and JSON for programs"),

@@ -19,10 +19,15 @@ from treeproc.common.files import read_json
 from treeproc.common.progress import phase
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
-from treeproc.shards.store import read_index
+from treeproc.shards.store import class_names, read_index
 from treeproc.shards.vocabulary_files import read_pieces
 
 UNTRAINED = "untrained"
+# By the task that a command needs: what a run of another task cannot do, and a remedy.
+_OTHER_TASK = {
+    "translation": "translate; give a run of task translation (workflows/classify.py reads classifiers)",
+    "classification": "classify; give a run of task classification",
+}
 HELD_DATA = "data"  # the folder of an exported run with the vocabulary of its data set
 
 
@@ -45,6 +50,14 @@ class LoadedRun(LoadedModel):
     processor: SentencePieceProcessor
 
 
+@dataclass(frozen=True)
+class LoadedClassifier(LoadedModel):
+    """A classifier with its vocabulary, and the names of its classes in the order of their numbers."""
+
+    processor: SentencePieceProcessor
+    classes: list[str]
+
+
 def load_run(
     run: Path,
     *,
@@ -56,6 +69,15 @@ def load_run(
     """Load the translation model of a run folder, and the vocabulary of its data set; see `load_model`."""
     loaded = load_model(run, task="translation", checkpoint=checkpoint, data=data, untrained=untrained, device=device)
     return LoadedRun(**vars(loaded), processor=load_processor(loaded.data))
+
+
+def load_classifier(
+    run: Path, *, checkpoint: str = AVERAGED, data: AnyPath | None = None, device: torch.device | str = "cpu"
+) -> LoadedClassifier:
+    """Load the classifier of a run folder, and vocabulary and classes of its data set; see `load_model`."""
+    loaded = load_model(run, task="classification", checkpoint=checkpoint, data=data, device=device)
+    classes = class_names(read_index(loaded.data / "encoded"))
+    return LoadedClassifier(**vars(loaded), processor=load_processor(loaded.data), classes=classes)
 
 
 def load_model(
@@ -82,7 +104,7 @@ def load_model(
     hint = "run its workflows/train.py command again, into another folder"
     facts = read_facts(run, hint, ("vocab_fingerprint", "data_fingerprint"))
     if task not in (None, config.task):
-        raise UserError(f"{run} is a run of {config.task}, which cannot translate; give a run of workflows/train.py")
+        raise UserError(f"{run} is a run of {config.task}, which cannot {_OTHER_TASK[task]}")
     start = INITIAL if config.init else None
     chosen = start if untrained else checkpoint
     folder = checkpoint_folder(run, chosen) if chosen else None

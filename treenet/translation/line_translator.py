@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -13,7 +13,7 @@ from treenet.config import DecodingConfig
 from treenet.data.input_kinds import LEAVES
 from treenet.models.compiling import wants_compiling
 from treenet.runs.chosen_checkpoint import checkpoint_names
-from treenet.runs.loading import LoadedRun
+from treenet.runs.loading import LoadedModel
 from treenet.runs.mirror import read_run
 from treenet.runs.precision import choose_device
 from treenet.translation.coverage import check_attends
@@ -22,7 +22,7 @@ from treenet.translation.forced import ScoredTarget
 from treenet.translation.hypotheses import Hypothesis, check_num_best
 from treenet.translation.line_constraints import check_method, unmet
 from treenet.translation.translate import can_compile, decoding_of, detokenize, score_examples, translate_rows
-from treenet.translation.translate_settings import TranslateSettings
+from treenet.translation.translate_settings import LineSettings, TranslateSettings
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 
@@ -65,7 +65,7 @@ class Translated:
     notices: dict[str, str] = field(default_factory=dict)
 
 
-def local_runs(settings: TranslateSettings, runs: Sequence[AnyPath]) -> list[Path]:
+def local_runs(settings: LineSettings, runs: Sequence[AnyPath]) -> list[Path]:
     """Folders of runs with the requested checkpoints. Runs in an object store are copied to this machine."""
     names = [name for checkpoint in settings.checkpoints for name in checkpoint_names(checkpoint)]
     folders = []
@@ -75,7 +75,7 @@ def local_runs(settings: TranslateSettings, runs: Sequence[AnyPath]) -> list[Pat
     return folders
 
 
-def build_line_source(encoder: type[LineSource], run: LoadedRun, *, given_trees: bool, max_pieces: int) -> LineSource:
+def build_line_source(encoder: type[LineSource], run: LoadedModel, *, given_trees: bool, max_pieces: int) -> LineSource:
     """Build the maker of rows from raw lines, for the model of a run. Raises UserError if lines lack what the model reads."""
     source = encoder(run.data, given_trees=given_trees, max_pieces=max_pieces)
     if run.model.reads.reads_arcs and not source.gives_arcs:
@@ -92,11 +92,31 @@ def with_unmet(line: EncodedLine, hypotheses: Sequence[Hypothesis], decoding: De
     return line if found else replace(line, problem=unmet(decoding))  # type: ignore[type-var]
 
 
+class LineWorker(Protocol):
+    """What one process computes of lines, built as `worker(settings, runs, encoder)`. It is for people described in one line.
+
+    `result` names its result of a line in messages, and `done` what it has done with one.
+    """
+
+    result: ClassVar[str]
+    done: ClassVar[str]
+
+    def __init__(self, settings: Any, runs: Sequence[AnyPath], encoder: type[LineSource]): ...
+
+    def __call__(self, lines: Sequence, first: int) -> Translated: ...
+
+    def describe(self) -> str: ...
+
+    def explain(self, lines: Sequence, first: int) -> Translated: ...
+
+
 class LineTranslator:
     """Models, parser and vocabulary of one or more runs, loaded once a process.
 
     Raises UserError when the runs do not go together or cannot be loaded.
     """
+
+    result, done = "translation", "translated"
 
     def __init__(self, settings: TranslateSettings, runs: Sequence[AnyPath], encoder: type[LineSource]):
         self._settings = settings

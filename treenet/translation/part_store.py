@@ -9,7 +9,7 @@ from pathlib import Path
 from treenet.runs.checkpoint import META
 from treenet.runs.chosen_checkpoint import checkpoint_path
 from treenet.translation.line_translator import Translated, local_runs
-from treenet.translation.translate_settings import TranslateSettings
+from treenet.translation.translate_settings import LineSettings
 from treeproc.common.files import atomic_write, json_bytes, read_json, remove_leftovers
 from treeproc.common.setting_effects import Effect, excluded
 from treeproc.common.settings import UserError
@@ -22,9 +22,9 @@ class PartStore:
     A file counts only if lines, settings and checkpoints are the same as before.
     """
 
-    def __init__(self, settings: TranslateSettings, runs: Sequence[AnyPath]):
+    def __init__(self, settings: LineSettings, runs: Sequence[AnyPath]):
         self._folder = settings.output.parent / f"{settings.output.name}.parts"
-        self._made_of = [settings.model_dump_json(exclude=excluded(TranslateSettings, Effect.NONE))]
+        self._made_of = [settings.model_dump_json(exclude=excluded(type(settings), Effect.NONE))]
         for run in local_runs(settings, runs):
             files = [run / "config.yaml", *(checkpoint_path(run, checkpoint) / META for checkpoint in settings.checkpoints)]
             self._made_of += [path.read_bytes().decode(errors="replace") if path.is_file() else "" for path in files]

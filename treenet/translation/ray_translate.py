@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 import ray
 
 from treenet.runs.chosen_checkpoint import absolute_checkpoint
-from treenet.translation.line_translator import LineSource, LineTranslator, Translated
-from treenet.translation.translate_settings import TranslateSettings
+from treenet.translation.line_translator import LineSource, LineWorker, Translated
+from treenet.translation.translate_settings import LineSettings
 from treeproc.common.messages import tell
 from treeproc.common.progress import phase
 from treeproc.common.ray_session import describe_wait, refuse_without_gpu, start_ray
@@ -24,13 +24,14 @@ _RETRIES = 3
 class _Actor:
     """Loads the models when it starts. User errors come back as text, because Ray would print a traceback."""
 
-    def __init__(self, settings: TranslateSettings, runs: Sequence[AnyPath], encoder: type[LineSource]):
+    def __init__(self, worker: type[LineWorker], settings: LineSettings, runs: Sequence[AnyPath], encoder: type[LineSource]):
         import torch
 
         torch.set_num_threads(1)  # one CPU each
-        self._translator, self._error = None, ""
+        self._translator: LineWorker | None = None
+        self._error = ""
         try:
-            self._translator = LineTranslator(settings, runs, encoder)
+            self._translator = worker(settings, runs, encoder)
         except UserError as error:
             self._error = str(error)
 
@@ -47,9 +48,13 @@ class _Actor:
 
 
 def map_with_ray(
-    parts: Iterable[tuple[Sequence, int]], settings: TranslateSettings, runs: Sequence[AnyPath], encoder: type[LineSource]
+    parts: Iterable[tuple[Sequence, int]],
+    settings: LineSettings,
+    runs: Sequence[AnyPath],
+    encoder: type[LineSource],
+    worker: type[LineWorker],
 ) -> Iterator[Translated]:
-    """Translate `parts` with `settings.workers` actors: see `treenet.translation.translate_job`.
+    """Compute `parts` with `settings.workers` actors: see `treenet.translation.translate_job`.
 
     Work begins when one actor has started. If the cluster has no room for the others yet, they join later, or never. Raises
     UserError if an actor does, or if actors die again and again.
@@ -61,9 +66,10 @@ def map_with_ray(
     waits = "starting workers" if has_room else describe_wait([needs], time.time())
     actor = ray.remote(num_cpus=1, num_gpus=int(settings.use_gpu), max_restarts=_RETRIES, max_task_retries=_RETRIES)(_Actor)
     # The actors have another working folder.
-    settings = settings.model_copy(update={"checkpoint": [absolute_checkpoint(name) for name in settings.checkpoints]})
+    names = [absolute_checkpoint(name) for name in settings.checkpoints]
+    settings = settings.model_copy(update={"checkpoint": names[0] if len(names) == 1 else names})
     runs = [run.absolute() for run in runs]
-    starting = [actor.remote(settings, runs, encoder) for _ in range(settings.workers)]
+    starting = [actor.remote(worker, settings, runs, encoder) for _ in range(settings.workers)]
     busy = {one.describe.remote(): one for one in starting}
     greetings, free, described = set(busy), deque(), False
     order: deque[ray.ObjectRef] = deque()  # of the parts in work or finished; the first is the next one to return

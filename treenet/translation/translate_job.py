@@ -1,4 +1,4 @@
-"""Translate a stream of raw lines, part by part, in one process or in many. The one output has the order of the input.
+"""Translate or classify a stream of raw lines, part by part, in one process or in many. The one output has their order.
 
 Memory holds a few parts of `lines_at_once` lines, even if the input is long. The number of workers changes neither the parts nor
 the output.
@@ -10,9 +10,9 @@ from contextlib import ExitStack, contextmanager
 from itertools import chain, islice, tee
 from typing import IO
 
-from treenet.translation.line_translator import LineSource, LineTranslator, Translated
+from treenet.translation.line_translator import LineSource, LineTranslator, LineWorker, Translated
 from treenet.translation.part_store import PartStore
-from treenet.translation.translate_settings import TranslateSettings
+from treenet.translation.translate_settings import LineSettings
 from treeproc.common.extras import require
 from treeproc.common.files import is_stream, named_output
 from treeproc.common.messages import tell, warn
@@ -30,20 +30,21 @@ Part = tuple[Sequence, int]  # raw lines, and the 0-based number of the first
 
 def translate_lines(
     lines: Iterable,
-    settings: TranslateSettings,
+    settings: LineSettings,
     runs: Sequence[AnyPath],
     encoder: type[LineSource],
     *,
     name: str,
     total: int | None = None,
+    worker: type[LineWorker] = LineTranslator,
 ) -> None:
-    """Write the translations of `lines` to `settings.output`, or standard output. `name` is the input's name in messages.
+    """Write the results of `lines` to `settings.output`, or standard output: translations, or those of another worker.
 
-    Lines that cannot be translated have an empty line in the output, and a message on standard error lists them. Raises UserError
-    if there are no lines. On any error, an earlier output file stays as it was.
+    `name` is the input's name in messages. Lines that have no result have an empty line in the output, and a message on standard
+    error lists them. Raises UserError if there are no lines. On any error, an earlier output file stays as it was.
     """
     if settings.workers:
-        require("ray", f"workers={settings.workers}", "leave workers out to translate in this process")
+        require("ray", f"workers={settings.workers}", "leave workers out to work in this process")
     parts = _parts(lines, settings.lines_at_once)
     first = next(parts, None)
     if first is None:
@@ -54,14 +55,14 @@ def translate_lines(
         output = stack.enter_context(_open_output(settings.output))
         progress = None
         if (len(first[0]) if total is None else total) > LONG:
-            progress = stack.enter_context(Progress("translated", total, unit="lines"))
+            progress = stack.enter_context(Progress(worker.done, total, unit="lines"))
         failed: list[int] = []
         shown_kinds: set[str] = set()
         count = 0
-        for translated in _translate(chain([first], parts), store, settings, runs, encoder):
+        for translated in _compute(chain([first], parts), store, settings, runs, encoder, worker):
             output.write(translated.text.encode())
             output.flush()
-            _print_messages(translated, name, shown_kinds)
+            _print_messages(translated, name, shown_kinds, worker.result)
             failed += [number for number, _ in translated.problems]
             count += translated.num_lines
             if progress:
@@ -70,29 +71,36 @@ def translate_lines(
         store.remove()
     if failed:
         listed = ", ".join(map(str, failed[:_LISTED])) + (", ..." if len(failed) > _LISTED else "")
-        _print_message(f"{len(failed):,} of {count:,} lines have no translation: {listed}")
+        _print_message(f"{len(failed):,} of {count:,} lines have no {worker.result}: {listed}")
 
 
 def answer_lines(
-    lines: Iterable, settings: TranslateSettings, runs: Sequence[AnyPath], encoder: type[LineSource], *, name: str, explain: bool
+    lines: Iterable,
+    settings: LineSettings,
+    runs: Sequence[AnyPath],
+    encoder: type[LineSource],
+    *,
+    name: str,
+    explain: bool,
+    worker: type[LineWorker] = LineTranslator,
 ) -> None:
-    """Write the translation of each line to standard output before `lines` gives the next one.
+    """Write the result of each line to standard output before `lines` gives the next one.
 
     It asks for the first line after the models are loaded. With `explain`, it also writes trees and scores. Messages are as in
     `translate_lines`.
     """
     check_output()
-    translator = LineTranslator(settings, runs, encoder)
+    translator = worker(settings, runs, encoder)
     tell(translator.describe())
     shown_kinds: set[str] = set()
     for number, line in enumerate(lines):
         translated = (translator.explain if explain else translator)([line], number)
         sys.stdout.buffer.write(translated.text.encode())
         sys.stdout.buffer.flush()
-        _print_messages(translated, name, shown_kinds)
+        _print_messages(translated, name, shown_kinds, worker.result)
 
 
-def _print_messages(translated: Translated, name: str, shown_kinds: set[str]) -> None:
+def _print_messages(translated: Translated, name: str, shown_kinds: set[str], result: str) -> None:
     """Print messages about lines.
 
     A message about the complete input appears once for each kind; `shown_kinds` were printed before.
@@ -100,17 +108,18 @@ def _print_messages(translated: Translated, name: str, shown_kinds: set[str]) ->
     for kind in sorted(translated.notices.keys() - shown_kinds):
         _print_message(f"{name}: {translated.notices[kind]}")
         shown_kinds.add(kind)
-    empty = [(number, f"{problem}; its translation is empty") for number, problem in translated.problems]
+    empty = [(number, f"{problem}; its {result} is empty") for number, problem in translated.problems]
     for number, message in sorted(empty + translated.notes):
         _print_message(f"{name}, line {number}: {message}")
 
 
-def _translate(
+def _compute(
     parts: Iterable[Part],
     store: PartStore | None,
-    settings: TranslateSettings,
+    settings: LineSettings,
     runs: Sequence[AnyPath],
     encoder: type[LineSource],
+    worker: type[LineWorker],
 ) -> Iterator[Translated]:
     """Yield the results of parts in their order: first those in the store, then new ones, which it stores."""
     given, remaining = tee(parts)  # the second iterator is behind the first by the parts in work
@@ -118,14 +127,14 @@ def _translate(
         for lines, first in given:
             if (found := store.find(lines, first)) is None:
                 if first:
-                    tell(f"{first:,} lines are translated already; the command continues after them")
+                    tell(f"{first:,} lines are {worker.done} already; the command continues after them")
                 given = chain([(lines, first)], given)
                 break
             next(remaining)
             yield found
         else:
             return
-    for result in _map(given, settings, runs, encoder):
+    for result in _map(given, settings, runs, encoder, worker):
         lines, first = next(remaining)
         if store:
             store.keep(lines, first, result)
@@ -133,15 +142,19 @@ def _translate(
 
 
 def _map(
-    parts: Iterable[Part], settings: TranslateSettings, runs: Sequence[AnyPath], encoder: type[LineSource]
+    parts: Iterable[Part],
+    settings: LineSettings,
+    runs: Sequence[AnyPath],
+    encoder: type[LineSource],
+    worker: type[LineWorker],
 ) -> Iterator[Translated]:
-    """Translate in this process, or with workers."""
+    """Compute in this process, or with workers."""
     if settings.workers:
         from treenet.translation.ray_translate import map_with_ray
 
-        yield from map_with_ray(parts, settings, runs, encoder)
+        yield from map_with_ray(parts, settings, runs, encoder, worker)
         return
-    translator = LineTranslator(settings, runs, encoder)
+    translator = worker(settings, runs, encoder)
     tell(translator.describe())
     for part in parts:
         yield translator(*part)

@@ -1,4 +1,4 @@
-"""Settings of translate.py."""
+"""Settings of translate.py, and those of all commands that read lines of text."""
 
 from typing import Annotated, Self
 
@@ -14,8 +14,8 @@ from treeproc.common.storage import DataPath
 Checkpoint = Annotated[str, Field(coerce_numbers_to_str=True)]
 
 
-class TranslateSettings(Settings):
-    """Settings of translate.py: input, models, decoding and output."""
+class LineSettings(Settings):
+    """Settings of commands that read lines of text, and write an output for each: input, output and workers."""
 
     input: Annotated[DataPath | None, Effect.NONE] = Field(
         None, description="raw text, one sentence a line, plain or compressed; unset, standard input, or the words of `trees`"
@@ -24,6 +24,28 @@ class TranslateSettings(Settings):
         None,
         description="trees in Penn Treebank brackets, one line for each line of the input; unset, the command parses the lines",
     )
+    output: Annotated[DataPath | None, Effect.NONE] = Field(
+        None,
+        description="file to write; unset, standard output. The file appears when it is complete. Until then OUTPUT.parts holds "
+        "the finished lines, and the same command continues after them",
+    )
+    json_lines: bool = Field(False, description="write a JSON object a line instead of text")
+    max_leaves: PositiveInt = Field(1000, description="most pieces of a line; the model does not read longer lines")
+    lines_at_once: PositiveInt = Field(1000, description="lines that a worker parses and computes together")
+    workers: Annotated[int, Effect.NONE] = Field(
+        0, ge=0, description="Ray actors that compute, each with a CPU; 0: compute in this process, without Ray"
+    )
+    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="compute on GPUs, one for each worker")
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """Return the checkpoints to load."""
+        raise NotImplementedError
+
+
+class TranslateSettings(LineSettings):
+    """Settings of translate.py: input, models, decoding and output."""
+
     score: Annotated[DataPath | None, Effect.NONE] = Field(
         None, description="given translations, one for each line of the input: the command scores them, and searches none"
     )
@@ -39,11 +61,6 @@ class TranslateSettings(Settings):
         None,
         description="strings that each translation must not contain, one line for each line of the input, separated by tabs",
     )
-    output: Annotated[DataPath | None, Effect.NONE] = Field(
-        None,
-        description="file to write; unset, standard output. The file appears when it is complete. Until then OUTPUT.parts holds "
-        "the finished lines, and the same command continues after them",
-    )
     checkpoint: Checkpoint | list[Checkpoint] = Field(
         AVERAGED,
         description="'averaged', the number of a step, or the path of a checkpoint folder; several form an ensemble",
@@ -55,13 +72,6 @@ class TranslateSettings(Settings):
         "with its number",
     )
     scores: bool = Field(False, description="write the score before every translation")
-    json_lines: bool = Field(False, description="write a JSON object a line instead of text")
-    max_leaves: PositiveInt = Field(1000, description="most pieces of a line; the command does not translate longer lines")
-    lines_at_once: PositiveInt = Field(1000, description="lines that a worker parses and translates together")
-    workers: Annotated[int, Effect.NONE] = Field(
-        0, ge=0, description="Ray actors that translate, each with a CPU; 0: translate in this process, without Ray"
-    )
-    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="translate on GPUs, one for each worker")
     compile: Annotated[bool, Effect.NONE] = Field(
         False,
         description="compile the steps of beam search with torch.compile, for much text on a GPU; the first batches take minutes",

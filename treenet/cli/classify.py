@@ -1,0 +1,59 @@
+"""Classify raw text with a trained classifier: one line out for every line in, in order.
+
+    python workflows/classify.py --out RUN input=FILE output=FILE
+    echo "The dog was happy." | python workflows/classify.py --out RUN --scores
+    python workflows/classify.py --out RUN input=FILE --json phrases=true
+    python workflows/classify.py --out RUN input=FILE trees=FILE checkpoint=2000
+
+RUN is the folder of a training run of a classifier. The command parses the lines with the parser of the run's data set, or reads
+their trees from a file of brackets. On a terminal, it classifies each line after you type it. A line that it cannot classify has
+an empty line and a warning with the reason. docs/classification.md has more.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from treenet.cli.shipped import find_config
+from treenet.cli.translate import STDIN
+from treenet.evaluation.line_classifier import ClassifyLinesSettings, LineClassifier
+from treenet.runs.chosen_checkpoint import checkpoint_names
+from treenet.translation.translate_job import answer_lines, translate_lines
+from treeproc.common.errors import CommandEnded
+from treeproc.common.folder_kinds import claim_output
+from treeproc.common.settings import INTERRUPTED, UserError, build_arg_parser, load_settings, refuse_relative_in_job
+from treeproc.common.storage import as_path
+from treeproc.online.raw_lines import RawLineEncoder, ask_for_lines, count_lines, read_raw_lines
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = build_arg_parser(__doc__, ClassifyLinesSettings, find_config=find_config, remote_out=True, reads_run=True)
+    parser.add_argument("--scores", action="store_true", help="the same as scores=true")
+    parser.add_argument("--json", action="store_true", help="the same as json_lines=true")
+    args = parser.parse_intermixed_args(argv)
+    if args.out is None or args.sample:
+        raise UserError("give --out RUN, the folder of a training run of a classifier (this command has no --sample)")
+    flags = {name: True for name, given in (("scores", args.scores), ("json_lines", args.json)) if given}
+    settings = load_settings(ClassifyLinesSettings, args.config, args.overrides, **flags)
+    if settings.phrases and not settings.json_lines:
+        raise UserError("phrases: are only in JSON; add --json")
+    source = settings.input if settings.input or settings.trees else STDIN
+    paths = {"--out": args.out, "input": settings.input, "trees": settings.trees, "output": settings.output}
+    if not checkpoint_names(settings.checkpoint):
+        paths["checkpoint"] = as_path(settings.checkpoint)
+    refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
+    common = {"settings": settings, "runs": [args.out], "encoder": RawLineEncoder, "worker": LineClassifier}
+    if source is STDIN and sys.stdin is not None and sys.stdin.isatty() and not (settings.output or settings.workers):
+        lines = ask_for_lines(sys.stdin.buffer, lambda: print("> ", end="", file=sys.stderr, flush=True))
+        try:
+            answer_lines(lines, name=str(STDIN), explain=False, **common)
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            raise CommandEnded(INTERRUPTED) from None
+        print(file=sys.stderr)  # the shell's prompt starts on a new line
+        return
+    if settings.output is not None:
+        claim_output(settings.output, {"input": source, "trees": settings.trees})
+    files = [path for path in (source, settings.trees) if path is not None]
+    # A file is counted before the work. A pipe is counted during it.
+    total = count_lines(files) if all(path.is_file() or not path.exists() for path in files) else None
+    translate_lines(read_raw_lines(source, settings.trees, None), name=str(files[0]), total=total, **common)

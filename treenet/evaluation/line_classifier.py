@@ -1,0 +1,213 @@
+"""Raw lines to classes: the model of a classifier run on lines of text, with the phrases whose classes it learned.
+
+Shapes: B batch, P positions, C classes.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from treenet.data.batch import TreeBatch
+from treenet.data.in_order import WINDOW, count_leaves, in_order_with_rows
+from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.loading import LoadedClassifier, load_classifier
+from treenet.runs.precision import choose_device, scoring
+from treenet.structure import ArcLevels
+from treenet.translation.line_translator import EncodedLine, LineSource, Translated, build_line_source, local_runs
+from treenet.translation.translate_settings import LineSettings
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
+
+BATCH_TOKENS = 8192
+_DIGITS = 6  # the last ones of float32 depend on the machine and on the batch
+EMPTY = "is empty, so the model does not read it"
+ROOTLESS = "has several trees side by side, and so no single root"
+
+
+class ClassifyLinesSettings(LineSettings):
+    """Settings of classify.py: input, model and output."""
+
+    checkpoint: Annotated[str, Field(coerce_numbers_to_str=True)] = Field(
+        AVERAGED, description="'averaged', the number of a step, or the path of a checkpoint folder"
+    )
+    scores: bool = Field(False, description="write the probability of the class before its name")
+    phrases: bool = Field(
+        False, description="with json_lines: the classes of phrases too, for models that learned them (supervision: all_phrases)"
+    )
+
+    @property
+    def checkpoints(self) -> list[str]:
+        return [self.checkpoint]
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A phrase of a line: its leaves [start, end), its text, and the probabilities of its classes [C]."""
+
+    start: int
+    end: int
+    text: str
+    probabilities: list[float]
+
+
+@dataclass(frozen=True)
+class Classes:
+    """The probabilities of the classes of a line [C], and its phrases, the outer ones first; none if they were not asked for."""
+
+    probabilities: list[float]
+    phrases: list[Phrase]
+
+    @property
+    def best(self) -> int:
+        """Return the number of the most probable class."""
+        return int(np.argmax(self.probabilities))
+
+
+def check_phrases(run: LoadedClassifier) -> None:
+    """Raise UserError if the model has no classes of phrases."""
+    if not run.model.classifies_positions:
+        raise UserError(
+            f"phrases: {run.config.model.name} with classifier.supervision={run.config.classifier.supervision} has no classes of "
+            "phrases in its states; leave phrases out, or choose a tree model that learned all_phrases"
+        )
+
+
+def why_not(run: LoadedClassifier, row: dict) -> str:
+    """Return why the model cannot classify an encoded row; empty if it can."""
+    if not count_leaves(row):
+        return EMPTY
+    nodes = row["spans"]["subtree_end"]
+    return ROOTLESS if run.model.reads.rooted and nodes[0] < len(nodes) else ""
+
+
+def classify_rows(run: LoadedClassifier, rows: Sequence[dict], *, phrases: bool = False) -> Iterator[Classes]:
+    """Return the classes of encoded rows, in their order, computed in batches of similar length. `why_not` must be empty for all.
+
+    Raises UserError if phrases are wanted, and the model has no classes of them.
+    """
+    model, device = run.model, next(run.model.parameters()).device
+    if phrases:
+        check_phrases(run)
+
+    @torch.no_grad()
+    def classify(batch: TreeBatch, members: list[dict]) -> list[Classes]:
+        with scoring(model):
+            output = model(batch)
+        examples = output.examples.softmax(-1).double().cpu().numpy()
+        if not phrases:
+            return [Classes(_rounded(one), []) for one in examples]
+        positions = output.positions.softmax(-1).double().cpu().numpy()
+        spans = batch.structure.span.cpu().numpy() if isinstance(batch.structure, ArcLevels) else [None] * len(members)
+        width = batch.leaf_pieces.shape[1]
+        return [
+            Classes(_rounded(one), list(_phrases(run, row, found, span, width)))
+            for one, row, found, span in zip(examples, members, positions, spans, strict=True)
+        ]
+
+    nothing = Classes([], [])
+    return in_order_with_rows(classify, model.reads, rows, nothing, count_leaves, BATCH_TOKENS, device, WINDOW)
+
+
+def _rounded(probabilities: np.ndarray) -> list[float]:
+    return [round(value, _DIGITS) for value in probabilities.tolist()]
+
+
+def _phrases(run: LoadedClassifier, row: dict, positions: np.ndarray, span: np.ndarray | None, width: int) -> Iterator[Phrase]:
+    """Yield the phrases of a row once each, in pre-order, from the probabilities [P, C] of its positions.
+
+    `span` has those of arcs. Positions of trees are `width` leaves, then the nodes. A word of several pieces has the classes of
+    its own node if these were learned, else the mean of its pieces.
+    """
+    pieces = row["leaves"]["piece"].tolist()
+    if span is not None:
+        found = {(start, end): positions[place] for place, (start, end) in enumerate(span.tolist()) if end > start}
+    else:
+        starts, ends = (row["spans"][name].tolist() for name in ("start", "end"))
+        found = {}
+        for node, place in enumerate(zip(starts, ends, strict=True)):
+            found.setdefault(place, positions[width + node])
+        _, first, counts = np.unique(row["leaves"]["word_index"], return_index=True, return_counts=True)
+        for start, count in zip(first.tolist(), counts.tolist(), strict=True):
+            if count == 1:
+                found.setdefault((start, start + 1), positions[start])
+            elif run.config.classifier.split_words == "pieces":  # the node over the pieces learned no class
+                found[start, start + count] = positions[start : start + count].mean(0)
+    for start, end in sorted(found, key=lambda place: (place[0], -place[1])):
+        text = run.processor.decode(pieces[start:end])
+        yield Phrase(start, end, text, _rounded(found[start, end]))
+
+
+class LineClassifier:
+    """Model, parser and vocabulary of a classifier run, loaded once a process.
+
+    Raises UserError when the run cannot be loaded, or is not a classifier.
+    """
+
+    result, done = "class", "classified"
+
+    def __init__(self, settings: ClassifyLinesSettings, runs: Sequence[AnyPath], encoder: type[LineSource]):
+        self._settings = settings
+        [folder] = local_runs(settings, runs)
+        self._run = load_classifier(folder, checkpoint=settings.checkpoint, device=choose_device(settings.use_gpu))
+        if settings.phrases:
+            check_phrases(self._run)
+        given = settings.trees is not None
+        self._encoder = build_line_source(encoder, self._run, given_trees=given, max_pieces=settings.max_leaves)
+
+    def describe(self) -> str:
+        """Describe the model and its classes, in one line."""
+        classes = self._run.classes
+        listed = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
+        return f"{self._run.config.model.name} {self._run.checkpoint}: {len(classes)} classes: {listed}"
+
+    def __call__(self, lines: Sequence, first: int) -> Translated:
+        """Return the output for `lines`. Their first line has the 0-based number `first` in the input."""
+        encoded = self._encoder.encode(lines, first)
+        problems = [line.problem or why_not(self._run, line.row) for line in encoded]
+        rows = [line.row for line, problem in zip(encoded, problems, strict=True) if not problem]
+        results = classify_rows(self._run, rows, phrases=self._settings.phrases)
+        found = [None if problem else next(results) for problem in problems]
+        numbers = range(first + 1, first + 1 + len(encoded))
+        write = self._json if self._settings.json_lines else self._text
+        return Translated(
+            len(encoded),
+            "".join(map(write, numbers, encoded, found, problems)),
+            [(number, problem) for number, problem in zip(numbers, problems, strict=True) if problem],
+            [(n, line.note) for n, line, problem in zip(numbers, encoded, problems, strict=True) if line.note and not problem],
+            self._encoder.notices(encoded, first),
+        )
+
+    explain = __call__
+
+    def _text(self, number: int, line: EncodedLine, found: Classes | None, problem: str) -> str:
+        """Columns are separated by tabs: the probability with scores, the name of the class; empty if there is none."""
+        columns = [f"{found.probabilities[found.best]:.6f}" if found else ""] if self._settings.scores else []
+        return "\t".join([*columns, self._run.classes[found.best] if found else ""]) + "\n"
+
+    def _json(self, number: int, line: EncodedLine, found: Classes | None, problem: str) -> str:
+        record: dict = {"line": number, "source": line.source, **describe_classes(self._run.classes, found)}
+        if self._settings.phrases:
+            record["phrases"] = describe_phrases(self._run.classes, found)
+        return json.dumps(record | ({"error": problem} if problem else {}), ensure_ascii=False) + "\n"
+
+
+def describe_classes(names: Sequence[str], found: Classes | None) -> dict:
+    """Return label and probabilities of a line for JSON; null and none if it has no class."""
+    if found is None:
+        return {"label": None, "probabilities": {}}
+    return {"label": names[found.best], "probabilities": dict(zip(names, found.probabilities, strict=True))}
+
+
+def describe_phrases(names: Sequence[str], found: Classes | None) -> list[dict]:
+    """Return the phrases of a line for JSON."""
+    out = []
+    for one in found.phrases if found else ():
+        best = int(np.argmax(one.probabilities))
+        known = dict(zip(names, one.probabilities, strict=True))
+        out.append({"text": one.text, "start": one.start, "end": one.end, "label": names[best], "probabilities": known})
+    return out
