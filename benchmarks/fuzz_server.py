@@ -12,7 +12,7 @@ from urllib.parse import unquote_to_bytes
 
 TOKEN = "a-token-of-many-characters"
 PUBLIC = ("/", "/page.js", "/page.css", "/openapi.json", "/healthz")
-QUESTIONS = ("/translate",)
+QUESTIONS = {"/translate": "translation", "/classify": "classification"}  # with the task of the model that answers
 _METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE", "CONNECT", "get", "post", "POST ", "\nPOST", "X")
 _AROUND = (
     b"//",
@@ -39,10 +39,10 @@ _BODY = json.dumps({"lines": ["a"]}).encode()
 class _Counting:
     """Replicas that count the questions that reach them."""
 
-    name, beam_size = "model", 3
+    def __init__(self, task: str) -> None:
+        from treenet.extras.serving.messages import Served
 
-    def __init__(self) -> None:
-        self.asked = 0
+        self.asked, self.served = 0, Served("model", task, 3)
 
     async def ask(self, question: object) -> bytes:
         self.asked += 1
@@ -77,7 +77,7 @@ def requests(random: Random, count: int) -> Iterator[Request]:
             one = bytes([byte])
             for added in {one, b"%%%02X" % byte, b"%%%02x" % byte}:
                 for target in (path + added, added + path, path[:1] + added + path[1:]):
-                    yield Request("POST" if path == b"/translate" else "GET", target, "")
+                    yield Request("POST" if path.decode() in QUESTIONS else "GET", target, "")
         for method in _METHODS:
             yield Request(method, path, "")
     for _ in range(count):
@@ -119,32 +119,34 @@ async def _ask(app, request: Request) -> tuple[int, int, bytes]:
 
 
 def fuzz_server(count: int, seed: int = 1) -> tuple[dict[str, int], list[str]]:
-    """Send all requests. Returns the figures, and what got past the door."""
+    """Send all requests to a server of each task. Returns the figures, and what got past the door."""
+    figures, past = {"inputs": 0, "done": 0, "refused": 0, "silent": 0}, []
+    for address, task in QUESTIONS.items():
+        asyncio.run(_fuzz_one(address, task, Random(seed), count, figures, past))
+    figures["silent"] = len(past)
+    return figures, past
+
+
+async def _fuzz_one(address: str, task: str, random: Random, count: int, figures: dict[str, int], past: list[str]) -> None:
+    """Send all requests to a server that takes questions at one address."""
     from treenet.extras.serving.http_app import build_entrance
     from treenet.extras.serving.settings import ServeSettings
 
-    replicas = _Counting()
+    replicas = _Counting(task)
     app = build_entrance(ServeSettings(host="0.0.0.0"), replicas, TOKEN)
-    figures, past = {"inputs": 0, "done": 0, "refused": 0, "silent": 0}, []
-
-    async def run() -> None:
-        for request in requests(Random(seed), count):
-            before = replicas.asked
-            try:
-                status, read, answer = await _ask(app, request)
-            except Exception as error:
-                status, read, answer = 0, 0, repr(error).encode()
-            path = request.target.partition(b"?")[0].decode("latin-1")
-            is_page = path in PUBLIC and request.method in ("GET", "HEAD")
-            is_question = path in QUESTIONS and request.method == "POST" and _is_given(request.authorization)
-            wanted = 200 if is_page or is_question else None
-            figures["inputs"] += 1
-            figures["done" if status == 200 else "refused"] += 1
-            if (status == 200) != (wanted == 200) or (read and not is_question) or replicas.asked != before + is_question:
-                past.append(f"{request}: status {status}, {read} bytes read: {answer[:80]!r}")
-            elif status != 200 and not 400 <= status < 500:
-                past.append(f"{request}: status {status}: {answer[:80]!r}")
-
-    asyncio.run(run())
-    figures["silent"] = len(past)
-    return figures, past
+    for request in requests(random, count):
+        before = replicas.asked
+        try:
+            status, read, answer = await _ask(app, request)
+        except Exception as error:
+            status, read, answer = 0, 0, repr(error).encode()
+        path = request.target.partition(b"?")[0].decode("latin-1")
+        is_page = path in PUBLIC and request.method in ("GET", "HEAD")
+        is_question = path == address and request.method == "POST" and _is_given(request.authorization)
+        wanted = 200 if is_page or is_question else None
+        figures["inputs"] += 1
+        figures["done" if status == 200 else "refused"] += 1
+        if (status == 200) != (wanted == 200) or (read and not is_question) or replicas.asked != before + is_question:
+            past.append(f"{request}: status {status}, {read} bytes read: {answer[:80]!r}")
+        elif status != 200 and not 400 <= status < 500:
+            past.append(f"{request}: status {status}: {answer[:80]!r}")

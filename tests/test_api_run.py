@@ -392,12 +392,24 @@ def test_ray_datasets_have_the_rows(world):
 CONLLU = "1\ta\t_\tDET\t_\t_\t2\tdet\t_\t_\n2\tcat\t_\tNOUN\t_\t_\t0\troot\t_\t_\n"
 
 
+def write_classifier(folder, trees):
+    """A classifier of the trees: whether their number is even."""
+    (folder / "classes.tsv").write_text("".join(f"{('even', 'odd')[i % 2]}\t{tree}\n" for i, tree in enumerate(trees)))
+    files = f"splits.train.source=[{folder / 'classes.tsv'}]", f"splits.valid.source=[{folder / 'classes.tsv'}]"
+    settings = "format=labelled", "labelled.brackets=true", "parser.name=given", "subwords.vocab_size=300", "workers=0"
+    preprocess.main(["--out", str(folder / "classes"), *files, *settings])
+    sizes = "model.d_model=16", "model.d_ff=16", "model.num_heads=2", "model.num_encoder_layers=1", "max_steps=1"
+    train.main(["--out", str(folder / "classifier"), f"data={folder / 'classes'}", "task=classification", *sizes, "workers=0"])
+    return folder / "classifier"
+
+
 def test_the_code_of_the_page_runs(world, given, repository, tmp_path):
     """Blocks of docs/api.md in order, in one namespace. One that needs packages that are not installed is left out."""
     lines, trees, targets = given
     names: dict = {"RUN": world / "run", "DATA": world / "data", "LINES": lines, "TREES": trees, "TARGETS": targets}
     names |= {"CONLLU": tmp_path / "a.conllu", "OUT": tmp_path / "trainer"}
     names["CONLLU"].write_text(CONLLU)
+    names["CLASSIFIER"] = write_classifier(world, trees)
     blocks = re.findall(r"```python\n(.*?)```", (repository / "docs" / "api.md").read_text(), re.DOTALL)
     missing = []
     for block in blocks:
@@ -406,7 +418,7 @@ def test_the_code_of_the_page_runs(world, given, repository, tmp_path):
         missing += lacks
         if not lacks:
             exec(compile(block, "docs/api.md", "exec"), names)
-    assert len(blocks) == 8 and names["batch"].structure is not None
+    assert len(blocks) == 9 and names["batch"].structure is not None
     if missing:
         pytest.skip(f"{' and '.join(missing)} not installed; the other blocks ran")
     assert names["sentence_states"].shape == (2, 16)

@@ -1,23 +1,33 @@
 """Classes of raw lines: against the data set of the run, alone and in batches, with phrases; bad lines and bad runs."""
 
+import asyncio
 import json
 import re
+import shutil
+import tempfile
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from browser import MISSING, browser
 from commands import run_here
 from test_labelled_data import TREES
 from test_own_labels import WORDS, settings_of, toy_lines, write_files
 
+from treenet import load_run
 from treenet.config import TrainConfig
 from treenet.data.input_kinds import TREES as READS_TREES
 from treenet.data.labelled import LabelledSource
 from treenet.evaluation.classify import ClassifySettings, classify_run
 from treenet.evaluation.line_classifier import LineClassifier
+from treenet.extras.serving.messages import Question, Served
 from treenet.jobs.train_run import run_training
 from treenet.runs.loading import load_trained
+from treenet.runs.run_results import read_scores
+from treenet.tasks.classification import class_scores, wilson_interval
 from treeproc.common.settings import UserError, load_settings
 from treeproc.readers.brackets import read_sentiment
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
@@ -214,3 +224,206 @@ def test_runs_of_other_tasks_are_refused(run, tmp_path):
     assert done.returncode == 2 and "is a run of relatedness, which cannot classify" in done.stderr
     done = run_here("classify.py", f"input={tmp_path / 'input.txt'}")
     assert done.returncode == 2 and "give --out RUN" in done.stderr
+
+
+# The server
+
+
+def test_answers_of_the_server_are_those_of_the_command(run, tmp_path):
+    pytest.importorskip("uvicorn", reason="needs the extra [serve]")
+    from treenet.extras.serving.sentences import load_reader
+    from treenet.extras.serving.settings import ServeSettings
+
+    lines = [*texts()[:7], "", "a\x01", "a " * 1001, "a \ud800"]
+    reader = load_reader(ServeSettings(), run)
+    assert reader.served == Served("tree_transformer averaged", "classification")
+    questions = [Question(tuple(lines[i : i + 3]), 1, False) for i in range(0, len(lines), 3)]
+    together = [json.loads(answer) for answer in reader.answer(questions)]
+    alone = [json.loads(reader.answer([question])[0]) for question in questions]
+    expected, _ = classify(run, tmp_path, [line.encode("utf-8", "surrogatepass") for line in lines], "--json")
+    assert [len(answer["lines"]) for answer in together] == [3, 3, 3, 2]
+    for answers in (together, alone):
+        found = [line for answer in answers for line in answer["lines"]]
+        for one, line in zip(found, expected, strict=True):
+            wanted = json.loads(line)
+            assert (one["source"], one["label"], one["error"]) == (wanted["source"], wanted["label"], wanted.get("error"))
+            assert list(one["probabilities"].values()) == pytest.approx([*wanted["probabilities"].values()], abs=2e-6)
+            assert (one["tree"] is not None) == (one["error"] is None or one["source"] == "") and one["phrases"] == []
+    with pytest.raises(UserError, match="decoding: is for translation, but this run is a classifier"):
+        load_reader(ServeSettings(decoding={"beam_size": 2}), run)
+
+
+@pytest.fixture(scope="module")
+def served_run(run, tmp_path_factory):
+    """A run that learned the classes of phrases, whose lines the shipped parser reads."""
+    data = load_trained(run)[0].data
+    return train(data, tmp_path_factory.mktemp("served") / "run", "classifier.supervision=all_phrases", "max_steps=4")
+
+
+def test_in_a_browser_a_sentence_has_its_classes(served_run):
+    uvicorn = pytest.importorskip("uvicorn", reason="needs the extra [serve]")
+    if MISSING:
+        pytest.skip(MISSING)
+    from treenet.extras.serving.http_app import build_entrance
+    from treenet.extras.serving.sentences import load_reader
+    from treenet.extras.serving.server import build_config
+    from treenet.extras.serving.settings import ServeSettings
+
+    reader = load_reader(ServeSettings(), served_run)
+
+    class Here:
+        served = reader.served
+
+        async def ask(self, question):
+            return (await asyncio.to_thread(reader.answer, [question]))[0]
+
+        def running(self):
+            return 1
+
+    config = build_config(ServeSettings(), build_entrance(ServeSettings(), Here(), None))
+    config.port = 0
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        with tempfile.TemporaryDirectory() as profile, browser(Path(profile) / "profile") as window:
+            window.visit(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/")
+            text = "The <b>dog</b> was lovely."
+            window.run(
+                "document.getElementById('text').value = arguments[0]; document.getElementById('send').disabled = true;"
+                "document.getElementById('form').requestSubmit()",
+                text,
+            )
+            deadline = time.monotonic() + 120
+            while not window.run("return document.querySelectorAll('#answers .phrases li').length"):
+                assert time.monotonic() < deadline, window.run("return document.getElementById('status').textContent")
+                time.sleep(0.05)
+            [line] = json.loads(reader.answer([Question((text,), 1, False, phrases=True)])[0])["lines"]
+            texts_of = "return [...document.querySelectorAll(arguments[0])].map((one) => one.textContent)"
+            assert window.run(texts_of, ".translation") == [line["label"]] and window.run(texts_of, ".source") == [text]
+            order = sorted(line["probabilities"].items(), key=lambda one: -one[1])
+            assert window.run(texts_of, ".classes li") == [f"{name}  {100 * p:.1f} %" for name, p in order]
+            assert len(window.run(texts_of, ".phrases li")) == len(line["phrases"])
+            assert window.run(texts_of, "#send") == ["Classify"] and window.run(texts_of, "#address") == ["POST /classify"]
+            assert window.run("return document.querySelectorAll('#answers b').length") == 0
+            assert window.run("return document.getElementById('num-best-field').hidden")
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def test_the_server_gives_the_classes_of_phrases(served_run, tmp_path):
+    pytest.importorskip("uvicorn", reason="needs the extra [serve]")
+    from treenet.extras.serving.sentences import load_reader
+    from treenet.extras.serving.settings import ServeSettings
+
+    reader = load_reader(ServeSettings(), served_run)
+    assert reader.served.has_phrases
+    questions = [Question((text,), 1, False, phrases=place % 2 == 0) for place, text in enumerate(texts()[:4])]
+    answers = [json.loads(answer)["lines"][0] for answer in reader.answer(questions)]
+    lines, _ = classify(served_run, tmp_path, texts()[:4], "--json", "phrases=true")
+    for place, (answer, line) in enumerate(zip(answers, map(json.loads, lines), strict=True)):
+        assert (answer["source"], answer["label"]) == (line["source"], line["label"])
+        wanted = [(p["start"], p["end"], p["label"], max(p["probabilities"].values())) for p in line["phrases"]]
+        found = [(p["start"], p["end"], p["label"], p["probability"]) for p in answer["phrases"]]
+        assert [one[:3] for one in found] == ([one[:3] for one in wanted] if place % 2 == 0 else [])
+        assert [one[3] for one in found] == pytest.approx([one[3] for one in wanted][: len(found)], abs=2e-6)
+
+
+# Python
+
+
+def test_the_library_gives_the_classes_of_the_command(run, phrases_run, tmp_path):
+    lines = [*texts()[:5], "", "a\x01b"]
+    expected, _ = classify(run, tmp_path, lines, "--json")
+    model = load_run(run)
+    assert model.classes == sorted(WORDS) and repr(model).startswith("ClassifierRun(tree_transformer, weights 'averaged', ")
+    with pytest.warns(UserWarning) as warned:
+        found = model.classify(lines)
+    said = [str(one.message) for one in warned]
+    assert [text.partition(":")[0] for text in said] == ["line 6", "line 7"] and "is empty" in said[0]
+    assert {one.filename for one in warned} == {__file__}
+    assert found[5:] == [None, None]
+    for one, line in zip(found[:5], expected, strict=False):
+        wanted = json.loads(line)
+        assert (one.label, list(one.probabilities)) == (wanted["label"], model.classes)
+        assert list(one.probabilities.values()) == pytest.approx([*wanted["probabilities"].values()], abs=2e-6)
+        assert one.probability == max(one.probabilities.values()) and one.phrases == ()
+    assert repr(found[0]) == f"LineClasses(label={found[0].label!r}, probability={found[0].probability}, phrases=())"
+    with pytest.raises(UserError, match="has no classes of phrases"):
+        model.classify(lines[:1], phrases=True)
+    with pytest.raises(UserError, match=r"lines must be a list of strings, one a line"):
+        model.classify("a day")
+    rows = list(read_sentiment(iter(TREES.splitlines()), "trees"))
+    sources, trees = [row["source"] for row in rows], [row["trees"][0] for row in rows]
+    for line in load_run(phrases_run).classify(sources, trees=trees, phrases=True):
+        assert line.phrases[0].text in sources and line.phrases[0].label == line.label
+    with pytest.warns(UserWarning, match="line 1: has several trees side by side"):
+        assert load_run(phrases_run).classify(["a b"], trees=["(X (X a)) (X (X b))"]) == [None]
+
+
+# Scores on new test sets
+
+
+def test_new_test_sets_are_scored(run, tmp_path):
+    """A file of other texts: accuracy, macro F1, intervals and the confusion matrix, from the predictions of the same run."""
+    lines = [*toy_lines(20, 300), ("bad", "The dog was lovely number 1.")]
+    (tmp_path / "news.tsv").write_text("".join(f"{label}\t{text}\n" for label, text in lines))
+    data = load_trained(run)[0].data
+    made = run_here(
+        "preprocess.py",
+        "--out",
+        tmp_path / "news",
+        f"vocab_from={data}",
+        f"splits.a.source=[{tmp_path / 'news.tsv'}]",
+        "workers=0",
+    )
+    assert made.returncode == 0, made.stderr
+    done = run_here("evaluate.py", "--out", run, f"data={tmp_path / 'news'}", "split=a")
+    assert done.returncode == 0, done.stderr
+    scores = read_scores(run)["a.news"]
+    rows = [line.split("\t") for line in (run / "predictions.a.news.tsv").read_text().splitlines()[1:]]
+    names = sorted(WORDS)
+    assert [names[int(row[1])] for row in rows] == [label for label, _ in lines]
+    found, _ = classify(run, tmp_path, [text for _, text in lines])
+    assert [names[int(row[2])] for row in rows] == found
+    matrix = np.array(scores["confusion"])
+    for label, predicted in ((a, b) for a in range(3) for b in range(3)):
+        assert matrix[label, predicted] == sum(row[1:3] == [str(label), str(predicted)] for row in rows)
+    assert scores["accuracy"] == np.trace(matrix) / 21 and scores["classes"] == names
+    assert scores["accuracy_interval"][0] < scores["accuracy"] <= scores["accuracy_interval"][1]
+    assert scores["split"] == "a" and not scores["own_data"] and len(scores["weights_sha256"]) == 64
+    assert "macro_f1" in done.stdout and "95 % interval" in done.stdout and str(run / "predictions.a.news.tsv") in done.stdout
+    table = done.stdout.partition("predicted class (column)")[2].splitlines()[1:5]
+    assert [line.split()[-3:] for line in table[1:]] == [list(map(str, counts)) for counts in matrix.tolist()]
+
+
+def test_settings_of_translations_and_other_classes_are_refused(run, tmp_path):
+    done = run_here("evaluate.py", "--out", run, "decoding.beam_size=2", "untrained=true")
+    assert done.returncode == 2 and "decoding, untrained: is for translations; leave it out" in done.stderr
+    data = load_trained(run)[0].data
+    other = tmp_path / "other" / "encoded"
+    shutil.copytree(data / "encoded", other)
+    index = json.loads((other / "index.json").read_text())
+    for change, message in (
+        ({"classes": ["good", "bad", "so so"]}, "has the classes good, bad, so so, but the model learned bad, good, so so"),
+        ({"num_classes": 4, "classes": ["a", "b", "c", "d"]}, "has 4 classes, but the model learned 3"),
+    ):
+        (other / "index.json").write_text(json.dumps(index | change))
+        done = run_here("evaluate.py", "--out", run, f"data={tmp_path / 'other'}")
+        assert done.returncode == 2 and message in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_macro_f1_and_intervals():
+    cells = {(0, 0): 3, (0, 1): 1, (1, 1): 4, (2, 1): 2}
+    scores = class_scores(cells, 5)
+    f1 = [2 * 3 / (4 + 3), 2 * 4 / (4 + 7), 0]  # classes 3 and 4 do not occur
+    assert scores["macro_f1"] == pytest.approx(np.mean(f1))
+    assert scores["confusion"] == [[3, 1, 0, 0, 0], [0, 4, 0, 0, 0], [0, 2, 0, 0, 0], [0] * 5, [0] * 5]
+    low, high = scores["macro_f1_interval"]
+    assert low < scores["macro_f1"] < high and class_scores(cells, 5) == scores
+    assert wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)  # as in tables
+    assert wilson_interval(10, 10)[1] == pytest.approx(1) and wilson_interval(0, 10)[0] == 0.0
+    assert "confusion" not in class_scores({(0, 101): 1, (101, 101): 2}, 102)

@@ -320,6 +320,14 @@ def test_translate_never_writes_over_its_input(world, tmp_path, as_what, name):
     assert text.read_text() == "ba de\n" and not list(tmp_path.glob("*.parts"))
 
 
+def test_classify_never_writes_over_its_input(world, tmp_path):
+    files = {name: write(tmp_path / name, "ba de\n") for name in ("input", "trees")}
+    for name, path in files.items():
+        line = refusal("classify.py", "--out", world / "run", *(f"{n}={p}" for n, p in files.items()), f"output={path}")
+        assert f"output must be another file than {name}" in line
+    assert all(path.read_text() == "ba de\n" for path in files.values())
+
+
 def test_align_never_writes_over_its_input(world, tmp_path):
     files = {name: write(tmp_path / name, "ba de\n") for name in ("input", "target", "references")}
     arguments = [f"{name}={path}" for name, path in files.items()]
@@ -343,7 +351,7 @@ def test_align_never_writes_over_its_input(world, tmp_path):
 )
 def test_single_files_are_not_written_over_those_of_a_folder(world, place):
     before = content(world)
-    for script, inputs in (("translate.py", ["input"]), ("align.py", ["input", "target"])):
+    for script, inputs in (("translate.py", ["input"]), ("classify.py", ["input"]), ("align.py", ["input", "target"])):
         given = [f"{name}={world / 'text.en'}" for name in inputs]
         line = refusal(script, "--out", world / "run", *given, f"output={world / place}")
         assert "output: " in line and "is a place for files of" in line

@@ -2,9 +2,14 @@
 
 import gzip
 import json
+import re
+import tempfile
+from pathlib import Path
 
 import pytest
 from commands import run_here
+from hypothesis import given
+from hypothesis import strategies as st
 
 from treeproc.common.settings import UserError, build_settings
 from treeproc.inspect import describe, draw_line
@@ -70,7 +75,7 @@ def test_trees_as_texts(tmp_path):
 BAD = [
     ("a.tsv", "x\ta\n\ny\tb\n", "line 2: the line is empty; remove it"),
     ("a.tsv", "x\ta\nonly text\n", "line 2: expected 2 columns separated by tabs .label, tab, text., but found 1: .only text"),
-    ("a.tsv", "x\ta\tb\n", "line 1: expected 2 columns .*, but found 3"),
+    ("a.tsv", "x\ta\tb\n", "line 1: expected 2 columns .*, but found 3.*; an example has one text"),
     ("a.tsv", "x\ta\n\tb\n", "line 2: the label is empty; write one, or remove the example"),
     ("a.tsv", "x\ta\ny\t \u200b\n", "line 2: the text is empty"),
     ("a.tsv", "x\ta\0b\n", "line 1: the text has a NUL byte"),
@@ -107,6 +112,46 @@ def test_bad_input_is_one_line_with_file_and_line(name, content, message, tmp_pa
     assert str(found.value).startswith(str(tmp_path / name)) and "\n" not in str(found.value) and len(str(found.value)) < 600
 
 
+PARTS = st.sampled_from(
+    [
+        "label",
+        "text",
+        "x",
+        "a dog",
+        "\t",
+        ",",
+        '"',
+        "\n",
+        "\r\n",
+        "\r",
+        "\0",
+        "{",
+        "}",
+        '{"label": "x", "text": "a"}',
+        "[",
+        "\\ud800",
+        "\u2028",
+    ]
+)
+
+
+@given(st.sampled_from(["a", "a.csv", "a.jsonl"]), st.lists(PARTS, max_size=12).map("".join), st.booleans())
+def test_any_text_gives_examples_or_one_line(name, text, brackets):
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            rows = rows_of(Path(folder), name, text, brackets=brackets)
+        except UserError as error:
+            assert (
+                "\n" not in str(error)
+                and re.search(rf"/{re.escape(name)}(, line [0-9]+:| has bytes that are 0)", str(error))
+                and len(str(error)) < 600
+            )
+            return
+        for row in rows:
+            for value in (row["source"], row["label"]):
+                assert value and value == value.strip() and not set("\n\r\0") & set(value) and value.encode()
+
+
 def test_an_unknown_class_and_a_single_class(tmp_path):
     message = r"line 2: the label 'z' is none of the 2 classes \('x', 'y'\); correct it, or set labelled.classes"
     with pytest.raises(UserError, match=message):
@@ -114,9 +159,9 @@ def test_an_unknown_class_and_a_single_class(tmp_path):
     rows_of(tmp_path, "a", "x\ta\nx\tb\n")
     with pytest.raises(UserError, match="all examples have the class 'x'; a classifier needs two"):
         find_classes([tmp_path / "a"], LabelledConfig())
-    rows_of(tmp_path, "a", "".join(f"text {i}\tx\n" for i in range(10_001)))
+    rows_of(tmp_path, "a", "".join(f"text {i}\tx\n" for i in range(1001)))
     with pytest.raises(
-        UserError, match="more than 10,000 classes, for example 'text 10000'; is the text in the place of the label"
+        UserError, match="more than 1,000 classes, for example 'text 1000'; is the text in the place of the label"
     ):
         find_classes([tmp_path / "a"], LabelledConfig())
 
@@ -216,6 +261,19 @@ def test_new_test_sets_have_the_classes_of_the_first(data, tmp_path):
     (tmp_path / "new.csv").write_text("label,text\ngood,A plain day.\n")
     done = run_here("preprocess.py", "--out", tmp_path / "other", *base[3:], f"splits.a.source=[{tmp_path / 'new.csv'}]", chosen)
     assert done.returncode == 2 and "leave labelled.classes out" in done.stderr
+
+
+@pytest.mark.slow
+def test_new_test_sets_of_data_without_classes_are_refused(tmp_path):
+    for side in ("en", "de"):
+        (tmp_path / side).write_text("a dog\ntwo dogs\n" * 20)
+    splits = {"train": {"source": [tmp_path / "en"], "target": [tmp_path / "de"]}}
+    config = {"splits": splits, "parser": {"name": "words"}, "subwords": {"vocab_size": 270}, "workers": 0}
+    preprocess(PreprocessConfig.model_validate(config), tmp_path / "data")
+    (tmp_path / "new").write_text("x\ta\ny\tb\n")
+    new = {"vocab_from": tmp_path / "data", "format": "labelled", "splits": {"a": {"source": [tmp_path / "new"]}}, "workers": 0}
+    with pytest.raises(UserError, match="vocab_from: .*data has no classes"):
+        preprocess(PreprocessConfig.model_validate(new), tmp_path / "new_data")
 
 
 @pytest.mark.slow

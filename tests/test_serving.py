@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 
 from treenet.cli.serve import main
 from treenet.extras.serving.http_app import build_entrance
-from treenet.extras.serving.messages import Question
+from treenet.extras.serving.messages import Question, Served
 from treenet.extras.serving.replica_protocol import NoAnswer, ReplicaLost
 from treenet.extras.serving.settings import ServeSettings, read_token
 from treeproc.common.errors import UserError
@@ -23,15 +23,15 @@ from treeproc.common.errors import UserError
 pytestmark = pytest.mark.slow
 
 TOKEN = "a-token-of-many-characters"
+TRANSLATOR = Served("model averaged", beam_size=3)
+CLASSIFIER = Served("model averaged", "classification", has_phrases=True)
 
 
 class Replicas:
     """Replicas that fail as they are told, and otherwise repeat what they were asked."""
 
-    name, beam_size = "model averaged", 3
-
-    def __init__(self, *failures: Exception):
-        self.failures, self.asked, self.alive = list(failures), [], 1
+    def __init__(self, *failures: Exception, served: Served = TRANSLATOR):
+        self.failures, self.asked, self.alive, self.served = list(failures), [], 1, served
 
     async def ask(self, question: Question) -> bytes:
         self.asked.append(question)
@@ -55,6 +55,33 @@ def test_a_request_reaches_the_replicas_with_its_defaults():
     assert answer.headers["content-type"] == "application/json" and answer.headers["cache-control"] == "no-store"
     client(replicas).post("/translate", json={"lines": ["a"], "num_best": 3, "attention": True})
     assert replicas.asked[-1] == Question(("a",), 3, True)
+
+
+def test_a_classifier_has_its_own_address_and_requests():
+    """A server answers the questions of its model alone. Limits and checks are those of translations."""
+    replicas = Replicas(served=CLASSIFIER)
+    app = client(replicas, line_words=3, request_lines=2, line_characters=40)
+    assert app.post("/classify", json={"lines": ["one", ""]}).status_code == 200
+    assert app.post("/classify", json={"lines": ["one"], "phrases": True}).status_code == 200
+    assert replicas.asked == [Question(("one", ""), 1, False), Question(("one",), 1, False, phrases=True)]
+    assert app.post("/translate", json={"lines": ["a"]}).status_code == 404
+    assert client(Replicas()).post("/classify", json={"lines": ["a"]}).status_code == 404
+    for body, place in (
+        ({"lines": ["a"], "num_best": 2}, "num_best"),
+        ({"lines": ["a"], "phrases": 1}, "phrases"),
+        ({"lines": ["a b c d"]}, "lines.0: must have at most 3 words"),
+        ({"lines": ["a" * 41]}, "lines.0"),
+        ({"lines": ["a"] * 3}, "lines"),
+        ({"lines": []}, "lines"),
+        ({}, "lines"),
+    ):
+        answer = app.post("/classify", json=body)
+        assert answer.status_code == 422 and answer.json()["error"].startswith(place), answer.text
+    without = client(Replicas(served=Served("model", "classification")))
+    assert without.post("/classify", json={"lines": ["a"], "phrases": True}).status_code == 422
+    api = app.get("/openapi.json").json()
+    assert sorted(api["paths"]) == ["/classify", "/healthz"] and "ClassAnswer" in api["components"]["schemas"]
+    assert sorted(client(Replicas()).get("/openapi.json").json()["paths"]) == ["/healthz", "/translate"]
 
 
 def test_a_request_has_constraints_for_each_line():
@@ -224,34 +251,40 @@ def spellings(path: bytes) -> Iterator[bytes]:
     yield from (b"/docs", b"/redoc", b"/docs/oauth2-redirect", b"/-/routes", path + b".html", path + "ｅ".encode())
 
 
-@pytest.mark.parametrize("path", [b"/translate", *PUBLIC], ids=bytes.decode)
+QUESTIONS = [(b"/translate", TRANSLATOR), (b"/classify", CLASSIFIER)]
+
+
+@pytest.mark.parametrize("path", [*(one for one, _ in QUESTIONS), *PUBLIC], ids=bytes.decode)
 def test_only_exact_public_pages_need_no_token(path):
     """The guard once compared the path, and a router matched it: `/translate%0A` was not guarded, but was routed."""
 
+    question, served = QUESTIONS[1] if path == b"/classify" else QUESTIONS[0]
+
     async def check() -> None:
-        replicas = Replicas()
+        replicas = Replicas(served=served)
         closed, body = build_entrance(ServeSettings(), replicas, TOKEN), b'{"lines": ["a"]}'
-        for given in {*spellings(path), b"/translate"} - set(PUBLIC):
+        for given in {*spellings(path), *(one for one, _ in QUESTIONS)} - set(PUBLIC):
             for method in ("POST", "GET"):
                 assert await request_of(closed, body, given, method) == 401, (method, given)
                 assert await request_of(closed, body, given, method, authorization=f"Bearer {TOKEN}x") == 401, (method, given)
-            if given != b"/translate":
+            if given != question:
                 assert await request_of(closed, body, given, authorization=f"Bearer {TOKEN}") == 404, given
         assert replicas.asked == []
 
     asyncio.run(check())
 
 
-def test_other_methods_need_the_token_too():
+@pytest.mark.parametrize(("question", "served"), QUESTIONS, ids=["translate", "classify"])
+def test_other_methods_need_the_token_too(question, served):
     methods = ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "get", "post", "HEAD ", "GET\n", "")
 
     async def check() -> None:
-        replicas = Replicas()
+        replicas = Replicas(served=served)
         app, body = build_entrance(ServeSettings(), replicas, TOKEN), b'{"lines": ["a"]}'
-        for path in (*PUBLIC, b"/translate"):
+        for path in (*PUBLIC, question):
             for method in methods:
                 assert await request_of(app, body, path, method) == 401, (method, path)
-                expected = 200 if (method, path) == ("POST", b"/translate") else 405
+                expected = 200 if (method, path) == ("POST", question) else 405
                 assert await request_of(app, body, path, method, authorization=f"Bearer {TOKEN}") == expected, (method, path)
         assert {await request_of(app, body, path, method) for path in PUBLIC for method in ("GET", "HEAD")} == {200}
         assert len(replicas.asked) == 1

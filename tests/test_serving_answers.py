@@ -8,7 +8,7 @@ from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 
 from treenet.api.run import load_run
 from treenet.extras.serving.messages import Answer, Question
-from treenet.extras.serving.sentences import SentenceTranslator
+from treenet.extras.serving.sentences import SentenceTranslator, load_reader
 from treenet.extras.serving.settings import ServeSettings
 from treenet.translation.line_translator import LineTranslator, TranslateSettings
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
@@ -24,7 +24,7 @@ def run(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def translator(run) -> SentenceTranslator:
-    return SentenceTranslator(ServeSettings(attention_numbers=1500), run)
+    return load_reader(ServeSettings(attention_numbers=1500), run)
 
 
 def read(answer: bytes | str) -> dict:
@@ -91,7 +91,7 @@ def test_constraints_of_a_line_are_those_of_translate_beside_lines_without(trans
 
 
 def test_a_search_that_makes_no_phrases_appear_says_so(run):
-    sampler = SentenceTranslator(ServeSettings(decoding={"method": "sampling"}), run)
+    sampler = load_reader(ServeSettings(decoding={"method": "sampling"}), run)
     columns = {"must_appear": ("do", ""), "prefix": ("", "bi")}
     first, second = read(sampler.answer([Question(("ba be", "ba be"), 1, False, columns)])[0])["lines"]
     assert "must_appear needs decoding.method = beam" in first["error"] and not first["hypotheses"]
@@ -99,7 +99,7 @@ def test_a_search_that_makes_no_phrases_appear_says_so(run):
 
 
 def test_samples_of_a_request_do_not_depend_on_the_requests_beside_it(run):
-    sampler = SentenceTranslator(ServeSettings(decoding={"method": "sampling"}), run)
+    sampler = load_reader(ServeSettings(decoding={"method": "sampling"}), run)
     questions = [
         Question(("ba be bi", "do du"), 3, False),
         Question(("ba be bi",), 3, False),
@@ -138,7 +138,7 @@ def test_attention_has_a_limit_and_says_so(translator):
 
 def test_a_model_without_weights_says_so(tmp_path):
     folder = write_run(tmp_path / "run", write_vocabulary(tmp_path / "data"), name="convs2s")
-    [line] = read(SentenceTranslator(ServeSettings(), folder).answer([Question(("ba be",), 1, True)])[0])["lines"]
+    [line] = read(load_reader(ServeSettings(), folder).answer([Question(("ba be",), 1, True)])[0])["lines"]
     assert line["attention"] is None and "no attention weights" in line["warnings"][0] and line["translation"]
 
 

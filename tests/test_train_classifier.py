@@ -147,10 +147,11 @@ def test_scores_of_other_weights_are_made_anew_and_in_comparisons_refused_until_
     warn_of_stale_results(run)
     message = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     assert [line.partition("scores.json, ")[2].partition(" is stale: ")[0] for line in message] == list(before)
-    command = f"python workflows/train.py --config {run}/config.yaml --out {run}"
-    assert all(line.endswith(f"; to renew it: {command}") for line in message)
+    command = f"python workflows/evaluate.py --out {run} split="
+    asked = ["valid", "valid checkpoint=last", "test", "test checkpoint=last"]
+    assert all(line.endswith(f"; to renew it: {command}{one}") for line, one in zip(message, asked, strict=True))
     with pytest.raises(
-        UserError, match=rf"scores of valid are stale: the run has changed since then \(weights .*; to renew it: {command}$"
+        UserError, match=rf"scores of valid are stale: the run has changed since then \(weights .*; to renew it: {command}valid$"
     ):
         read_fresh_scores(SCORED, run, "")
     after = score_run(run)

@@ -11,7 +11,7 @@ from treeproc import __version__
 if TYPE_CHECKING:
     from treenet.api.attention import TreeAttention
     from treenet.api.encoder import TreeEncoder, TreeStates
-    from treenet.api.run import Run, load_run
+    from treenet.api.run import ClassifierRun, Run, load_run
     from treenet.api.shards import Shards, read_shards
     from treenet.config import ModelConfig, TreeAttentionConfig
     from treenet.data.batch import collate
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from treeproc.common.errors import UserError
 
 _PLACES = {
+    "ClassifierRun": "treenet.api.run",
     "ModelConfig": "treenet.config",
     "Run": "treenet.api.run",
     "Shards": "treenet.api.shards",
@@ -35,6 +36,7 @@ _PLACES = {
 }
 
 __all__ = [
+    "ClassifierRun",
     "ModelConfig",
     "Run",
     "Shards",

@@ -1,13 +1,13 @@
-"""`load_run`: a trained translation model that translates, scores and shows where it looked.
+"""`load_run`: a trained model that translates, scores and shows where it looked, or a classifier that classifies.
 
 Shapes: A decoder layers, H heads, T target positions, L leaves, N nodes, S = L + N positions.
 """
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -15,10 +15,19 @@ from treenet.analysis.attention_stats import attend_examples, read_labels, trans
 from treenet.api.checks import given_path
 from treenet.api.sentence_attention import SentenceWeights, name_positions
 from treenet.config import DecodingConfig
+from treenet.evaluation.line_classifier import (
+    ROOTLESS,
+    Classes,
+    check_phrases,
+    classify_rows,
+    describe_classes,
+    describe_phrases,
+    why_not,
+)
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.chosen_checkpoint import checkpoint_names
-from treenet.runs.loading import LoadedRun
+from treenet.runs.loading import LoadedClassifier, LoadedModel, LoadedRun, load_classifier, task_of
 from treenet.runs.loading import load_run as load_folder
 from treenet.runs.mirror import read_run
 from treenet.structure.base import refusing_device
@@ -50,14 +59,35 @@ class Translation:
     piece_log_probs: tuple[float, ...] = ()  # where a translation was given: of its pieces, and of the end
 
 
-class Run:
-    """A translation model in evaluation mode, with the vocabulary and the parser of its data set.
+@dataclass(frozen=True)
+class PhraseClasses:
+    """The classes of a phrase of a line: its pieces [start, end), its text, and probabilities by the name of the class."""
+
+    text: str
+    start: int
+    end: int
+    label: str
+    probabilities: dict[str, float] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class LineClasses:
+    """The most probable class of a line, its probability, all probabilities by name, and the phrases if they were asked for."""
+
+    label: str
+    probability: float
+    probabilities: dict[str, float] = field(repr=False)
+    phrases: tuple[PhraseClasses, ...] = ()
+
+
+class _LineReader:
+    """A model in evaluation mode, with the vocabulary and the parser of its data set.
 
     Lines are plain text, one sentence each. They are parsed as the data set was, or come with `trees` in Penn Treebank brackets,
-    one a line. A line that cannot be read is warned about and has no translation; the others go on.
+    one a line. A line that cannot be read is warned about and has no result; the others go on.
     """
 
-    def __init__(self, loaded: LoadedRun, max_leaves: int = 1000):
+    def __init__(self, loaded: LoadedModel, max_leaves: int = 1000):
         self.loaded, self.model, self.config = loaded, loaded.model, loaded.config
         self._max_leaves = as_integer("max_leaves", max_leaves, least=1)
         self._sources: dict[bool, LineSource] = {}
@@ -65,13 +95,67 @@ class Run:
     def __repr__(self) -> str:
         size = sum(parameter.numel() for parameter in self.model.parameters())
         name, weights = self.config.model.name, self.loaded.checkpoint
-        return f"Run({name}, weights {weights!r}, {size:,} parameters, device={str(self._device)!r})"
+        return f"{type(self).__name__}({name}, weights {weights!r}, {size:,} parameters, device={str(self._device)!r})"
 
-    def to(self, device: torch.device | str | int) -> "Run":
+    def to(self, device: torch.device | str | int) -> Self:
         """Move the model to `device`, and return the run. Raises UserError if this machine has no such device."""
         with refusing_device(device):
             self.model.to(device)
         return self
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def _encode(
+        self,
+        lines: Sequence[str],
+        trees: Sequence[str] | None,
+        targets: Sequence[str] | None = None,
+        *,
+        caller: int | None = 5,
+        **constraints: Sequence[str],
+    ) -> list[EncodedLine]:
+        """Return the lines as the model reads them. Warn at the `caller`, so many calls up, about each line that it does not."""
+        columns = {"text": lines, "trees": trees, "target": targets, **constraints}
+        given: dict[str, list[str]] = {}
+        for column, values in columns.items():
+            if values is not None or column == "text":
+                name = _ARGUMENTS.get(column, column)
+                given[column] = as_list(name, values, "strings, one a line")
+                for number, value in enumerate(given[column]):
+                    check_string(f"{name}[{number}]", value)
+                if len(given[column]) != len(given["text"]):
+                    raise UserError(f"{name} must be one a line, {len(given['text'])}, but are {len(given[column])}")
+        raw = [RawLine(**{column: values[i].encode() for column, values in given.items()}) for i in range(len(given["text"]))]
+        encoded = self._source(trees is not None).encode(raw)
+        for number, line in enumerate(encoded, start=1):
+            empty = "" if line.row is None or len(line.row["leaves"]["piece"]) else "is empty, so the model does not read it"
+            if caller is not None and (line.problem or line.note or empty):
+                warnings.warn(f"line {number}: {line.problem or line.note or empty}", stacklevel=caller)
+        return encoded
+
+    def _source(self, given_trees: bool) -> LineSource:
+        """Return the parser and the vocabulary, loaded once."""
+        if given_trees not in self._sources:
+            source = build_line_source(RawLineEncoder, self.loaded, given_trees=given_trees, max_pieces=self._max_leaves)
+            self._sources[given_trees] = source
+        return self._sources[given_trees]
+
+    def _compute(self, compute: Callable[[list[dict]], Iterable[Found]], encoded: Sequence[EncodedLine]) -> list[Found | None]:
+        """Apply `compute` to the rows that there are, and put the results at the places of their lines."""
+        found = iter(compute([line.row for line in encoded if line.row is not None]))
+        return [next(found) if line.row is not None else None for line in encoded]
+
+
+class Run(_LineReader):
+    """A translation model in evaluation mode, with the vocabulary and the parser of its data set.
+
+    Lines are plain text, one sentence each. They are parsed as the data set was, or come with `trees` in Penn Treebank brackets,
+    one a line. A line that cannot be read is warned about and has no translation; the others go on.
+    """
+
+    loaded: LoadedRun
 
     @from_python()
     def translate(
@@ -175,50 +259,6 @@ class Run:
         pieces = [processor.id_to_piece(int(piece)) for piece in found.example["tgt_pieces"]]
         return SentenceWeights(found.weights, [*pieces, "</s>"], name_positions(found, processor, labels))
 
-    @property
-    def _device(self) -> torch.device:
-        return next(self.model.parameters()).device
-
-    def _encode(
-        self,
-        lines: Sequence[str],
-        trees: Sequence[str] | None,
-        targets: Sequence[str] | None = None,
-        *,
-        caller: int | None = 5,
-        **constraints: Sequence[str],
-    ) -> list[EncodedLine]:
-        """Return the lines as the model reads them. Warn at the `caller`, so many calls up, about each line that it does not."""
-        columns = {"text": lines, "trees": trees, "target": targets, **constraints}
-        given: dict[str, list[str]] = {}
-        for column, values in columns.items():
-            if values is not None or column == "text":
-                name = _ARGUMENTS.get(column, column)
-                given[column] = as_list(name, values, "strings, one a line")
-                for number, value in enumerate(given[column]):
-                    check_string(f"{name}[{number}]", value)
-                if len(given[column]) != len(given["text"]):
-                    raise UserError(f"{name} must be one a line, {len(given['text'])}, but are {len(given[column])}")
-        raw = [RawLine(**{column: values[i].encode() for column, values in given.items()}) for i in range(len(given["text"]))]
-        encoded = self._source(trees is not None).encode(raw)
-        for number, line in enumerate(encoded, start=1):
-            empty = "" if line.row is None or len(line.row["leaves"]["piece"]) else "is empty, so the model does not read it"
-            if caller is not None and (line.problem or line.note or empty):
-                warnings.warn(f"line {number}: {line.problem or line.note or empty}", stacklevel=caller)
-        return encoded
-
-    def _source(self, given_trees: bool) -> LineSource:
-        """Return the parser and the vocabulary, loaded once."""
-        if given_trees not in self._sources:
-            source = build_line_source(RawLineEncoder, self.loaded, given_trees=given_trees, max_pieces=self._max_leaves)
-            self._sources[given_trees] = source
-        return self._sources[given_trees]
-
-    def _compute(self, compute: Callable[[list[dict]], Iterable[Found]], encoded: Sequence[EncodedLine]) -> list[Found | None]:
-        """Apply `compute` to the rows that there are, and put the results at the places of their lines."""
-        found = iter(compute([line.row for line in encoded if line.row is not None]))
-        return [next(found) if line.row is not None else None for line in encoded]
-
     def _translation(self, found: Hypothesis, text: str | None = None) -> Translation:
         processor = self.loaded.processor
         return Translation(
@@ -230,6 +270,47 @@ class Run:
         )
 
 
+class ClassifierRun(_LineReader):
+    """A classifier in evaluation mode, with the vocabulary, the parser and the classes of its data set. Lines are as in `Run`."""
+
+    loaded: LoadedClassifier
+
+    @property
+    def classes(self) -> list[str]:
+        """Return the names of the classes, in the order of their numbers."""
+        return list(self.loaded.classes)
+
+    @from_python()
+    def classify(
+        self, lines: Sequence[str], trees: Sequence[str] | None = None, *, phrases: bool = False
+    ) -> list[LineClasses | None]:
+        """Return the classes of every line; None of a line that could not be read or is empty.
+
+        With `phrases`, also those of the phrases in it. Raises UserError if the model has not learned them.
+        """
+        if phrases:
+            check_phrases(self.loaded)
+        encoded = self._encode(lines, trees, caller=4)
+        for number, line in enumerate(encoded, start=1):
+            if line.row is not None and why_not(self.loaded, line.row) == ROOTLESS:
+                warnings.warn(f"line {number}: {ROOTLESS}", stacklevel=3)
+        rows = [line.row for line in encoded if line.row is not None and not why_not(self.loaded, line.row)]
+        found, source = classify_rows(self.loaded, rows, phrases=phrases), self._source(trees is not None)
+        return [
+            self._named(next(found), line.row, source) if line.row is not None and not why_not(self.loaded, line.row) else None
+            for line in encoded
+        ]
+
+    def _named(self, found: Classes, row: dict, source: LineSource) -> LineClasses:
+        names = self.loaded.classes
+        parts = describe_phrases(names, found, row, source)
+        return LineClasses(
+            **describe_classes(names, found),
+            probability=found.probabilities[found.best],
+            phrases=tuple(PhraseClasses(**part) for part in parts),
+        )
+
+
 @from_python()
 def load_run(
     path: AnyPath | str,
@@ -237,11 +318,11 @@ def load_run(
     checkpoint: str | int | PathLike = AVERAGED,
     device: torch.device | str | int = "cpu",
     max_leaves: int = 1000,
-) -> Run:
-    """Load the translation model of a run folder, which may lie in an object store.
+) -> Run | ClassifierRun:
+    """Load the translation model or the classifier of a run folder, which may lie in an object store.
 
-    `checkpoint` is "averaged", the number of a step, or a folder. Lines of more than `max_leaves` pieces are not translated.
-    Raises UserError when there is no such run, checkpoint or device, or when it belongs to no translation model.
+    `checkpoint` is "averaged", the number of a step, or a folder. Lines of more than `max_leaves` pieces are not read.
+    Raises UserError when there is no such run, checkpoint or device, or when it belongs to another kind of model.
     """
     if isinstance(checkpoint, bool) or not isinstance(checkpoint, str | int | PathLike):
         raise UserError(f"checkpoint must be 'averaged', the number of a step or a folder, but is {quoted(checkpoint)}")
@@ -249,4 +330,7 @@ def load_run(
     with refusing_device(device):
         torch.empty(0, device=device)
     with read_run(given_path("path", path), *checkpoint_names(str(checkpoint))) as folder:
-        return Run(load_folder(folder, checkpoint=str(checkpoint), device=torch.device(device)), max_leaves)
+        which = {"checkpoint": str(checkpoint), "device": torch.device(device)}
+        if task_of(folder) == "classification":
+            return ClassifierRun(load_classifier(folder, **which), max_leaves)
+        return Run(load_folder(folder, **which), max_leaves)

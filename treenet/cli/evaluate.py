@@ -1,15 +1,19 @@
-"""Translate a split with a trained model and score it with sacrebleu: BLEU, tokenised and compound-split BLEU, chrF and TER.
+"""Score a trained model on a split: BLEU, chrF, TER and others of its translations, or the classes that it predicts.
 
     python workflows/evaluate.py --out RUN target_language=de
     python workflows/evaluate.py --out RUN split=valid checkpoint=20000 decoding.beam_size=10
     python workflows/evaluate.py --compare RUN_A RUN_B compare.num=5
     python workflows/evaluate.py hypotheses=FILE references=FILE target_language=de
     python workflows/evaluate.py --out RUN more_references=[FILE2,FILE3]
+    python workflows/evaluate.py --out CLASSIFIER_RUN data=NEW_DATA split=news
     python workflows/evaluate.py --out RUN bertscore.model=ENCODER bertscore.layer=17 comet.model=COMET_MODEL
 
 RUN is the folder of a training run. The command writes RUN/translations.<split>.txt: one line per example, in the order of the
 input. It adds the scores to RUN/scores.json, also by length and depth of the source. Baselines and controls have other names, for
 example translations.test.untrained.txt.
+
+For a classifier, it writes RUN/predictions.<split>.tsv, and prints accuracy, macro F1, their intervals and the confusion matrix.
+New test sets are data sets made with vocab_from.
 
 Every result records its weights, data, decoding and software. --compare refuses a result that is stale: the run was trained
 further, averaged again, or decoded with other settings.
@@ -30,7 +34,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from treenet.cli.shipped import find_config
+from treenet.config import TrainConfig
 from treenet.evaluation.buckets import format_buckets
+from treenet.evaluation.classify import ClassifySettings, classify_run, describe_classes
+from treenet.evaluation.classify import format_scores as format_predictions
 from treenet.evaluation.comparison import format_comparison
 from treenet.evaluation.evaluate import compare_results, evaluate_run, format_scores, format_signatures, score_file
 from treenet.evaluation.evaluate_settings import EvaluateSettings, GivenLines
@@ -38,7 +45,10 @@ from treenet.evaluation.tag_scores import format_tags
 from treenet.loggers.feed import log_scores
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results, read_run
+from treenet.runs.result_provenance import LAST
 from treenet.runs.run_results import System, read_scores, read_system, result_in_run, translations_path
+from treenet.tasks.prediction import PredictionTask
+from treenet.tasks.registry import build_task
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.folder_kinds import COMPARISON, claim_folder
 from treeproc.common.settings import UserError, build_arg_parser, load_settings
@@ -111,7 +121,32 @@ def main(argv: Sequence[str]) -> None:
         return print_scores(name, scores, args.out)
     if args.out is None:
         raise UserError("give --out RUN, the folder of a training run")
-    with open_results(args.out, *() if settings.untrained else checkpoint_names(settings.checkpoint)) as run:
-        name, scores = evaluate_run(run, settings, given.more)
+    names = ("checkpoints/*",) if settings.checkpoint == LAST else checkpoint_names(settings.checkpoint)
+    with open_results(args.out, *() if settings.untrained else names) as run:
+        if task := prediction_task(run):
+            name, scores = classify_run(run, for_prediction(settings, task))
+        else:
+            name, scores = evaluate_run(run, settings, given.more)
         log_scores(run)
-    print_scores(name, scores, args.out)
+    if task is None:
+        return print_scores(name, scores, args.out)
+    print(format_predictions({name: scores}, task))
+    if said := describe_classes(scores):
+        print(said)
+    print(args.out / f"predictions.{name}.tsv")
+
+
+def prediction_task(run: Path) -> PredictionTask | None:
+    """Return the task of a run that predicts classes or scores; None for any other folder."""
+    path = run / "config.yaml"
+    task = build_task(load_settings(TrainConfig, path)) if path.is_file() else None
+    return task if isinstance(task, PredictionTask) else None
+
+
+def for_prediction(settings: EvaluateSettings, task: PredictionTask) -> ClassifySettings:
+    """Return the settings for a run without translations. Raises UserError for those that only translations have."""
+    chosen = settings.model_fields_set
+    if other := sorted(chosen - ClassifySettings.model_fields.keys()):
+        known = ", ".join(ClassifySettings.model_fields)
+        raise UserError(f"{', '.join(other)}: is for translations; leave it out, as a run of {task.config.task} takes {known}")
+    return ClassifySettings(**{name: getattr(settings, name) for name in chosen})

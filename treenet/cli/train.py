@@ -56,7 +56,7 @@ def main(argv: Sequence[str], sample: str | None = "sample", **defaults: Any) ->
             print(format_scores(score_run(run, use_gpu=config.use_gpu), task))
             log_scores(run)
             warn_of_stale_results(run, args.out)
-        return
-    warn_of_stale_results(args.out)
+    else:
+        warn_of_stale_results(args.out)
     for what, script, arguments in task.next_commands():
         print(as_called(f"  {what}: python workflows/{script} --out {args.out}{arguments}"))

@@ -1,6 +1,6 @@
 """Predictions of a trained model for a split of an encoded data set, and their scores."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -25,12 +25,13 @@ from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.provenance import software
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError
-from treeproc.common.storage import DataPath
+from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.hashes import check_hashes
-from treeproc.shards.store import read_index
+from treeproc.shards.store import class_names, read_index
 
 _BATCH_TOKENS = 8192
 PEAK = "peak"
+_MOST_PRINTED = 20  # classes of a confusion matrix on a terminal
 
 
 class ClassifySettings(Settings):
@@ -83,6 +84,7 @@ def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str],
         raise UserError(f"{folder} is a run of {config.task}; score it with workflows/{task.scorer}")
     index, facts = read_index(data / "encoded"), read_facts(folder, needed=("vocab_fingerprint", "data_fingerprint"))
     task.check(index)
+    _check_classes(data, index, config.data, facts)
     if index["vocab_fingerprint"] != facts["vocab_fingerprint"]:
         raise UserError(
             f"{data}: the vocabulary must be {facts['vocab_fingerprint']}, which {folder} was trained on, but is "
@@ -97,6 +99,7 @@ def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str],
     meta = read_json(checkpoint / META)
     scores = {
         **found,
+        **({"classes": class_names(index)} if "confusion" in found else {}),
         "num_examples": len(source),
         "split": settings.split,
         "checkpoint": checkpoint.name,
@@ -108,6 +111,19 @@ def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str],
         "software": software(),
     }
     return name, lines, scores
+
+
+def _check_classes(data: AnyPath, index: Mapping, own: AnyPath, facts: Mapping) -> None:
+    """Raise UserError if a data set has other classes than the one `own` that the model learned."""
+    known, found = facts.get("num_classes"), index.get("num_classes")
+    if known is not None and known != found:
+        raise UserError(f"{data} has {found} classes, but the model learned {known}; make it with vocab_from={own}")
+    names = read_index(own / "encoded").get("classes") if (own / "encoded" / "index.json").exists() else None
+    if names and index.get("classes") not in (None, names):
+        raise UserError(
+            f"{data} has the classes {', '.join(index['classes'])}, but the model learned {', '.join(names)}; make it with "
+            f"vocab_from={own}"
+        )
 
 
 def score_run(folder: Path, *, use_gpu: bool = False) -> dict[str, dict]:
@@ -146,6 +162,24 @@ def predict(model: nn.Module, source: LabelledSource | PairSource) -> Iterator[t
         with scoring(model):
             output = model(batch)
         yield batch, output
+
+
+def describe_classes(scores: Mapping) -> str:
+    """Return the intervals of a classifier's scores, and the confusion matrix as a table, where a result has them."""
+    lines = []
+    for name in ("accuracy", "macro_f1"):
+        if interval := scores.get(f"{name}_interval"):
+            low, high = (f"{100 * end:.2f}" for end in interval)
+            lines.append(f"{name} {100 * scores[name]:.2f}, 95 % interval for other examples {low} to {high}")
+    if (matrix := scores.get("confusion")) and len(matrix) <= _MOST_PRINTED:
+        names = scores["classes"]
+        width = max(len("class"), *map(len, names))
+        columns = [max(len(name), len(str(max(counts)))) for name, counts in zip(names, zip(*matrix, strict=True), strict=True)]
+        lines.append("examples by class (row) and predicted class (column)")
+        for head, cells in (("class", names), *zip(names, matrix, strict=True)):
+            row = "  ".join(f"{cell!s:>{size}}" for cell, size in zip(cells, columns, strict=True))
+            lines.append(f"{head:{width}}  {row}")
+    return "\n".join(lines)
 
 
 def format_scores(everything: dict[str, dict], task: PredictionTask) -> str:

@@ -47,11 +47,10 @@ class ClassifyLinesSettings(LineSettings):
 
 @dataclass(frozen=True)
 class Phrase:
-    """A phrase of a line: its leaves [start, end), its text, and the probabilities of its classes [C]."""
+    """A phrase of a line: its leaves [start, end), and the probabilities of its classes [C]."""
 
     start: int
     end: int
-    text: str
     probabilities: list[float]
 
 
@@ -121,9 +120,8 @@ def _phrases(run: LoadedClassifier, row: dict, positions: np.ndarray, span: np.n
     """Yield the phrases of a row once each, in pre-order, from the probabilities [P, C] of its positions.
 
     `span` has those of arcs. Positions of trees are `width` leaves, then the nodes. A word of several pieces has the classes of
-    its own node if these were learned, else the mean of its pieces.
+    the node over its pieces if that node learned them, else the mean over its pieces.
     """
-    pieces = row["leaves"]["piece"].tolist()
     if span is not None:
         found = {(start, end): positions[place] for place, (start, end) in enumerate(span.tolist()) if end > start}
     else:
@@ -138,8 +136,7 @@ def _phrases(run: LoadedClassifier, row: dict, positions: np.ndarray, span: np.n
             elif run.config.classifier.split_words == "pieces":  # the node over the pieces learned no class
                 found[start, start + count] = positions[start : start + count].mean(0)
     for start, end in sorted(found, key=lambda place: (place[0], -place[1])):
-        text = run.processor.decode(pieces[start:end])
-        yield Phrase(start, end, text, _rounded(found[start, end]))
+        yield Phrase(start, end, _rounded(found[start, end]))
 
 
 class LineClassifier:
@@ -192,7 +189,7 @@ class LineClassifier:
     def _json(self, number: int, line: EncodedLine, found: Classes | None, problem: str) -> str:
         record: dict = {"line": number, "source": line.source, **describe_classes(self._run.classes, found)}
         if self._settings.phrases:
-            record["phrases"] = describe_phrases(self._run.classes, found)
+            record["phrases"] = describe_phrases(self._run.classes, found, line.row, self._encoder)
         return json.dumps(record | ({"error": problem} if problem else {}), ensure_ascii=False) + "\n"
 
 
@@ -203,11 +200,12 @@ def describe_classes(names: Sequence[str], found: Classes | None) -> dict:
     return {"label": names[found.best], "probabilities": dict(zip(names, found.probabilities, strict=True))}
 
 
-def describe_phrases(names: Sequence[str], found: Classes | None) -> list[dict]:
-    """Return the phrases of a line for JSON."""
+def describe_phrases(names: Sequence[str], found: Classes | None, row: dict | None, source: LineSource) -> list[dict]:
+    """Return the phrases of a line for JSON. `source` made its row."""
     out = []
     for one in found.phrases if found else ():
         best = int(np.argmax(one.probabilities))
         known = dict(zip(names, one.probabilities, strict=True))
-        out.append({"text": one.text, "start": one.start, "end": one.end, "label": names[best], "probabilities": known})
+        text = source.text_of(row["leaves"]["piece"][one.start : one.end])
+        out.append({"text": text, "start": one.start, "end": one.end, "label": names[best], "probabilities": known})
     return out

@@ -52,9 +52,8 @@ class LoadedRun(LoadedModel):
 
 @dataclass(frozen=True)
 class LoadedClassifier(LoadedModel):
-    """A classifier with its vocabulary, and the names of its classes in the order of their numbers."""
+    """A classifier with the names of its classes, in the order of their numbers."""
 
-    processor: SentencePieceProcessor
     classes: list[str]
 
 
@@ -74,10 +73,10 @@ def load_run(
 def load_classifier(
     run: Path, *, checkpoint: str = AVERAGED, data: AnyPath | None = None, device: torch.device | str = "cpu"
 ) -> LoadedClassifier:
-    """Load the classifier of a run folder, and vocabulary and classes of its data set; see `load_model`."""
+    """Load the classifier of a run folder, and the classes of its data set; see `load_model`."""
     loaded = load_model(run, task="classification", checkpoint=checkpoint, data=data, device=device)
     classes = class_names(read_index(loaded.data / "encoded"))
-    return LoadedClassifier(**vars(loaded), processor=load_processor(loaded.data), classes=classes)
+    return LoadedClassifier(**vars(loaded), classes=classes)
 
 
 def load_model(
@@ -136,6 +135,12 @@ def load_model(
         own_data=index["fingerprint"] == facts["data_fingerprint"],
         weights_sha256=recorded_sha256(folder) if folder else None,
     )
+
+
+def task_of(run: Path) -> str:
+    """Return the task of a run folder; empty if it has no settings. Raises UserError if these cannot be read."""
+    path = run / "config.yaml"
+    return load_settings(TrainConfig, path).task if path.is_file() else ""
 
 
 def data_of(run: Path, config: TrainConfig) -> AnyPath:

@@ -152,8 +152,6 @@ class RunState:
 
     def _command(self, script: str, entry: Mapping, asked: Mapping) -> str:
         out = f"--out {shlex.quote(self.name)}"
-        if script == "train.py":  # it scores the classifiers that it trains
-            return as_called(f"python workflows/{script} --config {shlex.quote(self.name + '/config.yaml')} {out}")
         split = {"split": entry["split"]} if "split" in entry and "treebank" not in asked else {}
         values = flatten(split | dict(asked)).items()
         options = [shlex.quote(f"{key}={_as_yaml(value)}") for key, value in values if (key, value) != ("checkpoint", AVERAGED)]

@@ -3,8 +3,12 @@
 Shapes: B batch, P positions, C classes.
 """
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,13 +22,17 @@ from treenet.tasks.losses import LossSums, label_smoothed_nll, r_drop_loss, take
 from treenet.tasks.prediction import PredictionTask
 from treeproc.common.settings import UserError
 
+_SAMPLES, _SEED = 1000, 12345  # of the bootstrap; the seed is sacrebleu's, as in comparisons
+_NORMAL = 1.959963984540054  # of a 95 % interval
+_MOST_SHOWN = 100  # classes of a confusion matrix in scores.json
+
 
 class Classification(PredictionTask):
     """Classifiers of examples, which may also learn the classes of phrases."""
 
     num_sums = 8
     score = "accuracy"
-    percentages = ("accuracy", "binary_accuracy", "phrase_accuracy")
+    percentages = ("accuracy", "macro_f1", "binary_accuracy", "phrase_accuracy")
     targets = "classes"
 
     @property
@@ -97,16 +105,18 @@ class Classification(PredictionTask):
     def count_right(self, batch: LabelledBatch, output: ClassLogits) -> Sequence[Tensor]:
         return count_right(batch, output, self.neutral_class)
 
-    def score_predictions(self, predictions: Iterable[tuple[LabelledBatch, ClassLogits]]) -> tuple[list[str], dict[str, float]]:
-        rows, counts = {}, 0
+    def score_predictions(self, predictions: Iterable[tuple[LabelledBatch, ClassLogits]]) -> tuple[list[str], dict[str, Any]]:
+        rows, counts, cells = {}, 0, Counter[tuple[int, int]]()
         for batch, output in predictions:
             counts = counts + torch.stack(self.count_right(batch, output)).double()
             probabilities = output.examples.softmax(-1)
             columns = (batch.example_ids, batch.labels, output.examples.argmax(-1), probabilities)
             for example, label, predicted, row in zip(*(column.tolist() for column in columns), strict=True):
+                cells[label, predicted] += 1
                 rows[example] = "\t".join([str(example), str(label), str(predicted), *(f"{p:.6f}" for p in row)]) + "\n"
         head = ["example_id", "label", "predicted", *(f"p{c}" for c in range(len(row)))]
-        return ["\t".join(head) + "\n", *(rows[example] for example in sorted(rows))], summarize_counts(counts.cpu())
+        scores = summarize_counts(counts.cpu()) | class_scores(cells, len(row))
+        return ["\t".join(head) + "\n", *(rows[example] for example in sorted(rows))], scores
 
     def sizes(self, index: Mapping) -> dict[str, int]:
         return super().sizes(index) | {"num_classes": index["num_classes"]}
@@ -120,6 +130,9 @@ class Classification(PredictionTask):
 
     def describe_best(self, line: Mapping[str, float]) -> str:
         return f"{line['accuracy']:.2%}"
+
+    def next_commands(self) -> list[tuple[str, str, str]]:
+        return [("classify text", "classify.py", " input=FILE output=FILE")]
 
 
 def count_right(batch: LabelledBatch, output: ClassLogits, neutral: int | None) -> list[Tensor]:
@@ -157,3 +170,40 @@ def summarize_counts(counts: Tensor) -> dict[str, float]:
     pairs = counts.view(3, 2).tolist()
     names = ("accuracy", "binary_accuracy", "phrase_accuracy")
     return {name: right / count for name, (count, right) in zip(names, pairs, strict=True) if count}
+
+
+def class_scores(cells: Mapping[tuple[int, int], int], num_classes: int) -> dict[str, Any]:
+    """Return macro F1, 95 % intervals for other examples, and the confusion matrix, from counts by (class, predicted class).
+
+    Macro F1 is the mean F1 of the classes that occur, as labels or predictions. The interval of the accuracy is Wilson's, that of
+    macro F1 has the percentiles of a bootstrap over examples. `confusion` has a row for each class, a column for each prediction.
+    """
+    label, predicted = np.array(list(cells)).T
+    counts = np.array(list(cells.values()))
+    total, right = int(counts.sum()), int(counts[label == predicted].sum())
+
+    def macro_f1(counts: np.ndarray) -> float:
+        there, foreseen = (np.bincount(side, counts, num_classes) for side in (label, predicted))
+        hits = np.bincount(label[label == predicted], counts[label == predicted], num_classes)
+        occurs = there + foreseen > 0
+        return float(np.mean(2 * hits[occurs] / (there + foreseen)[occurs]))
+
+    samples = np.random.default_rng(_SEED).multinomial(total, counts / total, _SAMPLES)  # examples drawn with replacement
+    scores: dict[str, Any] = {
+        "macro_f1": macro_f1(counts),
+        "accuracy_interval": list(wilson_interval(right, total)),
+        "macro_f1_interval": np.percentile([macro_f1(sample) for sample in samples], [2.5, 97.5]).tolist(),
+    }
+    if num_classes <= _MOST_SHOWN:
+        matrix = np.zeros((num_classes, num_classes), dtype=np.int64)
+        matrix[label, predicted] = counts
+        scores["confusion"] = matrix.tolist()
+    return scores
+
+
+def wilson_interval(right: int, total: int) -> tuple[float, float]:
+    """Return the 95 % interval of a share by Wilson (1927)."""
+    share, spread = right / total, _NORMAL**2 / total
+    half = _NORMAL * math.sqrt(share * (1 - share) / total + spread / (4 * total)) / (1 + spread)
+    centre = (share + spread / 2) / (1 + spread)
+    return max(0.0, centre - half), min(1.0, centre + half)

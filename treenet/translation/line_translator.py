@@ -49,6 +49,8 @@ class LineSource(Protocol):
 
     def draw(self, row: dict) -> str: ...
 
+    def text_of(self, pieces: Sequence[int]) -> str: ...
+
 
 # (number of the line, the line, its hypotheses) -> what is written.
 Writer = Callable[[int, EncodedLine, Sequence[Hypothesis]], str]

@@ -117,6 +117,10 @@ class LineEncoder:
             rows += [{name: pick(column, i) for name, column in encoded.items()} for i in range(len(batch))]
         return [row | {"tgt_pieces": np.zeros(0, dtype=np.int32)} for row in rows]
 
+    def decode(self, pieces: Sequence[int]) -> str:
+        """Return the text of pieces of the leaves' side."""
+        return self._encoder.subwords.decode([pieces])[0]
+
     def encode_targets(self, lines: Sequence[str]) -> list[np.ndarray]:
         """Return the pieces of lines on the side that models write."""
         flat, counts = self._encoder.encode_target_lines(pa.array(lines, pa.string()))

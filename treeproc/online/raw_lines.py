@@ -105,6 +105,10 @@ class RawLineEncoder:
         """Return whether rows have arcs between their words."""
         return self._encoder.gives_arcs
 
+    def text_of(self, pieces: Sequence[int]) -> str:
+        """Return the text of some pieces of a row, without outer blanks."""
+        return self._encoder.decode(pieces).strip()
+
     def draw(self, row: dict) -> str:
         """Return the tree of an encoded row as text, and its arcs if there are any."""
         return "\n".join(draw_row(row, self._vocab))

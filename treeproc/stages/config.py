@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from treeproc.common.setting_effects import Effect, unrecorded
-from treeproc.common.settings import Settings
+from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import DataPath
 from treeproc.parsers import ParserConfig
 from treeproc.readers import Format, FormatName, find_format
@@ -179,7 +179,10 @@ class PreprocessConfig(Settings):
             return self.labelled
         classes = (begun.get("labelled") or {}).get("classes")
         if classes is None and self.vocab_from is not None and self.new_pieces is None:
-            classes = class_names(read_index(self.vocab_from.absolute() / "encoded"))
+            index = read_index(self.vocab_from.absolute() / "encoded")
+            if "num_classes" not in index:
+                raise UserError(f"vocab_from: {self.vocab_from} has no classes; give a data set with classes")
+            classes = class_names(index)
         if classes is None and "train" in self.splits:
             classes = self.inputs().classes_of_train()
         return self.labelled.model_copy(update={"classes": classes})

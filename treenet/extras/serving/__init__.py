@@ -1,1 +1,1 @@
-"""A server of translations: sentences in; trees, translations, scores and attention out."""
+"""A server of a trained run: sentences in; trees and translations, or trees and classes out."""

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from treenet import report
 from treenet.extras.serving.guard import Guard, Page, Refused, Reply
-from treenet.extras.serving.interface import describe_interface
+from treenet.extras.serving.interface import QUESTIONS, describe_interface
 from treenet.extras.serving.messages import Health, Question, request_model
 from treenet.extras.serving.replica_protocol import NoAnswer, ReplicaLost, Serving
 from treenet.extras.serving.settings import ServeSettings
@@ -19,9 +19,9 @@ _HERE = Path(__file__).parent
 
 def build_entrance(settings: ServeSettings, serving: Serving, token: str | None) -> Guard:
     """Return the ASGI application."""
-    wanted = request_model(settings, serving.beam_size)
+    wanted = request_model(settings, serving.served)
 
-    async def translate(body: bytes) -> Reply:
+    async def answer(body: bytes) -> Reply:
         try:
             request = wanted.model_validate_json(body)
         except ValidationError as error:
@@ -37,7 +37,7 @@ def build_entrance(settings: ServeSettings, serving: Serving, token: str | None)
     async def health() -> Reply:
         running = await asyncio.to_thread(serving.running)
         status = "ok" if running else "starting"
-        found = Health(status=status, model=serving.name, replicas=running, waiting=guard.waiting)
+        found = Health(status=status, model=serving.served.name, replicas=running, waiting=guard.waiting)
         return Reply(200 if running else 503, found.model_dump_json().encode())
 
     pages = {
@@ -45,10 +45,10 @@ def build_entrance(settings: ServeSettings, serving: Serving, token: str | None)
         "/page.js": _page("text/javascript; charset=utf-8", _HERE / "page.js"),
         # Pictures of trees look as they do in reports.
         "/page.css": _page("text/css; charset=utf-8", Path(report.__file__).parent / "page.css", _HERE / "page.css"),
-        "/openapi.json": _fixed(Reply(200, json.dumps(describe_interface(wanted)).encode())),
+        "/openapi.json": _fixed(Reply(200, json.dumps(describe_interface(wanted, serving.served)).encode())),
         "/healthz": health,
     }
-    guard = Guard(settings, token, pages, {"/translate": translate})
+    guard = Guard(settings, token, pages, {QUESTIONS[serving.served.task][0]: answer})
     return guard
 
 

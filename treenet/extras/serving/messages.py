@@ -10,6 +10,16 @@ from treenet.translation.line_constraints import constraint_columns
 
 
 @dataclass(frozen=True)
+class Served:
+    """The model that replicas serve, and what a request may ask of it."""
+
+    name: str
+    task: str = "translation"
+    beam_size: int = 1  # most translations of a line
+    has_phrases: bool = False  # a classifier that knows classes of phrases
+
+
+@dataclass(frozen=True)
 class Question:
     """A request that was checked."""
 
@@ -17,6 +27,7 @@ class Question:
     num_best: int
     attention: bool
     constraints: dict[str, tuple[str, ...]] = field(default_factory=dict)  # in the form of the lines of files, one a line
+    phrases: bool = False  # of a classifier: whether the answer has the classes of phrases
 
 
 class Hypothesis(BaseModel):
@@ -78,6 +89,33 @@ class Answer(BaseModel):
     lines: list[LineAnswer]
 
 
+class PhraseClass(BaseModel):
+    """The most probable class of a phrase."""
+
+    start: int = Field(description="first leaf")
+    end: int = Field(description="one past the last leaf")
+    label: str
+    probability: float
+
+
+class LineClassAnswer(BaseModel):
+    """The classes of one line."""
+
+    source: str
+    label: str | None = Field(description="the most probable class; null if there is none")
+    probabilities: dict[str, float] = Field(description="by the name of the class")
+    phrases: list[PhraseClass] = Field(description="the outer ones first")
+    tree: Tree | None = None
+    warnings: list[str] = []
+    error: str | None = Field(None, description="why the line has no class")
+
+
+class ClassAnswer(BaseModel):
+    """One answer a line, in the order of the request."""
+
+    lines: list[LineClassAnswer]
+
+
 class Health(BaseModel):
     """The state of the server."""
 
@@ -123,29 +161,48 @@ def _check_tabs(phrase: str) -> str:
     return phrase
 
 
-def request_model(settings: ServeSettings, beam_size: int) -> type[_Request]:
-    """Return the model of a request with the limits of `settings`. `beam_size` is the largest number of translations."""
+class _ClassRequest(BaseModel):
+    """Lines to classify."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    lines: list[str]
+
+    def question(self) -> Question:
+        return Question(tuple(self.lines), 1, False, phrases=getattr(self, "phrases", False))
+
+
+def request_model(settings: ServeSettings, served: Served) -> type[_Request | _ClassRequest]:
+    """Return the model of a request with the limits of `settings`, for the model that is served."""
+    if served.task == "classification":
+        wanted = (bool, Field(False, description="whether the answer has the classes of phrases"))
+        more: dict[str, Any] = {"phrases": wanted} if served.has_phrases else {}
+        return create_model("Request", __base__=_ClassRequest, __doc__=_ClassRequest.__doc__, lines=_lines(settings), **more)
+    text = Annotated[str, Field(max_length=settings.line_characters)]
+    phrases = Annotated[list[Annotated[text, AfterValidator(_check_tabs)]], Field(max_length=settings.line_phrases)]
+    return create_model(
+        "Request",
+        __base__=_Request,
+        __doc__=_Request.__doc__,
+        lines=_lines(settings),
+        num_best=(int, Field(1, ge=1, le=served.beam_size, description="translations a line, best first")),
+        attention=(bool, Field(False, description="whether the answer has attention weights")),
+        prefix=_constraint(text, "beginnings of the translations"),
+        must_appear=_constraint(phrases, "phrases that each translation must contain"),
+        must_not_appear=_constraint(phrases, "strings that each translation must not contain; a blank in front begins a word"),
+    )
+
+
+def _lines(settings: ServeSettings) -> tuple[Any, Any]:
+    """Return the type of the lines of a request, with their limits, and its field."""
 
     def check_words(line: str) -> str:
         if (words := len(line.split())) > settings.line_words:
             raise ValueError(f"must have at most {settings.line_words:,} words, but has {words:,}")
         return line
 
-    text = Annotated[str, Field(max_length=settings.line_characters)]
-    phrases = Annotated[list[Annotated[text, AfterValidator(_check_tabs)]], Field(max_length=settings.line_phrases)]
     line = Annotated[str, Field(max_length=settings.line_characters), AfterValidator(check_words)]
-    lines = Field(min_length=1, max_length=settings.request_lines, description="sentences, one a line")
-    return create_model(
-        "Request",
-        __base__=_Request,
-        __doc__=_Request.__doc__,
-        lines=(list[line], lines),
-        num_best=(int, Field(1, ge=1, le=beam_size, description="translations a line, best first")),
-        attention=(bool, Field(False, description="whether the answer has attention weights")),
-        prefix=_constraint(text, "beginnings of the translations"),
-        must_appear=_constraint(phrases, "phrases that each translation must contain"),
-        must_not_appear=_constraint(phrases, "strings that each translation must not contain; a blank in front begins a word"),
-    )
+    return list[line], Field(min_length=1, max_length=settings.request_lines, description="sentences, one a line")
 
 
 def _constraint(of_line: Any, description: str) -> tuple[Any, Any]:

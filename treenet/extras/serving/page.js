@@ -139,7 +139,7 @@
     buttons[0]();
   };
 
-  const show = (line) => {
+  const showTranslation = (line) => {
     const section = make("section", answers, undefined, { class: "attention" });
     make("p", section, line.source, { class: "source", dir: "auto" });
     if (line.error) make("p", section, `No translation: ${line.error}`, { class: "bad" });
@@ -156,9 +156,45 @@
     }
   };
 
+  const percent = (share) => `${(100 * share).toFixed(1)} %`;
+
+  // The most probable classes, and the class of every phrase if the model knows them.
+  const showClasses = (line) => {
+    const section = make("section", answers, undefined, { class: "attention" });
+    make("p", section, line.source, { class: "source", dir: "auto" });
+    if (line.error) make("p", section, `No class: ${line.error}`, { class: "bad" });
+    else make("p", section, line.label, { class: "translation answer", dir: "auto" });
+    for (const warning of line.warnings) make("p", section, warning, { class: "bad" });
+    const order = Object.entries(line.probabilities).sort(([, a], [, b]) => b - a).slice(0, MOST);
+    const list = order.length ? make("ol", section, undefined, { class: "others classes" }) : null;
+    for (const [name, probability] of order) {
+      const item = make("li", list, name, { dir: "auto" });
+      make("span", item, `  ${percent(probability)}`, { class: "p" });
+    }
+    if (line.tree && line.tree.leaves.length) drawTree(line.tree, section);
+    const phrases = line.phrases.length ? make("ul", section, undefined, { class: "others phrases" }) : null;
+    for (const { start, end, label: name, probability } of line.phrases) {
+      const item = make("li", phrases, words(line.tree.leaves.slice(start, end).map((leaf) => leaf.piece)), { dir: "auto" });
+      make("span", item, `  ${name}, ${percent(probability)}`, { class: "p" });
+    }
+  };
+
+  // What the model does: the address of its questions, the words of the page, and what to send beside the lines.
+  const TRANSLATOR = { path: "/translate", verb: "Translate", doing: "Translating ...", show: showTranslation,
+    lead: "Type a sentence. The page shows its tree and its translation. Choose a word of the translation to see the words and phrases that it attends to." };
+  const CLASSIFIER = { path: "/classify", verb: "Classify", doing: "Classifying ...", show: showClasses,
+    lead: "Type a sentence. The page shows its classes and its tree." };
   const ready = fetch("/openapi.json").then((answer) => answer.json()).then((api) => {
-    const most = api.components.schemas.Request.properties.num_best.maximum;
+    const model = CLASSIFIER.path in api.paths ? CLASSIFIER : TRANSLATOR, fields = api.components.schemas.Request.properties;
+    send.textContent = model.verb;
+    find("model").textContent = model.lead;
+    find("address").textContent = `POST ${model.path}`;
+    find("num-best-field").hidden = !fields.num_best;
+    const most = fields.num_best ? fields.num_best.maximum : 0;
     for (let n = 1; n <= most; n++) make("option", find("num-best"), String(n), n === most ? { selected: "" } : {});
+    const more = () => (fields.num_best ? { num_best: Number(find("num-best").value), attention: true }
+      : fields.phrases ? { phrases: true } : {});
+    return { ...model, more };
   });
 
   form.addEventListener("submit", async (event) => {
@@ -166,18 +202,18 @@
     const lines = find("text").value.split("\n").filter((line) => line.trim());
     if (!lines.length) return say("Type a sentence first.", true);
     send.disabled = true;
-    say("Translating ...");
     answers.replaceChildren();
     try {
-      await ready; // the choice of how many translations is empty until then
+      const model = await ready;
+      say(model.doing);
       const headers = { "Content-Type": "application/json" };
       if (find("token").value) headers.Authorization = `Bearer ${find("token").value}`;
-      const body = JSON.stringify({ lines, num_best: Number(find("num-best").value), attention: true });
-      const answer = await fetch("/translate", { method: "POST", headers, body });
+      const body = JSON.stringify({ lines, ...model.more() });
+      const answer = await fetch(model.path, { method: "POST", headers, body });
       const found = await answer.json();
       if (answer.status === 401) find("token-field").hidden = false;
       if (!answer.ok) return say(found.error, true);
-      found.lines.forEach(show);
+      found.lines.forEach(model.show);
       say("");
     } catch (error) {
       say(`The server does not answer: ${error.message}`, true);

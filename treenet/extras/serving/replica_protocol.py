@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from treenet.extras.serving.messages import Question
+from treenet.extras.serving.messages import Question, Served
 
 
 class ReplicaLost(Exception):
@@ -16,8 +16,7 @@ class NoAnswer(Exception):
 class Serving(Protocol):
     """Replicas of one model."""
 
-    name: str  # of the model
-    beam_size: int
+    served: Served
 
     async def ask(self, question: Question) -> bytes:
         """Return the answer as JSON. Raises ReplicaLost or NoAnswer."""

@@ -15,9 +15,9 @@ from ray.serve.config import ProxyLocation
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.schema import LoggingConfig
 
-from treenet.extras.serving.messages import Question
+from treenet.extras.serving.messages import Question, Served
 from treenet.extras.serving.replica_protocol import NoAnswer, ReplicaLost, Serving
-from treenet.extras.serving.sentences import SentenceTranslator
+from treenet.extras.serving.sentences import SentenceReader, load_reader
 from treenet.extras.serving.settings import ServeSettings
 from treenet.runs.chosen_checkpoint import absolute_checkpoint
 from treeproc.common.errors import UserError, one_line
@@ -35,9 +35,10 @@ class _Replica:
 
     def __init__(self, settings: ServeSettings, run: AnyPath):
         torch.set_num_threads(1)  # a CPU each
-        self._translator, self._error = None, ""
+        self._reader: SentenceReader | None = None
+        self._error = ""
         try:
-            self._translator = SentenceTranslator(settings, run)
+            self._reader = load_reader(settings, run)
         except UserError as error:
             self._error = str(error)
         in_batches = serve.batch(
@@ -47,17 +48,17 @@ class _Replica:
         )
         self._answer_batch = in_batches(self._answer_all)
 
-    def describe(self) -> tuple[str, int, str]:
-        """Return (what translates, size of its beam, error): the error is empty, or all else."""
-        return (self._translator.name, self._translator.beam_size, "") if self._translator else ("", 0, self._error)
+    def describe(self) -> tuple[Served | None, str]:
+        """Return (the model, error): one of them is empty."""
+        return (self._reader.served if self._reader else None), self._error
 
     async def answer(self, question: Question) -> bytes | str:
-        """See `SentenceTranslator.answer`."""
+        """See `SentenceReader.answer`."""
         return await self._answer_batch(question)
 
     async def _answer_all(self, questions: list[Question]) -> list[bytes | str]:
         # In a thread of its own: meanwhile the next batch comes together.
-        return await asyncio.to_thread(self._translator.answer, questions)
+        return await asyncio.to_thread(self._reader.answer, questions)
 
 
 def _size(settings: ServeSettings, questions: list[Question]) -> int:
@@ -72,8 +73,8 @@ def _size(settings: ServeSettings, questions: list[Question]) -> int:
 class Replicas:
     """The replicas of an application of Ray Serve, as the entrance sees them."""
 
-    def __init__(self, handle: serve.handle.DeploymentHandle, application: str, name: str, beam_size: int):
-        self._handle, self._application, self.name, self.beam_size = handle, application, name, beam_size
+    def __init__(self, handle: serve.handle.DeploymentHandle, application: str, served: Served):
+        self._handle, self._application, self.served = handle, application, served
 
     async def ask(self, question: Question) -> bytes:
         """Return the answer as JSON. Raises ReplicaLost if the replica died meanwhile, NoAnswer if the model failed."""
@@ -127,7 +128,7 @@ def start_replicas(settings: ServeSettings, run: AnyPath) -> Iterator[Serving]:
             handle = serve.run(
                 deployment.bind(settings, run.absolute()), name=application, route_prefix=None, logging_config=_QUIET
             )
-            name, beam_size, error = handle.describe.remote().result()
+            served, error = handle.describe.remote().result()
         except (RuntimeError, ray.exceptions.RayError) as failure:
             with suppress(Exception):  # of Serve, which may not have started at all
                 serve.delete(application)
@@ -137,7 +138,7 @@ def start_replicas(settings: ServeSettings, run: AnyPath) -> Iterator[Serving]:
     try:
         if error:
             raise UserError(error)
-        yield Replicas(handle, application, name, beam_size)
+        yield Replicas(handle, application, served)
     finally:
         serve.delete(application)
 

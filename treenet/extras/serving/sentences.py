@@ -4,18 +4,35 @@ A batch is encoded once. Lines are searched together where their requests want a
 translate.py gives. Shapes: T target positions, S leaves and nodes.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import itemgetter
 
 import numpy as np
+from pydantic import BaseModel
 
 from treenet.analysis.attention_stats import attend_examples, read_labels
 from treenet.config import DecodingConfig
-from treenet.extras.serving.messages import Answer, Attention, Hypothesis, Leaf, LineAnswer, Node, Question, Tree
+from treenet.evaluation.line_classifier import Classes, classify_rows, describe_classes, why_not
+from treenet.extras.serving.messages import (
+    Answer,
+    Attention,
+    ClassAnswer,
+    Hypothesis,
+    Leaf,
+    LineAnswer,
+    LineClassAnswer,
+    Node,
+    PhraseClass,
+    Question,
+    Served,
+    Tree,
+)
 from treenet.extras.serving.settings import ServeSettings
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.runs.chosen_checkpoint import checkpoint_names
-from treenet.runs.loading import load_run
+from treenet.runs.loading import LoadedClassifier, LoadedRun, load_classifier, load_run, task_of
 from treenet.runs.mirror import read_run
 from treenet.runs.precision import choose_device
 from treenet.translation import hypotheses
@@ -26,6 +43,7 @@ from treeproc.common.errors import UserError
 from treeproc.common.messages import warn
 from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
+from treeproc.pretrained_pieces import load_pieces
 from treeproc.shards.vocabulary_files import read_names
 from treeproc.trees.spans import SpanTree, write_brackets
 
@@ -35,30 +53,20 @@ _NO_WEIGHTS = "this model has no Transformer decoder, so it has no attention wei
 Found = Sequence[hypotheses.Hypothesis]
 
 
-class SentenceTranslator:
+class SentenceReader(ABC):
     """Model, parser and vocabulary of a run, loaded once a process. Raises UserError when they cannot be loaded."""
 
-    def __init__(self, settings: ServeSettings, run: AnyPath):
-        self._settings, self._device = settings, choose_device(settings.use_gpu)
-        with read_run(run, *checkpoint_names(settings.checkpoint)) as folder:
-            self._run = load_run(folder, checkpoint=settings.checkpoint, device=self._device)
-        self._decoding = decoding_of(settings.decoding, self._run)
-        self._no_phrases = _why_no_phrases(self._decoding)
-        self._encoder = build_line_source(RawLineEncoder, self._run, given_trees=False, max_pieces=settings.max_leaves)
-        self._labels = read_labels(self._run.data)
-        self._tags = read_names(self._run.data / "encoded" / "vocab" / "pos_tags.txt")
-        self._has_weights = isinstance(getattr(self._run.model, "decoder", None), TransformerDecoder)
+    def __init__(self, settings: ServeSettings, run: LoadedRun | LoadedClassifier):
+        self._settings = settings
+        self._encoder = build_line_source(RawLineEncoder, run, given_trees=False, max_pieces=settings.max_leaves)
+        self._pieces, self._labels = load_pieces(run.data / "encoded" / "vocab"), read_labels(run.data)
+        self._tags = read_names(run.data / "encoded" / "vocab" / "pos_tags.txt")
+        self._name = f"{run.config.model.name} {run.checkpoint}"
 
     @property
-    def beam_size(self) -> int:
-        """Return the largest number of translations of a line."""
-        beam_size, most = self._decoding.beam_size, self._decoding.most_translations
-        return beam_size if most is None else min(beam_size, most)
-
-    @property
-    def name(self) -> str:
-        """Return the architecture and the checkpoint."""
-        return f"{self._run.config.model.name} {self._run.checkpoint}"
+    @abstractmethod
+    def served(self) -> Served:
+        """Return the model, and what a request may ask of it."""
 
     def answer(self, questions: Sequence[Question]) -> list[bytes | str]:
         """Return the answer to each question as JSON, or why there is none. What fails with a batch is tried again one by one."""
@@ -69,6 +77,52 @@ class SentenceTranslator:
                 warn(f"a request failed: {type(error).__name__}: {error}")
                 return [str(error) if isinstance(error, UserError) else "the request could not be answered"]
         return [self.answer([question])[0] for question in questions]
+
+    @abstractmethod
+    def _answer_all(self, questions: Sequence[Question]) -> Sequence[BaseModel]: ...
+
+    def _tree(self, row: dict) -> Tree:
+        leaves, nodes, spans = row["leaves"], row["nodes"], row["spans"]
+        pieces = self._pieces.names(leaves["piece"])
+        tags = [self._tags[tag] for tag in leaves["pos_tag"].tolist()]
+        tree = SpanTree([self._labels[i] for i in nodes["label"].tolist()], spans["start"].tolist(), spans["end"].tolist())
+        words, parents = leaves["word_index"].tolist(), nodes["parent"].tolist()
+        return Tree(
+            brackets=write_brackets(tree, pieces, tags),
+            leaves=[Leaf(piece=p, tag=t, word=w) for p, t, w in zip(pieces, tags, words, strict=True)],
+            nodes=[
+                Node(label=label, start=start, end=end, parent=parent)
+                for label, start, end, parent in zip(tree.labels, tree.starts, tree.ends, parents, strict=True)
+            ],
+        )
+
+    def _notes(self, line: EncodedLine) -> list[str]:
+        return [line.note] if line.note and not line.problem else []
+
+
+def load_reader(settings: ServeSettings, run: AnyPath) -> SentenceReader:
+    """Load the reader of a run, by its task. Raises UserError when it cannot be loaded, or is of another task."""
+    which: dict = {"checkpoint": settings.checkpoint, "device": choose_device(settings.use_gpu)}
+    with read_run(run, *checkpoint_names(settings.checkpoint)) as folder:
+        if task_of(folder) == "classification":
+            return SentenceClassifier(settings, load_classifier(folder, **which))
+        return SentenceTranslator(settings, load_run(folder, **which))
+
+
+class SentenceTranslator(SentenceReader):
+    """A translation model."""
+
+    def __init__(self, settings: ServeSettings, run: LoadedRun):
+        super().__init__(settings, run)
+        self._run, self._device = run, next(run.model.parameters()).device
+        self._decoding = decoding_of(settings.decoding, run)
+        self._no_phrases = _why_no_phrases(self._decoding)
+        self._has_weights = isinstance(getattr(run.model, "decoder", None), TransformerDecoder)
+
+    @property
+    def served(self) -> Served:
+        beam_size, most = self._decoding.beam_size, self._decoding.most_translations
+        return Served(self._name, beam_size=beam_size if most is None else min(beam_size, most))
 
     def _answer_all(self, questions: Sequence[Question]) -> list[Answer]:
         raw = [line for question in questions for line in _raw_lines(question)]
@@ -118,7 +172,7 @@ class SentenceTranslator:
             translation=written[0].text if written else "",
             hypotheses=written,
             tree=self._tree(line.row) if line.row is not None else None,
-            warnings=[line.note] if line.note and not line.problem else [],
+            warnings=self._notes(line),
             error=line.problem or None,
         )
 
@@ -128,21 +182,6 @@ class SentenceTranslator:
         text = detokenize(processor, found)
         return Hypothesis(text=text, score=rounded(found.score), log_prob=rounded(found.log_prob), pieces=pieces)
 
-    def _tree(self, row: dict) -> Tree:
-        leaves, nodes, spans = row["leaves"], row["nodes"], row["spans"]
-        pieces = [self._run.processor.id_to_piece(piece) for piece in leaves["piece"].tolist()]
-        tags = [self._tags[tag] for tag in leaves["pos_tag"].tolist()]
-        tree = SpanTree([self._labels[i] for i in nodes["label"].tolist()], spans["start"].tolist(), spans["end"].tolist())
-        words, parents = leaves["word_index"].tolist(), nodes["parent"].tolist()
-        return Tree(
-            brackets=write_brackets(tree, pieces, tags),
-            leaves=[Leaf(piece=p, tag=t, word=w) for p, t, w in zip(pieces, tags, words, strict=True)],
-            nodes=[
-                Node(label=label, start=start, end=end, parent=parent)
-                for label, start, end, parent in zip(tree.labels, tree.starts, tree.ends, parents, strict=True)
-            ],
-        )
-
     def _attention(self, row: dict, target: Sequence[int]) -> Attention:
         """Compute the attention line by line: weights of all layers and heads take memory."""
         pieces = np.array(target, dtype=np.int32)
@@ -150,6 +189,52 @@ class SentenceTranslator:
         weights = found.weights.mean((0, 1)).round(_DIGITS).tolist()  # [T, S]
         names = [self._run.processor.id_to_piece(piece) for piece in target]
         return Attention(targets=[*names, "</s>"], weights=[[round(one, _DIGITS) for one in line] for line in weights])
+
+
+class SentenceClassifier(SentenceReader):
+    """A classifier."""
+
+    def __init__(self, settings: ServeSettings, run: LoadedClassifier):
+        if settings.decoding.model_fields_set:
+            raise UserError("decoding: is for translation, but this run is a classifier; leave it out")
+        super().__init__(settings, run)
+        self._run = run
+
+    @property
+    def served(self) -> Served:
+        return Served(self._name, "classification", has_phrases=self._run.model.classifies_positions)
+
+    def _answer_all(self, questions: Sequence[Question]) -> list[ClassAnswer]:
+        answers = []
+        for phrases in {question.phrases for question in questions}:  # questions of a kind are computed together
+            chosen = [place for place, question in enumerate(questions) if question.phrases is phrases]
+            lines = iter(self._classify([line for place in chosen for line in _raw_lines(questions[place])], phrases))
+            answers += [(place, ClassAnswer(lines=[next(lines) for _ in questions[place].lines])) for place in chosen]
+        return [answer for _, answer in sorted(answers, key=itemgetter(0))]
+
+    def _classify(self, raw: Sequence[RawLine], phrases: bool) -> list[LineClassAnswer]:
+        encoded = self._encoder.encode(raw)
+        problems = [line.problem or why_not(self._run, line.row) for line in encoded]
+        rows = [line.row for line, problem in zip(encoded, problems, strict=True) if not problem]
+        found = classify_rows(self._run, rows, phrases=phrases)
+        return [
+            self._line(line, problem, None if problem else next(found)) for line, problem in zip(encoded, problems, strict=True)
+        ]
+
+    def _line(self, line: EncodedLine, problem: str, found: Classes | None) -> LineClassAnswer:
+        names = self._run.classes
+        return LineClassAnswer(
+            source=line.source,
+            **describe_classes(names, found),
+            phrases=[
+                PhraseClass(start=one.start, end=one.end, label=names[best], probability=one.probabilities[best])
+                for one in (found.phrases if found else ())
+                for best in [int(np.argmax(one.probabilities))]
+            ],
+            tree=self._tree(line.row) if line.row is not None else None,
+            warnings=self._notes(line),
+            error=problem or None,
+        )
 
 
 def _raw_lines(question: Question) -> list[RawLine]:

@@ -23,7 +23,7 @@ _SECONDS_TO_END = 5  # for answers under way
 
 
 def serve_run(settings: ServeSettings, run: AnyPath) -> None:
-    """Serve the translation model in folder `run` until SIGINT or SIGTERM. Prints the address when it answers.
+    """Serve the translation model or the classifier in folder `run` until SIGINT or SIGTERM. Prints the address when it answers.
 
     Raises UserError if the address cannot be used, the token is missing, or the run cannot be loaded.
     """
@@ -37,7 +37,8 @@ def serve_run(settings: ServeSettings, run: AnyPath) -> None:
         listener.listen(_BACKLOG)  # who reads the address may connect at once
         host, port = listener.getsockname()[:2]
         print(
-            f"{serving.name}, {settings.replicas} replica(s)\nhttp://{f'[{host}]' if ':' in host else host}:{port}/", flush=True
+            f"{serving.served.name}, {settings.replicas} replica(s)\nhttp://{f'[{host}]' if ':' in host else host}:{port}/",
+            flush=True,
         )
         tell("Ctrl-C ends it")
         with suppress(KeyboardInterrupt):  # it is how a server ends
