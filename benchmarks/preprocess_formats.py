@@ -19,12 +19,10 @@ from preprocess_text import FILTERS
 from text_steps import Here
 
 from treeproc.stages.cut_inputs import bytes_that_can_be_cut
+from treeproc.stages.inputs import Inputs, SplitFiles
 from treeproc.stages.line_lists import DROPPED, line_list
-from treeproc.stages.text import Inputs, SplitFiles
-from treeproc.stages.text_backend import LocalText, TextBackend
-from treeproc.stages.text_on_ray import TextOnRay
 from treeproc.stages.text_warnings import TextNotices
-from treeproc.stages.work_folders import work_folder
+from treeproc.stages.text_work import TextWork
 
 ROWS_PER_SHARD = 2000
 
@@ -88,7 +86,7 @@ def inputs_of(folder: Path, name: str, examples: int) -> Inputs:
     return Inputs({"train": SplitFiles(**sides)}, name, "none", None)
 
 
-def run(out: Path, inputs: Inputs, work: TextBackend) -> int:
+def run(out: Path, inputs: Inputs, work: TextWork) -> int:
     """Do the text stage. Returns the number of examples."""
     count = sum(work.counts().values())
     work.digests()
@@ -104,13 +102,13 @@ def measure(name: str, examples: int, folder: Path) -> None:
     figure = partial(emit, "preprocess_formats", name)
     (folder / "here" / "text").mkdir(parents=True)
     began = time.process_time()
-    rows = run(folder / "here", inputs, LocalText(folder / "here" / "text", inputs, FILTERS))
+    rows = run(folder / "here", inputs, TextWork(folder / "here", inputs, FILTERS, {}))
     figure("one_process_microseconds", (time.process_time() - began) / rows * 1e6, rows=rows)
     if bytes_that_can_be_cut(inputs):
         there, jobs = folder / "there", Here()
         (there / "text").mkdir(parents=True)
         began = time.process_time()
-        run(there, inputs, TextOnRay(there, work_folder(there, inputs, FILTERS, {}), inputs, FILTERS, {}, jobs))
+        run(there, inputs, TextWork(there, inputs, FILTERS, {}, lambda folder: jobs))
         tasks = sum(sum(step.tasks_s) for step in jobs.steps)
         figure("tasks_microseconds", tasks / rows * 1e6)
         figure("driver_microseconds", (time.process_time() - began - tasks) / rows * 1e6)

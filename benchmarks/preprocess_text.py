@@ -26,16 +26,14 @@ from treeproc.parsers import ParserConfig
 from treeproc.shards.shard_size import auto_rows_per_shard
 from treeproc.shards.store import ShardRecord
 from treeproc.stages.filters import FilterConfig
+from treeproc.stages.inputs import Inputs, SplitFiles
 from treeproc.stages.line_lists import DROPPED, line_list
 from treeproc.stages.parse import ParseShard
 from treeproc.stages.run_jobs import run_here
-from treeproc.stages.text import Inputs, SplitFiles
-from treeproc.stages.text_backend import LocalText, TextBackend
-from treeproc.stages.text_on_ray import TextOnRay
 from treeproc.stages.text_warnings import TextNotices, Wanted
+from treeproc.stages.text_work import TextWork, remove_work
 from treeproc.stages.tree_config import TreeConfig
 from treeproc.stages.vocabulary import count_vocabulary
-from treeproc.stages.work_folders import remove_work, work_folder
 from treeproc.subwords import SubwordConfig
 
 FILTERS = FilterConfig(drop_duplicates=True, drop_overlap="source")
@@ -74,9 +72,7 @@ def text(folder: Path, run: OnRay | Here | None, out: Path) -> dict:
     inputs = inputs_of(folder)
     began, cpu = time.monotonic(), time.process_time()
     (out / "text").mkdir(parents=True)
-    work: TextBackend = LocalText(out / "text", inputs, FILTERS)
-    if run:
-        work = TextOnRay(out, work_folder(out, inputs, FILTERS, WANTED), inputs, FILTERS, WANTED, run)
+    work = TextWork(out, inputs, FILTERS, WANTED, (lambda folder: run) if run else None)
     rows = sum(work.counts().values())
     work.digests()
     checked = time.monotonic()

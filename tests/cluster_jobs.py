@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 from treeproc.common.settings import UserError
 from treeproc.shards.store import ShardRecord
 from treeproc.stages import ray_job
-from treeproc.stages.text import Inputs, SplitFiles
+from treeproc.stages.inputs import Inputs, SplitFiles
 
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
 

@@ -3,7 +3,7 @@
 import pytest
 
 from treeproc.common.settings import UserError
-from treeproc.stages import text
+from treeproc.stages import text_blocks
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 
 
@@ -34,7 +34,7 @@ def files(data) -> dict:
 
 def test_a_text_stage_that_was_killed_takes_the_new_inputs_and_leaves_nothing_of_the_old(tmp_path, monkeypatch):
     write_inputs(tmp_path, 20)
-    write, written = text.write_shard, []
+    write, written = text_blocks.write_shard, []
 
     def killed_after_three(folder, name, *arguments, **options):
         if len(written) == 3:
@@ -42,7 +42,7 @@ def test_a_text_stage_that_was_killed_takes_the_new_inputs_and_leaves_nothing_of
         written.append(name)
         return write(folder, name, *arguments, **options)
 
-    monkeypatch.setattr(text, "write_shard", killed_after_three)
+    monkeypatch.setattr(text_blocks, "write_shard", killed_after_three)
     with pytest.raises(Killed):
         job(tmp_path, "data")
     monkeypatch.undo()

@@ -27,8 +27,8 @@ from treeproc.common.settings import UserError, load_settings
 from treeproc.readers import FORMATS
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.size_counts import SizeCounts
+from treeproc.stages.inputs import Inputs, SplitFiles
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
-from treeproc.stages.text import Inputs, SplitFiles
 
 WEIGHTS = st.lists(st.sampled_from([0.25, 0.5, 1.0, 2.0, 2.5, 3.0]), min_size=1, max_size=4)
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from itertools import chain
 
 import numpy as np
 import pytest
@@ -12,9 +11,12 @@ from hypothesis_profiles import num_examples
 
 from treeproc.common.settings import UserError
 from treeproc.shards.shard import Shard
-from treeproc.stages.duplicates import later_duplicates
 from treeproc.stages.filters import FilterConfig, drop_reason, script_share
-from treeproc.stages.text import Inputs, SplitFiles, TextWriter, scan
+from treeproc.stages.inputs import Inputs, SplitFiles
+from treeproc.stages.keys import later_duplicates
+from treeproc.stages.line_lists import DROPPED, line_list
+from treeproc.stages.text_warnings import TextNotices
+from treeproc.stages.text_work import TextWork, remove_work
 
 DEFAULT = FilterConfig()
 LIMITS = FilterConfig(max_words=3, max_word_chars=10)
@@ -96,13 +98,14 @@ def files(folder, **splits) -> dict[str, SplitFiles]:
 
 def write(folder, inputs: Inputs, filters=DEFAULT, rows_per_shard=2) -> tuple[dict[str, list[dict]], dict[str, int]]:
     """Rows of every split, and the summed counts of the training split."""
-    folder.mkdir(exist_ok=True)
-    writer = TextWriter(folder, inputs, filters, scan(inputs, filters), rows_per_shard, "mark")
-    rows, counts = {}, {}
-    for split in inputs.splits:
-        records = list(writer.write(split))
-        rows[split] = list(chain.from_iterable(Shard(folder, record).rows() for record in records))
-        for name, count in chain.from_iterable(r.counts.items() for r in records if split == "train"):
+    (folder / "text").mkdir(parents=True, exist_ok=True)
+    with line_list(folder / DROPPED) as dropped:
+        records = list(TextWork(folder, inputs, filters, {}).write("mark", rows_per_shard, TextNotices(), dropped))
+    remove_work(folder)
+    rows, counts = {split: [] for split in inputs.splits}, {}
+    for record in records:
+        rows[record.split] += Shard(folder / "text", record).rows()
+        for name, count in record.counts.items() if record.split == "train" else ():
             counts[name] = counts.get(name, 0) + count
     return rows, counts
 
@@ -132,7 +135,7 @@ def test_hold_out_takes_every_nth_from_train(tmp_path):
     assert [row["source"] for row in rows["valid"]] == ["2", "5"] and ids(rows["valid"]) == [0, 1]
     assert [row["source"] for row in rows["train"]] == ["0", "1", "3", "4", "6", "7"]
     with pytest.raises(UserError, match="splits.valid: hold_out takes no example"):
-        scan(Inputs(files(tmp_path, train=["a|b"], valid=3), "parallel", "none", None), FilterConfig())
+        TextWork(tmp_path, Inputs(files(tmp_path, train=["a|b"], valid=3), "parallel", "none", None), FilterConfig(), {}).counts()
 
 
 def test_classes_can_be_joined_and_left_out(tmp_path):
@@ -158,26 +161,34 @@ def test_all_columns_come_back_from_the_shards(tmp_path):
 
 def test_empty_files_are_named(tmp_path):
     with pytest.raises(UserError, match=r"no example of format parallel in .*train.a and .*train.b; at least one is needed"):
-        scan(Inputs(files(tmp_path, train=[]), "parallel", "none", None), FilterConfig())
+        TextWork(tmp_path, Inputs(files(tmp_path, train=[]), "parallel", "none", None), FilterConfig(), {}).counts()
 
 
 def test_files_that_change_between_the_passes_are_refused(tmp_path):
     inputs = Inputs(files(tmp_path, train=["a|b", "c|d", "e|f"]), "parallel", "none", None)
-    writer = TextWriter(tmp_path, inputs, FilterConfig(), scan(inputs, FilterConfig()), 2, "mark")
+    work = TextWork(tmp_path, inputs, FilterConfig(), {})
+    (tmp_path / "text").mkdir()
+    assert work.counts() == {"train": 3}
     files(tmp_path, train=["a|b", "c|d"])
-    with pytest.raises(UserError, match="splits.train: the files changed while they were read"):
-        list(writer.write("train"))
+    with (
+        pytest.raises(UserError, match="splits.train: the files changed while they were read"),
+        line_list(tmp_path / DROPPED) as dropped,
+    ):
+        list(work.write("mark", 2, TextNotices(), dropped))
 
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from treeproc.stages import run_jobs
 from treeproc.stages.filters import FilterConfig
-from treeproc.stages import text
-filters = FilterConfig(drop_duplicates=True)
-inputs = text.Inputs({"train": text.SplitFiles(source=[sys.argv[2]], target=[sys.argv[2]])}, "parallel", "none", None)
-writer = text.TextWriter(Path(sys.argv[1]), inputs, filters, text.scan(inputs, filters), 3, "mark")
-for number, _ in enumerate(writer.write("train")):
+from treeproc.stages.inputs import Inputs, SplitFiles
+from treeproc.stages.text_warnings import TextNotices
+from treeproc.stages.text_work import TextWork
+run_jobs.GROUP_ROWS = 3
+inputs = Inputs({"train": SplitFiles(source=[sys.argv[2]], target=[sys.argv[2]])}, "parallel", "none", None)
+work = TextWork(Path(sys.argv[1]), inputs, FilterConfig(drop_duplicates=True), {})
+for number, _ in enumerate(work.write("mark", 3, TextNotices(), None)):
     if number == 6:
         os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -187,13 +198,13 @@ for number, _ in enumerate(writer.write("train")):
 def test_killed_and_run_again_gives_the_same_bytes(tmp_path):
     source, once, killed = (tmp_path / name for name in ("lines", "once", "killed"))
     source.write_text("".join(f"{i % 17} {i % 5}\n" for i in range(50)))
-    killed.mkdir()
+    (killed / "text").mkdir(parents=True)
     run = subprocess.run([sys.executable, "-c", KILLED, killed, source], capture_output=True, text=True)
     assert run.returncode == -9, run.stderr
-    before = {path: path.stat().st_mtime_ns for path in killed.iterdir()}
+    before = {path: path.stat().st_mtime_ns for path in (killed / "text").iterdir()}
     inputs = Inputs({"train": SplitFiles(source=[source], target=[source])}, "parallel", "none", None)
     for folder in (once, killed):
         write(folder, inputs, FilterConfig(drop_duplicates=True), rows_per_shard=3)
-    whole, again = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in (once, killed))
+    whole, again = ({path.name: path.read_bytes() for path in (folder / "text").iterdir()} for folder in (once, killed))
     assert whole == again and len(whole) == 2 * 17
     assert len(before) == 14 and all(path.stat().st_mtime_ns == stamp for path, stamp in before.items()), "written twice"

@@ -27,7 +27,7 @@ from treeproc.common.settings import Settings, UserError, dump_settings, load_se
 from treeproc.common.storage import RemotePath
 from treeproc.extras.parser_training.config import TrainParserConfig
 from treeproc.stages.preprocess import PreprocessConfig, sample_splits
-from treeproc.stages.work_folders import remove_work
+from treeproc.stages.text_work import remove_work
 
 PARSER = load_settings(TrainParserConfig, CONFIGS / "parser_en.yaml")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from folder_store import store
-from test_text_blocks import LINE_FILES, Killed, check_ranges, inputs_of, on_ray, runner, small, stage
+from test_text_blocks import LINE_FILES, Killed, check_ranges, here, inputs_of, on_ray, runner, small, stage
 
 from treeproc.common import object_chunks
 from treeproc.common.object_chunks import ChunkedObject, ObjectChanged
@@ -17,14 +17,11 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import RemotePath, as_path, open_seekable
 from treeproc.common.store_requests import StoreRefuses
 from treeproc.readers.line_ranges import read_range
-from treeproc.stages import input_cache
-from treeproc.stages.cut_inputs import bytes_that_can_be_cut
-from treeproc.stages.example_offsets import Unpack, mark_of
+from treeproc.stages import inputs as stage_inputs
+from treeproc.stages.cut_inputs import Unpack, bytes_that_can_be_cut, mark_of
 from treeproc.stages.filters import FilterConfig
-from treeproc.stages.input_cache import changed_just_now, input_stamp
+from treeproc.stages.inputs import Inputs, SplitFiles, changed_just_now, input_stamp
 from treeproc.stages.line_lists import DROPPED, line_list
-from treeproc.stages.text import Inputs, SplitFiles
-from treeproc.stages.text_backend import LocalText
 from treeproc.stages.text_warnings import TextNotices
 
 __all__ = ["small", "store"]  # fixtures
@@ -70,9 +67,8 @@ def everything(folder: Path) -> tuple[Inputs, FilterConfig]:
 @pytest.mark.slow
 def test_inputs_and_data_set_in_a_store_have_the_bytes_of_one_process(tmp_path, store):
     inputs, filters = everything(tmp_path / "files")
-    here = tmp_path / "here"
-    (here / "text").mkdir(parents=True)
-    expected = stage(here, LocalText(here / "text", inputs, filters), inputs, 5)
+    (tmp_path / "here" / "text").mkdir(parents=True)
+    expected = stage(tmp_path / "here", here(tmp_path / "here", inputs, filters), inputs, 5)
     assert {b"duplicate", b"overlap"} <= {line.split(b"\t")[2] for line in expected["files"]["text/dropped.tsv"].splitlines()}
     remote = in_store(inputs)
     assert bytes_that_can_be_cut(remote) == bytes_that_can_be_cut(inputs) > 0
@@ -93,9 +89,9 @@ def test_inputs_and_data_set_in_a_store_have_the_bytes_of_one_process(tmp_path, 
 )
 def test_bad_input_has_the_message_of_one_process_and_leaves_nothing(splits, message, tmp_path, store):
     inputs = in_store(inputs_of(tmp_path / "files", splits))
-    here, there = tmp_path / "here", BUCKET / "out"
-    (here / "text").mkdir(parents=True)
-    expected = stage(here, LocalText(here / "text", inputs, FilterConfig()), inputs, 2)
+    there = BUCKET / "out"
+    (tmp_path / "here" / "text").mkdir(parents=True)
+    expected = stage(tmp_path / "here", here(tmp_path / "here", inputs, FilterConfig()), inputs, 2)
     assert message in expected["error"]
     assert stage(there, on_ray(there, inputs, FilterConfig(), runner()), inputs, 2) == expected
     assert not there.objects()
@@ -213,7 +209,7 @@ def test_stamps_of_objects(tmp_path, store, monkeypatch):
     inputs = in_store(inputs_of(tmp_path / "files", {"train": ([b"a\n"], [b"a\n"])}))
     before = input_stamp(inputs)
     assert before and before == input_stamp(inputs) and changed_just_now(inputs)
-    monkeypatch.setattr(input_cache, "SETTLED_NS", 0)
+    monkeypatch.setattr(stage_inputs, "SETTLED_NS", 0)
     assert not changed_just_now(inputs)
     put("inputs/train.0.s", b"b\nb\n")
     assert input_stamp(inputs) != before

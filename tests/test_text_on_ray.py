@@ -15,8 +15,9 @@ from moto_store import s3_server
 
 from treeproc.common.settings import UserError
 from treeproc.common.storage import as_path
-from treeproc.stages import ray_job, run_jobs, text, text_backend, text_on_ray
+from treeproc.stages import ray_job, run_jobs, text_stage, text_work
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
+from treeproc.stages.text_blocks import CheckBlock
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -48,9 +49,9 @@ def contents(out) -> dict[str, bytes]:
 @pytest.fixture
 def small_is_large(monkeypatch):
     """Ray reads small files too, in small blocks."""
-    monkeypatch.setattr(text_backend, "LEAST_BYTES", 1)
-    monkeypatch.setattr(text_on_ray, "LEAST_BLOCK", 64)
-    monkeypatch.setattr(text_on_ray, "MOST_BLOCK", 64)
+    monkeypatch.setattr(text_stage, "LEAST_BYTES", 1)
+    monkeypatch.setattr(text_work, "LEAST_BLOCK", 64)
+    monkeypatch.setattr(text_work, "MOST_BLOCK", 64)
     monkeypatch.setattr(run_jobs, "GROUP_ROWS", 80)
     monkeypatch.setattr("treeproc.stages.parse_and_encode.LEAST_SAMPLE", 1)  # of the vocabulary
     monkeypatch.setattr("treeproc.stages.encoded_facts.LEAST_ROWS", 1)  # of the lengths
@@ -103,7 +104,7 @@ def test_a_whole_job_in_tasks_has_the_bytes_of_one_process(inputs, tmp_path, sma
 
 def test_inputs_that_not_all_nodes_see_are_read_by_one_process(inputs, tmp_path, small_is_large, monkeypatch, caplog):
     monkeypatch.setattr("treeproc.stages.ray_job.all_nodes_see", lambda inputs: False)
-    assert not text_backend.can_run_on_ray(PreprocessConfig.model_validate(inputs))
+    assert not text_stage.can_run_on_ray(PreprocessConfig.model_validate(inputs))
     assert "put the files on shared storage" in caplog.text
 
 
@@ -121,17 +122,16 @@ def test_a_node_that_has_just_died_ends_no_job(monkeypatch, caplog):
 def test_inputs_that_did_not_change_are_not_read_again(inputs, tmp_path, monkeypatch):
     config, out, reads = PreprocessConfig.model_validate(inputs | {"workers": 0}), tmp_path / "out", []
     preprocess(config, out)
-    before, scan = contents(out), text.scan
-    monkeypatch.setattr(text_backend, "scan", lambda *arguments: reads.append(1) or scan(*arguments))
+    before, check = contents(out), CheckBlock.__call__
+    monkeypatch.setattr(CheckBlock, "__call__", lambda self, range: reads.append(range["split"]) or check(self, range))
     preprocess(config, out)
     assert contents(out) == before and not reads
     source = inputs["splits"]["train"]["source"][0]
     os.utime(source)  # the same content at another time is read, and from then on recognised
     preprocess(config, out)
     preprocess(config, out)
-    assert len(reads) == 1 and {name for name, content in contents(out).items() if before[name] != content} == {
-        "text/inputs.json"
-    }
+    assert reads == ["train", "test", "valid"]
+    assert {name for name, content in contents(out).items() if before[name] != content} == {"text/inputs.json"}
     # What is damaged is mended from inputs that are read again.
     for name, content in (("train-00001-of-00008.arrow", b"cut"), ("dropped.tsv", b""), ("inputs.json", b"{}")):
         (out / "text" / name).write_bytes(content)
@@ -139,7 +139,7 @@ def test_inputs_that_did_not_change_are_not_read_again(inputs, tmp_path, monkeyp
         assert {k: v for k, v in contents(out).items() if k != "text/inputs.json"} == {
             k: v for k, v in before.items() if k != "text/inputs.json"
         }
-    assert len(reads) == 4
+    assert len(reads) == 4 * 3
     changed = source.read_text().replace("Line 3 ", "Line 4 ")
     source.write_text(changed)
     with pytest.raises(UserError, match="the text of train(, valid)? differs from the text of"):
@@ -160,11 +160,11 @@ LARGE = """
 import json, sys
 from pathlib import Path
 from treeproc.common.storage import as_path
-from treeproc.stages import text_backend, text_on_ray
+from treeproc.stages import text_stage, text_work
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.stages import run_jobs
 if __name__ == "__main__":
-    text_backend.LEAST_BYTES, text_on_ray.LEAST_BLOCK, text_on_ray.MOST_BLOCK, run_jobs.GROUP_ROWS = 1, 64, 64, 80
+    text_stage.LEAST_BYTES, text_work.LEAST_BLOCK, text_work.MOST_BLOCK, run_jobs.GROUP_ROWS = 1, 64, 64, 80
     preprocess(PreprocessConfig.model_validate(json.loads(Path(sys.argv[1]).read_text())), as_path(sys.argv[2]))
 """
 

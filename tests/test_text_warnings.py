@@ -19,8 +19,8 @@ from treeproc.stages import language
 from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.job_report import notice_lines, summary
-from treeproc.stages.language import LineSample, other_language
-from treeproc.stages.leaks import NearCopies, normalised
+from treeproc.stages.keys import normalised
+from treeproc.stages.language import other_language, stride_of
 from treeproc.stages.preprocess import preprocess
 from treeproc.stages.text_warnings import TextNotices, has_several_sentences, wanted
 from treeproc.verify import verify
@@ -50,6 +50,8 @@ def notices_of(lines: dict[str, list[str]], **changes) -> tuple[dict, list[str]]
         rows = [{"example_id": number, "source": line, "target": line} for number, line in enumerate(sources)]
         for side in notices.wanted:
             notices.add(split, side, rows)
+            chosen = range(0, len(rows), stride_of(len(rows)))
+            notices.add_sample(split, side, chosen, [sources[number] for number in chosen])
     facts = json.loads(json.dumps(notices.facts()))
     return facts, notice_lines(facts, config.parsers(), tokens_can_be_set=True)
 
@@ -109,20 +111,6 @@ def test_languages_that_short_lines_do_not_tell_apart_count_as_one():
     norwegian = "Jeg har bodd i denne byen i tre år nå, og jeg liker meg veldig godt blant de hyggelige menneskene her."
     assert other_language(norwegian, "da") is None and other_language(norwegian, "nb") is None
     assert other_language(norwegian, "en") in ("no", "da", "nb", "nn")
-
-
-@given(st.lists(st.integers(0, 1500), max_size=20))
-@num_examples(30)
-def test_the_sample_does_not_depend_on_the_calls(sizes):
-    whole, parts = LineSample(), LineSample()
-    lines = [str(i) for i in range(sum(sizes))]
-    whole.add(lines, lambda place: place)
-    first = 0
-    for size in sizes:
-        parts.add(lines[first : first + size], lambda place, first=first: first + place)
-        first += size
-    assert parts.kept == whole.kept and len(whole.kept) <= 2000
-    assert len(whole.kept) >= min(len(lines), 1000) and all(lines[place] == line for place, line in whole.kept)
 
 
 @pytest.mark.parametrize(
@@ -205,11 +193,6 @@ def test_normal_forms_against_a_loop(lines):
         return "".join(c.lower()[0] for c in line if c.isalnum())
 
     assert normalised(lines) == [slow(line) for line in lines] or not lines
-    near = NearCopies()
-    for line in lines[::2]:
-        near.add(line)
-    known = {slow(line) for line in lines[::2]} - {""}
-    assert near.find(normalised(lines)) == [place for place, line in enumerate(lines) if slow(line) in known]
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,11 @@ from treeproc.shards.schema import in_order
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.stages.filters import FilterConfig
+from treeproc.stages.inputs import Inputs, SplitFiles
+from treeproc.stages.line_lists import DROPPED, line_list
 from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
-from treeproc.stages.text import Inputs, SplitFiles, TextWriter, scan
+from treeproc.stages.text_warnings import TextNotices
+from treeproc.stages.text_work import TextWork
 from treeproc.verify import verify
 
 pytestmark = pytest.mark.slow
@@ -172,8 +175,10 @@ def test_splits_have_one_order():
 def test_every_held_out_split_counts_as_overlap(text, tmp_path):
     splits = {name: SplitFiles(**one) for name, one in files(text, train="train", newstest="train").items()}
     inputs, filters = Inputs(splits, "parallel", "none", None), FilterConfig(drop_overlap="source")
-    writer = TextWriter(tmp_path, inputs, filters, scan(inputs, filters), 100, "")
-    assert [record.counts for record in writer.write("train")] == [{"dropped.overlap": 60}]
+    (tmp_path / "text").mkdir()
+    with line_list(tmp_path / DROPPED) as dropped:
+        records = list(TextWork(tmp_path, inputs, filters, {}).write("mark", 100, TextNotices(), dropped))
+    assert [record.counts for record in records] == [{"dropped.overlap": 60}, {}]
 
 
 def test_classes_are_those_of_the_other_data_set(tmp_path):

@@ -11,6 +11,7 @@ from treeproc.common.settings import UserError, differences, dump_settings, load
 from treeproc.common.storage import AnyPath
 from treeproc.parsers import describe_parser
 from treeproc.pretrained_pieces import TokenizerPieces
+from treeproc.readers.numbered_lines import refuse_pipes
 from treeproc.shards.schema import SPLIT_NAME, SPLITS
 from treeproc.shards.store import class_names
 from treeproc.stages.config import PreprocessConfig
@@ -26,6 +27,7 @@ def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:
     """Return the descriptions of the parsers. Raises UserError for settings that do not fit each other or the inputs."""
     _check_splits(config)
     inputs = config.inputs()
+    refuse_pipes(inputs.paths())
     check_columns(config.parser, config.target_parser, inputs.columns())
     stages = inputs.columns(), parsed_columns(config.parser, config.target_parser)
     check_constituents(config.tree, config)

@@ -15,8 +15,8 @@ from treeproc.readers.unicode_form import Normalization
 from treeproc.shards.shard_size import auto_rows_per_shard
 from treeproc.shards.store import class_names, read_index
 from treeproc.stages.filters import FilterConfig
+from treeproc.stages.inputs import Inputs, SplitFiles
 from treeproc.stages.shared_vocabulary import borrow_settings
-from treeproc.stages.text import Inputs, SplitFiles
 from treeproc.stages.text_warnings import TextNotices, wanted
 from treeproc.stages.tree_config import TreeConfig
 from treeproc.subwords import SubwordConfig

@@ -10,8 +10,7 @@ talks, news, web text and treebanks. Only lines with `_LEAST_LETTERS` letters an
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from functools import cache
 
 from treeproc.common.extras import how_to_install, is_installed
@@ -70,34 +69,20 @@ def has_letters(line: str) -> bool:
 
 
 def stride_of(lines: int) -> int:
-    """Return the n of a `LineSample` that has seen so many lines."""
+    """Return n: of so many lines, every n-th is looked at. It is a power of two."""
     stride = 1
     while -(-lines // stride) > _MOST_LINES:
         stride *= 2
     return stride
 
 
-@dataclass
-class LineSample:
-    """Every n-th line of a stream. If there are too many, n doubles. The lines do not depend on how calls divide the stream."""
+def foreign_lines(lines: Sequence[tuple[int, str]], language: str) -> tuple[int, list[tuple[int, str]], str]:
+    """Return (lines looked at, those of the commonest other language, that language), of numbers and lines of text.
 
-    kept: list[tuple[int, str]] = field(default_factory=list)  # numbers and lines
-    _seen: int = 0
-    _stride: int = 1
-
-    def add(self, lines: Sequence[str], number: Callable[[int], int]) -> None:
-        """Add more lines of the stream; `number` gives the number of the line at a place among them."""
-        places = range(-self._seen % self._stride, len(lines), self._stride)
-        self._seen += len(lines)
-        self.kept += [(number(place), lines[place]) for place in places]
-        while len(self.kept) > _MOST_LINES:
-            self.kept = self.kept[::2]
-            self._stride *= 2
-
-    def foreign(self, language: str) -> tuple[int, list[tuple[int, str]], str]:
-        """Return (lines looked at, those of the commonest other language, that language): see `other_language`."""
-        checked = [(number, line) for number, line in self.kept if has_letters(line)]
-        others = [(number, line, other_language(line, language)) for number, line in checked]
-        counts = Counter(found for *_, found in others if found)
-        name = min(counts, key=lambda code: (-counts[code], code), default="")
-        return len(checked), [(number, line) for number, line, found in others if name and found == name], name
+    `other_language` decides.
+    """
+    checked = [(number, line) for number, line in lines if has_letters(line)]
+    others = [(number, line, other_language(line, language)) for number, line in checked]
+    counts = Counter(found for *_, found in others if found)
+    name = min(counts, key=lambda code: (-counts[code], code), default="")
+    return len(checked), [(number, line) for number, line, found in others if name and found == name], name

@@ -23,11 +23,9 @@ from treeproc.stages.checks import (
     write_settings_once,
 )
 from treeproc.stages.config import PreprocessConfig, settle_tree
-from treeproc.stages.input_cache import input_stamp, read_cached_counts
 from treeproc.stages.parse_and_encode import ParseAndEncode
-from treeproc.stages.text_backend import LocalText, can_run_on_ray, text_on_ray
-from treeproc.stages.text_on_ray import BadInput
 from treeproc.stages.text_stage import NothingLeft, TextStage
+from treeproc.stages.text_work import BadInput
 
 SAMPLE = Path(__file__).parent.parent / "sample"
 COMMAND = "preprocess"  # in DATA/provenance.json, where a session counts the shards that it wrote, by stage
@@ -53,26 +51,21 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     if open_choice and config.parser.knows_treebank_words and config.parser.treebank_words is False:
         tell(f"{out} began with parser.treebank_words=false, and continues with it")
     parser, target_parser = check_settings(config)
-    stamps = input_stamp(config.inputs())
-    known, here = read_cached_counts(out / "text", stamps), LocalText(out / "text", config.inputs(), config.filters)
-    on_ray = known is None and can_run_on_ray(config)
-    if known is None and not on_ray:
-        here.counts()  # bad input is found before anything is written
     made = [folder for folder in (out, *out.parents) if not folder.exists()] if isinstance(out, Path) else []
     first_text = not (out / "text").exists()
     out.mkdir(parents=True, exist_ok=True)
     with locked(out), recorded(out, COMMAND) as record:
-        work = text_on_ray(config, out, record) if on_ray else here
+        stage = TextStage(config, out, record)
         try:
-            config = config.with_shard_size(sum((work.counts() if known is None else known.counts).values()))
+            config = stage.settle()
             try:
                 write_settings_once(config, out)
             except UserError:
-                work.remove()
+                stage.remove_work()
                 raise
-            text = TextStage(config, out, record).make(work, stamps, known)
+            text = stage.make()
         except (NothingLeft, BadInput):
-            work.remove()
+            stage.remove_work()
             if first_text:
                 record.withdraw()
                 _forget(out, made)
@@ -86,9 +79,9 @@ def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[PreprocessCon
     if config.parsed is not None:
         raise UserError("--dry-run: a job with parsed=DATA parses nothing, so there is nothing to measure; leave --dry-run out")
     parser, target_parser = check_settings(config)
-    work = LocalText(folder / "text", config.inputs(), config.filters)
-    config = config.with_shard_size(sum(work.counts().values()))
-    return config, parser, TextStage(config, folder, Recorder(folder, COMMAND)).make(work)
+    stage = TextStage(config.model_copy(update={"workers": 0}), folder, Recorder(folder, COMMAND))
+    config = config.model_copy(update={"rows_per_shard": stage.settle().rows_per_shard})
+    return config, parser, stage.make()
 
 
 def _forget(out: AnyPath, made: Sequence[Path]) -> None:

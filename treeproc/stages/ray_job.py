@@ -26,8 +26,7 @@ from treeproc.common.ray_session import can_grow, describe_wait, start_ray
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import ShardRecord
-from treeproc.stages.input_cache import input_stamp
-from treeproc.stages.text import Inputs
+from treeproc.stages.inputs import Inputs, input_stamp
 
 logger = logging.getLogger(__name__)
 

@@ -1,105 +1,82 @@
-"""The text stage in independent parts: they check blocks of lines, gather keys and write shards.
+"""Parts of the text stage: they check blocks of lines, gather keys and write shards, in this process or in tasks of Ray.
 
 Parts leave their results in a work folder, on disk or in an object store. Each is a function of the inputs and settings alone. So
 a killed part runs again, and a finished part does not.
 """
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import json
+import logging
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
 from treeproc.common.cache import local_copy
-from treeproc.common.files import atomic_output, atomic_write, json_bytes, read_json
+from treeproc.common.files import TEMPORARY_PREFIX, atomic_output, atomic_write, create, json_bytes, read_json
 from treeproc.common.parallel import in_parallel
 from treeproc.common.settings import UserError
-from treeproc.common.storage import AnyPath, open_seekable
+from treeproc.common.storage import AnyPath, RemotePath, open_seekable
 from treeproc.common.store_requests import StoreRefuses
-from treeproc.readers import FORMATS, convert_rows
-from treeproc.readers.line_ranges import FilesChanged, Piece, read_examples, read_range
+from treeproc.readers.line_ranges import FilesChanged
 from treeproc.shards.schema import FULL_TEXT_SCHEMA, select
+from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, finished_shard, write_shard
-from treeproc.stages.duplicates import duplicates_of, read_part, write_parts
-from treeproc.stages.example_keys import KEY_BYTES, KEY_TYPE, example_key, key_of, places_in, sorted_keys
-from treeproc.stages.example_offsets import mark_of
-from treeproc.stages.filters import FilterConfig
-from treeproc.stages.leaks import normalised
+from treeproc.stages.cut_inputs import ReadRange, TextRange, mark_of, range_of
+from treeproc.stages.filters import FilterConfig, drop_reason
+from treeproc.stages.inputs import Inputs
+from treeproc.stages.keys import (
+    BEYOND,
+    KEY_BYTES,
+    KEY_TYPE,
+    BeyondKeys,
+    duplicates_of,
+    example_key,
+    key_of,
+    keys_file,
+    normalised,
+    number_of_partitions,
+    places_in,
+    read_part,
+    sorted_keys,
+    write_parts,
+)
 from treeproc.stages.line_lists import tab_separated
-from treeproc.stages.shard_warnings import ShardNotes
-from treeproc.stages.split_hash import BEYOND, BeyondKeys, keys_file
-from treeproc.stages.text import Inputs, dropped_lines, numbered
-from treeproc.stages.text_filter import ShardFilter
 from treeproc.stages.text_warnings import TextNotices, Wanted
+
+logger = logging.getLogger(__name__)
 
 # Sets of keys of all splits but train, as files of the work folder.
 OVERLAP, NEAR = "overlap", "near"
 _ROWS_AT_ONCE = 10_000
-
-
-@dataclass(frozen=True)
-class TextRange:
-    """The examples in a range of the lines of a split; its number is unique among the ranges of one step."""
-
-    split: str
-    number: int
-    start: int  # the first line, from 0, over the files of the split
-    first_id: int
-    source: Sequence[Piece]
-    target: Sequence[Piece]
-
-    def job(self) -> dict:
-        """Return the range as JSON, for `range_of`."""
-        return {"range": [*asdict(self).values()]}
-
-
-def range_of(values: Sequence) -> TextRange:
-    """Return the range of a `job`."""
-    *rest, source, target = values
-    return TextRange(*rest, *([Piece(**piece) for piece in side] for side in (source, target)))
-
-
-def read_rows(inputs: Inputs, part: TextRange) -> Iterator[dict]:
-    """Return the examples of a range, as `Inputs.rows` has them, with `example_id`. Raises UserError on bad input."""
-    ranges = FORMATS[inputs.format].ranges
-    assert ranges is not None  # other formats are not cut
-    rows = read_examples(part.source, ranges.read)
-    if part.target:
-        # As in `pair_up`, the source comes first: of two bad lines the first one is named.
-        rows = _with_targets(rows, read_range(part.target))
-    rows = convert_rows(rows, inputs.tokenized, inputs.normalization)
-    stride = inputs.stride
-    if stride is not None and part.split in ("train", "valid"):
-        held = part.split == "valid"
-        rows = (row for number, row in enumerate(rows, start=part.start + 1) if (number % stride == 0) == held)
-    return numbered(rows, part.first_id)
-
-
-def _with_targets(rows: Iterator[dict], lines: Iterator[str]) -> Iterator[dict]:
-    for row, line in zip(rows, lines, strict=True):
-        row["target"] = line
-        yield row
+_REPORT_EVERY = 1_000_000
+_UNLABELLED = -1
 
 
 class CheckBlock:
     """Checks the lines of a block, and leaves the keys of its examples, and their columns that no key covers.
 
     Returns the number of examples, or the message about the first bad line. It leaves the keys of train by partition too where
-    duplicates are looked for, and of other splits the keys that examples of train may not have.
+    duplicates are looked for, and of other splits the keys that examples of train may not have. `partitions` is None if a block
+    is a whole split.
     """
 
-    def __init__(self, work: AnyPath, inputs: Inputs, filters: FilterConfig, partitions: int):
+    def __init__(self, work: AnyPath, inputs: Inputs, filters: FilterConfig, partitions: int | None):
         self._work, self._inputs, self._filters, self._partitions = work, inputs, filters, partitions
+        self._read = ReadRange(inputs)
 
-    def __call__(self, range: Sequence) -> dict:
+    def __call__(self, range: Mapping) -> dict:
         part = range_of(range)
         keys, known, near = bytearray(), bytearray(), bytearray()
         collect = self._filters.drop_overlap if part.split != "train" else "none"
         with self._beyond_keys(part) as beyond:
             try:
-                rows = read_rows(self._inputs, part)
+                rows = self._read(part)
                 while some := list(islice(rows, _ROWS_AT_ONCE)):
                     found = [example_key(row) for row in some]
                     keys += b"".join(found)
@@ -109,6 +86,10 @@ class CheckBlock:
                         known += b"".join(found if collect == "example" else (key_of(row["source"]) for row in some))
                     if part.split != "train":
                         near += b"".join(key_of(text) for text in normalised([row["source"] for row in some]) if text)
+                    if not part.source and len(keys) % (KEY_BYTES * _REPORT_EVERY) == 0:
+                        logger.info("checked %s examples of %s", f"{len(keys) // KEY_BYTES:,}", part.split)
+                if not part.source and not keys:
+                    raise self._inputs.no_example(part.split)
             except (FilesChanged, StoreRefuses):  # which say nothing about the lines
                 raise
             except UserError as error:
@@ -119,7 +100,7 @@ class CheckBlock:
             atomic_write(keys_file(self._work, part.number, NEAR), near)
         elif self._filters.drop_duplicates:
             with atomic_output(keys_file(self._work, part.number, "parts")) as file:
-                write_parts(file, keys, self._partitions)
+                write_parts(file, keys, self._partitions or number_of_partitions(len(keys) // KEY_BYTES))
         result = {"examples": len(keys) // KEY_BYTES} | ({"marks": beyond.marks} if beyond else {})
         atomic_write(keys_file(self._work, part.number, "json"), json_bytes(result))
         return result
@@ -171,8 +152,8 @@ def _mapped(path: AnyPath, dtype: str) -> np.ndarray:
     return np.asarray(np.memmap(local, dtype, mode="r")) if local.stat().st_size else np.zeros(0, dtype)
 
 
-class SeenOnDisk:
-    """Answers of `Seen` from the gathered keys, which are memory-mapped."""
+class SeenKeys:
+    """The gathered keys, memory-mapped. Every answer is the places of the rows that it holds for."""
 
     def __init__(self, work: AnyPath, splits: Collection[str], filters: FilterConfig, partitions: int):
         self._by_example = filters.drop_overlap == "example"
@@ -184,11 +165,13 @@ class SeenOnDisk:
         self._duplicates = list(in_parallel(lambda path: _mapped(path, "int64"), files))
 
     def overlaps(self, rows: Sequence[dict]) -> list[int]:
+        """Find the rows whose source, or all of it, stands in another split, as `drop_overlap` says."""
         known = self._sets.get(OVERLAP, ())
         keys = [example_key(row) if self._by_example else key_of(row["source"]) for row in rows] if len(known) else []
         return places_in(keys, known) if keys else []
 
     def duplicates(self, rows: Sequence[dict]) -> list[int]:
+        """Find the rows that an earlier example of train equals."""
         if not rows:
             return []
         ids = np.fromiter((row["example_id"] for row in rows), np.int64, len(rows))
@@ -196,12 +179,105 @@ class SeenOnDisk:
         return np.flatnonzero(np.isin(ids, np.concatenate(parts))).tolist()
 
     def near_copies(self, rows: Sequence[dict]) -> list[int]:
+        """Find the rows whose source is nearly that of an example of another split."""
         known = self._sets.get(NEAR, ())
         if not len(known) or not rows:
             return []
         # A line without letters and digits is like every other such, and is no copy.
         lines = [(place, line) for place, line in enumerate(normalised([row["source"] for row in rows])) if line]
         return [lines[at][0] for at in places_in([key_of(line) for _, line in lines], known)]
+
+
+class Filtered(NamedTuple):
+    """Rows that stay, counts, (example_id, reason) of dropped rows, places of rows that are leaks but stay."""
+
+    rows: list[dict]
+    counts: Counter
+    dropped: list[tuple[int, str]]
+    leaks: Sequence[int]
+
+
+@dataclass(frozen=True)
+class ShardFilter:
+    """Filters and classes of the examples of a shard."""
+
+    filters: FilterConfig
+    labels: Mapping[int, int] | None
+    seen: SeenKeys
+
+    def __call__(self, examples: Iterable[dict], split: str) -> Filtered:
+        rows: list[dict] = []
+        dropped: list[tuple[int, str]] = []
+        for row in examples:
+            if reason := self._reason(row, split):
+                dropped.append((row["example_id"], reason))
+            else:
+                rows.append(row)
+        leaks: Sequence[int] = ()
+        if split == "train":
+            if self.filters.drop_overlap != "none":
+                rows = _without(rows, self.seen.overlaps(rows), "overlap", dropped)
+            if self.filters.drop_duplicates:
+                rows = _without(rows, self.seen.duplicates(rows), "duplicate", dropped)
+            leaks = self.seen.near_copies(rows)
+            if self.filters.drop_leaks:
+                rows, leaks = _without(rows, leaks, "leak", dropped), ()
+        dropped.sort()
+        counts = Counter(f"dropped.{reason}" for _, reason in dropped)
+        for row in rows if rows and "label" in rows[0] else ():
+            self._relabel(row)
+            counts[f"class.{row['label']}"] += 1
+        return Filtered(rows, counts, dropped, leaks)
+
+    def _reason(self, row: dict, split: str) -> str | None:
+        if reason := drop_reason(row["source"], row.get("target"), split, self.filters):
+            return reason
+        return f"label_{row['label']}" if self.labels is not None and row["label"] not in self.labels else None
+
+    def _relabel(self, row: dict) -> None:
+        if self.labels is not None:
+            row["label"] = self.labels[row["label"]]
+            for name in ("node_labels", "leaf_labels"):
+                if name in row:
+                    row[name] = [self.labels.get(value, _UNLABELLED) for value in row[name]]
+
+
+def _without(rows: list[dict], places: Sequence[int], reason: str, dropped: list[tuple[int, str]]) -> list[dict]:
+    """Return the rows at other places; those at these are added to `dropped`."""
+    if not len(places):
+        return rows
+    gone = set(places)
+    dropped += [(rows[place]["example_id"], reason) for place in gone]
+    return [row for place, row in enumerate(rows) if place not in gone]
+
+
+def _write_notes(path: AnyPath, notices: dict, dropped: bytes) -> None:
+    """Write the notes about a shard: what `TextNotices.parts` gives, and its part of the list of dropped lines.
+
+    The file is complete or not there. It is not synced. If a crash of the machine damages it, its shard is read again.
+    Raises UserError when the disk refuses.
+    """
+    content = json.dumps({"notices": notices, "sha256": hashlib.sha256(dropped).hexdigest()}).encode() + b"\n" + dropped
+    if isinstance(path, RemotePath):
+        path.write_bytes(content)
+        return
+    try:
+        with create(temporary := path.parent / f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}") as file:
+            file.write(content)
+            file.flush()
+            os.replace(temporary, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; free space, then run the same command again") from None
+
+
+def read_notes(path: AnyPath) -> tuple[dict, bytes] | None:
+    """Read what `_write_notes` wrote; None if there are no notes, or damaged ones."""
+    try:
+        head, _, dropped = path.read_bytes().partition(b"\n")
+        facts = json.loads(head)
+        return (facts["notices"], dropped) if facts["sha256"] == hashlib.sha256(dropped).hexdigest() else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 class WriteText:
@@ -212,8 +288,8 @@ class WriteText:
         wanted: Mapping[str, Wanted], fingerprint: str,
     ):  # fmt: skip
         self._folder, self._parts, self._inputs, self._fingerprint = folder, parts, inputs, fingerprint
-        seen = SeenOnDisk(work, inputs.splits, filters, partitions)
-        self._choose = ShardFilter(filters, inputs.labels, seen)
+        self._read = ReadRange(inputs)
+        self._choose = ShardFilter(filters, inputs.labels, SeenKeys(work, inputs.splits, filters, partitions))
         # Languages are looked at in a sample of all lines, which no shard knows.
         self._wanted = {side: Wanted(kinds) for side, (kinds, _) in wanted.items()}
         self._schema = select(FULL_TEXT_SCHEMA, inputs.columns())
@@ -222,15 +298,31 @@ class WriteText:
         """Write the shards, each given by name, index and range. Returns their records."""
         return [asdict(self._write(**shard)) for shard in shards]
 
-    def _write(self, name: str, index: int, range: Sequence) -> ShardRecord:
+    def _write(self, name: str, index: int, range: Mapping) -> ShardRecord:
         part = range_of(range)
-        chosen = self._choose(read_rows(self._inputs, part), part.split)
+        chosen = self._choose(self._read(part), part.split)
+        if part.examples not in (None, len(chosen.rows) + len(chosen.dropped)):
+            raise FilesChanged(f"splits.{part.split}: the files changed while they were read; run the same command again")
         notices = TextNotices(self._wanted, self._inputs.line)
-        notices.tell(part.split, chosen)
-        ShardNotes(notices.parts(part.split), tab_separated(dropped_lines(self._inputs, part.split, chosen))).write(
-            self._parts, name
-        )
+        notices.tell(part.split, chosen.rows, chosen.leaks)
+        dropped = ((part.split, self._inputs.line(part.split, number), reason) for number, reason in chosen.dropped)
+        _write_notes(self._parts / name, notices.parts(part.split), tab_separated(dropped))
         return finished_shard(self._folder, name, self._fingerprint) or write_shard(
             self._folder, name, chosen.rows, self._schema,
             split=part.split, index=index, fingerprint=self._fingerprint, counts=chosen.counts,
         )  # fmt: skip
+
+
+class ReadLines:
+    """Reads lines of text shards: their `example_id`, and the lines of each side."""
+
+    def __init__(self, folder: AnyPath, sides: Sequence[str]):
+        self._folder, self._sides = folder, sides
+
+    def __call__(self, shards: Sequence[tuple[dict, Sequence[int]]]) -> dict:
+        """Read the lines at the places of each shard, which is given by its record."""
+        rows = []
+        for record, places in shards:
+            shard = Shard(self._folder, ShardRecord(**record))
+            rows += [shard.row(place) for place in places]
+        return {name: [row[name] for row in rows] for name in ("example_id", *self._sides)}

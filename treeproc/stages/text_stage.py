@@ -1,8 +1,8 @@
 """The text stage of a data set: it trusts finished shards, and reads and writes missing shards."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 
@@ -16,57 +16,85 @@ from treeproc.shards.packed_records import PackedRecords
 from treeproc.shards.schema import SCHEMA_VERSION
 from treeproc.shards.store import Index, fingerprint_of, finished_shards, in_index_order, write_index
 from treeproc.stages.config import PreprocessConfig
+from treeproc.stages.cut_inputs import bytes_that_can_be_cut
 from treeproc.stages.hash_files import hasher
-from treeproc.stages.input_cache import InputCounts, changed_just_now, input_stamp, write_cached_counts
+from treeproc.stages.inputs import InputCounts, changed_just_now, input_stamp, read_cached_counts, write_cached_counts
 from treeproc.stages.job_report import dropped, reasons, say_notices
 from treeproc.stages.line_lists import DROPPED, has_files, line_list
 from treeproc.stages.shard_jobs import previous_index, ray_runner
-from treeproc.stages.text_backend import TextBackend, can_run_on_ray, text_on_ray
-from treeproc.stages.work_folders import remove_work
+from treeproc.stages.text_work import TextWork, remove_work
 
 logger = logging.getLogger(__name__)
+
+# Below, Ray takes longer to start than this process to read.
+LEAST_BYTES = 64 << 20
 
 
 class NothingLeft(UserError):
     """The filters dropped every example of a split."""
 
 
-@dataclass
+def can_run_on_ray(config: PreprocessConfig) -> bool:
+    """Return whether the text stage of a job is for Ray: it is large, its lines can be cut, and all nodes see the files."""
+    inputs = config.inputs()
+    if config.workers == 0 or bytes_that_can_be_cut(inputs) < LEAST_BYTES:
+        return False
+    from treeproc.stages import ray_job  # a job without Ray must not load it
+
+    if ray_job.all_nodes_see(inputs):
+        return True
+    logger.warning(
+        "text: some nodes do not see the input files, so one process reads them; put the files on shared storage, or in an "
+        "object store that all nodes may read"
+    )
+    return False
+
+
 class TextStage:
-    """The text stage of the data set `out`."""
+    """The text stage of the data set `out`. A finished stage is trusted without reading if its inputs have not changed."""
 
-    config: PreprocessConfig
-    out: AnyPath
-    record: Recorder
+    def __init__(self, config: PreprocessConfig, out: AnyPath, record: Recorder):
+        self.config, self.out, self.record = config, out, record
+        self._stamps = input_stamp(config.inputs())
+        self._known = read_cached_counts(out / "text", self._stamps)
+        self._work: TextWork | None = None
 
-    def make(self, work: TextBackend, stamps: str | None = None, known: InputCounts | None = None) -> PackedRecords:
-        """Make shards of filtered examples. Another text under the same folder is refused.
+    def settle(self) -> PreprocessConfig:
+        """Return the settings with the size of a shard, which depends on all examples. Raises BadInput as `TextWork` does."""
+        counts = self._made_work().counts() if self._known is None else self._known.counts
+        self.config = self.config.with_shard_size(sum(counts.values()))
+        return self.config
 
-        `known` is what reading inputs of these `stamps` gave before: a stage that is finished is then trusted without reading.
-        """
+    def remove_work(self) -> None:
+        """Remove what was left for a job that continues."""
+        if self._work is not None:
+            self._work.remove()
+
+    def make(self) -> PackedRecords:
+        """Make shards of filtered examples. Another text under the same folder is refused."""
         folder, config, inputs = self.out / "text", self.config, self.config.inputs()
         folder.mkdir(exist_ok=True)
         remove_leftovers(folder)
         index = previous_index(folder, "inputs")
-        if index and known and (records := self._finished_text(index, known.digests)):
+        if index and self._known and (records := self._finished(index, self._known.digests)):
             logger.info("text: sizes and times of the input files have not changed, so the job does not read them again")
             if [file["file"] for file in index.get("train_files", ())] != self._train_paths():
-                self._note_files(index, work, known.counts)
+                self._note_files(index, inputs.count_train_files, self._known.counts)
             remove_work(self.out)
             return records
-        if known and can_run_on_ray(config):  # something is missing of a stage that was to be trusted
-            work = text_on_ray(config, self.out, self.record)
+        work = self._made_work()
         counts, lines = work.counts(), work.digests()
         if index:
             changed = differences(index["inputs"], lines)
             if changed:
+                self.remove_work()
                 names = ", ".join(line.split(":")[0] for line in changed)
                 raise UserError(f"the text of {names} differs from the text of {self.out}; choose another --out")
-            if records := self._finished_text(index, lines):
-                self._note_files(index, work, counts)
-                self._end_text(stamps, InputCounts(counts, lines))
+            if records := self._finished(index, lines):
+                self._note_files(index, work.train_files, counts)
+                self._end(InputCounts(counts, lines))
                 return records
-        landed, notices, fingerprint = PackedRecords(), config.notices(), self._text_fingerprint(lines)
+        landed, notices, fingerprint = PackedRecords(), config.notices(), self._fingerprint(lines)
         self.record.note(text=0)
         with (
             line_list(folder / DROPPED, "split", "line", "reason") as dropped_lines,
@@ -86,16 +114,23 @@ class TextStage:
         _remove_others(folder, records)
         columns = ["example_id", *inputs.columns()]
         facts = {"notices": notices.facts(), "files": {DROPPED: file_sha256(folder / DROPPED)}}
-        facts["train_files"] = self._train_files(work, counts)
+        facts["train_files"] = self._train_files(work.train_files, counts)
         write_index(folder, records, fingerprint=fingerprint, inputs=lines, columns=columns, dropped=dropped(records), **facts)
-        self._end_text(stamps, InputCounts(counts, lines))
+        self._end(InputCounts(counts, lines))
         self._say_notices(facts["notices"])
         return records
+
+    def _made_work(self) -> TextWork:
+        """Return what reads and writes: on Ray, whose processes `record` counts, or in this process."""
+        if self._work is None:
+            config, tasks = self.config, partial(ray_runner, record=self.record) if can_run_on_ray(self.config) else None
+            self._work = TextWork(self.out, config.inputs(), config.filters, config.notices().wanted, tasks)
+        return self._work
 
     def _train_paths(self) -> list[str]:
         return [str(path) for path in self.config.splits["train"].source] if "train" in self.config.splits else []
 
-    def _train_files(self, work: TextBackend, counts: Mapping[str, int]) -> list[dict]:
+    def _train_files(self, count_files: Callable[[], list[int]], counts: Mapping[str, int]) -> list[dict]:
         """Return every source file of train with the number of its examples, dropped ones included, held out ones left out.
 
         Ids of examples count over the files in this order. So they say from which file an example came.
@@ -103,26 +138,26 @@ class TextStage:
         inputs, paths = self.config.inputs(), self._train_paths()
         if len(paths) < 2:
             return [{"file": path, "examples": counts["train"]} for path in paths]
-        ends = [inputs.examples_before("train", end) for end in accumulate(work.train_files(), initial=0)]
+        ends = [inputs.examples_before("train", end) for end in accumulate(count_files(), initial=0)]
         if ends[-1] != counts["train"]:
             raise UserError("splits.train: the files changed while they were read; run the same command again")
         return [{"file": path, "examples": end - begin} for path, (begin, end) in zip(paths, pairwise(ends), strict=True)]
 
-    def _note_files(self, index: Index, work: TextBackend, counts: Mapping[str, int]) -> None:
+    def _note_files(self, index: Index, count_files: Callable[[], list[int]], counts: Mapping[str, int]) -> None:
         """Put the files of train into the index of a finished stage: an earlier version did not, and files may be renamed."""
-        files = self._train_files(work, counts)
+        files = self._train_files(count_files, counts)
         if index.get("train_files") != files:
             atomic_write(self.out / "text" / "index.json", json_bytes(index | {"train_files": files}))
 
-    def _text_fingerprint(self, lines: dict[str, str]) -> str:
+    def _fingerprint(self, lines: dict[str, str]) -> str:
         config = self.config
         reading = (config.format, config.tokenized, config.labels, config.filters.identity(), config.rows_per_shard)
         normalization = () if config.normalization == "none" else (config.normalization,)  # older fingerprints stay valid
         return fingerprint_of(SCHEMA_VERSION, lines, *reading, *normalization)
 
-    def _finished_text(self, index: Index, lines: dict[str, str]) -> PackedRecords | None:
+    def _finished(self, index: Index, lines: dict[str, str]) -> PackedRecords | None:
         """Return the shards of a text stage that is finished, of inputs of these digests; None if anything is missing."""
-        folder, fingerprint = self.out / "text", self._text_fingerprint(lines)
+        folder, fingerprint = self.out / "text", self._fingerprint(lines)
         records = PackedRecords(index.records())
         if index["inputs"] != lines or not has_files(folder, index):
             return None
@@ -134,11 +169,11 @@ class TextStage:
         self._say_notices(index.get("notices", {}))
         return records
 
-    def _end_text(self, stamps: str | None, known: InputCounts) -> None:
+    def _end(self, found: InputCounts) -> None:
         """Note the stamps and digests that identify the inputs, unless the inputs have changed meanwhile."""
         inputs = self.config.inputs()
-        same = stamps is not None and input_stamp(inputs) == stamps and not changed_just_now(inputs)
-        write_cached_counts(self.out / "text", stamps if same else None, known)
+        same = self._stamps is not None and input_stamp(inputs) == self._stamps and not changed_just_now(inputs)
+        write_cached_counts(self.out / "text", self._stamps if same else None, found)
         remove_work(self.out)
 
     def _say_notices(self, notices: dict) -> None:

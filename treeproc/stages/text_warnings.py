@@ -21,8 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from treeproc.readers.unicode_form import is_composed
-from treeproc.stages.language import NOTICED_SHARE, LineSample, known
-from treeproc.stages.text_filter import Filtered
+from treeproc.stages.language import NOTICED_SHARE, foreign_lines, known
 
 # Shares of lines from which on a user is warned; in between lies a factor of seven at least to what was measured on either side.
 ESCAPED_SHARE = 0.005
@@ -204,7 +203,7 @@ class SideNotices:
     wanted: Wanted
     lines: int = 0
     found: dict[str, Found] = field(default_factory=dict)
-    sample: LineSample = field(default_factory=LineSample)
+    sample: list[tuple[int, str]] = field(default_factory=list)  # numbers and lines whose language is checked
 
     def add(self, lines: Sequence[str], number: Callable[[int], int]) -> None:
         """Add more lines, in order; `number` gives the number, from 1, of the line at a place among them."""
@@ -213,8 +212,6 @@ class SideNotices:
         for kind in self.wanted.kinds:
             if places := _RULES[kind](chunk):
                 self.found.setdefault(kind, Found()).add(len(places), number(places[0]), lines[places[0]])
-        if self.wanted.language is not None:
-            self.sample.add(lines, number)
 
     def counts(self) -> dict[str, dict]:
         """Return what was found, by kind."""
@@ -230,7 +227,7 @@ class SideNotices:
         """Return the facts for the index: kinds of notices, their counts and examples, and the number of lines."""
         out: dict = {"lines": self.lines} | {kind: self.found.get(kind, Found()).facts() for kind in self.wanted.kinds}
         if self.wanted.language is not None:
-            looked_at, foreign, name = self.sample.foreign(self.wanted.language)
+            looked_at, foreign, name = foreign_lines(self.sample, self.wanted.language)
             example = Found()
             if foreign:
                 example.add(len(foreign), *foreign[0])
@@ -255,13 +252,13 @@ class TextNotices:
         lines = [row[side] for row in rows]
         self._side(split, side).add(lines, lambda place: self.line(split, rows[place]["example_id"]))
 
-    def tell(self, split: str, shard: Filtered) -> None:
-        """Note what stands in the lines of the next shard of a split."""
-        for side in self.wanted if shard.rows else ():
-            self.add(split, side, shard.rows)
-        if len(shard.leaks):
-            first = shard.rows[shard.leaks[0]]
-            self._add_leaks(split, Found(len(shard.leaks), self.line(split, first["example_id"]), first["source"]))
+    def tell(self, split: str, rows: Sequence[dict], leaks: Sequence[int]) -> None:
+        """Note what stands in the next rows of a split. Those at the places `leaks` are in another split too."""
+        for side in self.wanted if rows else ():
+            self.add(split, side, rows)
+        if len(leaks):
+            first = rows[leaks[0]]
+            self._add_leaks(split, Found(len(leaks), self.line(split, first["example_id"]), first["source"]))
 
     def parts(self, split: str) -> dict:
         """Return what was noted of a split, for `merge`; without the samples of languages."""
@@ -279,7 +276,7 @@ class TextNotices:
 
     def add_sample(self, split: str, side: str, example_ids: Sequence[int], lines: Sequence[str]) -> None:
         """Add more lines of the sample that tells the language of a side, in order."""
-        self._side(split, side).sample.kept += [(self.line(split, i), line) for i, line in zip(example_ids, lines, strict=True)]
+        self._side(split, side).sample += [(self.line(split, i), line) for i, line in zip(example_ids, lines, strict=True)]
 
     def _side(self, split: str, side: str) -> SideNotices:
         return self.sides.setdefault((split, side), SideNotices(self.wanted[side]))

@@ -1,0 +1,222 @@
+"""The inputs of the text stage, and a note that identifies those that were read before: `text/inputs.json`.
+
+Files whose paths, sizes and times of change are those of the note are not read again. The note holds a hash of these three. It
+also holds the number of examples and the digest of every split.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import cast
+
+from pydantic import Field, model_validator
+from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
+
+from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.hash_cache import SETTLED_NS
+from treeproc.common.settings import Settings, UserError
+from treeproc.common.storage import AnyPath, DataPath
+from treeproc.readers import Format, find_format, read_rows
+from treeproc.readers.numbered_lines import refuse_pipes
+from treeproc.readers.own_labels import LabelledConfig, find_classes
+from treeproc.readers.unicode_form import Normalization
+from treeproc.shards.schema import FULL_TEXT_SCHEMA
+
+NOTE = "inputs.json"
+
+
+class SplitFiles(Settings):
+    """One split: files of a side are read one after the other."""
+
+    source: list[DataPath] = Field(
+        [], description="files of the source side, plain or compressed; some formats: folders, archives"
+    )
+    target: list[DataPath] = Field([], description="files of the target side, for formats that have one")
+    hold_out: int | None = Field(None, ge=2, description="instead of files: take every n-th example out of train")
+
+    @model_validator(mode="after")
+    def _one_origin(self):
+        if bool(self.source) == (self.hold_out is not None) or (self.target and not self.source):
+            raise ValueError("must have either source files or hold_out")
+        return self
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of the text stage: the files of all splits, and their format."""
+
+    splits: Mapping[str, SplitFiles]
+    format: str
+    tokenized: str
+    labels: Mapping[int, int] | None  # class in the file -> class of the data set; examples of others are dropped
+    normalization: Normalization = "none"
+    labelled: LabelledConfig = field(default_factory=LabelledConfig)
+
+    @property
+    def form(self) -> Format:
+        """Return the format of the files."""
+        return find_format(self.format, self.labelled)
+
+    def classes_of_train(self) -> list[str]:
+        """Return the names of the classes in the files of train, for format `labelled`. Raises UserError on bad input."""
+        refuse_pipes(self.splits["train"].source)
+        return find_classes(self.splits["train"].source, self.labelled)
+
+    def with_absolute_paths(self) -> "Inputs":
+        """Return the same files for a process with another working folder."""
+        splits = {
+            split: files.model_copy(
+                update={side: [path.absolute() for path in getattr(files, side)] for side in ("source", "target")}
+            )
+            for split, files in self.splits.items()
+        }
+        return replace(self, splits=splits)
+
+    def columns(self) -> tuple[str, ...]:
+        """Return the columns of the text shards beside `example_id`."""
+        form, tokenized = self.form, ("words",) if self.tokenized == "moses" else ()
+        target = ("target",) if any(files.target for files in self.splits.values()) else ()
+        names = {"source", *form.columns, *tokenized, *target}
+        return tuple(name for name in FULL_TEXT_SCHEMA.names if name in names)
+
+    def columns_beyond_key(self) -> list[str]:
+        """Return the columns that the key of an example does not cover."""
+        # Moses words follow from the source, all other columns from the file alone.
+        known_by_key = {"source", "target", "label", *(("words",) if self.tokenized == "moses" else ())}
+        return [name for name in self.columns() if name not in known_by_key]
+
+    def rows(self, split: str) -> Iterator[dict]:
+        """Return the examples of a split in order, without `example_id`. Raises UserError on bad input."""
+        files = self.files(split)
+        rows = read_rows(self.format, files.source, files.target, self.tokenized, self.normalization, self.labelled)
+        return self.of_split(split, rows)
+
+    def of_split(self, split: str, rows: Iterator[dict], start: int = 0) -> Iterator[dict]:
+        """Return the rows of the split among those of its files from line `start` on."""
+        stride = self.stride
+        if stride is None or split not in ("train", "valid"):
+            return rows
+        held = split == "valid"
+        return (row for number, row in enumerate(rows, start=start + 1) if (number % stride == 0) == held)
+
+    @property
+    def stride(self) -> int | None:
+        """Return the n of `hold_out`: every n-th example of the files of train belongs to valid."""
+        return next((files.hold_out for files in self.splits.values() if files.hold_out), None)
+
+    def files(self, split: str) -> SplitFiles:
+        """Return the files that a split is read from."""
+        return self.splits[split if self.splits[split].source else "train"]
+
+    def examples_before(self, split: str, line: int) -> int:
+        """Count the split's examples among the first `line` lines of its files, if examples are lines."""
+        if self.stride is None or split not in ("train", "valid"):
+            return line
+        return line // self.stride if split == "valid" else line - line // self.stride
+
+    def count_train_files(self) -> list[int]:
+        """Read the source files of train, and return the number of examples of each, before `hold_out`."""
+        beside = self.form.target == "required"  # a file beside itself is a pair of sides that fit
+        counts = []
+        for path in self.splits["train"].source:
+            files = [cast(Path, path)]
+            try:
+                counts.append(sum(1 for _ in self.form.read(files, files * beside)))
+            except UserError:  # all files together were read before, so this one has no example
+                counts.append(0)
+        return counts
+
+    def line(self, split: str, example_id: int) -> int:
+        """Return the number, from 1, of an example over the files of its split; that of its line if examples are lines."""
+        stride = self.stride
+        if stride is None or split not in ("train", "valid"):
+            return example_id + 1
+        return (example_id + 1) * stride if split == "valid" else example_id + example_id // (stride - 1) + 1
+
+    def paths(self) -> list[AnyPath]:
+        """Return the files of all splits and sides, each once."""
+        return list(
+            dict.fromkeys(path for files in self.splits.values() for side in (files.source, files.target) for path in side)
+        )
+
+    def no_example(self, split: str) -> UserError:
+        """Return the error of a split whose files hold no example."""
+        files = self.splits[split]
+        names = " and ".join(" + ".join(map(str, side)) for side in (files.source, files.target) if side)
+        what = f"no example of format {self.format} in {names}" if names else f"splits.{split}: hold_out takes no example"
+        return UserError(f"{what}; at least one is needed")
+
+
+class _Form(TypedDict):
+    stamps: str
+    counts: dict[str, int]
+    digests: dict[str, str]
+
+
+@dataclass(frozen=True)
+class InputCounts:
+    """What reading the inputs gives: examples and digest of every split."""
+
+    counts: dict[str, int]
+    digests: dict[str, str]
+
+
+def input_stamp(inputs: Inputs) -> str | None:
+    """Hash how the inputs are read, and path, size and time of change of every file; None if one has none of these.
+
+    If a part of an archive or table is read, the whole file counts. Raises UserError if an object store refuses.
+    """
+    facts: list[object] = [inputs.format, inputs.tokenized]
+    if inputs.normalization != "none":  # so that older notes stay valid
+        facts.append(inputs.normalization)
+    if inputs.format == "labelled":
+        facts.append(inputs.labelled.model_dump())
+    try:
+        for split, files in sorted(inputs.splits.items()):
+            facts.append([split, files.hold_out])
+            for side in (files.source, files.target):
+                facts.append([_stamps(path) for path in side])
+    except OSError:
+        return None
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _stamps(path: AnyPath) -> list[tuple[str, int, int]]:
+    if not isinstance(path, Path):
+        return [(str(path), *path.stamp())]
+    path = path.absolute()
+    return [(str(file), (facts := file.stat()).st_size, facts.st_mtime_ns) for file in _files(path)] + [(str(path), 0, 0)]
+
+
+def _files(path: Path) -> Iterator[Path]:
+    if path.is_dir():
+        yield from sorted(file for file in path.rglob("*") if file.is_file())
+    else:
+        yield next((one for one in (path, *path.parents) if one.is_file()), path)
+
+
+def changed_just_now(inputs: Inputs) -> bool:
+    """Return whether an object may change again and keep its time, which most stores round to seconds."""
+    return any(path.stamp()[1] >= time.time_ns() - SETTLED_NS for path in inputs.paths() if not isinstance(path, Path))
+
+
+def read_cached_counts(folder: AnyPath, stamps: str | None) -> InputCounts | None:
+    """Read what was noted in a text folder about inputs of these stamps; None if nothing was."""
+    if stamps is None or not (folder / NOTE).exists():
+        return None
+    try:
+        note = read_json(folder / NOTE, form=_Form, needed=_Form.__annotations__)
+    except UserError:  # a note that is damaged is none
+        return None
+    return InputCounts(note["counts"], note["digests"]) if note["stamps"] == stamps else None
+
+
+def write_cached_counts(folder: AnyPath, stamps: str | None, known: InputCounts) -> None:
+    """Write the result of reading. Without stamps, remove a note about other inputs."""
+    if stamps is None:
+        (folder / NOTE).unlink(missing_ok=True)
+    else:
+        atomic_write(folder / NOTE, json_bytes({"stamps": stamps, **asdict(known)}))
