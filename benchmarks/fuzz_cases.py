@@ -89,7 +89,7 @@ _SETTINGS = {
     "average_checkpoints": "treenet.cli.average_checkpoints.AverageConfig",
     "align": "treenet.cli.align.AlignSettings",
     "export": "treenet.cli.export.ExportSettings",
-    "back_translate": "treenet.cli.back_translate_settings.BackTranslateConfig",
+    "back_translate": "treenet.cli.synthetic_pairs.BackTranslateConfig",
 }
 
 

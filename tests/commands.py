@@ -1,9 +1,9 @@
 """Commands in the process of the test: without the seconds that the start of a process takes."""
 
 import contextlib
-import importlib
 import io
 import json
+import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -28,8 +28,8 @@ def without_times(report: Path | AnyPath) -> object:
 
 
 def main_of(script: str) -> Callable[[Sequence[str]], None]:
-    """The function `main(arguments)` of the command of `workflows/SCRIPT`."""
-    return importlib.import_module(COMMANDS[command_of(Path(script).stem)][0]).main
+    """The function of the command of `workflows/SCRIPT`."""
+    return pkgutil.resolve_name(COMMANDS[command_of(Path(script).stem)][0])
 
 
 def run_here(script: str, *arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess:

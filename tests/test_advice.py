@@ -5,8 +5,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 from commands import run_here, run_installed_here
@@ -16,7 +16,7 @@ from sample_lines import sample_lines
 from treenet.cli.main import COMMANDS
 from treenet.cli.shipped import shipped_names
 from treenet.config import TrainConfig
-from treenet.evaluation.evaluate_settings import EvaluateSettings
+from treenet.evaluation.evaluate import EvaluateSettings
 from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.command_names import advise, command_of, command_runs
 from treeproc.common.errors import UserError
@@ -49,7 +49,7 @@ SIDES = (("source", "en"), ("target", "de"))
 
 @cache
 def parsers() -> dict:
-    return {name: parser_of(import_module(module).main) for name, (module, _) in COMMANDS.items()}
+    return {name: parser_of(resolve_name(place)) for name, (place, _) in COMMANDS.items()}
 
 
 @cache
@@ -78,8 +78,8 @@ def imports(module: str) -> set[str]:
 def users() -> dict[str, set[str]]:
     """The commands that import each module, also later."""
     found = defaultdict(set)
-    for command, (module, _) in COMMANDS.items():
-        todo = [module]
+    for command, (place, _) in COMMANDS.items():
+        todo = [place.partition(":")[0]]
         while todo:
             name = todo.pop()
             if command not in found[name]:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from treenet.evaluation.word_frequency import FrequencyBucket
+from treenet.evaluation.buckets import FrequencyBucket
 from treenet.report.bucket_charts import charted_metric, draw_scores
 from treenet.report.compare import ScoreRow, ScoreTable, bucket_tables
 from treenet.report.figures import SERIES, save_chart, style

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from treenet.cli import evaluate
-from treenet.evaluation.tag_scores import without_tags
+from treenet.evaluation.buckets import without_tags
 from treenet.extras.learned_metrics.comet import PYTHON, CometConfig, check_comet, comet_scores
 from treeproc.common.settings import UserError
 

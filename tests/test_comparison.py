@@ -14,8 +14,7 @@ from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.data.splits import read_references
-from treenet.evaluation.bootstrap import compare_systems
-from treenet.evaluation.comparison import CompareConfig, compare
+from treenet.evaluation.bootstrap import CompareConfig, compare, compare_systems
 from treenet.evaluation.significance import ABOUT_WEIGHTS
 from treenet.jobs.train_run import run_training
 from treenet.runs.run_results import System, read_system

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from treenet.evaluation.dunnett import compare_with_baseline, critical_value, probability_below
-from treenet.evaluation.significance import t_quantile
+from treenet.evaluation.significance import compare_with_baseline, critical_value, probability_below, t_quantile
 
 
 def no_sentences(values):

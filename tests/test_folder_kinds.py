@@ -13,8 +13,8 @@ from search_runs import write_run, write_vocabulary
 from toydata import write_toy_data
 from toylabels import make_rows, write_labelled
 
-from treenet.cli.back_translate_settings import BackTranslateConfig
 from treenet.cli.shipped import CONFIGS
+from treenet.cli.synthetic_pairs import BackTranslateConfig
 from treenet.config import TrainConfig
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.seeds import SeedsConfig

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from sacrebleu.metrics import BLEU
 
-from treenet.evaluation.tag_scores import format_tags, score_tags
+from treenet.evaluation.buckets import format_tags, score_tags
 from treeproc.common.settings import UserError, load_settings
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import RawLine, RawLineEncoder

@@ -6,14 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 
-from treenet.evaluation.bracket_f1 import CUTS, binary_tree, counted, over_kept_words, score_brackets
 from treenet.evaluation.unsupervised_parse import (
+    CUTS,
     GoldTree,
     ParsedSentence,
     ParseSettings,
     ParsingConfig,
+    binary_tree,
+    counted,
     format_parse,
+    over_kept_words,
     parse_links,
+    score_brackets,
     score_sentences,
     write_tree,
 )

@@ -13,7 +13,7 @@ from test_report_answer import make_run
 from toydata import write_toy_data
 
 from treenet.data.splits import read_references
-from treenet.evaluation.word_frequency import LASTS, count_words, score_by_frequency
+from treenet.evaluation.buckets import LASTS, count_occurrences, score_by_frequency
 from treenet.report.compare import ScoreRow, ScoreTable
 from treenet.report.frequencies import score_frequencies
 from treeproc.common.files import file_sha256
@@ -58,8 +58,8 @@ def test_f1_is_that_of_a_slow_count(rows, data):
 
 def test_counts_are_of_the_words_that_are_asked_for_alone():
     lines = [["a", "b", "a"], ["c"], []]
-    assert count_words(lines, {"a", "z"}) == {"a": 2, "z": 0}
-    assert count_words([], ()) == {}
+    assert count_occurrences(lines, {"a", "z"}) == {"a": 2, "z": 0}
+    assert count_occurrences([], ()) == {}
 
 
 def test_buckets_have_names_for_people():

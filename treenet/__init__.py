@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from treeproc import __version__
 
 if TYPE_CHECKING:
-    from treenet.api.attention import TreeAttention
-    from treenet.api.encoder import TreeEncoder, TreeStates
+    from treenet.api.modules import TreeAttention, TreeEncoder, TreeStates
     from treenet.api.run import ClassifierRun, Run, load_run
     from treenet.api.shards import Shards, read_shards
     from treenet.config import ModelConfig, TreeAttentionConfig
@@ -23,11 +22,11 @@ _PLACES = {
     "ModelConfig": "treenet.config",
     "Run": "treenet.api.run",
     "Shards": "treenet.api.shards",
-    "TreeAttention": "treenet.api.attention",
+    "TreeAttention": "treenet.api.modules",
     "TreeAttentionConfig": "treenet.config",
     "TreeCollator": "treenet.structure",
-    "TreeEncoder": "treenet.api.encoder",
-    "TreeStates": "treenet.api.encoder",
+    "TreeEncoder": "treenet.api.modules",
+    "TreeStates": "treenet.api.modules",
     "TreeStructure": "treenet.structure",
     "UserError": "treeproc.common.errors",
     "collate": "treenet.data.batch",

@@ -12,8 +12,8 @@ from typing import Any, Self, TypeVar
 import torch
 
 from treenet.analysis.attention_stats import attend_examples, read_labels, translated
-from treenet.api.checks import given_path
 from treenet.api.sentence_attention import SentenceWeights, name_positions
+from treenet.api.shards import given_path
 from treenet.config import DecodingConfig
 from treenet.evaluation.line_classifier import (
     ROOTLESS,

@@ -3,6 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,12 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
-from treenet.api.checks import given_path
 from treeproc.common.arguments import as_integer, check_choice, check_flag, check_string
 from treeproc.common.command_names import from_python
-from treeproc.common.errors import UserError
+from treeproc.common.errors import UserError, quoted
 from treeproc.common.extras import require
-from treeproc.common.storage import AnyPath
+from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.shards.shard import HELD_SHARDS, Shard, SplitShards, tables
 
 if TYPE_CHECKING:
@@ -27,6 +27,13 @@ if TYPE_CHECKING:
 
 STAGES = ("encoded", "parsed", "text")
 VIEWS = ("leaves", "nodes", "spans")
+
+
+def given_path(name: str, path: AnyPath | str) -> AnyPath:
+    """Return the path of a file or an object. Raises UserError for an empty path, and for other types."""
+    if not isinstance(path, str | PathLike | RemotePath) or not str(path).strip():
+        raise UserError(f"{name} must be the path of a folder, but is {quoted(path)}")
+    return as_path(str(path))
 
 
 class ShardDataset(IterableDataset):

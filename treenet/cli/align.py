@@ -31,7 +31,7 @@ from treenet.analysis.alignment import (
     word_attention,
 )
 from treenet.analysis.attention_stats import SentenceAttention, map_attention, read_labels
-from treenet.cli.shipped import find_config
+from treenet.cli.shipped import find_config, given_run
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.chosen_checkpoint import checkpoint_names
@@ -140,11 +140,10 @@ def check_reference(references: Sequence[ReferenceLinks], number: int, line: Enc
 def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, AlignSettings, find_config=find_config, remote_out=True, reads_run=True)
     args = parser.parse_intermixed_args(argv)
-    if args.out is None or args.sample:
-        raise UserError("give --out RUN, the folder of a training run; this command has no sample")
+    out = given_run(args)
     settings = load_settings(AlignSettings, args.config, args.overrides)
     named = {name: getattr(settings, name) for name in ("input", "target", "trees", "references", "output")}
-    paths = {"--out": args.out} | {name: path for name, path in named.items() if path is not None}
+    paths = {"--out": out} | {name: path for name, path in named.items() if path is not None}
     refuse_relative_in_job(paths)
     if settings.output is None:
         check_output("give output=FILE")
@@ -154,7 +153,7 @@ def main(argv: Sequence[str]) -> None:
     if files := [path for name, path in paths.items() if name not in ("--out", "output") and not is_stream(path)]:
         count_lines(files)
     with ExitStack() as stack:
-        folder = stack.enter_context(read_run(args.out, *checkpoint_names(settings.checkpoint)))
+        folder = stack.enter_context(read_run(out, *checkpoint_names(settings.checkpoint)))
         aligner = Aligner(load_run(folder, checkpoint=settings.checkpoint), settings)
         file = stack.enter_context(named_output(settings.output)) if settings.output is not None else sys.stdout.buffer
         lines = read_raw_lines(settings.input, settings.trees, settings.target)

@@ -15,14 +15,14 @@ from collections.abc import Sequence
 
 from pydantic import Field, PositiveInt, model_validator
 
-from treenet.cli.shipped import find_config
+from treenet.cli.shipped import find_config, given_run
 from treenet.config import TrainConfig
 from treenet.runs.averaging import Choice, average_checkpoints, describe_gaps
 from treenet.runs.checkpoint import META, WEIGHTS
 from treenet.runs.mirror import open_results
 from treenet.runs.run_results import warn_of_stale_results
 from treeproc.common.files import read_json
-from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings
+from treeproc.common.settings import Settings, build_arg_parser, load_settings
 
 
 class AverageConfig(Settings):
@@ -47,18 +47,17 @@ def main(argv: Sequence[str]) -> None:
     args = build_arg_parser(
         __doc__, AverageConfig, find_config=find_config, remote_out=True, reads_run=True
     ).parse_intermixed_args(argv)
-    if args.out is None or args.sample:
-        raise UserError("give --out RUN, the folder of a training run; workflows/train.py --sample makes one")
+    out = given_run(args)
     settings = load_settings(AverageConfig, args.config, args.overrides)
     chosen, allow_fewer = settings.chosen(), settings.allow_fewer
-    with open_results(args.out, "checkpoints/*") as run:
+    with open_results(out, "checkpoints/*") as run:
         if not chosen:
             config = load_settings(TrainConfig, run / "config.yaml")
             chosen, allow_fewer = {config.average: config.average_checkpoints}, True  # as at the end of training
         [(choice, count)] = chosen.items()
         folder = average_checkpoints(run, choice, count, allow_fewer=allow_fewer, allow_damaged=settings.allow_fewer)
-        warn_of_stale_results(run, args.out)
-    folder = args.out / folder.name
+        warn_of_stale_results(run, out)
+    folder = out / folder.name
     meta = read_json(folder / META)
     steps = ", ".join(str(step) for step in meta["averaged_steps"])
     what = "moving average at step" if choice == "ema" else f"mean of the {choice} checkpoints, steps"

@@ -16,10 +16,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from treenet.cli.back_translate_settings import BackTranslateConfig
-from treenet.cli.made_files import MADE, MadeFiles
 from treenet.cli.shipped import CONFIGS, find_config
-from treenet.cli.synthetic_pairs import SIDES, mix, pair_files, read_pairs, sample_lines, synthetic_pairs, write_pairs
+from treenet.cli.synthetic_pairs import (
+    MADE,
+    SIDES,
+    BackTranslateConfig,
+    MadeFiles,
+    mix,
+    pair_files,
+    read_pairs,
+    sample_lines,
+    synthetic_pairs,
+    write_pairs,
+)
 from treenet.config import TrainConfig
 from treenet.data.input_kinds import LEAVES
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, describe_run, run_training

@@ -7,7 +7,7 @@ The script holds all words, so that a press of the tab key starts no program. Pr
 
 import argparse
 from collections.abc import Sequence
-from importlib import import_module
+from pkgutil import resolve_name
 
 from treenet.cli.main import COMMANDS
 from treenet.cli.shipped import shipped_names
@@ -40,7 +40,7 @@ complete -o default -F _tree_attention {program}
 def words_of(command: str) -> list[str]:
     """Return the options and the settings of a command as they are typed; --help alone if the command lacks a package."""
     try:
-        parser = parser_of(import_module(COMMANDS[command][0]).main)
+        parser = parser_of(resolve_name(COMMANDS[command][0]))
     except UserError:
         return ["--help"]
     # The user chooses the name of an entry of a dict.

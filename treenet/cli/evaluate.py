@@ -35,13 +35,19 @@ from pathlib import Path
 
 from treenet.cli.shipped import find_config
 from treenet.config import TrainConfig
-from treenet.evaluation.buckets import format_buckets
+from treenet.evaluation.bootstrap import format_comparison
+from treenet.evaluation.buckets import format_buckets, format_tags
 from treenet.evaluation.classify import ClassifySettings, classify_run, describe_classes
 from treenet.evaluation.classify import format_scores as format_predictions
-from treenet.evaluation.comparison import format_comparison
-from treenet.evaluation.evaluate import compare_results, evaluate_run, format_scores, format_signatures, score_file
-from treenet.evaluation.evaluate_settings import EvaluateSettings, GivenLines
-from treenet.evaluation.tag_scores import format_tags
+from treenet.evaluation.evaluate import (
+    EvaluateSettings,
+    GivenLines,
+    compare_results,
+    evaluate_run,
+    format_scores,
+    format_signatures,
+    score_file,
+)
 from treenet.loggers.feed import log_scores
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results, read_run

@@ -2,11 +2,10 @@
 
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from pkgutil import resolve_name
 from typing import NoReturn
 
 from treeproc import __version__
@@ -14,34 +13,37 @@ from treeproc.common.command_names import PROGRAM, command_of
 
 # In a log, imports that are over sooner than this are not worth a line.
 LOADING_S = 10.0
-# Commands in the order of the work, with their modules and what they do.
+# Commands in the order of the work, with their functions and what they do.
 COMMANDS = {
-    "demo": ("treenet.cli.demo", "the whole job on the shipped sample"),
-    "preprocess": ("treenet.cli.preprocess", "text to trees to Arrow shards"),
-    "inspect": ("treeproc.inspect", "the content of a data set as numbers and drawn trees"),
-    "verify": ("treeproc.verify", "check every file of a data set"),
-    "train": ("treenet.cli.train", "train a model: for translation, a classifier, a language model"),
-    "train-classifier": ("treenet.cli.train_classifier", "train, by default a classifier"),
-    "train-lm": ("treenet.cli.train_lm", "train, by default a masked language model"),
-    "train-parser": ("treenet.cli.train_parser", "train a tokeniser, a tagger and parsers on treebanks"),
-    "average-checkpoints": ("treenet.cli.average_checkpoints", "average checkpoints of a run"),
-    "evaluate": ("treenet.cli.evaluate", "translate a split and score it, or compare two systems"),
-    "translate": ("treenet.cli.translate", "translate raw text"),
-    "classify": ("treenet.cli.classify", "classify raw text"),
-    "back-translate": ("treenet.cli.back_translate", "more training pairs, from text of the target language"),
-    "align": ("treenet.cli.align", "align words of sentence pairs by the attention of a model"),
-    "serve": ("treenet.cli.serve", "translate over HTTP: a page, and JSON for programs"),
-    "score-lm": ("treenet.cli.score_lm", "perplexity of a language model, and its choices in minimal pairs"),
-    "export": ("treenet.cli.export", "a trained model for other programs: ONNX, CTranslate2, or a run folder that needs no data"),
-    "unsupervised-parse": ("treenet.cli.unsupervised_parse", "read and score the trees that a model found"),
-    "probe": ("treenet.cli.probe", "probe an encoder for syntax"),
-    "scaling": ("treenet.cli.scaling", "a study of models, data sizes and seeds in translation"),
-    "compare-seeds": ("treenet.cli.compare_seeds", "a study of classifiers over seeds"),
-    "control": ("treenet.cli.control", "a positive control: does a model find a tree where a tree decides?"),
-    "tune": ("treenet.cli.tune", "search for good settings, with the same number of trials for each system"),
-    "report": ("treenet.cli.report", "one page about runs and studies"),
-    "configs": ("treenet.cli.shipped", "list the shipped configurations, or print one"),
-    "completion": ("treenet.cli.completion", "print a script for bash that completes commands, options and settings"),
+    "demo": ("treenet.cli.demo:main", "the whole job on the shipped sample"),
+    "preprocess": ("treenet.cli.preprocess:main", "text to trees to Arrow shards"),
+    "inspect": ("treeproc.inspect:main", "the content of a data set as numbers and drawn trees"),
+    "verify": ("treeproc.verify:main", "check every file of a data set"),
+    "train": ("treenet.cli.train:main", "train a model: for translation, a classifier, a language model"),
+    "train-classifier": ("treenet.cli.train:train_classifier", "train, by default a classifier"),
+    "train-lm": ("treenet.cli.train:train_lm", "train, by default a masked language model"),
+    "train-parser": ("treenet.cli.train_parser:main", "train a tokeniser, a tagger and parsers on treebanks"),
+    "average-checkpoints": ("treenet.cli.average_checkpoints:main", "average checkpoints of a run"),
+    "evaluate": ("treenet.cli.evaluate:main", "translate a split and score it, or compare two systems"),
+    "translate": ("treenet.cli.translate:main", "translate raw text"),
+    "classify": ("treenet.cli.classify:main", "classify raw text"),
+    "back-translate": ("treenet.cli.back_translate:main", "more training pairs, from text of the target language"),
+    "align": ("treenet.cli.align:main", "align words of sentence pairs by the attention of a model"),
+    "serve": ("treenet.cli.serve:main", "translate over HTTP: a page, and JSON for programs"),
+    "score-lm": ("treenet.cli.score_lm:main", "perplexity of a language model, and its choices in minimal pairs"),
+    "export": (
+        "treenet.cli.export:main",
+        "a trained model for other programs: ONNX, CTranslate2, or a run folder that needs no data",
+    ),
+    "unsupervised-parse": ("treenet.cli.unsupervised_parse:main", "read and score the trees that a model found"),
+    "probe": ("treenet.cli.probe:main", "probe an encoder for syntax"),
+    "scaling": ("treenet.cli.study:scaling", "a study of models, data sizes and seeds in translation"),
+    "compare-seeds": ("treenet.cli.study:compare_seeds", "a study of classifiers over seeds"),
+    "control": ("treenet.cli.control:main", "a positive control: does a model find a tree where a tree decides?"),
+    "tune": ("treenet.cli.tune:main", "search for good settings, with the same number of trials for each system"),
+    "report": ("treenet.cli.report:main", "one page about runs and studies"),
+    "configs": ("treenet.cli.shipped:main", "list the shipped configurations, or print one"),
+    "completion": ("treenet.cli.completion:main", "print a script for bash that completes commands, options and settings"),
 }
 
 
@@ -94,13 +96,13 @@ def run_script(path: str) -> None:
 def _run(name: str) -> None:
     from treeproc.common.settings import run_cli  # here, because it imports pydantic, which `--help` does not need
 
-    run_cli(lambda argv: _load(name, argv).main(argv))
+    run_cli(lambda argv: _load(name, argv)(argv))
 
 
-def _load(name: str, arguments: Sequence[str]) -> ModuleType:
-    """Import the module of a command. On a busy machine, PyTorch and other libraries take a minute: then a line tells so."""
+def _load(name: str, arguments: Sequence[str]) -> Callable[[Sequence[str]], None]:
+    """Import the function of a command. On a busy machine, PyTorch and other libraries take a minute: then a line tells so."""
     from treeproc.common.progress import phase
 
     asks_for_help = {"-h", "--help"} & {*arguments}
     with nullcontext() if asks_for_help else phase(f"loading the libraries of {name}", after=LOADING_S):
-        return import_module(COMMANDS[name][0])
+        return resolve_name(COMMANDS[name][0])

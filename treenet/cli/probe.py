@@ -14,7 +14,7 @@ RUN/probes.<checkpoint>.png shows accuracy by layer.
 
 from collections.abc import Sequence
 
-from treenet.cli.shipped import find_config
+from treenet.cli.shipped import find_config, given_run
 from treenet.probing.probe_results import figure_name, format_probes
 from treenet.probing.probe_run import probe_run
 from treenet.probing.probe_settings import ProbeSettings
@@ -22,24 +22,21 @@ from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results
 from treenet.runs.run_results import PROBES
 from treeproc.common.extras import require
-from treeproc.common.settings import UserError, build_arg_parser, load_settings
+from treeproc.common.settings import build_arg_parser, load_settings
 
 
 def main(argv: Sequence[str]) -> None:
     args = build_arg_parser(
         __doc__, ProbeSettings, find_config=find_config, remote_out=True, reads_run=True
     ).parse_intermixed_args(argv)
+    out = given_run(args)
     settings = load_settings(ProbeSettings, args.config, args.overrides)
-    if args.sample:
-        raise UserError("--sample: this command has none; run workflows/train.py --sample, and give its folder as --out")
-    if args.out is None:
-        raise UserError("give --out RUN, the folder of a training run")
     if settings.layer == "all":
         require("matplotlib", "the figure of layer=all")
-    with open_results(args.out, *checkpoint_names(settings.checkpoint)) as run:
+    with open_results(out, *checkpoint_names(settings.checkpoint)) as run:
         name, entry = probe_run(run, settings)
         drawn = (run / figure_name(name)).is_file()
     print(format_probes(name, entry))
-    print(args.out / PROBES)
+    print(out / PROBES)
     if drawn:
-        print(args.out / figure_name(name))
+        print(out / figure_name(name))

@@ -16,13 +16,13 @@ It writes RUN/language_model.<split>.tsv, an example a line, and adds the scores
 
 from collections.abc import Sequence
 
-from treenet.cli.shipped import find_config
-from treenet.cli.treebank_examples import read_examples
+from treenet.cli.shipped import find_config, given_run
 from treenet.evaluation.language_models import ScoreLMSettings, score_lm_run
 from treenet.loggers.feed import log_scores
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results
-from treeproc.common.settings import UserError, build_arg_parser, load_settings
+from treeproc.common.settings import build_arg_parser, load_settings
+from treeproc.online.line_encoder import read_treebank
 
 TITLES = {
     "perplexity": "perplexity per piece",
@@ -38,16 +38,13 @@ def main(argv: Sequence[str]) -> None:
     args = build_arg_parser(
         __doc__, ScoreLMSettings, find_config=find_config, remote_out=True, reads_run=True
     ).parse_intermixed_args(argv)
+    out = given_run(args, "train_lm.py")
     settings = load_settings(ScoreLMSettings, args.config, args.overrides)
-    if args.sample:
-        raise UserError("--sample: this command has none; run workflows/train_lm.py --sample, and give its folder as --out")
-    if args.out is None:
-        raise UserError("give --out RUN, the folder of a training run")
-    with open_results(args.out, *checkpoint_names(settings.checkpoint)) as run:
-        name, scores = score_lm_run(run, settings, lambda data: read_examples(settings.treebank, data)[0])
+    with open_results(out, *checkpoint_names(settings.checkpoint)) as run:
+        name, scores = score_lm_run(run, settings, lambda data: read_treebank(settings.treebank, data)[0])
         log_scores(run)
     print(format_scores(name, scores))
-    print(args.out / f"language_model.{name}.tsv")
+    print(out / f"language_model.{name}.tsv")
 
 
 def format_scores(name: str, scores: dict) -> str:

@@ -10,11 +10,11 @@ programs. Ctrl-C ends it. docs/serve.md has more.
 
 from collections.abc import Sequence
 
-from treenet.cli.shipped import find_config
+from treenet.cli.shipped import find_config, given_run
 from treenet.extras.serving.settings import ServeSettings
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treeproc.common.extras import require
-from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
+from treeproc.common.settings import build_arg_parser, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
 
 
@@ -23,13 +23,12 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_intermixed_args(argv)
     for package in ("uvicorn", "ray"):  # the extra of the first one brings both
         require(package, "a server")
-    if args.out is None or args.sample:
-        raise UserError("give --out RUN, the folder of a training run (this command has no --sample)")
+    out = given_run(args)
     settings = load_settings(ServeSettings, args.config, args.overrides)
-    paths = {"--out": args.out, "token_file": settings.token_file}
+    paths = {"--out": out, "token_file": settings.token_file}
     if not checkpoint_names(settings.checkpoint):
         paths["checkpoint"] = as_path(settings.checkpoint)
     refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
     from treenet.extras.serving.server import serve_run  # loads Ray
 
-    serve_run(settings, args.out)
+    serve_run(settings, out)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from treeproc.common.errors import UserError, quoted
 from treeproc.common.settings import ArgumentParser
+from treeproc.common.storage import AnyPath
 
 CONFIGS = Path(__file__).parent / "configs"
 
@@ -54,6 +55,15 @@ def find_settings(args: argparse.Namespace, example: str, sample: Path | None = 
         ]
         raise UserError(", or ".join(ways))
     return sample if args.sample else args.config
+
+
+def given_run(args: argparse.Namespace, sample: str = "train.py") -> AnyPath:
+    """Return --out of a command that reads a run. Raises UserError if it is missing, or for --sample, which makes none."""
+    if args.sample:
+        raise UserError(f"--sample: this command has none; run workflows/{sample} --sample, and give its folder as --out")
+    if args.out is None:
+        raise UserError("give --out RUN, the folder of a training run")
+    return args.out
 
 
 def _no_name(text: str) -> str:

@@ -1,17 +1,107 @@
-"""Lines of text files for back-translation: pairs of a data set as files, a sample of monolingual text, the mixture of pairs."""
+"""Back-translation: its settings, its lines of text (pairs of a data set as files, a sample, the mixture), and what is made."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from treeproc.common.files import atomic_output
-from treeproc.common.settings import UserError
-from treeproc.common.storage import AnyPath
+from pydantic import Field, model_validator
+from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
+
+from treenet.translation.line_constraints import CONSTRAINTS
+from treenet.translation.translate_settings import TranslateSettings
+from treeproc.common.files import atomic_output, atomic_write, file_sha256, json_bytes, read_json
+from treeproc.common.setting_effects import Effect
+from treeproc.common.settings import Settings, UserError
+from treeproc.common.storage import AnyPath, DataPath
+from treeproc.parsers import ParserConfig
+from treeproc.parsers.config import TAG_FORM
 from treeproc.readers.numbered_lines import pair_up, read_lines
 from treeproc.readers.unicode_form import is_blank
 from treeproc.shards.shard import SplitShards
-from treeproc.shards.store import stage_folder
+from treeproc.shards.store import fingerprint_of, stage_folder
+
+# What this command decides itself.
+_OWN = ("input", "trees", "score", *CONSTRAINTS, "output", "nbest", "scores", "json_lines")
+
+
+class BackTranslateConfig(Settings):
+    """Settings of back-translation."""
+
+    data: Annotated[DataPath, Effect.NONE] = Field(description="finished data set of real pairs, of workflows/preprocess.py")
+    text: Annotated[list[DataPath], Effect.NONE] = Field(
+        min_length=1, description="text of the target language, one sentence a line, plain or compressed"
+    )
+    ratio: float = Field(1.0, gt=0, description="synthetic pairs for each real pair; fewer if the text has fewer lines")
+    tag: Annotated[str, Field(pattern=TAG_FORM)] | None = Field(
+        "<bt>", description="first word of synthetic sources, a leaf that no parser reads; null: none"
+    )
+    run: Annotated[DataPath | None, Effect.NONE] = Field(
+        None, description="finished run that translates target to source; null: the command trains one in OUT/backward"
+    )
+    backward: dict[str, Any] = Field(
+        {},
+        description="settings of that training, as for workflows/train.py; the default model is a transformer, whose sizes "
+        "go by the number of pairs",
+    )
+    backward_parser: ParserConfig | None = Field(
+        None, description="parser of the target language, for a backward model that reads trees; null: none"
+    )
+    translate: TranslateSettings = Field(TranslateSettings(), description="translation, as for workflows/translate.py")
+    workers: Annotated[Literal[0] | None, Effect.NONE] = Field(
+        None, description="0: preprocess in this process, without Ray; unset: as many Ray actors as there is room for"
+    )
+
+    @model_validator(mode="after")
+    def _check_parts(self):
+        if chosen := [name for name in _OWN if getattr(self.translate, name) != getattr(TranslateSettings(), name)]:
+            raise ValueError(f"translate.{chosen[0]}: this command chooses the lines and what is written; leave it out")
+        if "data" in self.backward:
+            raise ValueError("backward.data: this command makes that data set; leave it out")
+        if self.run is not None and (self.backward or self.backward_parser):
+            raise ValueError("run is a finished model, so none is trained; leave out backward and backward_parser")
+        return self
+
+
+MADE = "made.json"
+
+
+class _Step(TypedDict):
+    """A finished step: the fingerprint of its inputs, and the SHA-256 of its files by name."""
+
+    inputs: str
+    files: dict[str, str]
+
+
+class MadeFiles:
+    """The record FOLDER/made.json of finished steps."""
+
+    def __init__(self, folder: Path):
+        self._folder, self._path = folder, folder / MADE
+        self._steps: dict = read_json(self._path, "choose another --out", dict[str, _Step]) if self._path.exists() else {}
+
+    def began(self, step: str) -> bool:
+        """Return whether a step was made before, perhaps from other inputs."""
+        return step in self._steps
+
+    def has(self, step: str, files: Sequence[Path], *inputs: object) -> bool:
+        """Return whether the files of a step are complete and unchanged.
+
+        Raises UserError if they were made from other inputs.
+        """
+        if step not in self._steps:
+            return False
+        found = self._steps[step]
+        if found["inputs"] != fingerprint_of(*inputs):
+            raise UserError(f"{self._folder} holds the step '{step}' of other data or settings; choose another --out")
+        return all(path.is_file() and found["files"].get(path.name) == file_sha256(path) for path in files)
+
+    def add(self, step: str, files: Sequence[Path], *inputs: object) -> None:
+        """Record the files of a step that is finished."""
+        self._steps[step] = _Step(inputs=fingerprint_of(*inputs), files={path.name: file_sha256(path) for path in files})
+        atomic_write(self._path, json_bytes(self._steps))
+
 
 SIDES = ("source", "target")
 Pairs = Iterator[tuple[str, str]]

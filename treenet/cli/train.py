@@ -18,6 +18,7 @@ a classifier and a masked language model.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
@@ -60,3 +61,8 @@ def main(argv: Sequence[str], sample: str | None = "sample", **defaults: Any) ->
         warn_of_stale_results(args.out)
     for what, script, arguments in task.next_commands():
         print(as_called(f"  {what}: python workflows/{script} --out {args.out}{arguments}"))
+
+
+train_classifier = partial(main, sample=None, task="classification")
+# The default model of translation is none for language models.
+train_lm = partial(main, sample="masked_lm_sample", task="masked_lm", model={"name": "transformer"})

@@ -17,7 +17,7 @@ line and a warning with the reason. docs/translate.md has more.
 import sys
 from collections.abc import Sequence
 
-from treenet.cli.shipped import find_config
+from treenet.cli.shipped import find_config, given_run
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.translation.line_constraints import CONSTRAINTS
 from treenet.translation.translate_job import answer_lines, translate_lines
@@ -40,16 +40,15 @@ def main(argv: Sequence[str]) -> None:
         "--interactive", action="store_true", help="translate lines of standard input one by one, with trees, n-best and scores"
     )
     args = parser.parse_intermixed_args(argv)
-    if args.out is None or args.sample:
-        raise UserError("give --out RUN, the folder of a training run (this command has no --sample)")
+    out = given_run(args)
     flags = {"nbest": args.nbest, "scores": args.scores or None, "json_lines": args.json or None}
     settings = load_settings(
         TranslateSettings, args.config, args.overrides, **{name: value for name, value in flags.items() if value is not None}
     )
-    runs = [args.out, *settings.ensemble]
+    runs = [out, *settings.ensemble]
     source = settings.input if settings.input or settings.trees else STDIN
     constraints = {name: path for name in CONSTRAINTS if (path := getattr(settings, name)) is not None}
-    paths = {"--out": args.out, "input": settings.input, "trees": settings.trees, "score": settings.score, **constraints}
+    paths = {"--out": out, "input": settings.input, "trees": settings.trees, "score": settings.score, **constraints}
     paths |= {"output": settings.output} | {f"ensemble.{i}": path for i, path in enumerate(settings.ensemble)}
     paths |= {f"checkpoint {name}": as_path(name) for name in settings.checkpoints if not checkpoint_names(name)}
     refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})

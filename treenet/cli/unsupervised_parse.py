@@ -14,20 +14,20 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from treenet.cli.shipped import find_config
-from treenet.cli.treebank_examples import read_examples
+from treenet.cli.shipped import find_config, given_run
 from treenet.evaluation.unsupervised_parse import GoldTree, ParseSettings, format_parse, parse_run
 from treenet.loggers.feed import log_scores
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results
-from treeproc.common.settings import UserError, build_arg_parser, load_settings
+from treeproc.common.settings import build_arg_parser, load_settings
 from treeproc.common.storage import AnyPath
+from treeproc.online.line_encoder import read_treebank
 from treeproc.trees.spans import normalise, read_brackets
 
 
-def read_treebank(files: Sequence[Path], data: AnyPath) -> list[tuple[dict, GoldTree]]:
+def read_gold(files: Sequence[Path], data: AnyPath) -> list[tuple[dict, GoldTree]]:
     """Read trees, each also as an example in the vocabulary of a data set. Raises UserError with file and line on bad input."""
-    examples, trees = read_examples(files, data)
+    examples, trees = read_treebank(files, data)
     return list(zip(examples, map(read_tree, trees), strict=True))
 
 
@@ -43,13 +43,10 @@ def main(argv: Sequence[str]) -> None:
     args = build_arg_parser(
         __doc__, ParseSettings, find_config=find_config, remote_out=True, reads_run=True
     ).parse_intermixed_args(argv)
+    out = given_run(args, "train_lm.py")
     settings = load_settings(ParseSettings, args.config, args.overrides)
-    if args.sample:
-        raise UserError("--sample: this command has none; run workflows/train_lm.py --sample, and give its folder as --out")
-    if args.out is None:
-        raise UserError("give --out RUN, the folder of a training run")
-    with open_results(args.out, *checkpoint_names(settings.checkpoint)) as run:
-        name, scores = parse_run(run, settings, partial(read_treebank, settings.treebank))
+    with open_results(out, *checkpoint_names(settings.checkpoint)) as run:
+        name, scores = parse_run(run, settings, partial(read_gold, settings.treebank))
         log_scores(run)
     print(format_parse(name, scores))
-    print(args.out / f"parses.{name}.txt")
+    print(out / f"parses.{name}.txt")

@@ -1,11 +1,18 @@
-"""Scores by the difficulty of a source: its length in words, and the depth of its tree."""
+"""Scores of parts of a text: by length and depth of the source, by the tag in front of it, and of words by their frequency.
 
-from collections.abc import Iterable, Sequence
+Scores of words are those of compare-mt (Neubig et al., 2019): a word of a translation is right as often as its reference has it,
+at any position. The F1 of a bucket is over all occurrences of its words. With m matches, h words of translations and r words of
+references, it is 2 m / (h + r).
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from pydantic import Field, field_validator
 
-from treenet.tasks.translation_metrics import MAIN, METRICS
+from treenet.tasks.translation_metrics import COMPARED, MAIN, METRICS
 from treeproc.common.settings import Settings, UserError
 
 
@@ -89,3 +96,105 @@ def format_buckets(buckets: dict[str, list[dict]]) -> str:
             lines.append(f"  {title:20}{row['num_examples']:7d}{row[MAIN]:8.2f}")
         blocks.append("\n".join(lines))
     return "\n".join(blocks)
+
+
+UNTAGGED = "none"
+
+
+def score_tags(sources: Sequence[str], tags: Collection[str], hypotheses: Sequence[str], references: Sequence[str]) -> list[dict]:
+    """Return the number of examples and the compared metrics of the lines with each tag, and of the lines without a tag.
+
+    Tags are in alphabetical order, with `UNTAGGED` last. A tag without lines is left out.
+    """
+    first = [source.partition(" ")[0] for source in sources]
+    of_line = [word if word in tags else UNTAGGED for word in first]
+    found = []
+    for tag in (*sorted(tags), UNTAGGED):
+        rows = [row for row, own in enumerate(of_line) if own == tag]
+        if rows:
+            lines, correct = [hypotheses[row] for row in rows], [[references[row] for row in rows]]
+            scores = {name: METRICS[name].build(True).corpus_score(lines, correct).score for name in COMPARED}
+            found.append({"tag": tag, "num_examples": len(rows), **scores})
+    return found
+
+
+def without_tags(sources: Sequence[str], tags: Collection[str]) -> list[str]:
+    """Return lines without the tag in front of them."""
+    split = (source.partition(" ") for source in sources)
+    return [rest if first in tags else f"{first}{blank}{rest}" for first, blank, rest in split]
+
+
+def format_tags(scores: Sequence[dict]) -> str:
+    """Return a table with a line for each tag."""
+    shown = [name for name in COMPARED if all(name in row for row in scores)]
+    lines = [f"{'tag of the source':22}{'lines':>7}" + "".join(f"{METRICS[name].column:>8}" for name in shown)]
+    for row in scores:
+        lines.append(f"  {row['tag']:20}{row['num_examples']:7d}" + "".join(f"{row[name]:8.2f}" for name in shown))
+    return "\n".join(lines)
+
+
+# Upper ends of the buckets, included: words that training never had, had once, 2 to 4 times, and so on.
+LASTS = (0, 1, 4, 9, 99, 999)
+
+
+@dataclass(frozen=True)
+class FrequencyBucket:
+    """Words that occur `first` to `last` times in the training text. `last` is None in the open bucket."""
+
+    first: int
+    last: int | None
+    words: int  # occurrences in the references
+    f1: list[float | None]  # of each system, 0 to 100; None if neither it nor the references have such a word
+
+    @property
+    def name(self) -> str:
+        if self.last is None:
+            return f"{self.first:,} and more"
+        return f"{self.first}" if self.first == self.last else f"{self.first}–{self.last}"
+
+
+def count_occurrences(lines: Iterable[Sequence[str]], wanted: Iterable[str]) -> dict[str, int]:
+    """Count how often each of the words `wanted` occurs in the lines of words. Memory grows with `wanted`, not with the lines."""
+    counts = dict.fromkeys(wanted, 0)
+    for line in lines:
+        for word in line:
+            if word in counts:
+                counts[word] += 1
+    return counts
+
+
+def score_by_frequency(
+    systems: Sequence[Sequence[Sequence[str]]],
+    references: Sequence[Sequence[str]],
+    counts: dict[str, int],
+    lasts: Sequence[int] = LASTS,
+) -> list[FrequencyBucket]:
+    """Return F1 of every bucket that has a word, from translations and references as lines of words.
+
+    `counts` are those of the training text, for every word of both.
+    """
+    places = {word: int(np.searchsorted(lasts, count)) for word, count in counts.items()}
+    size = len(lasts) + 1
+
+    def add(totals: np.ndarray, words: Counter[str]) -> None:
+        for word, count in words.items():
+            totals[places[word]] += count
+
+    in_references, found = np.zeros(size, dtype=np.int64), np.zeros((len(systems), 2, size), dtype=np.int64)
+    for row, reference in enumerate(references):
+        expected = Counter(reference)
+        add(in_references, expected)
+        for number, lines in enumerate(systems):
+            own = Counter(lines[row])
+            add(found[number, 0], own & expected)
+            add(found[number, 1], own)
+    buckets = []
+    for place in range(size):
+        totals = [int(words[place] + in_references[place]) for _, words in found]
+        if not any(totals) and not in_references[place]:
+            continue
+        scores = [200.0 * int(right[place]) / total if total else None for (right, _), total in zip(found, totals, strict=True)]
+        first = lasts[place - 1] + 1 if place else 0
+        last = lasts[place] if place < len(lasts) else None
+        buckets.append(FrequencyBucket(first, last, int(in_references[place]), scores))
+    return buckets

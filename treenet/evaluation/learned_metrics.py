@@ -3,21 +3,41 @@
 Each is a mean over sentences, so it has a paired bootstrap. Both cost much more than BLEU, and need a model in a local folder.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field, PositiveInt, model_validator
 
 from treenet.evaluation.bootstrap import Comparison, compare_means
-from treenet.evaluation.sentence_scores import SentenceScores
 from treenet.runs.precision import choose_device
 from treenet.tasks.translation_metrics import LEARNED_TITLES
+from treeproc.common.files import file_sha256
 from treeproc.common.messages import warn
 from treeproc.common.setting_effects import Effect
 from treeproc.common.settings import Settings, UserError
+
+
+@dataclass(frozen=True)
+class SentenceScores:
+    """Scores of every line of some systems. The score of a system is their mean."""
+
+    values: np.ndarray  # [systems, lines]
+    signature: str
+    num_cut: int = 0  # texts that are longer than the model reads
+    details: Mapping[str, Sequence[float]] = field(default_factory=dict)  # further numbers of each system
+
+
+def folder_sha256(folder: Path) -> str:
+    """Return a hash of the names and contents of the files of a model. Raises OSError if they cannot be read."""
+    kinds = (".safetensors", ".json", ".txt", ".model", ".ckpt", ".yaml")
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.suffix in kinds and path.is_file())
+    return hashlib.sha256("".join(f"{path} {file_sha256(folder / path)}\n" for path in files).encode()).hexdigest()
+
 
 PYTHON = "TREE_ATTENTION_COMET_PYTHON"
 INSTALL = "python3 -m venv COMET && COMET/bin/pip install unbabel-comet 'setuptools<81'"

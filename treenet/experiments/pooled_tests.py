@@ -6,8 +6,7 @@ from statistics import fmean
 
 import numpy as np
 
-from treenet.evaluation.dunnett import DUNNETT, POWER, compare_with_baseline
-from treenet.evaluation.significance import LEVEL
+from treenet.evaluation.significance import DUNNETT, LEVEL, POWER, compare_with_baseline
 from treenet.tasks.translation_metrics import METRIC_TITLES
 
 # For people, below a table.

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
-from treenet.evaluation.evaluate import evaluate_run, more_fingerprint
-from treenet.evaluation.evaluate_settings import EvaluateSettings, References
+from treenet.evaluation.evaluate import EvaluateSettings, References, evaluate_run, more_fingerprint
 from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import Cell
 from treenet.experiments.study import describe_stale

@@ -25,8 +25,7 @@ from treenet.evaluation.bootstrap import (
     sentence_statistics,
     statistics_of,
 )
-from treenet.evaluation.evaluate import more_fingerprint, tokenizer_of
-from treenet.evaluation.evaluate_settings import EvaluateSettings, References
+from treenet.evaluation.evaluate import EvaluateSettings, References, more_fingerprint, tokenizer_of
 from treenet.evaluation.significance import (
     ABOUT_WEIGHTS_OF_SEEDS,
     EXPLAIN_MEANS,

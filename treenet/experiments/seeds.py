@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
 from treenet.evaluation.classify import score_peak, score_run
-from treenet.evaluation.evaluate_settings import References
+from treenet.evaluation.evaluate import References
 from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import Cell
 from treenet.experiments.study import describe_stale

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from treenet.evaluation.evaluate_settings import References
+from treenet.evaluation.evaluate import References
 from treenet.evaluation.significance import EXPLORATORY, SeedTest
 from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from treenet.evaluation.buckets import FrequencyBucket, count_occurrences, score_by_frequency
 from treenet.evaluation.evaluate import EvaluateSettings, tokenizer_of
-from treenet.evaluation.word_frequency import FrequencyBucket, count_words, score_by_frequency
 from treenet.report.compare import ScoreTable, references_of
 from treenet.report.report_runs import ReportRun
 from treenet.tasks.translation_metrics import build_tokenizer
@@ -69,7 +69,7 @@ def score_frequencies(table: ScoreTable, runs: Sequence[ReportRun], say: Callabl
     loaded = "" if isinstance(folder, Path) else f": {size / 1e6:,.1f} MB are read from {folder}"
     say(f"counting the words of {table.split} in the training text{loaded}")
     try:
-        counts = count_words(map(words, _training_lines(folder, records, side)), wanted)
+        counts = count_occurrences(map(words, _training_lines(folder, records, side)), wanted)
     except UserError as error:
         return Frequencies(str(error))
     buckets = tuple(score_by_frequency(systems, expected, counts))

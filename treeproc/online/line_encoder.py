@@ -13,6 +13,7 @@ from treeproc.common.settings import UserError, build_settings, differences
 from treeproc.common.storage import AnyPath
 from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, describe_parser
 from treeproc.parsers.config import PARSED, check_endpoint, flat_arcs, public_endpoint
+from treeproc.readers import read_rows
 from treeproc.readers.unicode_form import FORMS, is_blank
 from treeproc.shards.rows import batch_views, pick, record_batches
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, select
@@ -125,6 +126,18 @@ class LineEncoder:
         """Return the pieces of lines on the side that models write."""
         flat, counts = self._encoder.encode_target_lines(pa.array(lines, pa.string()))
         return np.split(flat, np.cumsum(counts)[:-1]) if len(lines) else []
+
+
+def read_treebank(files: Sequence[Path], data: AnyPath) -> tuple[list[dict], list[str]]:
+    """Return the examples of the trees of Penn Treebank files, and the trees as they are written.
+
+    Raises UserError with file and line on bad input.
+    """
+    rows = [row for row in read_rows("brackets", files, ()) if row["trees"]]
+    lines, given = [row["source"] for row in rows], [Given(row["words"], row["trees"]) for row in rows]
+    encoder = LineEncoder(data, given_trees=True)
+    examples = encoder.encode_parsed(lines, encoder.parse(lines, given), range(len(lines)))
+    return list(examples), [row["trees"][0] for row in rows]
 
 
 def _has_tokens(data: AnyPath) -> bool | None:

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from treenet.evaluation.learned_metrics import BertScoreConfig
-from treenet.evaluation.sentence_scores import SentenceScores, folder_sha256
+from treenet.evaluation.learned_metrics import BertScoreConfig, SentenceScores, folder_sha256
 from treeproc.common.errors import one_line
 from treeproc.common.extras import require
 from treeproc.common.settings import UserError

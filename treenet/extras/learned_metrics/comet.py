@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from treenet.evaluation.learned_metrics import INSTALL, PYTHON, CometConfig
-from treenet.evaluation.sentence_scores import SentenceScores, folder_sha256
+from treenet.evaluation.learned_metrics import INSTALL, PYTHON, CometConfig, SentenceScores, folder_sha256
 from treeproc.common.errors import one_line
 from treeproc.common.settings import UserError
 from treeproc.common.torch_files import check_archive

@@ -1,19 +1,87 @@
-"""`TreeAttention`: attention over trees, which replaces `nn.MultiheadAttention`.
+"""Tree attention for other models: `TreeAttention` replaces `nn.MultiheadAttention`, `TreeEncoder` is layers of it.
 
 Shapes: B batch, T queries, L leaves, N nodes, S = L + N positions (leaves, then nodes in pre-order), D model, H heads.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
-from treenet.api.checks import check_config, check_positions, check_states, check_structure, check_width, place
-from treenet.config import TreeAttentionConfig
+from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import CrossAttention, SelfAttention, padding_to_attend_mask
-from treenet.layers.blocks import attend_mask_of, position_pad_mask, prepare_trees
+from treenet.layers.blocks import attend_mask_of, position_pad_mask, prepare_trees, run_layers
 from treenet.layers.scaled_dot_product import attention_weights
+from treenet.models.encoders.transformer import build_layers
+from treenet.models.encoders.tree import build_tree_attention
 from treenet.structure import TreeStructure
-from treeproc.common.arguments import check_flag, check_number, check_type
-from treeproc.common.errors import UserError
+from treenet.structure.base import refusing_device
+from treeproc.common.arguments import as_integer, check_flag, check_number, check_type
+from treeproc.common.command_names import from_python
+from treeproc.common.errors import UserError, quoted
+from treeproc.common.settings import Settings, build_settings
+
+
+def _check_width(width: int, num_heads: int) -> None:
+    """Raise UserError if heads cannot share a width: half of each head's is embeddings of heights, half of ranks."""
+    as_integer("num_heads", num_heads, least=1)
+    if as_integer("embed_dim", width, 1, 2**31 - 1) % (2 * num_heads):
+        raise UserError(f"the width must be a multiple of 2 * num_heads = {2 * num_heads}, but is {width}")
+
+
+def _check_config(name: str, config: Settings, wanted: type[Settings]) -> None:
+    """Raise UserError unless `config` has checked values: a copy of pydantic's `model_copy` may have any."""
+    check_type(name, config, wanted)
+    with from_python():
+        build_settings(wanted, config.model_dump(), name)
+
+
+def _place(module: nn.Module, device: torch.device | str | int | None, dtype: torch.dtype | None) -> None:
+    """Move a new module to `device` and `dtype`, where given. Raises UserError for one that it cannot have."""
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise UserError(f"dtype must be a floating-point type of PyTorch, such as torch.bfloat16, but is {quoted(dtype)}")
+    if device is not None:
+        with refusing_device(device):
+            module.to(device)
+    module.to(dtype)
+
+
+def _check_states(name: str, states: Tensor) -> None:
+    """Raise UserError unless states are a floating-point tensor of three dimensions."""
+    if not isinstance(states, Tensor):
+        raise UserError(f"{name} must be a tensor, but is a {type(states).__name__}")
+    if states.dim() != 3 or not states.is_floating_point():
+        raise UserError(f"{name} must be floating-point numbers in three dimensions, but are {states.dtype} {list(states.shape)}")
+
+
+def _check_structure(structure: TreeStructure | None) -> TreeStructure:
+    """Return the structure. Raises UserError if there is none."""
+    if structure is None:
+        raise UserError("the trees are missing: give structure=..., for example TreeStructure.from_brackets([...])")
+    if not isinstance(structure, TreeStructure):
+        raise UserError(f"structure must be a TreeStructure, but is a {type(structure).__name__}")
+    return structure
+
+
+def _check_shape(name: str, states: Tensor, pad_mask: Tensor, width: int) -> None:
+    """Raise UserError unless states are [B, positions of the mask, width], on the device of the mask."""
+    _check_states(f"the states of the {name}", states)
+    wanted, found = [*pad_mask.shape, width], list(states.shape)
+    if found != wanted:
+        raise UserError(f"the states of the {name} must be {wanted}, but are {found}")
+    if states.device != pad_mask.device:
+        raise UserError(f"the {name} are on {states.device}, but the trees on {pad_mask.device}; call structure.to(...)")
+
+
+def _check_positions(states: Tensor, structure: TreeStructure, pad_mask: Tensor, width: int) -> None:
+    """Check leaves and nodes in one tensor, as `_check_shape` does. Tell if the nodes are missing."""
+    leaves, nodes = structure.num_leaves, structure.num_nodes
+    if list(states.shape) == [len(pad_mask), leaves, width]:
+        raise UserError(
+            f"the states {list(states.shape)} have no nodes: {leaves} leaves come first, then {nodes} nodes, for example "
+            "torch.cat([leaves, structure.node_means(leaves)], 1)"
+        )
+    _check_shape(f"{leaves} leaves and {nodes} nodes", states, pad_mask, width)
 
 
 class TreeAttention(nn.Module):
@@ -41,13 +109,13 @@ class TreeAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        check_width(embed_dim, num_heads)
+        _check_width(embed_dim, num_heads)
         check_number("dropout", dropout, 0, 1)
         check_flag("bias", bias)
         check_flag("cross", cross)
         check_flag("batch_first", batch_first)
         if tree is not None:
-            check_config("tree", tree, TreeAttentionConfig)
+            _check_config("tree", tree, TreeAttentionConfig)
             if tree.relative_positions:
                 raise UserError(
                     "tree.relative_positions must be 0 in TreeAttention, which adds no positions (TreeEncoder does), but it is "
@@ -56,7 +124,7 @@ class TreeAttention(nn.Module):
         self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
         self.tree = tree or TreeAttentionConfig()
         self.attention = (CrossAttention if cross else SelfAttention)(embed_dim, num_heads, dropout, self.tree, bias)
-        place(self, device, dtype)
+        _place(self, device, dtype)
 
     @classmethod
     def from_multihead_attention(
@@ -112,7 +180,7 @@ class TreeAttention(nn.Module):
         each row adds up to 1. Raises UserError if the trees are missing, or the states do not fit them.
         """
         cross = isinstance(self.attention, CrossAttention)
-        check_states("query", query)
+        _check_states("query", query)
         memory = query if key is None and not cross else key
         if (memory is None or (value is not None and value is not key)) or (not cross and memory is not query):
             raise UserError(
@@ -120,11 +188,11 @@ class TreeAttention(nn.Module):
                 if cross
                 else "self-attention takes key and value from the query; leave both out, or build TreeAttention with cross=True"
             )
-        check_states("key", memory)
+        _check_states("key", memory)
         if not self.batch_first:
             query, memory = query.transpose(0, 1), memory.transpose(0, 1)
-        structure = check_structure(structure)
-        check_positions(memory, structure, position_pad_mask(structure), self.embed_dim)
+        structure = _check_structure(structure)
+        _check_positions(memory, structure, position_pad_mask(structure), self.embed_dim)
         if cross:
             _check_queries(query, len(memory), self.embed_dim)
         drops = self.attention.dropout_p > 0
@@ -160,3 +228,41 @@ class TreeAttention(nn.Module):
 def _check_queries(query: Tensor, batch: int, width: int) -> None:
     if query.dim() != 3 or (query.shape[0], query.shape[2]) != (batch, width):
         raise UserError(f"the queries must be [{batch}, any number, {width}], but are {list(query.shape)}")
+
+
+class TreeStates(NamedTuple):
+    """States of the leaves [B, L, D] and of the nodes in pre-order [B, N, D]; the first node is the root."""
+
+    leaves: Tensor
+    nodes: Tensor
+
+
+class TreeEncoder(nn.Module):
+    """The encoder of the Tree Transformer without its embeddings: `num_encoder_layers` of tree attention and feed-forward.
+
+    Reads of `config`: d_model, d_ff, num_heads, num_encoder_layers, dropout, attention_dropout and tree. Raises UserError for
+    wrong arguments.
+    """
+
+    def __init__(self, config: ModelConfig, *, device: torch.device | str | int | None = None, dtype: torch.dtype | None = None):
+        super().__init__()
+        _check_config("config", config, ModelConfig)
+        self.config = config
+        self.layers = build_layers(config, lambda _: build_tree_attention(config))
+        _place(self, device, dtype)
+
+    def forward(self, leaves: Tensor, structure: TreeStructure | None = None, nodes: Tensor | None = None) -> TreeStates:
+        """Return the states of leaves [B, L, D], and of nodes [B, N, D], for example embeddings of `structure.labels`.
+
+        Without `nodes`, a node begins as the mean of its leaves. States of padding are undefined. Raises UserError if the
+        trees are missing, or the states do not fit them.
+        """
+        structure, width = _check_structure(structure), self.config.d_model
+        _check_shape("leaves", leaves, structure.leaf_pad_mask, width)
+        nodes = structure.node_means(leaves) if nodes is None else nodes
+        _check_shape("nodes", nodes, structure.node_pad_mask, width)
+        x = torch.cat([leaves, nodes], dim=1)
+        drops_weights = bool(self.training and self.config.attention_dropout)
+        prepared = prepare_trees(structure, self.config.tree, x, drops_weights=drops_weights)
+        states = run_layers(self.layers, x, prepared, self.config.tree, position_pad_mask(prepared))
+        return TreeStates(*states.split([structure.num_leaves, structure.num_nodes], dim=1))

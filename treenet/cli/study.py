@@ -1,0 +1,69 @@
+"""The commands of studies: over models, sizes of data and seeds in translation, and over systems and seeds of classifiers."""
+
+from collections.abc import Sequence
+from inspect import getdoc
+from typing import Any
+
+from treenet.cli.shipped import CONFIGS, find_config, find_settings
+from treenet.experiments import scaling_report, seeds_report
+from treenet.experiments.scaling import ScalingConfig
+from treenet.experiments.seeds import SeedsConfig
+from treenet.experiments.study import StudyForm, add_study_options, make_study, run_study, show_study
+from treenet.experiments.study_grid import StudyConfig
+from treeproc.common.extras import require
+from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
+from treeproc.readers import read_lines
+
+
+def scaling(argv: Sequence[str]) -> None:
+    """Run a data-size study, as in figure 5a of the paper: several models, shares of the training data, and seeds.
+
+        python workflows/scaling.py --config FILE.yaml --out STUDY data=DATA grid.fractions=[0.1,1] grid.seeds=[1,2]
+        python workflows/scaling.py --sample --out STUDY data=DATA
+
+    FILE.yaml is a configuration of workflows/train.py, with or without a `grid`. All cells use the same shards and the same
+    vocabulary. A larger share contains every smaller one. Each cell is a separate run in STUDY/cells. STUDY/ledger.json has the
+    state of every cell: done, running or failed.
+
+    The same command continues: it runs missing and failed cells. A larger grid adds cells. With workers=0, several such commands
+    may work on one study. At the end, the command prints a table and writes STUDY/scaling.json and the plot STUDY/scaling.png and
+    .svg. Intervals and tests over seeds need three seeds.
+    """
+    _run(argv, str(getdoc(scaling)), scaling_report.FORM, ScalingConfig, "scaling_sample")
+
+
+def compare_seeds(argv: Sequence[str]) -> None:
+    """Compare classifiers or models of relatedness over seeds: models, ablations, control trees, as in Tables 2 and 3.
+
+        python workflows/compare_seeds.py --config workflows/configs/seeds_sst5.yaml --out COMPARISON data=DATA
+        python workflows/compare_seeds.py --config FILE.yaml --out COMPARISON data=DATA grid.seeds=[1,2,3]
+
+    FILE.yaml is a configuration of workflows/train.py with a `grid` of systems and seeds. Each cell is a separate run in
+    COMPARISON/cells. COMPARISON/ledger.json has the state of every cell: done, running or failed.
+
+    The same command continues: it runs missing and failed cells. A larger grid adds cells. At the end, the command prints a table
+    and writes COMPARISON/comparison.json. The table has statistical tests from three seeds on.
+    """
+    _run(argv, str(getdoc(compare_seeds)), seeds_report.FORM, SeedsConfig, task="classification")
+
+
+def _run(
+    argv: Sequence[str], doc: str, form: StudyForm, settings: type[StudyConfig], sample: str | None = None, **defaults: Any
+) -> None:
+    """Run the command of a form of study. `sample` is the configuration of --sample, and `defaults` hold without one."""
+    parser = build_arg_parser(doc, settings, find_config=find_config, remote_out=True, has_sample=sample is not None)
+    add_study_options(parser)
+    args = parser.parse_intermixed_args(argv)
+    for package in ("matplotlib", "scipy"):  # at the end of the study: refused here, before the first cell
+        require(package, "the report of a study")
+    path = find_settings(args, "data=DATA", CONFIGS / f"{sample}.yaml" if sample else None)
+    if args.out is None:
+        raise UserError("give --out DIR, the folder of the study")
+    config = load_settings(settings, path, args.overrides, **({} if path else defaults))
+    refuse_relative_in_job({"data": config.data, "--out": args.out, "--records": args.records or args.out})
+    more = [list(read_lines([path])) for path in getattr(config.grid, "more_references", ())]
+    study = make_study(form, config, args.out.resolve(), args.records and args.records.resolve(), more)
+    if args.dry_run:
+        print(show_study(study))
+        return
+    run_study(study)
