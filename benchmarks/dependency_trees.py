@@ -18,9 +18,9 @@ from treeproc.extras.parser_training.treebank import Sentence, Tree, read_conllu
 from treeproc.extras.parser_training.treebank import read_trees as read_brackets
 from treeproc.parsers import Given, ParserConfig, build_parser, read_trees
 from treeproc.shards.ragged import edges_of
-from treeproc.trees.bracket_scores import score
-from treeproc.trees.control_trees import control_spans
 from treeproc.trees.dependency_trees import DependencySentences, dependency_phrases
+from treeproc.trees.flat_trees import control_spans
+from treeproc.trees.scores import score
 from treeproc.trees.spans import SpanTree, normalise, parents_and_subtree_ends
 
 SHAPES = ("layered", "flat", "left", "right")

@@ -23,7 +23,7 @@ from fuzz_cases import FuzzCase, make_case
 from fuzz_oracles import silent_loss
 from fuzz_world import MODULES, REPOSITORY, build_world, main_of
 
-from treeproc.common.settings import run_cli
+from treeproc.common.command_line import run_cli
 
 LIMIT_S = 60
 MEMORY = 12 << 30

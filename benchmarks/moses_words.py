@@ -22,9 +22,9 @@ from measure import emit
 from treeproc.parsers import Given, ParserConfig, build_parser, read_trees
 from treeproc.readers.brackets import read_treebank
 from treeproc.readers.conllu import read_conllu
-from treeproc.readers.moses import undo_moses
+from treeproc.readers.line_forms import undo_moses
 from treeproc.stages.preprocess import SAMPLE
-from treeproc.trees.bracket_scores import PUNCTUATION
+from treeproc.trees.scores import PUNCTUATION
 from treeproc.trees.spans import ROOT_LABELS, SpanTree, plain_label
 
 FORMS = {"tokens": False, "treebank words": True}

@@ -33,8 +33,8 @@ from treeproc.common import storage
 from treeproc.common.cache import local_copy, prefetch
 from treeproc.common.files import file_sha256
 from treeproc.common.hash_cache import find_changed
-from treeproc.common.parallel import run_all
 from treeproc.common.storage import AnyPath, as_path
+from treeproc.common.store_requests import run_all
 
 PROXY = Path(__file__).resolve().parent / "slow_s3.py"
 

@@ -26,8 +26,7 @@ import torch
 from measure import emit
 
 from treeproc.parsers import Given, ParsedLine, ParserConfig, build_parser, find_models
-from treeproc.parsers.documents import span_tree
-from treeproc.parsers.stanza_parser import stanza_options
+from treeproc.parsers.stanza_parser import span_tree, stanza_options
 from treeproc.stages.preprocess import SAMPLE
 from treeproc.trees.spans import write_brackets
 

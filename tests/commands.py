@@ -11,8 +11,8 @@ from pathlib import Path
 from unittest import mock
 
 from treenet.cli.main import COMMANDS, main
+from treeproc.common.command_line import run_cli
 from treeproc.common.command_names import command_of
-from treeproc.common.settings import run_cli
 from treeproc.common.storage import AnyPath
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pyarrow.fs
 import pytest
 
-from treeproc.common import object_chunks, storage
+from treeproc.common import storage
+from treeproc.readers import line_ranges
 
 
 class FolderStore:
@@ -34,6 +35,6 @@ def store(tmp_path, monkeypatch) -> FolderStore:
     found = FolderStore(tmp_path / "store")
     monkeypatch.setattr(storage, "_file_system", lambda *_: found)
     monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "cache"))
-    object_chunks._chunk.cache_clear()
+    line_ranges._chunk.cache_clear()
     yield found
-    object_chunks._chunk.cache_clear()
+    line_ranges._chunk.cache_clear()

@@ -18,11 +18,12 @@ from treenet.cli.shipped import shipped_names
 from treenet.config import TrainConfig
 from treenet.evaluation.evaluate import EvaluateSettings
 from treenet.translation.translate_settings import TranslateSettings
+from treeproc.common.command_line import build_arg_parser, parser_of
 from treeproc.common.command_names import advise, command_of, command_runs
 from treeproc.common.errors import UserError
 from treeproc.common.extras import require
 from treeproc.common.setting_errors import has_setting, nearest
-from treeproc.common.settings import build_arg_parser, load_settings, parser_of
+from treeproc.common.settings import load_settings
 from treeproc.common.synonyms import SYNONYMS, settings_in
 from treeproc.stages.config import PreprocessConfig
 

@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.fs
 import pytest
 
-from treeproc.common import cache, cache_eviction, storage
-from treeproc.common.cache import local_copy, prefetch
-from treeproc.common.cache_eviction import cache_limit
+from treeproc.common import cache, storage
+from treeproc.common.cache import cache_limit, local_copy, prefetch
 from treeproc.common.settings import UserError
 from treeproc.common.storage import RemotePath, as_path
 from treeproc.shards.records import ShardRecord
@@ -55,7 +54,7 @@ def store(tmp_path, monkeypatch):
     store = Store(tmp_path / "store")
     (tmp_path / "cache").mkdir()
     monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "_evictor", cache_eviction.Evictor())
+    monkeypatch.setattr(cache, "_evictor", cache.Evictor())
     monkeypatch.setattr(storage, "_file_system", lambda *_: fake_file_system(store.folder))
     monkeypatch.setattr(RemotePath, "open", lambda path, mode="rb": store.open(path, mode))
     return store
@@ -230,11 +229,11 @@ import sys, time
 from pathlib import Path
 import pyarrow as pa
 from test_cache import fake_file_system, SIZE
-from treeproc.common import cache_eviction, storage
+from treeproc.common import cache, storage
 from treeproc.common.cache import local_copy
 from treeproc.common.storage import as_path
 storage._file_system = lambda *_: fake_file_system(Path(sys.argv[1]))
-cache_eviction._JUST_USED_NS = 2 * 10**9
+cache._JUST_USED_NS = 2 * 10**9
 items = [line.split() for line in sys.stdin]
 for turn in range(3):
     for number, (path, sha256) in enumerate(items):

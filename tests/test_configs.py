@@ -7,7 +7,7 @@ import pytest
 from treenet.config import ArchitectureSection, ModelConfig, TrainConfig
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.seeds import SeedsConfig
-from treenet.extras.tuning.settings import TuningConfig
+from treenet.extras.tuning.trials import TuningConfig
 from treenet.models import ARCHITECTURES
 from treeproc.common.settings import UserError, dump_settings, load_settings, read_yaml
 from treeproc.extras.parser_training.config import TrainParserConfig

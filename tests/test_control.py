@@ -51,8 +51,8 @@ from treenet.tasks.base import vocab_sizes
 from treeproc.common.settings import UserError, load_settings
 from treeproc.shards.schema import SPLITS
 from treeproc.shards.store import read_index
-from treeproc.trees.bracket_scores import BracketScore, score_sentence
 from treeproc.trees.conllu import read_leaves
+from treeproc.trees.scores import BracketScore, score_sentence
 from treeproc.trees.spans import check_tree, read_brackets
 
 SIZES = {"train": 30, "valid": 5, "test": 20}

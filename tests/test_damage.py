@@ -14,8 +14,9 @@ from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.run_json import read_facts
 from treenet.runs.run_results import read_scores
+from treeproc.common.command_line import build_arg_parser, run_cli
 from treeproc.common.errors import CommandEnded
-from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings, read_yaml, run_cli
+from treeproc.common.settings import Settings, UserError, load_settings, read_yaml
 from treeproc.shards.store import read_index
 
 pytestmark = pytest.mark.slow

@@ -17,8 +17,7 @@ from torch import nn
 
 from treeproc.parsers import ParserConfig, build_parser, find_models
 from treeproc.parsers.dependency import DependencyParser, best_trees, supports
-from treeproc.parsers.documents import DocumentTagger
-from treeproc.parsers.stanza_parser import stanza_options
+from treeproc.parsers.stanza_parser import DocumentTagger, stanza_options
 
 pytestmark = pytest.mark.slow
 

@@ -21,10 +21,10 @@ from training_jobs import tiny_config
 
 from treenet.jobs.train_run import run_training
 from treeproc.common import storage, store_requests
-from treeproc.common.parallel import run_all
 from treeproc.common.provenance import PROVENANCE
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.common.storage import AnyPath, RemotePath, as_path
+from treeproc.common.store_requests import run_all
 from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 
 pytestmark = pytest.mark.slow
@@ -185,7 +185,7 @@ def test_a_wrong_address_does_not_wait_for_minutes(proxy, monkeypatch):
 
 BESIDE = """
 from treeproc.common.storage import as_path
-from treeproc.common.parallel import run_all
+from treeproc.common.store_requests import run_all
 run_all(lambda number: as_path(f"s3://bucket/{number}").exists(), range(40))
 """
 TRAINING = """

@@ -18,7 +18,7 @@ from treenet.cli.synthetic_pairs import BackTranslateConfig
 from treenet.config import TrainConfig
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.seeds import SeedsConfig
-from treenet.extras.export.run_folder import export_run
+from treenet.extras.export.folder import export_run
 from treenet.runs.loading import load_run
 from treeproc.common import folder_kinds as kinds
 from treeproc.common.files import create, locked_entry, remove_leftovers

@@ -10,7 +10,7 @@ import pytest
 from treeproc.common import hash_cache
 from treeproc.common.files import cache_folder, file_sha256
 from treeproc.common.hash_cache import find_changed
-from treeproc.common.parallel import in_parallel
+from treeproc.common.store_requests import in_parallel
 from treeproc.stages import hash_files
 from treeproc.stages.hash_files import HashNames, hasher
 

@@ -13,7 +13,7 @@ from toylabels import write_toy_labels
 from toyruns import final_weights, losses, make_config, same, train_ranks
 
 from treenet.config import TrainConfig
-from treenet.extras.export.run_folder import export_run
+from treenet.extras.export.folder import export_run
 from treenet.jobs.dry_run import dry_run
 from treenet.jobs.train_job import check_job
 from treenet.jobs.train_run import describe_run, run_training

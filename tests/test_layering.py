@@ -36,10 +36,7 @@ TREEPROC_ROOMS = (
     "extras",
 )
 # The files of `treeproc` that run models; nothing loads them before a parser is built.
-RUN_MODELS = {
-    f"treeproc/parsers/{name}.py"
-    for name in ("dependency", "packing", "shift_reduce", "spelling", "stanza_parser", "tagger", "tokenizer")
-}
+RUN_MODELS = {f"treeproc/parsers/{name}.py" for name in ("dependency", "shift_reduce", "stanza_parser", "tagger", "tokenizer")}
 # The rooms of `treenet`, lowest first: a room imports from itself and from lower ones.
 TREENET_ROOMS = (
     "config",
@@ -70,7 +67,7 @@ ON_RAY = {
     ("jobs", "ray_interrupt"),
     ("jobs", "ray_room"),
     ("jobs", "ray_train"),
-    ("extras", "serving", "replicas"),
+    ("extras", "serving", "server"),
     ("translation", "ray_translate"),
 }
 
@@ -136,7 +133,7 @@ def test_packages_of_extras_are_loaded_where_they_are_used():
         elif parts[:3] == ("treeproc", "extras", "parser_training"):
             allowed = {"matplotlib", "stanza"}
         elif parts[:3] == ("treenet", "extras", "serving"):
-            allowed = {"connections": {"uvicorn"}, "replicas": {"ray"}, "server": {"uvicorn"}}.get(parts[3], set())
+            allowed = {"ray", "uvicorn"} if parts[3] == "server" else set()
         elif parts == ("treenet", "extras", "tuning", "ray_trials"):
             allowed = {"optuna", "ray"}
         elif parts[1:] in ON_RAY or parts == ("treeproc", "stages", "ray_job"):

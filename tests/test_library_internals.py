@@ -25,7 +25,7 @@ from treenet.jobs.ray_interrupt import InterruptibleTrainer, callbacks_into
 from treenet.layers import torch_internals
 from treenet.layers.attention import SelfAttention
 from treeproc.common import ray_internals
-from treeproc.extras.parser_training import lstm as lstm_rows
+from treeproc.extras.parser_training import layers
 
 SENTENCES = [FIGURE_1, UNARY, right_branching(9)]
 FLASH = ["flash_attention", "flash_attention_backward"]
@@ -56,7 +56,7 @@ def agree(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
 def test_the_private_parts_are_there():
     """Their lack changes no result, but costs time: a version that lacks one is worth a look."""
     assert all(getattr(torch_internals, name) is not None for name in FLASH + BAGS)
-    assert lstm_rows._lstm is not None
+    assert layers._lstm is not None
     assert hasattr(Layout, "_stride_expr_ge_or_false")
     assert hasattr(ray_interrupt.worker_group, "placement_group")
     assert default_autoscaling_coordinator.get_or_create_autoscaling_coordinator
@@ -100,11 +100,11 @@ def test_lstms_without_the_function_behind_the_module(monkeypatch):
     lstm = torch.nn.LSTM(5, 3, bidirectional=True, batch_first=True).double()
     x, h, c = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((4, 7, 5), (2, 4, 3), (2, 4, 3)))
     sizes, inputs = torch.tensor([7, 5, 5, 1]), [x, h, c, *lstm.parameters()]
-    private = values_and_gradients(lstm_rows.both_ways(lstm, x, sizes, h, c), inputs)
-    monkeypatch.setattr(lstm_rows, "_lstm", None)
-    agree(values_and_gradients(lstm_rows.both_ways(lstm, x, sizes, h, c), inputs), private)
+    private = values_and_gradients(layers.both_ways(lstm, x, sizes, h, c), inputs)
+    monkeypatch.setattr(layers, "_lstm", None)
+    agree(values_and_gradients(layers.both_ways(lstm, x, sizes, h, c), inputs), private)
     with torch.no_grad():
-        agree([lstm_rows.both_ways(lstm, x, sizes, h, c)], private[:1])
+        agree([layers.both_ways(lstm, x, sizes, h, c)], private[:1])
 
 
 def test_stanza_names_its_units_and_its_models():

@@ -8,9 +8,10 @@ import pytest
 from conftest import REPOSITORY
 
 from treenet.experiments.study import add_study_options
+from treeproc.common.command_line import build_arg_parser, run_cli
 from treeproc.common.messages import messages_shown, tell, warn
 from treeproc.common.progress import Progress, phase
-from treeproc.common.settings import Settings, UserError, build_arg_parser, run_cli
+from treeproc.common.settings import Settings, UserError
 
 PROMPTS = {"treenet/cli/translate.py"}  # a prompt and the end of its line
 BESIDE_OUTPUT = {"treenet/cli/align.py"}  # its rate, where standard output has the links

@@ -12,9 +12,8 @@ from hypothesis_profiles import num_examples
 from treeproc.common.settings import UserError
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser, describe_parser
-from treeproc.parsers.treebank_words import treebank_tokens
-from treeproc.readers.given_words import join_with_blanks
-from treeproc.readers.moses import undo_moses, unescape
+from treeproc.parsers.lines import treebank_tokens
+from treeproc.readers.line_forms import join_with_blanks, undo_moses, unescape
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess

@@ -1,6 +1,7 @@
 """Training of the constituency parser: the loss of Stanza's own trainer, from index arrays."""
 
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from stanza.models.constituency.trainer import Trainer
 
 from tests.strategies import trees
 from treeproc.extras.parser_training.constituency import (
+    FIXED,
     ConstituencyLearner,
     ConstituencySettings,
     TaggedTree,
@@ -23,7 +25,7 @@ from treeproc.extras.parser_training.constituency import (
     write_vectors,
 )
 from treeproc.extras.parser_training.derivations import transitions_of
-from treeproc.extras.parser_training.level_lstm import _LevelLSTM
+from treeproc.extras.parser_training.layers import _LevelLSTM
 from treeproc.extras.parser_training.loop import FitSettings, fit
 from treeproc.parsers.shift_reduce import ShiftReduceParser, supports
 from treeproc.trees.spans import SpanTree, parents_and_subtree_ends, read_brackets
@@ -31,10 +33,8 @@ from treeproc.trees.spans import SpanTree, parents_and_subtree_ends, read_bracke
 pytestmark = pytest.mark.slow
 
 PRETRAIN = Path(__file__).parent.parent / "treeproc/models/en/vectors.pt"
-SMALL = {
-    "hidden_size": 6, "transition_hidden_size": 4, "transition_embedding_dim": 3, "word_embedding_dim": 5,
-    "tag_embedding_dim": 3, "min_word_count": 1,
-}  # fmt: skip
+SMALL = {"hidden_size": 6, "min_word_count": 1}
+NARROW = {"transition_hidden_size": 4, "transition_embedding_dim": 3, "word_embedding_dim": 5, "tag_embedding_dim": 3}
 DRY = {"word_dropout": 0, "stack_dropout": 0, "output_dropout": 0, "rare_word_dropout": 0, "tag_dropout": 0}
 
 
@@ -79,9 +79,11 @@ def _stanza_tree(tree: TaggedTree) -> Tree:
 
 
 def _learner(data: list[TaggedTree], **changes) -> ConstituencyLearner:
+    fixed = {name: changes.pop(name) for name in FIXED.keys() & changes}
     config = ConstituencySettings(**SMALL | changes)
     torch.manual_seed(0)
-    return ConstituencyLearner(build_model(data, config, PRETRAIN), data, data, config, seed=1)
+    with patch.dict(FIXED, NARROW | fixed):
+        return ConstituencyLearner(build_model(data, config, PRETRAIN), data, data, config, seed=1)
 
 
 def _all(learner: ConstituencyLearner):
@@ -237,8 +239,9 @@ def test_words_without_a_tree_have_the_vectors_of_their_neighbours(tmp_path):
     """Two words that stand in the same places in the text are one to the parser, whether a tree has them or not."""
     data = [_tagged(["the", "Cat", "sleeps"], SpanTree(["ROOT", "NP"], [0, 0], [3, 2]))]
     text = [[word, pet, verb] for word in ("the", "a", "The") for pet in ("cat", "dog", "mouse") for verb in ("sleeps", "eats")]
-    config = ConstituencySettings(**SMALL | {"vector_dim": 4})
-    write_vectors(tmp_path / "vectors.pt", [*text, ["once", "seen"]], config)
+    config = ConstituencySettings(**SMALL)
+    with patch.dict(FIXED, vector_dim=4):
+        write_vectors(tmp_path / "vectors.pt", [*text, ["once", "seen"]])
     model = build_model(data, config, tmp_path / "vectors.pt")
     assert set(model.emb_vocab) - set(VOCAB_PREFIX) == {"the", "a", "cat", "dog", "mouse", "sleeps", "eats"}
     assert model.embedding.weight.dtype == torch.float16 and not model.embedding.weight.requires_grad

@@ -11,7 +11,7 @@ from stanza.models.depparse.data import DataLoader
 from stanza.models.depparse.trainer import unpack_batch
 from torch import nn
 
-from treeproc.extras.parser_training.dependency import DependencyLearner, DependencySettings, TagNoise
+from treeproc.extras.parser_training.dependency import FIXED, DependencyLearner, DependencySettings, TagNoise
 from treeproc.extras.parser_training.loop import FitSettings, fit
 from treeproc.extras.parser_training.treebank import read_conllu
 from treeproc.parsers.dependency import DependencyParser, supports
@@ -42,10 +42,15 @@ TREEBANK = """
 5 barks bark VERB VBZ 3 conj
 6 . . PUNCT . 3 punct
 """
-TINY = DependencySettings(
-    word_dim=12, word_cutoff=1, char_dim=6, char_hidden_dim=8, tag_dim=7, hidden_dim=16, scorer_dim=10, batch_words=12
-)
-EXACT = TINY.model_copy(update={"dropout": 0.0, "word_dropout": 0.0, "tag_noise": 0.0})
+TINY = DependencySettings(word_dim=12, word_cutoff=1, hidden_dim=16, scorer_dim=10, batch_words=12)
+EXACT = TINY.model_copy(update={"dropout": 0.0, "tag_noise": 0.0})
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Sizes of which no two are equal, and no hidden words."""
+    for name, value in {"char_dim": 6, "char_hidden_dim": 8, "tag_dim": 7, "word_dropout": 0.0}.items():
+        monkeypatch.setitem(FIXED, name, value)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """The tagger's training against Stanza's own model and pipeline."""
 
 import random
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -11,10 +12,9 @@ from stanza.models.pos.data import Dataset
 from stanza.models.pos.trainer import unpack_batch
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from treeproc.extras.parser_training.layers import both_ways, dropout, word_vectors
 from treeproc.extras.parser_training.loop import FitSettings, fit
-from treeproc.extras.parser_training.lstm import both_ways, dropout
-from treeproc.extras.parser_training.tagger import Source, Tagged, TaggerLearner, TaggerSettings, score, tag, with_upos
-from treeproc.extras.parser_training.word_vectors import word_vectors
+from treeproc.extras.parser_training.tagger import FIXED, Source, Tagged, TaggerLearner, TaggerSettings, score, tag, with_upos
 from treeproc.parsers.tagger import supports
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,8 @@ LEXICON = {
     "old": ("ADJ", "JJ"),
     "!?!": ("PUNCT", "."),
 }
-QUIET = TaggerSettings(dropout=0, word_dropout=0, unknown_word=0, drop_final_punct=0, word_cutoff=1, batch_words=60)
+QUIET = TaggerSettings(dropout=0, word_cutoff=1, batch_words=60)
+SMALL = patch.dict(FIXED, char_hidden_dim=16, word_emb_dim=16)
 
 
 def sentences(count: int, seed: int) -> list[Tagged]:
@@ -43,8 +44,10 @@ def sentences(count: int, seed: int) -> list[Tagged]:
 
 
 @pytest.fixture
-def learner():
+def learner(monkeypatch):
     """Weights that leave no term of the loss at zero."""
+    for name in ("word_dropout", "unknown_word", "drop_final_punct"):
+        monkeypatch.setitem(FIXED, name, 0)
     out = TaggerLearner([Source(sentences(60, 1))], {"toy": sentences(9, 2)}, QUIET, seed=5)
     with torch.no_grad():
         for p in out.model.parameters():
@@ -75,8 +78,9 @@ def test_loss_and_gradients_are_stanzas(learner):
         assert torch.allclose(gradient, gradients[1][name], rtol=1e-4, atol=1e-6), name
 
 
+@SMALL
 def test_stanza_loads_the_trained_tagger(tmp_path):
-    settings = TaggerSettings(hidden_dim=16, char_hidden_dim=16, word_emb_dim=16, word_cutoff=1, batch_words=200)
+    settings = TaggerSettings(hidden_dim=16, word_cutoff=1, batch_words=200)
     learner = TaggerLearner([Source(sentences(200, 3))], {"toy": sentences(40, 4)}, settings, seed=5)
     best = fit(learner, tmp_path / "run", FitSettings(epochs=8, learning_rate=0.02, average=0.9, evaluations=2), seed=1)
     assert best["toy_xpos"] > 95 and best["toy_upos"] > 95 and best["score"] == best["toy_xpos"]
@@ -101,8 +105,9 @@ def test_stanza_loads_the_trained_tagger(tmp_path):
     assert supports(model) and model.word_emb.weight.dtype == torch.float32
 
 
+@SMALL
 def test_noisy_tags_are_as_wrong_as_wanted(tmp_path):
-    settings = TaggerSettings(hidden_dim=16, char_hidden_dim=16, word_emb_dim=16, word_cutoff=1, batch_words=200)
+    settings = TaggerSettings(hidden_dim=16, word_cutoff=1, batch_words=200)
     sources = [Source(sentences(150, 3)), Source(sentences(150, 4))]
     learner = TaggerLearner(sources, {"toy": sentences(40, 5)}, settings, seed=5)
     fit(learner, tmp_path, FitSettings(epochs=6, learning_rate=0.02, average=0.9, evaluations=1), seed=1)

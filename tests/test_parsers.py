@@ -29,9 +29,8 @@ from treeproc.parsers import (
     shift_reduce,
 )
 from treeproc.parsers.config import split_at_blanks
-from treeproc.parsers.documents import DocumentTagger, DocumentTokenizer, ObjectParser, span_tree
 from treeproc.parsers.lines import Line, LineParser, Sentence, Token
-from treeproc.parsers.stanza_parser import stanza_options
+from treeproc.parsers.stanza_parser import DocumentTagger, DocumentTokenizer, ObjectParser, span_tree, stanza_options
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, TEXT_SCHEMA
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import write_shard

@@ -16,7 +16,7 @@ from training_jobs import tiny_config
 
 from treenet.config import TrainConfig
 from treenet.extras.tuning.ray_trials import cpus_of_trial
-from treenet.extras.tuning.settings import TuningConfig
+from treenet.extras.tuning.trials import TuningConfig
 from treenet.jobs import ray_train
 from treenet.jobs.ray_room import Room, given_to_training
 from treeproc.common import ray_session

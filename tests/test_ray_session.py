@@ -18,13 +18,12 @@ from ray.train import ControllerError, WorkerGroupError
 from treenet.config import MAY_CHANGE, TrainConfig
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.seeds import SeedsConfig
-from treenet.extras.tuning.settings import TuningConfig
+from treenet.extras.tuning.trials import TuningConfig
 from treeproc.common import ray_session
+from treeproc.common.command_line import run_cli
 from treeproc.common.errors import UserError
-from treeproc.common.ray_failures import describe_ray_failure
 from treeproc.common.ray_internals import note_unread, read_note, read_other_notes, shorten_notices
-from treeproc.common.ray_session import _find_cluster, there_is_a_cluster
-from treeproc.common.settings import run_cli
+from treeproc.common.ray_session import _find_cluster, describe_ray_failure, there_is_a_cluster
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import Tree, trees
-from treeproc.trees.bracket_scores import BracketScore, brackets, score, score_by_length, score_sentence
-from treeproc.trees.dependency_scores import Share, attachment, span_f1, tag_accuracy
+from treeproc.trees.scores import (
+    BracketScore,
+    Share,
+    attachment,
+    brackets,
+    score,
+    score_by_length,
+    score_sentence,
+    span_f1,
+    tag_accuracy,
+)
 from treeproc.trees.spans import SpanTree, read_brackets
 
 GOLD = "(ROOT (S (NP (DT the) (NN man)) (VP (VBZ sees) (NP (DT a) (NN dog)) (PP (IN in) (NP (NN town)))) (. .)))"

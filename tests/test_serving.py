@@ -15,8 +15,7 @@ from starlette.testclient import TestClient
 
 from treenet.cli.serve import main
 from treenet.extras.serving.http_app import build_entrance
-from treenet.extras.serving.messages import Question, Served
-from treenet.extras.serving.replica_protocol import NoAnswer, ReplicaLost
+from treenet.extras.serving.messages import NoAnswer, Question, ReplicaLost, Served
 from treenet.extras.serving.settings import ServeSettings, read_token
 from treeproc.common.errors import UserError
 

@@ -8,17 +8,19 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field, PositiveInt
 
-from treeproc.common.setting_effects import Effect, excluded, is_below, keys_with
+from treeproc.common.command_line import build_arg_parser, run_cli
 from treeproc.common.settings import (
+    Effect,
     Settings,
     UserError,
-    build_arg_parser,
     describe_default,
     differences,
     dump_settings,
+    excluded,
+    is_below,
+    keys_with,
     load_settings,
     read_yaml,
-    run_cli,
 )
 from treeproc.common.storage import DataPath
 

@@ -19,7 +19,7 @@ from treeproc.stages.job_report import summary
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.stages.shuffle import DonorTrees, donor_windows, find_donors, next_other
 from treeproc.subwords import LabelVocab
-from treeproc.trees.control_trees import hash_examples
+from treeproc.trees.flat_trees import hash_examples
 from treeproc.verify import verify
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser, read_trees
-from treeproc.readers.moses import undo_moses
+from treeproc.readers.line_forms import undo_moses
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess

@@ -10,8 +10,8 @@ import pytest
 from commands import run_installed_here
 
 from treenet.cli import main as cli
-from treeproc.common import standard_streams
-from treeproc.common.settings import run_cli
+from treeproc.common import command_line
+from treeproc.common.command_line import run_cli
 
 pytestmark = pytest.mark.slow
 
@@ -53,7 +53,7 @@ def test_a_command_without_standard_streams_does_its_work(repository, tmp_path):
 @pytest.fixture
 def no_output(monkeypatch):
     """For tests that close sys.stdout."""
-    monkeypatch.setattr(standard_streams, "_output_is_lost", False)
+    monkeypatch.setattr(command_line, "_output_is_lost", False)
     monkeypatch.setattr(sys, "stdout", sys.stdout)
 
 
@@ -78,7 +78,7 @@ def test_a_command_that_only_prints_refuses_a_closed_output(no_output, capsys):
 
 def test_a_result_without_a_place_is_an_error(no_output, capsys):
     def translate(arguments):
-        standard_streams.check_output("give output=FILE")
+        command_line.check_output("give output=FILE")
 
     sys.stdout = None
     with pytest.raises(SystemExit):

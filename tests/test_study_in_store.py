@@ -22,8 +22,7 @@ from treenet.experiments import scaling
 from treenet.experiments.ledger import DONE, FAILED, Ledger
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.study_grid import study_cells
-from treenet.extras.tuning.settings import TuningConfig
-from treenet.extras.tuning.trials import Trials
+from treenet.extras.tuning.trials import Trials, TuningConfig
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import build_settings, load_settings
 from treeproc.common.storage import AnyPath, RemotePath, as_path

@@ -14,7 +14,7 @@ from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser
 from treeproc.parsers.config import ParsedLine
-from treeproc.parsers.tags import TagReader, split_tag
+from treeproc.parsers.given import TagReader, split_tag
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.stages.config import PreprocessConfig

@@ -12,7 +12,7 @@ from folder_store import store
 from test_text_blocks import LINE_FILES, Killed, check_ranges, here, inputs_of, on_ray, runner, small, stage
 
 from treeproc.common import object_chunks
-from treeproc.common.object_chunks import ChunkedObject, ObjectChanged
+from treeproc.readers.line_ranges import ChunkedObject, ObjectChanged
 from treeproc.common.settings import UserError
 from treeproc.common.storage import RemotePath, as_path, open_seekable
 from treeproc.common.store_requests import StoreRefuses

@@ -26,7 +26,7 @@ from treeproc.parsers import ParserConfig, build_parser, describe_parser, find_m
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, read_index
 from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
-from treeproc.trees.bracket_scores import score
+from treeproc.trees.scores import score
 from treeproc.trees.spans import SpanTree, read_brackets
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -79,9 +79,9 @@ def folder(tmp_path_factory) -> Path:
         },
         "hold_out": 10,
         "tokenizer": {"batch_chars": 500, "dropout": 0.1, "fit": fit | {"epochs": 6}},
-        "pos": {"hidden_dim": 32, "char_hidden_dim": 32, "word_emb_dim": 32, "batch_words": 300, "fit": fit},
+        "pos": {"hidden_dim": 32, "batch_words": 300, "fit": fit},
         "constituency": {"hidden_size": 32, "batch_words": 200, "fit": fit | {"epochs": 20}},
-        "depparse": {"hidden_dim": 32, "char_hidden_dim": 32, "batch_words": 300, "fit": fit},
+        "depparse": {"hidden_dim": 32, "batch_words": 300, "fit": fit},
     }
     (folder / "toy.yaml").write_text(yaml.safe_dump(config))
     return folder

@@ -17,8 +17,7 @@ from toydata import write_toy_data
 from treenet.config import TrainConfig
 from treenet.extras.tuning import trials as module
 from treenet.extras.tuning.report import LEAST_TRIALS, build_report, draw, format_table, importance, write_tuning
-from treenet.extras.tuning.settings import TuningConfig
-from treenet.extras.tuning.trials import DONE, FAILED, STOPPED, Trial, Trials, best_trial, end_without_result
+from treenet.extras.tuning.trials import DONE, FAILED, STOPPED, Trial, Trials, TuningConfig, best_trial, end_without_result
 from treeproc.common.errors import CommandEnded
 from treeproc.common.settings import UserError, build_settings, load_settings
 

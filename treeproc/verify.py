@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from treeproc.common.command_line import ArgumentParser, run_cli
 from treeproc.common.command_names import as_called
 from treeproc.common.errors import CommandEnded, printable
 from treeproc.common.progress import Progress
-from treeproc.common.settings import ArgumentParser, UserError, run_cli
+from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, as_path
 from treeproc.inspection.shard_verifier import STAGES, file_problem, schema_facts
 from treeproc.inspection.stage_findings import Problem, StageFindings

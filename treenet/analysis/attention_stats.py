@@ -22,7 +22,7 @@ from treenet.data.splits import read_split
 from treenet.models.composed import Seq2Seq, attend_batch
 from treenet.runs.loading import LoadedRun
 from treenet.translation.translate import translate_examples
-from treeproc.common.arguments import check_choice
+from treeproc.common.errors import check_choice
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLIT_WORD_PREFIX
 from treeproc.shards.vocabulary_files import read_names

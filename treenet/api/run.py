@@ -36,9 +36,8 @@ from treenet.translation.hypotheses import Hypothesis, check_num_best
 from treenet.translation.line_constraints import MUST_APPEAR, check_method, constraint_columns, unmet
 from treenet.translation.line_translator import EncodedLine, LineSource, build_line_source
 from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
-from treeproc.common.arguments import as_integer, as_list, check_string
 from treeproc.common.command_names import as_called, from_python
-from treeproc.common.errors import UserError, quoted
+from treeproc.common.errors import UserError, as_integer, as_list, check_string, quoted
 from treeproc.common.settings import build_settings
 from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import RawLine, RawLineEncoder

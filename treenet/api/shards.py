@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
-from treeproc.common.arguments import as_integer, check_choice, check_flag, check_string
+from treeproc.common.errors import as_integer, check_choice, check_flag, check_string
 from treeproc.common.command_names import from_python
 from treeproc.common.errors import UserError, quoted
 from treeproc.common.extras import require

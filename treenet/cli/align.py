@@ -38,12 +38,11 @@ from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.runs.mirror import read_run
 from treenet.translation.line_translator import EncodedLine, build_line_source
+from treeproc.common.command_line import build_arg_parser, check_output
 from treeproc.common.files import is_stream, named_output
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.messages import warn
-from treeproc.common.setting_effects import Effect
-from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings, refuse_relative_in_job
-from treeproc.common.standard_streams import check_output
+from treeproc.common.settings import Effect, Settings, UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import DataPath
 from treeproc.online.raw_lines import RawLine, RawLineEncoder, count_lines, read_raw_lines
 from treeproc.readers import read_lines

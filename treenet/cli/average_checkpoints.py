@@ -22,7 +22,8 @@ from treenet.runs.checkpoint import META, WEIGHTS
 from treenet.runs.mirror import open_results
 from treenet.runs.run_results import warn_of_stale_results
 from treeproc.common.files import read_json
-from treeproc.common.settings import Settings, build_arg_parser, load_settings
+from treeproc.common.settings import Settings, load_settings
+from treeproc.common.command_line import build_arg_parser
 
 
 class AverageConfig(Settings):

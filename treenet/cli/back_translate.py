@@ -39,18 +39,19 @@ from treenet.tasks.registry import build_task
 from treenet.translation.translate import change_decoding
 from treenet.translation.translate_job import translate_lines
 from treenet.translation.translate_settings import TranslateSettings
+from treeproc.common.command_line import build_arg_parser
 from treeproc.common.command_names import as_called
 from treeproc.common.errors import CommandEnded, quoted
 from treeproc.common.files import atomic_write, file_sha256, locked, remove_leftovers
 from treeproc.common.folder_kinds import BACK_TRANSLATION, claim_folder, is_same_file
 from treeproc.common.messages import tell
-from treeproc.common.setting_effects import Effect, excluded
 from treeproc.common.settings import (
+    Effect,
     UserError,
-    build_arg_parser,
     build_settings,
     differences,
     dump_settings,
+    excluded,
     load_settings,
     refuse_relative_in_job,
 )

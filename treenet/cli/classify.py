@@ -18,9 +18,10 @@ from treenet.cli.translate import STDIN
 from treenet.evaluation.line_classifier import ClassifyLinesSettings, LineClassifier
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.translation.translate_job import answer_lines, translate_lines
+from treeproc.common.command_line import INTERRUPTED, build_arg_parser
 from treeproc.common.errors import CommandEnded
 from treeproc.common.folder_kinds import claim_output
-from treeproc.common.settings import INTERRUPTED, UserError, build_arg_parser, load_settings, refuse_relative_in_job
+from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
 from treeproc.online.raw_lines import RawLineEncoder, ask_for_lines, count_lines, read_raw_lines
 

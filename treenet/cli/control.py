@@ -21,14 +21,15 @@ from treenet.experiments.control_table import build_result, format_result
 from treenet.experiments.control_trees import Tree, tree_of
 from treenet.experiments.ledger import Ledger
 from treenet.experiments.study import add_records_option, run_study
+from treeproc.common.command_line import build_arg_parser
 from treeproc.common.errors import CommandEnded
 from treeproc.common.extras import require
 from treeproc.common.files import atomic_write, json_bytes, read_text
 from treeproc.common.folder_kinds import CONTROL, claim_folder
-from treeproc.common.settings import build_arg_parser, load_settings, refuse_relative_in_job
+from treeproc.common.settings import load_settings, refuse_relative_in_job
 from treeproc.readers import read_lines
 from treeproc.stages.preprocess import PreprocessConfig, preprocess, sample_splits
-from treeproc.trees.bracket_scores import BracketScore, score_sentence
+from treeproc.trees.scores import BracketScore, score_sentence
 from treeproc.trees.spans import SpanTree, read_brackets
 
 RESULT = "control.json"

@@ -21,13 +21,14 @@ from treenet.runs.metrics_log import read_metrics
 from treenet.runs.result_provenance import describe_origin
 from treenet.runs.run_results import SCORES
 from treenet.tasks.translation_metrics import MAIN, SECOND
+from treeproc.common.command_line import build_arg_parser
 from treeproc.common.command_names import as_called
 from treeproc.common.errors import CommandEnded
 from treeproc.common.extras import require
 from treeproc.common.files import atomic_write
 from treeproc.common.folder_kinds import DEMO, claim_folder
 from treeproc.common.messages import tell
-from treeproc.common.settings import Settings, UserError, build_arg_parser, load_settings
+from treeproc.common.settings import Settings, UserError, load_settings
 from treeproc.shards.schema import SPLITS
 from treeproc.shards.store import read_index
 from treeproc.stages.encode import RowEncoder

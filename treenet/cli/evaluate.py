@@ -55,9 +55,10 @@ from treenet.runs.result_provenance import LAST
 from treenet.runs.run_results import System, read_scores, read_system, result_in_run, translations_path
 from treenet.tasks.prediction import PredictionTask
 from treenet.tasks.registry import build_task
+from treeproc.common.command_line import build_arg_parser
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.folder_kinds import COMPARISON, claim_folder
-from treeproc.common.settings import UserError, build_arg_parser, load_settings
+from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.readers import read_lines
 

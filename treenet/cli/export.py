@@ -16,23 +16,16 @@ from typing import Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from treenet.cli.shipped import find_config
-from treenet.extras.export.ctranslate2_folder import export_ctranslate2
+from treenet.extras.export.folder import export_ctranslate2, export_run
 from treenet.extras.export.onnx_files import export_onnx
-from treenet.extras.export.run_folder import export_run
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.loading import load_run
 from treenet.runs.mirror import read_run
 from treenet.translation.translate_settings import Checkpoint
+from treeproc.common.command_line import build_arg_parser, split_arguments
 from treeproc.common.extras import require
-from treeproc.common.settings import (
-    Settings,
-    UserError,
-    build_arg_parser,
-    load_settings,
-    refuse_relative_in_job,
-    split_arguments,
-)
+from treeproc.common.settings import Settings, UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
 
 # Each format with the packages that write it.

@@ -65,7 +65,8 @@ def main() -> None:
 
 
 def _refuse(message: str) -> NoReturn:
-    from treeproc.common.settings import UserError, run_cli  # here, as below
+    from treeproc.common.command_line import run_cli
+    from treeproc.common.settings import UserError
 
     def refuse(argv: Sequence[str]) -> None:
         raise UserError(message)
@@ -94,7 +95,7 @@ def run_script(path: str) -> None:
 
 
 def _run(name: str) -> None:
-    from treeproc.common.settings import run_cli  # here, because it imports pydantic, which `--help` does not need
+    from treeproc.common.command_line import run_cli
 
     run_cli(lambda argv: _load(name, argv)(argv))
 

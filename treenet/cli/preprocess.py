@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
-from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
+from treeproc.common.command_line import build_arg_parser
+from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.stages.dry_run import dry_run
 from treeproc.stages.job_report import summary
 from treeproc.stages.preprocess import PreprocessConfig, preprocess, sample_splits

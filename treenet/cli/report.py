@@ -17,9 +17,10 @@ from pathlib import Path
 from treenet.cli.shipped import find_config
 from treenet.report.live import Live, watch
 from treenet.report.report_settings import ReportSettings
+from treeproc.common.command_line import build_arg_parser, split_arguments
 from treeproc.common.extras import require
 from treeproc.common.messages import tell
-from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job, split_arguments
+from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
 
 

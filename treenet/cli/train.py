@@ -32,8 +32,9 @@ from treenet.runs.mirror import open_results
 from treenet.runs.run_results import warn_of_stale_results
 from treenet.tasks.prediction import PredictionTask
 from treenet.tasks.registry import build_task
+from treeproc.common.command_line import build_arg_parser
 from treeproc.common.command_names import as_called
-from treeproc.common.settings import UserError, build_arg_parser, load_settings
+from treeproc.common.settings import UserError, load_settings
 
 
 def main(argv: Sequence[str], sample: str | None = "sample", **defaults: Any) -> None:

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treenet.cli.shipped import find_config, find_settings
+from treeproc.common.command_line import build_arg_parser
 from treeproc.common.command_names import as_called
 from treeproc.common.extras import require
 from treeproc.common.files import file_size
-from treeproc.common.settings import UserError, build_arg_parser, load_settings
+from treeproc.common.settings import UserError, load_settings
 from treeproc.parsers.model_files import trained_files
 
 

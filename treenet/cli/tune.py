@@ -16,14 +16,14 @@ from collections.abc import Sequence
 
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
 from treenet.extras.tuning.report import write_tuning
-from treenet.extras.tuning.settings import TuningConfig
-from treenet.extras.tuning.trials import Trials, end_without_result
+from treenet.extras.tuning.trials import Trials, TuningConfig, end_without_result
 from treenet.jobs.train_run import make_run_folder
+from treeproc.common.command_line import build_arg_parser
 from treeproc.common.extras import require
 from treeproc.common.files import locked
 from treeproc.common.folder_kinds import SEARCH, claim_folder
 from treeproc.common.messages import tell
-from treeproc.common.settings import UserError, build_arg_parser, load_settings, refuse_relative_in_job
+from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 
 SAMPLE = CONFIGS / "tune_sample.yaml"
 

@@ -19,7 +19,8 @@ from treenet.evaluation.unsupervised_parse import GoldTree, ParseSettings, forma
 from treenet.loggers.feed import log_scores
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results
-from treeproc.common.settings import build_arg_parser, load_settings
+from treeproc.common.command_line import build_arg_parser
+from treeproc.common.settings import load_settings
 from treeproc.common.storage import AnyPath
 from treeproc.online.line_encoder import read_treebank
 from treeproc.trees.spans import normalise, read_brackets

@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 
-from treeproc.common.setting_effects import Effect
-from treeproc.common.settings import Settings
+from treeproc.common.settings import Effect, Settings
 
 
 class DecodingConfig(Settings):

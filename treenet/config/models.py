@@ -4,8 +4,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from treeproc.common.setting_effects import unrecorded
-from treeproc.common.settings import Settings
+from treeproc.common.settings import Settings, unrecorded
 
 
 class ArchitectureSection(Settings):

@@ -18,8 +18,7 @@ from treenet.config.decoding import DecodingConfig
 from treenet.config.models import ModelConfig
 from treenet.config.sampling import SamplingConfig
 from treeproc.common.ray_internals import is_sent_to_a_cluster
-from treeproc.common.setting_effects import Effect, is_below, keys_with, unrecorded
-from treeproc.common.settings import Settings
+from treeproc.common.settings import Effect, Settings, is_below, keys_with, unrecorded
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.schema import WINDOW_ROWS
 

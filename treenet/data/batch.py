@@ -16,8 +16,7 @@ from treenet.data.row_lists import ALWAYS, COLUMNS, RowLists
 from treenet.data.transfer import send_packed
 from treenet.structure import Structure
 from treenet.structure.span_table import Ragged, round_up
-from treeproc.common.arguments import as_list, check_type
-from treeproc.common.errors import UserError
+from treeproc.common.errors import UserError, as_list, check_type
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNKNOWN_LABEL_ID
 
 

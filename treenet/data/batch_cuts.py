@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from treeproc.common.arguments import check_choice
+from treeproc.common.errors import check_choice
 from treeproc.shards.mapped import Column
 
 

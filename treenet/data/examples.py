@@ -17,9 +17,9 @@ from treenet.data.plan import BatchPlan
 from treenet.data.row_lists import ALWAYS, COLUMNS, RowLists
 from treenet.data.windows import ShardSizes
 from treenet.structure.span_table import Ragged
-from treeproc.common.parallel import AT_ONCE
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath
+from treeproc.common.store_requests import AT_ONCE
 from treeproc.shards.gather import Gather, PickedRows
 from treeproc.shards.lengths import LENGTHS, open_lengths
 from treeproc.shards.mapped import Column

@@ -18,7 +18,7 @@ from treenet.data.plan import BatchPlan
 from treenet.data.row_lists import RowLists
 from treenet.structure import ArcLevels
 from treenet.structure.span_table import Ragged
-from treeproc.common.arguments import check_choice
+from treeproc.common.errors import check_choice
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.gather import PickedRows

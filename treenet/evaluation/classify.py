@@ -23,8 +23,7 @@ from treenet.tasks.prediction import PredictionTask
 from treenet.tasks.registry import build_task
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.provenance import software
-from treeproc.common.setting_effects import Effect
-from treeproc.common.settings import Settings, UserError
+from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.hashes import check_hashes
 from treeproc.shards.store import class_names, read_index

@@ -34,8 +34,7 @@ from treenet.tasks.base import vocab_sizes
 from treenet.tasks.causal_lm import to_causal
 from treenet.tasks.registry import build_task
 from treeproc.common.files import atomic_write, json_bytes
-from treeproc.common.setting_effects import Effect
-from treeproc.common.settings import Settings, UserError
+from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.hashes import check_hashes
 from treeproc.shards.schema import PAD_ID

@@ -18,8 +18,7 @@ from treenet.runs.precision import choose_device
 from treenet.tasks.translation_metrics import LEARNED_TITLES
 from treeproc.common.files import file_sha256
 from treeproc.common.messages import warn
-from treeproc.common.setting_effects import Effect
-from treeproc.common.settings import Settings, UserError
+from treeproc.common.settings import Effect, Settings, UserError
 
 
 @dataclass(frozen=True)

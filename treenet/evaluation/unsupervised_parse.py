@@ -30,8 +30,7 @@ from treenet.runs.precision import choose_device, scoring
 from treenet.runs.result_provenance import PARSE, origin
 from treenet.runs.run_results import SCORES, read_scores
 from treeproc.common.files import atomic_write, json_bytes
-from treeproc.common.setting_effects import Effect
-from treeproc.common.settings import Settings, UserError
+from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.hashes import check_hashes
 from treeproc.shards.store import read_index

@@ -17,8 +17,7 @@ from treenet.config import OPERATIONAL, TrainConfig
 from treenet.runs.mirror import RunMirror
 from treeproc.common.errors import quoted
 from treeproc.common.files import atomic_write, file_lock, json_bytes, lock_place, read_json
-from treeproc.common.setting_effects import is_below
-from treeproc.common.settings import UserError, build_settings, differences
+from treeproc.common.settings import UserError, build_settings, differences, is_below
 from treeproc.common.storage import AnyPath, inside
 
 LEDGER = "ledger.json"

@@ -16,11 +16,12 @@ from treenet.experiments.study_grid import StudyConfig, study_cells
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
 from treenet.runs.result_provenance import NOT_RECORDED
 from treenet.runs.run_results import SCORES, stale_scores
+from treeproc.common.command_line import ArgumentParser, any_path
 from treeproc.common.errors import CommandEnded
 from treeproc.common.files import atomic_write, file_lock, json_bytes, lock_place, locked, read_json
 from treeproc.common.folder_kinds import RECORDS, Kind, claim_folder
 from treeproc.common.messages import warn
-from treeproc.common.settings import ArgumentParser, UserError, any_path, dump_settings
+from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import AnyPath
 
 _REPORT_LOCK = ".report-lock"

@@ -11,8 +11,7 @@ from pydantic import Field, PositiveInt
 
 from treenet.config import TrainConfig
 from treenet.experiments.ledger import Cell
-from treeproc.common.setting_effects import Effect
-from treeproc.common.settings import UserError, build_settings
+from treeproc.common.settings import Effect, UserError, build_settings
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import pieces_fingerprint, read_index
 

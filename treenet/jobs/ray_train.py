@@ -38,12 +38,13 @@ from treenet.runs.precision import best_precision_here
 from treenet.tasks.registry import build_task
 from treenet.training.ranks import Ranks, TrainingFailed
 from treenet.training.trainer import TrainOutcome, train
+from treeproc.common.command_line import describe_refusal
 from treeproc.common.files import locked
 from treeproc.common.messages import tell, warn
 from treeproc.common.progress import Progress, phase
 from treeproc.common.provenance import Meter
 from treeproc.common.ray_session import describe_wait, start_ray
-from treeproc.common.settings import UserError, build_settings, describe_refusal
+from treeproc.common.settings import UserError, build_settings
 from treeproc.common.storage import RemotePath, as_path, place_for_libraries
 
 # After so many failures in a row without a new checkpoint, a run gives up.

@@ -24,8 +24,7 @@ from treeproc.common.folder_kinds import RUN, claim_folder
 from treeproc.common.messages import tell, warn
 from treeproc.common.progress import format_seconds
 from treeproc.common.provenance import recorded
-from treeproc.common.setting_effects import is_below
-from treeproc.common.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
+from treeproc.common.settings import UserError, differences, dump_settings, is_below, load_settings, refuse_relative_in_job
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
 

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from treenet.layers.dropout import Dropout
-from treeproc.common.arguments import check_choice
-from treeproc.common.errors import UserError
+from treeproc.common.errors import UserError, check_choice
 
 if TYPE_CHECKING:
     from treenet.config import RecurrentCell

@@ -21,8 +21,7 @@ from treenet.runs.run_json import RunFacts, read_facts
 from treenet.runs.run_results import read_scores
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.provenance import read_sessions
-from treeproc.common.setting_effects import is_below
-from treeproc.common.settings import UserError, load_settings
+from treeproc.common.settings import UserError, is_below, load_settings
 from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.shards.store import fingerprint_of
 

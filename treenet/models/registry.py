@@ -12,7 +12,7 @@ from treenet.layers.linear import build_linear, drawing_apart
 from treenet.models.composed import CausalLM, Classifier, MaskedLM, MaskedPieceEmbedding, PairHead, Seq2Seq, check_supervision
 from treenet.models.decoders.base import Decoder
 from treenet.models.encoders.base import Encoder, PieceEmbedding, VocabSizes
-from treeproc.common.arguments import check_choice
+from treeproc.common.errors import check_choice
 from treeproc.common.settings import UserError
 
 Use = Literal["translation", "classification", "masked_lm", "causal_lm"]

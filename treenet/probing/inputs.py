@@ -17,7 +17,7 @@ from treenet.data.batch_cuts import cut_batches
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind
 from treenet.probing.sentences import ProbeSentences, keys
-from treeproc.common.arguments import check_choice
+from treeproc.common.errors import check_choice
 from treeproc.common.storage import AnyPath
 
 # Random draws for a sentence or a word, each from a separate stream.

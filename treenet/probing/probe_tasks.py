@@ -8,7 +8,7 @@ import numpy as np
 
 from treenet.probing.inputs import ProbeInputs
 from treenet.probing.probe_settings import WORD_TASKS, ProbeSettings, TaskName
-from treeproc.common.arguments import check_choice
+from treeproc.common.errors import check_choice
 
 OTHER = "other"
 UNSEEN = -1  # a class that train does not have, so no probe can predict it

@@ -10,9 +10,9 @@ from treenet.report.compare import ScoreTable, references_of
 from treenet.report.report_runs import ReportRun
 from treenet.tasks.translation_metrics import build_tokenizer
 from treeproc.common.cache import prefetch
-from treeproc.common.parallel import AT_ONCE
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.common.store_requests import AT_ONCE
 from treeproc.shards.records import ShardRecord
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import read_index, stage_folder

@@ -25,7 +25,7 @@ from treenet.runs.checkpoint import (
     validation_criterion,
 )
 from treenet.runs.old_checkpoints import rename_weights
-from treeproc.common.arguments import check_choice
+from treeproc.common.errors import check_choice
 from treeproc.common.files import LOCK, TEMPORARY_PREFIX
 from treeproc.common.settings import UserError
 

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from treenet.runs.checkpoint import AVERAGE, META, TRAINER, WEIGHTS
 from treenet.runs.old_checkpoints import is_old, rename_weights, reorder_optimizer
 from treenet.runs.sharded_tensors import copy_complete, in_parts_like, is_sharded
-from treeproc.common.files import read_json
+from treeproc.common.files import check_archive, read_json
 from treeproc.common.settings import UserError
-from treeproc.common.torch_files import check_archive
 
 
 def load_checkpoint(

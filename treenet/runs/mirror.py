@@ -18,10 +18,9 @@ from treenet.runs.checkpoint import INITIAL, META, checkpoint_folders, checkpoin
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_output, cache_folder, file_lock, locked, remove_leftovers
 from treeproc.common.folder_kinds import CONFIG, RESULTS, claim_folder
 from treeproc.common.messages import warn
-from treeproc.common.parallel import run_all
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath, inside
-from treeproc.common.store_requests import give_up_after, may_give_up
+from treeproc.common.store_requests import give_up_after, may_give_up, run_all
 
 # Seconds between two searches for files to upload and for a request to stop.
 POLL_S = 2.0

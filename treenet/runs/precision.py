@@ -9,8 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 
-from treeproc.common.arguments import check_choice
-from treeproc.common.errors import UserError
+from treeproc.common.errors import UserError, check_choice
 
 _TRAINED_IN = "trained_in"
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -19,8 +19,7 @@ from treenet.tasks.registry import TASKS
 from treeproc.common.command_names import as_called
 from treeproc.common.files import read_json, read_text
 from treeproc.common.provenance import describe_software, software
-from treeproc.common.setting_effects import Effect, excluded
-from treeproc.common.settings import Settings, UserError, read_yaml
+from treeproc.common.settings import Effect, Settings, UserError, excluded, read_yaml
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.shards.store import read_index
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from treenet.structure.span_table import SpanTable
-from treeproc.common.arguments import check_choice
+from treeproc.common.errors import check_choice
 
 AttentionPath = Literal["one", "two", "window"]
 

@@ -6,8 +6,7 @@ from typing import Any
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from treenet.structure.maps import TreeStructure
-from treeproc.common.arguments import as_list, kind_of
-from treeproc.common.errors import UserError
+from treeproc.common.errors import UserError, as_list, kind_of
 
 
 class TreeCollator:

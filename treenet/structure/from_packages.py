@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from treenet.structure.from_trees import Arcs, NumberedTree, in_normal_form, phrases_of
-from treeproc.common.arguments import as_list, check_flag, check_string, kind_of
-from treeproc.common.errors import UserError, quoted
+from treeproc.common.errors import UserError, as_list, check_flag, check_string, kind_of, quoted
 from treeproc.trees.conllu import read_leaves
 from treeproc.trees.dependency_trees import PhraseShape
 from treeproc.trees.spans import SpanTree

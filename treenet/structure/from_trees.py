@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from treeproc.common.arguments import as_integer, as_list, check_flag, check_string
-from treeproc.common.errors import UserError, quoted
+from treeproc.common.errors import UserError, as_integer, as_list, check_flag, check_string, quoted
 from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.arcs import check_arcs
 from treeproc.trees.dependency_trees import DependencySentences, PhraseLabels, PhraseShape, dependency_phrases, phrase_label

@@ -28,8 +28,7 @@ from treenet.structure.branches import COMPACT_BELOW_POSITIONS, WIDTH_MULTIPLE, 
 from treenet.structure.from_packages import read_conllu, read_nltk, read_spacy, read_stanza
 from treenet.structure.from_trees import NumberedTree, Span, read_arcs, read_bracketed, read_spans
 from treenet.structure.span_table import SpanTable
-from treeproc.common.arguments import as_integer, as_list, check_type
-from treeproc.common.errors import UserError, quoted
+from treeproc.common.errors import UserError, as_integer, as_list, check_type, quoted
 from treeproc.trees.dependency_trees import PhraseShape
 
 

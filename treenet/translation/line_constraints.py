@@ -14,8 +14,7 @@ from treenet.config import DecodingConfig
 from treenet.translation.forbidden import ForbiddenStrings, PieceTexts
 from treenet.translation.required import RequiredPhrases
 from treenet.translation.restrictions import Hypotheses, Restriction, restrictions_of
-from treeproc.common.arguments import as_list, check_string
-from treeproc.common.errors import UserError
+from treeproc.common.errors import UserError, as_list, check_string
 
 # Columns of an example that hold constraints.
 PREFIX, MUST_APPEAR, MUST_NOT_APPEAR = "prefix", "must_appear", "must_not_appear"

@@ -11,8 +11,7 @@ from treenet.runs.chosen_checkpoint import checkpoint_path
 from treenet.translation.line_translator import Translated, local_runs
 from treenet.translation.translate_settings import LineSettings
 from treeproc.common.files import atomic_write, json_bytes, read_json, remove_leftovers
-from treeproc.common.setting_effects import Effect, excluded
-from treeproc.common.settings import UserError
+from treeproc.common.settings import Effect, UserError, excluded
 from treeproc.common.storage import AnyPath
 
 

@@ -13,12 +13,12 @@ from typing import IO
 from treenet.translation.line_translator import LineSource, LineTranslator, LineWorker, Translated
 from treenet.translation.part_store import PartStore
 from treenet.translation.translate_settings import LineSettings
+from treeproc.common.command_line import check_output
 from treeproc.common.extras import require
 from treeproc.common.files import is_stream, named_output
 from treeproc.common.messages import tell, warn
 from treeproc.common.progress import Progress
 from treeproc.common.settings import UserError
-from treeproc.common.standard_streams import check_output
 from treeproc.common.storage import AnyPath
 
 # Longer inputs get a progress report.

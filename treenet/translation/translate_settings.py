@@ -7,8 +7,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from treenet.config import DecodingConfig
 from treenet.runs.checkpoint import AVERAGED
 from treenet.translation.line_constraints import CONSTRAINTS
-from treeproc.common.setting_effects import Effect
-from treeproc.common.settings import Settings
+from treeproc.common.settings import Effect, Settings
 from treeproc.common.storage import DataPath
 
 Checkpoint = Annotated[str, Field(coerce_numbers_to_str=True)]

@@ -1,4 +1,7 @@
-"""Files and objects that are complete or absent: atomic writes, locks, hashes, JSON."""
+"""Files and objects that are complete or absent: atomic writes, locks, hashes, JSON, archives of PyTorch.
+
+PyTorch's files may come from untrusted sources. Nothing in them is executed, and damage is reported in one line.
+"""
 
 import errno
 import fcntl
@@ -11,6 +14,7 @@ import os
 import shutil
 import stat
 import tempfile
+import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -19,11 +23,12 @@ from typing import IO, Any
 from pydantic import TypeAdapter, ValidationError
 
 from treeproc.common.command_names import advise
-from treeproc.common.errors import UserError, quoted
+from treeproc.common.errors import UserError, one_line, quoted
 from treeproc.common.storage import AnyPath, RemotePath
 
 TEMPORARY_PREFIX = ".tmp-"
 LOCK = ".lock"  # of a locked folder
+_MESSAGE_CHARS = 150
 
 
 def file_sha256(path: AnyPath) -> str:
@@ -293,3 +298,40 @@ def read_text(path: AnyPath, hint: str) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}; {hint}") from None
+
+
+def check_archive(path: Path, hint: str) -> None:
+    """Compare a file with its own checksums, where it has some: PyTorch's older form has none.
+
+    Raises UserError, which ends in `hint`, for a file that is cut off or changed, or whose parts are larger than the file.
+    """
+    try:
+        with open(path, "rb") as file:
+            begin = file.read(2)
+        if begin == b"\x80\x02":  # a pickle, as PyTorch wrote them before 1.6 and some still do
+            return
+        if begin != b"PK":
+            raise UserError(f"{path} is {'not a PyTorch file' if begin else 'empty'}; {hint}")
+        with zipfile.ZipFile(path) as archive:
+            # PyTorch compresses nothing: what unpacks to more than there is was made to fill the memory.
+            if any(part.compress_type != zipfile.ZIP_STORED for part in archive.infolist()):
+                raise UserError(f"{path} is not a PyTorch file: its parts are compressed; {hint}")
+            damaged = archive.testzip()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}; {hint}") from None
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError) as error:
+        raise UserError(f"{path} is damaged ({one_line(str(error), _MESSAGE_CHARS)}); {hint}") from None
+    if damaged:
+        raise UserError(f"{path} is damaged: {one_line(damaged, _MESSAGE_CHARS)} has the wrong checksum; {hint}")
+
+
+def load_archive(path: Path, hint: str) -> Any:
+    """Load tensors and plain values that `torch.save` wrote. Raises UserError, which ends in `hint`, for anything else."""
+    import torch
+
+    check_archive(path, hint)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # PyTorch and pickle raise any kind on damaged files
+        message = one_line(f"{type(error).__name__}: {error}", _MESSAGE_CHARS)
+        raise UserError(f"{path} is damaged, or does not hold tensors ({message}); {hint}") from None

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_write, file_sha256, private_folder
-from treeproc.common.parallel import in_parallel
 from treeproc.common.storage import AnyPath, RemotePath
+from treeproc.common.store_requests import in_parallel
 
 logger = logging.getLogger(__name__)
 

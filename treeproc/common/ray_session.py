@@ -1,22 +1,26 @@
-"""Connection to a Ray cluster, or start of an embedded one, for preprocessing and training."""
+"""Connection to a Ray cluster, or start of an embedded one, and failures of Ray itself as one line."""
 
 import logging
 import os
+import select
 import socket
+import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from treeproc.common.command_names import advise
-from treeproc.common.errors import UserError
+from treeproc.common.errors import UserError, one_line
 from treeproc.common.messages import warn
 from treeproc.common.progress import phase
-from treeproc.common.ray_failures import end_with_the_node
 from treeproc.common.ray_internals import (
     end_failed_start,
+    logs_folder,
     note_unread,
+    raylet_pid,
     read_note,
     read_other_notes,
     shorten_notices,
@@ -24,6 +28,10 @@ from treeproc.common.ray_internals import (
     use_token,
 )
 
+# Exit status of a command that failed although its input is right.
+FAILED = 1
+# Characters of Ray's own message.
+_MOST = 300
 # Seconds in which a cluster must answer.
 ANSWER_S = 5.0
 # The first bytes of a client of HTTP/2, which gRPC speaks, with an empty frame of settings; and the kind of frame that answers.
@@ -31,6 +39,56 @@ _HELLO, _SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0",
 
 # Whether `start_ray` started Ray in this process.
 _embedded = False
+
+
+def describe_ray_failure(error: BaseException) -> str | None:
+    """Return the message for a user when Ray failed; None for all other errors, also for those of our code in Ray's processes."""
+    exceptions = sys.modules.get("ray.exceptions")
+    if exceptions is None or not type(error).__module__.startswith("ray."):
+        return None
+    if isinstance(error, exceptions.RayTaskError):
+        return describe_ray_failure(error.cause) if isinstance(error.cause, BaseException) else None
+    if failures := getattr(error, "worker_failures", None):  # of Ray Train, by rank
+        return describe_ray_failure(next(iter(failures.values())))
+    what = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    what = ": ".join(filter(None, [type(error).__name__, what]))
+    room = isinstance(error, exceptions.OutOfMemoryError | exceptions.ObjectStoreFullError | exceptions.OutOfDiskError)
+    return _with_hint(what, "choose nodes with more memory and disk space; " if room else "")
+
+
+def _with_hint(what: str, first: str = "") -> str:
+    logs = f"; Ray's logs are in {logs_folder()}" if logs_folder() else ""
+    return f"Ray failed ({one_line(what, _MOST)}); {first}the same command continues{logs}"
+
+
+def end_with_the_node() -> None:
+    """End this process, from now on, with one line if Ray's node on this machine dies before `ray.shutdown`.
+
+    Then this process cannot go on. Ray itself would end it without a word as soon as it touches the object store. As after any
+    kill, the same command continues.
+    """
+    pid = raylet_pid()
+    if pid is None:
+        return
+    with suppress(OSError):  # it has ended already, or the system has no such descriptor
+        threading.Thread(
+            target=_watch, args=(os.pidfd_open(pid), _with_hint("its node on this machine died")), daemon=True
+        ).start()
+
+
+def _watch(raylet: int, message: str) -> None:
+    poll = select.poll()
+    poll.register(raylet, select.POLLIN)
+    poll.poll()
+    os.close(raylet)
+    import ray
+
+    if not ray.is_initialized():  # `ray.shutdown` has ended the node
+        return
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+        warn(f"{chr(10) if sys.stderr.isatty() else ''}error: {message}")  # a bar may be on the line
+    os._exit(FAILED)
 
 
 def start_ray() -> None:

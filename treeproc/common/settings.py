@@ -1,33 +1,74 @@
 """Strict settings: pydantic models read from YAML 1.2 files and `key=value` overrides.
 
-Every mistake a user can make becomes a `UserError` with one line; `run_cli` prints it and leaves
-with status 2. Nothing here knows what the settings are about.
+Every mistake a user can make becomes a `UserError` with one line. Nothing here knows what the settings are about. A field names
+the effect of its setting: `Annotated[int, Effect.NONE]`. Without one, it changes results.
 """
 
-import argparse
-import errno
 import math
-import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum
 from functools import partial
+from operator import eq
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, NoReturn, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, ValidationInfo, field_validator, model_validator
 
-from treeproc.common.command_names import advise, as_called, command_runs, from_python, note_command
-from treeproc.common.errors import CommandEnded, UserError, one_line, quoted
-from treeproc.common.extras import describe_missing
-from treeproc.common.messages import choose_messages, messages_shown, warn
-from treeproc.common.ray_failures import FAILED, describe_ray_failure
+from treeproc.common.command_names import advise, from_python
+from treeproc.common.errors import UserError, quoted
 from treeproc.common.ray_internals import in_submitted_job
-from treeproc.common.setting_errors import COMMAND_LINE, describe_error, explain_unknown, has_setting, nearest
-from treeproc.common.standard_streams import note_lost_output, open_lost_streams
-from treeproc.common.storage import AnyPath, RemotePath, as_path
-from treeproc.common.store_requests import tell_repeats
+from treeproc.common.setting_errors import COMMAND_LINE, describe_error
+from treeproc.common.storage import AnyPath, as_path
 from treeproc.common.yaml_reader import MOST_BYTES, read_yaml
+
+
+class Effect(Enum):
+    """The reach of a setting: the results that a change of it leaves the same."""
+
+    PROGRESS = "how far a run goes, and which checkpoints count; finished updates stay the same"
+    NONE = "where and how fast the command computes, or how much it prints"
+
+
+def unrecorded(default: object) -> Callable[[object], bool]:
+    """Mark a setting that records leave out at its default: `Field(0.0, exclude_if=unrecorded(0.0))`.
+
+    Runs made before the setting have no entry of it, and fingerprints must stay the same.
+    """
+    return partial(eq, default)
+
+
+def keys_with(cls: type[BaseModel], *effects: Effect) -> tuple[str, ...]:
+    """Return the dotted keys of the settings with one of the effects; a section that has one is one key."""
+    keys: list[str] = []
+    for name, field in cls.model_fields.items():
+        if any(effect in field.metadata for effect in effects):
+            keys.append(name)
+        elif section := _section(field.annotation):
+            keys += [f"{name}.{key}" for key in keys_with(section, *effects)]
+    return tuple(keys)
+
+
+def is_below(key: str, keys: tuple[str, ...]) -> bool:
+    """Return whether a dotted key is one of `keys`, or lies in one that is a section."""
+    return f"{key}.".startswith(tuple(f"{one}." for one in keys))
+
+
+def excluded(cls: type[BaseModel], *effects: Effect) -> dict[str, Any]:
+    """Return the settings with one of the effects, in the form of pydantic's `exclude`."""
+    found: dict[str, Any] = {}
+    for key in keys_with(cls, *effects):
+        place, (*sections, last) = found, key.split(".")
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = True
+    return found
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """Return the settings that a field, optional or not, holds."""
+    kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+    return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
 
 
 class SettingsError(UserError, ValueError):
@@ -56,6 +97,20 @@ class Settings(BaseModel, metaclass=_Checked):
     # Dotted names of dicts, each with the dict whose keys it repeats. If the command line replaces the second one, the entries
     # of the first one in a file may name keys that are gone.
     names_of: ClassVar[Mapping[str, str]] = {}
+    # Constants that were settings, with their values. Files of earlier versions may hold them.
+    constants: ClassVar[Mapping[str, Any]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_constants(cls, values: Any) -> Any:
+        if not (cls.constants and isinstance(values, dict)):
+            return values
+        for name, constant in cls.constants.items():
+            if values.get(name, constant) != constant:
+                raise ValueError(
+                    f"{name} is not a setting any more: it must be {constant}, but is {quoted(values[name])}; leave it out"
+                )
+        return {name: value for name, value in values.items() if name not in cls.constants}
 
     @field_validator("*", mode="before")
     @classmethod
@@ -164,19 +219,6 @@ def _value_at(values: Any, key: str) -> Any:
     return values
 
 
-def split_arguments(cls: type[Settings], arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return (paths, `key=value` settings) of a command that takes both. A path may have "=" in it, as `runs/lr=0.1`."""
-
-    def is_path(argument: str) -> bool:
-        key, equals, _ = argument.partition("=")
-        if not equals or "/" in key:
-            return True
-        return key.partition(".")[0] not in cls.model_fields and os.path.exists(argument)
-
-    paths = [argument for argument in arguments if is_path(argument)]
-    return paths, [argument for argument in arguments if argument not in paths]
-
-
 def dump_settings(settings: Settings) -> str:
     """Return the settings as YAML text that `load_settings` reads back to an equal object."""
     return yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
@@ -246,190 +288,3 @@ def refuse_relative_in_job(paths: Mapping[str, AnyPath]) -> None:
                 f"{name} must be an absolute path in a submitted job, but is {path}: "
                 "a job runs in a temporary copy of the working folder"
             )
-
-
-class _ParserWanted(tuple):
-    """Arguments that ask a command for its parser."""
-
-
-class _ParserFound(Exception):
-    """The answer to `_ParserWanted`."""
-
-    def __init__(self, parser: "ArgumentParser"):
-        self.parser = parser
-
-
-def parser_of(main: Callable[[Sequence[str]], None]) -> "ArgumentParser":
-    """Return the parser of a command, whose options and settings it knows. Raises UserError if the command lacks a package."""
-    try:
-        main(_ParserWanted())
-    except _ParserFound as found:
-        return found.parser
-    raise AssertionError(f"{main.__module__} does not give its arguments to ArgumentParser")
-
-
-class ArgumentParser(argparse.ArgumentParser):
-    """A wrong command line is a UserError like any other mistake."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        messages = self.add_mutually_exclusive_group()
-        messages.add_argument("--quiet", action="store_true", help="only results, warnings and errors; no progress")
-        messages.add_argument("-v", "--verbose", action="store_true", help="also details, and the time of each message")
-
-    settings: type[Settings] = Settings
-    reads_out = False  # --out is a folder that the command reads
-
-    def options(self) -> list[str]:
-        """Return the options with two hyphens."""
-        return [option for option in self._option_string_actions if option.startswith("--")]
-
-    def parse_intermixed_args(  # type: ignore[override]  # one signature for overloads that differ in their namespace
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> Any:
-        """Parse as argparse does, but if a setting is written as an option, the message shows the right form."""
-        args = sys.argv[1:] if args is None else args
-        if isinstance(args, _ParserWanted):
-            raise _ParserFound(self)
-        note_command([one for one in self.options() if one != "--out" or not self.reads_out], partial(has_setting, self.settings))
-        for place, arg in enumerate(args):
-            if "\0" in arg or any("\ud800" <= c <= "\udfff" for c in arg):  # Python's form of bytes that are not UTF-8
-                raise UserError(f"{quoted(arg)} on the command line must be text in UTF-8 without NUL bytes")
-            if arg == "--":
-                break
-            name, equals, value = arg.removeprefix("--").partition("=")
-            if arg.startswith("--") and not any(option.startswith(f"--{name}") for option in self._option_string_actions):
-                following = args[place + 1] if len(args) > place + 1 and "=" not in args[place + 1] else "VALUE"
-                raise UserError(
-                    f"there is no option {quoted(arg)}; "
-                    f"{self._as_setting(name.replace('-', '_'), value if equals else following) or '--help lists the options'}"
-                )
-        found = super().parse_intermixed_args(args, namespace)
-        choose_messages(quiet=found.quiet, verbose=found.verbose)
-        return found
-
-    def _as_setting(self, key: str, value: str) -> str:
-        """Return how the command line has a setting that is written as an option; empty if there is no such setting."""
-        advice = explain_unknown(self.settings, key)
-        names = nearest(self.settings, key) if advice.endswith("?") else []
-        advice = f"write {names[0]}={value}" if names else advice
-        return f"settings are written key=value; {advice}" if advice else ""
-
-    def format_help(self) -> str:
-        return as_called(super().format_help())
-
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help lists the options")
-
-
-def any_path(text: str, option: str = "--out") -> AnyPath:
-    """Return the folder or place in an object store of an option of a command line. Raises UserError for an empty name."""
-    if not text.strip():
-        raise UserError(f"{option} must name a folder, but is empty")
-    return as_path(text)
-
-
-def local_path(text: str, option: str = "--out") -> Path:
-    """Return the folder of an option of a command line. Raises UserError for an empty name, or one in an object store."""
-    path = any_path(text, option)
-    if isinstance(path, RemotePath):
-        raise UserError(f"{path}: must be a local path here; only data sets, training runs and studies may be in an object store")
-    return path
-
-
-def build_arg_parser(
-    description: str,
-    settings: type[Settings],
-    *,
-    find_config: Callable[[str], Path] = Path,
-    remote_out: bool = False,
-    reads_run: bool = False,
-    has_sample: bool = False,
-) -> ArgumentParser:
-    """Build the command line that every workflow shares: --config, --out, --sample and overrides.
-
-    `find_config` gives the file that a value of --config names. With `remote_out`, --out may be in an object store. With
-    `reads_run`, --out is the run that the command reads. `has_sample` shows --sample in the help.
-    """
-    parser = ArgumentParser(
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="settings (in the --config file, or as key=value):\n" + describe_fields(settings),
-    )
-    config_help = "settings of the command: a file, or the name of a shipped configuration (workflows/configs)"
-    parser.add_argument("--config", type=find_config, metavar="FILE.yaml", help=config_help)
-    parser.settings, parser.reads_out = settings, reads_run
-    out_path = any_path if remote_out else local_path
-    metavar, out_help = "DIR", "folder for the results; the same command continues there"
-    if reads_run:
-        metavar, out_help = "RUN", "folder of a training run"
-    parser.add_argument("--out", type=out_path, metavar=metavar, help=out_help)
-    parser.add_argument("--sample", action="store_true", help="run on the shipped sample" if has_sample else argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="change single settings")
-    return parser
-
-
-# Errors of the file system that a user can resolve.
-_REFUSED = [
-    "ENOSPC", "EDQUOT", "EFBIG", "EACCES", "EPERM", "EROFS", "EEXIST", "ENOTDIR", "EISDIR", "ENOENT", "ENAMETOOLONG", "ELOOP",
-    "ENOTEMPTY", "EBUSY", "ETXTBSY", "EINVAL", "EIO", "ENODEV", "ENXIO", "EXDEV", "EMLINK", "EMFILE", "ENFILE", "ENOMEM",
-    "ESTALE", "EOPNOTSUPP",
-]  # fmt: skip
-_REFUSALS = {getattr(errno, name) for name in _REFUSED}
-_OF_NAMES = {errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
-INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE
-
-
-def run_cli(main: Callable[[Sequence[str]], None]) -> None:
-    """Run `main(argv)`; a UserError becomes one line on standard error and exit status 2.
-
-    So does a refusal of the file system. A failure of Ray ends with status 1. `CommandEnded` brings its own status. Ctrl-C and a
-    reader that leaves (`| head`) end with the status of their signal. Closed standard streams are opened on the null device.
-    """
-    open_lost_streams()
-    with command_runs(), messages_shown():
-        try:
-            note_lost_output(sys.argv[1:])
-            main(sys.argv[1:])
-            tell_repeats()
-        except UserError as error:
-            warn(as_called(f"error: {error}"))  # once more: a worker may have made it
-            sys.exit(2)
-        except CommandEnded as end:
-            if str(end):
-                warn(as_called(str(end)))
-            sys.exit(end.status)
-        except KeyboardInterrupt:
-            warn("interrupted; the same command continues")
-            sys.exit(INTERRUPTED)
-        except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
-            sys.exit(PIPE_CLOSED)
-        except ModuleNotFoundError as error:
-            if not (reason := describe_missing(error)):
-                raise
-            warn(f"error: {reason}")
-            sys.exit(2)
-        except Exception as error:
-            failure = describe_ray_failure(error)
-            if not (reason := failure or describe_refusal(error)):
-                raise
-            warn(f"error: {reason}")
-            sys.exit(FAILED if failure else 2)
-
-
-def describe_refusal(error: Exception) -> str | None:
-    """Return the message for a user when the file system or the memory fails; None for an error that no user can resolve."""
-    if not isinstance(error, OSError | MemoryError | RuntimeError):
-        return None
-    # PyTorch has no type of its own for the memory of a CPU.
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error) or "out of memory" in str(error):
-        message = one_line(str(error), 200)
-        return f"out of memory{f' ({message})' if message else ''}; choose smaller sizes, or a machine with more memory"
-    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):  # of pathlib, before Python 3.13
-        return one_line(f"{error}; check the name of the path")
-    if not isinstance(error, OSError) or error.errno not in _REFUSALS:
-        return None
-    where = f"{error.filename}: " if error.filename else ""
-    hint = "check the name of the path" if error.errno in _OF_NAMES else advise("free space", "choose another --out")
-    return one_line(f"{where}{error.strerror}; {hint}")

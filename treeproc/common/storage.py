@@ -27,9 +27,7 @@ import pyarrow.fs
 from pydantic import PlainSerializer, PlainValidator
 
 from treeproc.common.errors import UserError
-from treeproc.common.object_streams import InputStream, OutputStream, SeekableStream
-from treeproc.common.parallel import AT_ONCE
-from treeproc.common.store_requests import Answer, ask, part_repeats
+from treeproc.common.store_requests import AT_ONCE, Answer, InputStream, OutputStream, SeekableStream, ask, part_repeats
 
 _URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
 _SCHEMES = ("s3", "gs", "az")

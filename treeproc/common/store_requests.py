@@ -6,15 +6,18 @@ the parts of a large upload are left to Arrow (`part_repeats`), because nothing 
 5xx and lost connections, but not after HTTP 429, which some stores send.
 """
 
+import io
 import math
 import os
 import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
 
 import pyarrow
 
@@ -60,6 +63,12 @@ _answered = False
 # While it is set, no request is repeated: Ctrl-C waits for the threads that are at work.
 given_up = threading.Event()
 _contexts = 0
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+# Objects in flight: one request to S3 takes tens of milliseconds before its first byte, and gives some 100 MB/s.
+AT_ONCE = 16
+_UPLOADS_BYTES = 64 << 20  # Arrow sends in the background, and would hold whatever the store has not taken yet
 
 
 class StoreRefuses(UserError):
@@ -181,3 +190,124 @@ def _describe(path: object, kind: str, reason: str, tries: int, seconds: float) 
     if _HIDDEN in reason:  # Arrow hides what the store says to a read of a small object
         return f"{path}: the object store throttles, fails, or refuses to read this object: {asked}; {check}, {again}"
     return f"{path}: the object store fails: {asked}; wait until it works, or set {LIMIT} to more seconds, {again}"
+
+
+def run_all(function: Callable[[Item], object], items: Iterable[Item]) -> None:
+    """Call the function for every item, several at a time; errors as `in_parallel` raises them."""
+    for _ in in_parallel(function, items):
+        pass
+
+
+def in_parallel(
+    function: Callable[[Item], Result], items: Iterable[Item], at_once: int = AT_ONCE, pool: Executor | None = None
+) -> Iterator[Result]:
+    """Yield the results in the order of the items, computed by threads, or by `pool`, which is shut down at the end.
+
+    At most `at_once` items are begun beyond the last result. The first error in the order of the items is raised, after
+    those that were begun have ended; nothing new is begun then. After Ctrl-C, they repeat no request to a store.
+    """
+    ahead: deque[Future] = deque()
+    with may_give_up(), pool or ThreadPoolExecutor(at_once) as pool:
+        try:
+            for item in items:
+                ahead.append(pool.submit(function, item))
+                if len(ahead) == at_once:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        except KeyboardInterrupt as error:
+            give_up_after(error)
+            raise
+        finally:
+            for future in ahead:
+                future.cancel()
+
+
+class InputStream(io.RawIOBase):
+    """A stream of Arrow as one of Python. After an error of the store it is opened again, at the place where it was.
+
+    `open_again` opens the object as a file that is read at any place; without `stream`, it opens it the first time, too.
+    """
+
+    def __init__(self, path: object, open_again: Callable[[], pyarrow.NativeFile], stream: pyarrow.NativeFile | None = None):
+        self._path, self._open_again, self._place = path, open_again, 0
+        self._stream: pyarrow.NativeFile | None = stream or ask(path, open_again)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        read = self._ask(lambda stream: stream.readinto(buffer))
+        self._place += read
+        return read
+
+    def readall(self) -> bytes:
+        content = self._ask(lambda stream: stream.read())
+        self._place += len(content)
+        return content
+
+    def close(self) -> None:
+        self._drop()
+        super().close()
+
+    def _ask(self, read: Callable[[pyarrow.NativeFile], Answer]) -> Answer:
+        def request() -> Answer:
+            if self._stream is None:
+                self._stream = self._open_again()
+                self._stream.seek(self._place)
+            try:
+                return read(self._stream)
+            except OSError:
+                self._drop()
+                raise
+
+        return ask(self._path, request)
+
+    def _drop(self) -> None:
+        if self._stream is not None:
+            with suppress(OSError):
+                self._stream.close()
+            self._stream = None
+
+
+class SeekableStream(InputStream):
+    """A file of Arrow that is read at any place."""
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: lambda: 0, io.SEEK_CUR: lambda: self._place, io.SEEK_END: lambda: self._ask(lambda s: s.size())}
+        place = base[whence]() + offset
+        self._ask(lambda stream: stream.seek(place))
+        self._place = place
+        return place
+
+    def tell(self) -> int:
+        return self._place
+
+
+class OutputStream(io.RawIOBase):
+    """An output stream of Arrow as one of Python. It waits for the store from time to time.
+
+    Arrow repeats the request of a part. No request is repeated here, since the parts that were sent are not there any more.
+    """
+
+    def __init__(self, path: object, stream: pyarrow.NativeFile):
+        self._path, self._stream, self._waiting = path, stream, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        written = ask(self._path, lambda: self._stream.write(content), once=True)
+        self._waiting += written
+        if self._waiting >= _UPLOADS_BYTES:
+            ask(self._path, self._stream.flush, once=True)
+            self._waiting = 0
+        return written
+
+    def close(self) -> None:
+        if not self.closed:
+            ask(self._path, self._stream.close, once=True)
+        super().close()

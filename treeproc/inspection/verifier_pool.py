@@ -10,8 +10,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
 from treeproc.common.errors import UserError
-from treeproc.common.parallel import in_parallel
 from treeproc.common.storage import AnyPath
+from treeproc.common.store_requests import in_parallel
 from treeproc.inspection.shard_verifier import ShardVerifier
 
 _JOBS_AHEAD = 4  # for each process

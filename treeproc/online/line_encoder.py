@@ -14,7 +14,7 @@ from treeproc.common.storage import AnyPath
 from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, describe_parser
 from treeproc.parsers.config import PARSED, check_endpoint, flat_arcs, public_endpoint
 from treeproc.readers import read_rows
-from treeproc.readers.unicode_form import FORMS, is_blank
+from treeproc.readers.line_forms import FORMS, is_blank
 from treeproc.shards.rows import batch_views, pick, record_batches
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, select
 from treeproc.shards.store import read_index, stage_folder

@@ -15,9 +15,8 @@ from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given, ParsedLine
 from treeproc.parsers.config import PARTLY, TAG_FORM, is_fallback
 from treeproc.readers.brackets import read_trees
-from treeproc.readers.given_words import join_with_blanks
+from treeproc.readers.line_forms import is_blank, join_with_blanks
 from treeproc.readers.numbered_lines import pair_up, read_byte_lines
-from treeproc.readers.unicode_form import is_blank
 from treeproc.shards.schema import UNK_ID
 from treeproc.stages.language import known
 from treeproc.stages.text_warnings import SideNotices, Wanted, is_noticed

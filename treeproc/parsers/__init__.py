@@ -5,8 +5,8 @@ gets a flat tree and a `parse_status` with the reason.
 """
 
 from treeproc.parsers.config import Given, ParsedLine, Parser, ParserConfig, fallback, read_trees
+from treeproc.parsers.given import TagReader
 from treeproc.parsers.model_files import describe_in_words, describe_parser, find_models, parser_class
-from treeproc.parsers.tags import TagReader
 
 
 def build_parser(config: ParserConfig) -> Parser:

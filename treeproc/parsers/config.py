@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PlainSerializer, PositiveInt, model_validator
 
-from treeproc.common.setting_effects import Effect
-from treeproc.common.settings import Settings, UserError
+from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.spans import SpanTree, flat_tree, read_brackets, write_brackets
 

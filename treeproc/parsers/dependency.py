@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from treeproc.parsers.documents import Arcs, Tags
-from treeproc.parsers.packing import Packing
-from treeproc.parsers.spelling import spell
+from treeproc.parsers.lines import Arcs, Tags
+from treeproc.parsers.tagger import Packing, spell
 
 _ARCS_AT_ONCE = 128  # the intermediate tensor of this many pairs fits in a cache
 

@@ -1,20 +1,110 @@
-"""The base of parsers that read characters or given words. It turns sentences into results."""
+"""The base of parsers that read characters or given words: tokens, the words of treebanks, and sentences to results.
+
+English Moses tokens become the words of treebanks, on which taggers and parsers are trained. Moses writes `don 't`, treebanks
+write `do n't`. The parser reads the treebank's words; leaves stay the characters of the line. So a token is still a leaf, except
+if treebanks split it (`cannot`) or join it with another (`o 'clock`). The rules are those of the Penn Treebank as GUM, CRAFT and
+EWT follow them. Treebanks also split hyphenated tokens, which stay whole here: to split them does not improve the trees
+(docs/results/parser.md).
+"""
 
 import bisect
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from treeproc.parsers.config import PARSED, PARTLY, Given, ParsedLine, ParserConfig, fallback, flat_arcs
-from treeproc.parsers.tokens import Token
-from treeproc.parsers.treebank_words import treebank_tokens
 from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.spans import SpanTree, flat_tree, keep_leaves, write_brackets
 
+_NEGATED = {"ain", "aren", "can", "couldn", "daren", "didn", "doesn", "don", "hadn", "hasn", "haven", "isn", "mayn", "mightn"}
+_NEGATED |= {"mustn", "needn", "oughtn", "shan", "shouldn", "wasn", "weren", "won", "wouldn"}
+_APOSTROPHES = ("'", "’")
+_CLITICS = frozenset({"s", "m", "d", "t", "re", "ve", "ll"})
+# The positions at which treebanks split one token.
+_CUTS = {"cannot": 3, "gonna": 3, "gotta": 3, "wanna": 3, "lemme": 3, "gimme": 3}
+# After an apostrophe, these form one word with it. Before any other word it is a quotation mark.
+_WITH_APOSTROPHE = _CLITICS | {"all", "am", "bout", "cause", "em", "mon", "n", "round", "til", "till", "tis", "twas"}
+_QUOTED = re.compile(r"['’]([^\W\d_]{2,})")
+# Prefixes that Moses splits from a name or an hour: O 'Reilly, o 'clock, d 'Art.
+_NAME_STARTS = frozenset({"o", "d", "l"})
+
+Word = tuple[int, int, str]  # first character, one past the last, text
 logger = logging.getLogger(__name__)
 
 _SMALLEST_BATCH = 16
+Tags = list[tuple[str, str]]  # (UPOS, XPOS) of every word of a sentence
+Arcs = list[tuple[int, str]]  # (governor, relation) of every word; governors are 0-based, -1 a root
+
+
+def batches(sizes: Sequence[int], budget: int) -> Iterator[range]:
+    """Group neighbours whose sizes add up to at most `budget`. A larger item is a batch by itself."""
+    start = 0
+    while start < len(sizes):
+        stop, total = start + 1, sizes[start]
+        while stop < len(sizes) and total + sizes[stop] <= budget:
+            total += sizes[stop]
+            stop += 1
+        yield range(start, stop)
+        start = stop
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token of a line, [start, end), and the syntactic words that it stands for: one, or more (don't = do + n't)."""
+
+    start: int
+    end: int
+    words: tuple[str, ...]
+
+
+def treebank_tokens(words: Sequence[Word]) -> list[Token]:
+    """Return the tokens of a line, each with the words of a treebank for it."""
+    out: list[Token] = []
+    opened = False
+    for start, end, text in _joined(words):
+        if text == '"':
+            opened = not opened
+            out.append(Token(start, end, ("``" if opened else "''",)))
+            continue
+        cut = _cut(text)
+        out.append(Token(start, end, (text[:cut], text[cut:]) if cut else (text,)))
+        if len(out) > 1 and _is_negation(out[-2].words[-1], text):
+            before = out[-2]
+            verb = before.words[-1]
+            out[-2:] = [Token(before.start, before.end, (verb[:-1],)), Token(start, end, (verb[-1] + text,))]
+    return out
+
+
+def _joined(words: Sequence[Word]) -> list[Word]:
+    """Join tokens that treebanks write as one word: `’` and `s` of `it ’ s`, `O` and `'Reilly`."""
+    out: list[Word] = []
+    for start, end, text in words:
+        if out:
+            first, last, before = out[-1]
+            parted = len(out) > 1 and before == "’" and text.lower() in _CLITICS and out[-2][2].isalpha()
+            named = before.lower() in _NAME_STARTS and _QUOTED.fullmatch(text) and not _is_clitic(text)
+            if parted or named:
+                out[-1] = (first, end, before + text)
+                continue
+        out.append((start, end, text))
+    return out
+
+
+def _is_clitic(text: str) -> bool:
+    return text[0] in _APOSTROPHES and text[1:].lower() in _CLITICS
+
+
+def _is_negation(verb: str, text: str) -> bool:
+    return text[0] in _APOSTROPHES and text[1:].lower() == "t" and verb.lower() in _NEGATED
+
+
+def _cut(text: str) -> int:
+    """Return the position at which a treebank splits a token; 0 for no split."""
+    if (found := _QUOTED.fullmatch(text)) and found[1].lower() not in _WITH_APOSTROPHE:
+        return 1
+    return _CUTS.get(text.lower(), 0)
 
 
 @dataclass

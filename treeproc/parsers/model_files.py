@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from treeproc.common.extras import require
-from treeproc.common.files import file_sha256, read_json
+from treeproc.common.files import check_archive, file_sha256, read_json
 from treeproc.common.settings import UserError
-from treeproc.common.torch_files import check_archive
 from treeproc.parsers.config import CORENLP_LANGUAGES, PARSERS, ParserConfig, ParserName
 from treeproc.shards.schema import SCHEMA_VERSION
 

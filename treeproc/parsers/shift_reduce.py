@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from treeproc.parsers.documents import batches
+from treeproc.parsers.lines import batches
 from treeproc.trees.spans import SpanTree
 
 SHIFT, CLOSE, OPEN = 0, 1, 2

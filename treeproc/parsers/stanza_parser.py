@@ -1,30 +1,128 @@
-"""Stanza's tokeniser, tagger and parsers, offline, with one CPU thread or on one GPU."""
+"""Stanza's tokeniser, tagger and parsers, offline, with one CPU thread or on one GPU.
 
+Models that the fast path does not support run on Stanza's own processors and documents.
+"""
+
+import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from treeproc.common.errors import UserError, one_line
-from treeproc.common.torch_files import check_archive, load_archive
-from treeproc.parsers import dependency, documents, shift_reduce, tagger, tokenizer
+from treeproc.common.files import check_archive, load_archive
+from treeproc.parsers import dependency, shift_reduce, tagger, tokenizer
 from treeproc.parsers.config import PARSED, ParserConfig
-from treeproc.parsers.lines import Line, LineParser, Sentence, cut_at, is_out_of_memory
+from treeproc.parsers.lines import Arcs, Line, LineParser, Sentence, Tags, Token, batches, cut_at, is_out_of_memory
 from treeproc.parsers.model_files import VECTORS, ModelFiles, find_models
-from treeproc.trees.spans import flat_tree
+from treeproc.trees.spans import SpanTree, flat_tree
 
 _PROBE = "A dog barks ."
 _CHARS_PER_WORD = 4  # words of a batch; the tokeniser's states are smaller than the tagger's
 
 
+class DocumentTokenizer:
+    """The processors `tokenize` and `mwt` on lines that are joined to one text."""
+
+    def __init__(self, processors: Sequence):
+        self._processors = processors
+
+    def tokenize(self, lines: Sequence[str], batch_chars: int) -> list[list[list[Token]]]:
+        """Return sentences of tokens of every line. One document has at most `batch_chars` characters."""
+        out: list[list[list[Token]]] = []
+        for batch in batches([len(line) for line in lines], batch_chars):
+            out += self._tokenize([lines[i] for i in batch])
+        return out
+
+    def _tokenize(self, lines: Sequence[str]) -> list[list[list[Token]]]:
+        document: Any = list(lines)
+        for processor in self._processors:
+            document = processor.process(document)
+        # The tokeniser joins the lines with a blank line between them. Its offsets count over all lines.
+        offsets = [0]
+        for line in lines:
+            offsets.append(offsets[-1] + len(line) + 2)
+        out: list[list[list[Token]]] = [[] for _ in lines]
+        for sentence in document.sentences:
+            number = bisect.bisect_right(offsets, sentence.tokens[0].start_char) - 1
+            first = offsets[number]
+            out[number].append(
+                [Token(t.start_char - first, t.end_char - first, tuple(word.text for word in t.words)) for t in sentence.tokens]
+            )
+        return out
+
+
+class DocumentTagger:
+    """The processor `pos`; with `lemma` and `depparse` also the arcs."""
+
+    def __init__(self, processors: Sequence, dependencies: bool):
+        self._processors, self._dependencies = processors, dependencies
+
+    def tag(self, sentences: Sequence[Sequence[str]], batch_words: int) -> tuple[list[Tags], list[Arcs] | None]:
+        """Return tags of every word, and arcs if requested. One document has at most `batch_words` words."""
+        documents = [self._run([sentences[i] for i in batch]) for batch in batches([len(s) for s in sentences], batch_words)]
+        parsed = [sentence for document in documents for sentence in document.sentences]
+        tags = [[(word.upos, word.xpos) for word in sentence.words] for sentence in parsed]
+        if not self._dependencies:
+            return tags, None
+        return tags, [[(word.head - 1, word.deprel) for word in sentence.words] for sentence in parsed]
+
+    def _run(self, sentences: Sequence[Sequence[str]]):
+        from stanza.models.common.doc import Document
+
+        document = Document([[{"id": (i + 1,), "text": word} for i, word in enumerate(sentence)] for sentence in sentences])
+        for processor in self._processors:
+            document = processor.process(document)
+        return document
+
+
+class ObjectParser:
+    """Calls `parse_tagged_words` of a constituency model."""
+
+    def __init__(self, model):
+        self._model = model
+
+    def parse(self, sentences: Sequence[Sequence[tuple[str, str]]], batch_words: int) -> list[SpanTree | None]:
+        """Return one tree per sentence. Raises RuntimeError if Stanza finds no tree for one of them."""
+        order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i]))
+        trees = self._model.parse_tagged_words([list(sentences[i]) for i in order], max(1, batch_words // 32))
+        if len(trees) != len(sentences):
+            raise RuntimeError("the parser found no end of a sentence")
+        out: list[SpanTree | None] = [None] * len(sentences)
+        for i, tree in zip(order, trees, strict=True):
+            out[i] = span_tree(tree)
+        return out
+
+
+def span_tree(root) -> SpanTree:
+    """Convert Stanza's tree of objects to spans, without recursion."""
+    tree = SpanTree([], [], [])
+    position = 0
+    stack: list = [(root, None)]
+    while stack:
+        node, opened = stack.pop()
+        if opened is not None:
+            tree.ends[opened] = position
+        elif node.is_leaf():
+            position += 1
+        else:
+            if not node.is_preterminal():
+                stack.append((node, len(tree)))
+                tree.labels.append(node.label)
+                tree.starts.append(position)
+                tree.ends.append(-1)
+            stack.extend((child, None) for child in reversed(node.children))
+    return tree
+
+
 class Processors(NamedTuple):
     """The steps of a parse; None for a step without a model."""
 
-    tokenizer: tokenizer.Tokenizer | documents.DocumentTokenizer | None
-    tagger: tagger.Tagger | documents.DocumentTagger | None
+    tokenizer: tokenizer.Tokenizer | DocumentTokenizer | None
+    tagger: tagger.Tagger | DocumentTagger | None
     arcs: dependency.DependencyParser | None  # None also if the tagger gives them
-    parser: shift_reduce.ShiftReduceParser | documents.ObjectParser | None
+    parser: shift_reduce.ShiftReduceParser | ObjectParser | None
     uses_xpos: bool  # the parser reads XPOS, else UPOS
 
 
@@ -71,24 +169,24 @@ def _load_processors(config: ParserConfig, models: ModelFiles) -> Processors:
     )
 
 
-def _tokenizer(loaded: Mapping, split_sentences: bool) -> tokenizer.Tokenizer | documents.DocumentTokenizer:
+def _tokenizer(loaded: Mapping, split_sentences: bool) -> tokenizer.Tokenizer | DocumentTokenizer:
     tokenize = loaded["tokenize"]
     if "mwt" not in loaded and tokenizer.supports(tokenize.trainer, tokenize.config):
         longest = tokenize.config.get("max_seqlen", tokenize.MAX_SEQ_LENGTH_DEFAULT)
         return tokenizer.Tokenizer(tokenize.trainer, tokenize.vocab, longest, split_sentences)
-    return documents.DocumentTokenizer([loaded[name] for name in ("tokenize", "mwt") if name in loaded])
+    return DocumentTokenizer([loaded[name] for name in ("tokenize", "mwt") if name in loaded])
 
 
-def _tagger(loaded: Mapping, document_arcs: bool) -> tagger.Tagger | documents.DocumentTagger:
+def _tagger(loaded: Mapping, document_arcs: bool) -> tagger.Tagger | DocumentTagger:
     model = loaded["pos"].trainer.model
     if tagger.supports(model) and not document_arcs:
         return tagger.Tagger(model.eval())
     names = ["pos", *(("lemma", "depparse") if document_arcs else ())]
-    return documents.DocumentTagger([loaded[name] for name in names], document_arcs)
+    return DocumentTagger([loaded[name] for name in names], document_arcs)
 
 
-def _constituency_parser(model) -> shift_reduce.ShiftReduceParser | documents.ObjectParser:
-    return shift_reduce.ShiftReduceParser(model) if shift_reduce.supports(model) else documents.ObjectParser(model)
+def _constituency_parser(model) -> shift_reduce.ShiftReduceParser | ObjectParser:
+    return shift_reduce.ShiftReduceParser(model) if shift_reduce.supports(model) else ObjectParser(model)
 
 
 class StanzaParser(LineParser):

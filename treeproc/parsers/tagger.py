@@ -1,17 +1,72 @@
 """Stanza's part-of-speech tagger without documents: the same weights on packed sentences.
 
 The character LSTM reads every distinct word once per call. Only the two heads that the parser reads (UPOS, XPOS) are computed.
+The dependency parser shares the packed order of words and the character LSTM.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence, pad_sequence
 
-from treeproc.parsers.packing import Packing
-from treeproc.parsers.spelling import spell
+_WORDS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The positions of words in a packed sequence, ordered by step. A step has one word of each sentence that is long enough.
+
+    Sentences are sorted by length, longest first. Shapes: B sentences, L words of the longest, N words in all.
+    """
+
+    sizes: np.ndarray  # [B] words
+    batch_sizes: np.ndarray  # [L] number of sentences that have a step
+    before: np.ndarray  # [L] number of words before a step
+    taken: np.ndarray  # [N] index in the concatenated sentences of the word at a packed place
+    sentence: np.ndarray  # [N] sentence of a packed place
+    step: np.ndarray  # [N] index of its word in the sentence
+
+    @classmethod
+    def of(cls, sizes: Sequence[int]) -> "Packing":
+        lengths = np.array(sizes)
+        begins = np.cumsum(lengths) - lengths
+        batch_sizes = (lengths[None] > np.arange(lengths[0])[:, None]).sum(1)
+        taken = np.concatenate([begins[:n] + step for step, n in enumerate(batch_sizes.tolist())])
+        sentence = np.concatenate([np.arange(n) for n in batch_sizes.tolist()])
+        step = np.repeat(np.arange(len(batch_sizes)), batch_sizes)
+        return cls(lengths, batch_sizes, np.cumsum(batch_sizes) - batch_sizes, taken, sentence, step)
+
+    def pad(self, data: Tensor) -> Tensor:
+        """Pad [N, ...] to [B, L, ...]."""
+        return pad_packed_sequence(PackedSequence(data, torch.from_numpy(self.batch_sizes)), batch_first=True)[0]
+
+
+def spell(model: nn.Module, words: Sequence[Sequence[int]]) -> Tensor:
+    """Return character representations [words, transformed dimensions] of words, given as the ids of their characters.
+
+    `model` is a Stanza tagger or dependency parser. In training mode it applies the same dropout as Stanza's code.
+    """
+    order = sorted(range(len(words)), key=lambda i: -len(words[i]))
+    parts = [_spell(model, [words[i] for i in order[at : at + _WORDS_AT_ONCE]]) for at in range(0, len(order), _WORDS_AT_ONCE)]
+    places = torch.empty(len(order), dtype=torch.long)
+    places[torch.tensor(order)] = torch.arange(len(order))
+    spelled = torch.cat(parts)
+    return spelled[places.to(spelled.device)]
+
+
+def _spell(model: nn.Module, words: Sequence[Sequence[int]]) -> Tensor:
+    """Spell words, which are given longest first."""
+    chars = model.charmodel
+    ids = pad_sequence([torch.tensor(word) for word in words], batch_first=True).to(chars.char_emb.weight.device)
+    inputs = pack_padded_sequence(chars.dropout(chars.char_emb(ids)), [len(word) for word in words], batch_first=True)
+    first = tuple(p.expand(-1, len(words), -1).contiguous() for p in (chars.charlstm_h_init, chars.charlstm_c_init))
+    states = chars.charlstm(inputs, None, hx=first)[0]
+    weighted = states.data * torch.sigmoid(chars.char_attn(chars.dropout(states.data)))
+    summed = pad_packed_sequence(PackedSequence(weighted, states.batch_sizes), batch_first=True)[0].sum(1)
+    return model.trans_char(model.drop(summed))
 
 
 def supports(model: nn.Module) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from treeproc.parsers.tokens import Token
+from treeproc.parsers.lines import Token
 
 _OF_A_CHARACTER = ("space_before", "capitalized", "numeric")
 _OF_A_PLACE = ("end_of_para", "start_of_para")

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from treeproc.common.settings import UserError
-from treeproc.readers.given_words import join_with_blanks
+from treeproc.readers.line_forms import join_with_blanks
 from treeproc.readers.numbered_lines import read_texts
 from treeproc.shards.schema import UNANALYSED, line_end_in
 from treeproc.trees.spans import EMPTY_TAG, SpanTree, keep_leaves, read_brackets, write_brackets

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from treeproc.common.parallel import in_parallel
+from treeproc.common.store_requests import in_parallel
 from treeproc.shards.mapped import memory_of, place_of
 from treeproc.shards.ragged import edges_of, ranges
 

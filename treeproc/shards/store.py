@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, read_json
 from treeproc.common.hash_cache import HashFiles, find_changed, hash_here
-from treeproc.common.parallel import in_parallel
 from treeproc.common.storage import AnyPath, as_path, inside
+from treeproc.common.store_requests import in_parallel
 from treeproc.shards.packed_records import PackedRecords, RecordSlots
 from treeproc.shards.records import Count, IndexPart, Int, PartedRecords, Sha256, ShardRecord, write_parts
 from treeproc.shards.rows import Batches, ipc_bytes

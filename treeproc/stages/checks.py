@@ -6,8 +6,7 @@ from difflib import get_close_matches
 
 from treeproc.common.errors import quoted, without_credentials
 from treeproc.common.files import atomic_write
-from treeproc.common.setting_effects import Effect, excluded
-from treeproc.common.settings import UserError, differences, dump_settings, load_settings, read_yaml
+from treeproc.common.settings import Effect, UserError, differences, dump_settings, excluded, load_settings, read_yaml
 from treeproc.common.storage import AnyPath
 from treeproc.parsers import describe_parser
 from treeproc.pretrained_pieces import TokenizerPieces

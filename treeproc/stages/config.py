@@ -5,13 +5,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from treeproc.common.setting_effects import Effect, unrecorded
-from treeproc.common.settings import Settings, UserError
+from treeproc.common.settings import Effect, Settings, UserError, unrecorded
 from treeproc.common.storage import DataPath
 from treeproc.parsers import ParserConfig
 from treeproc.readers import Format, FormatName, find_format
+from treeproc.readers.line_forms import Normalization
 from treeproc.readers.own_labels import LabelledConfig
-from treeproc.readers.unicode_form import Normalization
 from treeproc.shards.shard_size import auto_rows_per_shard
 from treeproc.shards.store import class_names, read_index
 from treeproc.stages.filters import FilterConfig

@@ -16,12 +16,12 @@ from treeproc.stages.shuffle import Donated
 from treeproc.stages.tree_config import TreeConfig
 from treeproc.subwords import LabelVocab, Subwords, WordEnds
 from treeproc.trees.arcs import check_arcs
-from treeproc.trees.control_trees import control_spans
 from treeproc.trees.dependency_trees import DependencySentences, dependency_phrases
 from treeproc.trees.flat_trees import (
     Brackets,
     FlatTrees,
     binarise,
+    control_spans,
     join_documents,
     normal_form,
     read_flat_trees,

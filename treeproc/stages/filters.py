@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from treeproc.common.settings import Settings
-from treeproc.readers.unicode_form import is_blank
+from treeproc.readers.line_forms import is_blank
 
 Script = Literal["latin", "cyrillic", "greek", "arabic", "hebrew", "devanagari", "thai", "hangul", "cjk", "kana"]
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from treeproc.common.hash_cache import HashFiles, hash_here, sha256_of
-from treeproc.common.parallel import in_parallel
 from treeproc.common.storage import AnyPath
+from treeproc.common.store_requests import in_parallel
 from treeproc.stages.run_jobs import Jobs, Run, in_number_order
 
 # Below, Ray takes longer to start than the threads of one process to hash.

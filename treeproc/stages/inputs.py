@@ -22,7 +22,7 @@ from treeproc.common.storage import AnyPath, DataPath
 from treeproc.readers import Format, find_format, read_rows
 from treeproc.readers.numbered_lines import refuse_pipes
 from treeproc.readers.own_labels import LabelledConfig, find_classes
-from treeproc.readers.unicode_form import Normalization
+from treeproc.readers.line_forms import Normalization
 from treeproc.shards.schema import FULL_TEXT_SCHEMA
 
 NOTE = "inputs.json"

@@ -23,8 +23,7 @@ from treeproc.shards.schema import ROWS_PER_RECORD_BATCH, WINDOW_ROWS
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, read_index
 from treeproc.shards.windows import window_bounds
-from treeproc.trees.control_trees import hash_examples
-from treeproc.trees.flat_trees import normal_form, read_flat_trees
+from treeproc.trees.flat_trees import hash_examples, normal_form, read_flat_trees
 
 # Rows of a window, of data that do not fit WINDOW_ROWS: a second of work, and about 40 MB.
 ROWS_OF_WINDOW = 1 << 20

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 
 from treeproc.common.files import atomic_write, json_bytes, read_json
-from treeproc.common.parallel import in_parallel
+from treeproc.common.store_requests import in_parallel
 from treeproc.common.progress import Progress, phase
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath

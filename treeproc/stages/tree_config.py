@@ -5,8 +5,8 @@ from typing import Literal
 from pydantic import Field
 
 from treeproc.common.settings import Settings
-from treeproc.trees.control_trees import ControlTree
 from treeproc.trees.dependency_trees import PhraseLabels, PhraseShape
+from treeproc.trees.flat_trees import ControlTree
 
 
 class TreeConfig(Settings):

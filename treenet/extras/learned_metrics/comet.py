@@ -18,8 +18,8 @@ import numpy as np
 
 from treenet.evaluation.learned_metrics import INSTALL, PYTHON, CometConfig, SentenceScores, folder_sha256
 from treeproc.common.errors import one_line
+from treeproc.common.files import check_archive
 from treeproc.common.settings import UserError
-from treeproc.common.torch_files import check_archive
 
 _SCRIPT = Path(__file__).with_name("comet_process.py")
 # Nothing is fetched, and torch.load reads weights alone.

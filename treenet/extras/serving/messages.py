@@ -1,7 +1,10 @@
-"""What clients send and get, as pydantic models: they check requests and describe the interface."""
+"""Messages of the server: what clients send and get, as pydantic models, and what the entrance expects of replicas.
+
+The models check requests and describe the interface.
+"""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, create_model
 
@@ -209,3 +212,25 @@ def _constraint(of_line: Any, description: str) -> tuple[Any, Any]:
     """Return the type of a constraint and its field. It has one value for each line of the request."""
     values = Annotated[list[of_line] | None, AfterValidator(_one_a_line)]
     return values, Field(None, description=f"{description}, one entry for each line")
+
+
+class ReplicaLost(Exception):
+    """The replica that was asked is gone."""
+
+
+class NoAnswer(Exception):
+    """Why a replica has no answer to a question."""
+
+
+class Serving(Protocol):
+    """Replicas of one model."""
+
+    served: Served
+
+    async def ask(self, question: Question) -> bytes:
+        """Return the answer as JSON. Raises ReplicaLost or NoAnswer."""
+        ...
+
+    def running(self) -> int:
+        """Return the number of replicas that run now."""
+        ...

@@ -1,25 +1,206 @@
-"""The server: replicas, the entrance in this process, and a socket; from its start to Ctrl-C."""
+"""The server: replicas, the entrance in this process, and a socket, from its start to Ctrl-C.
 
+uvicorn waits without limit for a request, and for a client that does not take its answer. Each such client would hold a
+connection and the memory of an answer, and there is room for a number of connections alone. So connections have a time limit.
+"""
+
+import asyncio
+import logging
 import signal
 import socket
-from contextlib import suppress
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
+from typing import Any
 
+import ray
+import torch
 import uvicorn
+from ray import serve
+from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
+from ray.serve.config import ProxyLocation
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.schema import LoggingConfig
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from treenet.extras.serving.connections import TimedProtocol
-from treenet.extras.serving.guard import Guard
-from treenet.extras.serving.http_app import build_entrance
-from treenet.extras.serving.replicas import start_replicas
+from treenet.extras.serving.http_app import Guard, build_entrance
+from treenet.extras.serving.messages import NoAnswer, Question, ReplicaLost, Served, Serving
+from treenet.extras.serving.sentences import SentenceReader, load_reader
 from treenet.extras.serving.settings import ServeSettings, read_token
-from treenet.runs.chosen_checkpoint import checkpoint_folder, checkpoint_names
+from treenet.runs.chosen_checkpoint import absolute_checkpoint, checkpoint_folder, checkpoint_names
 from treenet.runs.mirror import read_run
-from treeproc.common.errors import UserError
+from treeproc.common.errors import UserError, one_line
 from treeproc.common.messages import tell
+from treeproc.common.progress import phase
+from treeproc.common.ray_session import start_ray
 from treeproc.common.storage import AnyPath
 
+_DEPLOYMENT = "translator"
+_HEALTH_CHECK_S = 1.0  # so soon a dead replica is replaced
+_QUIET = LoggingConfig(log_level="ERROR", enable_access_log=False)
+_LOOKS = 8  # at a connection during its limit
 _BACKLOG = 128
 _SECONDS_TO_END = 5  # for answers under way
+
+
+class _Replica:
+    """What a user did wrong comes back as text, since Serve would print a traceback and start the replica again."""
+
+    def __init__(self, settings: ServeSettings, run: AnyPath):
+        torch.set_num_threads(1)  # a CPU each
+        self._reader: SentenceReader | None = None
+        self._error = ""
+        try:
+            self._reader = load_reader(settings, run)
+        except UserError as error:
+            self._error = str(error)
+        in_batches = serve.batch(
+            max_batch_size=settings.batch_requests,
+            batch_wait_timeout_s=settings.batch_wait_ms / 1000,
+            batch_size_fn=partial(_size, settings),
+        )
+        self._answer_batch = in_batches(self._answer_all)
+
+    def describe(self) -> tuple[Served | None, str]:
+        """Return (the model, error): one of them is empty."""
+        return (self._reader.served if self._reader else None), self._error
+
+    async def answer(self, question: Question) -> bytes | str:
+        """See `SentenceReader.answer`."""
+        return await self._answer_batch(question)
+
+    async def _answer_all(self, questions: list[Question]) -> list[bytes | str]:
+        # In a thread of its own: meanwhile the next batch comes together.
+        return await asyncio.to_thread(self._reader.answer, questions)
+
+
+def _size(settings: ServeSettings, questions: list[Question]) -> int:
+    """Return the size of a batch in requests. Long requests count as several, so a batch has no more lines than one may have.
+
+    Serve drops a cancelled request that waits, but a batch that has begun is computed to its end.
+    """
+    most = max(settings.request_lines, settings.batch_requests)
+    return sum(-(-len(question.lines) * settings.batch_requests // most) for question in questions)
+
+
+class Replicas:
+    """The replicas of an application of Ray Serve, as the entrance sees them."""
+
+    def __init__(self, handle: serve.handle.DeploymentHandle, application: str, served: Served):
+        self._handle, self._application, self.served = handle, application, served
+
+    async def ask(self, question: Question) -> bytes:
+        """Return the answer as JSON. Raises ReplicaLost if the replica died meanwhile, NoAnswer if the model failed."""
+        response = self._handle.answer.remote(question)
+        try:
+            answer = await response
+        except asyncio.CancelledError:  # nobody waits any more
+            response.cancel()
+            raise
+        except (RayActorError, OutOfMemoryError, DeploymentUnavailableError) as error:
+            raise ReplicaLost(type(error).__name__) from None
+        except RayTaskError as error:
+            raise NoAnswer(f"the request could not be answered ({type(error.cause).__name__})") from None
+        if isinstance(answer, str):
+            raise NoAnswer(answer)
+        return answer
+
+    def running(self) -> int:
+        """Return the number of replicas that run now."""
+        with suppress(KeyError):
+            states = serve.status().applications[self._application].deployments[_DEPLOYMENT].replica_states
+            return sum(count for state, count in states.items() if state == "RUNNING")
+        return 0
+
+
+@contextmanager
+def start_replicas(settings: ServeSettings, run: AnyPath) -> Iterator[Serving]:
+    """Start replicas that answer until the context ends, on a cluster or on this machine.
+
+    Raises UserError if the run cannot be loaded, or if the cluster has fewer CPUs or GPUs than replicas.
+    """
+    start_ray()
+    _check_room(settings)
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    application = f"tree-attention-{uuid.uuid4().hex[:8]}"  # two servers of a cluster do not replace each other
+    deployment = serve.deployment(_Replica).options(
+        name=_DEPLOYMENT,
+        num_replicas=settings.replicas,
+        max_ongoing_requests=max(2 * settings.batch_requests, settings.waiting_requests),
+        health_check_period_s=_HEALTH_CHECK_S,
+        graceful_shutdown_timeout_s=_HEALTH_CHECK_S,
+        ray_actor_options={"num_cpus": 1, "num_gpus": int(settings.use_gpu)},
+        logging_config=_QUIET,
+    )
+    # The replicas have another working folder.
+    settings = settings.model_copy(update={"checkpoint": absolute_checkpoint(settings.checkpoint)})
+    with phase("starting the replicas"):
+        try:
+            # The entrance is a process of ours; Serve's own would listen on all addresses of every node.
+            serve.start(proxy_location=ProxyLocation.Disabled, logging_config=_QUIET)
+            handle = serve.run(
+                deployment.bind(settings, run.absolute()), name=application, route_prefix=None, logging_config=_QUIET
+            )
+            served, error = handle.describe.remote().result()
+        except (RuntimeError, ray.exceptions.RayError) as failure:
+            with suppress(Exception):  # of Serve, which may not have started at all
+                serve.delete(application)
+            raise UserError(
+                f"the replicas did not start: {one_line(str(failure), 300)}; every node needs pip install 'tree-attention[serve]'"
+            ) from None
+    try:
+        if error:
+            raise UserError(error)
+        yield Replicas(handle, application, served)
+    finally:
+        serve.delete(application)
+
+
+def _check_room(settings: ServeSettings) -> None:
+    """Serve would wait for ever for what the cluster has not got."""
+    there = ray.cluster_resources()
+    for kind, wanted in (("CPU", settings.replicas), ("GPU", settings.replicas * settings.use_gpu)):
+        if wanted > (has := int(there.get(kind, 0))):
+            raise UserError(
+                f"replicas={settings.replicas} need {wanted} {kind}s, but the cluster has {has}; choose fewer replicas"
+            )
+
+
+class TimedProtocol(H11Protocol):
+    """HTTP/1.1 of uvicorn. A client has `client_s` seconds to send a request, and as many to take the answer.
+
+    The time that the server works on an answer does not count. The guard bounds it, and the time that a body takes.
+    """
+
+    def __init__(self, *arguments: Any, client_s: float, **named: Any):
+        super().__init__(*arguments, **named)
+        self._client_s = client_s
+        self._since = self.loop.time()  # the client's turn
+        self._look: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._since = self.loop.time()
+        self._check()
+
+    def on_response_complete(self) -> None:
+        self._since = self.loop.time()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._look is not None:
+            self._look.cancel()
+        super().connection_lost(exc)
+
+    def _check(self) -> None:
+        """Abort where the client's turn lasts too long: what it has not taken of an answer is forgotten."""
+        if self.cycle is not None and not self.cycle.response_complete and not self.transport.is_closing():
+            self._since = self.loop.time()
+        elif self.loop.time() - self._since >= self._client_s:
+            self.transport.abort()
+            return
+        self._look = self.loop.call_later(self._client_s / _LOOKS, self._check)
 
 
 def serve_run(settings: ServeSettings, run: AnyPath) -> None:

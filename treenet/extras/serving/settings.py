@@ -8,8 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from treenet.config import DecodingConfig
 from treenet.runs.checkpoint import AVERAGED
-from treeproc.common.setting_effects import Effect
-from treeproc.common.settings import Settings, UserError
+from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 
 # A token that a person or a program can guess protects nothing.

@@ -29,8 +29,7 @@ from treenet.experiments.ledger import FAILED as CELL_FAILED
 from treenet.experiments.ledger import Cell, CellResult
 from treenet.experiments.process_cells import printing_to_log
 from treenet.experiments.ray_cells import wait_until_free
-from treenet.extras.tuning.settings import Dimension, TuningConfig
-from treenet.extras.tuning.trials import DONE, FAILED, STOPPED, Trials, describe_values
+from treenet.extras.tuning.trials import DONE, FAILED, STOPPED, Dimension, Trials, TuningConfig, describe_values
 from treenet.jobs.ray_room import Room, Rooms, bundles_of, given_to_training, refuse_more_than_there_is
 from treenet.jobs.train_run import make_run_folder, run_training
 from treenet.runs.metrics_log import read_metrics

@@ -1,8 +1,8 @@
 """Training of Stanza's in-order shift-reduce constituency parser.
 
 The loss is Stanza's: cross entropy of the gold transition in every state of the gold derivation. Stanza goes through the states
-one transition at a time. Here, the derivations of a batch are index arrays (`derivations`). Words, nodes, stacks and scores of
-all its sentences are computed level by level (`derivation_scores`).
+one transition at a time. Here, the derivations of a batch are index arrays, and words, nodes, stacks and scores of all its
+sentences are computed level by level (`derivations`).
 """
 
 import copy
@@ -25,37 +25,39 @@ from torch import Tensor, nn
 
 from treeproc.common.files import atomic_output
 from treeproc.common.settings import Settings
-from treeproc.extras.parser_training.derivation_scores import transition_logits, word_states
-from treeproc.extras.parser_training.derivations import Derivations, transitions_of
-from treeproc.extras.parser_training.word_vectors import word_vectors
+from treeproc.extras.parser_training.derivations import Derivations, transition_logits, transitions_of, word_states
+from treeproc.extras.parser_training.layers import word_vectors
 from treeproc.parsers.shift_reduce import ShiftReduceParser
 from treeproc.shards.ragged import edges_of, flatten, ranges
-from treeproc.trees.bracket_scores import score
+from treeproc.trees.scores import score
 from treeproc.trees.spans import SpanTree
 
 _PARSED_WORDS = 2048  # words of dev that are parsed at once
 _VECTOR_SCALE = 0.3  # standard deviation of word vectors
 _UNKNOWN = 1  # row of Stanza's embeddings
+FIXED = {
+    "transition_hidden_size": 20,  # states of the transitions so far
+    "transition_embedding_dim": 20,
+    "word_embedding_dim": 100,
+    "vector_dim": 64,  # of the fixed word vectors; words outside the trees can have one too
+    "min_vector_count": 3,  # a word that is rarer in trees and text has no vector
+    "tag_embedding_dim": 32,
+    "word_dropout": 0.35,  # of the embeddings of words and tags
+    "stack_dropout": 0.3,  # of the inputs of the stacks and of nodes
+    "output_dropout": 0.35,  # before each output layer
+    "layer_dropout": 0.0,  # between the layers of an LSTM
+    "rare_words": 0.8,  # share of the words, the rarest, that become unknown at random
+    "rare_word_dropout": 0.3,  # probability with which a rare word is unknown in training
+    "tag_dropout": 0.001,  # probability with which a tag is unknown in training
+}
 
 
 class ConstituencySettings(Settings):
-    """Sizes and dropouts of the constituency parser."""
+    """Sizes of the constituency parser."""
 
+    constants = FIXED
     hidden_size: int = Field(128, ge=1, description="states of words, nodes and the stack")
-    transition_hidden_size: int = Field(20, ge=1, description="states of the transitions so far")
-    transition_embedding_dim: int = Field(20, ge=1, description="embedding of a transition")
-    word_embedding_dim: int = Field(100, ge=1, description="embedding of a word")
-    vector_dim: int = Field(64, ge=1, description="size of the fixed word vectors; words outside the trees can have one too")
-    min_vector_count: int = Field(3, ge=1, description="a word that is rarer in trees and text has no vector")
-    tag_embedding_dim: int = Field(32, ge=1, description="embedding of a part-of-speech tag")
-    word_dropout: float = Field(0.35, ge=0, lt=1, description="dropout of the embeddings of words and tags")
-    stack_dropout: float = Field(0.3, ge=0, lt=1, description="dropout of the inputs of the stacks and of nodes")
-    output_dropout: float = Field(0.35, ge=0, lt=1, description="dropout before each output layer")
-    layer_dropout: float = Field(0.0, ge=0, lt=1, description="dropout between the layers of an LSTM")
     min_word_count: int = Field(2, ge=1, description="a word that is rarer in the training trees becomes the unknown word")
-    rare_words: float = Field(0.8, ge=0, le=1, description="share of the words, the rarest, that become unknown at random")
-    rare_word_dropout: float = Field(0.3, ge=0, le=1, description="probability with which a rare word is unknown in training")
-    tag_dropout: float = Field(0.001, ge=0, le=1, description="probability with which a tag is unknown in training")
     batch_words: int = Field(1000, ge=1, description="words of a batch")
 
 
@@ -68,15 +70,15 @@ class TaggedTree:
     tree: SpanTree
 
 
-def write_vectors(path: Path, sentences: Sequence[Sequence[str]], settings: ConstituencySettings) -> None:
+def write_vectors(path: Path, sentences: Sequence[Sequence[str]]) -> None:
     """Write a file of word vectors for `build_model`: of lower-cased words, learned from their neighbours in the sentences.
 
     The parser reads them beside its own embeddings. The embeddings cover only words of the training trees.
     """
     counts = Counter(word.lower() for sentence in sentences for word in sentence)
-    words = sorted(word for word, count in counts.items() if count >= settings.min_vector_count)
-    vectors = _VECTOR_SCALE * word_vectors(sentences, words, settings.vector_dim, seed=0)
-    table = torch.cat([vectors.new_zeros(len(VOCAB_PREFIX), settings.vector_dim), vectors])
+    words = sorted(word for word, count in counts.items() if count >= FIXED["min_vector_count"])
+    vectors = _VECTOR_SCALE * word_vectors(sentences, words, FIXED["vector_dim"], seed=0)
+    table = torch.cat([vectors.new_zeros(len(VOCAB_PREFIX), FIXED["vector_dim"]), vectors])
     with atomic_output(path) as file:
         torch.save({"vocab": PretrainedWordVocab(words).state_dict(), "emb": table.half()}, file)
 
@@ -90,17 +92,17 @@ def build_model(trees: Sequence[TaggedTree], settings: ConstituencySettings, vec
         "wordvec_pretrain_file": vectors.name,  # the loader of the model gives the folder
         # The parser reads the tagger's fine-grained tags.
         "retag_package": language, "retag_method": "xpos", "retag_xpos": True,
-        "hidden_size": settings.hidden_size, "transition_hidden_size": settings.transition_hidden_size,
-        "transition_embedding_dim": settings.transition_embedding_dim, "tag_embedding_dim": settings.tag_embedding_dim,
-        "delta_embedding_dim": settings.word_embedding_dim, "word_dropout": settings.word_dropout,
-        "lstm_input_dropout": settings.stack_dropout, "predict_dropout": settings.output_dropout,
-        "lstm_layer_dropout": settings.layer_dropout, "rare_word_threshold": settings.rare_words,
-        "rare_word_unknown_frequency": settings.rare_word_dropout, "tag_unknown_frequency": settings.tag_dropout,
+        "hidden_size": settings.hidden_size, "transition_hidden_size": FIXED["transition_hidden_size"],
+        "transition_embedding_dim": FIXED["transition_embedding_dim"], "tag_embedding_dim": FIXED["tag_embedding_dim"],
+        "delta_embedding_dim": FIXED["word_embedding_dim"], "word_dropout": FIXED["word_dropout"],
+        "lstm_input_dropout": FIXED["stack_dropout"], "predict_dropout": FIXED["output_dropout"],
+        "lstm_layer_dropout": FIXED["layer_dropout"], "rare_word_threshold": FIXED["rare_words"],
+        "rare_word_unknown_frequency": FIXED["rare_word_dropout"], "tag_unknown_frequency": FIXED["tag_dropout"],
         "pattn_num_layers": 0, "use_lattn": False, "charlm_forward_file": None, "charlm_backward_file": None, "device": "cpu",
     }  # fmt: skip
     counts = Counter(word for tree in trees for word in tree.words)
     words = [word for word, count in counts.items() if count >= settings.min_word_count]
-    rare = sorted(words, key=lambda word: (counts[word], word))[: round(settings.rare_words * len(words))]
+    rare = sorted(words, key=lambda word: (counts[word], word))[: round(FIXED["rare_words"] * len(words))]
     labels = sorted({label for tree in trees for label in tree.tree.labels})
     return LSTMModel(
         Pretrain(str(vectors)), None, None, None, None, False, None,

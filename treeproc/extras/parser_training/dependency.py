@@ -19,29 +19,29 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from treeproc.common.files import atomic_output
 from treeproc.common.settings import Settings
-from treeproc.extras.parser_training.lstm import highway, replace_dropout, spell
+from treeproc.extras.parser_training.layers import highway, replace_dropout, save_halved, spell, start_words
 from treeproc.extras.parser_training.treebank import Sentence
-from treeproc.extras.parser_training.word_vectors import word_vectors
 from treeproc.parsers.dependency import DependencyParser, arc_scores, embed, relation_scores, word_ids
 
-_WORD_SCALE = 0.5  # standard deviation of the initial word embeddings
+FIXED = {
+    "char_dim": 50,  # size of a character's embedding
+    "char_hidden_dim": 100,  # size of the states of the character LSTM, and of its output for a word
+    "tag_dim": 50,  # size of a tag's embedding
+    "num_layers": 2,  # of the word LSTM
+    "word_dropout": 0.15,  # share of words that are hidden completely
+}
 
 
 class DependencySettings(Settings):
     """Size and regularisation of the dependency parser."""
 
+    constants = FIXED
     word_dim: int = Field(75, ge=1, description="size of a word's embedding")
     word_cutoff: int = Field(3, ge=1, description="rarer words have only their characters and tags")
-    char_dim: int = Field(50, ge=1, description="size of a character's embedding")
-    char_hidden_dim: int = Field(100, ge=1, description="size of the states of the character LSTM, and of its output for a word")
-    tag_dim: int = Field(50, ge=1, description="size of a tag's embedding")
     hidden_dim: int = Field(200, ge=1, description="states of the word LSTM, in each direction")
-    num_layers: int = Field(2, ge=1, description="layers of the word LSTM")
     scorer_dim: int = Field(100, ge=1, description="hidden states of the scorers of arcs and relations")
     dropout: float = Field(0.33, ge=0, lt=1, description="dropout between all layers")
-    word_dropout: float = Field(0.15, ge=0, lt=1, description="share of words that are hidden completely")
     tag_noise: float = Field(0.2, ge=0, le=1, description="share of words that get the tags of another word with the same ending")
     batch_words: int = Field(1200, ge=1, description="words of a batch")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 takes half the time on CPUs with AMX")
@@ -53,15 +53,15 @@ class DependencySettings(Settings):
             "shorthand": "",
             "word_emb_dim": self.word_dim,
             "word_cutoff": self.word_cutoff,
-            "char_emb_dim": self.char_dim,
-            "char_hidden_dim": self.char_hidden_dim,
-            "transformed_dim": self.char_hidden_dim,
-            "tag_emb_dim": self.tag_dim,
+            "char_emb_dim": FIXED["char_dim"],
+            "char_hidden_dim": FIXED["char_hidden_dim"],
+            "transformed_dim": FIXED["char_hidden_dim"],
+            "tag_emb_dim": FIXED["tag_dim"],
             "hidden_dim": self.hidden_dim,
-            "num_layers": self.num_layers,
+            "num_layers": FIXED["num_layers"],
             "deep_biaff_hidden_dim": self.scorer_dim,
             "dropout": self.dropout,
-            "word_dropout": self.word_dropout,
+            "word_dropout": FIXED["word_dropout"],
             "use_ufeats": False,
             "pretrain": False,
             "linearization": False,
@@ -126,7 +126,7 @@ class DependencyLearner:
         vocab = build_vocab(train, settings.word_cutoff)
         torch.manual_seed(seed)
         self.model = GraphParser(settings.stanza_args(), vocab)
-        self._start_words([*(s.words for s in train), *unlabelled])
+        start_words(self.model.word_emb, vocab["word"], [*(s.words for s in train), *unlabelled], seed)
         replace_dropout(self.model)
         ids: dict[str, int] = {}
         # The columns of all sentences in a row, each with its root.
@@ -143,15 +143,6 @@ class DependencyLearner:
         self._begins = np.cumsum(self._sizes) - self._sizes
         # Roots have a separate ending, so their tags stay.
         self._noise = TagNoise([word for s in train for word in ("\0", *s.words)], settings.tag_noise)
-
-    def _start_words(self, sentences: Sequence[Sequence[str]]) -> None:
-        """Initialise word embeddings with vectors that describe words by their neighbours."""
-        vocab = self.model.vocab["word"]
-        units = vocab.unmap(range(VOCAB_PREFIX_SIZE, len(vocab)))
-        vectors = word_vectors(sentences, units, self._settings.word_dim, self._seed)
-        with torch.no_grad():
-            self.model.word_emb.weight.mul_(_WORD_SCALE)
-            self.model.word_emb.weight[VOCAB_PREFIX_SIZE:] = _WORD_SCALE * vectors
 
     def batches(self, epoch: int) -> list[np.ndarray]:
         """Yield sentences of about one length, longest first."""
@@ -212,14 +203,7 @@ class DependencyLearner:
     def save(self, path: Path) -> None:
         """Save the model in Stanza's format, weights as float16."""
         config = self.model.args | {"transition_subtree_combination": self.model.args["transition_subtree_combination"].name}
-        state = {
-            "model": {name: value.half() for name, value in self.model.state_dict().items()},
-            "vocab": self.model.vocab.state_dict(),
-            "config": config,
-            "model_type": "graph",
-        }
-        with atomic_output(path) as file:
-            torch.save(state, file)
+        save_halved(path, self.model, vocab=self.model.vocab.state_dict(), config=config, model_type="graph")
 
 
 def _with_roots(columns: Sequence[Sequence[int]], root: int) -> np.ndarray:

@@ -21,18 +21,16 @@ import torch
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, locked, read_json, remove_leftovers
 from treeproc.common.folder_kinds import PARSER, claim_folder
 from treeproc.common.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
-from treeproc.extras.parser_training.card import write_card
 from treeproc.extras.parser_training.config import MODELS, ModelName, TrainParserConfig
 from treeproc.extras.parser_training.constituency import ConstituencyLearner, TaggedTree, build_model, write_vectors
 from treeproc.extras.parser_training.corpus import Treebank, read_treebank, same_tagset, tagged, texts, with_arcs
-from treeproc.extras.parser_training.curves import write_curves
 from treeproc.extras.parser_training.dependency import DependencyLearner
-from treeproc.extras.parser_training.evaluation import BATCH_WORDS, evaluate, load_models
+from treeproc.extras.parser_training.layers import plain_words
 from treeproc.extras.parser_training.loop import Learner, fit
+from treeproc.extras.parser_training.results import BATCH_WORDS, evaluate, load_models, write_card, write_curves
 from treeproc.extras.parser_training.tagger import Source, Tagged, TaggerLearner
 from treeproc.extras.parser_training.tokenizer import Spaced, TokenizerLearner
-from treeproc.extras.parser_training.word_vectors import plain_words
-from treeproc.parsers.documents import Tags
+from treeproc.parsers.lines import Tags
 from treeproc.parsers.model_files import VECTORS
 from treeproc.readers.numbered_lines import read_lines
 
@@ -238,7 +236,7 @@ class _Job:
         vectors = self.models / VECTORS
         if not vectors.exists():
             words = [tree.words for tree in trees] + [s.words for t in self.treebanks for s in t.sentences.get("train", [])]
-            write_vectors(vectors, [*words, *self._unlabelled()], settings)
+            write_vectors(vectors, [*words, *self._unlabelled()])
         torch.manual_seed(seed)
         model = build_model(train, settings, vectors, self.config.language)
         return ConstituencyLearner(model, train, dev, settings, seed, weights)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from pydantic import Field
 from stanza.models.common.utils import simplify_punct
-from stanza.models.common.vocab import UNK_ID, VOCAB_PREFIX, CharVocab
+from stanza.models.common.vocab import UNK_ID, CharVocab
 from stanza.models.pos.model import Tagger as StanzaTagger
 from stanza.models.pos.tag_columns import tag_columns_from_args, tag_columns_to_config
 from stanza.models.pos.vocab import FeatureVocab, MultiVocab, WordVocab
@@ -25,30 +25,30 @@ from stanza.models.tagger import build_argparse
 from torch import Tensor
 from torch.nn import functional as F
 
-from treeproc.common.files import atomic_output
 from treeproc.common.settings import Settings
-from treeproc.extras.parser_training.lstm import dropout, highway, spell
-from treeproc.extras.parser_training.word_vectors import word_vectors
+from treeproc.extras.parser_training.layers import dropout, highway, save_halved, spell, start_words
 from treeproc.parsers.tagger import Tagger
 
 _PAD = -1
-_WORD_SCALE = 0.5  # standard deviation of the initial word embeddings
 _EVALUATION_WORDS = 4096
 _SAMPLE = 500  # sentences on which noise is measured
 _MOST_NOISE = 1.0  # share of the training's dropout
+FIXED = {
+    "char_hidden_dim": 100,  # states of the character LSTM
+    "word_emb_dim": 100,  # dimensions of the embedding of frequent words
+    "word_dropout": 0.2,  # share of the words whose complete input is replaced
+    "unknown_word": 0.25,  # a word of count c loses its embedding with probability x / (x + c)
+    "drop_final_punct": 0.1,  # share of the sentences read without their final punctuation
+}
 
 
 class TaggerSettings(Settings):
     """Sizes and noise of the tagger."""
 
+    constants = FIXED
     hidden_dim: int = Field(128, ge=1, description="states of the word LSTM, each direction")
-    char_hidden_dim: int = Field(100, ge=1, description="states of the character LSTM")
-    word_emb_dim: int = Field(100, ge=1, description="dimensions of the embedding of frequent words")
     word_cutoff: int = Field(3, ge=1, description="rarer words have no separate embedding")
     dropout: float = Field(0.33, ge=0, lt=1, description="dropout of inputs and states")
-    word_dropout: float = Field(0.2, ge=0, lt=1, description="share of the words whose complete input is replaced")
-    unknown_word: float = Field(0.25, ge=0, description="a word of count c loses its embedding with probability x / (x + c)")
-    drop_final_punct: float = Field(0.1, ge=0, le=1, description="share of the sentences read without their final punctuation")
     batch_words: int = Field(800, ge=1, description="words of a batch, with padding")
 
 
@@ -85,14 +85,14 @@ class TaggerLearner:
         self._ranges = [(end - len(s.sentences), end, s.share) for end, s in zip(ends.tolist(), sources, strict=True)]
         self._build(sentences)
         self._encode(sentences)
-        self._start_words([*(sentence.words for sentence in sentences), *unlabelled])
+        start_words(self.model.word_emb, self.vocab["word"], [*(sentence.words for sentence in sentences), *unlabelled], seed)
 
     def _build(self, sentences: list[Tagged]) -> None:
         """Build Stanza's vocabularies and model."""
         data = [[[_simple(word), upos, xpos, "_"] for word, upos, xpos in zip(*sentence, strict=True)] for sentence in sentences]
         settings = self.settings
-        args = vars(build_argparse().parse_args([])) | settings.model_dump(include={"hidden_dim", "char_hidden_dim"})
-        args |= settings.model_dump(include={"word_emb_dim", "word_cutoff", "dropout", "word_dropout"})
+        args = vars(build_argparse().parse_args([])) | settings.model_dump(include={"hidden_dim", "word_cutoff", "dropout"})
+        args |= {name: FIXED[name] for name in ("char_hidden_dim", "word_emb_dim", "word_dropout")}
         args |= {"char_emb_dim": 50, "deep_biaff_hidden_dim": 128, "composite_deep_biaff_hidden_dim": 64, "pretrain": False}
         args |= {"rec_dropout": 0, "char_rec_dropout": 0, "charlm": False, "shorthand": "en"}
         # Characters that occur once are left out, as examples of unknown ones.
@@ -121,22 +121,13 @@ class TaggerLearner:
         counts = Counter()
         for form, count in zip(ids, seen.tolist(), strict=True):
             counts[form.lower()] += count
-        rare = self.settings.unknown_word
+        rare = FIXED["unknown_word"]
         self._unknown = torch.tensor([rare / (rare + counts[form.lower()]) for form in ids])
         self._form_sizes = torch.tensor([len(form) for form in ids])
         self._characters = torch.zeros(len(ids), int(self._form_sizes.max()), dtype=torch.long)
         for row, form in enumerate(ids):
             self._characters[row, : len(form)] = torch.tensor(self.vocab["char"].map(form))
         self._punct = self.vocab["upos"].unit2id("PUNCT")
-
-    def _start_words(self, sentences: list[Sequence[str]]) -> None:
-        """Initialise word embeddings with vectors that describe words by their neighbours."""
-        vocab = self.vocab["word"]
-        units = vocab.unmap(range(len(VOCAB_PREFIX), len(vocab)))
-        vectors = word_vectors(sentences, units, self.settings.word_emb_dim, self._seed)
-        with torch.no_grad():
-            self.model.word_emb.weight.mul_(_WORD_SCALE)
-            self.model.word_emb.weight[len(VOCAB_PREFIX) :] = _WORD_SCALE * vectors
 
     def batches(self, epoch: int) -> list[np.ndarray]:
         """Yield indices of sentences of about one length, in random order."""
@@ -156,7 +147,7 @@ class TaggerLearner:
         self._set_noise(1.0)
         sizes = self._sizes[batch]
         ends_in_punct = np.array([self._upos[i][-1] == self._punct for i in batch])
-        sizes = sizes - (ends_in_punct & (sizes > 1) & (np.random.random(len(batch)) < self.settings.drop_final_punct))
+        sizes = sizes - (ends_in_punct & (sizes > 1) & (np.random.random(len(batch)) < FIXED["drop_final_punct"]))
         forms, upos, xpos = (_padded([rows[i] for i in batch], sizes) for rows in (self._forms, self._upos, self._xpos))
         states = self._states(forms, torch.from_numpy(sizes))
         there = forms != _PAD
@@ -194,7 +185,7 @@ class TaggerLearner:
     def _set_noise(self, share: float) -> None:
         """Set all dropout to this share of the training's dropout."""
         self._noise = share
-        self.model.worddrop.dropprob = share * self.settings.word_dropout
+        self.model.worddrop.dropprob = share * FIXED["word_dropout"]
 
     def noisy_tags(self, source: int, accuracy: float, copies: int) -> list[list[list[str]]]:
         """Return several XPOS taggings of the training sentences of a source, with the error rate of unseen text.
@@ -245,10 +236,8 @@ class TaggerLearner:
 
     def save(self, path: Path) -> None:
         """Save in Stanza's format, weights in half precision: for `stanza.Pipeline(pos_model_path=...)`."""
-        weights = {name: value.half() for name, value in self.model.state_dict().items()}
         config = self.args | {"tag_columns": tag_columns_to_config(tag_columns_from_args(self.args))}
-        with atomic_output(path) as file:
-            torch.save({"model": weights, "vocab": self.vocab.state_dict(), "config": config}, file)
+        save_halved(path, self.model, vocab=self.vocab.state_dict(), config=config)
 
 
 def with_upos(sentences: Sequence[Tagged]) -> list[Tagged]:

@@ -18,9 +18,8 @@ from stanza.models.tokenizer import build_argparse
 from torch import Tensor
 from torch.nn import functional as F
 
-from treeproc.common.files import atomic_output
 from treeproc.common.settings import Settings
-from treeproc.extras.parser_training.lstm import both_ways, replace_dropout
+from treeproc.extras.parser_training.layers import both_ways, replace_dropout, save_halved
 from treeproc.parsers.tokenizer import Tokenizer
 
 GOES_ON, ENDS_TOKEN, ENDS_SENTENCE = 0, 1, 2
@@ -28,18 +27,21 @@ _NO_LABEL = -1
 _FEATURES = ["space_before", "capitalized", "numeric", "end_of_para", "start_of_para"]
 _DASHES = ["–", "—", "--"]
 _EVALUATION_CHARS = 16_384
+FIXED = {
+    "emb_dim": 32,  # dimensions of a character
+    "unit_dropout": 0.2,  # share of the characters that become unknown
+    "drop_final_punct": 0.15,  # share of the sentences that lose their final mark
+    "spaced": 0.05,  # share of the lines that get a blank between all words
+    "dashes": 0.04,  # share of the lines whose commas become dashes
+}
 
 
 class TokenizerSettings(Settings):
     """Sizes and noise of the tokeniser."""
 
-    emb_dim: int = Field(32, ge=1, description="dimensions of a character")
+    constants = FIXED
     hidden_dim: int = Field(64, ge=1, description="states of the LSTM, each direction")
     dropout: float = Field(0.33, ge=0, lt=1, description="dropout of inputs and states")
-    unit_dropout: float = Field(0.2, ge=0, lt=1, description="share of the characters that become unknown")
-    drop_final_punct: float = Field(0.15, ge=0, le=1, description="share of the sentences that lose their final mark")
-    spaced: float = Field(0.05, ge=0, le=1, description="share of the lines that get a blank between all words")
-    dashes: float = Field(0.04, ge=0, le=1, description="share of the lines whose commas become dashes")
     sentences: list[PositiveInt] = Field(
         [1, 1, 1, 2, 3], min_length=1, description="number of neighbouring sentences in a line, drawn from these values"
     )
@@ -93,10 +95,10 @@ class TokenizerLearner:
         self.settings, self._sources, self._dev, self._seed = settings, sources, dev, seed
         texts = [line_of(source).text for source in sources]
         self.vocab = Vocab([[(c, None) for c in text] for text in [*texts, *_DASHES]], "en")
-        args = vars(build_argparse().parse_args([])) | settings.model_dump(include={"emb_dim", "hidden_dim", "dropout"})
+        args = vars(build_argparse().parse_args([])) | settings.model_dump(include={"hidden_dim", "dropout"})
         args |= {"feat_funcs": _FEATURES, "feat_dim": len(_FEATURES), "vocab_size": len(self.vocab), "use_mwt": False}
         args |= {"lang": "en", "shorthand": "en", "use_dictionary": False, "hierarchical": True}
-        args |= {"conv_res": None, "rnn_layers": 1}
+        args |= {"conv_res": None, "rnn_layers": 1, "emb_dim": FIXED["emb_dim"]}
         self.args = args
         torch.manual_seed(seed)
         self.model = StanzaTokenizer(
@@ -125,20 +127,19 @@ class TokenizerLearner:
             count = int(rng.choice(self.settings.sentences))
             sentences = source[start : start + count]
             start += count
-            if rng.random() < self.settings.dashes:
+            if rng.random() < FIXED["dashes"]:
                 sentences = [_with_dashes(sentence, rng) for sentence in sentences]
             sentences = [
-                _without_final_mark(sentence) if rng.random() < self.settings.drop_final_punct else sentence
-                for sentence in sentences
+                _without_final_mark(sentence) if rng.random() < FIXED["drop_final_punct"] else sentence for sentence in sentences
             ]
-            text, labels = line_of(sentences, bool(rng.random() < self.settings.spaced))
+            text, labels = line_of(sentences, bool(rng.random() < FIXED["spaced"]))
             out.append(LabelledLine(text[: self.settings.max_chars], labels[: self.settings.max_chars]))
         return out
 
     def loss(self, batch: list[LabelledLine]) -> Tensor:
         """Return the mean cross entropy of the labels (Stanza's loss)."""
         units, features, labels = self.arrays(batch)
-        unknown = np.random.random(units.shape) < self.settings.unit_dropout
+        unknown = np.random.random(units.shape) < FIXED["unit_dropout"]
         units[unknown & (labels.numpy() != _NO_LABEL)] = self.vocab.unit2id("<UNK>")
         with torch.autocast("cpu", torch.bfloat16, enabled=self.settings.precision == "bf16"):
             scores = self._scores(units, features, torch.tensor([len(line.text) + 1 for line in batch]))
@@ -193,10 +194,7 @@ class TokenizerLearner:
 
     def save(self, path: Path) -> None:
         """Save in Stanza's format, weights in half precision: for `stanza.Pipeline(tokenize_model_path=...)`."""
-        weights = {name: value.half() for name, value in self.model.state_dict().items()}
-        state = {"model": weights, "vocab": self.vocab.state_dict(), "lexicon": None, "external_dict": None, "config": self.args}
-        with atomic_output(path) as file:
-            torch.save(state, file)
+        save_halved(path, self.model, vocab=self.vocab.state_dict(), lexicon=None, external_dict=None, config=self.args)
 
 
 def spans(line: LabelledLine, least: int = ENDS_TOKEN) -> list[tuple[int, int]]:

@@ -3,13 +3,10 @@
 from pathlib import Path
 
 from treeproc.common.errors import UserError, one_line
-from treeproc.common.files import read_json
-from treeproc.common.torch_files import load_archive
-from treeproc.extras.parsers.packages import span_tree
-from treeproc.extras.parsers.spacy import SpacyParser
+from treeproc.common.files import load_archive, read_json
+from treeproc.extras.parsers.spacy import SpacyParser, span_tree
 from treeproc.parsers.config import ParserConfig
-from treeproc.parsers.documents import batches
-from treeproc.parsers.lines import Sentence, is_out_of_memory
+from treeproc.parsers.lines import Sentence, batches, is_out_of_memory
 
 _WEIGHTS = "benepar_model.bin"
 _HINT = "give the unpacked folder of a benepar model, or the file that its training wrote"

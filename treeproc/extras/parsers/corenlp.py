@@ -10,9 +10,7 @@ from pathlib import Path
 from treeproc.common.extras import require
 from treeproc.common.settings import UserError
 from treeproc.parsers.config import CORENLP_LANGUAGES, PARSED, ParserConfig, public_endpoint
-from treeproc.parsers.documents import batches
-from treeproc.parsers.lines import Line, LineParser, Sentence
-from treeproc.parsers.tokens import Token
+from treeproc.parsers.lines import Line, LineParser, Sentence, Token, batches
 from treeproc.trees.spans import read_brackets
 
 _SEPARATORS = re.compile(r"[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")

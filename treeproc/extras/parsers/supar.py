@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from treeproc.common.errors import UserError, one_line
-from treeproc.common.torch_files import check_archive
-from treeproc.extras.parsers.packages import span_tree
-from treeproc.extras.parsers.spacy import SpacyParser
+from treeproc.common.files import check_archive
+from treeproc.extras.parsers.spacy import SpacyParser, span_tree
 from treeproc.parsers.config import ParserConfig
-from treeproc.parsers.documents import batches
-from treeproc.parsers.lines import Sentence, is_out_of_memory
+from treeproc.parsers.lines import Sentence, batches, is_out_of_memory
 
 _FILES = {"constituency": "constituency.pt", "dependencies": "depparse.pt"}
 _HINT = "give a file that SuPar 1.1 wrote, of a model without transformers"

@@ -1,10 +1,20 @@
-"""Lines in Unicode's composed form (NFC), and lines without a visible character."""
+"""Forms of lines: given words joined by blanks, text from the Moses tokeniser, Unicode's composed form (NFC), blank lines.
 
+The reader undoes the escapes of the Moses tokeniser; its tokens stay the words.
+"""
+
+import re
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
+_ESCAPES = {
+    "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'",
+    "&#91;": "[", "&#93;": "]", "&#124;": "|",
+}  # fmt: skip
+_ESCAPE = re.compile("|".join(_ESCAPES))
+_SPLIT_HYPHEN = "@-@"
 Normalization = Literal["none", "nfc"]
 
 # Blanks, control characters, and marks without width, such as U+200B, U+FEFF and U+00AD.
@@ -17,6 +27,37 @@ _FILLERS = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0") | {
 is_composed = partial(unicodedata.is_normalized, "NFC")
 _compose = partial(unicodedata.normalize, "NFC")
 FORMS: Mapping[Normalization, Callable[[str], str]] = {"none": str, "nfc": _compose}
+
+
+def join_with_blanks(words: Sequence[str]) -> tuple[str, dict[str, list]]:
+    """Return the line of the words joined by blanks, and the words with their character offsets in it."""
+    starts, ends, position = [], [], 0
+    for word in words:
+        starts.append(position)
+        position += len(word)
+        ends.append(position)
+        position += 1
+    return " ".join(words), {"text": list(words), "start_char": starts, "end_char": ends}
+
+
+def unescape(line: str) -> list[str]:
+    """Return the tokens as in plain text: `&apos;s` is `'s`, `@-@` is `-`. Every escape is undone once."""
+    if "&" in line:
+        line = _ESCAPE.sub(lambda match: _ESCAPES[match[0]], line)
+    tokens = line.split()
+    return ["-" if token == _SPLIT_HYPHEN else token for token in tokens] if _SPLIT_HYPHEN in line else tokens
+
+
+def undo_moses(row: dict) -> dict:
+    """Convert a row of Moses tokens to plain tokens with blanks between.
+
+    `words` are those of the source, with their positions.
+    """
+    source, words = join_with_blanks(unescape(row["source"]))
+    plain = {**row, "source": source, "words": words}
+    if "target" in row:
+        plain["target"] = " ".join(unescape(row["target"]))
+    return plain
 
 
 def is_blank(line: str) -> bool:
