@@ -218,7 +218,7 @@ def test_eviction_keeps_copies_of_the_last_minute(store, tmp_path, monkeypatch):
     """A process that has just got a copy is about to open it."""
     monkeypatch.setenv("TREE_ATTENTION_CACHE_GB", str(1.5 * SIZE / 1e9))
     first, second, third = objects(store, 3)
-    used_long_ago(local_copy(*first), 59)
+    used_long_ago(local_copy(*first), 30)
     used_long_ago(local_copy(*second), 61)
     local_copy(*third)
     assert held_names(tmp_path) == {first[1], third[1]}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from treeproc.parsers.lines import Arcs, Tags
+from treeproc.parsers.lines import Arcs, Tags, longest_first
 from treeproc.parsers.tagger import Packing, spell
 
 _ARCS_AT_ONCE = 128  # the intermediate tensor of this many pairs fits in a cache
@@ -143,16 +143,11 @@ class DependencyParser:
             [[ROOT_ID, *model.vocab[name].map([tag[column] for tag in sentence])] for sentence in tags]
             for column, name in enumerate(("upos", "xpos"))
         )
-        order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
         out: list[Arcs] = [[] for _ in rows]
-        start = 0
-        while start < len(order):
-            size = max(1, batch_words // len(rows[order[start]]))
-            batch = order[start : start + size]
+        for batch in longest_first([len(row) for row in rows], batch_words):
             columns = [[column[i] for i in batch] for column in (rows, upos, xpos)]
             for i, arcs in zip(batch, self._parse_batch(words, *columns), strict=True):
                 out[i] = arcs
-            start += size
         return out
 
     def _parse_batch(self, words: tuple[Tensor, Tensor], *columns: list[list[int]]) -> list[Arcs]:

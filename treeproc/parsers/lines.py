@@ -50,6 +50,16 @@ def batches(sizes: Sequence[int], budget: int) -> Iterator[range]:
         start = stop
 
 
+def longest_first(sizes: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Yield batches of positions, longest first, which pad to at most `budget`. A larger item is a batch by itself."""
+    order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
+    start = 0
+    while start < len(order):
+        stop = start + max(1, budget // sizes[order[start]])
+        yield order[start:stop]
+        start = stop
+
+
 @dataclass(frozen=True)
 class Token:
     """A token of a line, [start, end), and the syntactic words that it stands for: one, or more (don't = do + n't)."""

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence, pad_sequence
 
+from treeproc.parsers.lines import longest_first
+
 _WORDS_AT_ONCE = 1024
 
 
@@ -109,15 +111,10 @@ class Tagger:
         ids: dict[str, int] = {}
         words = [[ids.setdefault(word, len(ids)) for word in sentence] for sentence in sentences]
         inputs = self._word_inputs(list(ids))
-        order = sorted(range(len(words)), key=lambda i: -len(words[i]))
         out: list[list[tuple[str, str]]] = [[] for _ in sentences]
-        start = 0
-        while start < len(order):
-            size = max(1, batch_words // len(words[order[start]]))
-            batch = order[start : start + size]
+        for batch in longest_first([len(sentence) for sentence in words], batch_words):
             for i, tags in zip(batch, self._tag_batch(inputs, [words[i] for i in batch]), strict=True):
                 out[i] = tags
-            start += size
         return out, None
 
     def _tag_batch(self, inputs: Tensor, sentences: list[list[int]]) -> list[list[tuple[str, str]]]:
