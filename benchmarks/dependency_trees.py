@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 from measure import emit
 
-from treeproc.extras.parser_training.treebank import Sentence, Tree, read_conllu
-from treeproc.extras.parser_training.treebank import read_trees as read_brackets
+from treeproc.extras.parser_training.treebank import Sentence, Tree, sentences_in, trees_in
 from treeproc.parsers import Given, ParserConfig, build_parser, read_trees
+from treeproc.readers.numbered_lines import read_texts
 from treeproc.shards.ragged import edges_of
 from treeproc.trees.dependency_trees import DependencySentences, dependency_phrases
 from treeproc.trees.flat_trees import control_spans
@@ -87,7 +87,9 @@ def main() -> None:
     parser.add_argument("--conllu", type=Path, required=True)
     parser.add_argument("--quick", action="store_true", help=f"the first {QUICK_SENTENCES} sentences")
     args = parser.parse_args()
-    pairs = matched(read_brackets([args.brackets]), read_conllu([args.conllu]))[: QUICK_SENTENCES if args.quick else None]
+    pairs = matched(trees_in(read_texts([args.brackets])), sentences_in(read_texts([args.conllu])))[
+        : QUICK_SENTENCES if args.quick else None
+    ]
     sentences = [sentence for sentence, _ in pairs]
     gold = [(tree.tags, normalise(tree.spans, collapse_unary=True)) for _, tree in pairs]
     show("treebank", gold, [tree for _, tree in gold])

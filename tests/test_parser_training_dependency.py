@@ -13,8 +13,9 @@ from torch import nn
 
 from treeproc.extras.parser_training.dependency import FIXED, DependencyLearner, DependencySettings, TagNoise
 from treeproc.extras.parser_training.loop import FitSettings, fit
-from treeproc.extras.parser_training.treebank import read_conllu
+from treeproc.extras.parser_training.treebank import sentences_in
 from treeproc.parsers.dependency import DependencyParser, supports
+from treeproc.readers.numbered_lines import read_texts
 
 pytestmark = pytest.mark.slow
 
@@ -59,7 +60,7 @@ def sentences(tmp_path_factory):
     rows = [line.split() for line in TREEBANK.strip().split("\n")]
     lines = ["\t".join([*row[:5], "_", *row[5:], "_", "_"]) if row else "" for row in rows]
     path.write_text("\n".join(lines) + "\n\n")
-    return read_conllu([path])
+    return sentences_in(read_texts([path]))
 
 
 def document(sentences) -> Document:

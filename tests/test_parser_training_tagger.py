@@ -14,7 +14,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from treeproc.extras.parser_training.layers import both_ways, dropout, word_vectors
 from treeproc.extras.parser_training.loop import FitSettings, fit
-from treeproc.extras.parser_training.tagger import FIXED, Source, Tagged, TaggerLearner, TaggerSettings, score, tag, with_upos
+from treeproc.extras.parser_training.tagger import FIXED, Source, TaggerLearner, TaggerSettings, score, tag, with_upos
+from treeproc.extras.parser_training.treebank import Tagged
 from treeproc.parsers.tagger import supports
 
 pytestmark = pytest.mark.slow

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from treeproc.common.settings import UserError
 from treeproc.extras.parser_training.corpus import (
     Files,
-    Tags,
     TreebankConfig,
     detokenise,
     read_treebank,
@@ -24,13 +23,15 @@ from treeproc.extras.parser_training.corpus import (
 from treeproc.extras.parser_training.treebank import (
     Notation,
     Retag,
+    Tagged,
     Tree,
     conllu_of,
     plain_tree,
-    read_conllu,
-    read_trees,
+    sentences_in,
+    trees_in,
     trees_of,
 )
+from treeproc.readers.numbered_lines import read_texts
 from treeproc.trees.spans import SpanTree, check_tree, parents_and_subtree_ends
 
 PLAIN = Notation()
@@ -38,7 +39,7 @@ PLAIN = Notation()
 
 def read(folder: Path, text: str, notation: Notation = PLAIN) -> list[Tree]:
     (folder / "a.mrg").write_text(text)
-    return read_trees([folder / "a.mrg"], notation)
+    return trees_in(read_texts([folder / "a.mrg"]), notation)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def write(folder: Path, name: str, text: str) -> Path:
 
 def test_sentences_of_conllu(tmp_path):
     notation = Notation(tags=[Retag(tag="RB", words="n.t", to="NOT")])
-    (sentence,) = read_conllu([write(tmp_path, "a.conllu", CONLLU)], notation)
+    (sentence,) = sentences_in(read_texts([write(tmp_path, "a.conllu", CONLLU)]), notation)
     assert sentence.words == ["I", "do", "n't", "go", "(", "im", "Haus", ")", "."]
     assert [sentence.text[a:b] for a, b in zip(sentence.starts, sentence.ends, strict=True)] == sentence.words
     assert sentence.space_after == [True, False, True, True, False, True, False, False, True]
@@ -161,7 +162,7 @@ def test_sentences_of_conllu(tmp_path):
     assert sentence.xpos == ["PRP", "VBP", "NOT", "VB", "-LRB-", "IN", "NN", "-RRB-", "."]
     assert sentence.governors == [3, 3, 3, -1, 6, 6, 3, 6, 3]
     assert sentence.deprels == ["nsubj", "aux", "advmod", "root", "punct", "case", "obl:to", "punct", "punct"]
-    again = read_conllu([write(tmp_path, "b.conllu", conllu_of([sentence]))])
+    again = sentences_in(read_texts([write(tmp_path, "b.conllu", conllu_of([sentence]))]))
     assert conllu_of(again) == conllu_of([sentence])
 
 
@@ -176,7 +177,7 @@ def test_sentences_of_conllu(tmp_path):
 def test_bad_conllu(tmp_path, before, after, message):
     assert before in CONLLU
     with pytest.raises(UserError, match=message):
-        read_conllu([write(tmp_path, "a.conllu", CONLLU.replace(before, after))])
+        sentences_in(read_texts([write(tmp_path, "a.conllu", CONLLU.replace(before, after))]))
 
 
 WORDS = [f"w{i}" for i in range(200)]
@@ -241,14 +242,14 @@ def test_tags_of_both_formats(tmp_path):
         train=[write(tmp_path, "a.conllu", conllu_file("b", xpos="_"))], valid=[write(tmp_path, "c.conllu", conllu_file("c"))]
     )
     both = read_treebank("a", TreebankConfig(brackets=brackets, conllu=conllu), hold_out=2)
-    assert tagged(both, "train") == [Tags(["b"], ["NOUN"], ["NN"]), Tags(["a"], [], ["NN"])]
+    assert tagged(both, "train") == [Tagged(["b"], ["NOUN"], ["NN"]), Tagged(["a"], [], ["NN"])]
     alone = read_treebank("a", TreebankConfig(conllu=conllu), hold_out=2)
-    assert tagged(alone, "train") == [Tags(["b"], ["NOUN"], [])]
-    assert same_tagset([tagged(alone, "train")]) == [[Tags(["b"], ["NOUN"], ["NOUN"])]]
+    assert tagged(alone, "train") == [Tagged(["b"], ["NOUN"], [])]
+    assert same_tagset([tagged(alone, "train")]) == [[Tagged(["b"], ["NOUN"], ["NOUN"])]]
     # Where others have XPOS, UPOS does not pass for it.
     assert same_tagset([tagged(alone, "train"), tagged(both, "train")]) == [[], tagged(both, "train")]
     trees = read_treebank("a", TreebankConfig(brackets=brackets), hold_out=2)
-    assert same_tagset([tagged(trees, "valid")]) == [[Tags(["c"], ["NN"], ["NN"])]]
+    assert same_tagset([tagged(trees, "valid")]) == [[Tagged(["c"], ["NN"], ["NN"])]]
     assert [(s.upos, s.xpos) for s in with_arcs(alone, "train")] == [(["NOUN"], ["NOUN"])]
     assert with_arcs(trees, "train") == []
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ from treeproc.trees.spans import SpanTree
 _PARSED_WORDS = 2048  # words of dev that are parsed at once
 _VECTOR_SCALE = 0.3  # standard deviation of word vectors
 _UNKNOWN = 1  # row of Stanza's embeddings
-FIXED = {
+FIXED: dict[str, Any] = {
     "transition_hidden_size": 20,  # states of the transitions so far
     "transition_embedding_dim": 20,
     "word_embedding_dim": 100,

@@ -13,6 +13,7 @@ from treeproc.common.settings import Settings, UserError
 from treeproc.extras.parser_training.treebank import (
     Notation,
     Sentence,
+    Tagged,
     Texts,
     Tree,
     conllu_of,
@@ -200,16 +201,7 @@ def _hash(words: Sequence[str]) -> int:
     return int.from_bytes(hashlib.sha256(" ".join(words).encode()).digest()[:8])
 
 
-@dataclass(frozen=True)
-class Tags:
-    """A sentence with its tags. A column is empty if the treebank lacks it."""
-
-    words: list[str]
-    upos: list[str]
-    xpos: list[str]
-
-
-def tagged(treebank: Treebank, split: str) -> list[Tags]:
+def tagged(treebank: Treebank, split: str) -> list[Tagged]:
     """Return words and tags of CoNLL-U, and of the trees without CoNLL-U. If only the brackets have XPOS, these are used."""
     trees = {tuple(tree.words): tree for tree in treebank.trees.get(split, [])}
     out = []
@@ -217,15 +209,15 @@ def tagged(treebank: Treebank, split: str) -> list[Tags]:
         tree = trees.pop(tuple(sentence.words), None)
         upos, xpos = (column if all(column) else [] for column in (sentence.upos, sentence.xpos))
         if upos or xpos or tree:
-            out.append(Tags(sentence.words, upos, xpos or (tree.tags if tree else [])))
-    return out + [Tags(tree.words, [], tree.tags) for tree in trees.values()]
+            out.append(Tagged(sentence.words, upos, xpos or (tree.tags if tree else [])))
+    return out + [Tagged(tree.words, [], tree.tags) for tree in trees.values()]
 
 
-def same_tagset(sources: Sequence[list[Tags]]) -> list[list[Tags]]:
+def same_tagset(sources: Sequence[list[Tagged]]) -> list[list[Tagged]]:
     """Return sentences with XPOS. If no treebank has XPOS, UPOS replaces it; if none has UPOS, XPOS replaces it."""
     no_upos, no_xpos = (not any(getattr(s, name) for source in sources for s in source) for name in ("upos", "xpos"))
     return [
-        [Tags(s.words, s.xpos if no_upos else s.upos, s.upos if no_xpos else s.xpos) for s in source if no_xpos or s.xpos]
+        [Tagged(s.words, s.xpos if no_upos else s.upos, s.upos if no_xpos else s.xpos) for s in source if no_xpos or s.xpos]
         for source in sources
     ]
 

@@ -6,7 +6,7 @@ tags come from a tagger. So some training tags are wrong on purpose (`TagNoise`)
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from treeproc.extras.parser_training.layers import highway, replace_dropout, sav
 from treeproc.extras.parser_training.treebank import Sentence
 from treeproc.parsers.dependency import DependencyParser, arc_scores, embed, relation_scores, word_ids
 
-FIXED = {
+FIXED: dict[str, Any] = {
     "char_dim": 50,  # size of a character's embedding
     "char_hidden_dim": 100,  # size of the states of the character LSTM, and of its output for a word
     "tag_dim": 50,  # size of a tag's embedding

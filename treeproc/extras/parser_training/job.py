@@ -28,8 +28,9 @@ from treeproc.extras.parser_training.dependency import DependencyLearner
 from treeproc.extras.parser_training.layers import plain_words
 from treeproc.extras.parser_training.loop import Learner, fit
 from treeproc.extras.parser_training.results import BATCH_WORDS, evaluate, load_models, write_card, write_curves
-from treeproc.extras.parser_training.tagger import Source, Tagged, TaggerLearner
+from treeproc.extras.parser_training.tagger import Source, TaggerLearner
 from treeproc.extras.parser_training.tokenizer import Spaced, TokenizerLearner
+from treeproc.extras.parser_training.treebank import Tagged
 from treeproc.parsers.lines import Tags
 from treeproc.parsers.model_files import VECTORS
 from treeproc.readers.numbered_lines import read_lines
@@ -192,10 +193,7 @@ class _Job:
         out = {}
         for split in ("train", "valid"):
             columns = same_tagset([tagged(t, split) for t in self.treebanks])
-            out[split] = {
-                t.name: [Tagged(s.words, s.upos or None, s.xpos) for s in found]
-                for t, found in zip(self.treebanks, columns, strict=True)
-            }
+            out[split] = {t.name: found for t, found in zip(self.treebanks, columns, strict=True)}
         return out
 
     def _pos_learner(self) -> Learner:

@@ -11,7 +11,7 @@ Shapes: B sentences, L words of the longest, D inputs of the word LSTM, N words 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,13 +27,14 @@ from torch.nn import functional as F
 
 from treeproc.common.settings import Settings
 from treeproc.extras.parser_training.layers import dropout, highway, save_halved, spell, start_words
+from treeproc.extras.parser_training.treebank import Tagged
 from treeproc.parsers.tagger import Tagger
 
 _PAD = -1
 _EVALUATION_WORDS = 4096
 _SAMPLE = 500  # sentences on which noise is measured
 _MOST_NOISE = 1.0  # share of the training's dropout
-FIXED = {
+FIXED: dict[str, Any] = {
     "char_hidden_dim": 100,  # states of the character LSTM
     "word_emb_dim": 100,  # dimensions of the embedding of frequent words
     "word_dropout": 0.2,  # share of the words whose complete input is replaced
@@ -50,14 +51,6 @@ class TaggerSettings(Settings):
     word_cutoff: int = Field(3, ge=1, description="rarer words have no separate embedding")
     dropout: float = Field(0.33, ge=0, lt=1, description="dropout of inputs and states")
     batch_words: int = Field(800, ge=1, description="words of a batch, with padding")
-
-
-class Tagged(NamedTuple):
-    """A sentence. `upos` is None if the treebank has none."""
-
-    words: Sequence[str]
-    upos: Sequence[str] | None
-    xpos: Sequence[str]
 
 
 class Source(NamedTuple):
@@ -247,7 +240,7 @@ def with_upos(sentences: Sequence[Tagged]) -> list[Tagged]:
     """
     seen: dict[object, Counter] = defaultdict(Counter)
     for sentence in sentences:
-        if sentence.upos is not None:
+        if sentence.upos:
             for word, upos, xpos in zip(*sentence, strict=True):
                 seen[xpos][upos] += 1
                 seen[word.lower(), xpos][upos] += 1
@@ -257,7 +250,7 @@ def with_upos(sentences: Sequence[Tagged]) -> list[Tagged]:
         return best.get((word.lower(), xpos)) or best.get(xpos, "X")
 
     return [
-        sentence if sentence.upos is not None else sentence._replace(upos=[*map(guess, sentence.words, sentence.xpos)])
+        sentence if sentence.upos else sentence._replace(upos=[*map(guess, sentence.words, sentence.xpos)])
         for sentence in sentences
     ]
 
@@ -272,7 +265,7 @@ def score(tagged: Sequence[Sequence[tuple[str, str]]], gold: Sequence[Tagged]) -
     counts = Counter()
     for tags, sentence in zip(tagged, gold, strict=True):
         for column, name in enumerate(("upos", "xpos")):
-            if sentence[column + 1] is not None:
+            if sentence[column + 1]:
                 counts[name] += len(tags)
                 counts[name, True] += sum(tag[column] == true for tag, true in zip(tags, sentence[column + 1], strict=True))
     return {name: 100 * counts[name, True] / counts[name] for name in ("upos", "xpos") if counts[name]}

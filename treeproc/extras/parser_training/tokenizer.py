@@ -6,7 +6,7 @@ Labels are Stanza's: 0 continues, 1 ends a token, 2 ends a sentence. B lines, C 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ _NO_LABEL = -1
 _FEATURES = ["space_before", "capitalized", "numeric", "end_of_para", "start_of_para"]
 _DASHES = ["–", "—", "--"]
 _EVALUATION_CHARS = 16_384
-FIXED = {
+FIXED: dict[str, Any] = {
     "emb_dim": 32,  # dimensions of a character
     "unit_dropout": 0.2,  # share of the characters that become unknown
     "drop_final_punct": 0.15,  # share of the sentences that lose their final mark

@@ -9,13 +9,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import Field
 
 from treeproc.common.settings import Settings
 from treeproc.readers.brackets import parse_tree, tree_texts
-from treeproc.readers.numbered_lines import read_texts
 from treeproc.trees.conllu import Leaves, read_leaves
 from treeproc.trees.spans import EMPTY_TAG, ROOT_LABELS, SpanTree, keep_leaves, plain_label, write_brackets
 
@@ -79,16 +78,19 @@ class Tree:
 Sentence = Leaves
 
 
-def read_trees(paths: Sequence[Path], notation: Notation = PLAIN) -> list[Tree]:
-    """Read the trees of files, folders or archives, in order. A sentence without words is left out.
+class Tagged(NamedTuple):
+    """A sentence with its tags. A column is empty if the treebank lacks it."""
 
-    Raises UserError with file and line if brackets do not form a tree.
-    """
-    return trees_in(read_texts(paths), notation)
+    words: Sequence[str]
+    upos: Sequence[str]
+    xpos: Sequence[str]
 
 
 def trees_in(texts: Texts, notation: Notation = PLAIN) -> list[Tree]:
-    """Return the trees of texts; see `read_trees`."""
+    """Return the trees of texts, in order. A sentence without words is left out.
+
+    Raises UserError with file and line if brackets do not form a tree.
+    """
     return [tree for name, lines in texts for tree in _trees(lines, name, notation)]
 
 
@@ -131,17 +133,12 @@ def plain_tree(spans: SpanTree, num_words: int, labels: Mapping[str, str] = PLAI
     return SpanTree([n[0] for n in nodes], [n[1] for n in nodes], [n[2] for n in nodes])
 
 
-def read_conllu(paths: Sequence[Path], notation: Notation = PLAIN) -> list[Sentence]:
-    """Read the sentences of CoNLL-U files, folders or archives, in order.
+def sentences_in(texts: Texts, notation: Notation = PLAIN) -> list[Sentence]:
+    """Return the sentences of texts in CoNLL-U, in order.
 
     If the syntactic words of a multiword token spell it, each is a word; otherwise the token is one word. Raises UserError with
     file and line for a missing column, a missing governor, and a cycle.
     """
-    return sentences_in(read_texts(paths), notation)
-
-
-def sentences_in(texts: Texts, notation: Notation = PLAIN) -> list[Sentence]:
-    """Return the sentences of texts; see `read_conllu`."""
     sentences = [leaves for name, lines in texts for leaves in read_leaves(lines, name)]
     for sentence in sentences:
         sentence.xpos[:] = [notation.tag(tag, word) for tag, word in zip(sentence.xpos, sentence.words, strict=True)]
@@ -154,7 +151,7 @@ def trees_of(trees: Sequence[Tree]) -> str:
 
 
 def conllu_of(sentences: Sequence[Sentence]) -> str:
-    """Return the content of a CoNLL-U file with the columns that are read. Words that `read_conllu` joined stay joined."""
+    """Return the content of a CoNLL-U file with the columns that are read. Words that `sentences_in` joined stay joined."""
     return "".join(map(_conllu, sentences))
 
 
