@@ -1,4 +1,4 @@
-"""The settings of `workflows/train_parser.py`."""
+"""The settings of `workflows/train_parser.py`, and the treebanks in a folder of Universal Dependencies, as it is distributed."""
 
 import re
 from pathlib import Path
