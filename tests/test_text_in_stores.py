@@ -12,11 +12,10 @@ from folder_store import store
 from test_text_blocks import LINE_FILES, Killed, check_ranges, here, inputs_of, on_ray, runner, small, stage
 
 from treeproc.common import object_chunks
-from treeproc.readers.line_ranges import ChunkedObject, ObjectChanged
 from treeproc.common.settings import UserError
 from treeproc.common.storage import RemotePath, as_path, open_seekable
 from treeproc.common.store_requests import StoreRefuses
-from treeproc.readers.line_ranges import read_range
+from treeproc.readers.line_ranges import ChunkedObject, ObjectChanged, read_range
 from treeproc.stages import inputs as stage_inputs
 from treeproc.stages.cut_inputs import Unpack, bytes_that_can_be_cut, mark_of
 from treeproc.stages.filters import FilterConfig

@@ -21,9 +21,9 @@ from treenet.runs.averaging import Choice, average_checkpoints, describe_gaps
 from treenet.runs.checkpoint import META, WEIGHTS
 from treenet.runs.mirror import open_results
 from treenet.runs.run_results import warn_of_stale_results
+from treeproc.common.command_line import build_arg_parser
 from treeproc.common.files import read_json
 from treeproc.common.settings import Settings, load_settings
-from treeproc.common.command_line import build_arg_parser
 
 
 class AverageConfig(Settings):

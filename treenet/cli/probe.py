@@ -21,8 +21,8 @@ from treenet.probing.probe_settings import ProbeSettings
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results
 from treenet.runs.run_results import PROBES
-from treeproc.common.extras import require
 from treeproc.common.command_line import build_arg_parser
+from treeproc.common.extras import require
 from treeproc.common.settings import load_settings
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from treeproc.common.errors import UserError, quoted
 from treeproc.common.command_line import ArgumentParser
+from treeproc.common.errors import UserError, quoted
 from treeproc.common.storage import AnyPath
 
 CONFIGS = Path(__file__).parent / "configs"

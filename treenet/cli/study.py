@@ -10,9 +10,9 @@ from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.seeds import SeedsConfig
 from treenet.experiments.study import StudyForm, add_study_options, make_study, run_study, show_study
 from treenet.experiments.study_grid import StudyConfig
+from treeproc.common.command_line import build_arg_parser
 from treeproc.common.extras import require
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
-from treeproc.common.command_line import build_arg_parser
 from treeproc.readers import read_lines
 
 

@@ -12,13 +12,12 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 from treenet.translation.line_constraints import CONSTRAINTS
 from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.files import atomic_output, atomic_write, file_sha256, json_bytes, read_json
-from treeproc.common.settings import Effect
-from treeproc.common.settings import Settings, UserError
+from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.parsers import ParserConfig
 from treeproc.parsers.config import TAG_FORM
-from treeproc.readers.numbered_lines import pair_up, read_lines
 from treeproc.readers.line_forms import is_blank
+from treeproc.readers.numbered_lines import pair_up, read_lines
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import fingerprint_of, stage_folder
 

@@ -36,8 +36,7 @@ from treenet.translation.hypotheses import Hypothesis
 from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
 from treeproc.common.files import read_text
 from treeproc.common.provenance import software
-from treeproc.common.settings import Effect
-from treeproc.common.settings import Settings, UserError, load_settings, read_yaml
+from treeproc.common.settings import Effect, Settings, UserError, load_settings, read_yaml
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.hashes import check_hashes
 from treeproc.shards.store import fingerprint_of, read_index, stage_folder

@@ -19,10 +19,9 @@ import numpy as np
 
 from treeproc.common.cache import local_copy
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_output, atomic_write, create, json_bytes, read_json
-from treeproc.common.store_requests import in_parallel
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath, open_seekable
-from treeproc.common.store_requests import StoreRefuses
+from treeproc.common.store_requests import StoreRefuses, in_parallel
 from treeproc.readers.line_ranges import FilesChanged
 from treeproc.shards.schema import FULL_TEXT_SCHEMA, select
 from treeproc.shards.shard import Shard

@@ -14,11 +14,10 @@ from contextlib import nullcontext
 from dataclasses import asdict
 
 from treeproc.common.files import atomic_write, json_bytes, read_json
-from treeproc.common.store_requests import in_parallel
 from treeproc.common.progress import Progress, phase
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath
-from treeproc.common.store_requests import StoreRefuses
+from treeproc.common.store_requests import StoreRefuses, in_parallel
 from treeproc.readers.line_ranges import FilesChanged, read_range
 from treeproc.readers.numbered_lines import join_names, unequal
 from treeproc.shards.packed_records import PackedRecords
