@@ -300,6 +300,20 @@ def test_shuffled_rows_come_once_on_all_ranks_and_workers(world, world_size, hel
         assert all(sorted(other) == everything and other != first for other in others) and others[0] != others[1]
         steps = sum(abs(after - before) == 1 for before, after in itertools.pairwise(first))
         assert steps < len(first) / 2  # neighbours are seldom neighbours of the split
+        if world_size == workers == 1:
+            of_shard = {place(row) for row in SplitShards(world / "data/encoded", "train")[0].rows()}
+            assert len({tuple(one for one in found if one in of_shard) for found in (first, *others)}) == 3
+            if held == 2:  # the first two shards are others
+                assert len({frozenset(found[:14]) for found in (first, *others)}) == 3
+
+
+def test_rows_of_one_shard_have_another_order_in_every_epoch(world):
+    dataset = read_shards(world / "data", "test").to_torch(shuffle=True)
+    orders = set()
+    for epoch in range(4):
+        dataset.set_epoch(epoch)
+        orders.add(tuple(map(place, dataset)))
+    assert len(orders) > 2 and len({frozenset(order) for order in orders}) == 1
 
 
 def test_processes_that_a_loader_keeps_see_the_epoch(world):
@@ -315,6 +329,18 @@ def test_processes_that_a_loader_keeps_see_the_epoch(world):
     dataset.set_epoch(1)
     second = ids()
     assert second != first and sorted(second) == sorted(first) == sorted(map(place, read_shards(world / "data", "train")))
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True}])
+def test_processes_of_accelerate_share_the_rows(world, options):
+    loaders = pytest.importorskip("accelerate.data_loader", reason="accelerate is not installed: pip install accelerate")
+    dataset = read_shards(world / "data", "train").to_torch(0, 1, **options)
+    everything = ids_of_worker(dataset)
+    found = [
+        ids_of_worker(loaders.IterableDatasetShard(dataset, batch_size=5, num_processes=2, process_index=rank))
+        for rank in range(2)
+    ]
+    assert sorted(found[0] + found[1]) == sorted(everything)
 
 
 def test_pandas_has_the_rows(world):

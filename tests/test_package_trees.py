@@ -26,7 +26,7 @@ def conllu_of(governors, relations, tags, words) -> str:
     """One sentence, with a comment, an empty node and no multiword token."""
     rows = ["# sent_id = 1"]
     for number, (above, relation, tag, word) in enumerate(zip(governors, relations, tags, words, strict=True), start=1):
-        rows.append(f"{number}\t{word}\t_\t{tag}\t_\t_\t{above + 1}\t{relation}\t_\t_")
+        rows.append(f"{number}\t{word}\t_\t{tag}\tXP\t_\t{above + 1}\t{relation}\t_\t_")
     return "\n".join([*rows, f"{len(words)}.1\tgone\t_\tNOUN\t_\t_\t_\t_\t_\t_"]) + "\n\n"
 
 

@@ -167,4 +167,4 @@ def test_the_trainer_of_hugging_face_trains_on_them(collator, tmp_path):
     for one, other in zip(model.parameters(), by_hand.parameters(), strict=True):
         torch.testing.assert_close(one, other)
     whole = by_hand.eval()(None, TreeStructure.from_spans(LABELLED), torch.arange(3))["loss"]
-    assert scored == pytest.approx(float(whole), rel=1e-5)
+    assert scored == pytest.approx(whole.item(), rel=1e-5)

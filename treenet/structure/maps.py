@@ -203,15 +203,14 @@ class TreeStructure(Structure):
         if not rows:
             raise UserError(f"a batch must have at least one tree, but {quoted(place)} chooses none of {len(self)}")
         rows = [range(len(self))[row] for row in rows]
-        counts, spans = self._trees()
         labels = tuple(self.labels[row] for row in rows) if self.labels is not None else None
-        return self._like([counts[row] for row in rows], [spans[row] for row in rows], labels)
+        return self._like(*self._trees(rows), labels)
 
-    def _trees(self) -> tuple[list[int], list[np.ndarray]]:
-        """Return the number of leaves, and the spans, of each tree."""
-        nodes = (~self.node_pad_mask).sum(1).tolist()
-        spans = torch.stack([self.start, self.end, self.subtree_end], dim=2).numpy(force=True)
-        return (~self.leaf_pad_mask).sum(1).tolist(), [own[:count] for own, count in zip(spans, nodes, strict=True)]
+    def _trees(self, rows: list[int] | slice = slice(None)) -> tuple[list[int], list[np.ndarray]]:
+        """Return the number of leaves, and the spans, of each chosen tree."""
+        spans = torch.stack([column[rows] for column in (self.start, self.end, self.subtree_end)], dim=2).numpy(force=True)
+        leaves, nodes = ((~mask[rows]).sum(1).tolist() for mask in (self.leaf_pad_mask, self.node_pad_mask))
+        return leaves, [own[:count] for own, count in zip(spans, nodes, strict=True)]
 
     def _like(self, counts: list[int], spans: list[np.ndarray], labels: tuple | None) -> "TreeStructure":
         """Return a batch of other trees, in the form and on the device of this one."""
