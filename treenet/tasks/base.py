@@ -13,6 +13,8 @@ from treenet.data.batch import TreeBatch
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind
 from treenet.models import Encoder, VocabSizes, find_encoder
+from treenet.models.pretrained import FACTS as PRETRAINED
+from treenet.models.pretrained import pretrained_facts
 from treenet.models.registry import Use
 from treenet.tasks.losses import LossSums
 from treenet.tasks.model_memory import check_fits
@@ -104,12 +106,13 @@ class Task(ABC):
         """Return the sums of a validation beside loss and nll."""
         return ()
 
-    def sizes(self, index: Mapping) -> dict[str, int]:
-        """Return the sizes that determine the model's shape, for run.json and meta.json."""
+    def sizes(self, index: Mapping) -> dict[str, Any]:
+        """Return the sizes and facts that determine the model's shape, for run.json and meta.json."""
         sizes = {name: index[name] for name in ("num_pieces", "num_labels")}
         vocab = self.config.data / "encoded" / "vocab"
         files = {f"num_{name}": vocab / f"{name}.txt" for name in ("pos_tags", "deprels")}
-        return sizes | {name: len(read_names(path)) for name, path in files.items() if path.exists()}
+        sizes |= {name: len(read_names(path)) for name, path in files.items() if path.exists()}
+        return sizes | pretrained_facts(self.config.model, self.config.data, index)
 
     def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
         """Return the metrics of a validation over so many targets."""
@@ -147,4 +150,6 @@ class Task(ABC):
 
 def vocab_sizes(sizes: Mapping) -> VocabSizes:
     """Return the sizes as in meta.json. Older checkpoints only have those of pieces and labels."""
-    return VocabSizes(sizes["num_pieces"], sizes["num_labels"], sizes.get("num_pos_tags", 0), sizes.get("num_deprels", 0))
+    return VocabSizes(
+        sizes["num_pieces"], sizes["num_labels"], sizes.get("num_pos_tags", 0), sizes.get("num_deprels", 0), sizes.get(PRETRAINED)
+    )

@@ -118,7 +118,7 @@ class Classification(PredictionTask):
         scores = summarize_counts(counts.cpu()) | class_scores(cells, len(row))
         return ["\t".join(head) + "\n", *(rows[example] for example in sorted(rows))], scores
 
-    def sizes(self, index: Mapping) -> dict[str, int]:
+    def sizes(self, index: Mapping) -> dict[str, Any]:
         return super().sizes(index) | {"num_classes": index["num_classes"]}
 
     def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:

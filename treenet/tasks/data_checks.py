@@ -3,12 +3,17 @@
 from collections.abc import Mapping
 from functools import partial
 
+import torch
+
 from treenet.config import TrainConfig
 from treenet.data.input_kinds import InputKind
 from treenet.models import DataFacts, Encoder
+from treenet.models.pretrained import FACTS as PRETRAINED
+from treenet.models.pretrained import PretrainedLeaves, pretrained_facts
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED, UNKNOWN_LABEL
+from treeproc.shards.store import read_index
 from treeproc.shards.vocabulary_files import read_names
 from treeproc.trees.flat_trees import BINARY_PREFIX
 
@@ -25,6 +30,10 @@ def check_structure(config: TrainConfig, index: Mapping, encoder: type[Encoder])
         )
     check_no_control(data, index, reads, model.name)
     encoder.check_data(model, DataFacts(data, partial(_says_anything, data)))
+    if facts := pretrained_facts(model, data, index):
+        longest = [record.longest.get("leaves", 0) for record in read_index(data / "encoded").records("valid")]
+        with torch.device("meta"):
+            PretrainedLeaves(facts[PRETRAINED], model.d_model).check_length(max(longest, default=0))
 
 
 def check_no_control(data: AnyPath, index: Mapping, reads: InputKind, name: str) -> None:

@@ -64,7 +64,8 @@ class TrainStep:
         self.optimizer = build_optimizer(model, config.optimizer, factors)
         self.average = MovingAverage(model, config.ema_decay) if config.ema_decay else None
         forward = getattr(model, task.output)
-        as_it_is = config.checkpoint_activations or self.is_sharded
+        has_other_code = config.model.pretrained.folder is not None  # of transformers
+        as_it_is = config.checkpoint_activations or self.is_sharded or has_other_code
         self.compiled = wants_compiling(config.compile, ranks.device, as_it_is=as_it_is)
         self._forward = Compiled(forward) if self.compiled else forward
         self._held = torch.zeros((), device=ranks.device)  # 1 while later updates wait for an update that must be repeated

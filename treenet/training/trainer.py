@@ -136,7 +136,7 @@ class Trainer:
     def resume(self, run_dir: Path) -> None:
         """Continue from the latest complete checkpoint, if there is one. All ranks take the one that the leader finds.
 
-        Without a checkpoint, a run with `init` starts from the weights in RUN/initial.
+        Without a checkpoint, a run with `init` or a pretrained encoder starts from the weights in RUN/initial.
         """
         if folder := self.ranks.from_leader(latest_checkpoint(run_dir) if self.ranks.leads else None):
             average = self.train_step.average.weights if self.train_step.average else None
@@ -150,7 +150,7 @@ class Trainer:
             self.updates.state = TrainState(**state)
             if self.train_step.loss_scale and self.state.loss_scale:
                 self.train_step.loss_scale.load(self.state.loss_scale)
-        elif self.config.init:
+        elif self.config.starts_from_weights:
             self._start_from(run_dir / INITIAL)
 
     def _start_from(self, folder: Path) -> None:

@@ -4,7 +4,7 @@ Shapes: B batch, L leaves, S positions, T sequence length, D model, V pieces.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import LEAVES, InputKind
 from treenet.layers.dropout import Dropout
+from treenet.models.pretrained import PretrainedLeaves
 from treenet.structure import TreeStructure
 from treeproc.common.storage import AnyPath
 
@@ -28,6 +29,7 @@ class VocabSizes:
     labels: int
     pos_tags: int = 0
     deprels: int = 0
+    pretrained: Mapping | None = None  # of `pretrained.pretrained_facts`
 
 
 @dataclass
@@ -37,6 +39,7 @@ class Memory:
     states: Tensor  # [B, S, D]; tree encoders: leaves, then nodes
     pad_mask: Tensor  # [B, S] bool, True = padding
     structure: TreeStructure | None = None  # trees of the source, for tree cross-attention
+    summary: Tensor | None = None  # [B, D], a state of the whole example that has no position
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,19 @@ class PieceEmbedding(nn.Embedding):
         nn.init.normal_(self.weight, std=d_model**-0.5 if std is None else std)
         self.scale = d_model**0.5 if scale is None else scale
 
+    has_order = False  # whether vectors depend on the places of leaves
+
     def forward(self, pieces: Tensor) -> Tensor:
         """Embed pieces [..., T] -> [..., T, D]."""
         return self.scale * super().forward(pieces)
+
+    def of_leaves(self, batch: TreeBatch) -> Tensor:
+        """Return the vectors of leaves [B, L, D]."""
+        return self(batch.leaf_pieces)
+
+    def vectors(self, pieces: Tensor) -> Tensor:
+        """Return rows of the table [..., D], without the scale."""
+        return F.embedding(pieces, self.weight)
 
     def logits(self, x: Tensor) -> Tensor:
         """Compute logits: x [..., D] -> [..., V]. Half precision becomes float32."""
@@ -86,8 +99,10 @@ class Encoder(nn.Module, ABC):
         self.dropout = Dropout(config.dropout)
 
     @classmethod
-    def build_embedding(cls, config: ModelConfig, vocab: VocabSizes) -> PieceEmbedding:
-        """Build the table of pieces for encoders of this class."""
+    def build_embedding(cls, config: ModelConfig, vocab: VocabSizes) -> PieceEmbedding | PretrainedLeaves:
+        """Build the table of pieces for encoders of this class, or the pretrained encoder in its place."""
+        if vocab.pretrained is not None:
+            return PretrainedLeaves(vocab.pretrained, config.d_model)
         return PieceEmbedding(vocab.pieces, config.d_model)
 
     @classmethod
@@ -166,7 +181,7 @@ class LSTMEncoder(Encoder):
 
     def embed_leaves(self, batch: TreeBatch) -> Tensor:
         """Embed the leaves: [B, L, D]."""
-        return self.dropout(self.embedding(batch.leaf_pieces))
+        return self.dropout(self.embedding.of_leaves(batch))
 
     def summarize(self, memory: Memory, batch: TreeBatch) -> Tensor:
         return self.own_state(memory.states, batch)

@@ -78,7 +78,7 @@ class RelationEncoder(TransformerEncoder):
 
     def embed_leaves(self, batch: TreeBatch) -> Tensor:
         """Embed the leaves: [B, L, D]."""
-        x = self.word_dropout(self.embedding(batch.leaf_pieces))
+        x = self.word_dropout(self.embedding.of_leaves(batch))
         if self.structural_positions is not None:
             return self.structural_positions(x, batch.structure.of_leaves(batch.structure.arcs.depth))
         return self.positions(x) if self.adds_sinusoids else x

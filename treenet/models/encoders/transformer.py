@@ -51,7 +51,8 @@ class TransformerEncoder(Encoder):
 
     def embed_leaves(self, batch: TreeBatch) -> Tensor:
         """Embed the leaves [B, L, D]."""
-        return self.positions(self.word_dropout(self.embedding(batch.leaf_pieces)))
+        x = self.word_dropout(self.embedding.of_leaves(batch))
+        return x if self.embedding.has_order else self.positions(x)
 
     def probed_layers(self) -> Sequence[nn.Module]:
         return list(self.layers)

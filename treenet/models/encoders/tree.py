@@ -17,7 +17,7 @@ from treenet.models.decoders.transformer import TransformerDecoder, build_relati
 from treenet.models.encoders.base import DataFacts, Memory, PieceEmbedding, VocabSizes, build_embedding
 from treenet.models.encoders.transformer import TransformerEncoder, build_self_attention
 from treenet.models.registry import Architecture, register
-from treenet.structure import Partition
+from treenet.structure import Partition, TreeStructure
 from treeproc.common.errors import UserError
 
 
@@ -43,13 +43,23 @@ class TreeEncoder(TransformerEncoder):
         pad_mask = torch.cat([batch.leaf_pad_mask, batch.node_pad_mask], dim=1)
         drops_weights = bool(self.training and self.attention_dropout)
         structure = prepare_trees(batch.structure, self.tree, self.embedding.weight, drops_weights=drops_weights)
-        nodes = self.embedding.scale * self.label_embedding(batch.node_labels)
-        x = self.dropout(torch.cat([self.embed_leaves(batch), nodes], dim=1), structure.num_leaves)
+        nodes, leaves = self.embedding.scale * self.label_embedding(batch.node_labels), self.embed_leaves(batch)
+        if self.tree.nodes == "labels_and_leaves":
+            nodes = nodes + _means_of_leaves(leaves, structure)
+        x = self.dropout(torch.cat([leaves, nodes], dim=1), structure.num_leaves)
         return Memory(run_layers(self.layers, x, structure, self.tree, pad_mask), pad_mask, structure)
 
     def summarize(self, memory: Memory, batch: TreeBatch) -> Tensor:
         """Return the state of the first root [B, D]."""
         return memory.states[:, memory.structure.num_leaves]
+
+
+def _means_of_leaves(leaves: Tensor, structure: TreeStructure) -> Tensor:
+    """Return the mean of the leaves of each node, leaves [B, L, D] -> [B, N, D]; 0 for padding nodes."""
+    start, end = structure.start.long()[..., None], structure.end.long()[..., None]
+    place = torch.arange(leaves.shape[1], device=leaves.device)
+    inside = ((start <= place) & (place < end)).to(leaves.dtype)
+    return inside @ leaves / (end - start).clamp(min=1)
 
 
 def build_tree_attention(config: ModelConfig) -> SelfAttention:

@@ -1,0 +1,219 @@
+"""A pretrained encoder of the package transformers, as the inputs of a model's leaves.
+
+It reads a line with the tokenizer's own pieces around it, [CLS] and [SEP] of BERT. Its settings and the numbers of these pieces
+are facts of a run, so a run needs the folder of the encoder only when it begins.
+
+Shapes: B batch, L leaves, W = L + the pieces around a text, H width of the pretrained states, D model.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from treenet.config import ModelConfig
+from treenet.data.batch import TreeBatch
+from treenet.layers.dropout import Dropout
+from treenet.layers.linear import build_linear
+from treeproc.common.errors import UserError
+from treeproc.common.extras import require
+from treeproc.common.files import read_json
+from treeproc.common.storage import AnyPath
+from treeproc.shards.schema import EOS_ID, PAD_ID, UNK_ID
+from treeproc.shards.store import TOKENIZER_FILE
+
+FIRST_PIECE = EOS_ID + 1  # piece k of the tokenizer is piece k + FIRST_PIECE of a data set
+FACTS = "pretrained"  # of run.json and meta.json
+
+
+def pretrained_facts(config: ModelConfig, data: AnyPath, index: Mapping) -> dict[str, dict]:
+    """Return what a model needs to be built beside its settings; nothing without a pretrained encoder.
+
+    Raises UserError if the folder holds no encoder of safetensors, or if the data set has the pieces of another tokenizer.
+    """
+    folder = config.pretrained.folder
+    if folder is None:
+        return {}
+    if "tokenizer" not in index:
+        raise UserError(
+            f"{data} has its own pieces, and model.pretrained reads those of {folder}; preprocess again with "
+            f"subwords.tokenizer={folder}"
+        )
+    described = _read_config(folder)
+    if not any((folder / name).exists() for name in ("model.safetensors", "model.safetensors.index.json")):
+        raise UserError(
+            f"model.pretrained.folder: {folder} has no model.safetensors, and no other form of weights is read; "
+            "AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it"
+        )
+    _check_tokenizer(folder, data, described, index["tokenizer"]["pieces"])
+    return {FACTS: {"config": described, "tokenizer": index["tokenizer"]}}
+
+
+class PretrainedLeaves(nn.Module):
+    """The states of a pretrained encoder at the leaves, instead of a table of pieces; mapped to D if its width is another.
+
+    If no parameter of the encoder is trained, it runs without dropout and without gradients.
+    """
+
+    has_order = True
+
+    def __init__(self, facts: Mapping, d_model: int):
+        super().__init__()
+        self.pretrained = _build_encoder(facts["config"])
+        self.width = self.pretrained.config.hidden_size
+        self.project = None if self.width == d_model else build_linear(self.width, d_model)
+        self.scale = d_model**0.5
+        tokenizer = facts["tokenizer"]
+        pad = self.pretrained.config.pad_token_id
+        self._pad = 0 if pad is None else pad
+        unknown = self._pad if tokenizer["unknown"] is None else tokenizer["unknown"]
+        numbers = torch.arange(FIRST_PIECE + tokenizer["pieces"]) - FIRST_PIECE
+        numbers[:FIRST_PIECE] = self._pad
+        numbers[UNK_ID] = unknown
+        for name, values in (("numbers", numbers), ("before", tokenizer["before"]), ("after", tokenizer["after"])):
+            self.register_buffer(name, torch.as_tensor(values, dtype=torch.int64), persistent=False)
+        self.most_leaves = _most_positions(self.pretrained, len(tokenizer["before"]) + len(tokenizer["after"]))
+
+    @property
+    def weight(self) -> Tensor:
+        """Return the table of pieces of the pretrained encoder."""
+        return self.pretrained.get_input_embeddings().weight
+
+    def of_leaves(self, batch: TreeBatch) -> Tensor:
+        """Return the states of leaves [B, L, D]."""
+        return self.encode(batch)[0]
+
+    def vectors(self, pieces: Tensor) -> Tensor:
+        """Return the vectors of pieces [..., H] below the first layer of the pretrained encoder."""
+        return F.embedding(self.numbers[pieces], self.weight)
+
+    def encode(self, batch: TreeBatch) -> tuple[Tensor, Tensor]:
+        """Return the states of leaves [B, L, D], and that of the first position, [CLS] of BERT [B, D].
+
+        Raises UserError if an example is longer than what the pretrained encoder reads.
+        """
+        numbers, mask = self._inputs(batch)
+        trained = any(parameter.requires_grad for parameter in self.pretrained.parameters())
+        if self.pretrained.training != (self.training and trained):
+            self.pretrained.train(self.training and trained)
+        with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
+            states = self.pretrained(input_ids=numbers, attention_mask=mask).last_hidden_state
+        if self.project is not None:
+            states = self.project(states)
+        first = len(self.before)
+        return states[:, first : first + batch.leaf_pieces.shape[1]], states[:, 0]
+
+    def check_length(self, leaves: int) -> None:
+        """Raise UserError if the pretrained encoder cannot read so many leaves."""
+        if self.most_leaves is not None and leaves > self.most_leaves:
+            raise UserError(
+                f"an example has {leaves:,} pieces, and the pretrained encoder reads at most {self.most_leaves:,}; set "
+                f"batch.max_leaves={self.most_leaves}, and leave such examples out of the files of valid and test"
+            )
+
+    def _inputs(self, batch: TreeBatch) -> tuple[Tensor, Tensor]:
+        """Return the tokenizer's numbers [B, W] of pieces and those around them, and the mask [B, W] int64, 1 = real."""
+        pad_mask, (rows, leaves) = batch.leaf_pad_mask, batch.leaf_pieces.shape
+        before, after = len(self.before), len(self.after)
+        self.check_length(leaves)
+        numbers = pad_mask.new_full((rows, before + leaves + after), self._pad, dtype=torch.int64)
+        numbers[:, :before] = self.before
+        numbers[:, before : before + leaves] = self.numbers[batch.leaf_pieces.masked_fill(pad_mask, PAD_ID)]
+        ends = before + (~pad_mask).sum(1, keepdim=True)
+        places = torch.arange(before + leaves + after, device=numbers.device)
+        numbers = numbers.scatter(1, ends + places[:after], self.after.expand(rows, -1))
+        return numbers, (places < ends + after).to(torch.int64)
+
+
+def load_pretrained(leaves: PretrainedLeaves, folder: Path) -> None:
+    """Load the weights of a folder, of safetensors alone and without the network. Raises UserError if some are missing."""
+    from transformers import AutoModel
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    try:
+        model, loaded = AutoModel.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32,
+            output_loading_info=True,
+        )  # fmt: skip
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f"model.pretrained.folder: cannot read the weights of {folder}: {reason[:200]}") from None
+    wanted, found = leaves.pretrained.state_dict(), model.state_dict()
+    if missing := sorted(name for name in wanted if name not in found or name in loaded["missing_keys"]):
+        raise UserError(f"model.pretrained.folder: {folder} has no weights {missing[0]} ({len(missing)} missing)")
+    leaves.pretrained.load_state_dict({name: found[name] for name in wanted})
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """Return the content of config.json. Raises UserError if it describes no encoder that transformers knows."""
+    require("transformers", "model.pretrained")
+    from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    path = folder / "config.json"
+    if not path.exists():
+        raise UserError(f"model.pretrained.folder: {folder} has no config.json; give the folder of a pretrained encoder")
+    described = read_json(path, "copy it from the pretrained encoder again")
+    kind = described.get("model_type")
+    decodes = described.get("is_encoder_decoder") or described.get("is_decoder") or kind in ("bart", "mbart", "mvp")
+    if kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or decodes:
+        raise UserError(
+            f"model.pretrained.folder: {folder} holds a model of type {kind}, which is not an encoder that transformers "
+            "trains as a masked language model; choose BERT, RoBERTa, DeBERTa, XLM-R, ModernBERT or a similar one"
+        )
+    return described
+
+
+def _check_tokenizer(folder: Path, data: AnyPath, described: Mapping, pieces: int) -> None:
+    """Raise UserError if the pieces of the data set are not those that the encoder was trained with."""
+    size = described.get("vocab_size", pieces)
+    own = folder / "tokenizer.json"
+    other = own.exists() and _vocabulary(own) != _vocabulary(data / "encoded" / TOKENIZER_FILE)
+    if pieces > size or other:
+        why = f"{pieces:,} pieces, and the encoder has {size:,}" if pieces > size else "the pieces of another tokenizer"
+        raise UserError(f"{data} does not belong to {folder}: it has {why}; preprocess again with subwords.tokenizer={folder}")
+
+
+def _vocabulary(path: AnyPath) -> object:
+    try:
+        return json.loads(path.read_bytes())["model"]["vocab"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"{path} is not a fast tokenizer; copy it again") from None
+
+
+def _build_encoder(described: Mapping) -> nn.Module:
+    """Build the encoder without its weights, and draw nothing from the generator that the rest of the model uses."""
+    require("transformers", "model.pretrained")
+    from transformers import AutoConfig, AutoModel
+
+    values = {name: value for name, value in described.items() if name not in ("model_type", "auto_map")}
+    with torch.random.fork_rng(devices=[]):
+        config = AutoConfig.for_model(described["model_type"], **values)
+        model = AutoModel.from_config(config, trust_remote_code=False).float()
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None  # a layer that no model here reads
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.Dropout:
+                setattr(module, name, _KeyedDropout(child.p))
+    return model
+
+
+class _KeyedDropout(Dropout):
+    """Dropout of states by key; that of attention weights [B, heads, W, W] draws from PyTorch's generator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.dim() == 3 else F.dropout(x, self.p, self.training)
+
+
+def _most_positions(model: nn.Module, around: int) -> int | None:
+    """Return the most leaves of an example by the table of positions; None for encoders without such a table."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
+            first = 0 if module.padding_idx is None else module.padding_idx + 1
+            return module.num_embeddings - first - around
+    return None
