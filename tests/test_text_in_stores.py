@@ -11,10 +11,10 @@ import pytest
 from folder_store import store
 from test_text_blocks import LINE_FILES, Killed, check_ranges, here, inputs_of, on_ray, runner, small, stage
 
-from treeproc.common import object_chunks
 from treeproc.common.settings import UserError
 from treeproc.common.storage import RemotePath, as_path, open_seekable
 from treeproc.common.store_requests import StoreRefuses
+from treeproc.readers import line_ranges
 from treeproc.readers.line_ranges import ChunkedObject, ObjectChanged, read_range
 from treeproc.stages import inputs as stage_inputs
 from treeproc.stages.cut_inputs import Unpack, bytes_that_can_be_cut, mark_of
@@ -29,7 +29,7 @@ BUCKET = RemotePath("s3", "bucket")
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
-    monkeypatch.setattr(object_chunks, "_CHUNK_BYTES", 16)
+    monkeypatch.setattr(line_ranges, "_CHUNK_BYTES", 16)
 
 
 def put(name: str, content: bytes) -> RemotePath:
@@ -167,7 +167,7 @@ def test_ranges_of_objects_against_a_pass_over_all(store):
     for chunk in (1, 7, 64):
         side = check_ranges(paths, chunk)
     for content in (b"other", LINE_FILES[0].replace(b"last", b"lost")):  # another size, and the same size at another time
-        object_chunks._chunk.cache_clear()
+        line_ranges._chunk.cache_clear()
         put("0", content)
         with pytest.raises(UserError, match="s3://bucket/0 changed while it was read"):
             list(read_range(side.pieces(0, 1)))
