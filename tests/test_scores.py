@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.strategies import Tree, trees
+from treeproc.trees import scores
 from treeproc.trees.scores import (
     BracketScore,
     Share,
@@ -53,13 +54,14 @@ def test_function_tags_do_not_count():
     assert compare("(ROOT (S (NP-SBJ-1 (NN a)) (VP (VB b))))", "(ROOT (S (NP (NN a)) (VP (VB b))))") == (3, 3, 3, 1)
 
 
-def test_punctuation_at_the_edges():
+def test_punctuation_at_the_edges(monkeypatch):
     # Without the quotes and the stop, S 0-6 and S 1-5 of the two trees are both over words 1-4, and so is the VP's end.
     gold = "(ROOT (S (`` ``) (NP (NN a)) (VP (VB b) (NP (NN c))) ('' '') (. .)))"
     predicted = "(ROOT (`` ``) (S (NP (NN a)) (VP (VB b) (NP (NN c) ('' '')))) (. .))"
     assert compare(gold, predicted) == (4, 4, 4, 1)
     # With them, the two NPs of one word and nothing else are over the same words: only NP "a" is.
-    assert compare(gold, predicted, punctuation=()) == (4, 4, 1, 0)
+    monkeypatch.setattr(scores, "PUNCTUATION", ())
+    assert compare(gold, predicted) == (4, 4, 1, 0)
 
 
 def test_a_node_of_punctuation_alone_goes():
@@ -70,12 +72,13 @@ def test_a_node_of_punctuation_alone_goes():
     assert compare("(ROOT (NP (. .)))", "(ROOT (X (. .)))") == (0, 0, 0, 1)
 
 
-def test_tags_of_the_gold_tree_say_what_punctuation_is():
+def test_tags_of_the_gold_tree_say_what_punctuation_is(monkeypatch):
     # The parser took the hyphen for a word of the NP, or for punctuation: the gold tag HYPH makes it a word.
     gold, predicted = "(ROOT (NP (NN a) (HYPH -) (NN b)))", "(ROOT (NP (NN a)) (: -) (NN b))"
     assert compare(gold, predicted) == (1, 1, 0, 0)
-    assert compare(gold, predicted, punctuation={"HYPH"}) == (1, 1, 0, 0)  # NP is over words 0-2, not 0-1
-    assert compare(gold, "(ROOT (NP (NN a) (: -) (NN b)))", punctuation={"HYPH"}) == (1, 1, 1, 1)
+    monkeypatch.setattr(scores, "PUNCTUATION", {"HYPH"})
+    assert compare(gold, predicted) == (1, 1, 0, 0)  # NP is over words 0-2, not 0-1
+    assert compare(gold, "(ROOT (NP (NN a) (: -) (NN b)))") == (1, 1, 1, 1)
 
 
 def test_unary_chains_are_a_multiset():
