@@ -227,6 +227,11 @@ def test_a_data_set_of_own_classes(data):
     drawn = draw_line(data, "test", 2)
     assert "class: good" in drawn and "label: 1" in drawn
     assert not verify(data).problems
+    path = data / "encoded" / "index.json"
+    whole = path.read_bytes()
+    path.write_text(json.dumps(json.loads(whole) | {"num_classes": 2}))
+    assert {problem.what for problem in verify(data).problems} >= {"label is not below 2"}
+    path.write_bytes(whole)
 
 
 @pytest.mark.slow

@@ -134,6 +134,7 @@ def _first_schema(stage: StageFindings) -> list[list[str]] | None:
 def _vocabulary_sizes(folder: AnyPath, index: dict) -> dict[str, int]:
     """Return the upper bounds of ids. They are from the index when a vocabulary file is damaged, which is reported elsewhere."""
     sizes = {"pieces": index["num_pieces"], "labels": index["num_labels"], "pos_tags": 1 << 15}
+    sizes |= {"classes": index["num_classes"]} if "num_classes" in index else {}
     try:
         vocab = folder / "vocab"
         found = {name: len(LabelVocab.load(vocab / f"{name}.txt")) for name in ("labels", "pos_tags")}

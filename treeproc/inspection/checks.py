@@ -37,7 +37,7 @@ def id_problems(ids: np.ndarray, previous: int) -> Problems:
 
 
 def encoded_problems(views: dict, sizes: dict[str, int]) -> Problems:
-    """Check that ids are below the sizes of the vocabularies (`pieces`, `labels`, `pos_tags`), and that trees are trees."""
+    """Check that ids are below their `sizes` (of `pieces`, `labels`, `pos_tags` and `classes`), and that trees are trees."""
     leaf_offsets, leaves = views["leaves"]
     node_offsets, nodes = views["nodes"]
     span_offsets, spans = views["spans"]
@@ -46,6 +46,8 @@ def encoded_problems(views: dict, sizes: dict[str, int]) -> Problems:
     limits.append(("nodes.label", nodes["label"], _owners(node_offsets), "labels"))
     if "tgt_pieces" in views:
         limits.append(("tgt_pieces", views["tgt_pieces"][1], _owners(views["tgt_pieces"][0]), "pieces"))
+    if "label" in views and "classes" in sizes:
+        limits.append(("label", views["label"], np.arange(len(num_leaves)), "classes"))
     for name, values, rows, kind in limits:
         yield from _rows((values < 0) | (values >= sizes[kind]), rows, f"{name} is not below {sizes[kind]}")
     words = leaves["word_index"]
