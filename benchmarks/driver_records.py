@@ -23,12 +23,11 @@ from typing import TypeVar
 from measure import emit
 
 from treeproc.common.provenance import Recorder
-from treeproc.shards.packed_records import PackedRecords
+from treeproc.shards.records import PackedRecords
 from treeproc.shards.schema import shard_name
 from treeproc.shards.store import ShardRecord, fingerprint_of, read_index, write_index
 from treeproc.stages.ray_job import _job_as_json
-from treeproc.stages.run_jobs import Jobs
-from treeproc.stages.shard_jobs import StageWork, make_shards
+from treeproc.stages.run_jobs import Jobs, StageWork, make_shards
 
 ROWS = 2000
 COUNTS = {"text": 3, "parsed": 60, "encoded": 20}

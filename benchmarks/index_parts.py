@@ -21,8 +21,7 @@ from measure import emit
 from treeproc.common.hash_cache import find_changed
 from treeproc.shards import records as records_module
 from treeproc.shards import store
-from treeproc.shards.schema import shard_name
-from treeproc.shards.shard_size import LARGEST
+from treeproc.shards.schema import LARGEST, shard_name
 from treeproc.shards.store import ShardRecord, read_index, write_index
 
 ROWS = 1_000_000_000

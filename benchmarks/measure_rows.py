@@ -22,12 +22,11 @@ from training_data import write_captions
 
 from treeproc.common.files import file_sha256
 from treeproc.common.provenance import Recorder
-from treeproc.shards.packed_records import PackedRecords
+from treeproc.shards.records import PackedRecords
 from treeproc.shards.schema import shard_name
 from treeproc.shards.store import ShardRecord, read_index
 from treeproc.stages.lengths import write_lengths
-from treeproc.stages.run_jobs import Run
-from treeproc.stages.shard_jobs import ray_runner
+from treeproc.stages.run_jobs import Run, ray_runner
 
 
 def link_shards(encoded: Path, record: ShardRecord, shards: int) -> PackedRecords:

@@ -20,7 +20,7 @@ from text_steps import Here
 
 from treeproc.stages.cut_inputs import bytes_that_can_be_cut
 from treeproc.stages.inputs import Inputs, SplitFiles
-from treeproc.stages.line_lists import DROPPED, line_list
+from treeproc.stages.job_report import DROPPED, line_list
 from treeproc.stages.text_warnings import TextNotices
 from treeproc.stages.text_work import TextWork
 

@@ -23,12 +23,12 @@ from preprocess_million import read_pairs, write_inputs
 from text_steps import Empty, Here, OnRay, two_to_one
 
 from treeproc.parsers import ParserConfig
-from treeproc.shards.shard_size import auto_rows_per_shard
+from treeproc.shards.schema import auto_rows_per_shard
 from treeproc.shards.store import ShardRecord
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.inputs import Inputs, SplitFiles
-from treeproc.stages.line_lists import DROPPED, line_list
-from treeproc.stages.parse import ParseShard
+from treeproc.stages.job_report import DROPPED, line_list
+from treeproc.stages.parse_and_encode import ParseShard
 from treeproc.stages.run_jobs import run_here
 from treeproc.stages.text_warnings import TextNotices, Wanted
 from treeproc.stages.text_work import TextWork, remove_work

@@ -25,10 +25,9 @@ from scale_data import write_metadata
 from treenet.config import BatchConfig
 from treenet.data.plan import BatchPlan
 from treenet.data.windows import ShardSizes
-from treeproc.shards.lengths import open_lengths
+from treeproc.shards.lengths import open_counts, open_lengths
 from treeproc.shards.schema import WINDOW_ROWS
 from treeproc.shards.shard import split_records
-from treeproc.shards.size_counts import open_counts
 
 SIZES, QUICK_SIZES = (10**7, 10**8, 10**9), (10**6, 10**7)
 FRACTION = 0.3

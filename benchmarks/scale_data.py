@@ -14,10 +14,8 @@ from typing import IO
 import numpy as np
 import pyarrow as pa
 
-from treeproc.shards.lengths import LENGTHS
-from treeproc.shards.schema import LENGTHS_SCHEMA, SIZE_COUNTS_SCHEMA, shard_name
-from treeproc.shards.shard_size import auto_rows_per_shard
-from treeproc.shards.size_counts import SIZE_COUNTS, SizeCounts
+from treeproc.shards.lengths import LENGTHS, SIZE_COUNTS, SizeCounts
+from treeproc.shards.schema import LENGTHS_SCHEMA, SIZE_COUNTS_SCHEMA, auto_rows_per_shard, shard_name
 from treeproc.shards.store import ShardRecord, write_index
 
 PIECES_A_WORD = 1.25

@@ -25,8 +25,8 @@ from treenet.tasks.registry import build_task
 from treenet.training.batch_stream import plan_batches
 from treeproc.common.settings import UserError, load_settings
 from treeproc.readers import FORMATS
+from treeproc.shards.lengths import SizeCounts
 from treeproc.shards.shard import SplitShards
-from treeproc.shards.size_counts import SizeCounts
 from treeproc.stages.inputs import Inputs, SplitFiles
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 

@@ -13,8 +13,8 @@ from treeproc.common.settings import UserError
 from treeproc.shards.shard import Shard
 from treeproc.stages.filters import FilterConfig, drop_reason, script_share
 from treeproc.stages.inputs import Inputs, SplitFiles
+from treeproc.stages.job_report import DROPPED, line_list
 from treeproc.stages.keys import later_duplicates
-from treeproc.stages.line_lists import DROPPED, line_list
 from treeproc.stages.text_warnings import TextNotices
 from treeproc.stages.text_work import TextWork, remove_work
 

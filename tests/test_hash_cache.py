@@ -11,8 +11,8 @@ from treeproc.common import hash_cache
 from treeproc.common.files import cache_folder, file_sha256
 from treeproc.common.hash_cache import find_changed
 from treeproc.common.store_requests import in_parallel
-from treeproc.stages import hash_files
-from treeproc.stages.hash_files import HashNames, hasher
+from treeproc.stages import run_jobs
+from treeproc.stages.run_jobs import HashNames, hasher
 
 
 @pytest.fixture
@@ -148,8 +148,8 @@ def test_jobs_hash_many_bytes_to_the_same(tmp_path, reads, hashes, monkeypatch):
     shutil.rmtree(cache_folder())
     assert find_changed(folder, hashes, hasher(run)) == expected and not jobs_run, "few bytes are hashed here"
     shutil.rmtree(cache_folder())
-    monkeypatch.setattr(hash_files, "LEAST_BYTES", 1)
-    monkeypatch.setattr(hash_files, "JOB_BYTES", 80)
+    monkeypatch.setattr(run_jobs, "LEAST_BYTES", 1)
+    monkeypatch.setattr(run_jobs, "JOB_BYTES", 80)
     assert find_changed(folder, hashes, hasher(run)) == expected
     assert jobs_run == [
         ["a.arrow", "b.arrow", "vocab/c.txt", "0.arrow", "1.arrow"],

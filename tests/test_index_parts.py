@@ -10,8 +10,7 @@ from treeproc.common.settings import UserError
 from treeproc.inspect import describe
 from treeproc.shards import records as records_module
 from treeproc.shards import store
-from treeproc.shards.hashes import check_hashes
-from treeproc.shards.shard import SplitShards
+from treeproc.shards.shard import SplitShards, check_hashes
 from treeproc.shards.store import PartedRecords, ShardRecord, read_index, write_index
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.verify import verify

@@ -13,8 +13,8 @@ from sentencepiece import SentencePieceProcessor
 
 from treeproc.common.settings import UserError, load_settings
 from treeproc.shards.store import read_index
+from treeproc.stages.borrowed_vocabulary import _may_join, add_pieces, learn_pieces
 from treeproc.stages.config import PreprocessConfig
-from treeproc.stages.new_pieces import _may_join, add_pieces, learn_pieces
 from treeproc.stages.preprocess import SAMPLE, preprocess
 from treeproc.subwords import SubwordConfig, train_pieces
 from treeproc.verify import verify

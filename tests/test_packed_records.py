@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 
-from treeproc.shards.packed_records import PackedRecords, RecordSlots
+from treeproc.shards.records import PackedRecords, RecordSlots
 from treeproc.shards.store import ShardRecord, in_index_order
 
 NUMBERS = st.dictionaries(st.text(max_size=4), st.integers(-(2**62), 2**62), max_size=3)

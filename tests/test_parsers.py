@@ -34,7 +34,7 @@ from treeproc.parsers.stanza_parser import DocumentTagger, DocumentTokenizer, Ob
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, TEXT_SCHEMA
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import write_shard
-from treeproc.stages.parse import ParseShard, parsed_columns
+from treeproc.stages.parse_and_encode import ParseShard, parsed_columns
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.trees.spans import SpanTree, draw, write_brackets
 

@@ -6,10 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from treeproc.shards.arrow_file import read_arrow
-from treeproc.shards.lengths import open_columns
-from treeproc.shards.mapped import Column
-from treeproc.shards.read_ahead import ReadAhead
+from treeproc.shards.arrow_file import ReadAhead, read_arrow
+from treeproc.shards.lengths import Column, open_columns
 from treeproc.shards.schema import LENGTHS_SCHEMA
 
 ROWS, BATCHES = 10_000, 3

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeproc.common.settings import UserError, load_settings
-from treeproc.shards.schema import ROWS_PER_RECORD_BATCH
-from treeproc.shards.shard_size import LARGEST, SMALLEST, auto_rows_per_shard
+from treeproc.shards.schema import LARGEST, ROWS_PER_RECORD_BATCH, SMALLEST, auto_rows_per_shard
 from treeproc.stages.config import PreprocessConfig
 
 

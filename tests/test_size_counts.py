@@ -17,9 +17,8 @@ from treenet.training import batch_stream
 from treenet.training.batch_stream import TrainingData
 from treeproc.common.files import file_sha256, json_bytes
 from treeproc.common.settings import UserError
-from treeproc.shards.lengths import open_lengths
+from treeproc.shards.lengths import CountedLengths, SizeCounts, StoredCounts, open_lengths
 from treeproc.shards.schema import SIZE_COUNTS_SCHEMA
-from treeproc.shards.size_counts import CountedLengths, SizeCounts, StoredCounts
 from treeproc.shards.store import read_index
 from treeproc.stages.lengths import write_lengths
 from treeproc.verify import verify

@@ -24,9 +24,8 @@ from treeproc.common.files import atomic_write, file_sha256, locked
 from treeproc.common.provenance import PROVENANCE, read_sessions
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.common.storage import AnyPath, RemotePath, _file_system, as_path
-from treeproc.shards.hashes import check_hashes
 from treeproc.shards.lengths import read_lengths
-from treeproc.shards.shard import SplitShards
+from treeproc.shards.shard import SplitShards, check_hashes
 from treeproc.shards.store import finished_shards, read_index
 from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.verify import verify

@@ -26,8 +26,8 @@ from treeproc.stages import cut_inputs, keys, language, run_jobs, text_work
 from treeproc.stages.cut_inputs import bytes_that_can_be_cut
 from treeproc.stages.filters import FilterConfig, drop_reason
 from treeproc.stages.inputs import Inputs, SplitFiles
+from treeproc.stages.job_report import DROPPED, line_list
 from treeproc.stages.keys import example_key
-from treeproc.stages.line_lists import DROPPED, line_list
 from treeproc.stages.ray_job import _packed, _unpacked
 from treeproc.stages.text_warnings import TextNotices, Wanted
 from treeproc.stages.text_work import TextWork, remove_work

@@ -20,7 +20,7 @@ from treeproc.stages import inputs as stage_inputs
 from treeproc.stages.cut_inputs import Unpack, bytes_that_can_be_cut, mark_of
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.inputs import Inputs, SplitFiles, changed_just_now, input_stamp
-from treeproc.stages.line_lists import DROPPED, line_list
+from treeproc.stages.job_report import DROPPED, line_list
 from treeproc.stages.text_warnings import TextNotices
 
 __all__ = ["small", "store"]  # fixtures

@@ -54,7 +54,7 @@ def small_is_large(monkeypatch):
     monkeypatch.setattr(text_work, "MOST_BLOCK", 64)
     monkeypatch.setattr(run_jobs, "GROUP_ROWS", 80)
     monkeypatch.setattr("treeproc.stages.parse_and_encode.LEAST_SAMPLE", 1)  # of the vocabulary
-    monkeypatch.setattr("treeproc.stages.encoded_facts.LEAST_ROWS", 1)  # of the lengths
+    monkeypatch.setattr("treeproc.stages.parse_and_encode.LEAST_ROWS", 1)  # of the lengths
 
 
 def test_on_ray_the_bytes_are_those_of_one_process(inputs, tmp_path, small_is_large):

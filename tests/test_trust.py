@@ -24,7 +24,7 @@ from treeproc.common.storage import as_path, inside
 from treeproc.inspect import main as inspect
 from treeproc.parsers import ParserConfig
 from treeproc.readers.numbered_lines import read_lines
-from treeproc.shards.hashes import check_hashes
+from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import finished_shard, read_index, stage_folder
 
 pytestmark = pytest.mark.slow

@@ -21,10 +21,9 @@ from treeproc.common import hash_cache
 from treeproc.common.files import file_sha256, json_bytes
 from treeproc.common.provenance import PROVENANCE
 from treeproc.common.settings import UserError
-from treeproc.inspection import shard_verifier, verifier_pool
+from treeproc.inspection import shard_verifier
 from treeproc.inspection.checks import arc_problems, node_depths, tree_problems
-from treeproc.shards.hashes import check_hashes
-from treeproc.shards.shard import SplitShards
+from treeproc.shards.shard import SplitShards, check_hashes
 from treeproc.shards.store import ShardRecord, read_index, write_index, write_shard
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.trees.spans import SpanTree, check_tree, parents_and_subtree_ends
@@ -285,7 +284,7 @@ def test_processes_and_ray_find_the_same_in_the_same_order(job, tmp_path, monkey
 
 def test_a_process_that_is_killed_is_one_line(job, monkeypatch):
     monkeypatch.setattr("treeproc.verify._FEW_ROWS", 0)
-    monkeypatch.setattr(verifier_pool, "_run", kill_this_process)
+    monkeypatch.setattr(shard_verifier, "_run", kill_this_process)
     with pytest.raises(UserError, match="^the system killed a process that verified shards; free memory"):
         verify(job[1])
 

@@ -18,7 +18,7 @@ from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.inputs import Inputs, SplitFiles
-from treeproc.stages.line_lists import DROPPED, line_list
+from treeproc.stages.job_report import DROPPED, line_list
 from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.stages.text_warnings import TextNotices
 from treeproc.stages.text_work import TextWork

@@ -14,10 +14,9 @@ from treenet.data.hashed_sampling import hash_ids
 from treenet.data.plan import BatchPlan, plan_in_order
 from treenet.data.windows import ShardSizes
 from treeproc.common.settings import UserError
-from treeproc.shards.mapped import Column
-from treeproc.shards.size_counts import CountedLengths, SizeCounts
+from treeproc.shards.lengths import Column, CountedLengths, SizeCounts
+from treeproc.shards.ragged import window_bounds
 from treeproc.shards.store import fingerprint_of
-from treeproc.shards.windows import window_bounds
 
 SIZES = ("leaves", "tgt_pieces", "nodes")
 # Rows by shard: leaves, target pieces and nodes of each.

@@ -17,12 +17,11 @@ from treeproc.common.errors import CommandEnded, printable
 from treeproc.common.progress import Progress
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, as_path
-from treeproc.inspection.shard_verifier import STAGES, file_problem, schema_facts
-from treeproc.inspection.stage_findings import Problem, StageFindings
-from treeproc.inspection.verifier_pool import run_here, run_in_processes, run_on_ray
+from treeproc.inspection.checks import Problem, StageFindings
+from treeproc.inspection.shard_verifier import STAGES, file_problem, run_here, run_in_processes, run_on_ray, schema_facts
 from treeproc.pretrained_pieces import load_pieces
+from treeproc.shards.lengths import SIZE_COUNTS
 from treeproc.shards.shard import Shard
-from treeproc.shards.size_counts import SIZE_COUNTS
 from treeproc.shards.store import Index, read_index, stage_folder
 from treeproc.subwords import LabelVocab
 

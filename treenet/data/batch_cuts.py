@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from treeproc.common.errors import check_choice
-from treeproc.shards.mapped import Column
+from treeproc.shards.lengths import Column
 
 
 def example_costs(lengths: Mapping[str, np.ndarray | Column], budget_counts: str = "leaves") -> np.ndarray:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from treeproc.shards.size_counts import SizeCounts
+from treeproc.shards.lengths import SizeCounts
 
 _AT_ONCE = 1 << 20  # ids that are hashed together: temporary arrays are several times as large
 

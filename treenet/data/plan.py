@@ -19,8 +19,8 @@ from treenet.data.batch_cuts import cut_batches, example_costs
 from treenet.data.corpora import Corpora
 from treenet.data.windows import Lengths, ShardSizes, WindowFacts, WindowRows, Windows
 from treeproc.common.settings import UserError
+from treeproc.shards.lengths import SizeCounts
 from treeproc.shards.schema import WINDOW_ROWS
-from treeproc.shards.size_counts import SizeCounts
 from treeproc.shards.store import fingerprint_of
 
 

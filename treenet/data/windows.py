@@ -13,10 +13,8 @@ from treenet.config import BatchConfig
 from treenet.data.batch_cuts import batch_widths, cut_batches, cut_runs, example_costs
 from treenet.data.corpora import Corpora
 from treenet.data.hashed_sampling import choose_fraction, choose_in_cells, share_of_cells
-from treeproc.shards.mapped import Column
-from treeproc.shards.ragged import edges_of
-from treeproc.shards.size_counts import SizeCounts
-from treeproc.shards.windows import window_bounds
+from treeproc.shards.lengths import Column, SizeCounts
+from treeproc.shards.ragged import edges_of, window_bounds
 
 Lengths = Mapping[str, np.ndarray | Column]
 _ROWS_AT_ONCE = 1 << 20  # so that reading a window takes little memory beside what is kept

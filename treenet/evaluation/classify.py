@@ -25,7 +25,7 @@ from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.provenance import software
 from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
-from treeproc.shards.hashes import check_hashes
+from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import class_names, read_index
 
 _BATCH_TOKENS = 8192

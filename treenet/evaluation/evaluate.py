@@ -38,7 +38,7 @@ from treeproc.common.files import read_text
 from treeproc.common.provenance import software
 from treeproc.common.settings import Effect, Settings, UserError, load_settings, read_yaml
 from treeproc.common.storage import AnyPath, DataPath
-from treeproc.shards.hashes import check_hashes
+from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import fingerprint_of, read_index, stage_folder
 
 References = Sequence[Sequence[str]]  # further references, each with a line for every example

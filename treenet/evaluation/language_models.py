@@ -36,8 +36,8 @@ from treenet.tasks.registry import build_task
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
-from treeproc.shards.hashes import check_hashes
 from treeproc.shards.schema import PAD_ID
+from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import read_index
 
 _BATCH_TOKENS = 4096

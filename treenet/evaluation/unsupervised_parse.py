@@ -32,7 +32,7 @@ from treenet.runs.run_results import SCORES, read_scores
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
-from treeproc.shards.hashes import check_hashes
+from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import read_index
 from treeproc.shards.vocabulary_files import read_names
 from treeproc.trees.flat_trees import BINARY_PREFIX

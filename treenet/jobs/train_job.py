@@ -21,7 +21,7 @@ from treeproc.common.extras import require
 from treeproc.common.progress import phase
 from treeproc.common.provenance import STOPPED, Recorder
 from treeproc.common.settings import UserError
-from treeproc.shards.hashes import check_hashes
+from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import read_index
 
 COMMAND = "train"  # in RUN/provenance.json, where a session says from which update to which it came

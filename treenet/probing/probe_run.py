@@ -24,8 +24,8 @@ from treeproc.common.progress import Progress
 from treeproc.common.provenance import software
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.shards.hashes import check_hashes
 from treeproc.shards.schema import SPLITS
+from treeproc.shards.shard import check_hashes
 
 TRAINED, PIECES = "trained", "embeddings"
 # Keys of an entry that may differ between earlier and new probes.

@@ -10,8 +10,7 @@ import numpy as np
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.inspection.drawing import draw_row
-from treeproc.online.constraints import CONSTRAINTS, Constraints
-from treeproc.online.line_encoder import LineEncoder
+from treeproc.online.line_encoder import CONSTRAINTS, Constraints, LineEncoder
 from treeproc.parsers import Given, ParsedLine
 from treeproc.parsers.config import PARTLY, TAG_FORM, is_fallback
 from treeproc.readers.brackets import read_trees

@@ -6,14 +6,41 @@ and must be the known one. Buffers must be uncompressed and no larger than the f
 The layout is that of Arrow's File.fbs and Message.fbs; flatbuffers are read as flatbuffers.dev/internals describes.
 """
 
+import os
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from treeproc.shards.read_ahead import ReadAhead
+_AT_ONCE = 1 << 17  # Linux cuts longer requests, at a limit of the disk that is no lower than this
+
+
+class ReadAhead:
+    """Asks the system for parts of a file, whose map is `memory`. It reads them while this process goes on."""
+
+    def __init__(self, path: Path, memory: pa.Buffer):
+        self._memory = memory
+        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def ask(self, start: int, size: int) -> None:
+        """Ask for these bytes, as far as the file has them."""
+        end = min(start + size, self._memory.size)
+        for first in range(max(start, 0), end, _AT_ONCE):
+            os.posix_fadvise(self._file, first, min(_AT_ONCE, end - first), os.POSIX_FADV_WILLNEED)
+
+    def ask_for(self, buffer: pa.Buffer) -> None:
+        """Ask for a part of the map."""
+        self.ask(buffer.address - self._memory.address, buffer.size)
+
+    def __enter__(self) -> "ReadAhead":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._file)
+
 
 _MAGIC = b"ARROW1"
 _END = struct.Struct("<i6s")  # length of the footer, magic

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from treeproc.common.store_requests import in_parallel
-from treeproc.shards.mapped import memory_of, place_of
+from treeproc.shards.lengths import memory_of, place_of
 from treeproc.shards.ragged import edges_of, ranges
 
 # Shards that are open at once. A window of rows in the smallest shards of the default, 2,000 rows, has 4,194 of them, and a batch

@@ -51,3 +51,20 @@ def strings_of(data: np.ndarray, edges: np.ndarray) -> pa.Array:
 def cut_strings(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> pa.Array:
     """Cut the strings at `starts` of `data`, of `lengths` bytes."""
     return strings_of(data[ranges(starts, lengths)], edges_of(lengths))
+
+
+def window_bounds(shard_rows: np.ndarray, window_rows: int) -> np.ndarray:
+    """Return the first shards of windows, and the number of shards [windows + 1]. There is one window where all rows fit.
+
+    The n rows have ceil(n / window_rows) windows of about the same size, which end where a shard ends: they may be larger
+    by half a shard. A shard that is larger than a window is a window alone.
+    """
+    edges = edges_of(shard_rows)
+    windows = max(1, -(-int(edges[-1]) // window_rows))
+    wanted = edges[-1] * np.arange(1, windows) // windows
+    after = np.searchsorted(edges, wanted)
+    before = np.maximum(0, after - 1)
+    nearest = np.where(wanted - edges[before] <= edges[after] - wanted, before, after)
+    nearest = np.searchsorted(edges, edges[nearest])  # shards without rows make no difference
+    inside = nearest[(edges[nearest] > 0) & (edges[nearest] < edges[-1])]
+    return np.unique(np.concatenate([[0], inside, [len(shard_rows)]]))

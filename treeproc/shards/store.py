@@ -22,8 +22,17 @@ from treeproc.common.files import atomic_write, file_sha256, json_bytes, read_js
 from treeproc.common.hash_cache import HashFiles, find_changed, hash_here
 from treeproc.common.storage import AnyPath, as_path, inside
 from treeproc.common.store_requests import in_parallel
-from treeproc.shards.packed_records import PackedRecords, RecordSlots
-from treeproc.shards.records import Count, IndexPart, Int, PartedRecords, Sha256, ShardRecord, write_parts
+from treeproc.shards.records import (
+    Count,
+    IndexPart,
+    Int,
+    PackedRecords,
+    PartedRecords,
+    RecordSlots,
+    Sha256,
+    ShardRecord,
+    write_parts,
+)
 from treeproc.shards.rows import Batches, ipc_bytes
 from treeproc.shards.schema import SCHEMA_VERSION, STAGE_SCHEMAS, in_order
 

@@ -12,7 +12,7 @@ from treeproc.parsers import describe_in_words
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, write_shard
 from treeproc.stages.job_report import count_lines, fallbacks
-from treeproc.stages.parse import ParseShard
+from treeproc.stages.parse_and_encode import ParseShard
 from treeproc.stages.preprocess import PreprocessConfig, text_alone
 
 _PROBE_ROWS = 500

@@ -16,10 +16,9 @@ from treeproc.common.hash_cache import find_changed
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, open_seekable
 from treeproc.shards.arrow_file import BadArrowFile, has_schema, read_arrow
-from treeproc.shards.lengths import LENGTHS
+from treeproc.shards.lengths import LENGTHS, SIZE_COUNTS, SizeCounts
 from treeproc.shards.schema import LENGTHS_SCHEMA, SIZE_COUNTS_SCHEMA, WINDOW_ROWS
 from treeproc.shards.shard import Shard
-from treeproc.shards.size_counts import SIZE_COUNTS, SizeCounts
 from treeproc.shards.store import Index, ShardRecord, fingerprint_of
 from treeproc.stages.run_jobs import Jobs, Run, grouped, in_number_order
 

@@ -1,31 +1,121 @@
 """The stages of a data set after its text: trees, the vocabulary, and integer shards."""
 
 import logging
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from treeproc.common.files import file_sha256, remove_leftovers
-from treeproc.common.progress import Progress
+from treeproc.common.progress import Progress, phase
 from treeproc.common.provenance import Recorder
+from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.parsers import describe_in_words
+from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, describe_in_words, read_trees
+from treeproc.parsers.config import split_at_blanks
 from treeproc.pretrained_pieces import load_pieces
-from treeproc.shards.packed_records import PackedRecords
+from treeproc.shards.records import PackedRecords
+from treeproc.shards.schema import FULL_PARSED_SCHEMA, line_end_in, select
 from treeproc.shards.shard import Shard
-from treeproc.shards.store import PIECES_FILES, TOKENIZER_FILE, ShardRecord, fingerprint_of, vocabulary_files, write_index
+from treeproc.shards.store import (
+    PIECES_FILES,
+    TOKENIZER_FILE,
+    ShardRecord,
+    fingerprint_of,
+    read_index,
+    vocabulary_files,
+    write_index,
+    write_shard,
+)
 from treeproc.stages.borrowed_vocabulary import copy_vocabulary, grow_vocabulary
 from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.encode import encoded_columns
-from treeproc.stages.encode_shard import EncodeShard
-from treeproc.stages.encoded_facts import measure_rows
-from treeproc.stages.job_report import dropped
-from treeproc.stages.line_lists import has_files, write_fallbacks
-from treeproc.stages.parse import ParseShard, parsed_columns
-from treeproc.stages.run_jobs import Jobs, run_here
-from treeproc.stages.shard_jobs import StageWork, make_shards, previous_index, ray_runner
+from treeproc.stages.encode_shard import EncodeShard, count_classes
+from treeproc.stages.job_report import dropped, has_files, write_fallbacks
+from treeproc.stages.lengths import kept_lengths, write_lengths
+from treeproc.stages.run_jobs import Jobs, StageWork, make_shards, previous_index, ray_runner, run_here
 from treeproc.stages.shuffle import OTHER_SHAPES, donor_windows
 from treeproc.stages.vocabulary import sampled_rows, write_vocabulary
 from treeproc.subwords import LabelVocab
+from treeproc.trees.spans import normalise
+
+
+def parsed_columns(config: ParserConfig, target: ParserConfig | None) -> list[str]:
+    """Return the columns of the parsed shards of a data set."""
+    sides = {"": config} | ({"target_": target} if target else {})
+    chosen = {
+        prefix + name
+        for prefix, side in sides.items()
+        for name in ("words", "trees", "parse_status", *(("arcs",) if side.dependencies else ()))
+    }
+    return select(FULL_PARSED_SCHEMA, chosen).names
+
+
+def check_columns(config: ParserConfig, target: ParserConfig | None, text_columns: Collection[str]) -> None:
+    """Raise UserError if the text lacks columns that the parsers need."""
+    if config.name == "given" and not {"words", "trees"} <= set(text_columns):
+        raise UserError(
+            "parser.name: is given, but this format gives no trees; choose another parser, or format: brackets or sst"
+        )
+    if config.name == "given" and config.dependencies and config.given_labels != "parsed" and "arcs" not in text_columns:
+        raise UserError(
+            "parser.dependencies: is true, but this format gives no arcs; set it to false, parser.given_labels to parsed, or "
+            "format: conllu"
+        )
+    if target is not None and "target" not in text_columns:
+        raise UserError("target_parser: this format has no target side; set it to null")
+    if target is not None and target.name == "given":
+        raise UserError("target_parser.name: is given, but no format gives trees of the target side; choose another parser")
+
+
+class ParseShard:
+    """Text shard to parsed shard. Holds the parsers, so they are built once per actor."""
+
+    def __init__(self, data: Path, config: ParserConfig, target: ParserConfig | None = None):
+        self._text, self._parsed = data / "text", data / "parsed"
+        self._schema = select(FULL_PARSED_SCHEMA, parsed_columns(config, target))
+        self._source: Parser = build_parser(config)
+        self._target: Parser | None = None
+        self._target_tokens = target is not None and bool(target.treebank_words)
+        if target is not None:
+            self._target = self._source if target == config else build_parser(target)
+
+    def __call__(self, text: ShardRecord, fingerprint: str) -> ShardRecord:
+        examples = list(Shard(self._text, text).rows())
+        given = [Given(e.get("words"), e.get("trees"), e.get("arcs")) for e in examples]
+        counts: Counter = Counter()
+        longest = {"words": 0}
+        rows = [{"example_id": e["example_id"]} for e in examples]
+        for row, parsed in zip(rows, self._source.parse([e["source"] for e in examples], given), strict=True):
+            row |= vars(parsed)
+            counts.update(_counts(parsed))
+            longest["words"] = max(longest["words"], len(parsed.words["text"]))
+            for tags, tree in read_trees(row):
+                counts.update(f"tag.{tag}" for tag in tags)
+                counts.update(f"label.{label}" for label in normalise(tree, collapse_unary=False).labels)
+        if self._target is not None:
+            lines = [e["target"] for e in examples]
+            given = [Given(split_at_blanks(line)) for line in lines] if self._target_tokens else None
+            for row, parsed in zip(rows, self._target.parse(lines, given), strict=True):
+                row |= {f"target_{name}": value for name, value in vars(parsed).items()}
+                counts.update({f"target_{name}": count for name, count in _counts(parsed).items()})
+        if wrong := line_end_in(counts):
+            raise UserError(
+                f"{self._text / text.name}: the parser gives {wrong}; remove it from the input, or choose another parser"
+            )
+        return write_shard(
+            self._parsed, text.name, rows, self._schema,
+            split=text.split, index=text.index, fingerprint=fingerprint, counts=counts, longest=longest,
+        )  # fmt: skip
+
+
+def _counts(parsed: ParsedLine) -> Counter:
+    """Count the fallback, the words and the relations of a line."""
+    counts = Counter({f"status.{parsed.parse_status}": 1, "words": len(parsed.words["text"])})
+    if parsed.arcs is not None:
+        counts.update(f"deprel.{name}" for name in parsed.arcs["deprel"])
+    return counts
+
 
 logger = logging.getLogger(__name__)
 
@@ -148,3 +238,40 @@ def _stage_places(out: AnyPath, base: AnyPath) -> dict[str, str]:
     """Return the places of the text and parsed stage of `out`: relative paths for neighbours, so that both can move together."""
     place = f"../{base.name}" if base.parent == out.parent else str(base)
     return {stage: f"{place}/{stage}" for stage in ("text", "parsed")}
+
+
+# Rows that tasks of Ray measure. Fewer take this process some seconds, which is what Ray takes to start.
+LEAST_ROWS = 10_000_000
+
+
+def measure_rows(
+    config: PreprocessConfig, folder: AnyPath, records: PackedRecords, record: Recorder, *, labelled: bool
+) -> tuple[dict[str, str], dict[str, int | list[str]]]:
+    """Hash the files of sizes by name, and give `num_classes` and the names `classes` if rows are `labelled`.
+
+    What is made already is kept. Raises UserError if the models of `vocab_from` have too few classes.
+    """
+    index = previous_index(folder, "files")
+    files = kept_lengths(folder, index, records) if index is not None else {}
+    found = index.get("num_classes") if index is not None and files and config.vocab_from is None else None
+    few = config.workers == 0 or sum(shard.rows for shard in records) < LEAST_ROWS
+    run = None if few else ray_runner(folder, record)
+    with phase("measuring all rows"):
+        files = files or {name: file_sha256(folder / name) for name in write_lengths(folder, records, run=run)}
+        if labelled and found is None:
+            found = count_classes(folder, records, run or run_here)
+    if not labelled or found is None:
+        return files, {}
+    names = config.classes()
+    return files, {"num_classes": max(_known_classes(config, found), len(names))} | ({"classes": names} if names else {})
+
+
+def _known_classes(config: PreprocessConfig, found: int) -> int:
+    """Return the number of classes: of the examples, or of the data set of `vocab_from` for its models."""
+    other = config.vocab_from
+    if other is None or config.new_pieces is not None:
+        return found
+    known = read_index(other.absolute() / "encoded")["num_classes"]
+    if found > known:
+        raise UserError(f"vocab_from: {other} has {known} classes, but these examples have {found}; set labels")
+    return known

@@ -1,31 +1,30 @@
 """The preprocessing job: text -> parsed -> vocabulary -> encoded, each stage resumable."""
 
+import logging
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 
+from treeproc.common.errors import quoted, without_credentials
 from treeproc.common.extras import require
-from treeproc.common.files import locked
+from treeproc.common.files import atomic_write, locked
 from treeproc.common.folder_kinds import DATA_SET, claim_folder
 from treeproc.common.messages import tell
 from treeproc.common.provenance import Recorder, recorded
-from treeproc.common.settings import UserError, load_settings
+from treeproc.common.settings import Effect, UserError, differences, dump_settings, excluded, load_settings, read_yaml
 from treeproc.common.storage import AnyPath
-from treeproc.shards.packed_records import PackedRecords
-from treeproc.shards.schema import SPLITS
-from treeproc.shards.shard_size import SMALLEST
-from treeproc.shards.store import read_index, stage_folder
-from treeproc.stages.checks import (
-    check_constituents,
-    check_settings,
-    check_sides,
-    check_vocab_from,
-    read_written_settings,
-    write_settings_once,
-)
-from treeproc.stages.config import PreprocessConfig, settle_tree
-from treeproc.stages.parse_and_encode import ParseAndEncode
+from treeproc.parsers import describe_parser
+from treeproc.pretrained_pieces import TokenizerPieces
+from treeproc.readers.numbered_lines import refuse_pipes
+from treeproc.shards.records import PackedRecords
+from treeproc.shards.schema import SMALLEST, SPLIT_NAME, SPLITS
+from treeproc.shards.store import class_names, read_index, stage_folder
+from treeproc.stages.config import PreprocessConfig, check_extension, check_reuse, settle_tree
+from treeproc.stages.encode import encoded_columns
+from treeproc.stages.parse_and_encode import ParseAndEncode, check_columns, parsed_columns
 from treeproc.stages.text_stage import NothingLeft, TextStage
 from treeproc.stages.text_work import BadInput
+from treeproc.stages.tree_config import TreeConfig
 
 SAMPLE = Path(__file__).parent.parent / "sample"
 COMMAND = "preprocess"  # in DATA/provenance.json, where a session counts the shards that it wrote, by stage
@@ -129,3 +128,161 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
         of_text = ("parser", "target_parser", "normalization", "format", "labels", "labelled")
         complete = config.model_copy(update={name: getattr(old, name) for name in of_text})
         return ParseAndEncode(complete, out, record, stages[1]["parser"], stages[1]["target_parser"], base).encode(text, parsed)
+
+
+logger = logging.getLogger(__name__)
+
+
+def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:
+    """Return the descriptions of the parsers. Raises UserError for settings that do not fit each other or the inputs."""
+    _check_splits(config)
+    inputs = config.inputs()
+    refuse_pipes(inputs.paths())
+    check_columns(config.parser, config.target_parser, inputs.columns())
+    stages = inputs.columns(), parsed_columns(config.parser, config.target_parser)
+    check_constituents(config.tree, config)
+    check_sides(config, *stages)
+    if config.subwords.tokenizer is not None:
+        TokenizerPieces(config.subwords.tokenizer_file())
+    parser, target_parser = describe_parser(config.parser), _describe_target_parser(config)
+    if config.vocab_from is not None:
+        check_vocab_from(config, parser, target_parser, config.normalization, stages)
+    return parser, target_parser
+
+
+def _check_splits(config: PreprocessConfig) -> None:
+    if "train" not in config.splits and (config.vocab_from is None or not config.splits):
+        if not config.splits:
+            raise UserError("splits: no files; write splits.train.source=FILE splits.train.target=FILE, and the same for valid")
+        there = ", ".join(map(quoted, sorted(config.splits)))
+        needed = "train, and any of valid, test and other names" if config.vocab_from is None else "at least one split"
+        raise UserError(f"splits: must be {needed}, but are {there}; vocab_from=DATA makes a data set without train")
+    if "train" not in config.splits and config.new_pieces is not None:
+        raise UserError("new_pieces: learns from a train split, and there is none; give splits.train, or leave new_pieces out")
+    for name in config.splits:
+        if not SPLIT_NAME.fullmatch(name):
+            raise UserError(f"splits: a name must have at most 50 characters, of a to z, 0 to 9 and _, but is {quoted(name)}")
+        if name not in SPLITS and name.isalpha() and (close := get_close_matches(name, (*SPLITS, "validation", "dev"), 1, 0.75)):
+            meant = close[0] if close[0] in SPLITS else "valid"
+            raise UserError(f"splits.{name}: did you mean {meant}? A further test split needs a name that is less similar")
+
+
+def check_vocab_from(
+    config: PreprocessConfig, parser: dict, target_parser: dict | None, normalization: str, stages: Sequence[Sequence[str]]
+) -> None:
+    """Raise UserError if models of the data set `vocab_from` could not be scored on this one, or not start training on it.
+
+    The parsers and the normalisation are those of the text.
+    """
+    if config.new_pieces is not None:
+        check_extension(config.vocab_from.absolute(), subwords=config.subwords.facts())
+        return
+    index = check_reuse(
+        config.vocab_from.absolute(),
+        parser=parser if config.tree.side == "source" else target_parser,
+        subwords=config.subwords.facts(),
+        tree=config.tree.facts(),
+        normalization=normalization,
+        columns=encoded_columns(*stages, config.tree).names,
+    )
+    own = config.labelled.classes
+    if own and "num_classes" in index and own != (theirs := class_names(index)):
+        raise UserError(
+            f"vocab_from: the classes of {config.vocab_from} are {', '.join(theirs)}, but those of these splits "
+            f"{', '.join(own)}; leave labelled.classes out"
+        )
+
+
+def check_constituents(tree: TreeConfig, of_text: PreprocessConfig) -> None:
+    """Raise UserError if the text has no constituents for these trees. `of_text` are the settings of its data set."""
+    prefix, parser = ("", of_text.parser) if tree.side == "source" else ("target_", of_text.target_parser)
+    if parser is None or tree.tree_source not in ("parsed", "shuffled"):
+        return
+    if not parser.constituency:
+        raise UserError(
+            f"tree.tree_source: is {tree.tree_source}, but {prefix}parser.constituency=false gives no constituents, so every "
+            "tree would be flat; set it to dependencies, which makes trees of arcs, or to flat or another control"
+        )
+    if of_text.format == "conllu" and parser.name == "given" and tree.side == "source":
+        why = "CoNLL-U has no constituents, so every tree is flat"
+        logger.warning("trees: %s; tree.tree_source=dependencies makes trees of arcs", why)
+
+
+def check_sides(config: PreprocessConfig, text: Sequence[str], parsed: Sequence[str]) -> None:
+    """Raise UserError when the settings ask for a side that the columns of these stages have not got."""
+    tree = config.tree
+    if tree.tree_source == "dependencies" and tree.arcs_column not in parsed:
+        raise UserError(f"tree.tree_source: dependencies makes trees of arcs, but there are none; {_hint_for_arcs(config, text)}")
+    if missing := [name for name in (tree.side, *tree.parsed_columns) if name not in (*text, *parsed)]:
+        raise UserError(f"tree.side: must be a side with trees, but is {tree.side}: the data set has no {', '.join(missing)}")
+    if config.subwords.tokenizer is not None and tree.other_side in text:
+        raise UserError(
+            "subwords.tokenizer: gives the pieces of what an encoder reads, but these examples have a target side; leave out the "
+            "target files, or the tokenizer"
+        )
+    if not config.subwords.joint and tree.other_side not in text:
+        raise UserError("subwords.joint: must be true, because examples have one side")
+
+
+def _hint_for_arcs(config: PreprocessConfig, text: Sequence[str]) -> str:
+    """Return what gives a data set the arcs that it lacks."""
+    if config.parsed is not None:
+        return "give a data set with arcs as parsed=DATA"
+    name = "parser" if config.tree.side == "source" else "target_parser"
+    parser = config.parser if name == "parser" else config.target_parser
+    if parser is None or parser.name == "words" or (parser.name == "given" and "arcs" not in text):
+        return f"choose a parser that gives arcs: {name}.name=stanza {name}.dependencies=true"
+    return f"set {name}.dependencies=true"
+
+
+def _describe_target_parser(config: PreprocessConfig) -> dict | None:
+    if config.target_parser is None:
+        return None
+    try:
+        return describe_parser(config.target_parser)
+    except UserError as error:  # it names settings of `parser`
+        raise UserError(f"target_{error}") from None
+
+
+# Settings that may change until the named stage is finished: its shards are redone by fingerprint, those before it stay.
+_OPEN_UNTIL = {
+    **dict.fromkeys(("format", "tokenized", "normalization", "labels", "labelled", "filters"), "text"),
+    "new_pieces": "encoded",
+    "subwords": "encoded",
+    "tree": "encoded",
+}
+
+
+def read_written_settings(out: AnyPath) -> dict | None:
+    """Read the settings in `out` as they were written; None if there are no readable settings."""
+    try:
+        values = read_yaml((out / "config.yaml").read_text(encoding="utf-8"), str(out / "config.yaml"))
+    except (OSError, UnicodeDecodeError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def write_settings_once(config: PreprocessConfig, out: AnyPath) -> None:
+    """Write `config.yaml`, or refuse when the folder has another one. Paths of inputs may differ.
+
+    A vocabulary size that does not suit the text can be changed without parsing again.
+    """
+    path = out / "config.yaml"
+    text = dump_settings(config)
+    if path.exists():
+        if not path.read_bytes().strip():
+            raise UserError(f"{path} is empty: write the settings of the data set into it again, or choose another --out")
+        written = load_settings(PreprocessConfig, path).settled(read_written_settings(out))
+        old, new = (c.model_dump(mode="json", exclude=excluded(PreprocessConfig, Effect.NONE)) for c in (written, config))
+        if old == new:
+            if (content := path.read_text(encoding="utf-8")) != without_credentials(content):  # by an earlier version
+                atomic_write(path, dump_settings(written).encode())
+            return
+        fixed = [n for n in new if n not in _OPEN_UNTIL or (out / _OPEN_UNTIL[n] / "index.json").exists()]
+        if changed := [line for name in fixed for line in differences(old.get(name), new[name], name)]:
+            raise UserError(
+                f"{out} belongs to other settings ({'; '.join(changed)}); choose another --out, or give the old settings"
+            )
+    elif any((out / stage).exists() for stage in ("text", "parsed", "encoded")):
+        raise UserError(f"{out} holds shards, but no config.yaml; choose another --out")
+    atomic_write(path, text.encode())

@@ -3,8 +3,21 @@
 Ray's driver takes some milliseconds a job, however small it is. So small pieces of work are grouped to jobs of GROUP_ROWS rows.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar, overload
+
+from treeproc.common.files import read_json
+from treeproc.common.hash_cache import HashFiles, hash_here, sha256_of
+from treeproc.common.progress import Progress, phase
+from treeproc.common.provenance import Recorder
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
+from treeproc.common.store_requests import in_parallel
+from treeproc.shards.records import PackedRecords
+from treeproc.shards.store import Index, ShardRecord, finished_shards, read_index
+from treeproc.stages.job_report import fallbacks
 
 GROUP_ROWS = 50_000
 
@@ -65,3 +78,151 @@ def in_number_order(results: Iterable[tuple[int, Any]]) -> Iterator[Any]:
         while number in waiting:
             yield waiting.pop(number)
             number += 1
+
+
+# Below, Ray takes longer to start than the threads of one process to hash.
+LEAST_BYTES = 8 << 30
+# Bytes of a job: a task of a second or two, where the storage gives as much as a core hashes.
+JOB_BYTES = 1 << 30
+_FILES_AT_ONCE = 4
+
+
+def hasher(run: Run) -> HashFiles:
+    """Return what hashes many bytes by jobs that `run` runs, and few by threads of this process."""
+
+    def hash_files(folder: AnyPath, sizes: Mapping[str, int]) -> Iterable[str | None]:
+        if sum(sizes.values()) < LEAST_BYTES:
+            return hash_here(folder, sizes)
+        results = run(HashNames, {"folder": folder}, Jobs(list(_groups(sizes)), lambda names: {"names": names}))
+        return (sha256 for some in in_number_order(results) for sha256 in some)
+
+    return hash_files
+
+
+class HashNames:
+    """Hashes files of a folder."""
+
+    def __init__(self, folder: AnyPath):
+        self._folder = folder
+
+    def __call__(self, names: Sequence[str]) -> list[str | None]:
+        """Return the sha256 of each file; None for one that cannot be read."""
+        return list(in_parallel(lambda name: sha256_of(self._folder / name), names, _FILES_AT_ONCE))
+
+
+def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:
+    """Yield the names in groups of neighbours that have JOB_BYTES or little more together."""
+    group, left = list[str](), JOB_BYTES
+    for name, size in sizes.items():
+        group.append(name)
+        left -= size
+        if left <= 0:
+            yield group
+            group, left = [], JOB_BYTES
+    if group:
+        yield group
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StageWork:
+    """The work of a stage: `worker(**arguments)` is built once a process, then called with the keyword arguments of each job."""
+
+    label: str  # for the progress
+    loading: str  # the worker's first phase, for the progress
+    worker: type
+    arguments: dict
+    gpus_per_actor: float = 0.0
+
+
+def make_shards(
+    work: StageWork,
+    folder: AnyPath,
+    text: Sequence[ShardRecord],
+    fingerprints: Sequence[str],
+    jobs: Sequence[dict],
+    *,
+    in_this_process: bool,
+    record: Recorder,
+) -> PackedRecords:
+    """Run the jobs of the shards that are not finished; returns all records in the order of `text`.
+
+    `fingerprints` are those that finished shards have. Raises UserError when a worker does.
+    """
+    names = [shard.name for shard in text]
+    with phase("looking for finished shards"):
+        found = finished_shards(folder, names, fingerprints, hash_here if in_this_process else hasher(ray_runner(folder, record)))
+    missing, before = found.missing(), found.present()
+    if before:
+        logger.info("%s: %d of %d shards are finished already", work.label, len(before), len(text))
+    if missing:
+        record.note(**{folder.name: 0})
+        todo, places = Jobs(missing, jobs.__getitem__), {names[place]: place for place in missing}
+        total, finished = (sum(shard.rows for shard in shards) for shards in (text, before))
+        failed = sum(fallbacks(shard.counts) for shard in before)
+        with Progress(work.label, total, unit="examples", initial=finished) as progress:
+            run = _run_here(work, todo, progress) if in_this_process else _run_on_ray(work, todo, folder, progress, record)
+            for number, shard in enumerate(run, start=1):
+                found.put(places[shard.name], shard)
+                failed += fallbacks(shard.counts)
+                progress.update(shard.rows, f"{failed:,} without a parse" if failed else None)
+                record.keep_up(**{folder.name: number})
+        record.note()
+    return found.present()
+
+
+def _run_here(work: StageWork, jobs: Sequence[dict], progress: Progress) -> Iterator[ShardRecord]:
+    with phase(work.loading):
+        worker = work.worker(**work.arguments)
+    progress.began()
+    yield from (worker(**job) for job in jobs)
+
+
+def _run_on_ray(
+    work: StageWork, jobs: Sequence[dict], folder: AnyPath, progress: Progress, record: Recorder
+) -> Iterator[ShardRecord]:
+    from treeproc.stages import ray_job  # a job without Ray must not load it
+
+    def count_usage(usage: dict) -> None:
+        if progress.phase:  # the first shard
+            progress.show_phase("")
+            progress.began(seconds_ago=usage["seconds"])
+        record.session.add_worker(usage)
+
+    progress.show_phase(f"starting actors, {work.loading}")
+    yield from ray_job.run_shards(
+        work.worker, work.arguments, jobs, folder=folder, gpus_per_actor=work.gpus_per_actor, count_usage=count_usage
+    )
+
+
+def ray_runner(folder: AnyPath, record: Recorder) -> Run:
+    """Return what runs jobs in Ray's tasks, which `record` counts; every node must see `folder`. Processes stay between calls."""
+
+    def run(worker: type, arguments: dict, jobs: Sequence[dict]) -> Iterator[tuple[int, Any]]:
+        from treeproc.stages import ray_job  # a job without Ray must not load it
+
+        return ray_job.run_jobs(worker, arguments, jobs, folder=folder, in_tasks=True, count_usage=record.session.add_worker)
+
+    return run
+
+
+def previous_index(folder: AnyPath, key: str) -> Index | None:
+    """Return the index of a finished stage. It has `key`. None if it is missing or damaged: the caller then reads the shards."""
+    path = folder / "index.json"
+    if not path.exists():
+        return None
+    try:
+        index = read_json(path)
+    except UserError:
+        index = {}
+    if {"schema_version", key} <= set(index) and {"shards", "parts"} & set(index):
+        found = read_index(folder)
+        try:
+            found.check_parts()
+            return found
+        except UserError as error:
+            logger.warning("%s", error)
+    logger.warning("%s is damaged; the job makes it again", path)
+    return None

@@ -17,12 +17,11 @@ import pyarrow as pa
 
 from treeproc.common.storage import AnyPath
 from treeproc.shards.gather import MOST_OPEN
-from treeproc.shards.ragged import edges_of
+from treeproc.shards.ragged import edges_of, window_bounds
 from treeproc.shards.rows import pick
 from treeproc.shards.schema import ROWS_PER_RECORD_BATCH, WINDOW_ROWS
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, read_index
-from treeproc.shards.windows import window_bounds
 from treeproc.trees.flat_trees import hash_examples, normal_form, read_flat_trees
 
 # Rows of a window, of data that do not fit WINDOW_ROWS: a second of work, and about 40 MB.

@@ -29,6 +29,7 @@ from treeproc.shards.store import ShardRecord, finished_shard, write_shard
 from treeproc.stages.cut_inputs import ReadRange, TextRange, mark_of, range_of
 from treeproc.stages.filters import FilterConfig, drop_reason
 from treeproc.stages.inputs import Inputs
+from treeproc.stages.job_report import tab_separated
 from treeproc.stages.keys import (
     BEYOND,
     KEY_BYTES,
@@ -45,7 +46,6 @@ from treeproc.stages.keys import (
     sorted_keys,
     write_parts,
 )
-from treeproc.stages.line_lists import tab_separated
 from treeproc.stages.text_warnings import TextNotices, Wanted
 
 logger = logging.getLogger(__name__)

@@ -12,16 +12,14 @@ from treeproc.common.progress import Progress
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError, differences
 from treeproc.common.storage import AnyPath
-from treeproc.shards.packed_records import PackedRecords
+from treeproc.shards.records import PackedRecords
 from treeproc.shards.schema import SCHEMA_VERSION
 from treeproc.shards.store import Index, fingerprint_of, finished_shards, in_index_order, write_index
 from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.cut_inputs import bytes_that_can_be_cut
-from treeproc.stages.hash_files import hasher
 from treeproc.stages.inputs import InputCounts, changed_just_now, input_stamp, read_cached_counts, write_cached_counts
-from treeproc.stages.job_report import dropped, reasons, say_notices
-from treeproc.stages.line_lists import DROPPED, has_files, line_list
-from treeproc.stages.shard_jobs import previous_index, ray_runner
+from treeproc.stages.job_report import DROPPED, dropped, has_files, line_list, reasons, say_notices
+from treeproc.stages.run_jobs import hasher, previous_index, ray_runner
 from treeproc.stages.text_work import TextWork, remove_work
 
 logger = logging.getLogger(__name__)

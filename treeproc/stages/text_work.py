@@ -20,17 +20,16 @@ from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.common.store_requests import StoreRefuses, in_parallel
 from treeproc.readers.line_ranges import FilesChanged, read_range
 from treeproc.readers.numbered_lines import join_names, unequal
-from treeproc.shards.packed_records import PackedRecords
+from treeproc.shards.records import PackedRecords
 from treeproc.shards.schema import in_order, shard_name
 from treeproc.shards.store import ShardRecord, fingerprint_of, finished_shards
 from treeproc.stages.cut_inputs import CannotRead, CutInputs, TextRange, cut_inputs, mark_of
 from treeproc.stages.filters import FilterConfig
-from treeproc.stages.hash_files import hasher
 from treeproc.stages.inputs import Inputs, input_stamp
+from treeproc.stages.job_report import LineList
 from treeproc.stages.keys import SplitHash, keys_file, number_of_partitions
 from treeproc.stages.language import stride_of
-from treeproc.stages.line_lists import LineList
-from treeproc.stages.run_jobs import Jobs, Run, grouped, in_number_order, run_here
+from treeproc.stages.run_jobs import Jobs, Run, grouped, hasher, in_number_order, run_here
 from treeproc.stages.text_blocks import NEAR, OVERLAP, CheckBlock, GatherKeys, ReadLines, WriteText, gathered_file, read_notes
 from treeproc.stages.text_warnings import TextNotices, Wanted
 
