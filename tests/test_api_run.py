@@ -444,7 +444,7 @@ def test_the_code_of_the_page_runs(world, given, repository, tmp_path):
         missing += lacks
         if not lacks:
             exec(compile(block, "docs/api.md", "exec"), names)
-    assert len(blocks) == 9 and names["batch"].structure is not None
+    assert len(blocks) == 10 and names["batch"].structure is not None and len(names["again"]) == 2
     if missing:
         pytest.skip(f"{' and '.join(missing)} not installed; the other blocks ran")
     assert names["sentence_states"].shape == (2, 16)
