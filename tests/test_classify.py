@@ -21,6 +21,7 @@ from treenet import load_run
 from treenet.config import TrainConfig
 from treenet.data.input_kinds import TREES as READS_TREES
 from treenet.data.labelled import LabelledSource
+from treenet.data.splits import read_split
 from treenet.evaluation.classify import ClassifySettings, classify_run
 from treenet.evaluation.line_classifier import LineClassifier
 from treenet.extras.serving.messages import Question, Served
@@ -224,6 +225,24 @@ def test_runs_of_other_tasks_are_refused(run, tmp_path):
     assert done.returncode == 2 and "is a run of relatedness, which cannot classify" in done.stderr
     done = run_here("classify.py", f"input={tmp_path / 'input.txt'}")
     assert done.returncode == 2 and "give --out RUN" in done.stderr
+
+
+def test_lines_have_the_classes_of_the_data_set_above_a_pretrained_encoder(tmp_path):
+    for package in ("transformers", "tokenizers"):
+        pytest.importorskip(package)
+    from tiny_pretrained import WIDTH, write_both
+
+    encoder, data = write_both(tmp_path / "bert")
+    model = f"model={{d_model: {WIDTH}, d_ff: 24, num_heads: 2, num_encoder_layers: 1, pretrained: {{folder: {encoder}}}}}"
+    run = train(data, tmp_path / "run", model, "model.name=tree_transformer", "classifier.supervision=all_phrases", "max_steps=4")
+    name, _ = classify_run(run, ClassifySettings(split="train"))
+    rows = [line.split("\t") for line in (run / f"predictions.{name}.tsv").read_text().splitlines()[1:5]]
+    sources = [row["source"] for row in read_split(data, "text", "train")][:4]
+    trees = [row["trees"][0] for row in read_split(data, "parsed", "train")][:4]
+    for row, source, found in zip(rows, sources, load_run(run).classify(sources, trees=trees, phrases=True), strict=True):
+        assert found.label == row[2]
+        assert [*found.probabilities.values()] == pytest.approx([float(p) for p in row[3:]], abs=2e-6)
+        assert found.phrases[0].text.replace(" ", "").lower() == source.replace(" ", "").lower() or "😀" in source
 
 
 # The server
