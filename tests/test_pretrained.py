@@ -12,12 +12,16 @@ import torch
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 
+from commands import run_here  # noqa: E402
 from pretrained_data import write_data  # noqa: E402
+from test_own_labels import WORDS, settings_of, toy_lines, write_files  # noqa: E402
 from tiny_pretrained import FAMILIES, WIDTH, write_both, write_encoder  # noqa: E402
 from toylabels import LABELLED_COLUMNS, NUM_PIECES, make_rows, write_labelled  # noqa: E402
 
 from treenet.config import TrainConfig  # noqa: E402
 from treenet.config.models import PretrainedConfig  # noqa: E402
+from treenet.evaluation.classify import ClassifySettings, classify_run  # noqa: E402
+from treenet.jobs.train_job import check_job  # noqa: E402
 from treenet.jobs.train_run import run_training  # noqa: E402
 from treenet.models.pretrained import PretrainedLeaves, load_pretrained, pretrained_facts  # noqa: E402
 from treenet.probing.states import encode_layers, num_layers  # noqa: E402
@@ -27,6 +31,7 @@ from treenet.training.parameter_choice import freeze_parameters  # noqa: E402
 from treeproc.common.settings import UserError  # noqa: E402
 from treeproc.shards.shard import SplitShards  # noqa: E402
 from treeproc.shards.store import read_index  # noqa: E402
+from treeproc.stages.preprocess import preprocess  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -297,6 +302,25 @@ def test_a_long_validation_example_is_refused_before_training(tmp_path):
     encoder = write_encoder(tmp_path / "encoder", positions=6)
     data = write_data(tmp_path, tokenizer=encoder)
     config = config_of((encoder, data), batch={"max_leaves": 4})
-    task = build_task(config)
     with pytest.raises(UserError, match=r"reads at most 4; .*leave such examples out of the files of valid and test"):
-        task.check(read_index(data / "encoded"))
+        check_job(config)
+
+
+def test_raw_lines_get_the_classes_that_the_data_set_has(tmp_path):
+    """`classify` cuts the lines with the tokenizer in the data set. A line that is too long for the encoder harms no other."""
+    encoder = write_encoder(tmp_path / "encoder", "roberta", positions=60)
+    write_files(tmp_path)
+    preprocess(settings_of(tmp_path, subwords={"tokenizer": encoder}), tmp_path / "data")
+    config = config_of((encoder, tmp_path / "data"), model={"name": "tree_transformer"}, batch={"max_leaves": 56})
+    run_training(config, tmp_path / "run")
+    shutil.rmtree(encoder)
+    name, _ = classify_run(tmp_path / "run", ClassifySettings(split="test"))
+    rows = [line.split("\t") for line in (tmp_path / "run" / f"predictions.{name}.tsv").read_text().splitlines()[1:]]
+    lines = [text for _, text in toy_lines(25, 200)]
+    (tmp_path / "input").write_text("\n".join([*lines, "The dog was good. " * 20]) + "\n")
+    files = f"input={tmp_path / 'input'}", f"output={tmp_path / 'output'}"
+    done = run_here("classify.py", "--out", tmp_path / "run", *files)
+    assert done.returncode == 0, done.stderr
+    assert "are more than 56; split the line into sentences" in done.stderr
+    found = (tmp_path / "output").read_text().split("\n")[:26]
+    assert found == [*(sorted(WORDS)[int(row[2])] for row in rows), ""]

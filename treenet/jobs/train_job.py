@@ -13,6 +13,7 @@ from treenet.config import TrainConfig
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step
 from treenet.runs.mirror import STOP_FILE, RunMirror
 from treenet.tasks.base import Task
+from treenet.tasks.data_checks import check_valid_lengths
 from treenet.tasks.registry import build_task
 from treenet.training.batch_stream import plan_batches, weighted_files
 from treenet.training.parameter_choice import count_frozen
@@ -50,6 +51,7 @@ def check_job(config: TrainConfig) -> Job:
         used = plan.used_sizes()
         weighted = {} if corpora is None else {"corpora": corpora.describe(source.lengths["example_id"][plan.rows])}
     sizes = task.sizes(index)
+    check_valid_lengths(config, sizes)
     # A driver of Ray or of a GPU has the weights alone, and not for long.
     copies = 1 if config.workers or config.use_gpu else 4
     facts = {

@@ -9,7 +9,7 @@ from treenet.config import TrainConfig
 from treenet.data.input_kinds import InputKind
 from treenet.models import DataFacts, Encoder
 from treenet.models.pretrained import FACTS as PRETRAINED
-from treenet.models.pretrained import PretrainedLeaves, pretrained_facts
+from treenet.models.pretrained import PretrainedLeaves
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED, UNKNOWN_LABEL
@@ -30,10 +30,14 @@ def check_structure(config: TrainConfig, index: Mapping, encoder: type[Encoder])
         )
     check_no_control(data, index, reads, model.name)
     encoder.check_data(model, DataFacts(data, partial(_says_anything, data)))
-    if facts := pretrained_facts(model, data, index):
-        longest = [record.longest.get("leaves", 0) for record in read_index(data / "encoded").records("valid")]
+
+
+def check_valid_lengths(config: TrainConfig, sizes: Mapping) -> None:
+    """Raise UserError if an example of valid is too long for its pretrained encoder. `batch.max_leaves` holds for train."""
+    if PRETRAINED in sizes:
+        longest = [record.longest.get("leaves", 0) for record in read_index(config.data / "encoded").records("valid")]
         with torch.device("meta"):
-            PretrainedLeaves(facts[PRETRAINED], model.d_model).check_length(max(longest, default=0))
+            PretrainedLeaves(sizes[PRETRAINED], config.model.d_model).check_length(max(longest, default=0))
 
 
 def check_no_control(data: AnyPath, index: Mapping, reads: InputKind, name: str) -> None:
