@@ -20,9 +20,13 @@ from treeproc.stages import ray_job
 
 def start(folder: Path, script: str, *arguments: str) -> subprocess.Popen:
     """A command; what it says goes to FOLDER/log."""
-    command = [sys.executable, str(REPOSITORY / "workflows" / script), *arguments, f"data={folder / 'data'}"]
+    command = [sys.executable, str(REPOSITORY / "workflows" / script), *arguments]
     with open(folder / "log", "a") as log:
         return subprocess.Popen(command, stdout=log, stderr=log)
+
+
+def settings(folder: Path) -> list[str]:
+    return ["--config", str(folder / "settings.yaml"), "--out", str(folder / "out"), f"data={folder / 'data'}"]
 
 
 def say(folder: Path) -> str:
@@ -39,7 +43,7 @@ def wait(process: subprocess.Popen, condition: Callable[[], bool], folder: Path,
 def from_zero_and_back(folder: Path, script: str) -> dict:
     """A command to its end, and the nodes until they are gone."""
     with NodeCount() as nodes:
-        command = start(folder, script, "--config", str(folder / "settings.yaml"), "--out", str(folder / "out"))
+        command = start(folder, script, *settings(folder))
         status = command.wait(1200)
         nodes.wait_for(0, 300)
     return {"status": status, "nodes": nodes.seen, "said": say(folder)}
@@ -76,7 +80,7 @@ def preprocessing(folder: Path) -> dict:
 def killed(folder: Path) -> dict:
     """A study whose driver is killed while its demands wait: the cluster gets no more nodes."""
     with NodeCount() as nodes:
-        command = start(folder, "scaling.py", "--config", str(folder / "settings.yaml"), "--out", str(folder / "out"))
+        command = start(folder, "scaling.py", *settings(folder))
         wait(command, lambda: nodes.now() > 0, folder)
         command.send_signal(signal.SIGKILL)
         command.wait()
@@ -87,7 +91,7 @@ def killed(folder: Path) -> dict:
 
 def waiting(folder: Path) -> dict:
     """A training that the cluster can never hold: what it says, and how long it takes to stop."""
-    command = start(folder, "train_wmt.py", "--config", str(folder / "settings.yaml"), "--out", str(folder / "out"), "workers=4")
+    command = start(folder, "train_wmt.py", *settings(folder), "workers=4")
     wait(command, lambda: "waiting for nodes" in say(folder), folder)
     command.terminate()
     began = time.monotonic()
@@ -95,8 +99,19 @@ def waiting(folder: Path) -> dict:
     return {"status": status, "seconds": time.monotonic() - began, "said": say(folder)}
 
 
+def serving(folder: Path) -> dict:
+    """A server of FOLDER/run with two replicas, each on a node of its own, until it answers."""
+    with NodeCount() as nodes:
+        command = start(folder, "serve.py", "--out", str(folder / "run"), "replicas=2", "port=0")
+        wait(command, lambda: "http://" in say(folder), folder)
+        command.send_signal(signal.SIGINT)
+        command.wait(60)
+        nodes.wait_for(0, 400)
+    return {"nodes": nodes.seen, "said": say(folder)}
+
+
 if __name__ == "__main__":
-    job = {job.__name__: job for job in (study, search, preprocessing, killed, waiting)}[sys.argv[1]]
+    job = {job.__name__: job for job in (study, search, preprocessing, killed, waiting, serving)}[sys.argv[1]]
     place = Path(sys.argv[2])
     with autoscaling_cluster() as address:
         os.environ["RAY_ADDRESS"] = address

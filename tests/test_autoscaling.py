@@ -1,4 +1,4 @@
-"""Studies, searches, preprocessing and training on a cluster that starts with no node, under Ray's own autoscaler.
+"""Studies, searches, preprocessing, training and servers on a cluster that starts with no node, under Ray's own autoscaler.
 
 They state what they need, so that the cluster grows; they take what comes, and give it back.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from search_runs import write_run, write_vocabulary
 from toydata import write_toy_data
 from toyruns import make_config
 
@@ -50,9 +51,9 @@ def run_job(name: str, folder: Path, data: Path, settings: dict) -> dict:
     return json.loads((folder / "result.json").read_text())
 
 
-def grows_and_shrinks(nodes: list) -> None:
+def grows_and_shrinks(nodes: list, most: int = 3) -> None:
     counts = [count for _, count in nodes]
-    assert counts[0] == counts[-1] == 0 and max(counts) == 3, nodes
+    assert counts[0] == counts[-1] == 0 and max(counts) == most, nodes
 
 
 @pytest.mark.cluster
@@ -95,6 +96,15 @@ def test_a_training_that_waits_says_for_what_and_stops_at_once(data, tmp_path):
     result = run_job("waiting", tmp_path, data, TINY)
     assert "needs 4 CPUs, the cluster has" in result["said"] and "waiting for nodes since" in result["said"]
     assert result["status"] == 143 and result["seconds"] < 60, result
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+def test_a_server_grows_the_cluster_and_gives_it_back(data, tmp_path):
+    write_run(tmp_path / "run", write_vocabulary(tmp_path / "vocabulary"))
+    result = run_job("serving", tmp_path, data, {})
+    grows_and_shrinks(result["nodes"], most=2)
+    assert "needs 2 CPUs, the cluster has 0, waiting for nodes since" in result["said"]
 
 
 def test_ray_of_this_machine_refuses_more_workers_than_cpus(data, tmp_path):

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import signal
 import socket
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -33,7 +34,7 @@ from treenet.runs.mirror import read_run
 from treeproc.common.errors import UserError, one_line
 from treeproc.common.messages import tell
 from treeproc.common.progress import phase
-from treeproc.common.ray_session import start_ray
+from treeproc.common.ray_session import can_grow, describe_wait, start_ray
 from treeproc.common.storage import AnyPath
 
 _DEPLOYMENT = "translator"
@@ -118,7 +119,7 @@ class Replicas:
 def start_replicas(settings: ServeSettings, run: AnyPath) -> Iterator[Serving]:
     """Start replicas that answer until the context ends, on a cluster or on this machine.
 
-    Raises UserError if the run cannot be loaded, or if the cluster has fewer CPUs or GPUs than replicas.
+    Raises UserError if the run cannot be loaded, or if Ray of this machine alone has fewer CPUs or GPUs than replicas.
     """
     start_ray()
     _check_room(settings)
@@ -158,13 +159,17 @@ def start_replicas(settings: ServeSettings, run: AnyPath) -> Iterator[Serving]:
 
 
 def _check_room(settings: ServeSettings) -> None:
-    """Serve would wait for ever for what the cluster has not got."""
-    there = ray.cluster_resources()
-    for kind, wanted in (("CPU", settings.replicas), ("GPU", settings.replicas * settings.use_gpu)):
-        if wanted > (has := int(there.get(kind, 0))):
-            raise UserError(
-                f"replicas={settings.replicas} need {wanted} {kind}s, but the cluster has {has}; choose fewer replicas"
-            )
+    """Say what the replicas wait for. Raises UserError if Ray runs on this machine alone: Serve would wait for ever."""
+    there, wanted = ray.cluster_resources(), {"CPU": settings.replicas, "GPU": settings.replicas * settings.use_gpu}
+    missing = [kind for kind, amount in wanted.items() if amount > there.get(kind, 0)]
+    if missing and can_grow():
+        tell(describe_wait([{kind: wanted[kind]} for kind in missing], time.time()))
+    elif missing:
+        kind = missing[0]
+        raise UserError(
+            f"replicas={settings.replicas} need {wanted[kind]} {kind}s, but Ray on this machine has {there.get(kind, 0):g}; "
+            "choose fewer replicas"
+        )
 
 
 class TimedProtocol(H11Protocol):
