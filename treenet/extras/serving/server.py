@@ -159,7 +159,7 @@ def start_replicas(settings: ServeSettings, run: AnyPath) -> Iterator[Serving]:
 
 
 def _check_room(settings: ServeSettings) -> None:
-    """Say what the replicas wait for. Raises UserError if Ray runs on this machine alone: Serve would wait for ever."""
+    """Print what the replicas wait for. Raises UserError if Ray runs on this machine alone: Serve would wait for ever."""
     there, wanted = ray.cluster_resources(), {"CPU": settings.replicas, "GPU": settings.replicas * settings.use_gpu}
     missing = [kind for kind, amount in wanted.items() if amount > there.get(kind, 0)]
     if missing and can_grow():
