@@ -385,7 +385,7 @@ CHOICES = {
     "cell must be on_lstm or lstm": lambda: build_recurrence("foo", 4, 4, 2),
     "choice must be last, best or ema": lambda: choose_checkpoints(None, "foo", 1),
     "targets must be reference or translation": lambda: run_attention(None, "test", "foo"),
-    "name must be depth, top_constituents, ": lambda: build_probe_task("foo", {}, None),
+    "name must be depth, top_constituents, ": lambda: build_probe_task("foo", {}),
     "budget_counts must be leaves or leaves_and_nodes": lambda: example_costs({}, "foo"),
     "split_words must be pieces, node or both": lambda: LabelledSource(None, "train", None, phrases=False, split_words="foo"),
     "format_name must be parallel, sgm, ": lambda: read_rows("foo", [], []),

@@ -5,10 +5,10 @@ import math
 import pytest
 
 from treenet.evaluation.buckets import FrequencyBucket
-from treenet.report.bucket_charts import charted_metric, draw_scores
 from treenet.report.compare import ScoreRow, ScoreTable, bucket_tables
 from treenet.report.figures import SERIES, save_chart, style
-from treenet.report.frequencies import Frequencies
+from treenet.report.lines import Frequencies
+from treenet.report.score_sections import charted_metric, draw_scores
 
 
 def entry(first: int, last: int | None, bleu: float) -> dict:

@@ -23,9 +23,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from treenet.config import DecodingConfig
 from treenet.translation.caches import Steps
-from treenet.translation.forbidden import ForbiddenStrings, PieceTexts
-from treenet.translation.line_constraints import BatchConstraints, LineConstraints, batch_constraints
-from treenet.translation.required import RequiredPhrases
+from treenet.translation.line_constraints import (
+    BatchConstraints,
+    ForbiddenStrings,
+    LineConstraints,
+    PieceTexts,
+    RequiredPhrases,
+    batch_constraints,
+)
 from treenet.translation.search import search_batch
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID

@@ -10,8 +10,8 @@ from strategies import Tree
 
 from treenet.analysis.attention_stats import attend_examples
 from treenet.config import DecodingConfig
-from treenet.translation.coverage import coverage_penalty, leaf_attention
 from treenet.translation.ensemble import Ensemble
+from treenet.translation.reranking import coverage_penalty, leaf_attention
 from treenet.translation.translate import translate_examples
 from treeproc.common.settings import UserError
 

@@ -10,7 +10,7 @@ from toyruns import make_config
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
 from treenet.jobs.train_run import run_training
 from treenet.report.build import write_report
-from treenet.report.report_settings import ReportSettings
+from treenet.report.report_inputs import ReportSettings
 from treenet.translation.line_translator import LineTranslator, TranslateSettings
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line

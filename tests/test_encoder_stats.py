@@ -7,8 +7,7 @@ import pytest
 from test_attention_stats import ABLATIONS, SENTENCES, make_examples, make_model
 
 from treenet.analysis.attention_stats import node_heights
-from treenet.analysis.encoder_stats import collect_encoder_attention
-from treenet.analysis.self_attention import encode_examples
+from treenet.analysis.encoder_attention import collect_encoder_attention, encode_examples
 
 LABELS = ["<unk>", "S", "POS=NN", "NP", "POS=VB"]
 

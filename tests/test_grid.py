@@ -16,7 +16,7 @@ import pytest
 from treenet.config import TrainConfig
 from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Cell, Ledger
-from treenet.experiments.run_cells import run_cells
+from treenet.experiments.study import run_cells
 from treenet.jobs.train_job import stop_on_sigterm
 from treeproc.common.files import locked
 from treeproc.common.settings import UserError

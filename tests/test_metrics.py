@@ -31,7 +31,7 @@ from treenet.evaluation.bootstrap import (
     two_sided_p,
 )
 from treenet.evaluation.buckets import BucketConfig, count_words, format_buckets, score_buckets, tree_depth
-from treenet.report.score_section import best_value
+from treenet.report.score_sections import best_value
 from treenet.tasks.translation_metrics import (
     OF_STUDIES,
     build_tokenizer,

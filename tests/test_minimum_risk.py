@@ -6,9 +6,8 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from sacrebleu.metrics import CHRF
 
-from treenet.translation.chrf import chrf_matrix
 from treenet.translation.hypotheses import Hypothesis
-from treenet.translation.minimum_risk import choose_by_risk
+from treenet.translation.reranking import choose_by_risk, chrf_matrix
 
 TEXTS = [
     "",

@@ -24,7 +24,7 @@ from treenet.evaluation.classify import ClassifySettings, classify_run  # noqa: 
 from treenet.jobs.train_job import check_job  # noqa: E402
 from treenet.jobs.train_run import run_training  # noqa: E402
 from treenet.models.pretrained import PretrainedLeaves, load_pretrained, pretrained_facts  # noqa: E402
-from treenet.probing.states import encode_layers, num_layers  # noqa: E402
+from treenet.probing.inputs import encode_layers, num_layers  # noqa: E402
 from treenet.runs.loading import load_model  # noqa: E402
 from treenet.tasks.registry import build_task  # noqa: E402
 from treenet.training.parameter_choice import freeze_parameters  # noqa: E402

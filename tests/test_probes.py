@@ -25,16 +25,21 @@ from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import LEAVES, TREES, InputKind
 from treenet.jobs.train_run import run_training
 from treenet.probing import probe_run as probing
-from treenet.probing.inputs import ProbeInputs, exchange, exchangeable_pairs
-from treenet.probing.linear_probe import Examples, fit, scores, train_probe
+from treenet.probing.inputs import (
+    ProbeInputs,
+    collect_states,
+    encode_layers,
+    exchange,
+    exchangeable_pairs,
+    leaf_states,
+    num_layers,
+)
 from treenet.probing.probe_results import format_probes, table_rows
-from treenet.probing.probe_run import probe_run
-from treenet.probing.probe_settings import ProbeSettings
-from treenet.probing.probe_tasks import OTHER, UNSEEN, bin_values, build_probe_task, frequent_classes
+from treenet.probing.probe_run import Examples, fit, probe_run, scores, train_probe
+from treenet.probing.probe_tasks import OTHER, UNSEEN, ProbeSettings, bin_values, build_probe_task, frequent_classes
 from treenet.probing.sentences import choose_sentences, read_syntax
-from treenet.probing.states import collect_states, encode_layers, leaf_states, num_layers
 from treenet.report.build import write_report
-from treenet.report.report_settings import ReportSettings
+from treenet.report.report_inputs import ReportSettings
 from treenet.runs.loading import load_model
 from treenet.runs.run_results import warn_of_stale_results
 from treeproc.common.settings import UserError, load_settings
@@ -196,7 +201,7 @@ def test_a_copy_differs_in_two_words_and_in_nothing_else(folder):
         assert left != right and (size == 2) == (left[-1] == SUFFIX)
         expected[first : first + 2 * size] = right + left
         assert copies.leaf_pieces[row].tolist() == expected
-    task = build_probe_task("word_order", {"train": inputs}, SMALL)
+    task = build_probe_task("word_order", {"train": inputs})
     sentence = np.concatenate([np.arange(count), inputs.copies])[task.rows["train"]]
     assert sentence.tolist() == np.flatnonzero(inputs.pair[:, 1]).tolist()  # each once, as it is or its copy
     assert task.labels["train"].tolist() == np.isin(sentence, inputs.copies).astype(int).tolist()
@@ -209,11 +214,11 @@ def test_labels_belong_to_the_rows_of_states(folder):
     sentence = np.searchsorted(syntax.word_edges, inputs.words, side="right") - 1
     numbers = {"depth": syntax.depth, "length": np.diff(syntax.word_edges), "arc_depth": syntax.arc_depth[inputs.words]}
     for name, values in numbers.items():
-        task = build_probe_task(name, {"train": inputs}, SMALL)
+        task = build_probe_task(name, {"train": inputs})
         by_class = [values[task.labels["train"] == number] for number in range(len(task.classes))]
         assert len(task.classes) > 2 and all(below.max() < above.min() for below, above in pairwise(by_class))
     for name in ("top_constituents", "pos_tag", "phrase", "deprel"):
-        task = build_probe_task(name, {"train": inputs}, SMALL)
+        task = build_probe_task(name, {"train": inputs})
         values = syntax.top if name == "top_constituents" else [getattr(syntax, name)[word] for word in inputs.words]
         assert all(task.classes[n] in (value, OTHER) for n, value in zip(task.labels["train"], values, strict=True))
     # The tag of a word follows from its first piece.
@@ -222,7 +227,7 @@ def test_labels_belong_to_the_rows_of_states(folder):
     assert [TAGS[word % 3] for word in first.tolist()] == [syntax.pos_tag[word] for word in inputs.words]
     assert inputs.word_leaves[:, 1].tolist() == [len(pieces_of(word)) for word in first.tolist()]
     unseen = replace(inputs.sentences, syntax=replace(syntax, pos_tag=["new"] * len(syntax.pos_tag)))
-    task = build_probe_task("pos_tag", {"train": inputs, "test": replace(inputs, sentences=unseen)}, SMALL)
+    task = build_probe_task("pos_tag", {"train": inputs, "test": replace(inputs, sentences=unseen)})
     assert set(task.labels["test"]) == {UNSEEN} and task.majority("test") == 0
 
 

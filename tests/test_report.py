@@ -24,7 +24,7 @@ from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.analysis.attention_stats import node_heights, run_attention
-from treenet.analysis.encoder_stats import run_encoder_attention
+from treenet.analysis.encoder_attention import run_encoder_attention
 from treenet.cli.export import main as export_main
 from treenet.data.splits import read_references, read_split
 from treenet.evaluation.bootstrap import compare_systems
@@ -35,8 +35,7 @@ from treenet.experiments.ledger import DONE, Entry, Ledger
 from treenet.experiments.records import Recording
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.scaling_report import FORM, LABELS, read_result
-from treenet.experiments.seeds import SeedsConfig
-from treenet.experiments.seeds_measures import MEASURES
+from treenet.experiments.seeds import MEASURES, SeedsConfig
 from treenet.experiments.seeds_report import FORM as SEEDS_FORM
 from treenet.experiments.seeds_report import LABELS as SEEDS_LABELS
 from treenet.jobs.train_run import run_training
@@ -44,10 +43,8 @@ from treenet.report import build, sentence_views
 from treenet.report.build import write_report
 from treenet.report.compare import ablations, score_tables, settings_of, warnings
 from treenet.report.figures import shade, share_text
-from treenet.report.report_runs import read_report_inputs, short_names
-from treenet.report.report_settings import ReportSettings
-from treenet.report.sentence_views import View, build_views, choose_examples
-from treenet.report.tree_layout import BOX_HEIGHT, lay_out
+from treenet.report.report_inputs import ReportSettings, read_report_inputs, short_names
+from treenet.report.sentence_views import BOX_HEIGHT, View, build_views, choose_examples, lay_out
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.translation_metrics import sentence_chrf

@@ -10,7 +10,7 @@ from treenet.report import answer as answers
 from treenet.report.answer import answer_runs, answer_study, group_systems
 from treenet.report.answer_section import draw_answer
 from treenet.report.compare import score_tables
-from treenet.report.report_runs import ReportRun, ReportStudy
+from treenet.report.report_inputs import ReportRun, ReportStudy
 from treenet.runs.result_provenance import ResultStatus
 from treenet.tasks.translation_metrics import compute_scores
 

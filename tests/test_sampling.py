@@ -13,11 +13,10 @@ from test_search import TableModel, batch_of, decoding, enumerate_all, example, 
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import collate
-from treenet.translation.forced import score_targets
-from treenet.translation.gumbel import draw_keys, gumbel_noise
 from treenet.translation.line_constraints import LineConstraints
-from treenet.translation.sampling import choose_pieces
+from treenet.translation.sampling import choose_pieces, draw_keys, gumbel_noise
 from treenet.translation.search import search_batch
+from treenet.translation.translate import score_targets
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import EOS_ID
 

@@ -13,8 +13,7 @@ from hypothesis_profiles import num_examples
 from treenet.config import DecodingConfig
 from treenet.data.batch import collate
 from treenet.translation.caches import Steps
-from treenet.translation.hypotheses import length_penalties
-from treenet.translation.next_pieces import best_by_key, best_pieces
+from treenet.translation.hypotheses import best_by_key, best_pieces, length_penalties
 from treenet.translation.restrictions import Lengths
 from treenet.translation.search import search_batch
 from treeproc.common.settings import UserError

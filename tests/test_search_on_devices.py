@@ -12,7 +12,7 @@ from treenet.config import DecodingConfig
 from treenet.translation.beam import END_TEST_EVERY
 from treenet.translation.caches import Steps, has_static_cache
 from treenet.translation.ensemble import Ensemble
-from treenet.translation.next_pieces import best_by_key
+from treenet.translation.hypotheses import best_by_key
 from treenet.translation.search import search_batch
 
 SENTENCES = [

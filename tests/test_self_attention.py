@@ -5,7 +5,7 @@ import pytest
 import torch
 from test_attention_stats import ABLATIONS, SENTENCES, make_model
 
-from treenet.analysis.self_attention import compute_self_weights, encode_examples, has_self_attention
+from treenet.analysis.encoder_attention import compute_self_weights, encode_examples, has_self_attention
 from treenet.config import ModelConfig
 from treenet.data.batch import collate
 from treenet.layers.scaled_dot_product import merge_heads

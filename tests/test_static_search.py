@@ -11,7 +11,7 @@ from strategies import Tree, right_branching
 
 from treenet.config import DecodingConfig
 from treenet.models.decoders import base
-from treenet.translation import captured
+from treenet.translation import caches
 from treenet.translation.caches import Steps, choose_steps, has_static_cache
 from treenet.translation.ensemble import Ensemble
 from treenet.translation.line_constraints import BatchConstraints, LineConstraints
@@ -44,9 +44,9 @@ def graphs(monkeypatch) -> list[RecordedGraph]:
         made.append(RecordedGraph(step))
         return made[-1]
 
-    monkeypatch.setattr(captured, "_is_gpu", lambda device: True)
-    monkeypatch.setattr(captured, "capture", capture)
-    monkeypatch.setattr(captured.Captured, "_failed", False)
+    monkeypatch.setattr(caches, "_is_gpu", lambda device: True)
+    monkeypatch.setattr(caches, "capture", capture)
+    monkeypatch.setattr(caches.Captured, "_failed", False)
     return made
 
 
@@ -169,7 +169,7 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(graphs, monkeypatch, capsy
     def fail(step):
         raise RuntimeError("not permitted while capturing\nmore")
 
-    monkeypatch.setattr(captured, "capture", fail)
+    monkeypatch.setattr(caches, "capture", fail)
     model = model_of("transformer")
     batch = batch_of(SENTENCES, model.reads)
     for _ in range(2):

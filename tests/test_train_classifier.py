@@ -28,8 +28,7 @@ from treenet.evaluation.classify import ClassifySettings, classify_run, score_ru
 from treenet.evaluation.significance import ABOUT_SEEDS, compare_examples
 from treenet.experiments.ledger import Entry, Ledger
 from treenet.experiments.records import Recording
-from treenet.experiments.seeds import SCORED, SeedsConfig
-from treenet.experiments.seeds_measures import MEASURES
+from treenet.experiments.seeds import MEASURES, SCORED, SeedsConfig
 from treenet.experiments.seeds_report import FORM, LABELS, build_report, draw, format_table, read_result
 from treenet.experiments.study import make_study, read_fresh_scores, run_study
 from treenet.experiments.study_grid import study_cells

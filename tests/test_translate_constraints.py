@@ -13,7 +13,7 @@ from toyruns import without_phases
 
 from treenet import load_run
 from treenet.runs.loading import load_run as load_folder
-from treenet.translation.chrf import chrf_matrix
+from treenet.translation.reranking import chrf_matrix
 from treeproc.common.settings import UserError
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ from toydata import write_toy_data
 from treenet.data.splits import read_references
 from treenet.evaluation.buckets import LASTS, count_occurrences, score_by_frequency
 from treenet.report.compare import ScoreRow, ScoreTable
-from treenet.report.frequencies import score_frequencies
+from treenet.report.lines import score_frequencies
 from treeproc.common.files import file_sha256
 from treeproc.common.storage import as_path
 from treeproc.shards.store import read_index

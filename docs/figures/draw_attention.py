@@ -13,8 +13,7 @@ from pathlib import Path
 import matplotlib
 
 from treenet.report.figures import draw_tree
-from treenet.report.sentence_views import build_views
-from treenet.report.tree_layout import lay_out, piece_text
+from treenet.report.sentence_views import build_views, lay_out, piece_text
 from treenet.runs.loading import load_run
 
 

@@ -16,12 +16,11 @@ import numpy as np
 
 from treenet.config import OptimizerConfig
 from treenet.evaluation.significance import LEVEL, SeedTest, t_quantile
-from treenet.experiments.pooled_tests import compare_sizes
 from treenet.experiments.recorded_study import report_records, study_grid
 from treenet.experiments.records import Record, read_records
 from treenet.experiments.scaling_report import sample_scores
-from treenet.experiments.scaling_table import NLL_COMPARISON, SECONDS, TRAIN_NLL, VALID_NLL, metric_of, read_test
-from treenet.experiments.seeds_measures import MEASURES
+from treenet.experiments.scaling_table import NLL_COMPARISON, SECONDS, TRAIN_NLL, VALID_NLL, compare_sizes, metric_of, read_test
+from treenet.experiments.seeds import MEASURES
 from treenet.experiments.seeds_report import headline_test
 from treenet.training.optimizer import learning_rate
 

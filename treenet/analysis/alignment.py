@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from treenet.analysis.attention_stats import SentenceAttention
-from treenet.translation.coverage import leaf_attention
+from treenet.translation.reranking import leaf_attention
 
 _LINK = re.compile(r"([0-9]{1,6})([-p])([0-9]{1,6})")
 

@@ -15,7 +15,6 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from treenet.config import DecodingConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.in_order import in_order_with_rows, longer_side
 from treenet.data.splits import read_split
@@ -135,10 +134,10 @@ def map_attention(
     return (result for result in found if result is not None)
 
 
-def translated(run: LoadedRun, examples: list[dict], decoding: DecodingConfig | None = None) -> list[dict]:
-    """Return the examples with the model's own translations as `tgt_pieces`, by default with the decoding settings of the run."""
+def translated(run: LoadedRun, examples: list[dict]) -> list[dict]:
+    """Return the examples with the model's own translations as `tgt_pieces`, with the decoding settings of the run."""
     device = next(run.model.parameters()).device
-    found = translate_examples(run.model, examples, decoding or run.config.decoding, processor=run.processor, device=device)
+    found = translate_examples(run.model, examples, run.config.decoding, processor=run.processor, device=device)
     return [
         {**example, "tgt_pieces": np.array(best.ids, dtype=np.int32)} for example, (best, *_) in zip(examples, found, strict=True)
     ]

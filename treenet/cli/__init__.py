@@ -1,1 +1,1 @@
-"""The commands, one file each. `tree-attention COMMAND` runs them, and so do the scripts of the same names in `workflows/`."""
+"""The commands. `tree-attention COMMAND` runs them, and so do the scripts of the same names in `workflows/`."""

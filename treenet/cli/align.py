@@ -34,7 +34,7 @@ from treenet.analysis.attention_stats import SentenceAttention, map_attention, r
 from treenet.cli.shipped import find_config, given_run
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.runs.checkpoint import AVERAGED
-from treenet.runs.chosen_checkpoint import checkpoint_names
+from treenet.runs.chosen_checkpoint import Checkpoint, checkpoint_names
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.runs.mirror import read_run
 from treenet.translation.line_translator import EncodedLine, build_line_source
@@ -63,9 +63,7 @@ class AlignSettings(Settings):
     output: DataPath | None = Field(
         None, description="file to write; unset, standard output. The file appears when it is complete"
     )
-    checkpoint: str = Field(
-        AVERAGED, coerce_numbers_to_str=True, description="'averaged', the number of a step, or the path of a checkpoint folder"
-    )
+    checkpoint: Checkpoint = AVERAGED
     layer: PositiveInt | None = Field(
         None, description="decoder layer whose attention counts, 1 is the lowest; null: the mean of all"
     )

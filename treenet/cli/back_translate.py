@@ -36,9 +36,9 @@ from treenet.runs.checkpoint import AVERAGED, META
 from treenet.runs.chosen_checkpoint import checkpoint_path
 from treenet.runs.precision import choose_device
 from treenet.tasks.registry import build_task
+from treenet.translation.line_translator import TranslateSettings
 from treenet.translation.translate import change_decoding
 from treenet.translation.translate_job import translate_lines
-from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.command_line import build_arg_parser
 from treeproc.common.command_names import as_called
 from treeproc.common.errors import CommandEnded, quoted

@@ -8,6 +8,7 @@ It takes some minutes on two cores. After an interruption, the same command cont
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import indent
 
 from pydantic import Field, PositiveInt
 
@@ -126,14 +127,10 @@ def examples(scores: dict[str, dict], out: Path, count: int) -> str:
         tags, word_tree = encoder.word_tree(parsed)
         blocks.append(
             f"line              {text['example_id'] + 1}\n"
-            f"source            {text['source']}\n{_indent(draw(word_tree, parsed['words']['text'], tags))}\n"
+            f"source            {text['source']}\n{indent(draw(word_tree, parsed['words']['text'], tags), ' ' * 18)}\n"
             f"Tree Transformer  {tree}\nTransformer       {plain}\nreference         {text['target']}"
         )
     return "\n\n".join(blocks)
-
-
-def _indent(text: str) -> str:
-    return "\n".join(" " * 18 + line for line in text.split("\n"))
 
 
 def main(argv: Sequence[str]) -> None:

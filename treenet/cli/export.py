@@ -19,10 +19,9 @@ from treenet.cli.shipped import find_config
 from treenet.extras.export.folder import export_ctranslate2, export_run
 from treenet.extras.export.onnx_files import export_onnx
 from treenet.runs.checkpoint import AVERAGED
-from treenet.runs.chosen_checkpoint import checkpoint_names
+from treenet.runs.chosen_checkpoint import Checkpoint, checkpoint_names
 from treenet.runs.loading import load_run
 from treenet.runs.mirror import read_run
-from treenet.translation.translate_settings import Checkpoint
 from treeproc.common.command_line import build_arg_parser, split_arguments
 from treeproc.common.extras import require
 from treeproc.common.settings import Settings, UserError, load_settings, refuse_relative_in_job
@@ -40,7 +39,7 @@ class ExportSettings(Settings):
     """Settings of export.py."""
 
     to: Literal["safetensors", "onnx", "ctranslate2"] = Field("safetensors", description="the format; --to sets it too")
-    checkpoint: Checkpoint = Field(AVERAGED, description="'averaged', the number of a step, or the path of a checkpoint folder")
+    checkpoint: Checkpoint = AVERAGED
     max_positions: PositiveInt = Field(
         1024, le=65_536, description="onnx, ctranslate2: the most pieces of a sentence or of a translation"
     )

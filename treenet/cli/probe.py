@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from treenet.cli.shipped import find_config, given_run
 from treenet.probing.probe_results import figure_name, format_probes
 from treenet.probing.probe_run import probe_run
-from treenet.probing.probe_settings import ProbeSettings
+from treenet.probing.probe_tasks import ProbeSettings
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results
 from treenet.runs.run_results import PROBES

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from treenet.cli.shipped import find_config
 from treenet.report.live import Live, watch
-from treenet.report.report_settings import ReportSettings
+from treenet.report.report_inputs import ReportSettings
 from treeproc.common.command_line import build_arg_parser, split_arguments
 from treeproc.common.extras import require
 from treeproc.common.messages import tell

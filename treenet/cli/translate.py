@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from treenet.cli.shipped import find_config, given_run
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.translation.line_constraints import CONSTRAINTS
+from treenet.translation.line_translator import TranslateSettings
 from treenet.translation.translate_job import answer_lines, translate_lines
-from treenet.translation.translate_settings import TranslateSettings
 from treeproc.common.command_line import INTERRUPTED, build_arg_parser
 from treeproc.common.errors import CommandEnded
 from treeproc.common.folder_kinds import claim_output

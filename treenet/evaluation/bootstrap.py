@@ -7,14 +7,22 @@ about 11 % of pairs of equally good systems, sacrebleu's p is below 0.05.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
 from typing import Self
 
 import numpy as np
 from pydantic import Field, PositiveInt
 from sacrebleu.metrics import BLEU
 
-from treenet.evaluation.significance import ABOUT_WEIGHTS, PAIRED_BOOTSTRAP, SeedTest, compare_over_seeds, slopes
+from treenet.evaluation.significance import (
+    ABOUT_WEIGHTS,
+    PAIRED_BOOTSTRAP,
+    SEED,
+    SeedTest,
+    compare_over_seeds,
+    sample_counts,
+    sample_weights,
+    slopes,
+)
 from treenet.runs.result_provenance import describe_origin, recorded_origin
 from treenet.runs.run_results import System
 from treenet.tasks.translation_metrics import METRIC_TITLES, METRICS, build_tokenizer, check_lines, sentence_chrf
@@ -22,8 +30,6 @@ from treeproc.common.command_names import as_called
 from treeproc.common.provenance import software
 from treeproc.common.settings import Settings
 from treeproc.shards.store import fingerprint_of
-
-SEED = 12345  # sacrebleu's
 
 
 @dataclass(frozen=True)
@@ -90,23 +96,11 @@ def compare_systems(
     return comparisons
 
 
-def compare_means(baseline: np.ndarray, system: np.ndarray, num_samples: int, signature: str, seed: int = SEED) -> Comparison:
+def compare_means(baseline: np.ndarray, system: np.ndarray, num_samples: int, signature: str) -> Comparison:
     """Make the bootstrap of `compare_systems`, with its samples, of a metric that is the mean over sentences [lines]."""
-    counts = sample_counts(len(baseline), num_samples, seed)
+    counts = sample_counts(len(baseline), num_samples)
     sides = (counts @ one / len(one) for one in (baseline, system))
-    return Comparison.of(*sides, f"{signature}|bs:{num_samples}|seed:{seed}")
-
-
-def sample_counts(num_sentences: int, num_samples: int, seed: int = SEED) -> np.ndarray:
-    """Return how often each sentence counts [1 + samples, sentences]: once, then as in each sample of a bootstrap."""
-    chosen = np.random.default_rng(seed).choice(num_sentences, size=(num_samples, num_sentences), replace=True)
-    return np.stack([np.bincount(sample, minlength=num_sentences) for sample in (np.arange(num_sentences), *chosen)])
-
-
-@lru_cache(maxsize=1)  # the systems of a comparison have the same samples
-def _weights(num_sentences: int, num_samples: int, seed: int) -> np.ndarray:
-    """Return `sample_counts` as floats. Their products are ten times as fast as those of integers."""
-    return sample_counts(num_sentences, num_samples, seed).astype(float)
+    return Comparison.of(*sides, f"{signature}|bs:{num_samples}|seed:{SEED}")
 
 
 def two_sided_p(sampled: np.ndarray, difference: float) -> float:
@@ -151,7 +145,7 @@ def bleu_statistics(
     return np.array([[*score.counts, score.sys_len, score.ref_len] for score in sentences], dtype=np.int64)
 
 
-def sample_bleu(statistics: np.ndarray, num_samples: int, seed: int = SEED) -> np.ndarray:
+def sample_bleu(statistics: np.ndarray, num_samples: int) -> np.ndarray:
     """Return corpus BLEU [1 + samples]: of all sentences, then of each sample of a bootstrap.
 
     All systems get the same samples.
@@ -159,7 +153,7 @@ def sample_bleu(statistics: np.ndarray, num_samples: int, seed: int = SEED) -> n
     matches, lengths = statistics[:, :NGRAMS], statistics[:, NGRAMS:]
     totals = np.maximum(lengths[:, :1] - np.arange(NGRAMS), 0)
     columns = np.concatenate([matches, totals, lengths], axis=1, dtype=float)
-    sums = (_weights(len(statistics), num_samples, seed) @ columns).astype(np.int64).tolist()  # exact: below 2^53
+    sums = (sample_weights(len(statistics), num_samples) @ columns).astype(np.int64).tolist()  # exact: below 2^53
     ends = NGRAMS, 2 * NGRAMS
     return np.array(
         [
@@ -200,9 +194,9 @@ def sample_metric(metric: str, statistics: np.ndarray, num_samples: int) -> np.n
     return np.array([build._compute_score_from_stats(row).score for row in sums.tolist()])
 
 
-def sample_nll(nll: np.ndarray, tokens: np.ndarray, num_samples: int, seed: int = SEED) -> np.ndarray:
+def sample_nll(nll: np.ndarray, tokens: np.ndarray, num_samples: int) -> np.ndarray:
     """Return the nll a token [1 + samples], with the samples of `sample_bleu`, from nll and tokens of each sentence [lines]."""
-    weights = _weights(len(nll), num_samples, seed)
+    weights = sample_weights(len(nll), num_samples)
     return (weights @ nll) / (weights @ tokens)
 
 

@@ -167,14 +167,13 @@ def score_by_frequency(
     systems: Sequence[Sequence[Sequence[str]]],
     references: Sequence[Sequence[str]],
     counts: dict[str, int],
-    lasts: Sequence[int] = LASTS,
 ) -> list[FrequencyBucket]:
     """Return F1 of every bucket that has a word, from translations and references as lines of words.
 
     `counts` are those of the training text, for every word of both.
     """
-    places = {word: int(np.searchsorted(lasts, count)) for word, count in counts.items()}
-    size = len(lasts) + 1
+    places = {word: int(np.searchsorted(LASTS, count)) for word, count in counts.items()}
+    size = len(LASTS) + 1
 
     def add(totals: np.ndarray, words: Counter[str]) -> None:
         for word, count in words.items():
@@ -194,7 +193,7 @@ def score_by_frequency(
         if not any(totals) and not in_references[place]:
             continue
         scores = [200.0 * int(right[place]) / total if total else None for (right, _), total in zip(found, totals, strict=True)]
-        first = lasts[place - 1] + 1 if place else 0
-        last = lasts[place] if place < len(lasts) else None
+        first = LASTS[place - 1] + 1 if place else 0
+        last = LASTS[place] if place < len(LASTS) else None
         buckets.append(FrequencyBucket(first, last, int(in_references[place]), scores))
     return buckets

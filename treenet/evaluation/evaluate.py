@@ -15,6 +15,7 @@ from treenet.evaluation.bootstrap import CompareConfig, compare
 from treenet.evaluation.buckets import BucketConfig, measure_sources, score_buckets, score_tags, without_tags
 from treenet.evaluation.learned_metrics import BertScoreConfig, CometConfig, LearnedMetrics, compare_learned, entries_of
 from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.chosen_checkpoint import Checkpoint, OtherData
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.runs.precision import choose_device
 from treenet.runs.result_provenance import asked_for, fingerprints, origin
@@ -37,7 +38,7 @@ from treenet.translation.translate import decoding_of, detokenize, score_example
 from treeproc.common.files import read_text
 from treeproc.common.provenance import software
 from treeproc.common.settings import Effect, Settings, UserError, load_settings, read_yaml
-from treeproc.common.storage import AnyPath, DataPath
+from treeproc.common.storage import AnyPath
 from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import fingerprint_of, read_index, stage_folder
 
@@ -57,10 +58,8 @@ class EvaluateSettings(Settings):
     """Settings of evaluate.py: the split, the weights and the decoding."""
 
     split: str = Field("test", description="split of the data set to translate")
-    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the data set of the run")
-    checkpoint: str = Field(
-        AVERAGED, coerce_numbers_to_str=True, description="'averaged', the number of a step, or the path of a checkpoint folder"
-    )
+    data: OtherData = None
+    checkpoint: Checkpoint = AVERAGED
     untrained: bool = Field(False, description="a baseline: score the weights before the first update, of the seed or of init")
     random_trees: bool = Field(False, description="a control: every sentence gets a random tree of another shape over its leaves")
     seed: int = Field(1, ge=0, description="seed of random_trees")
@@ -115,11 +114,11 @@ def result_name(settings: EvaluateSettings, run: LoadedRun) -> str:
     return ".".join(parts)
 
 
-def translate_split(run: LoadedRun, settings: EvaluateSettings, *, num_best: int = 1) -> Iterator[list[Hypothesis]]:
+def translate_split(run: LoadedRun, settings: EvaluateSettings) -> Iterator[list[Hypothesis]]:
     """Return the hypotheses of every example of `settings.split`, best first, in example order."""
     device, decoding = next(run.model.parameters()).device, decoding_of(settings.decoding, run)
     examples = _read_examples(run, settings)
-    return translate_examples(run.model, examples, decoding, num_best=num_best, processor=run.processor, device=device)
+    return translate_examples(run.model, examples, decoding, processor=run.processor, device=device)
 
 
 def score_references(run: LoadedRun, settings: EvaluateSettings) -> ReferenceNll:

@@ -26,6 +26,7 @@ from treenet.data.lm_examples import SourceSide
 from treenet.data.plan import plan_in_order
 from treenet.models import CausalLM, MaskedLM, VocabSizes
 from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.chosen_checkpoint import Checkpoint, OtherData
 from treenet.runs.loading import load_model
 from treenet.runs.precision import choose_device, scoring
 from treenet.runs.result_provenance import origin
@@ -35,7 +36,7 @@ from treenet.tasks.causal_lm import to_causal
 from treenet.tasks.registry import build_task
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import Effect, Settings, UserError
-from treeproc.common.storage import AnyPath, DataPath
+from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import PAD_ID
 from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import read_index
@@ -48,12 +49,8 @@ class ScoreLMSettings(Settings):
     """Settings of scoring a language model."""
 
     split: str = Field("test", description="split of the data set")
-    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the data set of the run")
-    checkpoint: str = Field(
-        AVERAGED,
-        coerce_numbers_to_str=True,
-        description="'averaged', the number of a step, or the path of a checkpoint folder",
-    )
+    data: OtherData = None
+    checkpoint: Checkpoint = AVERAGED
     treebank: tuple[Path, ...] = Field(
         (), description="instead of a split: files, folders or archives of Penn Treebank trees, encoded with the run's vocabulary"
     )

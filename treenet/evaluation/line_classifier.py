@@ -18,8 +18,7 @@ from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import LoadedClassifier, load_classifier
 from treenet.runs.precision import choose_device, scoring
 from treenet.structure import ArcLevels
-from treenet.translation.line_translator import EncodedLine, LineSource, Translated, build_line_source, local_runs
-from treenet.translation.translate_settings import LineSettings
+from treenet.translation.line_translator import EncodedLine, LineSettings, LineSource, Translated, build_line_source, local_runs
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 

@@ -25,13 +25,14 @@ from treenet.data.in_order import WINDOW, count_leaves, in_order
 from treenet.data.splits import read_split
 from treenet.models.encoders.latent import ConstituentEncoder
 from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.chosen_checkpoint import Checkpoint, OtherData
 from treenet.runs.loading import load_model, load_processor
 from treenet.runs.precision import choose_device, scoring
 from treenet.runs.result_provenance import PARSE, origin
 from treenet.runs.run_results import SCORES, read_scores
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import Effect, Settings, UserError
-from treeproc.common.storage import AnyPath, DataPath
+from treeproc.common.storage import AnyPath
 from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import read_index
 from treeproc.shards.vocabulary_files import read_names
@@ -130,10 +131,8 @@ class ParseSettings(Settings):
     """Settings of unsupervised parsing: the sentences, the model and the scoring."""
 
     split: str = Field("test", description="split of the data set to parse")
-    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the data set of the run")
-    checkpoint: str = Field(
-        AVERAGED, coerce_numbers_to_str=True, description="'averaged', the number of a step, or the path of a checkpoint folder"
-    )
+    data: OtherData = None
+    checkpoint: Checkpoint = AVERAGED
     treebank: tuple[Path, ...] = Field(
         (), description="instead of a split: files, folders or archives of Penn Treebank trees, encoded with the run's vocabulary"
     )

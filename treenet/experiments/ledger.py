@@ -119,7 +119,8 @@ class Ledger:
         ledger = cls(folder / LEDGER, {})
         with ledger._changed():
             for cell in cells:
-                old, new = ledger.entries.get(cell.name), _entry(cell)
+                old = ledger.entries.get(cell.name)
+                new = Entry(dict(cell.labels), cell.config.model_dump(mode="json"), cell.data_fingerprint)
                 if old is None or not old.starts:
                     ledger.entries[cell.name] = new
                 else:
@@ -232,10 +233,6 @@ def _hold(folder: AnyPath, stack: ExitStack) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _entry(cell: Cell) -> Entry:
-    return Entry(dict(cell.labels), cell.config.model_dump(mode="json"), cell.data_fingerprint)
 
 
 def changed_settings(settings: dict, data_fingerprint: str, cell: Cell, where: str) -> list[str]:

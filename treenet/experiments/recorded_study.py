@@ -9,7 +9,7 @@ from treenet.experiments import scaling_report, seeds_report
 from treenet.experiments.ledger import check_labels
 from treenet.experiments.records import Record
 from treenet.experiments.scaling import GridConfig
-from treenet.experiments.seeds import TASKS, SeedGridConfig
+from treenet.experiments.seeds import MEASURES, SeedGridConfig
 from treenet.tasks.translation_metrics import MAIN, OF_STUDIES
 from treeproc.common.settings import UserError
 
@@ -38,8 +38,10 @@ def report_records(records: Sequence[Record], baseline: str | None = None, main:
         base = _first((baseline, SeedGridConfig().baseline), names)
         grid = SeedGridConfig(systems={name: {} for name in dict.fromkeys((base, *names))}, baseline=base)
         task = records[0]["settings"].get("task")
-        if task not in TASKS:
-            raise UserError(f"the record of {records[0]['cell']} is damaged: its task must be {' or '.join(TASKS)}; restore it")
+        if task not in MEASURES:
+            raise UserError(
+                f"the record of {records[0]['cell']} is damaged: its task must be {' or '.join(MEASURES)}; restore it"
+            )
         return seeds_report.build_report(task, grid, records)
     return scaling_report.build_report(study_grid(records, baseline, main), records)
 

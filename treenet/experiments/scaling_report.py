@@ -40,11 +40,8 @@ from treenet.evaluation.significance import (
     correct_family,
     summarize,
 )
-from treenet.experiments.pooled_tests import compare_sizes
-from treenet.experiments.records import Record, numbers, show_numbers
-from treenet.experiments.same_machine import find_unlike
+from treenet.experiments.records import Record, find_unlike, numbers, show_numbers
 from treenet.experiments.scaling import GridConfig, ScalingConfig, describe_other_references, study_work
-from treenet.experiments.scaling_plot import plot
 from treenet.experiments.scaling_table import (
     ABOUT_VALID,
     NLL_COMPARISON,
@@ -53,7 +50,9 @@ from treenet.experiments.scaling_table import (
     SECONDS,
     TRAIN_NLL,
     VALID_NLL,
+    compare_sizes,
     format_table,
+    plot,
     read_test,
 )
 from treenet.experiments.study import StudyForm, read_fresh_scores

@@ -1,21 +1,28 @@
 """Comparisons of classifiers, or of models of relatedness, over seeds: models, ablations, control trees, all with the same seeds.
 
 A comparison is a configuration of workflows/train.py with a grid. Each cell is one run of that workflow, with the
-settings of one system and one seed, in OUT/cells/SYSTEM-seedSEED.
+settings of one system and one seed, in OUT/cells/SYSTEM-seedSEED. Its measures are of the task: accuracy of classes, or
+correlation of relatedness.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
 from treenet.evaluation.classify import score_peak, score_run
 from treenet.evaluation.evaluate import References
+from treenet.evaluation.significance import SeedTest, compare_correlations, compare_examples
 from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import Cell
+from treenet.experiments.records import show_numbers
 from treenet.experiments.study import describe_stale
 from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, check_name, check_once
 from treenet.jobs.train_run import run_training
@@ -26,7 +33,115 @@ from treenet.tasks.registry import build_task
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath
 
-TASKS = ("classification", "relatedness")
+Numbers = Mapping[str, np.ndarray]  # of examples, by the name that `Measures.read` gave
+
+_SCALE = 10_000  # records hold whole numbers, so scores of pairs have four digits
+
+
+@dataclass(frozen=True)
+class Measures:
+    """The scores of a task, and the numbers of single examples that a test over them needs."""
+
+    columns: Mapping[tuple[str, str], str]  # (entry of scores.json, score): the column title
+    headline: str  # the score whose differences are tested, in the results TESTED
+    unit: float  # a value times this is the printed number, with `digits` places
+    digits: int
+    axis: str  # of the picture
+    read: Callable[[AnyPath, str], dict[str, str]]  # the lines for the record of a run folder's result
+    compare: Callable[[Sequence[Numbers], Sequence[Numbers], str], SeedTest]  # of a result of baselines and of systems, by seed
+
+    def show(self, value: float, sign: str = "") -> str:
+        """Format a value or a difference for tables."""
+        return f"{self.unit * value:{sign}.{self.digits}f}"
+
+    def show_mean(self, summary: Mapping) -> str:
+        """Format mean and deviation over seeds."""
+        return f"{self.show(summary['mean'])} ± {'-' if summary['deviation'] is None else self.show(summary['deviation'])}"
+
+    def show_interval(self, test: SeedTest) -> str:
+        """Format the interval of a difference; a dash if there is none."""
+        return f"[{', '.join(self.show(end, '+') for end in test.interval)}]" if test.interval else "-"
+
+    def tested(self) -> dict[str, str]:
+        """Return the tested measures, and the result of each."""
+        return {f"{result}.{self.headline}": result for result in TESTED}
+
+
+TESTED = ("test", "test.last")  # entries of scores.json
+
+
+def _read_columns(path: AnyPath, names: tuple[str, str]) -> list[tuple[str, str]]:
+    """Read two columns of a file of predictions, in the order of the examples."""
+    try:
+        file = io.StringIO(path.read_bytes().decode(), newline="")
+        return [(row[names[0]], row[names[1]]) for row in csv.DictReader(file, delimiter="\t")]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"cannot read {path} ({error}); remove its folder and run the same command again") from None
+
+
+def _read_right(folder: AnyPath, result: str) -> dict[str, str]:
+    """Read whether each prediction is right."""
+    rows = _read_columns(folder / f"predictions.{result}.tsv", ("predicted", "label"))
+    return {result: show_numbers(int(predicted == label) for predicted, label in rows)}
+
+
+def _read_scores(folder: AnyPath, result: str) -> dict[str, str]:
+    """Read predicted scores of pairs, and the human scores."""
+    path = folder / f"predictions.{result}.tsv"
+    columns = list(zip(*_read_columns(path, ("predicted", "score")), strict=True))
+    try:
+        predicted, scores = (show_numbers(round(_SCALE * float(value)) for value in column) for column in columns)
+    except ValueError as error:
+        raise UserError(f"cannot read {path} ({error}); remove its folder and run the same command again") from None
+    return {result: predicted, f"{result}.scores": scores}
+
+
+def _compare_accuracies(baselines: Sequence[Numbers], systems: Sequence[Numbers], result: str) -> SeedTest:
+    sides = [np.array([one[result] for one in side], dtype=float) for side in (baselines, systems)]
+    return compare_examples(sides[1] - sides[0])
+
+
+def _compare_correlations(baselines: Sequence[Numbers], systems: Sequence[Numbers], result: str) -> SeedTest:
+    sides = [np.array([one[result] for one in side], dtype=float) for side in (baselines, systems)]
+    return compare_correlations(*sides, scores=systems[0][f"{result}.scores"])
+
+
+MEASURES = {
+    "classification": Measures(
+        columns={
+            ("valid", "accuracy"): "valid",
+            ("test", "accuracy"): "test",
+            ("test.last", "accuracy"): "last",
+            ("test", "binary_accuracy"): "two",
+            ("test.last", "binary_accuracy"): "two, last",
+            ("test.peak", "accuracy"): "peak on test!",
+        },
+        headline="accuracy",
+        unit=100,
+        digits=2,
+        axis="test accuracy, %",
+        read=_read_right,
+        compare=_compare_accuracies,
+    ),
+    "relatedness": Measures(
+        columns={
+            ("valid", "pearson"): "valid, r",
+            ("test", "pearson"): "test, r",
+            ("test.last", "pearson"): "last, r",
+            ("test", "spearman"): "test, rho",
+            ("test", "mse"): "test, MSE",
+            ("test.peak", "pearson"): "peak on test!",
+        },
+        headline="pearson",
+        unit=1,
+        digits=4,
+        axis="Pearson's r on test",
+        read=_read_scores,
+        compare=_compare_correlations,
+    ),
+}
+
+
 # Entries of scores.json that a cell has.
 SCORED = ("valid", "test", "valid.last", "test.last")
 
@@ -83,8 +198,8 @@ class SeedsConfig(StudyConfig):
                     yield Place(f"systems.{system}", {"system": system, "seed": seed}, (settings, {"seed": seed}))
 
     def check_task(self, run: TrainConfig, where: str) -> None:
-        if run.task != self.task or run.task not in TASKS:
-            raise UserError(f"{where}: task must be {' or '.join(TASKS)}, the same for all systems, but is {run.task}")
+        if run.task != self.task or run.task not in MEASURES:
+            raise UserError(f"{where}: task must be {' or '.join(MEASURES)}, the same for all systems, but is {run.task}")
 
     def check_data(self, cells: Sequence[Cell], indices: Mapping[Path, Mapping]) -> None:
         """Raise UserError if their classes differ, or for a data set that a system cannot learn from."""

@@ -21,10 +21,8 @@ from treenet.evaluation.significance import (
     half_interval,
     summarize,
 )
-from treenet.experiments.records import Record, numbers
-from treenet.experiments.same_machine import find_unlike
-from treenet.experiments.seeds import SCORED, SeedGridConfig, seed_work
-from treenet.experiments.seeds_measures import MEASURES, TESTED, Measures, Numbers
+from treenet.experiments.records import Record, find_unlike, numbers
+from treenet.experiments.seeds import MEASURES, SCORED, TESTED, Measures, Numbers, SeedGridConfig, seed_work
 from treenet.experiments.study import StudyForm, notes_about_cells, read_fresh_scores, show_p_values
 from treenet.runs.learning_curves import write_png
 from treenet.runs.result_provenance import recorded_origin

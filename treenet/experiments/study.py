@@ -1,28 +1,52 @@
 """Studies: they run the missing cells of a grid, report, and list the remaining ones."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from treenet.evaluation.evaluate import References
 from treenet.evaluation.significance import EXPLORATORY, SeedTest
-from treenet.experiments.grid import CellWork
+from treenet.experiments.grid import CellWork, run_cells_here, run_cells_in_processes
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
-from treenet.experiments.records import Record, Recording
-from treenet.experiments.run_cells import need_ray, run_cells
-from treenet.experiments.same_machine import describe_unlike
+from treenet.experiments.records import Record, Recording, describe_unlike
 from treenet.experiments.study_grid import StudyConfig, study_cells
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
 from treenet.runs.result_provenance import NOT_RECORDED
 from treenet.runs.run_results import SCORES, stale_scores
 from treeproc.common.command_line import ArgumentParser, any_path
 from treeproc.common.errors import CommandEnded
+from treeproc.common.extras import require
 from treeproc.common.files import atomic_write, file_lock, json_bytes, lock_place, locked, read_json
 from treeproc.common.folder_kinds import RECORDS, Kind, claim_folder
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import AnyPath
+
+
+def need_ray(cells: Iterable[Cell]) -> bool:
+    """Return whether cells have Ray Train workers. Then their driver has the grid alone; otherwise processes share it."""
+    return any(cell.config.workers for cell in cells)
+
+
+def run_cells(cells: Iterable[Cell], work: CellWork, ledger: Ledger, parallel: int | None = None) -> None:
+    """Run the cells that are not done in the ledger, and record how each cell ended.
+
+    `parallel` cells run at a time: with `workers` on Ray (None: as many as the cluster has room for), else in processes. Without
+    `workers`, None runs them one after another in this process. SIGTERM saves a checkpoint and stops. The next call runs the
+    waiting and interrupted cells.
+    """
+    cells = ledger.in_order(cells)
+    if need_ray(cells):
+        require("ray", "a study with workers", "give workers=0 to train each cell in one process")
+        from treenet.experiments.ray_cells import run_cells_with_ray  # a grid without Ray must not import it
+
+        run_cells_with_ray(cells, work, ledger, parallel)
+    elif cells and (parallel or 1) > 1:
+        run_cells_in_processes(cells, work, ledger, parallel)
+    else:
+        run_cells_here(cells, work, ledger)
+
 
 _REPORT_LOCK = ".report-lock"
 

@@ -17,7 +17,7 @@ from treenet.evaluation.evaluate import EvaluateSettings, tokenizer_of
 from treenet.evaluation.significance import FEWEST_SEEDS, SYSTEMS, SeedTest, correct_family
 from treenet.experiments.scaling_table import against_of, metric_of, read_comparison
 from treenet.report.compare import ScoreTable, references_of
-from treenet.report.report_runs import ReportRun, ReportStudy
+from treenet.report.report_inputs import ReportRun, ReportStudy
 from treenet.tasks.translation_metrics import MAIN, MAIN_OF_TOKENS, METRIC_TITLES, NO_TOKENIZER, SECOND
 
 

@@ -7,10 +7,9 @@ from matplotlib.figure import Figure
 from treenet.evaluation.significance import FEWEST_SEEDS, SEEDS_TEST
 from treenet.report.answer import Answer, SystemResult
 from treenet.report.figures import FAINT, INK, SERIES
-from treenet.report.formats import show_p_value
-from treenet.report.markup import TableCell, bullets, code, number, paragraph, tag, text
+from treenet.report.markup import TableCell, bullets, code, number, paragraph, show_p_value, tag, text
+from treenet.report.report_inputs import Missing
 from treenet.report.report_model import Page
-from treenet.report.report_runs import Missing
 from treenet.tasks.translation_metrics import METRIC_TITLES
 
 ANSWER = "answer"

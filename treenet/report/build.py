@@ -1,46 +1,99 @@
 """The builder of reports: from run folders to index.html, report.json, figures/*.png and *.svg."""
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from html import escape
 from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
 
 from treenet.analysis.attention_stats import run_attention
-from treenet.analysis.encoder_stats import run_encoder_attention
-from treenet.analysis.self_attention import has_self_attention
-from treenet.experiments.scaling_plot import draw as draw_scaling
+from treenet.analysis.encoder_attention import has_self_attention, run_encoder_attention
+from treenet.experiments.scaling_table import draw as draw_scaling
 from treenet.experiments.seeds_report import draw as draw_seeds
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.probing.probe_results import draw_layers
 from treenet.report.answer import answer_runs, answer_study
-from treenet.report.answer_section import ANSWER, draw_answer
-from treenet.report.bucket_charts import draw_scores
+from treenet.report.answer_section import ANSWER, draw_answer, show_answer
 from treenet.report.compare import ablations, choose_baseline, score_tables, settings_of, warnings
 from treenet.report.figures import draw_tree, run_colors, save_chart, save_figure, style
-from treenet.report.frequencies import score_frequencies
-from treenet.report.group_section import draw_attention
-from treenet.report.lines import collect_lines
-from treenet.report.live import Live
-from treenet.report.numbers import report_numbers
-from treenet.report.page import render_page
-from treenet.report.pictures import pack
-from treenet.report.probes import probes_name
-from treenet.report.provenance_section import read_making
-from treenet.report.report_model import Inside, Report, Scored
-from treenet.report.report_runs import Missing, ReportRun, own_index, read_report_inputs
-from treenet.report.report_settings import ReportSettings
-from treenet.report.seeds_section import seeds_name
-from treenet.report.sentence_views import View, build_views, choose_examples
-from treenet.report.study_section import scaling_name
-from treenet.report.tree_layout import lay_out
+from treenet.report.inside_sections import draw_attention, probes_name, show_attention, show_encoder, show_probes
+from treenet.report.lines import collect_lines, score_frequencies
+from treenet.report.live import Live, show_live
+from treenet.report.markup import code, paragraph, tag
+from treenet.report.report_inputs import Missing, ReportRun, ReportSettings, own_index, read_report_inputs
+from treenet.report.report_model import Inside, Page, Report, Scored, report_numbers
+from treenet.report.run_sections import read_making, show_curves, show_making, show_runs
+from treenet.report.score_sections import draw_scores, show_ablations, show_scores
+from treenet.report.sentence_sections import pack, show_lines, show_sentences
+from treenet.report.sentence_views import View, build_views, choose_examples, lay_out
+from treenet.report.study_sections import scaling_name, seeds_name, show_comparisons, show_studies
 from treenet.runs.learning_curves import draw_curves
 from treenet.runs.loading import load_run
 from treenet.runs.precision import choose_device
+from treeproc.common.command_names import as_called
 from treeproc.common.files import atomic_write, json_bytes, read_json, remove_leftovers
 from treeproc.common.folder_kinds import REPORT, claim_folder
 from treeproc.common.settings import UserError
+
+_HERE = Path(__file__).parent
+# Nothing is loaded, and nothing but this page's own script runs.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+def render_page(report: Report, figures: Mapping[str, str], live: Live | None = None) -> str:
+    """Render the whole document; with `live`, one that reloads itself."""
+    page = Page(report, figures)
+    if live is not None:
+        page.add("live", "Under way", *show_live(page, live))
+        page.add("live-curves", "Learning curves", show_curves(page))
+    page.add("answer", "The answer", *show_answer(page))
+    page.add("scores", "Scores", *show_scores(page))
+    page.add("ablations", "Ablations", show_ablations(page))
+    page.add("size", "Size of the training data", *show_studies(page))
+    page.add("seeds", "Comparisons over seeds", *show_comparisons(page))
+    page.add("lines", "All sentences", *show_lines(page))
+    page.add("sentences", "Attention, sentence by sentence", *show_sentences(page))
+    page.add("attention", "Attention to phrases and words", *show_attention(page))
+    page.add("encoder", "Self-attention of the encoder", *show_encoder(page))
+    page.add("probes", "Probes of the encoder", *show_probes(page))
+    if live is None:
+        page.add("curves", "Learning curves", show_curves(page))
+    page.add("runs", "What was run", *show_runs(page))
+    page.add("making", "How each run was made", show_making(page))
+
+    links = "".join(tag("li", tag("a", escape(title), href=f"#{anchor}")) for anchor, title, _ in page.sections)
+    names = ", ".join(one.name for one in [*report.runs, *report.studies, *report.comparisons])
+    body = tag("header", tag("h1", escape(report.title)) + paragraph(names, class_="lead"))
+    body += tag("nav", tag("ol", links), aria_label="Contents")
+    body += tag("main", "".join(tag("section", tag("h2", escape(title)) + content, id=a) for a, title, content in page.sections))
+    body += tag(
+        "footer", f"Made by {code(as_called('workflows/report.py'))}; the numbers are in {code('report.json')} beside this page."
+    )
+    if page.views:
+        body += _data("views", page.views) + f"<script>{_read('page.js')}</script>"
+    if page.lines is not None:
+        body += _data("lines-data", page.lines) + f"<script>{_read('lines.js')}</script>"
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    head += f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+    if live is not None and live.refresh_s:
+        head += f'<meta http-equiv="refresh" content="{live.refresh_s}">'
+    head += f'<title>{escape(report.title)}</title><link rel="icon" href="data:,"><style>{_read("page.css")}</style>'
+    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+
+
+def _data(name: str, value: object) -> str:
+    """Return JSON in which nothing is markup, for a script of the page."""
+    content = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    content = content.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    return f'<script type="application/json" id="{name}">{content}</script>'
+
+
+def _read(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
+
 
 PAGE, NUMBERS, FIGURES = "index.html", "report.json", "figures"
 # Bytes of attention weights in a page; with more, it would pass 3 MB.

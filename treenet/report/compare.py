@@ -8,8 +8,7 @@ from treenet.data.input_kinds import TREES
 from treenet.data.splits import read_references
 from treenet.evaluation.bootstrap import Comparison, compare_systems
 from treenet.models import ARCHITECTURES
-from treenet.report.report_runs import ReportRun, own_index
-from treenet.runs.metrics_log import best_validation
+from treenet.report.report_inputs import ReportRun, own_index
 from treenet.runs.result_provenance import ResultStatus
 from treeproc.common.settings import differences
 
@@ -78,11 +77,6 @@ def speed(run: ReportRun) -> float | None:
     """Return the median of target tokens a second."""
     rates = sorted(line["tokens_per_s"] for line in run.metrics if line["event"] == "train" and line.get("tokens_per_s"))
     return rates[len(rates) // 2] if rates else None
-
-
-def validation(run: ReportRun) -> dict | None:
-    """Return the line of the best validation."""
-    return best_validation(run.metrics)
 
 
 @dataclass

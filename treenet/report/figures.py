@@ -16,8 +16,7 @@ from matplotlib.patches import FancyBboxPatch
 from matplotlib.ticker import MaxNLocator
 
 from treenet.analysis.attention_stats import Group
-from treenet.report.sentence_views import View
-from treenet.report.tree_layout import BOX_HEIGHT, FONT_SIZE, TreeLayout
+from treenet.report.sentence_views import BOX_HEIGHT, FONT_SIZE, TreeLayout, View
 from treeproc.common.files import atomic_write
 
 # Colours of the light scheme; on the page each is a variable of page.css with a twin in the dark scheme.

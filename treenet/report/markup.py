@@ -1,8 +1,15 @@
-"""HTML by small functions. Every text goes through `text` or `number`; all else is markup of this package."""
+"""HTML by small functions, and names and numbers as every section writes them.
+
+Every text goes through `text` or `number`; all else is markup of this package.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+
+from treenet.report.compare import ScoreRow
+from treenet.runs.result_provenance import ResultStatus, short
+from treenet.tasks.translation_metrics import METRIC_TITLES
 
 # A first column of longer texts than this keeps some width on a phone.
 _SHORT = 12
@@ -67,3 +74,31 @@ def table(
     box = tag("div", inner, class_="box", tabindex=0, role="group", aria_label=f"{title or 'Table'}, which may scroll")
     said = f"<b>{title}.</b> {escape(caption)}" if title else escape(caption)
     return tag("figure", tag("figcaption", said) + box, class_="table")
+
+
+def metric_name(name: str) -> str:
+    """Return `tokenised BLEU` for `bleu_tokenized`. Metrics that are not known here keep the words of their names."""
+    return METRIC_TITLES.get(name, name.replace("_", " "))
+
+
+def result_name(row: ScoreRow, split: str) -> str:
+    """Return the name of a result beside its run: `test.untrained` -> `untrained`; and its status."""
+    rest = row.result.removeprefix(split).lstrip(".").replace("_", " ").replace(".", ", ")
+    notes = [rest] if rest else []
+    notes += [status_name(row.status)] if status_name(row.status) else []
+    return f"{row.run} ({', '.join(notes)})" if notes else row.run
+
+
+def status_name(status: ResultStatus) -> str:
+    """Return a mark for a result that is not known to be of the run as it is."""
+    return "stale" if status.changed else "" if status.recorded else "without provenance"
+
+
+def show_p_value(value: float) -> str:
+    """Return markup of a p-value."""
+    return "&lt; 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def show_hash(sha256: str | None) -> TableCell:
+    """Return the first digits of a hash, or a dash."""
+    return TableCell(code(short(sha256)) if sha256 else "–", "n")

@@ -3,10 +3,22 @@
 import json
 import re
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, checkpoint_folders, checkpoint_step, is_complete
 from treeproc.common.settings import UserError
-from treeproc.common.storage import AnyPath
+from treeproc.common.storage import AnyPath, DataPath
+
+# Settings of commands that read a run.
+Checkpoint = Annotated[
+    str,
+    Field(coerce_numbers_to_str=True, description="'averaged', the number of a step, or the path of a checkpoint folder"),
+]
+OtherData = Annotated[
+    DataPath | None, Field(description="another data set of the same vocabulary; unset, the data set of the run")
+]
 
 
 def checkpoint_names(checkpoint: str) -> tuple[str, ...]:

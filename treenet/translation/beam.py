@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from treenet.translation.caches import Steps
-from treenet.translation.hypotheses import Finished, Hypothesis, sort_hypotheses
-from treenet.translation.next_pieces import best_by_key, best_pieces
-from treenet.translation.required import RequiredPhrases
+from treenet.translation.hypotheses import Finished, Hypothesis, best_by_key, best_pieces, sort_hypotheses
+from treenet.translation.line_constraints import RequiredPhrases
 from treenet.translation.restrictions import Lengths
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
 

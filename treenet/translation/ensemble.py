@@ -100,13 +100,11 @@ def _mean_log_probs(logits: Sequence[Tensor]) -> Tensor:
     return reduce(torch.logaddexp, (x.float().log_softmax(dim=-1) for x in logits)) - math.log(len(logits))
 
 
-def load_ensemble(
-    runs: Sequence[Path], checkpoints: Sequence[str], *, device: torch.device | str = "cpu", encodes_lines: bool = True
-) -> LoadedRun:
+def load_ensemble(runs: Sequence[Path], checkpoints: Sequence[str], *, device: torch.device | str = "cpu") -> LoadedRun:
     """Load every checkpoint of every run as one model. Settings, vocabulary and data set are those of the first run.
 
-    Raises UserError as `load_run` does, and if the runs' vocabularies differ. With `encodes_lines`, for raw lines, it also raises
-    UserError if the runs' trees are made in different ways: a line is parsed once for all models.
+    Raises UserError as `load_run` does, and if the runs' vocabularies differ. It also does so if the runs' trees are made in
+    different ways: a line is parsed once for all models.
     """
     members = list(product(runs, checkpoints))
     loaded = [load_run(run, checkpoint=checkpoint, device=device) for run, checkpoint in members]
@@ -114,7 +112,7 @@ def load_ensemble(
     for (run, _), other in zip(members, loaded, strict=True):
         theirs = read_index(other.data / "encoded")
         names = ["vocab_fingerprint"]
-        if encodes_lines and other.model.reads is not LEAVES:
+        if other.model.reads is not LEAVES:
             names += ["parser_settings", "tree_settings"]
         for name in names:
             if index.get(name) != theirs.get(name):

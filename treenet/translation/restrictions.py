@@ -12,8 +12,7 @@ from torch import Tensor
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import TreeBatch
-from treenet.translation.hypotheses import length_penalties
-from treenet.translation.next_pieces import known_all_false
+from treenet.translation.hypotheses import known_all_false, length_penalties
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 # Search never produces these: UNK has no text. Their probability stays in the normalisation.

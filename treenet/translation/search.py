@@ -20,8 +20,7 @@ from treenet.models.compiling import Compiled
 from treenet.translation.beam import Beam, DiverseBeam
 from treenet.translation.caches import Cache, Decodable, GrowingCache, StaticCache, Steps, choose_steps, decode
 from treenet.translation.hypotheses import Hypothesis, check_num_best
-from treenet.translation.line_constraints import BatchConstraints, check_method
-from treenet.translation.required import RequiredPhrases
+from treenet.translation.line_constraints import BatchConstraints, RequiredPhrases, check_method
 from treenet.translation.restrictions import Hypotheses, Lengths, Restriction, restrictions_of
 from treenet.translation.sampling import Samples
 from treeproc.common.settings import UserError

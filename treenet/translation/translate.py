@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
@@ -14,14 +15,36 @@ from treenet.data.in_order import WINDOW, count_leaves, in_order, in_order_with_
 from treenet.runs.loading import LoadedRun
 from treenet.runs.precision import scoring
 from treenet.translation.caches import choose_steps, has_static_cache
-from treenet.translation.coverage import check_attends, order_by_coverage
-from treenet.translation.forbidden import PieceTexts
-from treenet.translation.forced import ScoredTarget, score_targets
-from treenet.translation.hypotheses import Hypothesis, check_num_best
-from treenet.translation.line_constraints import MUST_NOT_APPEAR, BatchConstraints, batch_constraints
-from treenet.translation.minimum_risk import rank_by_risk
+from treenet.translation.hypotheses import Hypothesis, check_num_best, length_penalties
+from treenet.translation.line_constraints import MUST_NOT_APPEAR, BatchConstraints, PieceTexts, batch_constraints
+from treenet.translation.reranking import check_attends, choose_by_risk, order_by_coverage
 from treenet.translation.search import search_batch
 from treeproc.common.settings import UserError, build_settings
+from treeproc.shards.schema import PAD_ID
+
+
+@dataclass(frozen=True)
+class ScoredTarget(Hypothesis):
+    """A given translation as a hypothesis, and the log-probability of each of its pieces, EOS last."""
+
+    token_log_probs: tuple[float, ...] = ()
+
+
+@torch.inference_mode()
+def score_targets(model: nn.Module, batch: TreeBatch, decoding: DecodingConfig) -> list[ScoredTarget]:
+    """Score the targets of `batch` under `model`, which must be in evaluation mode. Limits of length hold only for search."""
+    logits = model(batch)
+    lengths = (batch.tgt_out != PAD_ID).sum(1).tolist()
+    penalties = length_penalties(max(lengths) - 1, decoding).tolist()
+    out = []
+    for row, length in enumerate(lengths):
+        tokens = batch.tgt_out[row, :length]
+        # One row at a time: the log-probabilities of all rows would double the memory of the logits.
+        log_probs = logits[row, :length].float().log_softmax(dim=1).gather(1, tokens[:, None])[:, 0]
+        total = float(log_probs.double().sum())
+        ids = tuple(tokens[:-1].tolist())
+        out.append(ScoredTarget(ids, total / penalties[length - 1], total, tuple(log_probs.tolist())))
+    return out
 
 
 def decoding_of(chosen: DecodingConfig, run: LoadedRun) -> DecodingConfig:
@@ -111,7 +134,8 @@ def _decode_batch(
     if decoding.method == "mbr":
         if processor is None:
             raise ValueError("minimum Bayes risk needs the processor of the vocabulary, because it compares texts")
-        return rank_by_risk(search(num_best=decoding.mbr_samples), partial(detokenize, processor), num_best)
+        drawn = search(num_best=decoding.mbr_samples)
+        return [choose_by_risk(own, [detokenize(processor, one) for one in own], num_best) for own in drawn]
     if decoding.coverage_penalty:
         found = search(num_best=decoding.beam_size)
         return order_by_coverage(model, rows, found, decoding, num_best, batch.leaf_pieces.device)

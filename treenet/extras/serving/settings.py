@@ -8,6 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from treenet.config import DecodingConfig
 from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.chosen_checkpoint import Checkpoint
 from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 
@@ -24,9 +25,7 @@ class ServeSettings(Settings):
         None, description="file that holds the token; clients send it as 'Authorization: Bearer TOKEN'"
     )
     token_variable: str | None = Field(None, description="environment variable that holds the token, instead of a file")
-    checkpoint: Annotated[str, Field(coerce_numbers_to_str=True)] = Field(
-        AVERAGED, description="'averaged', the number of a step, or the path of a checkpoint folder"
-    )
+    checkpoint: Checkpoint = AVERAGED
     replicas: PositiveInt = Field(1, description="processes that parse and translate; each takes one CPU")
     use_gpu: bool = Field(False, description="translate on GPUs, one for each replica")
     batch_requests: PositiveInt = Field(

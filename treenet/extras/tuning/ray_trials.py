@@ -24,10 +24,9 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler
 from ray.tune.search.optuna import OptunaSearch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from treenet.experiments.grid import CellWork, run_cell
+from treenet.experiments.grid import CellWork, printing_to_log, run_cell
 from treenet.experiments.ledger import FAILED as CELL_FAILED
 from treenet.experiments.ledger import Cell, CellResult
-from treenet.experiments.process_cells import printing_to_log
 from treenet.experiments.ray_cells import wait_until_free
 from treenet.extras.tuning.trials import DONE, FAILED, STOPPED, Dimension, Trials, TuningConfig, describe_values
 from treenet.jobs.ray_room import Room, Rooms, bundles_of, given_to_training, refuse_more_than_there_is

@@ -1,4 +1,4 @@
-"""The section of studies of the data size."""
+"""The sections of studies: of the size of the training data, and of comparisons over seeds."""
 
 import shlex
 from html import escape
@@ -11,7 +11,6 @@ from treenet.evaluation.significance import (
     SeedTest,
     half_interval,
 )
-from treenet.experiments.pooled_tests import list_pooled
 from treenet.experiments.scaling_table import (
     ONE_SIDED,
     WeightsP,
@@ -19,15 +18,17 @@ from treenet.experiments.scaling_table import (
     describe_slopes,
     list_by_seed,
     list_nll,
+    list_pooled,
     metric_of,
     others_of,
     read_comparison,
 )
+from treenet.experiments.seeds import MEASURES
+from treenet.experiments.seeds_report import explain, headline_test, shown_columns
 from treenet.experiments.study import notes_about_cells
-from treenet.report.formats import show_p_value
-from treenet.report.markup import TableCell, code, number, paragraph, tag, text
+from treenet.report.markup import TableCell, code, number, paragraph, show_p_value, tag, text
+from treenet.report.report_inputs import ReportStudy
 from treenet.report.report_model import Page
-from treenet.report.report_runs import ReportStudy
 from treenet.tasks.translation_metrics import METRIC_TITLES
 from treeproc.common.command_names import as_called
 
@@ -113,3 +114,38 @@ def tell_stale(study: ReportStudy, script: str) -> list[str]:
     config = shlex.quote(f"{study.given}/config.yaml")
     command = code(as_called(f"python workflows/{script} --config {config} --out {shlex.quote(study.given)}"))
     return [tag("div", tag("p", escape(message) + command), class_="callout", role="note")]
+
+
+def show_comparisons(page: Page) -> list[str]:
+    """Return picture, table and notes of every comparison."""
+    out = []
+    for index, study in enumerate(page.report.comparisons):
+        if study.report is None:
+            out.append(tell_no_cell(study))
+            continue
+        out += tell_stale(study, "compare_seeds.py")
+        report, measures = study.report, MEASURES[study.report["task"]]
+        shown = shown_columns(report)
+        out.append(page.figure(seeds_name(index), f"{study.name}: {measures.axis}, every seed of every system."))
+        titles = ["seeds", *shown.values(), f"− {report['baseline']}", "95 %", "p", "p, Holm", "parameters", "minutes"]
+        head = [text("system"), *(TableCell(title, "n") for title in titles)]
+        rows = []
+        for row in report["systems"]:
+            cells = [text(row["system"]), number(len(row["seeds"]))]
+            cells += [TableCell(measures.show_mean(row[key]) if key in row else "", "n") for key in shown]
+            if test := headline_test(row, measures):
+                signed = (measures.show(test.difference, "+"), measures.show_interval(test))
+                cells += [TableCell(value.replace("-", "−"), "n") for value in signed]
+                cells += [TableCell(value, "n") for value in show_p_values(test)]
+            else:
+                cells += [TableCell("", "n")] * 4
+            rows.append([*cells, number(row["parameters"]), number(row["seconds"] / 60, ".1f")])
+        first, *notes = explain(report)
+        out.append(page.table(f"{study.name}. {first}.", head, rows))
+        out += [paragraph(f"{note.removesuffix('.')}.", class_="note") for note in notes]
+    return out
+
+
+def seeds_name(index: int) -> str:
+    """Return the name of the figure of a comparison."""
+    return f"seeds_{index + 1}"
