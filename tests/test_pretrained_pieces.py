@@ -15,12 +15,13 @@ from hypothesis_profiles import num_examples
 from pretrained_data import settings, write_data
 from tiny_tokenizers import reference_words, write_tokenizer
 
+from treenet.runs.vocabularies import Vocabularies
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given
-from treeproc.pretrained_pieces import FIRST_PIECE, TokenizerPieces, _without_first_blank, load_pieces
-from treeproc.shards.schema import UNK_ID
+from treeproc.pretrained_pieces import TokenizerPieces, _without_first_blank, load_pieces
+from treeproc.shards.schema import FIRST_PIECE, UNK_ID
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.stages.job_report import summary
@@ -195,6 +196,13 @@ def test_the_leaves_of_a_row_are_the_pieces_of_its_words(data):
     assert row["leaves"]["piece"].tolist() == ours(pieces, own.ids)
     assert row["leaves"]["word_index"].tolist() == [line[:start].count(" ") for start, _ in own.offsets]
     assert row["spans"]["end"][0] == len(own.ids)
+
+
+def test_pieces_of_two_data_sets_are_matched_by_their_names(data):
+    index = read_index(data / "encoded")
+    pieces = load_pieces(data / "encoded" / "vocab")
+    names = Vocabularies(data, index["vocab_fingerprint"], {"num_pieces": index["num_pieces"]}).names("num_pieces")
+    assert names == pieces.names(range(len(pieces))) and names[FIRST_PIECE:][index["tokenizer"]["unknown"]] == "[UNK]"
 
 
 def test_lines_are_encoded_online_as_in_the_shards(data):

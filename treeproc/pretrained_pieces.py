@@ -13,14 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from treeproc.common.storage import AnyPath
-from treeproc.shards.schema import EOS_ID, UNK_ID
+from treeproc.shards.schema import FIRST_PIECE, UNK_ID
 from treeproc.shards.store import TOKENIZER_FILE
-from treeproc.shards.vocabulary_files import read_tokenizer
+from treeproc.shards.vocabulary_files import read_tokenizer, tokenizer_names
 from treeproc.subwords import Subwords, WordEnds
 
-# A piece is its number in the tokenizer and this: lower numbers are the special pieces of every vocabulary.
-FIRST_PIECE = EOS_ID + 1
-_SPECIAL = ("<pad>", "<unk>", "<s>", "</s>")
 # Number of words in the cache of words that are cut by themselves. When it is full, the cache is emptied.
 _MOST_KNOWN = 200_000
 
@@ -39,10 +36,10 @@ class TokenizerPieces:
         self._inside = type(self._tokenizer).from_str(json.dumps(_without_first_blank(spec)))
         self._inside.encode_special_tokens = True
         self._known: dict[tuple[str, bool], list[int]] = {}
-        self._size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        self._names = tokenizer_names(self._tokenizer)
 
     def __len__(self) -> int:
-        return FIRST_PIECE + self._size
+        return len(self._names)
 
     def facts(self) -> dict[str, int | list[int] | None]:
         """Return what an encoder needs, in the tokenizer's numbers: how many there are, the unknown one, and those around a text.
@@ -52,9 +49,8 @@ class TokenizerPieces:
         with_ends = self._tokenizer.encode("a", add_special_tokens=True)
         real = np.flatnonzero(np.array(with_ends.special_tokens_mask) == 0)
         first, last = (int(real[0]), int(real[-1]) + 1) if len(real) else (len(with_ends.ids), len(with_ends.ids))
-        return {
-            "pieces": self._size, "unknown": self._unknown, "before": with_ends.ids[:first], "after": with_ends.ids[last:]
-        }  # fmt: skip
+        around = {"before": with_ends.ids[:first], "after": with_ends.ids[last:]}
+        return {"pieces": len(self) - FIRST_PIECE, "unknown": self._unknown, **around}
 
     def encode_lines(self, lines: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Return the pieces of whole lines, as the tokenizer cuts them: (pieces of all lines, pieces per line)."""
@@ -102,10 +98,7 @@ class TokenizerPieces:
 
     def names(self, pieces: Sequence[int]) -> list[str]:
         """Return the pieces as in the vocabulary."""
-        return [
-            _SPECIAL[piece] if piece < FIRST_PIECE else self._tokenizer.id_to_token(int(piece) - FIRST_PIECE) or ""
-            for piece in pieces
-        ]
+        return [self._names[int(piece)] for piece in pieces]
 
     def _word(self, texts: Sequence[str], words: WordEnds, word: int) -> list[int]:
         """Return the pieces of a word that is cut by itself."""

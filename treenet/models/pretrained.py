@@ -23,10 +23,9 @@ from treeproc.common.errors import UserError
 from treeproc.common.extras import require
 from treeproc.common.files import read_json
 from treeproc.common.storage import AnyPath
-from treeproc.shards.schema import EOS_ID, PAD_ID, UNK_ID
+from treeproc.shards.schema import FIRST_PIECE, PAD_ID, UNK_ID
 from treeproc.shards.store import TOKENIZER_FILE
 
-FIRST_PIECE = EOS_ID + 1  # piece k of the tokenizer is piece k + FIRST_PIECE of a data set
 FACTS = "pretrained"  # of run.json and meta.json
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from treenet.runs.loading import load_processor
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.shards.store import read_index
-from treeproc.shards.vocabulary_files import read_names
+from treeproc.shards.store import TOKENIZER_FILE, read_index
+from treeproc.shards.vocabulary_files import read_names, read_tokenizer, tokenizer_names
 
 # What a size of `Task.sizes` counts.
 KINDS = {
@@ -43,8 +43,12 @@ class Vocabularies:
                 f"init: the vocabulary of {self.data} must be {self.fingerprint}, as in the training, but is {found}; {again}"
             )
         if kind == "num_pieces":
-            processor = load_processor(self.data)
-            names = [processor.id_to_piece(number) for number in range(processor.vocab_size())]
+            tokenizer = self.data / "encoded" / TOKENIZER_FILE
+            if tokenizer.exists():
+                names = tokenizer_names(read_tokenizer(tokenizer))
+            else:
+                processor = load_processor(self.data)
+                names = [processor.id_to_piece(number) for number in range(processor.vocab_size())]
         else:
             names = read_names(self.data / "encoded" / "vocab" / _FILES[kind])
         if len(names) != self.sizes[kind]:

@@ -29,6 +29,8 @@ _LINE_END = re.compile("[\n-\r\x1c-\x1e\x85\u2028\u2029]")
 
 # Ids of the special sentencepiece pieces, the same in every vocabulary.
 PAD_ID, UNK_ID, BOS_ID, EOS_ID = 0, 1, 2, 3
+# Piece k of a pretrained tokenizer is piece k + FIRST_PIECE.
+FIRST_PIECE = 4
 
 # Id 0 of a label vocabulary stands for every label that training data did not hold.
 UNKNOWN_LABEL_ID = 0

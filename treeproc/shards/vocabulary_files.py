@@ -68,3 +68,9 @@ def read_tokenizer(path: AnyPath) -> Any:
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def tokenizer_names(tokenizer: Any) -> list[str]:
+    """Return the pieces of a fast tokenizer by their ids in a data set, behind the special ones of every vocabulary."""
+    names = {number: name for name, number in tokenizer.get_vocab(with_added_tokens=True).items()}
+    return ["<pad>", "<unk>", "<s>", "</s>", *(names.get(number, "") for number in range(1 + max(names, default=-1)))]
