@@ -29,8 +29,7 @@ from measure import Times, emit, time_once
 
 from treenet.config import ClassifierConfig, ModelConfig, OptimizerConfig
 from treenet.data.batch import TreeBatch, collate_rows
-from treenet.data.input_kinds import LEAVES
-from treenet.data.row_lists import RowLists
+from treenet.data.input_kinds import LEAVES, RowLists
 from treenet.models import Classifier, VocabSizes, build_classifier, find_encoder
 from treenet.training.optimizer import build_optimizer
 from treeproc.parsers import Parser, ParserConfig, build_parser

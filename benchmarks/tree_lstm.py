@@ -27,9 +27,8 @@ from toydata import random_spans
 from treenet.config import ClassifierConfig, ModelConfig, OptimizerConfig
 from treenet.data.batch import collate_rows
 from treenet.data.hashed_sampling import hash_ids
-from treenet.data.input_kinds import LEAVES
+from treenet.data.input_kinds import LEAVES, RowLists
 from treenet.data.labelled import LabelledBatch
-from treenet.data.row_lists import RowLists
 from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm
 from treenet.layers.dropout import share_dropout_keys
 from treenet.models import VocabSizes, build_classifier, find_encoder, names_for

@@ -18,8 +18,8 @@ from treenet import ModelConfig, TreeAttention, TreeAttentionConfig, TreeEncoder
 from treenet.analysis.attention_stats import run_attention
 from treenet.config import RelationsConfig
 from treenet.data.batch import TreeBatch
-from treenet.data.batch_cuts import example_costs
 from treenet.data.labelled import LabelledSource
+from treenet.data.windows import example_costs
 from treenet.layers.recurrent import build_recurrence
 from treenet.layers.relations import Relations
 from treenet.layers.scaled_dot_product import merge_heads

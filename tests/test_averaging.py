@@ -10,7 +10,7 @@ from torch import nn
 
 from treenet.runs.averaging import average_checkpoints, average_weights, choose_checkpoints, describe_gaps
 from treenet.runs.checkpoint import META, WEIGHTS, checkpoint_step, take_snapshot, write_checkpoint
-from treenet.runs.checkpoint_reader import load_weights
+from treenet.runs.checkpoint_io import load_weights
 from treeproc.common.settings import UserError
 
 FACTS = {"data_fingerprint": "abc", "num_pieces": 7, "num_labels": 3, "model": {"d_model": 4}}

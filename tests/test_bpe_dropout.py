@@ -23,12 +23,10 @@ from toyruns import make_config, make_task
 
 from treenet.config import BatchConfig, SamplingConfig
 from treenet.data.batch import TreeBatch
-from treenet.data.bpe_dropout import Merges
 from treenet.data.examples import Examples, ExampleSource
-from treenet.data.input_kinds import TREES, WORDS
-from treenet.data.row_lists import ALWAYS, COLUMNS, RowLists
+from treenet.data.input_kinds import ALWAYS, COLUMNS, TREES, WORDS, RowLists
+from treenet.data.noise import Merges, over_words
 from treenet.data.sampled import SampledSource, Sampler
-from treenet.data.word_trees import over_words
 from treenet.training.micro_batches import MicroBatches
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID

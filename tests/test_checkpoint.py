@@ -17,7 +17,7 @@ from treenet.runs.checkpoint import (
     take_snapshot,
     write_checkpoint,
 )
-from treenet.runs.checkpoint_reader import load_checkpoint
+from treenet.runs.checkpoint_io import load_checkpoint
 from treenet.runs.chosen_checkpoint import absolute_checkpoint
 from treeproc.common.settings import UserError
 

@@ -5,8 +5,7 @@ import math
 import pytest
 from matplotlib import image
 
-from treenet.runs.learning_curves import draw_curves, plot_curves
-from treenet.runs.metrics_log import best_validation, describe_metrics
+from treenet.runs.metrics_log import best_validation, describe_metrics, draw_curves, plot_curves
 
 
 def train_line(step: int, nll: float | None, lr: float = 1e-3) -> dict:

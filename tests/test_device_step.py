@@ -14,9 +14,9 @@ from treenet.runs.checkpoint import checkpoint_folders
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks import losses as task_losses
 from treenet.tasks.registry import build_task
+from treenet.training.micro_batches import StepInputs
 from treenet.training.ranks import Ranks, TrainingFailed
 from treenet.training.step import TrainStep
-from treenet.training.step_inputs import StepInputs
 from treenet.training.trainer import Trainer, train
 
 pytestmark = pytest.mark.slow

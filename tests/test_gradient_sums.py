@@ -10,8 +10,8 @@ from toydata import write_toy_data
 from toyruns import final_weights, losses, make_config, make_task, same, train_ranks
 
 from treenet.runs.metrics_log import read_metrics
-from treenet.training import gradient_sums
-from treenet.training.gradient_sums import OverlappedSums, cut_buckets
+from treenet.training import gradients as gradient_sums
+from treenet.training.gradients import OverlappedSums, cut_buckets
 from treenet.training.ranks import Ranks
 from treenet.training.step import TrainStep
 from treenet.training.trainer import Trainer, train

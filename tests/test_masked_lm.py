@@ -14,8 +14,7 @@ from toyruns import TINY_RUN, check_stop_and_resume, losses
 
 from treenet.config import MaskedLMConfig, ModelConfig, TrainConfig
 from treenet.data.batch import collate_rows
-from treenet.data.input_kinds import LEAVES
-from treenet.data.row_lists import RowLists
+from treenet.data.input_kinds import LEAVES, RowLists
 from treenet.data.splits import read_split
 from treenet.evaluation.unsupervised_parse import ParseSettings, find_links, gold_trees, parse_examples, parse_links, parse_run
 from treenet.jobs.train_run import run_training

@@ -15,9 +15,8 @@ from treenet.config import ModelConfig, OptimizerConfig
 from treenet.models import build_model
 from treenet.runs.averaging import average_weights
 from treenet.runs.checkpoint import WEIGHTS
-from treenet.runs.checkpoint_reader import load_checkpoint, load_weights
-from treenet.training.ema import MovingAverage
-from treenet.training.optimizer import build_optimizer
+from treenet.runs.checkpoint_io import load_checkpoint, load_weights
+from treenet.training.optimizer import MovingAverage, build_optimizer
 from treeproc.common.settings import UserError
 
 PLACE = Path(__file__).parent / "data" / "old_checkpoints"

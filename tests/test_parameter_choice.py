@@ -14,8 +14,7 @@ from treenet.jobs.train_run import check_same_run, describe_run, run_training
 from treenet.runs.averaging import average_checkpoints
 from treenet.runs.checkpoint import latest_checkpoint
 from treenet.tasks.registry import build_task
-from treenet.training.optimizer import FACTOR, build_optimizer, learning_rate
-from treenet.training.parameter_choice import frozen_names, rate_factors
+from treenet.training.optimizer import FACTOR, build_optimizer, frozen_names, learning_rate, rate_factors
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError, dump_settings

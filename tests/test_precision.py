@@ -11,14 +11,13 @@ from toydata import write_toy_data
 from toyruns import final_weights, losses, make_config, make_task, same
 
 from treenet.config import TrainConfig
-from treenet.jobs import gpu_settings
-from treenet.jobs.gpu_settings import choose_for_gpu
-from treenet.jobs.train_run import run_training
+from treenet.jobs import train_run
+from treenet.jobs.train_run import choose_for_gpu, run_training
 from treenet.runs import precision
 from treenet.runs.precision import computing_in, precision_of_scores, resolve_precision
 from treenet.tasks import losses as task_losses
-from treenet.training import loss_scale, step
-from treenet.training.loss_scale import LossScale
+from treenet.training import optimizer, step
+from treenet.training.optimizer import LossScale
 from treenet.training.ranks import Ranks
 from treenet.training.step import TrainStep
 from treenet.training.trainer import Trainer, train
@@ -54,7 +53,7 @@ def test_float16_is_refused_on_cpus(data):
 
 
 def test_a_run_keeps_the_precision_that_it_began_with(data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(gpu_settings, "_best_precision", lambda config: "bf16")
+    monkeypatch.setattr(train_run, "_best_precision", lambda config: "bf16")
     wanted = make_config(data, "use_gpu=true")
     assert choose_for_gpu(wanted, tmp_path).precision == "bf16"
     run_training(make_config(data, "max_steps=5"), tmp_path)
@@ -99,7 +98,7 @@ def test_a_scaled_loss_trains_as_an_unscaled_one_and_resumes(data, tmp_path, sca
             if name == "plain":
                 patch.setattr(step, "resolve_precision", resolve_precision)
             else:
-                patch.setattr(loss_scale, "INTERVAL", 3)
+                patch.setattr(optimizer, "INTERVAL", 3)
             for steps in (10, 20):
                 train(make_task(data, f"max_steps={steps}"), tmp_path / name)
     assert losses(tmp_path / "scaled") == losses(tmp_path / "plain")
@@ -107,7 +106,7 @@ def test_a_scaled_loss_trains_as_an_unscaled_one_and_resumes(data, tmp_path, sca
 
 
 def test_the_scale_grows_falls_and_is_kept(data, scaled, monkeypatch):
-    monkeypatch.setattr(loss_scale, "INTERVAL", 4)
+    monkeypatch.setattr(optimizer, "INTERVAL", 4)
     trainer = Trainer(make_task(data), Ranks(0, 1, CPU))
     true_loss, calls = task_losses.projected_nll, iter(range(100))
 
@@ -120,7 +119,7 @@ def test_the_scale_grows_falls_and_is_kept(data, scaled, monkeypatch):
     for rank_batch in list(trainer.rank_batches())[:8]:
         trainer.step(rank_batch)
         seen.append(trainer.train_step.loss_scale.state())
-    first = loss_scale.FIRST_SCALE
+    first = optimizer.FIRST_SCALE
     assert seen == [(first, 1), (first, 2), (first, 3), (2 * first, 0), (2 * first, 1), (first, 0), (first, 1), (first, 2)]
     other = LossScale(CPU)
     other.load(seen[4])

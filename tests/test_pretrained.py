@@ -27,7 +27,7 @@ from treenet.models.pretrained import PretrainedLeaves, load_pretrained, pretrai
 from treenet.probing.inputs import encode_layers, num_layers  # noqa: E402
 from treenet.runs.loading import load_model  # noqa: E402
 from treenet.tasks.registry import build_task  # noqa: E402
-from treenet.training.parameter_choice import freeze_parameters  # noqa: E402
+from treenet.training.optimizer import freeze_parameters  # noqa: E402
 from treeproc.common.settings import UserError  # noqa: E402
 from treeproc.shards.shard import SplitShards  # noqa: E402
 from treeproc.shards.store import read_index  # noqa: E402

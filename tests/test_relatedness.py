@@ -14,7 +14,7 @@ from toylabels import NUM_LABELS, NUM_PIECES, make_rows, write_labelled
 
 from treenet.config import ClassifierConfig, ModelConfig, TrainConfig
 from treenet.data.input_kinds import BINARY_TREES, LEAVES
-from treenet.data.pairs import PairSource
+from treenet.data.labelled import PairSource
 from treenet.evaluation.classify import format_scores, score_run
 from treenet.evaluation.significance import compare_correlations
 from treenet.experiments.seeds import SeedsConfig

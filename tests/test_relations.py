@@ -40,8 +40,7 @@ from treenet.models.encoders.relations import RelationEncoder
 from treenet.runs.loading import load_run
 from treenet.structure import Dependencies, Words
 from treenet.structure.words import build_path_ids, list_paths
-from treenet.tasks.base import vocab_sizes
-from treenet.tasks.data_checks import check_structure
+from treenet.tasks.base import check_structure, vocab_sizes
 from treenet.tasks.registry import build_task
 from treenet.translation.line_translator import LineTranslator, TranslateSettings
 from treeproc.common.settings import UserError, load_settings

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from sentencepiece import sentencepiece_model_pb2
 
-from treenet.data.bpe_dropout import Merges
+from treenet.data.noise import Merges
 from treenet.runs.loading import load_processor
 from treeproc.common.settings import UserError, build_settings
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID

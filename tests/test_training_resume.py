@@ -13,9 +13,9 @@ from toydata import write_toy_data
 from toyruns import final_weights, losses, make_config, make_task, same, train_ranks
 
 from treenet.jobs.train_run import run_training
-from treenet.runs import checkpoint_writer
+from treenet.runs import checkpoint_io
 from treenet.runs.checkpoint import checkpoint_folders, latest_checkpoint, take_snapshot
-from treenet.runs.checkpoint_writer import CheckpointWriter
+from treenet.runs.checkpoint_io import CheckpointWriter
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.registry import build_task
 from treenet.training.ranks import Ranks
@@ -177,14 +177,14 @@ def test_a_snapshot_stays_while_training_goes_on():
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
-    true_write, allowed, threads = checkpoint_writer.write_checkpoint, threading.Event(), []
+    true_write, allowed, threads = checkpoint_io.write_checkpoint, threading.Event(), []
 
     def slow(*arguments, **options):
         threads.append(threading.current_thread())
         assert allowed.wait(20)
         return true_write(*arguments, **options)
 
-    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", slow)
+    monkeypatch.setattr(checkpoint_io, "write_checkpoint", slow)
     with CheckpointWriter(tmp_path, keep=5, best=False) as writer:
         writer.write(snapshot(1)[0])
         assert writer.failure is None and not checkpoint_folders(tmp_path)
@@ -202,7 +202,7 @@ def test_after_a_failure_nothing_more_is_written_and_it_is_not_forgotten(tmp_pat
         written.append(snapshot.step)
         raise UserError("the disk is full")
 
-    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", full)
+    monkeypatch.setattr(checkpoint_io, "write_checkpoint", full)
     with CheckpointWriter(tmp_path, keep=5, best=False) as writer:
         for step in (1, 2):
             writer.write(snapshot(step)[0])

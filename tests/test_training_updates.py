@@ -14,16 +14,16 @@ from torch import nn
 from toydata import write_toy_data
 from toyruns import losses, make_config, make_task, train_ranks
 
-from treenet.data.batch_cuts import example_costs
 from treenet.data.examples import ExampleSource
+from treenet.data.windows import example_costs
 from treenet.runs import checkpoint
 from treenet.runs.checkpoint import checkpoint_folders, is_complete
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks import losses as task_losses
 from treenet.tasks.losses import projected_nll
 from treenet.tasks.registry import build_task
-from treenet.training.ema import MovingAverage
 from treenet.training.micro_batches import MicroBatches
+from treenet.training.optimizer import MovingAverage
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError
@@ -95,7 +95,7 @@ def test_padding_is_counted_as_it_is(data, tmp_path):
 def test_freed_memory_stays_with_the_process():
     code = """
 import resource, torch
-from treenet.training.memory import keep_freed_memory
+from treenet.training.modes import keep_freed_memory
 
 def held():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
@@ -116,7 +116,7 @@ def test_few_kernels_of_products_are_kept(chosen, kept):
     """After a hundred other shapes, the kernel of the first shape is made again, unless the user has chosen a larger cache."""
     code = """
 import torch
-from treenet.training.memory import bound_kernel_cache
+from treenet.training.modes import bound_kernel_cache
 
 bound_kernel_cache()
 for rows in [*range(33, 133), 33]:

@@ -166,7 +166,7 @@ def test_locks_and_outputs_are_never_written_through_links(tmp_path, monkeypatch
 def test_a_compressed_checkpoint_is_refused(tmp_path):
     """PyTorch would unpack it: a thousand times its size."""
     from treenet.runs.checkpoint import TRAINER, take_snapshot, write_checkpoint
-    from treenet.runs.checkpoint_reader import load_checkpoint
+    from treenet.runs.checkpoint_io import load_checkpoint
 
     model = torch.nn.Linear(300, 300)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

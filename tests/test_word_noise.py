@@ -13,10 +13,9 @@ from toydata import write_toy_data
 from toyruns import make_task
 
 from treenet.config import SamplingConfig
-from treenet.data.row_lists import ALWAYS
+from treenet.data.input_kinds import ALWAYS
+from treenet.data.noise import WordDraws, WordTrees, add_noise
 from treenet.data.sampled import Sampler
-from treenet.data.word_noise import WordDraws, add_noise
-from treenet.data.word_trees import WordTrees
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import UNK_ID
 from treeproc.shards.store import read_index

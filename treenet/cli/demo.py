@@ -17,8 +17,7 @@ from treenet.config import TrainConfig
 from treenet.data.splits import read_split
 from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, RunSummary, run_training
-from treenet.runs.learning_curves import plot_curves
-from treenet.runs.metrics_log import read_metrics
+from treenet.runs.metrics_log import plot_curves, read_metrics
 from treenet.runs.result_provenance import describe_origin
 from treenet.runs.run_results import SCORES
 from treenet.tasks.translation_metrics import MAIN, SECOND

@@ -53,7 +53,7 @@ from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results, read_run
 from treenet.runs.result_provenance import LAST
 from treenet.runs.run_results import System, read_scores, read_system, result_in_run, translations_path
-from treenet.tasks.prediction import PredictionTask
+from treenet.tasks.base import PredictionTask
 from treenet.tasks.registry import build_task
 from treeproc.common.command_line import build_arg_parser
 from treeproc.common.files import atomic_write, json_bytes

@@ -30,7 +30,7 @@ from treenet.loggers.feed import log_scores
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
 from treenet.runs.run_results import warn_of_stale_results
-from treenet.tasks.prediction import PredictionTask
+from treenet.tasks.base import PredictionTask
 from treenet.tasks.registry import build_task
 from treeproc.common.command_line import build_arg_parser
 from treeproc.common.command_names import as_called

@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.data.input_kinds import TREES, InputKind
-from treenet.data.row_lists import ALWAYS, COLUMNS, RowLists
-from treenet.data.transfer import send_packed
+from treenet.data.input_kinds import ALWAYS, COLUMNS, TREES, InputKind, RowLists
+from treenet.data.packing import send_packed
 from treenet.structure import Structure
 from treenet.structure.span_table import Ragged, round_up
 from treeproc.common.errors import UserError, as_list, check_type

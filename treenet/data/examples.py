@@ -1,4 +1,4 @@
-"""Examples of an encoded data set by row number, and batches built ahead of the training step."""
+"""Examples of an encoded data set by row number, and batches built ahead of the training step. Language models read one side."""
 
 import queue
 import threading
@@ -12,9 +12,8 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from treenet.data.batch import TreeBatch, collate_rows
-from treenet.data.input_kinds import TREES, InputKind
+from treenet.data.input_kinds import ALWAYS, COLUMNS, TREES, InputKind, RowLists
 from treenet.data.plan import BatchPlan
-from treenet.data.row_lists import ALWAYS, COLUMNS, RowLists
 from treenet.data.windows import ShardSizes
 from treenet.structure.span_table import Ragged
 from treeproc.common.settings import UserError
@@ -195,3 +194,13 @@ class Prefetcher(Generic[Item]):
                 continue
             return True
         return False
+
+
+class SourceSide(ExampleSource):
+    """One split of a data set, with targets or without. Only the leaves plan and cut batches, so all models have the same."""
+
+    def __init__(self, folder: AnyPath, split: str, reads: InputKind):
+        super().__init__(folder, split, reads)
+        self.lengths = {**self.lengths, "tgt_pieces": np.broadcast_to(np.int32(0), len(self))}  # takes no memory
+        if shards := self.shards:
+            self.shards = replace(shards, count=lambda first, last: shards.count(first, last).without_targets())

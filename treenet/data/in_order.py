@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from treenet.data.batch import TreeBatch, collate
-from treenet.data.batch_cuts import cut_batches
 from treenet.data.input_kinds import InputKind
+from treenet.data.windows import cut_batches
 
 # Examples sorted by length at a time: enough for even batches, few enough for an endless input.
 WINDOW = 4096

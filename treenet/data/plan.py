@@ -15,9 +15,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from treenet.config import BatchConfig
-from treenet.data.batch_cuts import cut_batches, example_costs
 from treenet.data.corpora import Corpora
-from treenet.data.windows import Lengths, ShardSizes, WindowFacts, WindowRows, Windows
+from treenet.data.windows import Lengths, ShardSizes, WindowFacts, WindowRows, Windows, cut_batches, example_costs
 from treeproc.common.settings import UserError
 from treeproc.shards.lengths import SizeCounts
 from treeproc.shards.schema import WINDOW_ROWS

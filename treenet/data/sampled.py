@@ -11,13 +11,10 @@ import numpy as np
 
 from treenet.config import SamplingConfig
 from treenet.data.batch import TreeBatch, collate_rows
-from treenet.data.bpe_dropout import Merges
 from treenet.data.examples import Examples, ExampleSource
 from treenet.data.hashed_sampling import keys_of_examples, keys_of_parts
-from treenet.data.input_kinds import InputKind
-from treenet.data.row_lists import ALWAYS, RowLists
-from treenet.data.word_noise import WordDraws, add_noise
-from treenet.data.word_trees import PieceTrees, over_words
+from treenet.data.input_kinds import ALWAYS, InputKind, RowLists
+from treenet.data.noise import Merges, PieceTrees, WordDraws, add_noise, over_words
 from treenet.structure.span_table import Ragged
 from treeproc.common.storage import AnyPath
 from treeproc.shards.ragged import edges_of, take

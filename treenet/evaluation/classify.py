@@ -8,8 +8,7 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from treenet.data.labelled import LabelledBatch, LabelledSource
-from treenet.data.pairs import PairBatch, PairSource
+from treenet.data.labelled import LabelledBatch, LabelledSource, PairBatch, PairSource
 from treenet.data.plan import plan_in_order
 from treenet.models import ClassLogits
 from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders, checkpoint_step
@@ -19,7 +18,7 @@ from treenet.runs.precision import choose_device, scoring
 from treenet.runs.result_provenance import LAST, asked_for, fingerprints
 from treenet.runs.run_json import read_facts
 from treenet.runs.run_results import SCORES, read_scores
-from treenet.tasks.prediction import PredictionTask
+from treenet.tasks.base import PredictionTask
 from treenet.tasks.registry import build_task
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.provenance import software

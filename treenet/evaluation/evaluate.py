@@ -20,7 +20,7 @@ from treenet.runs.loading import LoadedRun, load_run
 from treenet.runs.precision import choose_device
 from treenet.runs.result_provenance import asked_for, fingerprints, origin
 from treenet.runs.run_results import ReferenceNll, System, read_scores, write_result
-from treenet.tasks.data_checks import check_no_control
+from treenet.tasks.base import check_no_control
 from treenet.tasks.translation_metrics import (
     LEARNED_TITLES,
     MAIN,

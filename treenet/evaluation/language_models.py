@@ -20,9 +20,9 @@ from pydantic import Field
 from torch import Tensor
 
 from treenet.data.batch import TreeBatch, collate
+from treenet.data.examples import SourceSide
 from treenet.data.in_order import count_leaves
 from treenet.data.input_kinds import ACTIONS, InputKind
-from treenet.data.lm_examples import SourceSide
 from treenet.data.plan import plan_in_order
 from treenet.models import CausalLM, MaskedLM, VocabSizes
 from treenet.runs.checkpoint import AVERAGED

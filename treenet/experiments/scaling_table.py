@@ -24,7 +24,7 @@ from treenet.evaluation.significance import (
     half_interval,
 )
 from treenet.experiments.study import notes_about_cells, show_p_values
-from treenet.runs.learning_curves import write_png
+from treenet.runs.metrics_log import write_png
 from treenet.tasks.translation_metrics import COMPARED, MAIN, MAIN_OF_TOKENS, METRIC_TITLES, METRICS
 from treeproc.common.files import atomic_write
 from treeproc.common.storage import AnyPath

@@ -24,7 +24,7 @@ from treenet.evaluation.significance import (
 from treenet.experiments.records import Record, find_unlike, numbers
 from treenet.experiments.seeds import MEASURES, SCORED, TESTED, Measures, Numbers, SeedGridConfig, seed_work
 from treenet.experiments.study import StudyForm, notes_about_cells, read_fresh_scores, show_p_values
-from treenet.runs.learning_curves import write_png
+from treenet.runs.metrics_log import write_png
 from treenet.runs.result_provenance import recorded_origin
 from treeproc.common import folder_kinds
 from treeproc.common.settings import UserError

@@ -12,11 +12,10 @@ import torch
 from treenet.config import TrainConfig
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step
 from treenet.runs.mirror import STOP_FILE, RunMirror
-from treenet.tasks.base import Task
-from treenet.tasks.data_checks import check_valid_lengths
+from treenet.tasks.base import Task, check_valid_lengths
 from treenet.tasks.registry import build_task
 from treenet.training.batch_stream import plan_batches, weighted_files
-from treenet.training.parameter_choice import count_frozen
+from treenet.training.optimizer import count_frozen
 from treenet.training.trainer import TrainOutcome, finished_outcome, train
 from treeproc.common.extras import require
 from treeproc.common.progress import phase

@@ -1,4 +1,7 @@
-"""A training run from configuration to averaged model, in one folder that the same command continues."""
+"""A training run from configuration to averaged model, in one folder that the same command continues.
+
+A run chooses the settings that depend on the GPU at its start and records them in its folder; later commands keep them.
+"""
 
 import statistics
 from collections.abc import Mapping
@@ -6,17 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treenet.config import MAY_CHANGE, TrainConfig
-from treenet.jobs.gpu_settings import choose_for_gpu
 from treenet.jobs.train_job import COMMAND, check_job, describe_corpora, train_job
 from treenet.loggers.feed import check_loggers, logged_training
 from treenet.runs.averaging import average_checkpoints, describe_gaps
 from treenet.runs.checkpoint import META, WEIGHTS, checkpoint_folders
 from treenet.runs.initial_weights import describe_start, keep_recorded_init, start_from_init
-from treenet.runs.learning_curves import CURVES, plot_curves
-from treenet.runs.metrics_log import best_validation, read_metrics
+from treenet.runs.metrics_log import CURVES, best_validation, plot_curves, read_metrics
 from treenet.runs.mirror import open_run
+from treenet.runs.precision import best_precision_here
 from treenet.runs.run_json import read_facts
 from treenet.tasks.registry import build_task
+from treenet.training.modes import expand_segments
 from treeproc.common.errors import CommandEnded
 from treeproc.common.extras import how_to_install, is_installed
 from treeproc.common.files import atomic_write, json_bytes, read_json
@@ -27,6 +30,34 @@ from treeproc.common.provenance import recorded
 from treeproc.common.settings import UserError, differences, dump_settings, is_below, load_settings, refuse_relative_in_job
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
+
+
+def choose_for_gpu(config: TrainConfig, run_dir: Path) -> TrainConfig:
+    """Return the settings with values for `auto`: the recorded ones if the run has begun, else the best ones for the GPU.
+
+    It prints a note if a run continues in another precision than this GPU would choose.
+    """
+    if config.precision != "auto":
+        return config
+    expand_segments()  # before any code uses the GPU
+    best = _best_precision(config)
+    chosen = best
+    if checkpoint_folders(run_dir):
+        recorded = load_settings(TrainConfig, run_dir / "config.yaml").precision
+        chosen = best if recorded == "auto" else recorded
+    if chosen != best:
+        warn(f"note: this run began with precision={chosen}, and keeps it; a new run would use {best} on this machine")
+    return config.model_copy(update={"precision": chosen})
+
+
+def _best_precision(config: TrainConfig) -> str:
+    """Return the precision of the GPUs that train; `auto` if there is none, which raises an error later."""
+    if config.workers:
+        from treenet.jobs.ray_train import precision_of_workers  # training without Ray must not import it
+
+        return precision_of_workers(config)
+    return best_precision_here()
+
 
 # Exit status of a workflow whose training was stopped and saved: 128 + SIGTERM.
 STOPPED_BY_SIGTERM = 143

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treenet.data.batch import TreeBatch, pad
-from treenet.data.batch_cuts import cut_batches
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind
+from treenet.data.windows import cut_batches
 from treenet.probing.sentences import ProbeSentences, keys
 from treenet.runs.precision import scoring
 from treeproc.common.errors import check_choice

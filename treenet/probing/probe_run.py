@@ -16,8 +16,8 @@ from treenet.probing.inputs import EMBEDDINGS, ProbeInputs, States, collect_stat
 from treenet.probing.probe_results import draw_layers, figure_name, read_probes
 from treenet.probing.probe_tasks import ARC_TASKS, PROBE_TASKS, ProbeSettings, ProbeTask, TaskName, build_probe_task
 from treenet.probing.sentences import choose_sentences, has_arcs
-from treenet.runs.learning_curves import write_png
 from treenet.runs.loading import UNTRAINED, LoadedModel, load_model
+from treenet.runs.metrics_log import write_png
 from treenet.runs.precision import choose_device
 from treenet.runs.result_provenance import origin
 from treenet.runs.run_results import PROBES

@@ -30,8 +30,8 @@ from treenet.report.score_sections import draw_scores, show_ablations, show_scor
 from treenet.report.sentence_sections import pack, show_lines, show_sentences
 from treenet.report.sentence_views import View, build_views, choose_examples, lay_out
 from treenet.report.study_sections import scaling_name, seeds_name, show_comparisons, show_studies
-from treenet.runs.learning_curves import draw_curves
 from treenet.runs.loading import load_run
+from treenet.runs.metrics_log import draw_curves
 from treenet.runs.precision import choose_device
 from treeproc.common.command_names import as_called
 from treeproc.common.files import atomic_write, json_bytes, read_json, remove_leftovers

@@ -24,7 +24,7 @@ from treenet.runs.checkpoint import (
     read_meta,
     validation_criterion,
 )
-from treenet.runs.old_checkpoints import rename_weights
+from treenet.runs.checkpoint_io import rename_weights
 from treeproc.common.errors import check_choice
 from treeproc.common.files import LOCK, TEMPORARY_PREFIX
 from treeproc.common.settings import UserError

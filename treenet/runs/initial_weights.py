@@ -28,13 +28,20 @@ from treenet.runs.checkpoint import (
     remove_checkpoint,
     stored_weights,
 )
+from treenet.runs.checkpoint_io import rename_weights
 from treenet.runs.chosen_checkpoint import checkpoint_folder, checkpoint_names, checkpoint_path, recorded_sha256
 from treenet.runs.loading import data_of
 from treenet.runs.mirror import read_run
-from treenet.runs.old_checkpoints import rename_weights
-from treenet.runs.parameter_matching import Matches, Parameter, describe_matches, match_parameters, model_parameters
+from treenet.runs.parameter_matching import (
+    KINDS,
+    Matches,
+    Parameter,
+    Vocabularies,
+    describe_matches,
+    match_parameters,
+    model_parameters,
+)
 from treenet.runs.run_json import InitFacts, read_facts
-from treenet.runs.vocabularies import KINDS, Vocabularies
 from treenet.tasks.base import Task
 from treenet.tasks.registry import build_task
 from treeproc.common.messages import tell

@@ -10,7 +10,7 @@ from torch import nn
 from treenet.config import TrainConfig
 from treenet.data.examples import check_columns
 from treenet.runs.checkpoint import AVERAGED, INITIAL, META, find_fault
-from treenet.runs.checkpoint_reader import load_weights
+from treenet.runs.checkpoint_io import load_weights
 from treenet.runs.chosen_checkpoint import checkpoint_folder, recorded_sha256
 from treenet.runs.precision import remember_precision
 from treenet.runs.run_json import read_facts

@@ -1,8 +1,12 @@
-"""The interface of a task: its data, its model, its losses, and the criterion of a validation."""
+"""The interface of a task: its data, its model, its losses, and the criterion of a validation; checks that all tasks share."""
 
 import math
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,15 +16,77 @@ from treenet.config import TrainConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind
-from treenet.models import Encoder, VocabSizes, find_encoder
+from treenet.data.labelled import LabelledBatch, PairBatch
+from treenet.models import ClassLogits, DataFacts, Encoder, VocabSizes, find_encoder
 from treenet.models.pretrained import FACTS as PRETRAINED
-from treenet.models.pretrained import pretrained_facts
+from treenet.models.pretrained import PretrainedLeaves, pretrained_facts
 from treenet.models.registry import Use
 from treenet.tasks.losses import LossSums
-from treenet.tasks.model_memory import check_fits
 from treeproc.common.settings import UserError
-from treeproc.shards.schema import PAD_ID
+from treeproc.common.storage import AnyPath
+from treeproc.shards.schema import PAD_ID, SPLIT_WORD_PREFIX, UNANALYSED, UNKNOWN_LABEL
+from treeproc.shards.store import read_index
 from treeproc.shards.vocabulary_files import read_names
+from treeproc.trees.flat_trees import BINARY_PREFIX
+
+
+def machine_memory() -> int:
+    """Return the bytes of memory that a process may have: of the machine, or of the container if that is less."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError, ValueError):  # no container, or one without a limit ("max")
+        memory = min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return memory
+
+
+def check_fits(parameters: int, copies: int) -> None:
+    """Raise UserError if so many copies of a model's float32 parameters exceed the memory of this machine."""
+    needed, there = 4 * copies * parameters, machine_memory()
+    if needed > there:
+        what = "weights, gradients and Adam's two moments" if copies > 1 else "weights"
+        raise UserError(
+            f"model: {parameters:,} parameters need {needed / 2**30:,.0f} GiB of memory ({what}), but this machine has "
+            f"{there / 2**30:,.1f} GiB; choose smaller sizes, for example model.d_model, model.d_ff or fewer layers"
+        )
+
+
+PARSER_TREES = ("parsed", "dependencies")  # tree.tree_source of data sets whose trees are no control
+
+
+def check_structure(config: TrainConfig, index: Mapping, encoder: type[Encoder]) -> None:
+    """Raise UserError if the data set lacks trees, arcs, tags or labels that the encoder is made for."""
+    model, data, reads = config.model, config.data, encoder.reads_with(config.model)
+    if reads.binary and index.get("tree_settings", {}).get("binarize") == "none":
+        raise UserError(
+            f"{data} has trees that need not be binary, and model.name = {model.name} reads binary ones; preprocess again with "
+            "tree.binarize=right and parsed set to its folder"
+        )
+    check_no_control(data, index, reads, model.name)
+    encoder.check_data(model, DataFacts(data, partial(_says_anything, data)))
+
+
+def check_valid_lengths(config: TrainConfig, sizes: Mapping) -> None:
+    """Raise UserError if an example of valid is too long for its pretrained encoder. `batch.max_leaves` holds for train."""
+    if PRETRAINED in sizes:
+        longest = [record.longest.get("leaves", 0) for record in read_index(config.data / "encoded").records("valid")]
+        with torch.device("meta"):
+            PretrainedLeaves(sizes[PRETRAINED], config.model.d_model).check_length(max(longest, default=0))
+
+
+def check_no_control(data: AnyPath, index: Mapping, reads: InputKind, name: str) -> None:
+    """Raise UserError for control trees if the model reads arcs, because arcs always come from the parser."""
+    source = index.get("tree_settings", {}).get("tree_source", "parsed")
+    if reads.reads_arcs and source not in PARSER_TREES and "arcs" in index.get("columns", ["arcs"]):
+        raise UserError(
+            f"{data} has {source} trees, but the arcs of the parser, which model.name = {name} reads, so it is not a control; "
+            f"choose a data set of tree.tree_source={' or '.join(PARSER_TREES)}"
+        )
+
+
+def _says_anything(data: AnyPath, vocabulary: str) -> bool:
+    """Return whether there are two tags or labels at least, without the unknown one and those of split words and binarisation."""
+    names = read_names(data / "encoded" / "vocab" / f"{vocabulary}.txt")
+    informative = {name for name in names if not name.startswith((SPLIT_WORD_PREFIX, BINARY_PREFIX))}
+    return len(informative - {UNKNOWN_LABEL, UNANALYSED}) > 1
 
 
 class Task(ABC):
@@ -153,3 +219,21 @@ def vocab_sizes(sizes: Mapping) -> VocabSizes:
     return VocabSizes(
         sizes["num_pieces"], sizes["num_labels"], sizes.get("num_pos_tags", 0), sizes.get("num_deprels", 0), sizes.get(PRETRAINED)
     )
+
+
+class PredictionTask(Task):
+    """A task that is scored by its predictions. Tables show the metrics `percentages` and `figures` of a split."""
+
+    use = "classification"
+    ties_embeddings = False
+    percentages: tuple[str, ...] = ()
+    figures: tuple[str, ...] = ()
+
+    def next_commands(self) -> list[tuple[str, str, str]]:
+        return []
+
+    @abstractmethod
+    def score_predictions(
+        self, predictions: Iterable[tuple[LabelledBatch | PairBatch, ClassLogits]]
+    ) -> tuple[list[str], dict[str, Any]]:
+        """Return the lines of predictions.tsv in the order of examples, after a header, and the metrics of all predictions."""

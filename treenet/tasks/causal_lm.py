@@ -14,13 +14,12 @@ from torch import Tensor, nn
 
 from treenet.config import TrainConfig
 from treenet.data.batch import TreeBatch, collate_rows
+from treenet.data.examples import SourceSide
 from treenet.data.input_kinds import InputKind
-from treenet.data.lm_examples import SourceSide
 from treenet.data.plan import BatchPlan
 from treenet.models import VocabSizes, build_causal_lm
 from treenet.structure import Actions
-from treenet.tasks.base import Task, vocab_sizes
-from treenet.tasks.data_checks import check_structure
+from treenet.tasks.base import Task, check_structure, vocab_sizes
 from treenet.tasks.losses import LossSums, sum_tied_losses
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import PAD_ID

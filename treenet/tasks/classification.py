@@ -16,10 +16,8 @@ from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import LEAVES
 from treenet.data.labelled import NO_CLASS, LabelledBatch, LabelledSource, PhraseSource
 from treenet.models import ClassLogits, build_classifier
-from treenet.tasks.base import vocab_sizes
-from treenet.tasks.data_checks import check_structure
+from treenet.tasks.base import PredictionTask, check_structure, vocab_sizes
 from treenet.tasks.losses import LossSums, label_smoothed_nll, r_drop_loss, take_counted
-from treenet.tasks.prediction import PredictionTask
 from treeproc.common.settings import UserError
 
 _SAMPLES, _SEED = 1000, 12345  # of the bootstrap; the seed is sacrebleu's, as in comparisons

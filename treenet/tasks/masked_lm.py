@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from treenet.config import MaskedLMConfig
 from treenet.data.batch import SourceBatch
-from treenet.data.examples import ExampleSource
+from treenet.data.examples import ExampleSource, SourceSide
 from treenet.data.hashed_sampling import hash_ids
 from treenet.data.input_kinds import InputKind
-from treenet.data.lm_examples import SourceSide
 from treenet.data.plan import BatchPlan
 from treenet.models import build_masked_lm, find_encoder
 from treenet.tasks.base import Task, vocab_sizes

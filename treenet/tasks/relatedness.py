@@ -7,13 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from treenet.data.pairs import PairBatch, PairSource
+from treenet.data.labelled import PairBatch, PairSource
 from treenet.models import ClassLogits, build_relatedness
 from treenet.models.composed import expected_score, score_distribution
-from treenet.tasks.base import vocab_sizes
-from treenet.tasks.data_checks import check_structure
+from treenet.tasks.base import PredictionTask, check_structure, vocab_sizes
 from treenet.tasks.losses import LossSums
-from treenet.tasks.prediction import PredictionTask
 from treeproc.common.settings import UserError
 
 

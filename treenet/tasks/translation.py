@@ -12,8 +12,7 @@ from treenet.data.batch import TreeBatch
 from treenet.data.examples import ExampleSource
 from treenet.data.sampled import SampledSource
 from treenet.models import build_model
-from treenet.tasks.base import Task, vocab_sizes
-from treenet.tasks.data_checks import check_structure
+from treenet.tasks.base import Task, check_structure, vocab_sizes
 from treenet.tasks.losses import LossSums, sum_tied_losses
 from treenet.tasks.translation_metrics import METRICS, OF_VALIDATIONS
 from treeproc.common.settings import UserError

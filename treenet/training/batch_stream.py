@@ -10,13 +10,11 @@ from treenet.config import TrainConfig
 from treenet.data.corpora import Corpora, read_corpora
 from treenet.data.examples import ExampleSource, Prefetcher
 from treenet.data.loader_processes import LoaderProcesses
-from treenet.data.packing import Packed, pack
+from treenet.data.packing import Packed, Sender, pack
 from treenet.data.plan import BatchPlan
-from treenet.data.transfer import Sender
 from treenet.tasks.base import Task
-from treenet.training.micro_batches import MicroBatches, RankBatch
+from treenet.training.micro_batches import MicroBatches, RankBatch, StepInputs, StepSeeds
 from treenet.training.ranks import Ranks
-from treenet.training.step_inputs import StepInputs, StepSeeds
 from treeproc.common.cache import prefetch
 from treeproc.shards.store import read_index
 

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.nn.utils import get_total_norm
 
 from treenet.layers.blocks import DecoderLayer, EncoderLayer
-from treenet.runs.sharded_tensors import complete, local_part
+from treenet.runs.checkpoint import complete, local_part
 from treenet.training.ranks import Ranks
 
 

@@ -25,20 +25,16 @@ from treenet.runs.checkpoint import (
     read_meta,
     take_snapshot,
 )
-from treenet.runs.checkpoint_reader import load_checkpoint, load_weights
-from treenet.runs.checkpoint_writer import CheckpointWriter
+from treenet.runs.checkpoint_io import CheckpointWriter, load_checkpoint, load_weights
 from treenet.runs.metrics_log import MetricLog, describe_metrics
 from treenet.tasks.base import Task
 from treenet.training.batch_stream import BatchStream, TrainingData
 from treenet.training.decoded_validation import DecodedValidation
-from treenet.training.memory import bound_kernel_cache, expand_segments, keep_freed_memory, peak_memory
 from treenet.training.micro_batches import MicroBatches, RankBatch
+from treenet.training.modes import bound_kernel_cache, deterministic_mode, expand_segments, keep_freed_memory, peak_memory
 from treenet.training.ranks import Ranks
-from treenet.training.reproducible import deterministic_mode
-from treenet.training.results import StepResult
-from treenet.training.state import Stopwatch, TrainState, is_finished
-from treenet.training.step import TrainStep
-from treenet.training.updates import Updates
+from treenet.training.state import StepResult, Stopwatch, TrainState, is_finished
+from treenet.training.step import TrainStep, Updates
 from treeproc.common.progress import Progress, phase
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_index

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from treenet.extras.tuning.trials import DONE, FAILED, STOPPED, Trials, TuningConfig, best_trial, describe_values
-from treenet.runs.learning_curves import write_png
+from treenet.runs.metrics_log import write_png
 from treenet.tasks.registry import build_task
 from treeproc.common.command_names import as_called
 from treeproc.common.files import atomic_write, json_bytes

@@ -1,0 +1,206 @@
+"""Loads a checkpoint into a model and its optimiser, and writes checkpoints in a thread. Nothing that is loaded executes.
+
+The weights may be in parts. Checkpoints of earlier versions, from before encoders and decoders were modules, are read too.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, load_model
+from torch import Tensor, nn
+
+from treenet.runs.checkpoint import (
+    AVERAGE,
+    META,
+    TRAINER,
+    WEIGHTS,
+    Snapshot,
+    copy_complete,
+    in_parts_like,
+    is_sharded,
+    write_checkpoint,
+)
+from treeproc.common.files import check_archive, read_json
+from treeproc.common.settings import UserError
+
+Value = TypeVar("Value")
+
+_MARK = "piece_embedding.weight"  # every such checkpoint has it, and no newer one
+_NEW_PREFIXES = {
+    "piece_embedding.": "encoder.embedding.",
+    "mask_embedding": "encoder.embedding.mask",
+    "encoder_layers.": "encoder.layers.",
+    "decoder_layers.": "decoder.layers.",
+    "source_positions.": "encoder.positions.",
+    "target_positions.": "decoder.positions.",
+    "encoder_input.": "encoder.input.",
+    "encoder_output.": "encoder.output.",
+    "decoder_input.": "decoder.input.",
+    "decoder_output.": "decoder.output.",
+    "pooling.": "decoder.pooling.",
+    "cross_attention.": "decoder.cross_attention.",
+    "combine.": "decoder.combine.",
+    "head.": "head.",
+}
+
+
+def rename_weights(weights: dict[str, Value]) -> dict[str, Value]:
+    """Return weights under their present names. Most weights already have them."""
+    return {_rename(name): value for name, value in weights.items()} if is_old(weights) else weights
+
+
+def reorder_optimizer(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return the state of the optimiser of an old checkpoint, in the present order of the model's parameters.
+
+    The state names parameters by their position among those of the optimiser, group by group: matrices, then vectors.
+    """
+    names = {name: parameter.ndim for name, parameter in model.named_parameters() if parameter.requires_grad}
+    before, after = (
+        [name for is_vector in (False, True) for name in order if (names[name] < 2) == is_vector]
+        for order in (_old_order(names), list(names))
+    )
+    place = {name: place for place, name in enumerate(before)}
+    entries = state["state"]
+    moved = {new: entries[place[name]] for new, name in enumerate(after) if place[name] in entries}
+    return {**state, "state": moved}
+
+
+def is_old(weights: Mapping[str, object]) -> bool:
+    """Return whether the names are those of an old checkpoint."""
+    return _MARK in weights
+
+
+def _rename(name: str) -> str:
+    for old, new in _NEW_PREFIXES.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return f"encoder.{name}"
+
+
+def _old_order(names: Mapping[str, object]) -> list[str]:
+    """Return the present names in the order of the old modules."""
+    recurrent = any(name.startswith("decoder.layers.") and "weight_ih" in name for name in names)
+    convolutional = any(name.startswith("encoder.input.") for name in names)
+
+    def rank(name: str) -> int:
+        if name == "encoder.embedding.mask" or (
+            name.startswith("encoder.") and name.count(".") == 1
+        ):  # parameters of the model itself
+            return 0
+        if name == "encoder.embedding.weight":
+            return 1
+        if convolutional:
+            return 2
+        if recurrent:
+            return 2 if name.startswith("decoder.") else 3
+        room = [place for place, prefix in enumerate(("encoder.layers.", "decoder.", "encoder."), 2) if name.startswith(prefix)]
+        return room[0] if room else 5
+
+    return sorted(names, key=rank)
+
+
+def load_checkpoint(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    data_fingerprint: str,
+    average: dict[str, Tensor] | None = None,
+) -> dict:
+    """Load weights, optimiser and moving average in place, and return `state`.
+
+    Raises UserError if the checkpoint is of another run.
+    """
+    trained_on = read_json(folder / META).get("data_fingerprint")
+    if trained_on != data_fingerprint:
+        raise UserError(f"{folder} is of data {trained_on}, but this run is on data {data_fingerprint}; choose another --out")
+    was_old = load_weights(model, folder)
+    device = next(model.parameters()).device
+    check_archive(folder / TRAINER, "remove the folder and run the same command again")
+    in_parts = any(map(is_sharded, model.parameters()))  # then one device may be too small for the complete state
+    trainer = torch.load(folder / TRAINER, map_location="cpu" if in_parts else device, weights_only=True)
+    moments = reorder_optimizer(trainer["optimizer"], model) if was_old else trainer["optimizer"]
+    if in_parts:
+        _cut_moments(moments["state"], optimizer)
+    optimizer.load_state_dict(moments)
+    if average is not None:
+        for name, value in rename_weights(load_file(folder / AVERAGE)).items():
+            copy_complete(value, average[name])
+    return trainer["state"]
+
+
+def _cut_moments(state: dict, optimizer: torch.optim.Optimizer) -> None:
+    """Cut the optimiser's state, by the number of a parameter, into parts as the parameters are."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for number, values in state.items():
+        like = parameters[number]
+        state[number] = {name: in_parts_like(v, like) if v.shape == like.shape else v for name, v in values.items()}
+
+
+def load_weights(model: nn.Module, folder: Path) -> bool:
+    """Load model.safetensors of a checkpoint or of RUN/averaged. Returns whether its names were those of an old checkpoint.
+
+    Raises UserError if it is missing or does not fit.
+    """
+    try:
+        with safe_open(folder / WEIGHTS, "pt") as file:
+            was_old = is_old(dict.fromkeys(file.keys()))
+        if was_old or any(map(is_sharded, model.parameters())):
+            _load_by_name(model, folder)
+        else:
+            load_model(model, folder / WEIGHTS)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise UserError(f"cannot load {folder / WEIGHTS}: {' '.join(str(error).split())[:300]}") from None
+    return was_old
+
+
+def _load_by_name(model: nn.Module, folder: Path) -> None:
+    """Load weights by the names of parameters, also old names, into a model whose weights may be in parts."""
+    weights, parameters = rename_weights(load_file(folder / WEIGHTS)), dict(model.named_parameters())
+    if weights.keys() != parameters.keys():
+        raise RuntimeError(f"its parameters and the model's differ: {', '.join(sorted(weights.keys() ^ parameters.keys()))}")
+    for name, value in weights.items():
+        if value.shape != parameters[name].shape:
+            raise RuntimeError(f"{name} has the shape {list(value.shape)}, but in the model {list(parameters[name].shape)}")
+        copy_complete(value, parameters[name])
+
+
+class CheckpointWriter:
+    """Writes snapshots in a thread, one at a time and in order. Training waits only if the writer is one checkpoint behind."""
+
+    def __init__(self, run_dir: Path, *, keep: int, best: bool):
+        self._run_dir, self._keep, self._best = run_dir, keep, best
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._writing: Future | None = None
+
+    def __enter__(self) -> "CheckpointWriter":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._thread.shutdown()
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Start to write, unless the write before failed. `failure` has its error."""
+        self.wait()
+        if self.failure is None:
+            self._writing = self._thread.submit(write_checkpoint, self._run_dir, snapshot, keep=self._keep, best=self._best)
+
+    def wait(self) -> None:
+        """Wait until the started write is on disk or has failed."""
+        if self._writing:
+            self._writing.exception()
+
+    @property
+    def failure(self) -> str | None:
+        """Return the error of the last write, once it is known."""
+        error = self._writing.exception() if self._writing and self._writing.done() else None
+        if error is None:
+            return None
+        if isinstance(error, UserError):
+            return str(error)
+        raise error
