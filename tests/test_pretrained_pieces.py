@@ -15,7 +15,7 @@ from hypothesis_profiles import num_examples
 from pretrained_data import settings, write_data
 from tiny_tokenizers import reference_words, write_tokenizer
 
-from treenet.runs.vocabularies import Vocabularies
+from treenet.runs.parameter_matching import Vocabularies
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
 from treeproc.online.line_encoder import LineEncoder
