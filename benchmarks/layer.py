@@ -40,6 +40,7 @@ class TreeDefaults:
     accumulation_rule: str = "paper"
     accumulate_on: str = "value"
     leaf_weights: str = "shared"
+    nodes: str = "labels"
     hierarchical_embeddings: bool = True
     subtree_mask: bool = True
     vertical_rows: int = 100

@@ -161,7 +161,7 @@ class Alternative:
         config = TrainConfig(data="unused", model={**settings, **size.model}, precision=options.dtype)
         device = torch.device(options.device)
         torch.manual_seed(0)
-        tables = {field.name: NUM_LABELS for field in fields(VocabSizes)} | {"pieces": size.pieces}
+        tables = {field.name: NUM_LABELS for field in fields(VocabSizes)} | {"pieces": size.pieces, "pretrained": None}
         model = build_model(config.model, VocabSizes(**tables)).to(device)
         captions = Captions.build(size.sentences, size.pieces, model.reads)
         return cls(

@@ -29,7 +29,6 @@ from treeproc.stages.config import PreprocessConfig
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 SETTING = re.compile(r"(?:(?<=[\s(])|^)([a-z][a-z_]*(?:\.[a-z_]+)*)=(?!\")")
-IMPORT = re.compile(r"^\s*from (tree\S+) import (.*)", re.MULTILINE)
 NAMED = re.compile(r"workflows/(\w+)\.py|python -m treeproc\.(\w+)")
 # Clauses about another command, which they name in words.
 IN_WORDS = {
@@ -70,8 +69,8 @@ def sources() -> dict[str, str]:
 @cache
 def imports(module: str) -> set[str]:
     """The modules of ours that a module imports."""
-    lines = IMPORT.findall(sources()[module])
-    found = {package for package, _ in lines} | {f"{package}.{name}" for package, names in lines for name in names.split(", ")}
+    nodes = [node for node in ast.walk(ast.parse(sources()[module])) if isinstance(node, ast.ImportFrom)]
+    found = {node.module for node in nodes} | {f"{node.module}.{name.name}" for node in nodes for name in node.names}
     return found & sources().keys()
 
 

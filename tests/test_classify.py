@@ -203,7 +203,7 @@ def test_phrases_have_the_classes_of_their_positions(phrases_run, tmp_path):
 def test_phrases_need_a_model_that_learned_them_and_json(run, phrases_run, tmp_path):
     (tmp_path / "input.txt").write_text("A day.\n")
     for options, message in (
-        (["--json", "phrases=true"], "phrases: tree_transformer with classifier.supervision=root has no classes of phrases"),
+        (["--json", "phrases=true"], "phrases: tree_transformer trained on classes of root has no classes of phrases"),
         (["phrases=true"], "phrases: are only in JSON; add --json"),
     ):
         done = run_here("classify.py", "--out", run, f"input={tmp_path / 'input.txt'}", *options)

@@ -355,7 +355,7 @@ KILLED_AGENT = """
 import os, signal, time
 from pathlib import Path
 from treeproc.common.ray_session import start_ray
-from treeproc.common.settings import run_cli
+from treeproc.common.command_line import run_cli
 
 def agent():
     for folder in Path("/proc").glob("[0-9]*"):

@@ -3,8 +3,8 @@
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from commands import run_installed_here
@@ -87,13 +87,11 @@ def test_a_result_without_a_place_is_an_error(no_output, capsys):
 
 
 def test_slow_imports_are_told_but_not_for_help(monkeypatch):
-    def load(name: str) -> ModuleType:
+    def load(name: str) -> Callable[[object], None]:
         time.sleep(0.3)
-        module = ModuleType(name)
-        module.main = lambda arguments: None
-        return module
+        return lambda arguments: None
 
-    monkeypatch.setattr(cli, "import_module", load)
+    monkeypatch.setattr(cli, "resolve_name", load)
     monkeypatch.setattr(cli, "LOADING_S", 0.05)
     assert run_installed_here("train").stderr == "loading the libraries of train ...\n"
     assert run_installed_here("train", "--help").stderr == ""

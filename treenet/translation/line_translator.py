@@ -18,7 +18,7 @@ from treenet.runs.chosen_checkpoint import Checkpoint, checkpoint_names
 from treenet.runs.loading import LoadedModel
 from treenet.runs.mirror import read_run
 from treenet.runs.precision import choose_device
-from treenet.translation.ensemble import load_ensemble
+from treenet.translation.ensemble import Ensemble, load_ensemble
 from treenet.translation.hypotheses import Hypothesis, check_num_best
 from treenet.translation.line_constraints import CONSTRAINTS, check_method, unmet
 from treenet.translation.reranking import check_attends
@@ -161,7 +161,8 @@ def local_runs(settings: LineSettings, runs: Sequence[AnyPath]) -> list[Path]:
 
 def build_line_source(encoder: type[LineSource], run: LoadedModel, *, given_trees: bool, max_pieces: int) -> LineSource:
     """Build the maker of rows from raw lines, for the model of a run. Raises UserError if lines lack what the model reads."""
-    most: int | None = run.model.encoder.embedding.most_leaves
+    models = run.model.models if isinstance(run.model, Ensemble) else [run.model]
+    most: int | None = models[0].encoder.embedding.most_leaves  # the models of an ensemble read the same pieces
     source = encoder(run.data, given_trees=given_trees, max_pieces=max_pieces if most is None else min(max_pieces, most))
     if run.model.reads.reads_arcs and not source.gives_arcs:
         raise UserError(

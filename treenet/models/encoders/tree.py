@@ -152,7 +152,7 @@ class MultiGranularityEncoder(TransformerEncoder):
         if config.phrases.tag_loss and not data.distinguishes("labels"):
             raise UserError(
                 f"{data.folder} has one label for all phrases, so model.phrases.tag_loss has nothing to learn; set it to 0, or "
-                "preprocess again with parser.name=stanza, or of given trees with parser.given_labels=parsed"
+                "preprocess again with parser.name=stanza, or preprocess given trees with parser.given_labels=parsed"
             )
 
     def forward(self, batch: TreeBatch) -> Memory:
