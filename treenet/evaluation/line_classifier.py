@@ -70,8 +70,8 @@ def check_phrases(run: LoadedClassifier) -> None:
     """Raise UserError if the model has no classes of phrases."""
     if not run.model.classifies_positions:
         raise UserError(
-            f"phrases: {run.config.model.name} trained on classes of {run.config.classifier.supervision} has no classes of phrases "
-            "in its states; leave phrases out, or choose a tree model that learned all_phrases"
+            f"phrases: {run.config.model.name} trained on classes of {run.config.classifier.supervision} has no classes of "
+            "phrases in its states; leave phrases out, or choose a tree model that learned all_phrases"
         )
 
 
