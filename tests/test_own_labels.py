@@ -11,6 +11,7 @@ from commands import run_here
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treeproc.common.messages import messages_shown
 from treeproc.common.settings import UserError, build_settings
 from treeproc.inspect import describe, draw_line
 from treeproc.readers import read_rows
@@ -92,6 +93,7 @@ BAD = [
     ("a.csv", "label,text\nx,a\n\n", "line 3: the line is empty"),
     ("a.csv", 'label,text\n"x\ty",a\n', "line 2: the label .* has a tab or a line end"),
     ("a.jsonl", '{"label": "x", "text": "a"}\nx\n', "line 2: not JSON"),
+    ("a.jsonl", '{"label": "x", "text": "a", "label": "y"}\n', "line 1: not JSON .the key .label. occurs twice"),
     ("a.jsonl", "[1, 2]\n", "line 1: must be a JSON object, but is"),
     ("a.jsonl", '{"label": "x", "sentence": "a"}\n', "line 1: the object has no key .text., but .label, sent.*set labelled.text"),
     ("a.jsonl", '{"label": null, "text": "a"}\n', "line 1: the label must be a string, but is .null"),
@@ -153,7 +155,7 @@ def test_any_text_gives_examples_or_one_line(name, text, brackets):
 
 
 def test_an_unknown_class_and_a_single_class(tmp_path):
-    message = r"line 2: the label 'z' is none of the 2 classes \('x', 'y'\); correct it, or set labelled.classes"
+    message = r"line 2: the label 'z' is none of the 2 classes \('x', 'y'\); correct it, or leave it out; labelled.classes"
     with pytest.raises(UserError, match=message):
         rows_of(tmp_path, "a", "x\ta\nz\tb\n", classes=["x", "y"])
     rows_of(tmp_path, "a", "x\ta\nx\tb\n")
@@ -166,12 +168,28 @@ def test_an_unknown_class_and_a_single_class(tmp_path):
         find_classes([tmp_path / "a"], LabelledConfig())
 
 
+def test_a_first_line_that_is_perhaps_a_header(tmp_path, capsys):
+    for name in ("a", "b"):
+        rows_of(tmp_path, name, "mood\treview\nx\tc\ny\td\nx\te\n")
+    files = [tmp_path / "a", tmp_path / "b"]
+    with messages_shown():
+        assert find_classes(files, LabelledConfig()) == ["mood", "x", "y"]
+    message = (
+        "/a: the first example has the class 'mood', as only 2 of 8 have; if it is a header, set labelled.label and labelled.text"
+    )
+    assert message in capsys.readouterr().err
+    with messages_shown():
+        assert find_classes(files, LabelledConfig(label="mood", text="review")) == ["x", "y"]
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"labelled": {"classes": ["x"]}}, "labelled.classes: must be at least two names that differ"),
         ({"labelled": {"classes": ["x", "x"]}}, "labelled.classes: must be at least two names that differ"),
         ({"labelled": {"classes": ["x", "a\tb"]}}, "labelled.classes: the name .* has a tab or a line end"),
+        ({"labelled": {"text": "label"}}, "labelled: label and text must be two columns, but both are 'label'"),
         ({"labels": {0: 1}}, "labels: classes of format labelled have names"),
         ({"format": "imdb", "labelled": {"text": "x"}}, "labelled: is for format labelled, but format is imdb"),
     ],

@@ -57,6 +57,7 @@ def test_a_multiword_token_of_other_words_is_one_leaf():
         )
     )
     check_nodes(TreeStructure.from_conllu(text), [[(0, 2, "NP")]], [2])
+    check_nodes(TreeStructure.from_conllu("\ufeff" + text), [[(0, 2, "NP")]], [2])  # a file with a byte order mark
 
 
 @num_examples(30)

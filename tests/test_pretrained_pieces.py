@@ -152,6 +152,10 @@ def test_what_is_no_fast_tokenizer_is_refused_in_one_line(tmp_path, folders):
     with pytest.raises(UserError, match="is not a fast tokenizer") as caught:
         load_pieces(tmp_path)
     assert "\n" not in str(caught.value)
+    for model in (tokenizers.models.Unigram([("a", -1.0)], None), tokenizers.models.WordPiece({"a": 0}, unk_token="[UNK]")):
+        tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+        with pytest.raises(UserError, match=f"has no unknown piece, which a tokenizer of type {type(model).__name__} needs"):
+            load_pieces(tmp_path)
     with pytest.raises(ValueError, match="vocab_size: is for pieces that the job learns, but tokenizer has its own"):
         SubwordConfig(tokenizer=folders["bytes"], vocab_size=100)
     assert SubwordConfig(tokenizer=folders["bytes"]).model_dump(mode="json") == {"tokenizer": str(folders["bytes"])}

@@ -236,3 +236,11 @@ def test_rare_characters_are_bytes(tmp_path):
         subwords = Subwords(tmp_path / "pieces.model")
         assert (len(encode_line(subwords, "日")) > 2) == (coverage < 1)
         assert subwords.decode([encode_line(subwords, "日")]) == ["日"]
+
+
+def test_a_vocabulary_that_is_too_small_is_refused_with_our_settings():
+    with pytest.raises(
+        UserError, match="subwords.vocab_size = 262 does not suit .* or decrease subwords.character_coverage"
+    ) as found:
+        train_pieces(Counter("abcdefghijkl"), SubwordConfig(vocab_size=262, character_coverage=1.0))
+    assert "--" not in str(found.value)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
+from treeproc.common.errors import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import FIRST_PIECE, UNK_ID
 from treeproc.shards.store import TOKENIZER_FILE
@@ -23,7 +24,7 @@ _MOST_KNOWN = 200_000
 
 
 class TokenizerPieces:
-    """The fast tokenizer of a pretrained encoder. Raises UserError if the file is missing or broken.
+    """The fast tokenizer of a pretrained encoder. Raises UserError if the file is missing or broken, or has no unknown piece.
 
     Every word has a piece. A word without one (U+200B, an accent alone) gets the unknown piece.
     """
@@ -32,6 +33,8 @@ class TokenizerPieces:
         self._tokenizer = read_tokenizer(path)
         spec = json.loads(self._tokenizer.to_str())
         self._unknown = _unknown_id(spec["model"], self._tokenizer)
+        if self._unknown is None and spec["model"]["type"] != "BPE":  # its package cannot cut a text with an unknown character
+            raise UserError(f"{path} has no unknown piece, which a tokenizer of type {spec['model']['type']} needs")
         # A word that touches the one before it gets no blank, which some tokenizers write before every text.
         self._inside = type(self._tokenizer).from_str(json.dumps(_without_first_blank(spec)))
         self._inside.encode_special_tokens = True

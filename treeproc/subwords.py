@@ -134,6 +134,7 @@ def train_pieces(counts: Mapping[str, int], config: SubwordConfig, tags: Sequenc
             )
         except (RuntimeError, ValueError) as error:
             reason = str(error).rsplit("] ", maxsplit=1)[-1].strip()
+            reason = reason.replace("character_coverage with --character_coverage option", "subwords.character_coverage")
             raise UserError(f"subwords.vocab_size = {config.vocab_size} does not suit the training text: {reason}") from None
     return _without_paths(model.getvalue())
 

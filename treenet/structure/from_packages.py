@@ -17,7 +17,7 @@ def read_conllu(text: str, shape: PhraseShape) -> list[NumberedTree]:
     """Read the sentences of a text in CoNLL-U. Raises UserError with the line at fault."""
     if not isinstance(text, str):
         raise UserError(f"text must be a string, but is {kind_of(text)}; give the content of a file, as Path(NAME).read_text()")
-    lines = iter(text.replace("\r\n", "\n").split("\n"))
+    lines = iter(text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n"))
     sentences = []
     for leaves in read_leaves(lines, "CoNLL-U"):
         tags = [universal or other for universal, other in zip(leaves.upos, leaves.xpos, strict=True)]

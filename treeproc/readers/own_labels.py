@@ -3,13 +3,15 @@
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from treeproc.common.errors import quoted
+from treeproc.common.messages import warn
 from treeproc.common.settings import Settings, UserError
 from treeproc.readers.brackets import read_trees
 from treeproc.readers.line_forms import is_blank
@@ -38,6 +40,12 @@ class LabelledConfig(Settings):
         "with vocab_from, those of its data set",
     )
 
+    @model_validator(mode="after")
+    def _two_columns(self):
+        if self.label == self.text:
+            raise ValueError(f"label and text must be two columns, but both are {quoted(self.label)}")
+        return self
+
     @field_validator("classes")
     @classmethod
     def _names_that_differ(cls, names: list[str] | None) -> list[str] | None:
@@ -65,7 +73,7 @@ def read_labelled(source: Sequence[Path], columns: LabelledConfig) -> Iterator[d
                 some = ", ".join(map(quoted, columns.classes[:5])) + (", ..." if len(numbers) > 5 else "")
                 raise UserError(
                     f"{where}: the {columns.label} {quoted(label[:_SHOWN])} is none of the {len(numbers)} classes ({some}); "
-                    "correct it, or set labelled.classes"
+                    "correct it, or leave it out; labelled.classes names the classes of a new data set"
                 )
             row = _tree_row(text, where) if columns.brackets else {"source": text}
             yield row | {"label": label if numbers is None else numbers[label]}
@@ -73,16 +81,22 @@ def read_labelled(source: Sequence[Path], columns: LabelledConfig) -> Iterator[d
 
 def find_classes(source: Sequence[Path], columns: LabelledConfig) -> list[str]:
     """Return the names of the classes in files, sorted: by value if all are whole numbers. Raises as `read_labelled`."""
-    names: set[str] = set()
+    names: Counter[str] = Counter()
     for row in read_labelled(source, columns.model_copy(update={"classes": None})):
-        names.add(row["label"])
+        names[row["label"]] += 1
         if len(names) > MOST_CLASSES:
             raise UserError(
                 f"{source[0]} has more than {MOST_CLASSES:,} classes, for example {quoted(row['label'][:_SHOWN])}; is the text "
-                f"in the place of the {columns.label}? labelled.label and labelled.text name the columns"
+                f"in the place of the {columns.label}? labelled.label and labelled.text name the columns of a header; "
+                "labelled.classes takes any number of classes"
             )
     if len(names) == 1:
         raise UserError(f"{source[0]}: all examples have the class {quoted(*names)}; a classifier needs two")
+    if names and (count := names[first := next(iter(names))]) <= len(source) and names.total() > 2 * len(source):
+        warn(
+            f"{source[0]}: the first example has the class {quoted(first[:_SHOWN])}, as only {count} of {names.total():,} have; "
+            "if it is a header, set labelled.label and labelled.text to its names"
+        )
     if all(map(_NUMBER.fullmatch, names)):
         return sorted(names, key=lambda name: (int(name), name))
     return sorted(names)
@@ -151,7 +165,7 @@ def _objects(lines: Iterator[str], name: str, columns: LabelledConfig) -> Iterat
         if not line.strip():
             raise UserError(f"{where}: the line is empty; remove it")
         try:
-            found = json.loads(line)
+            found = json.loads(line, object_pairs_hook=_object)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{where}: not JSON ({error}); every line must be one JSON object") from None
         if not isinstance(found, dict):
@@ -161,6 +175,14 @@ def _objects(lines: Iterator[str], name: str, columns: LabelledConfig) -> Iterat
                 keys = ", ".join(map(str, found))[: 2 * _SHOWN]
                 raise UserError(f"{where}: the object has no key {quoted(key)}, but {quoted(keys)}; set {setting}")
         yield number, found[columns.label], found[columns.text]
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict:
+    """Return a JSON object. Raises ValueError for a key that it has twice. JSON readers keep one of them in silence."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"the key {quoted(Counter(key for key, _ in pairs).most_common(1)[0][0][:_SHOWN])} occurs twice")
+    return found
 
 
 def _clean(value: object, column: str, where: str) -> str:
