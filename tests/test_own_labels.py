@@ -51,6 +51,43 @@ def test_every_form_gives_the_same_examples(name, tmp_path):
     assert find_classes([tmp_path / name], LabelledConfig()) == ["good", "so so"]
 
 
+PAIRS = {
+    "a.tsv": "same\tA dog ran.\tA dog was running.\nother\tIt rains.\tSun!\n",
+    "b.tsv": "b\tlabel\ta\nA dog was running.\tsame\tA dog ran.\nSun!\tother\tIt rains.\n",
+    "c.csv": 'a,b,label\nA dog ran.,"A dog was running.",same\nIt rains.,Sun!,other\n',
+    "d.jsonl": '{"label": "same", "a": "A dog ran.", "b": "A dog was running."}\n'
+    '{"b": "Sun!", "label": "other", "a": "It rains."}\n',
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_pair_is_two_rows_with_one_class(name, tmp_path):
+    rows = rows_of(tmp_path, name, PAIRS[name], text="a", second_text="b", classes=["other", "same"])
+    assert [(row["source"], row["label"]) for row in rows] == [
+        ("A dog ran.", 1),
+        ("A dog was running.", 1),
+        ("It rains.", 0),
+        ("Sun!", 0),
+    ]
+    assert find_classes([tmp_path / name], LabelledConfig(text="a", second_text="b")) == ["other", "same"]
+
+
+BAD_PAIRS = [
+    ("a.tsv", "x\tone\n", r"line 1: expected 3 columns separated by tabs \(label, tab, a, tab, b\), but found 2"),
+    ("a.tsv", "x\tone\t\n", "line 1: the b is empty; write one, or remove the example"),
+    ("a.tsv", "x\t\ttwo\n", "line 1: the a is empty; write one, or remove the example"),
+    ("a.csv", "label,a\nx,one\n", "line 1: must be a header .*label and a and b.*'b' is missing.*set labelled.second_text"),
+    ("a.jsonl", '{"label": "x", "a": "one"}\n', "line 1: the object has no key 'b', .*set labelled.second_text"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD_PAIRS)
+def test_a_bad_pair_is_one_line(name, content, message, tmp_path):
+    with pytest.raises(UserError, match=message) as found:
+        rows_of(tmp_path, name, content, text="a", second_text="b")
+    assert "\n" not in str(found.value)
+
+
 def test_texts_of_several_lines_and_with_quotes(tmp_path):
     rows = rows_of(tmp_path, "a.csv", 'text,label\n"He said ""no"",\r\n\r\nand left.",x\nb,y\n')
     assert [(row["source"], row["label"]) for row in rows] == [('He said "no", and left.', "x"), ("b", "y")]
@@ -76,7 +113,7 @@ def test_trees_as_texts(tmp_path):
 BAD = [
     ("a.tsv", "x\ta\n\ny\tb\n", "line 2: the line is empty; remove it"),
     ("a.tsv", "x\ta\nonly text\n", "line 2: expected 2 columns separated by tabs .label, tab, text., but found 1: .only text"),
-    ("a.tsv", "x\ta\tb\n", "line 1: expected 2 columns .*, but found 3.*; an example has one text"),
+    ("a.tsv", "x\ta\tb\n", "line 1: expected 2 columns .*, but found 3.*; for pairs of texts, set labelled.second_text=NAME"),
     ("a.tsv", "x\ta\n\tb\n", "line 2: the label is empty; write one, or remove the example"),
     ("a.tsv", "x\ta\ny\t \u200b\n", "line 2: the text is empty"),
     ("a.tsv", "x\ta\0b\n", "line 1: the text has a NUL byte"),
@@ -191,6 +228,14 @@ def test_a_first_line_that_is_perhaps_a_header(tmp_path, capsys):
         ({"labelled": {"classes": ["x", "a\tb"]}}, "labelled.classes: the name .* has a tab or a line end"),
         ({"labelled": {"text": "label"}}, "labelled: label and text must be two columns, but both are 'label'"),
         ({"labels": {0: 1}}, "labels: classes of format labelled have names"),
+        (
+            {"labelled": {"second_text": "text"}},
+            "second_text must be another column than label and text, but is .text.",
+        ),
+        (
+            {"labelled": {"second_text": "b"}, "splits": {"train": {"source": ["a"]}, "valid": {"hold_out": 2}}},
+            "hold_out: would separate the two sentences of a pair of format labelled",
+        ),
         ({"format": "imdb", "labelled": {"text": "x"}}, "labelled: is for format labelled, but format is imdb"),
     ],
 )

@@ -24,7 +24,7 @@ from treeproc.pretrained_pieces import load_pieces
 from treeproc.shards.lengths import open_lengths
 from treeproc.shards.schema import in_order
 from treeproc.shards.shard import Shard, SplitShards
-from treeproc.shards.store import class_names, describe_trees, read_index
+from treeproc.shards.store import describe_trees, read_index
 from treeproc.stages.job_report import class_notes, noticed, parse_statuses, tree_notes
 from treeproc.subwords import LabelVocab, Subwords
 from treeproc.verify import stage_folders
@@ -135,7 +135,7 @@ def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitS
             f"  parse_status: {_counts(parse_statuses(folders['parsed'], split, side))}",
             f"  dropped: {_counts(index.get('dropped', {}).get(split, {}))}",
             f"  noticed in the text: {noticed(notices, split)}",
-            *(f"  {note}" for note in class_notes(folders["text"], split, class_names(index) if "num_classes" in index else ())),
+            *(f"  {note}" for note in class_notes(folders["text"], split, index)),
             *(f"  {note}" for note in tree_notes(index["totals"][split])),
             *histogram(figures.lengths, "  leaves of an example"),
             *histogram(figures.depths, "  levels of nodes of an example"),

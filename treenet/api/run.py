@@ -16,13 +16,13 @@ from treenet.api.sentence_attention import SentenceWeights, name_positions
 from treenet.api.shards import given_path
 from treenet.config import DecodingConfig
 from treenet.evaluation.line_classifier import (
-    ROOTLESS,
     Classes,
+    Item,
     check_phrases,
-    classify_rows,
+    classify_items,
     describe_classes,
     describe_phrases,
-    why_not,
+    join_sides,
 )
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.runs.checkpoint import AVERAGED
@@ -269,7 +269,10 @@ class Run(_LineReader):
 
 
 class ClassifierRun(_LineReader):
-    """A classifier in evaluation mode, with the vocabulary, the parser and the classes of its data set. Lines are as in `Run`."""
+    """A classifier in evaluation mode, with the vocabulary, the parser and the classes of its data set.
+
+    Lines are as in `Run`. If the model learned pairs, lines and trees are pairs of such strings.
+    """
 
     loaded: LoadedClassifier
 
@@ -280,33 +283,45 @@ class ClassifierRun(_LineReader):
 
     @from_python()
     def classify(
-        self, lines: Sequence[str], trees: Sequence[str] | None = None, *, phrases: bool = False
+        self,
+        lines: Sequence[str] | Sequence[tuple[str, str]],
+        trees: Sequence[str] | Sequence[tuple[str, str]] | None = None,
+        *,
+        phrases: bool = False,
     ) -> list[LineClasses | None]:
-        """Return the classes of every line; None of a line that could not be read or is empty.
+        """Return the classes of every line, or pair of lines; None of one that could not be read or is empty.
 
         With `phrases`, also those of the phrases in it. Raises UserError if the model has not learned them.
         """
         if phrases:
             check_phrases(self.loaded)
-        encoded = self._encode(lines, trees, caller=4)
-        for number, line in enumerate(encoded, start=1):
-            if line.row is not None and why_not(self.loaded, line.row) == ROOTLESS:
-                warnings.warn(f"line {number}: {ROOTLESS}", stacklevel=3)
-        rows = [line.row for line in encoded if line.row is not None and not why_not(self.loaded, line.row)]
-        found, source = classify_rows(self.loaded, rows, phrases=phrases), self._source(trees is not None)
-        return [
-            self._named(next(found), line.row, source) if line.row is not None and not why_not(self.loaded, line.row) else None
-            for line in encoded
-        ]
+        if self.loaded.model.reads_pairs:
+            lines, trees = _sides("lines", lines), None if trees is None else _sides("trees", trees)
+        items = join_sides(self.loaded, self._encode(lines, trees, caller=None))
+        for number, (line, _) in enumerate(items, start=1):
+            if line.problem or line.note:
+                warnings.warn(f"line {number}: {line.problem or line.note}", stacklevel=3)
+        found, source = classify_items(self.loaded, items, phrases=phrases), self._source(trees is not None)
+        return [one and self._named(one, item, source) for one, item in zip(found, items, strict=True)]
 
-    def _named(self, found: Classes, row: dict, source: LineSource) -> LineClasses:
+    def _named(self, found: Classes, item: Item, source: LineSource) -> LineClasses:
         names = self.loaded.classes
-        parts = describe_phrases(names, found, row, source)
+        parts = describe_phrases(names, found, item.line.row, source)
         return LineClasses(
             **describe_classes(names, found),
             probability=found.probabilities[found.best],
             phrases=tuple(PhraseClasses(**part) for part in parts),
         )
+
+
+def _sides(name: str, pairs: Sequence) -> list[str]:
+    """Return the texts of pairs, those of a pair as neighbours. Raises UserError for other values."""
+    sides = []
+    for number, pair in enumerate(as_list(name, pairs, "pairs of strings")):
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+            raise UserError(f"{name}[{number}] must be a pair of strings, as the model learned, but is {repr(pair)[:40]}")
+        sides += pair
+    return sides
 
 
 @from_python()

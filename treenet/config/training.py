@@ -185,7 +185,14 @@ class ClassifierConfig(Settings):
         description="also score two classes: all below and all above this one, by their summed probabilities. This score leaves "
         "out examples of this class. 2 reads SST-5 as SST-2",
     )
-    pair_hidden: PositiveInt = Field(50, description="relatedness: width of the layer that compares two sentences")
+    pair_hidden: PositiveInt = Field(50, description="pairs of sentences: width of the layer that compares the two")
+    pair_features: Literal["symmetric", "ordered"] | None = Field(
+        None,
+        exclude_if=unrecorded(None),
+        description="pairs of sentences: what this layer reads. 'symmetric': product and distance of their two states, so their "
+        "order does not count. 'ordered': these and both states (Mou et al., 2016), because entailment has a direction. null: "
+        "'ordered' for classes, 'symmetric' for relatedness",
+    )
 
 
 class MaskedLMConfig(Settings):
@@ -217,9 +224,9 @@ class TrainConfig(Settings):
     )
     task: Literal["translation", "classification", "relatedness", "masked_lm", "causal_lm"] = Field(
         "translation",
-        description="the task. 'classification' reads examples with classes (see classifier). 'relatedness' reads pairs of "
-        "sentences with scores. 'masked_lm' predicts pieces of the source side (see masked_lm). 'causal_lm' predicts each "
-        "piece of the source side from those before it",
+        description="the task. 'classification' reads examples, or pairs of them, with classes (see classifier). "
+        "'relatedness' reads pairs of sentences with scores. 'masked_lm' predicts pieces of the source side (see masked_lm). "
+        "'causal_lm' predicts each piece of the source side from those before it",
     )
     init: DataPath | None = Field(
         None,

@@ -1,11 +1,12 @@
-"""Labelled examples as batches: the class of an example, and of the phrases in it that have one; and pairs with a score.
+"""Labelled examples as batches: the class of an example, and of the phrases in it that have one.
 
-Shapes: B batch, L leaves, N nodes, W words, P positions of a model that have classes. Of pairs: P pairs, B = 2 P sentences; those
-of a pair are neighbours.
+Pairs of sentences have a score or a class. Shapes: B batch, L leaves, N nodes, W words, P positions of a model that have classes.
+Of pairs: P pairs, B = 2 P sentences; those of a pair are neighbours.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -36,6 +37,11 @@ class LabelledBatch(SourceBatch):
 
     labels: Tensor  # [B] int64, class of every example
     position_labels: Tensor  # [B, P] int64, NO_CLASS where there is none; leaves, then nodes, or words; P = 0 without any
+
+    @property
+    def numbers(self) -> Tensor:
+        """Return the numbers [B] of the examples that have the classes."""
+        return self.example_ids
 
 
 class LabelledSource(ExampleSource):
@@ -251,19 +257,30 @@ class PairBatch(SourceBatch):
     scores: Tensor  # [P] float64
 
 
+class LabelledPairBatch(LabelledBatch):
+    """A padded batch of sentences, and the classes [P] of their pairs. `position_labels` are none: [P, 0]."""
+
+    @property
+    def numbers(self) -> Tensor:
+        return self.example_ids[::2] // 2
+
+
 class PairSource(Examples):
     """One split of a data set of pairs, in the form that a model reads; a row is a pair. All pairs make one window.
 
-    Raises UserError when the data set has no scores, or pairs that have lost a sentence, or lacks what the model needs.
+    `column` has what is known of a pair: its score or its class. Raises UserError when the data set has no such column, or pairs
+    that have lost a sentence, or lacks what the model needs.
     """
 
     shards = None  # a pair may lie in two
     sentences = 2
 
-    def __init__(self, folder: AnyPath, split: str, reads: InputKind):
+    def __init__(self, folder: AnyPath, split: str, reads: InputKind, column: Literal["score", "label"] = "score"):
         columns = read_index(folder).get("columns", [])
-        if "score" not in columns:
-            raise UserError(f"{folder} has no scores (its columns: {', '.join(columns)}); choose a data set of format sick")
+        if column not in columns:
+            what, form = ("scores", "format sick") if column == "score" else ("classes", "pairs with classes")
+            raise UserError(f"{folder} has no {what} (its columns: {', '.join(columns)}); choose a data set of {form}")
+        self._column = column
         self._sentences = ExampleSource(folder, split, reads)
         lengths = {name: np.asarray(column) for name, column in self._sentences.lengths.items()}
         ids = lengths["example_id"]
@@ -281,7 +298,7 @@ class PairSource(Examples):
     def __len__(self) -> int:
         return len(self.lengths["example_id"])
 
-    def batch(self, rows: Sequence[int] | np.ndarray) -> PairBatch:
+    def batch(self, rows: Sequence[int] | np.ndarray) -> PairBatch | LabelledPairBatch:
         """Return the pairs as one padded batch; `example_ids` are those of sentences."""
         rows = np.asarray(rows)
         sentences = (2 * rows[:, None] + np.arange(2)).ravel()
@@ -289,10 +306,13 @@ class PairSource(Examples):
         if self._sentences.reads.rooted:
             check_roots(picked)
         batch = self._sentences.batch(sentences)
-        return PairBatch(**vars(batch), scores=torch.from_numpy(picked.values("score")[::2].copy()))
+        known = torch.from_numpy(picked.values(self._column)[::2].copy())
+        if self._column == "score":
+            return PairBatch(**vars(batch), scores=known)
+        return LabelledPairBatch(**vars(batch), labels=known.long(), position_labels=known.new_zeros(len(rows), 0).long())
 
     def target_tokens(self, rows: np.ndarray) -> int:
-        """Return the number of scores to be predicted, which the loss of a batch is divided by."""
+        """Return the number of scores or classes to be predicted, which the loss of a batch is divided by."""
         return len(rows)
 
     def epoch_targets(self, plan: BatchPlan) -> int:

@@ -112,7 +112,10 @@ def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str],
 
 
 def _check_classes(data: AnyPath, index: Mapping, own: AnyPath, facts: Mapping) -> None:
-    """Raise UserError if a data set has other classes than the one `own` that the model learned."""
+    """Raise UserError if a data set has other classes than the one `own` that the model learned, or only one has pairs."""
+    if facts.get("pairs", False) != index.get("pairs", False):
+        here, there = ("pairs of texts", "single texts") if index.get("pairs") else ("single texts", "pairs of texts")
+        raise UserError(f"{data} has {here}, but the model learned {there}; choose a data set with {there}")
     known, found = facts.get("num_classes"), index.get("num_classes")
     if known is not None and known != found:
         raise UserError(f"{data} has {found} classes, but the model learned {known}; make it with vocab_from={own}")

@@ -1,12 +1,12 @@
-"""Raw lines to classes: the model of a classifier run on lines of text, with the phrases whose classes it learned.
+"""Raw lines to classes: the model of a classifier run on lines of text or on pairs, with the phrases whose classes it learned.
 
 Shapes: B batch, P positions, C classes.
 """
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -75,7 +75,44 @@ def check_phrases(run: LoadedClassifier) -> None:
         )
 
 
-def why_not(run: LoadedClassifier, row: dict) -> str:
+class Item(NamedTuple):
+    """What gets a class: a line, or the pair of texts of a line."""
+
+    line: EncodedLine  # with the problem if it gets none; the source of a pair has a tab between its texts
+    rows: tuple[dict, ...]  # one, or two of a pair; none if there is a problem
+
+
+def read_items(run: LoadedClassifier, source: LineSource, lines: Sequence, first: int = 0) -> list[Item]:
+    """Return what gets a class of every line. The first line has the 0-based number `first` in the input."""
+    encode = source.encode_pairs if run.model.reads_pairs else source.encode
+    return join_sides(run, encode(lines, first))
+
+
+def join_sides(run: LoadedClassifier, encoded: Sequence[EncodedLine]) -> list[Item]:
+    """Return items of encoded lines. If the model reads pairs, two lines are a pair."""
+    if not run.model.reads_pairs:
+        return [_item(run, [line]) for line in encoded]
+    return [_item(run, pair) for pair in zip(encoded[::2], encoded[1::2], strict=True)]
+
+
+def _item(run: LoadedClassifier, sides: Sequence[EncodedLine]) -> Item:
+    problems, notes = [line.problem or _why_not(run, line.row) for line in sides], [line.note for line in sides]
+    problem, note = _of_sides(problems), _of_sides(notes)
+    of_line = sides[:1] if sides[0] is sides[-1] else sides  # a line without two columns is one text
+    source = "\t".join(line.source for line in of_line)
+    line = replace(sides[0], source=source, problem=problem, note=note)  # type: ignore[type-var]
+    return Item(line, () if problem else tuple(line.row for line in sides if line.row is not None))
+
+
+def _of_sides(messages: Sequence[str]) -> str:
+    """Return the first message about a text, with its place if the other text of the pair has not the same."""
+    if len(set(messages)) == 1:
+        return messages[0]
+    side, message = next((side, message) for side, message in enumerate(messages) if message)
+    return f"{('first', 'second')[side]} text: {message}"
+
+
+def _why_not(run: LoadedClassifier, row: dict) -> str:
     """Return why the model cannot classify an encoded row; empty if it can."""
     if not count_leaves(row):
         return EMPTY
@@ -83,17 +120,22 @@ def why_not(run: LoadedClassifier, row: dict) -> str:
     return ROOTLESS if run.model.reads.rooted and nodes[0] < len(nodes) else ""
 
 
-def classify_rows(run: LoadedClassifier, rows: Sequence[dict], *, phrases: bool = False) -> Iterator[Classes]:
-    """Return the classes of encoded rows, in their order, computed in batches of similar length. `why_not` must be empty for all.
+def classify_items(run: LoadedClassifier, items: Sequence[Item], *, phrases: bool = False) -> Iterator[Classes | None]:
+    """Return the classes of items, in their order, computed in batches of similar length; None of one with a problem.
 
     Raises UserError if phrases are wanted, and the model has no classes of them.
     """
+    found = _classify_rows(run, [item.rows for item in items if item.rows], phrases=phrases)
+    return (next(found) if item.rows else None for item in items)
+
+
+def _classify_rows(run: LoadedClassifier, rows: Sequence[tuple[dict, ...]], *, phrases: bool) -> Iterator[Classes]:
     model, device = run.model, next(run.model.parameters()).device
     if phrases:
         check_phrases(run)
 
     @torch.no_grad()
-    def classify(batch: TreeBatch, members: list[dict]) -> list[Classes]:
+    def classify(batch: TreeBatch, members: list[tuple[dict, ...]]) -> list[Classes]:
         with scoring(model):
             output = model(batch)
         examples = output.examples.softmax(-1).double().cpu().numpy()
@@ -104,11 +146,13 @@ def classify_rows(run: LoadedClassifier, rows: Sequence[dict], *, phrases: bool 
         width = batch.leaf_pieces.shape[1]
         return [
             Classes(_rounded(one), list(_phrases(run, row, found, span, width)))
-            for one, row, found, span in zip(examples, members, positions, spans, strict=True)
+            for one, (row,), found, span in zip(examples, members, positions, spans, strict=True)
         ]
 
-    nothing = Classes([], [])
-    return in_order_with_rows(classify, model.reads, rows, nothing, count_leaves, BATCH_TOKENS, device, WINDOW)
+    def size(rows: tuple[dict, ...]) -> int:
+        return len(rows) * max(map(count_leaves, rows))
+
+    return in_order_with_rows(classify, model.reads, rows, Classes([], []), size, BATCH_TOKENS, device, WINDOW)
 
 
 def _rounded(probabilities: np.ndarray) -> list[float]:
@@ -159,37 +203,35 @@ class LineClassifier:
         """Describe the model and its classes, in one line."""
         classes = self._run.classes
         listed = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-        return f"{self._run.config.model.name} {self._run.checkpoint}: {len(classes)} classes: {listed}"
+        of = " of pairs" if self._run.model.reads_pairs else ""
+        return f"{self._run.config.model.name} {self._run.checkpoint}: {len(classes)} classes{of}: {listed}"
 
     def __call__(self, lines: Sequence, first: int) -> Translated:
         """Return the output for `lines`. Their first line has the 0-based number `first` in the input."""
-        encoded = self._encoder.encode(lines, first)
-        problems = [line.problem or why_not(self._run, line.row) for line in encoded]
-        rows = [line.row for line, problem in zip(encoded, problems, strict=True) if not problem]
-        results = classify_rows(self._run, rows, phrases=self._settings.phrases)
-        found = [None if problem else next(results) for problem in problems]
-        numbers = range(first + 1, first + 1 + len(encoded))
+        items = read_items(self._run, self._encoder, lines, first)
+        numbered = [(number, item.line) for number, item in enumerate(items, start=first + 1)]
+        found = classify_items(self._run, items, phrases=self._settings.phrases)
         write = self._json if self._settings.json_lines else self._text
         return Translated(
-            len(encoded),
-            "".join(map(write, numbers, encoded, found, problems)),
-            [(number, problem) for number, problem in zip(numbers, problems, strict=True) if problem],
-            [(n, line.note) for n, line, problem in zip(numbers, encoded, problems, strict=True) if line.note and not problem],
-            self._encoder.notices(encoded, first),
+            len(items),
+            "".join(write(number, line, one) for (number, line), one in zip(numbered, found, strict=True)),
+            [(number, line.problem) for number, line in numbered if line.problem],
+            [(number, line.note) for number, line in numbered if line.note and not line.problem],
+            self._encoder.notices([line for _, line in numbered], first),
         )
 
     explain = __call__
 
-    def _text(self, number: int, line: EncodedLine, found: Classes | None, problem: str) -> str:
+    def _text(self, number: int, line: EncodedLine, found: Classes | None) -> str:
         """Columns are separated by tabs: the probability with scores, the name of the class; empty if there is none."""
         columns = [f"{found.probabilities[found.best]:.6f}" if found else ""] if self._settings.scores else []
         return "\t".join([*columns, self._run.classes[found.best] if found else ""]) + "\n"
 
-    def _json(self, number: int, line: EncodedLine, found: Classes | None, problem: str) -> str:
+    def _json(self, number: int, line: EncodedLine, found: Classes | None) -> str:
         record: dict = {"line": number, "source": line.source, **describe_classes(self._run.classes, found)}
         if self._settings.phrases:
             record["phrases"] = describe_phrases(self._run.classes, found, line.row, self._encoder)
-        return json.dumps(record | ({"error": problem} if problem else {}), ensure_ascii=False) + "\n"
+        return json.dumps(record | ({"error": line.problem} if line.problem else {}), ensure_ascii=False) + "\n"
 
 
 def describe_classes(names: Sequence[str], found: Classes | None) -> dict:

@@ -9,7 +9,7 @@ pieces or entries of the table, R live hypotheses.
 
 ---
 
-The head for two sentences of Tai et al. (2015), section 4.2. Shapes: P pairs, D model, K = NUM_SCORES."""
+The head for two sentences of Tai et al. (2015), section 4.2. Shapes: P pairs, D model, K classes, or NUM_SCORES."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -114,7 +114,8 @@ class ClassLogits(NamedTuple):
 class Classifier(ComposedModel):
     """A classifier of examples, and of all phrases that the encoder has positions for, through one head.
 
-    The head is a linear map to classes, shared by positions and examples, or the head for pairs of sentences.
+    The head is a linear map to classes, shared by positions and examples, or the head for pairs of sentences. An example is then
+    a pair.
     """
 
     def __init__(self, encoder: Encoder, head: nn.Module, options: ClassifierConfig):
@@ -123,6 +124,11 @@ class Classifier(ComposedModel):
         self.word_dropout = Dropout(options.word_dropout)
         self.pooling = options.pooling
         self.classifies_positions = options.supervision == "all_phrases" and encoder.reads.positions != "leaves"
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Return whether an example is a pair of sentences, which are neighbours in a batch."""
+        return isinstance(self.head, PairHead)
 
     def forward(self, batch: LabelledBatch) -> ClassLogits:
         """Compute the logits of examples, and of positions if these are learned."""
@@ -249,17 +255,22 @@ NUM_SCORES = 5
 
 
 class PairHead(nn.Module):
-    """Logits of the scores 1 to K from the product of two states and the distance between them, through a sigmoid layer."""
+    """Logits of K scores or classes from the product of two states and the distance between them, through a sigmoid layer.
 
-    def __init__(self, d_model: int, d_hidden: int):
+    If it is `ordered`, the layer reads the two states too.
+    """
+
+    def __init__(self, d_model: int, d_hidden: int, num_outputs: int = NUM_SCORES, *, ordered: bool = False):
         super().__init__()
-        self.compare = build_linear(2 * d_model, d_hidden)
-        self.scores = build_linear(d_hidden, NUM_SCORES)
+        self.ordered = ordered
+        self.compare = build_linear((4 if ordered else 2) * d_model, d_hidden)
+        self.scores = build_linear(d_hidden, num_outputs)
 
     def forward(self, states: Tensor) -> Tensor:
         """Map states [2 P, D] to logits [P, K]. The states of a pair are neighbours."""
         left, right = states.unflatten(0, (-1, 2)).unbind(1)
-        return self.scores(self.compare(torch.cat([left * right, (left - right).abs()], dim=1)).sigmoid())
+        own = [left, right] if self.ordered else []
+        return self.scores(self.compare(torch.cat([left * right, (left - right).abs(), *own], dim=1)).sigmoid())
 
 
 def score_distribution(scores: Tensor) -> Tensor:

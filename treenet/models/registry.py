@@ -9,7 +9,16 @@ from typing import Literal
 
 from treenet.config import ClassifierConfig, ModelConfig
 from treenet.layers.linear import build_linear, drawing_apart
-from treenet.models.composed import CausalLM, Classifier, MaskedLM, MaskedPieceEmbedding, PairHead, Seq2Seq, check_supervision
+from treenet.models.composed import (
+    NUM_SCORES,
+    CausalLM,
+    Classifier,
+    MaskedLM,
+    MaskedPieceEmbedding,
+    PairHead,
+    Seq2Seq,
+    check_supervision,
+)
 from treenet.models.decoders.base import Decoder
 from treenet.models.encoders.base import Encoder, PieceEmbedding, VocabSizes
 from treeproc.common.errors import check_choice
@@ -100,20 +109,30 @@ def build_model(config: ModelConfig, vocab: VocabSizes) -> Seq2Seq:
     return model
 
 
-def build_classifier(config: ModelConfig, vocab: VocabSizes, options: ClassifierConfig, num_classes: int) -> Classifier:
-    """Build a freshly initialised classifier.
+def build_classifier(
+    config: ModelConfig, vocab: VocabSizes, options: ClassifierConfig, num_classes: int, *, pairs: bool = False
+) -> Classifier:
+    """Build a freshly initialised classifier of examples, or of `pairs` of them.
 
     Raises UserError for an unknown name, and for settings that do not fit the model.
     """
+    if pairs:
+        return _build_for_pairs(config, vocab, options, num_classes, ordered=options.pair_features != "symmetric")
     encoder = _build_classifying_encoder(config, vocab, options)
     return Classifier(encoder, build_linear(config.d_model, num_classes), options)
 
 
 def build_relatedness(config: ModelConfig, vocab: VocabSizes, options: ClassifierConfig) -> Classifier:
     """Build a classifier's encoder with the head for pairs, which reads one state per sentence. Raises UserError as above."""
+    return _build_for_pairs(config, vocab, options, NUM_SCORES, ordered=options.pair_features == "ordered")
+
+
+def _build_for_pairs(
+    config: ModelConfig, vocab: VocabSizes, options: ClassifierConfig, num_outputs: int, *, ordered: bool
+) -> Classifier:
     options = options.model_copy(update={"supervision": "root"})
     encoder = _build_classifying_encoder(config, vocab, options)
-    return Classifier(encoder, PairHead(config.d_model, options.pair_hidden), options)
+    return Classifier(encoder, PairHead(config.d_model, options.pair_hidden, num_outputs, ordered=ordered), options)
 
 
 def build_masked_lm(config: ModelConfig, vocab: VocabSizes) -> MaskedLM:

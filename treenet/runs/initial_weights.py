@@ -49,7 +49,7 @@ from treeproc.common.progress import phase
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
 
-_SHAPES = (*KINDS, "num_classes", PRETRAINED)
+_SHAPES = (*KINDS, "num_classes", "pairs", PRETRAINED)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class RunFacts(TypedDict, total=False):
     num_pos_tags: int
     num_deprels: int
     num_classes: int
+    pairs: bool  # only with classes of pairs
     parameters: int
     frozen: int  # of the parameters; only with `freeze`
     init: InitFacts  # only with `init`

@@ -1,4 +1,4 @@
-"""Classification of sentences and of their phrases.
+"""Classification of sentences and of their phrases, or of pairs of sentences.
 
 Shapes: B batch, P positions, C classes.
 """
@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import LEAVES
-from treenet.data.labelled import NO_CLASS, LabelledBatch, LabelledSource, PhraseSource
+from treenet.data.labelled import NO_CLASS, LabelledBatch, LabelledSource, PairSource, PhraseSource
 from treenet.models import ClassLogits, build_classifier
 from treenet.tasks.base import PredictionTask, check_structure, vocab_sizes
 from treenet.tasks.losses import LossSums, label_smoothed_nll, r_drop_loss, take_counted
 from treeproc.common.settings import UserError
+from treeproc.shards.store import read_index
 
 _SAMPLES, _SEED = 1000, 12345  # of the bootstrap; the seed is sacrebleu's, as in comparisons
 _NORMAL = 1.959963984540054  # of a 95 % interval
@@ -26,7 +27,7 @@ _MOST_SHOWN = 100  # classes of a confusion matrix in scores.json
 
 
 class Classification(PredictionTask):
-    """Classifiers of examples, which may also learn the classes of phrases."""
+    """Classifiers of examples, which may also learn the classes of phrases, or of pairs, if those of the data set are pairs."""
 
     num_sums = 8
     score = "accuracy"
@@ -61,8 +62,10 @@ class Classification(PredictionTask):
             f"{'above' if neutral else 'below'} it; the run has no binary_accuracy"
         ]
 
-    def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource:
+    def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource | PairSource:
         encoded, reads = self.config.data / "encoded", self.reads
+        if read_index(encoded).get("pairs"):
+            return PairSource(encoded, split, reads.for_device(device), "label")
         phrases = self.config.classifier.supervision == "all_phrases"
         if training and phrases and reads is LEAVES:
             return PhraseSource(encoded, split, reads.for_device(device))
@@ -71,16 +74,13 @@ class Classification(PredictionTask):
 
     def build_model(self, sizes: Mapping) -> nn.Module:
         vocab = vocab_sizes(sizes)
-        return build_classifier(self.config.model, vocab, self.config.classifier, sizes["num_classes"])
+        pairs = sizes.get("pairs", False)
+        return build_classifier(self.config.model, vocab, self.config.classifier, sizes["num_classes"], pairs=pairs)
 
     def counted_targets(self, batch: LabelledBatch) -> Tensor:
-        targets = batch.position_labels if self._learns_positions else batch.labels
+        # A batch with classes of positions is for a model that learns only from these.
+        targets = batch.position_labels if batch.position_labels.shape[1] else batch.labels
         return (targets != NO_CLASS).flatten().nonzero()[:, 0]
-
-    @property
-    def _learns_positions(self) -> bool:
-        """Return whether the model predicts classes of positions, and learns only from these."""
-        return self.config.classifier.supervision == "all_phrases" and self.reads.positions != "leaves"
 
     def sum_losses(
         self,
@@ -108,7 +108,7 @@ class Classification(PredictionTask):
         for batch, output in predictions:
             counts = counts + torch.stack(self.count_right(batch, output)).double()
             probabilities = output.examples.softmax(-1)
-            columns = (batch.example_ids, batch.labels, output.examples.argmax(-1), probabilities)
+            columns = (batch.numbers, batch.labels, output.examples.argmax(-1), probabilities)
             for example, label, predicted, row in zip(*(column.tolist() for column in columns), strict=True):
                 cells[label, predicted] += 1
                 rows[example] = "\t".join([str(example), str(label), str(predicted), *(f"{p:.6f}" for p in row)]) + "\n"
@@ -117,7 +117,7 @@ class Classification(PredictionTask):
         return ["\t".join(head) + "\n", *(rows[example] for example in sorted(rows))], scores
 
     def sizes(self, index: Mapping) -> dict[str, Any]:
-        return super().sizes(index) | {"num_classes": index["num_classes"]}
+        return super().sizes(index) | {name: index[name] for name in ("num_classes", "pairs") if name in index}
 
     def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
         loss, nll = (sums[:2] / targets).tolist()

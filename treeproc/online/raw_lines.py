@@ -121,6 +121,24 @@ class RawLineEncoder:
         self._add_constraints([draft for draft in drafts if draft.constraints and not draft.problem])
         return [draft.result() for draft in drafts]
 
+    def encode_pairs(self, lines: Sequence[RawLine], first_id: int = 0) -> list[EncodedLine]:
+        """Return two results per line, for the texts of a pair, which stand in its two columns with a tab between them.
+
+        Both have a problem if a line, or the line of its trees, has not two columns.
+        """
+        sides, problems = [], {}
+        for number, line in enumerate(lines):
+            columns = {name: value.split(b"\t") for name in ("text", "trees") if (value := getattr(line, name)) is not None}
+            if wrong := [f"{len(c)} for its {name}" for name, c in columns.items() if len(c) != 2]:
+                problems[number] = f"must be two texts with a tab between them, but has columns: {', '.join(wrong)}"
+                columns = {"text": [b"", b""]}
+            sides += [RawLine(**{"text": None, **{name: c[side] for name, c in columns.items()}}) for side in (0, 1)]
+        encoded = self.encode(sides, 2 * first_id)
+        for number, problem in problems.items():
+            source = decode_all(lines[number].text or b"")
+            encoded[2 * number : 2 * number + 2] = [EncodedLine(source, problem=problem)] * 2
+        return encoded
+
     def _add_constraints(self, drafts: Sequence["_Draft"]) -> None:
         """Add the constraints of lines to their rows, phrases as pieces."""
         texts = [text for draft in drafts for text in draft.constraints.pieces_of]
@@ -182,7 +200,7 @@ class RawLineEncoder:
         except ValueError as error:
             draft.problem = str(error)
             if line.text is not None and not draft.source:
-                draft.source = line.text.decode("utf-8", errors="replace").strip()
+                draft.source = decode_all(line.text)
         return draft
 
     def _check_length(self, source: str) -> None:
@@ -266,6 +284,11 @@ class _Draft:
 
     def result(self) -> EncodedLine:
         return EncodedLine(self.source, self.target, None if self.problem else self.row, self.problem, self.note)
+
+
+def decode_all(line: bytes) -> str:
+    """Decode a line of text without outer white space, with U+FFFD for what is not UTF-8."""
+    return line.decode("utf-8", errors="replace").strip()
 
 
 def decode(line: bytes, what: str = "", *, control: bool = False, strip: bool = True) -> str:

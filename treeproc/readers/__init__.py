@@ -44,6 +44,7 @@ class Format:
     """A reader, the columns of its rows beside `source` and `target`, and whether there is a target side.
 
     A format without `ranges` is read from front to back. `classes` are the names of its classes, if its files do not say them.
+    `has_pairs` means that every two rows are the sentences of a pair, which must stay together.
     """
 
     read: Reader
@@ -51,11 +52,7 @@ class Format:
     columns: tuple[str, ...] = ()
     ranges: Ranges | None = None
     classes: tuple[str, ...] = ()
-
-    @property
-    def has_pairs(self) -> bool:
-        """Return whether every two rows are the sentences of a pair, which must stay together."""
-        return "score" in self.columns
+    has_pairs: bool = False
 
 
 def _read_parallel(source: Sequence[Path], target: Sequence[Path]) -> Rows:
@@ -81,7 +78,8 @@ def _with_lines(read: Reader, source: Sequence[Path], target: Sequence[Path]) ->
 def _labelled(settings: LabelledConfig) -> Format:
     """Return the format `labelled` with these columns and classes."""
     columns = ("label", "words", "trees") if settings.brackets else ("label",)
-    return Format(lambda source, target: read_labelled(source, settings), "none", columns, classes=tuple(settings.classes or ()))
+    classes, has_pairs = tuple(settings.classes or ()), settings.second_text is not None
+    return Format(lambda source, target: read_labelled(source, settings), "none", columns, classes=classes, has_pairs=has_pairs)
 
 
 FORMATS: dict[str, Format] = {
@@ -96,7 +94,7 @@ FORMATS: dict[str, Format] = {
     "agreement": Format(read_agreement, "none", ("label", "words"), Ranges("lines", read_prefixes), classes=("VBZ", "VBP")),
     "linzen": Format(read_linzen, "none", ("label", "words"), classes=("VBZ", "VBP")),
     "labelled": _labelled(LabelledConfig()),
-    "sick": Format(read_sick, "none", ("score",)),
+    "sick": Format(read_sick, "none", ("score",), has_pairs=True),
     "conllu": Format(
         partial(_with_lines, read_conllu), "optional", ("words", "trees", "arcs"), Ranges("sentences", read_sentences)
     ),

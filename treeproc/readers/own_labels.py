@@ -1,4 +1,7 @@
-"""Texts with classes of any names: lines of label and text, CSV with a header, or JSON Lines. The suffix of a file decides."""
+"""Texts, or pairs of texts, with classes of any names: lines of label and text, CSV with a header, or JSON Lines.
+
+The suffix of a file decides.
+"""
 
 import csv
 import json
@@ -6,13 +9,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from treeproc.common.errors import quoted
 from treeproc.common.messages import warn
-from treeproc.common.settings import Settings, UserError
+from treeproc.common.settings import Settings, UserError, unrecorded
 from treeproc.readers.brackets import read_trees
 from treeproc.readers.line_forms import is_blank
 from treeproc.readers.numbered_lines import read_texts
@@ -30,6 +33,12 @@ class LabelledConfig(Settings):
 
     label: str = Field("label", description="name of the column with the class, or key of a JSON object")
     text: str = Field("text", description="name of the column with the text, or key of a JSON object")
+    second_text: str | None = Field(
+        None,
+        exclude_if=unrecorded(None),
+        description="name of the column with the second text, or key of a JSON object, for pairs of texts: entailment, "
+        "paraphrases. Unset: an example is one text",
+    )
     brackets: bool = Field(
         False,
         description="the texts are trees in Penn Treebank brackets, one each; parser.name=given then takes them as they are",
@@ -41,10 +50,17 @@ class LabelledConfig(Settings):
     )
 
     @model_validator(mode="after")
-    def _two_columns(self):
-        if self.label == self.text:
+    def _columns_that_differ(self) -> Self:
+        if self.text == self.label:
             raise ValueError(f"label and text must be two columns, but both are {quoted(self.label)}")
+        if self.second_text in (self.label, self.text):
+            raise ValueError(f"second_text must be another column than label and text, but is {quoted(self.second_text)}")
         return self
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Return the names of the columns with texts: one, or two of pairs."""
+        return (self.text,) if self.second_text is None else (self.text, self.second_text)
 
     @field_validator("classes")
     @classmethod
@@ -60,13 +76,15 @@ class LabelledConfig(Settings):
 def read_labelled(source: Sequence[Path], columns: LabelledConfig) -> Iterator[dict]:
     """Read examples of files, folders or archives. `label` is the number of the class; its name while no classes are set.
 
+    Yields two rows per pair, both with its class.
     Raises UserError with file and line for a line without an example, and for a class that is none of `columns.classes`.
     """
     numbers = None if columns.classes is None else {name: number for number, name in enumerate(columns.classes)}
     for name, lines in read_texts(source, stripped=False):
-        for number, label, text in _fields(lines, name, columns):
+        for number, given, *given_texts in _fields(lines, name, columns):
             where = f"{name}, line {number}"
-            label, text = _clean(label, columns.label, where), _clean(text, columns.text, where)
+            label = _clean(given, columns.label, where)
+            texts = [_clean(text, column, where) for text, column in zip(given_texts, columns.texts, strict=True)]
             if wrong := _wrong_label(label):
                 raise UserError(f"{where}: the {columns.label} {quoted(label[:_SHOWN])} {wrong}")
             if numbers is not None and label not in numbers:
@@ -75,8 +93,9 @@ def read_labelled(source: Sequence[Path], columns: LabelledConfig) -> Iterator[d
                     f"{where}: the {columns.label} {quoted(label[:_SHOWN])} is none of the {len(numbers)} classes ({some}); "
                     "correct it, or leave it out; labelled.classes names the classes of a new data set"
                 )
-            row = _tree_row(text, where) if columns.brackets else {"source": text}
-            yield row | {"label": label if numbers is None else numbers[label]}
+            for text in texts:
+                row = _tree_row(text, where) if columns.brackets else {"source": text}
+                yield row | {"label": label if numbers is None else numbers[label]}
 
 
 def find_classes(source: Sequence[Path], columns: LabelledConfig) -> list[str]:
@@ -102,8 +121,8 @@ def find_classes(source: Sequence[Path], columns: LabelledConfig) -> list[str]:
     return sorted(names)
 
 
-def _fields(lines: Iterator[str], name: str, columns: LabelledConfig) -> Iterator[tuple[int, object, object]]:
-    """Yield line number, label and text of every example of one file."""
+def _fields(lines: Iterator[str], name: str, columns: LabelledConfig) -> Iterator[tuple]:
+    """Yield line number, label and texts of every example of one file."""
     suffix = PurePosixPath(plain_name(name)).suffix.lower()
     if suffix in (".jsonl", ".json", ".ndjson"):
         yield from _objects(lines, name, columns)
@@ -116,33 +135,43 @@ def _fields(lines: Iterator[str], name: str, columns: LabelledConfig) -> Iterato
 
 def _of_table(
     rows: Iterator[tuple[int, list[str]]], name: str, columns: LabelledConfig, *, needs_header: bool
-) -> Iterator[tuple[int, object, object]]:
-    """Yield line number, label and text of the rows of a table. Without a header, the columns are label and text."""
-    wanted = columns.label, columns.text
-    width, places, between, expected = 2, (0, 1), "commas" if needs_header else "tabs", f"{columns.label}, tab, {columns.text}"
+) -> Iterator[tuple]:
+    """Yield line number, label and texts of the rows of a table. Without a header, the columns are the label and the texts."""
+    wanted = columns.label, *columns.texts
+    width, places, between, expected = (
+        len(wanted),
+        range(len(wanted)),
+        "commas" if needs_header else "tabs",
+        ", tab, ".join(wanted),
+    )
     for row, (number, fields) in enumerate(rows):
         where = f"{name}, line {number}"
         if not any(fields):
             raise UserError(f"{where}: the line is empty; remove it")
         if row == 0 and (needs_header or any(column in fields for column in wanted)):
             if missing := [column for column in wanted if column not in fields]:
-                setting = "labelled.label" if missing[0] == columns.label else "labelled.text"
                 raise UserError(
                     f"{where}: must be a header with the columns {' and '.join(wanted)}, separated by {between}, but "
-                    f"{quoted(missing[0])} is missing: {quoted(', '.join(fields)[: 2 * _SHOWN])}; set {setting}, or correct it"
+                    f"{quoted(missing[0])} is missing: {quoted(', '.join(fields)[: 2 * _SHOWN])}; set "
+                    f"{_setting_of(missing[0], columns)}, or correct it"
                 )
             if twice := [column for column in wanted if fields.count(column) > 1]:
                 raise UserError(f"{where}: the header names the column {quoted(twice[0])} twice; rename one")
-            width, places = len(fields), (fields.index(columns.label), fields.index(columns.text))
+            width, places = len(fields), [fields.index(column) for column in wanted]
             expected = "as the header has"
             continue
         if len(fields) != width:
-            pair = "; an example has one text, and only format sick reads pairs" if len(fields) == 3 and width == 2 else ""
+            pair = "; for pairs of texts, set labelled.second_text=NAME" if len(fields) == 3 and width == 2 else ""
             raise UserError(
                 f"{where}: expected {width} columns separated by {between} ({expected}), but found {len(fields)}: "
                 f"{quoted(' | '.join(fields)[:_SHOWN])}{pair}"
             )
-        yield number, fields[places[0]], fields[places[1]]
+        yield number, *(fields[place] for place in places)
+
+
+def _setting_of(column: str, columns: LabelledConfig) -> str:
+    """Return the setting that names a column."""
+    return next(f"labelled.{name}" for name in ("label", "text", "second_text") if getattr(columns, name) == column)
 
 
 def _csv_rows(lines: Iterator[str], name: str) -> Iterator[tuple[int, list[str]]]:
@@ -159,7 +188,8 @@ def _csv_rows(lines: Iterator[str], name: str) -> Iterator[tuple[int, list[str]]
         yield first, [field.strip() for field in fields]
 
 
-def _objects(lines: Iterator[str], name: str, columns: LabelledConfig) -> Iterator[tuple[int, object, object]]:
+def _objects(lines: Iterator[str], name: str, columns: LabelledConfig) -> Iterator[tuple]:
+    wanted = columns.label, *columns.texts
     for number, line in enumerate(lines, start=1):
         where = f"{name}, line {number}"
         if not line.strip():
@@ -170,11 +200,12 @@ def _objects(lines: Iterator[str], name: str, columns: LabelledConfig) -> Iterat
             raise UserError(f"{where}: not JSON ({error}); every line must be one JSON object") from None
         if not isinstance(found, dict):
             raise UserError(f"{where}: must be a JSON object, but is {quoted(line.strip()[:_SHOWN])}")
-        for key, setting in ((columns.label, "labelled.label"), (columns.text, "labelled.text")):
+        for key in wanted:
             if key not in found:
                 keys = ", ".join(map(str, found))[: 2 * _SHOWN]
+                setting = _setting_of(key, columns)
                 raise UserError(f"{where}: the object has no key {quoted(key)}, but {quoted(keys)}; set {setting}")
-        yield number, found[columns.label], found[columns.text]
+        yield number, *(found[key] for key in wanted)
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict:

@@ -78,6 +78,7 @@ class _Index(BaseModel):
     num_labels: Count = 0
     num_classes: Count = 0
     classes: list[str] = []
+    pairs: bool = False  # with classes: examples 2k and 2k + 1 are the sentences of pair k
     train_files: list[_TrainFile] = []
 
 

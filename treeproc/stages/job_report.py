@@ -136,12 +136,15 @@ def tree_notes(total: dict[str, int]) -> list[str]:
     return notes
 
 
-def class_notes(text: AnyPath, split: str, names: Sequence[str]) -> list[str]:
-    """Describe how many examples of a split each class has; `text` is the folder of the text stage, which may be elsewhere."""
-    if not names or not (text / "index.json").exists():
+def class_notes(text: AnyPath, split: str, index: Mapping) -> list[str]:
+    """Describe how many examples, or pairs, of a split each class has.
+
+    `text` is the folder of the text stage, which may be elsewhere, and `index` that of the encoded stage.
+    """
+    if "num_classes" not in index or not (text / "index.json").exists():
         return []
-    total = read_index(text)["totals"].get(split, {})
-    counts = {name: total.get(f"class.{number}", 0) for number, name in enumerate(names)}
+    total, names, rows_each = read_index(text)["totals"].get(split, {}), class_names(index), 2 if index.get("pairs") else 1
+    counts = {name: total.get(f"class.{number}", 0) // rows_each for number, name in enumerate(names)}
     rows, missing = sum(counts.values()), [name for name, count in counts.items() if not count]
     shown = sorted(counts, key=lambda name: -counts[name])[:_CLASSES]
     more = f", and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
@@ -156,7 +159,8 @@ def summary(index: dict, out: AnyPath) -> str:
     lines = [f"data set in {out}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {describe_trees(index)}"]
     for split, total in index["totals"].items():
         pairs = "tgt_pieces" in index["columns"]
-        names = {"rows": "pairs" if pairs else "examples", "leaves": "leaves", "nodes": "nodes"}
+        rows = "pairs" if pairs else "sentences of pairs" if index.get("pairs") else "examples"
+        names = {"rows": rows, "leaves": "leaves", "nodes": "nodes"}
         names |= {"tgt_pieces": "target pieces"} if pairs else {}
         sizes = [f"{total[key]:,} {name}" for key, name in names.items()]
         lines.append(f"  {split}: {', '.join(sizes)}; dropped: {reasons(index['dropped'].get(split, {}))}")
@@ -164,7 +168,7 @@ def summary(index: dict, out: AnyPath) -> str:
             lines.append(
                 f"    parse_status: {reasons(statuses)}{', because parser.name is words' if NO_PARSER in statuses else ''}"
             )
-        notes = class_notes(stage_folder(out, "text"), split, class_names(index) if "num_classes" in index else ())
+        notes = class_notes(stage_folder(out, "text"), split, index)
         lines += [f"    {note}" for note in [*notes, *tree_notes(total)]]
     for stage, name, what in (("text", DROPPED, "dropped"), ("parsed", FALLBACKS, "parsed in part, or not parsed")):
         if (path := stage_folder(out, stage) / name).exists() and _has_rows(path):

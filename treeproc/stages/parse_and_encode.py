@@ -247,7 +247,7 @@ LEAST_ROWS = 10_000_000
 def measure_rows(
     config: PreprocessConfig, folder: AnyPath, records: PackedRecords, record: Recorder, *, labelled: bool
 ) -> tuple[dict[str, str], dict[str, int | list[str]]]:
-    """Hash the files of sizes by name, and give `num_classes` and the names `classes` if rows are `labelled`.
+    """Hash the files of sizes by name, and give `num_classes`, the names `classes` and `pairs` if rows are `labelled`.
 
     What is made already is kept. Raises UserError if the models of `vocab_from` have too few classes.
     """
@@ -263,7 +263,8 @@ def measure_rows(
     if not labelled or found is None:
         return files, {}
     names = config.classes()
-    return files, {"num_classes": max(_known_classes(config, found), len(names))} | ({"classes": names} if names else {})
+    facts: dict = {"num_classes": max(_known_classes(config, found), len(names))} | ({"classes": names} if names else {})
+    return files, facts | ({"pairs": True} if config.form.has_pairs else {})
 
 
 def _known_classes(config: PreprocessConfig, found: int) -> int:

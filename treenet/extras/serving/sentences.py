@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from treenet.analysis.attention_stats import attend_examples, read_labels
 from treenet.config import DecodingConfig
-from treenet.evaluation.line_classifier import Classes, classify_rows, describe_classes, why_not
+from treenet.evaluation.line_classifier import Classes, classify_items, describe_classes, read_items
 from treenet.extras.serving.messages import (
     Answer,
     Attention,
@@ -197,6 +197,8 @@ class SentenceClassifier(SentenceReader):
     def __init__(self, settings: ServeSettings, run: LoadedClassifier):
         if settings.decoding.model_fields_set:
             raise UserError("decoding: is for translation, but this run is a classifier; leave it out")
+        if run.model.reads_pairs:
+            raise UserError("the run classifies pairs of texts, which the server does not read; use workflows/classify.py")
         super().__init__(settings, run)
         self._run = run
 
@@ -213,15 +215,11 @@ class SentenceClassifier(SentenceReader):
         return [answer for _, answer in sorted(answers, key=itemgetter(0))]
 
     def _classify(self, raw: Sequence[RawLine], phrases: bool) -> list[LineClassAnswer]:
-        encoded = self._encoder.encode(raw)
-        problems = [line.problem or why_not(self._run, line.row) for line in encoded]
-        rows = [line.row for line, problem in zip(encoded, problems, strict=True) if not problem]
-        found = classify_rows(self._run, rows, phrases=phrases)
-        return [
-            self._line(line, problem, None if problem else next(found)) for line, problem in zip(encoded, problems, strict=True)
-        ]
+        items = read_items(self._run, self._encoder, raw)
+        found = classify_items(self._run, items, phrases=phrases)
+        return [self._line(item.line, one) for item, one in zip(items, found, strict=True)]
 
-    def _line(self, line: EncodedLine, problem: str, found: Classes | None) -> LineClassAnswer:
+    def _line(self, line: EncodedLine, found: Classes | None) -> LineClassAnswer:
         names = self._run.classes
         return LineClassAnswer(
             source=line.source,
@@ -233,7 +231,7 @@ class SentenceClassifier(SentenceReader):
             ],
             tree=self._tree(line.row) if line.row is not None else None,
             warnings=self._notes(line),
-            error=problem or None,
+            error=line.problem or None,
         )
 
 
