@@ -22,7 +22,7 @@ from measure import emit
 from sacrebleu.metrics import BLEU
 
 from treenet.data.splits import read_references, read_split
-from treenet.extras.export.folder import export_ctranslate2
+from treenet.extras.export.ctranslate2_files import export_ctranslate2
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.translation.translate import score_examples, translate_examples
 

@@ -10,7 +10,7 @@ from search import BEAM_SIZE, TARGET_PIECES
 
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
-from treenet.extras.export.folder import write_model
+from treenet.extras.export.ctranslate2_files import write_model
 from treenet.models import Seq2Seq
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 

@@ -11,7 +11,7 @@ from search_runs import write_run, write_vocabulary
 
 from treenet import load_run
 from treenet.cli import export
-from treenet.extras.export import folder
+from treenet.runs import exported_run
 from treeproc.common.files import file_sha256, json_bytes, read_json
 from treeproc.common.settings import UserError
 
@@ -79,7 +79,7 @@ def test_an_earlier_export_is_replaced_and_other_folders_are_not(world):
         assert os.path.lexists(out / name) and read_json(out / "export.json") == before
         (out / name).rmdir() if name == "notes" else (out / name).unlink()
     (out / "export.json").write_text('{"files": {}}')
-    with pytest.raises(UserError, match="is an earlier export, but has averaged too, which would be lost"):
+    with pytest.raises(UserError, match="is an earlier export, but has README.md too, which would be lost"):
         run_export(world, "tree_transformer")
     (out / "export.json").write_bytes(json_bytes(before))
     (out / "run.json").unlink()  # as a command that was killed while it replaced the export
@@ -87,12 +87,12 @@ def test_an_earlier_export_is_replaced_and_other_folders_are_not(world):
 
 
 def test_a_file_that_comes_while_an_export_is_made_is_not_lost(world, monkeypatch):
-    out, publish = run_export(world, "transformer"), folder.publish_folder
+    out, publish = run_export(world, "transformer"), exported_run.publish_folder
 
     def with_a_new_file(place, fill, *more):
         publish(place, lambda temporary: [(out / "mine.txt").write_text("mine"), fill(temporary)][1], *more)
 
-    monkeypatch.setattr(folder, "publish_folder", with_a_new_file)
+    monkeypatch.setattr(exported_run, "publish_folder", with_a_new_file)
     with pytest.raises(UserError, match="is an earlier export, but has mine.txt too, which would be lost"):
         run_export(world, "transformer")
     assert (out / "mine.txt").read_text() == "mine" and load_run(out).translate(LINES)

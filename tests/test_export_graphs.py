@@ -14,7 +14,7 @@ from strategies import Tree
 from treenet.cli import export
 from treenet.config import DecodingConfig
 from treenet.data.batch import TreeBatch
-from treenet.extras.export.folder import export_ctranslate2
+from treenet.extras.export.ctranslate2_files import export_ctranslate2
 from treenet.extras.export.onnx_files import DecoderStep, TreeEncoderStep, with_positions
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.translation.search import search_batch

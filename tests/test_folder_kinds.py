@@ -18,7 +18,7 @@ from treenet.cli.synthetic_pairs import BackTranslateConfig
 from treenet.config import TrainConfig
 from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.seeds import SeedsConfig
-from treenet.extras.export.folder import export_run
+from treenet.runs.exported_run import export_run
 from treenet.runs.loading import load_run
 from treeproc.common import folder_kinds as kinds
 from treeproc.common.files import create, locked_entry, remove_leftovers
@@ -87,7 +87,7 @@ def world(tmp_path_factory) -> Path:
     write(root / "run_from_init" / "initial" / "meta.json")
     write(root / "run_without_config" / "run.json", "{}")
     write(root / "run_without_config" / "metrics.jsonl", "{}\n")
-    export_run(run, load_run(run), root / "export", "averaged")
+    export_run(load_run(run), root / "export")
     values = training.model_dump(mode="json")
     for name, settings in {"scaling": ScalingConfig(**values), "seeds": SeedsConfig(**values)}.items():
         config(root / f"{name}_begun", settings)

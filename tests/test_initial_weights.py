@@ -13,11 +13,11 @@ from toylabels import write_toy_labels
 from toyruns import final_weights, losses, make_config, same, train_ranks
 
 from treenet.config import TrainConfig
-from treenet.extras.export.folder import export_run
 from treenet.jobs.dry_run import dry_run
 from treenet.jobs.train_job import check_job
 from treenet.jobs.train_run import describe_run, run_training
 from treenet.runs.checkpoint import checkpoint_folders, publish, read_meta
+from treenet.runs.exported_run import export_run
 from treenet.runs.initial_weights import split_init, start_from_init
 from treenet.runs.loading import load_model, load_run
 from treenet.runs.parameter_matching import vocabulary_places
@@ -243,7 +243,7 @@ def test_an_exported_run_brings_its_vocabulary(data, other_data, run, tmp_path):
     moved = tmp_path / "data"
     shutil.copytree(data, moved)
     run_training(make_config(moved, *SHORT), tmp_path / "run")
-    export_run(tmp_path / "run", load_run(tmp_path / "run"), tmp_path / "exported", "averaged")
+    export_run(load_run(tmp_path / "run"), tmp_path / "exported")
     shutil.rmtree(moved)
     expected = start(config_of(other_data, run), tmp_path / "expected")
     assert same(start(config_of(other_data, tmp_path / "exported"), tmp_path / "out"), expected)

@@ -10,7 +10,7 @@ from treeproc import __version__
 
 if TYPE_CHECKING:
     from treenet.api.modules import TreeAttention, TreeEncoder, TreeStates
-    from treenet.api.run import ClassifierRun, Run, load_run
+    from treenet.api.run import ClassifierRun, Run, from_pretrained, load_run
     from treenet.api.shards import Shards, read_shards
     from treenet.config import ModelConfig, TreeAttentionConfig
     from treenet.data.batch import collate
@@ -30,6 +30,7 @@ _PLACES = {
     "TreeStructure": "treenet.structure",
     "UserError": "treeproc.common.errors",
     "collate": "treenet.data.batch",
+    "from_pretrained": "treenet.api.run",
     "load_run": "treenet.api.run",
     "read_shards": "treenet.api.shards",
 }
@@ -48,6 +49,7 @@ __all__ = [
     "UserError",
     "__version__",
     "collate",
+    "from_pretrained",
     "load_run",
     "read_shards",
 ]

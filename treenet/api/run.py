@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
+from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
@@ -27,6 +28,7 @@ from treenet.evaluation.line_classifier import (
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.chosen_checkpoint import checkpoint_names
+from treenet.runs.exported_run import export_run
 from treenet.runs.loading import LoadedClassifier, LoadedModel, LoadedRun, load_classifier, task_of
 from treenet.runs.loading import load_run as load_folder
 from treenet.runs.mirror import read_run
@@ -100,6 +102,19 @@ class _LineReader:
         with refusing_device(device):
             self.model.to(device)
         return self
+
+    @from_python()
+    def save_pretrained(self, folder: AnyPath | str) -> None:
+        """Write a local folder that `from_pretrained` reads on every machine: weights, settings, vocabulary and a model card.
+
+        The weights are those that were loaded. An earlier one is replaced. Raises UserError for a folder of something else.
+        """
+        place = given_path("folder", folder)
+        if not isinstance(place, Path):
+            raise UserError(f"folder must be local, but is {place}; copy the folder there when it is written")
+        if place.resolve() == self.loaded.run.resolve():
+            raise UserError(f"folder must be another one than that of the run, which it would replace, but both are {place}")
+        export_run(self.loaded, place, "folder")
 
     @property
     def _device(self) -> torch.device:
@@ -332,7 +347,7 @@ def load_run(
     device: torch.device | str | int = "cpu",
     max_leaves: int = 1000,
 ) -> Run | ClassifierRun:
-    """Load the translation model or the classifier of a run folder, which may lie in an object store.
+    """Load the translation model or the classifier of a run folder or of a zip of one, which may lie in an object store.
 
     `checkpoint` is "averaged", the number of a step, or a folder. Lines of more than `max_leaves` pieces are not read.
     Raises UserError when there is no such run, checkpoint or device, or when it belongs to another kind of model.
@@ -347,3 +362,6 @@ def load_run(
         if task_of(folder) == "classification":
             return ClassifierRun(load_classifier(folder, **which), max_leaves)
         return Run(load_folder(folder, **which), max_leaves)
+
+
+from_pretrained = load_run  # the name that users of Hugging Face look for

@@ -1,12 +1,13 @@
-"""Export a trained translation model in the format of another program, or as a run folder without its data set.
+"""Export a trained model as a run folder without its data set, or a translation model in the format of another program.
 
     python workflows/export.py RUN --out FOLDER --to safetensors
     python workflows/export.py RUN --out FOLDER --to onnx
     python workflows/export.py RUN --out FOLDER --to ctranslate2 quantization=int8
 
-RUN is the folder of a training run. `safetensors` takes every translation model: FOLDER is a run folder with the weights, the
-settings and the vocabulary, and all commands that translate read it. `onnx` takes the plain Transformer and the Tree Transformer:
-a graph of the encoder and one of the decoder's step. `ctranslate2` takes the plain Transformer alone. docs/export.md has more.
+RUN is the folder of a training run. `safetensors` takes every model: FOLDER is a run folder with the weights, the settings, the
+vocabulary and a model card, and all commands that use a model read it. `onnx` takes the plain Transformer and the Tree
+Transformer: a graph of the encoder and one of the decoder's step. `ctranslate2` takes the plain Transformer alone. docs/export.md
+has more.
 """
 
 from collections.abc import Sequence
@@ -16,11 +17,12 @@ from typing import Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from treenet.cli.shipped import find_config
-from treenet.extras.export.folder import export_ctranslate2, export_run
+from treenet.extras.export.ctranslate2_files import export_ctranslate2
 from treenet.extras.export.onnx_files import export_onnx
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.chosen_checkpoint import Checkpoint, checkpoint_names
-from treenet.runs.loading import load_run
+from treenet.runs.exported_run import export_run
+from treenet.runs.loading import load_model, load_run
 from treenet.runs.mirror import read_run
 from treeproc.common.command_line import build_arg_parser, split_arguments
 from treeproc.common.extras import require
@@ -74,12 +76,14 @@ def main(argv: Sequence[str]) -> None:
         paths["checkpoint"] = as_path(settings.checkpoint)
     refuse_relative_in_job(paths)
     with read_run(source, *checkpoint_names(settings.checkpoint)) as folder:
-        run = load_run(folder, checkpoint=settings.checkpoint)
         if settings.to == "safetensors":
-            export_run(folder, run, out, settings.checkpoint)
-        elif settings.to == "onnx":
-            export_onnx(run, out, settings.max_positions)
+            run = load_model(folder, checkpoint=settings.checkpoint)
+            export_run(run, out)
         else:
-            export_ctranslate2(run, out, settings.max_positions, settings.quantization)
+            run = translation = load_run(folder, checkpoint=settings.checkpoint)
+            if settings.to == "onnx":
+                export_onnx(translation, out, settings.max_positions)
+            else:
+                export_ctranslate2(translation, out, settings.max_positions, settings.quantization)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     print(f"{out}: {settings.to} of {run.config.model.name}, {run.checkpoint}; {size:,} bytes")

@@ -13,7 +13,7 @@ from treenet.data.plan import plan_in_order
 from treenet.models import ClassLogits
 from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders, checkpoint_step
 from treenet.runs.chosen_checkpoint import checkpoint_folder, recorded_sha256
-from treenet.runs.loading import load_trained
+from treenet.runs.loading import data_of, load_trained
 from treenet.runs.precision import choose_device, scoring
 from treenet.runs.result_provenance import LAST, asked_for, fingerprints
 from treenet.runs.run_json import read_facts
@@ -76,17 +76,18 @@ def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str],
     device = choose_device(settings.use_gpu)
     checkpoint = _checkpoint(folder, settings.checkpoint)
     config, model = load_trained(folder, checkpoint)
-    data = settings.data or config.data
+    own = data_of(folder, config)
+    data = settings.data or own
     task = build_task(config.model_copy(update={"data": data}))
     if not isinstance(task, PredictionTask):
         raise UserError(f"{folder} is a run of {config.task}; score it with workflows/{task.scorer}")
     index, facts = read_index(data / "encoded"), read_facts(folder, needed=("vocab_fingerprint", "data_fingerprint"))
     task.check(index)
-    _check_classes(data, index, config.data, facts)
+    _check_classes(data, index, own, facts)
     if index["vocab_fingerprint"] != facts["vocab_fingerprint"]:
         raise UserError(
             f"{data}: the vocabulary must be {facts['vocab_fingerprint']}, which {folder} was trained on, but is "
-            f"{index['vocab_fingerprint']}; make it with vocab_from={config.data}"
+            f"{index['vocab_fingerprint']}; make it with vocab_from={own}"
         )
     check_hashes(data / "encoded", settings.split)
     source = task.open(settings.split, device=device)
@@ -134,7 +135,7 @@ def score_run(folder: Path, *, use_gpu: bool = False) -> dict[str, dict]:
     they stay if the steps are the same.
     """
     done = read_scores(folder)
-    index = read_index(load_trained(folder)[0].data / "encoded")
+    index = read_index(data_of(folder, load_trained(folder)[0]) / "encoded")
     for split in (name for name in ("valid", "test") if name in index["totals"]):
         for checkpoint in (AVERAGED, LAST):
             name = split if checkpoint == AVERAGED else f"{split}.{LAST}"

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from sentencepiece import SentencePieceProcessor
 from torch import nn
+from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.config import TrainConfig
 from treenet.data.examples import check_columns
@@ -18,7 +19,7 @@ from treenet.tasks.registry import build_task
 from treeproc.common.files import read_json
 from treeproc.common.progress import phase
 from treeproc.common.settings import UserError, load_settings
-from treeproc.common.storage import AnyPath
+from treeproc.common.storage import AnyPath, inside
 from treeproc.shards.store import class_names, read_index
 from treeproc.shards.vocabulary_files import read_pieces
 
@@ -29,6 +30,13 @@ _OTHER_TASK = {
     "classification": "classify; give a run of task classification",
 }
 HELD_DATA = "data"  # the folder of an exported run with the vocabulary of its data set
+EXPORT_FACTS = "export.json"  # of an exported run: what it is, and its files
+
+
+class Exported(TypedDict):
+    """The fields of export.json that are read."""
+
+    files: dict[str, dict]
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,8 @@ class LoadedModel:
     data: AnyPath  # data set folder
     own_data: bool  # whether that is the data set of the training, with the same trees
     weights_sha256: str | None  # of model.safetensors; None for an untrained model
+    run: Path  # folder of the run
+    weights: Path | None  # folder of model.safetensors; None for an untrained model
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,7 @@ def load_model(
     for name in ("config.yaml", "run.json"):
         if not (run / name).is_file():
             raise UserError(f"{run} is not a run: {run / name} is missing; give the folder of a training run")
+    _check_export(run)
     config = load_settings(TrainConfig, run / "config.yaml")
     hint = "run its workflows/train.py command again, into another folder"
     facts = read_facts(run, hint, ("vocab_fingerprint", "data_fingerprint"))
@@ -117,7 +128,7 @@ def load_model(
     if index["vocab_fingerprint"] != facts["vocab_fingerprint"]:
         raise UserError(
             f"{data}: the vocabulary must be {facts['vocab_fingerprint']}, which {run} was trained on, but is "
-            f"{index['vocab_fingerprint']}; make it with vocab_from={config.data}"
+            f"{index['vocab_fingerprint']}; make it with vocab_from={data_of(run, config)}"
         )
     if folder:
         _check_vocabulary(folder, index)
@@ -134,6 +145,8 @@ def load_model(
         data=data,
         own_data=index["fingerprint"] == facts["data_fingerprint"],
         weights_sha256=recorded_sha256(folder) if folder else None,
+        run=run,
+        weights=folder,
     )
 
 
@@ -146,7 +159,7 @@ def task_of(run: Path) -> str:
 def data_of(run: Path, config: TrainConfig) -> AnyPath:
     """Return the data set of a run: the part of it that an exported run holds, else the one of its settings."""
     held = run / HELD_DATA
-    return held if (held / "encoded" / "index.json").is_file() else config.data
+    return held if (held / "encoded" / "index.json").is_file() or (run / EXPORT_FACTS).is_file() else config.data
 
 
 def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainConfig, nn.Module]:
@@ -164,6 +177,15 @@ def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainCo
         load_weights(model, folder)
     remember_precision(model, config.precision)
     return config, model.eval()
+
+
+def _check_export(run: Path) -> None:
+    """Raise UserError if an exported run lacks one of its files."""
+    hint = "copy the exported run again"
+    facts = run / EXPORT_FACTS
+    for name in read_json(facts, hint, Exported)["files"] if facts.is_file() else ():
+        if not inside(run, name).is_file():
+            raise UserError(f"{run / name} is missing; {hint}")
 
 
 def _check_vocabulary(folder: Path, index: dict) -> None:

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from treenet.runs.checkpoint import INITIAL, META, checkpoint_folders, checkpoint_step, is_checkpoint_name, remove_checkpoint
+from treenet.runs.packed_run import is_packed_run, unpack_run
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_output, cache_folder, file_lock, locked, remove_leftovers
 from treeproc.common.folder_kinds import CONFIG, RESULTS, claim_folder
 from treeproc.common.messages import warn
@@ -231,12 +232,15 @@ def open_run(out: AnyPath) -> Iterator[RunMirror]:
 
 @contextmanager
 def read_run(out: AnyPath, *folders: str) -> Iterator[Path]:
-    """Open a run folder with some of its folders, given as names or patterns.
+    """Open a run folder with some of its folders, given as names or patterns; or the zip of one, which is only read.
 
     Results written beside them go to the store at the end.
 
     Training may continue at the same time. Raises UserError if a folder is not in the store.
     """
+    if is_packed_run(out):
+        yield unpack_run(out)
+        return
     mirror = RunMirror(out, only=folders)
     mirror.pull()
     mirror.check_folders()
@@ -248,8 +252,10 @@ def read_run(out: AnyPath, *folders: str) -> Iterator[Path]:
 def open_results(out: AnyPath, *folders: str) -> Iterator[Path]:
     """Open a run folder as `read_run` does, for a command that writes results into it.
 
-    Raises UserError if `out` is a folder of another kind.
+    Raises UserError if `out` is a folder of another kind, or a zip.
     """
+    if is_packed_run(out):
+        raise UserError(f"{out}: the command writes its results beside the run; unpack the zip, and give the folder")
     claim_folder(out, RESULTS)
     with read_run(out, *folders) as folder:
         remove_leftovers(folder)

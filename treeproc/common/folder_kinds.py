@@ -64,8 +64,8 @@ EXPORT = Kind(
     "an export",
     (("export.json#files",),),
     (
-        "export.json", CONFIG, "run.json", "averaged", "data", "vocab", "encoder.onnx", "decoder.onnx", "config.json",
-        "model.bin", "shared_vocabulary.json",
+        "export.json", "README.md", CONFIG, "run.json", "averaged", "data", "vocab", "encoder.onnx", "decoder.onnx",
+        "config.json", "model.bin", "shared_vocabulary.json",
     ),
 )  # fmt: skip
 SCALING = Kind(

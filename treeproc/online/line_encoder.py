@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from treeproc.common.progress import phase
 from treeproc.common.settings import UserError, build_settings, differences
-from treeproc.common.storage import AnyPath
+from treeproc.common.storage import AnyPath, inside
 from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, describe_parser
 from treeproc.parsers.config import PARSED, check_endpoint, flat_arcs, public_endpoint
 from treeproc.readers import read_rows
@@ -62,7 +62,10 @@ class LineEncoder:
 
     def __init__(self, data: Path, *, given_trees: bool = False):
         index = read_index(data / "encoded")
-        config = build_settings(ParserConfig, index["parser_settings"], f"{data / 'encoded' / 'index.json'}: parser_settings")
+        parser = dict(index["parser_settings"])
+        if (models := parser.get("models")) and not Path(models).is_absolute():  # of an exported run
+            parser["models"] = inside(data, models)
+        config = build_settings(ParserConfig, parser, f"{data / 'encoded' / 'index.json'}: parser_settings")
         # One side is enough here. The leaves' side of the data set is the source of these lines.
         settings = {**index["tree_settings"], "side": "source"}
         tree = build_settings(TreeConfig, settings, f"{data / 'encoded' / 'index.json'}: tree_settings")

@@ -18,12 +18,12 @@ from torch.export import Dim
 
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import TREES
-from treenet.extras.export.folder import read_vocabulary, write_export
 from treenet.layers.attention import BeamLayout, padding_to_attend_mask
 from treenet.layers.positions import SinusoidalPositions, compute_sinusoids
 from treenet.models.composed import Seq2Seq
 from treenet.models.decoders.base import DecoderState
 from treenet.models.encoders.base import Memory
+from treenet.runs.exported_run import read_vocabulary, write_export
 from treenet.runs.loading import LoadedRun
 from treenet.structure import TreeStructure
 from treenet.structure.branches import Depths
