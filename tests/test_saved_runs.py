@@ -192,12 +192,13 @@ def test_a_trained_parser_is_looked_for_in_the_folder(tmp_path):
     assert from_pretrained(tmp_path / "saved").candidates(LINES, num_best=3) == expected
 
 
-@pytest.mark.parametrize(
-    "name", sorted(ALLOWED - {"README.md", "export.json", *(f"data/encoded/vocab/{n}" for n in ("tokenizer.json", "deprels.txt"))})
-)
+@pytest.mark.parametrize("name", sorted(name for name in ALLOWED if not name.endswith(("README.md", "export.json"))))
 def test_a_missing_file_is_named_in_one_line(tmp_path, name):
     run = load_run(write_run(tmp_path / "run", write_vocabulary(tmp_path / "data")))
     run.save_pretrained(tmp_path / "saved")
+    assert name.endswith(("tokenizer.json", "deprels.txt")) != (tmp_path / "saved" / name).exists()
+    if not (tmp_path / "saved" / name).exists():
+        return  # of other runs
     (tmp_path / "saved" / name).unlink()
     with pytest.raises(UserError, match=re.escape(name.split("/")[-1])) as error:
         from_pretrained(tmp_path / "saved").translate(LINES)

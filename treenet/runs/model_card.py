@@ -7,7 +7,7 @@ from treenet.runs.loading import LoadedModel
 from treenet.runs.run_json import read_facts
 from treenet.runs.run_results import read_scores
 from treenet.tasks.registry import build_task
-from treenet.tasks.translation_metrics import METRIC_TITLES
+from treenet.tasks.translation_metrics import HUB_NAMES, METRIC_TITLES
 from treeproc.common.provenance import describe_packages, describe_software, packages, read_sessions, software
 from treeproc.shards.store import describe_trees, read_index
 
@@ -22,8 +22,7 @@ _PERCENT = {
     "phrase_accuracy": ("accuracy of phrases", ""),
     "pair_accuracy": ("right in minimal pairs", ""),
 }
-_OF_TRANSLATIONS = {"bleu": "sacrebleu", "chrf": "chrf", "ter": "ter", "bertscore": "bertscore", "comet": "comet"}
-_PLAIN = {name: (title, _OF_TRANSLATIONS.get(name, "")) for name, title in METRIC_TITLES.items()} | {
+_PLAIN = {name: (title, HUB_NAMES.get(name, "")) for name, title in METRIC_TITLES.items()} | {
     "pearson": ("Pearson's r", "pearsonr"),
     "spearman": ("Spearman's rho", "spearmanr"),
     "mse": ("mean squared error", "mse"),

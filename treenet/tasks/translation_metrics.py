@@ -74,6 +74,8 @@ OF_VALIDATIONS = tuple(name for name, metric in METRICS.items() if metric.reads 
 # Those of settings, in treenet/evaluation/learned_metrics.py.
 LEARNED_TITLES = {"bertscore": "BERTScore", "comet": "COMET"}
 METRIC_TITLES = {name: metric.title for name, metric in METRICS.items()} | LEARNED_TITLES
+# Their names on Hugging Face, where they have one.
+HUB_NAMES = {"bleu": "sacrebleu", "chrf": "chrf", "ter": "ter", "bertscore": "bertscore", "comet": "comet"}
 # The types of scores and signatures in an entry of scores.json.
 SCORE_TYPES: dict[str, type] = dict.fromkeys(METRIC_TITLES, float) | {f"{name}_signature": str for name in METRICS}
 NO_TOKENIZER, INTERNATIONAL, MOSES = "none", "intl", "moses."
