@@ -16,8 +16,8 @@ from sample_lines import sample_lines
 from treenet.cli.main import COMMANDS
 from treenet.cli.shipped import shipped_names
 from treenet.config import TrainConfig
-from treenet.evaluation.evaluate import EvaluateSettings
-from treenet.translation.line_translator import TranslateSettings
+from treenet.evaluation.settings import EvaluateSettings
+from treenet.translation.settings import TranslateSettings
 from treeproc.common.command_line import build_arg_parser, parser_of
 from treeproc.common.command_names import advise, command_of, command_runs
 from treeproc.common.errors import UserError

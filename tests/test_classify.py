@@ -22,8 +22,9 @@ from treenet.config import TrainConfig
 from treenet.data.input_kinds import TREES as READS_TREES
 from treenet.data.labelled import LabelledSource
 from treenet.data.splits import read_split
-from treenet.evaluation.classify import ClassifySettings, classify_run
+from treenet.evaluation.classify import classify_run
 from treenet.evaluation.line_classifier import LineClassifier
+from treenet.evaluation.settings import ClassifySettings
 from treenet.extras.serving.messages import Question, Served
 from treenet.jobs.train_run import run_training
 from treenet.runs.loading import load_trained

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from treenet.config import TrainConfig
-from treenet.experiments.scaling import ScalingConfig
+from treenet.experiments.settings import ScalingConfig
 from treeproc.common.settings import load_settings
 from treeproc.stages.preprocess import PreprocessConfig
 

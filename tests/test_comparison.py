@@ -14,7 +14,8 @@ from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.data.splits import read_references
-from treenet.evaluation.bootstrap import CompareConfig, compare, compare_systems
+from treenet.evaluation.bootstrap import compare, compare_systems
+from treenet.evaluation.settings import CompareConfig
 from treenet.evaluation.significance import ABOUT_WEIGHTS
 from treenet.jobs.train_run import run_training
 from treenet.runs.run_results import System, read_system

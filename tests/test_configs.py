@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from treenet.config import ArchitectureSection, ModelConfig, TrainConfig
-from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.seeds import SeedsConfig
+from treenet.experiments.settings import ScalingConfig
 from treenet.extras.tuning.trials import TuningConfig
 from treenet.models import ARCHITECTURES
 from treeproc.common.settings import UserError, dump_settings, load_settings, read_yaml

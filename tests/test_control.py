@@ -17,16 +17,7 @@ from treenet.config import ModelConfig
 from treenet.data.batch import collate
 from treenet.data.splits import read_split
 from treenet.experiments import control_data
-from treenet.experiments.control import (
-    NONE,
-    OTHER,
-    RIGHT,
-    WORSE,
-    ControlSettings,
-    draw_corpora,
-    study_config,
-    systems_of,
-)
+from treenet.experiments.control import NONE, OTHER, RIGHT, WORSE, draw_corpora, study_config, systems_of
 from treenet.experiments.control_data import RULES, Corpus, Sentence, deep_orders, expressions, random_orders, reversed_phrases
 from treenet.experiments.control_table import Row, judge_bounds, judge_parses, judge_sizes
 from treenet.experiments.control_trees import (
@@ -46,6 +37,7 @@ from treenet.experiments.control_trees import (
     to_conllu,
     tree_of,
 )
+from treenet.experiments.settings import ControlSettings
 from treenet.models.registry import build_model, find_encoder, names_for
 from treenet.tasks.base import vocab_sizes
 from treeproc.common.settings import UserError, load_settings

@@ -7,11 +7,13 @@ import pytest
 from sample_lines import sample_lines
 from toyruns import make_config
 
-from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
+from treenet.evaluation.evaluate import evaluate_run
+from treenet.evaluation.settings import EvaluateSettings
 from treenet.jobs.train_run import run_training
 from treenet.report.build import write_report
-from treenet.report.report_inputs import ReportSettings
-from treenet.translation.line_translator import LineTranslator, TranslateSettings
+from treenet.report.settings import ReportSettings
+from treenet.translation.line_translator import LineTranslator
+from treenet.translation.settings import TranslateSettings
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
 from treeproc.online.line_encoder import LineEncoder

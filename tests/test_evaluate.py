@@ -18,7 +18,8 @@ from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.data.batch import collate
 from treenet.data.splits import read_references, read_split
 from treenet.evaluation import evaluate as evaluation
-from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run, translate_split
+from treenet.evaluation.evaluate import evaluate_run, translate_split
+from treenet.evaluation.settings import EvaluateSettings
 from treenet.extras.learned_metrics import bertscore
 from treenet.jobs.train_run import run_training
 from treenet.models import VocabSizes, build_model

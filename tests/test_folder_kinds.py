@@ -16,8 +16,8 @@ from toylabels import make_rows, write_labelled
 from treenet.cli.shipped import CONFIGS
 from treenet.cli.synthetic_pairs import BackTranslateConfig
 from treenet.config import TrainConfig
-from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.seeds import SeedsConfig
+from treenet.experiments.settings import ScalingConfig
 from treenet.runs.exported_run import export_run
 from treenet.runs.loading import load_run
 from treeproc.common import folder_kinds as kinds

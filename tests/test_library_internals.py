@@ -57,6 +57,7 @@ def test_the_private_parts_are_there():
     """Their lack changes no result, but costs time: a version that lacks one is worth a look."""
     assert all(getattr(torch_internals, name) is not None for name in FLASH + BAGS)
     assert layers._lstm is not None
+    assert torch_internals.uncompiled is not torch.compiler.disable
     assert hasattr(Layout, "_stride_expr_ge_or_false")
     assert hasattr(ray_interrupt.worker_group, "placement_group")
     assert default_autoscaling_coordinator.get_or_create_autoscaling_coordinator

@@ -16,7 +16,8 @@ from treenet.config import MaskedLMConfig, ModelConfig, TrainConfig
 from treenet.data.batch import collate_rows
 from treenet.data.input_kinds import LEAVES, RowLists
 from treenet.data.splits import read_split
-from treenet.evaluation.unsupervised_parse import ParseSettings, find_links, gold_trees, parse_examples, parse_links, parse_run
+from treenet.evaluation.settings import ParseSettings
+from treenet.evaluation.unsupervised_parse import find_links, gold_trees, parse_examples, parse_links, parse_run
 from treenet.jobs.train_run import run_training
 from treenet.models import VocabSizes, build_masked_lm, names_for
 from treenet.runs.loading import load_processor, load_trained

@@ -7,7 +7,7 @@ import warnings
 import pytest
 from conftest import REPOSITORY
 
-from treenet.experiments.study import add_study_options
+from treenet.experiments.study_grid import add_study_options
 from treeproc.common.command_line import build_arg_parser, run_cli
 from treeproc.common.messages import messages_shown, tell, warn
 from treeproc.common.progress import Progress, phase

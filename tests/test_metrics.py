@@ -30,7 +30,8 @@ from treenet.evaluation.bootstrap import (
     statistics_of,
     two_sided_p,
 )
-from treenet.evaluation.buckets import BucketConfig, count_words, format_buckets, score_buckets, tree_depth
+from treenet.evaluation.buckets import count_words, format_buckets, score_buckets, tree_depth
+from treenet.evaluation.settings import BucketConfig
 from treenet.report.score_sections import best_value
 from treenet.tasks.translation_metrics import (
     OF_STUDIES,

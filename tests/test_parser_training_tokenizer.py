@@ -9,8 +9,10 @@ import torch
 from stanza.models.tokenization.data import TokenizationDataset
 from stanza.models.tokenization.trainer import Trainer
 
-from treeproc.extras.parser_training.loop import FitSettings, fit
-from treeproc.extras.parser_training.tokenizer import FIXED, Spaced, TokenizerLearner, TokenizerSettings, f1, line_of, spans
+from treeproc.extras.parser_training.loop import fit
+from treeproc.extras.parser_training.settings import TOKENIZER_CONSTANTS as FIXED
+from treeproc.extras.parser_training.settings import FitSettings, TokenizerSettings
+from treeproc.extras.parser_training.tokenizer import Spaced, TokenizerLearner, f1, line_of, spans
 from treeproc.parsers.tokenizer import supports
 
 pytestmark = pytest.mark.slow

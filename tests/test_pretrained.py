@@ -20,7 +20,8 @@ from toylabels import LABELLED_COLUMNS, NUM_PIECES, make_rows, write_labelled  #
 
 from treenet.config import TrainConfig  # noqa: E402
 from treenet.config.models import PretrainedConfig  # noqa: E402
-from treenet.evaluation.classify import ClassifySettings, classify_run  # noqa: E402
+from treenet.evaluation.classify import classify_run  # noqa: E402
+from treenet.evaluation.settings import ClassifySettings  # noqa: E402
 from treenet.jobs.train_job import check_job  # noqa: E402
 from treenet.jobs.train_run import run_training  # noqa: E402
 from treenet.models.pretrained import PretrainedLeaves, load_pretrained, pretrained_facts  # noqa: E402

@@ -36,10 +36,11 @@ from treenet.probing.inputs import (
 )
 from treenet.probing.probe_results import format_probes, table_rows
 from treenet.probing.probe_run import Examples, fit, probe_run, scores, train_probe
-from treenet.probing.probe_tasks import OTHER, UNSEEN, ProbeSettings, bin_values, build_probe_task, frequent_classes
+from treenet.probing.probe_tasks import OTHER, UNSEEN, bin_values, build_probe_task, frequent_classes
 from treenet.probing.sentences import choose_sentences, read_syntax
+from treenet.probing.settings import ProbeSettings
 from treenet.report.build import write_report
-from treenet.report.report_inputs import ReportSettings
+from treenet.report.settings import ReportSettings
 from treenet.runs.loading import load_model
 from treenet.runs.run_results import warn_of_stale_results
 from treeproc.common.settings import UserError, load_settings

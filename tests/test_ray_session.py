@@ -16,8 +16,8 @@ from ray import exceptions
 from ray.train import ControllerError, WorkerGroupError
 
 from treenet.config import MAY_CHANGE, TrainConfig
-from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.seeds import SeedsConfig
+from treenet.experiments.settings import ScalingConfig
 from treenet.extras.tuning.trials import TuningConfig
 from treeproc.common import ray_session
 from treeproc.common.command_line import run_cli

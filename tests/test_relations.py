@@ -25,7 +25,8 @@ from treenet.config import ClassifierConfig, ModelConfig, RelationsConfig, Train
 from treenet.data.batch import collate
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import DEPENDENCIES, LEAVES, WORDS
-from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
+from treenet.evaluation.evaluate import evaluate_run
+from treenet.evaluation.settings import EvaluateSettings
 from treenet.jobs.train_run import run_training
 from treenet.layers.positions import SinusoidalPositions, StructuralPositions, compute_sinusoids
 from treenet.layers.relations import (
@@ -42,7 +43,8 @@ from treenet.structure import Dependencies, Words
 from treenet.structure.words import build_path_ids, list_paths
 from treenet.tasks.base import check_structure, vocab_sizes
 from treenet.tasks.registry import build_task
-from treenet.translation.line_translator import LineTranslator, TranslateSettings
+from treenet.translation.line_translator import LineTranslator
+from treenet.translation.settings import TranslateSettings
 from treeproc.common.settings import UserError, load_settings
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import build_parser

@@ -17,7 +17,8 @@ from toydata import write_toy_data
 from toyruns import losses, same
 from training_jobs import tiny_config
 
-from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
+from treenet.evaluation.evaluate import evaluate_run
+from treenet.evaluation.settings import EvaluateSettings
 from treenet.jobs.train_run import run_training
 from treenet.runs.averaging import average_checkpoints
 from treenet.runs.checkpoint import checkpoint_folders, is_complete, latest_checkpoint

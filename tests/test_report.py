@@ -29,22 +29,24 @@ from treenet.cli.export import main as export_main
 from treenet.data.splits import read_references, read_split
 from treenet.evaluation.bootstrap import compare_systems
 from treenet.evaluation.buckets import measure_sources
-from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
+from treenet.evaluation.evaluate import evaluate_run
+from treenet.evaluation.settings import EvaluateSettings
 from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS, ABOUT_WEIGHTS_OF_SEEDS
 from treenet.experiments.ledger import DONE, Entry, Ledger
 from treenet.experiments.records import Recording
-from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.scaling_report import FORM, LABELS, read_result
 from treenet.experiments.seeds import MEASURES, SeedsConfig
 from treenet.experiments.seeds_report import FORM as SEEDS_FORM
 from treenet.experiments.seeds_report import LABELS as SEEDS_LABELS
+from treenet.experiments.settings import ScalingConfig
 from treenet.jobs.train_run import run_training
 from treenet.report import build, sentence_views
 from treenet.report.build import write_report
 from treenet.report.compare import ablations, score_tables, settings_of, warnings
 from treenet.report.figures import shade, share_text
-from treenet.report.report_inputs import ReportSettings, read_report_inputs, short_names
+from treenet.report.report_inputs import read_report_inputs, short_names
 from treenet.report.sentence_views import BOX_HEIGHT, View, build_views, choose_examples, lay_out
+from treenet.report.settings import ReportSettings
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.translation_metrics import sentence_chrf

@@ -12,7 +12,7 @@ from treenet.cli.report import main
 from treenet.report import live as module
 from treenet.report.build import write_report
 from treenet.report.live import Live, watch
-from treenet.report.report_inputs import ReportSettings
+from treenet.report.settings import ReportSettings
 from treeproc.common.settings import UserError
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from treenet.config import TrainConfig
-from treenet.evaluation.evaluate import EvaluateSettings
-from treenet.experiments.scaling import ScalingConfig
+from treenet.evaluation.settings import EvaluateSettings
+from treenet.experiments.settings import ScalingConfig
 from treeproc.common.settings import load_settings
 from treeproc.stages.preprocess import PreprocessConfig
 

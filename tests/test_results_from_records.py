@@ -8,7 +8,7 @@ from from_records import FIGURE, MIXED, RUNS, TABLES, Row, fill, find_tables, pa
 
 from treenet.experiments.records import read_records
 from treenet.report.build import write_report
-from treenet.report.report_inputs import ReportSettings
+from treenet.report.settings import ReportSettings
 from treeproc.common.settings import UserError
 
 pytestmark = pytest.mark.slow

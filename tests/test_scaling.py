@@ -27,9 +27,9 @@ from treenet.data.splits import read_references
 from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, compare_over_seeds
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
 from treenet.experiments.records import Recording, numbers, read_curve
-from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.scaling_report import FORM, LABELS, NLL, NLL_SCALE, TARGET_TOKENS, build_report, read_result
 from treenet.experiments.scaling_table import WeightsP, draw, format_table, read_comparison
+from treenet.experiments.settings import ScalingConfig
 from treenet.experiments.study import make_study, run_study, show_study
 from treenet.experiments.study_grid import overlay, study_cells
 from treenet.report.report_inputs import read_report_inputs

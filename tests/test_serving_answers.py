@@ -10,7 +10,8 @@ from treenet.api.run import load_run
 from treenet.extras.serving.messages import Answer, Question
 from treenet.extras.serving.sentences import SentenceTranslator, load_reader
 from treenet.extras.serving.settings import ServeSettings
-from treenet.translation.line_translator import LineTranslator, TranslateSettings
+from treenet.translation.line_translator import LineTranslator
+from treenet.translation.settings import TranslateSettings
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 
 pytestmark = pytest.mark.slow

@@ -17,7 +17,8 @@ from browser import MISSING, browser
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from serving_process import Server, answers_while_killing
 
-from treenet.translation.line_translator import LineTranslator, TranslateSettings
+from treenet.translation.line_translator import LineTranslator
+from treenet.translation.settings import TranslateSettings
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -10,10 +10,11 @@ from commands import main_of
 from toydata import write_toy_data
 from toyruns import make_config
 
-from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
+from treenet.evaluation.evaluate import evaluate_run
+from treenet.evaluation.settings import EvaluateSettings
 from treenet.jobs.train_run import run_training
 from treenet.report.build import write_report
-from treenet.report.report_inputs import ReportSettings
+from treenet.report.settings import ReportSettings
 from treenet.runs.result_provenance import ResultStatus, RunState
 from treenet.runs.run_results import read_scores
 from treeproc.common.files import file_sha256

@@ -2,8 +2,6 @@
 
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,12 +84,9 @@ def test_a_result_without_a_place_is_an_error(no_output, capsys):
     assert capsys.readouterr().err.endswith("but the result goes there; open it, or give output=FILE\n")
 
 
-def test_slow_imports_are_told_but_not_for_help(monkeypatch):
-    def load(name: str) -> Callable[[object], None]:
-        time.sleep(0.3)
-        return lambda arguments: None
-
-    monkeypatch.setattr(cli, "resolve_name", load)
-    monkeypatch.setattr(cli, "LOADING_S", 0.05)
-    assert run_installed_here("train").stderr == "loading the libraries of train ...\n"
+def test_slow_imports_are_told_but_not_for_help(monkeypatch, tmp_path):
+    monkeypatch.setattr(command_line, "LOADING_S", 0)
+    started = run_installed_here("train", "--out", tmp_path / "run", f"data={tmp_path / 'none'}", "workers=0")
+    assert started.stderr.startswith("loading the libraries of train ...\n")
     assert run_installed_here("train", "--help").stderr == ""
+    assert "loading" not in run_installed_here("train", "--out", tmp_path / "run", "no_setting=1").stderr

@@ -20,7 +20,7 @@ from toyruns import losses
 from treenet.config import TrainConfig
 from treenet.experiments import scaling
 from treenet.experiments.ledger import DONE, FAILED, Ledger
-from treenet.experiments.scaling import ScalingConfig
+from treenet.experiments.settings import ScalingConfig
 from treenet.experiments.study_grid import study_cells
 from treenet.extras.tuning.trials import Trials, TuningConfig
 from treenet.jobs.train_run import run_training

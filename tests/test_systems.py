@@ -7,7 +7,8 @@ from toyruns import final_weights, make_config, same
 
 from treenet.config import ModelConfig
 from treenet.data.splits import read_split
-from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
+from treenet.evaluation.evaluate import evaluate_run
+from treenet.evaluation.settings import EvaluateSettings
 from treenet.jobs.train_run import run_training
 from treenet.models import names_for
 from treenet.runs.loading import load_run

@@ -24,7 +24,8 @@ from toyruns import check_stop_and_resume, losses, train_ranks
 from treenet.config import TrainConfig
 from treenet.data.input_kinds import BINARY_TREES
 from treenet.data.labelled import LabelledSource, PhraseSource
-from treenet.evaluation.classify import ClassifySettings, classify_run, score_run
+from treenet.evaluation.classify import classify_run, score_run
+from treenet.evaluation.settings import ClassifySettings
 from treenet.evaluation.significance import ABOUT_SEEDS, compare_examples
 from treenet.experiments.ledger import Entry, Ledger
 from treenet.experiments.records import Recording

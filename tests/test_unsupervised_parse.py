@@ -6,12 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 
+from treenet.evaluation.settings import ParseSettings, ParsingConfig
 from treenet.evaluation.unsupervised_parse import (
     CUTS,
     GoldTree,
     ParsedSentence,
-    ParseSettings,
-    ParsingConfig,
     binary_tree,
     counted,
     format_parse,

@@ -8,7 +8,8 @@ import pytest
 from commands import main_of
 
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
-from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
+from treenet.evaluation.evaluate import evaluate_run
+from treenet.evaluation.settings import EvaluateSettings
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import UserError, load_settings
 from treeproc.inspect import describe

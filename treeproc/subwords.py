@@ -6,6 +6,7 @@ to the line itself, and a piece can be a leaf of the tree. The plain models read
 
 import hashlib
 import io
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -134,7 +135,7 @@ def train_pieces(counts: Mapping[str, int], config: SubwordConfig, tags: Sequenc
             )
         except (RuntimeError, ValueError) as error:
             reason = str(error).rsplit("] ", maxsplit=1)[-1].strip()
-            reason = reason.replace("character_coverage with --character_coverage option", "subwords.character_coverage")
+            reason = re.sub(r"\S+ with --(character_coverage) option", r"subwords.\1", reason)
             raise UserError(f"subwords.vocab_size = {config.vocab_size} does not suit the training text: {reason}") from None
     return _without_paths(model.getvalue())
 

@@ -34,8 +34,9 @@ from treenet.runs.loading import load_run as load_folder
 from treenet.runs.mirror import read_run
 from treenet.structure.base import refusing_device
 from treenet.translation.hypotheses import Hypothesis, check_num_best
-from treenet.translation.line_constraints import MUST_APPEAR, check_method, constraint_columns, unmet
+from treenet.translation.line_constraints import check_method, constraint_columns, unmet
 from treenet.translation.line_translator import EncodedLine, LineSource, build_line_source
+from treenet.translation.settings import MUST_APPEAR
 from treenet.translation.translate import ScoredTarget, decoding_of, detokenize, score_examples, translate_examples
 from treeproc.common.command_names import as_called, from_python
 from treeproc.common.errors import UserError, as_integer, as_list, check_string, quoted

@@ -16,29 +16,15 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, PositiveInt
 
-from treenet.analysis.alignment import (
-    ReferenceLinks,
-    alignment_error_rate,
-    format_links,
-    link_nodes,
-    link_words,
-    number_words,
-    parse_links,
-    word_attention,
-)
-from treenet.analysis.attention_stats import SentenceAttention, map_attention, read_labels
 from treenet.cli.shipped import find_config, given_run
-from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.chosen_checkpoint import Checkpoint, checkpoint_names
-from treenet.runs.loading import LoadedRun, load_run
 from treenet.runs.mirror import read_run
-from treenet.translation.line_translator import EncodedLine, build_line_source
-from treeproc.common.command_line import build_arg_parser, check_output
+from treeproc.common.command_line import build_arg_parser, check_output, loading
 from treeproc.common.files import is_stream, named_output
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.messages import warn
@@ -46,6 +32,12 @@ from treeproc.common.settings import Effect, Settings, UserError, load_settings,
 from treeproc.common.storage import DataPath
 from treeproc.online.raw_lines import RawLine, RawLineEncoder, count_lines, read_raw_lines
 from treeproc.readers import read_lines
+
+if TYPE_CHECKING:
+    from treenet.analysis.alignment import ReferenceLinks
+    from treenet.analysis.attention_stats import SentenceAttention
+    from treenet.runs.loading import LoadedRun
+    from treenet.translation.line_translator import EncodedLine
 
 
 class AlignSettings(Settings):
@@ -77,7 +69,11 @@ class AlignSettings(Settings):
 class Aligner:
     """A model, its parser and its vocabulary. Raises UserError if the model has no Transformer decoder, or not the layer."""
 
-    def __init__(self, run: LoadedRun, settings: AlignSettings):
+    def __init__(self, run: "LoadedRun", settings: AlignSettings):
+        from treenet.analysis.attention_stats import read_labels  # here, as below, because it loads PyTorch
+        from treenet.models.decoders.transformer import TransformerDecoder
+        from treenet.translation.line_translator import build_line_source
+
         decoder = getattr(run.model, "decoder", None)
         if not isinstance(decoder, TransformerDecoder):
             raise UserError(
@@ -89,17 +85,21 @@ class Aligner:
         given_trees = settings.trees is not None
         self._source = build_line_source(RawLineEncoder, run, given_trees=given_trees, max_pieces=settings.max_leaves)
 
-    def align(self, lines: Sequence[RawLine], first: int) -> Iterator[tuple[EncodedLine, list[tuple[int, int]], list[dict]]]:
+    def align(self, lines: Sequence[RawLine], first: int) -> "Iterator[tuple[EncodedLine, list[tuple[int, int]], list[dict]]]":
         """Yield each line with its links and its links to nodes. `first` is the 0-based number of the first line."""
+        from treenet.analysis.attention_stats import map_attention
+
         encoded = self._source.encode(lines, first)
         found = map_attention(self._links, self._run.model, (line.row for line in encoded if self._has_pieces(line)))
         for line in encoded:
             yield (line, *(next(found) if self._has_pieces(line) else ([], [])))
 
-    def _has_pieces(self, line: EncodedLine) -> bool:
+    def _has_pieces(self, line: "EncodedLine") -> bool:
         return line.row is not None and all(len(side) for side in (line.row["leaves"]["piece"], line.row["tgt_pieces"]))
 
-    def _links(self, attention: SentenceAttention) -> tuple[list[tuple[int, int]], list[dict]]:
+    def _links(self, attention: "SentenceAttention") -> tuple[list[tuple[int, int]], list[dict]]:
+        from treenet.analysis.alignment import link_nodes, link_words, number_words, word_attention
+
         names = self._run.processor.id_to_piece
         source = number_words([names(int(piece)) for piece in attention.example["leaves"]["piece"]])
         target = number_words([names(int(piece)) for piece in attention.example["tgt_pieces"]])
@@ -108,10 +108,12 @@ class Aligner:
         return links, [{**asdict(node), "label": self._labels[node.label], "weight": round(node.weight, 4)} for node in nodes]
 
 
-def read_references(settings: AlignSettings) -> list[ReferenceLinks] | None:
+def read_references(settings: AlignSettings) -> "list[ReferenceLinks] | None":
     """Read the reference links. Raises UserError for a line of another form."""
     if settings.references is None:
         return None
+    from treenet.analysis.alignment import parse_links
+
     references = []
     for number, line in enumerate(read_lines([settings.references]), start=1):
         try:
@@ -121,7 +123,7 @@ def read_references(settings: AlignSettings) -> list[ReferenceLinks] | None:
     return references
 
 
-def check_reference(references: Sequence[ReferenceLinks], number: int, line: EncodedLine, name: Path | None) -> None:
+def check_reference(references: "Sequence[ReferenceLinks]", number: int, line: "EncodedLine", name: Path | None) -> None:
     """Raise UserError if the line with the 0-based `number` has no reference links, or if they name words that it lacks."""
     if number >= len(references):
         raise UserError(f"{name} must have one line for each line of the input, but has {len(references):,}")
@@ -146,6 +148,10 @@ def main(argv: Sequence[str]) -> None:
         check_output("give output=FILE")
     else:
         claim_output(settings.output, {name: path for name, path in named.items() if name != "output"})
+    with loading():
+        from treenet.analysis.alignment import alignment_error_rate, format_links
+        from treenet.runs.loading import load_run
+
     references = read_references(settings)
     if files := [path for name, path in paths.items() if name not in ("--out", "output") and not is_stream(path)]:
         count_lines(files)

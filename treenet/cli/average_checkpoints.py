@@ -12,18 +12,20 @@ the others. It prints which checkpoints are in the average and which are not. RU
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt, model_validator
 
 from treenet.cli.shipped import find_config, given_run
 from treenet.config import TrainConfig
-from treenet.runs.averaging import Choice, average_checkpoints, describe_gaps
 from treenet.runs.checkpoint import META, WEIGHTS
 from treenet.runs.mirror import open_results
-from treenet.runs.run_results import warn_of_stale_results
-from treeproc.common.command_line import build_arg_parser
+from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.files import read_json
 from treeproc.common.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from treenet.runs.averaging import Choice
 
 
 class AverageConfig(Settings):
@@ -40,7 +42,7 @@ class AverageConfig(Settings):
             raise ValueError(f"choose one of last, best and ema, but not {' and '.join(self.chosen())} together")
         return self
 
-    def chosen(self) -> dict[Choice, int]:
+    def chosen(self) -> "dict[Choice, int]":
         return {name: int(count) for name in ("last", "best", "ema") if (count := getattr(self, name))}
 
 
@@ -51,6 +53,10 @@ def main(argv: Sequence[str]) -> None:
     out = given_run(args)
     settings = load_settings(AverageConfig, args.config, args.overrides)
     chosen, allow_fewer = settings.chosen(), settings.allow_fewer
+    with loading():
+        from treenet.runs.averaging import average_checkpoints, describe_gaps  # here, as below, because it loads PyTorch
+        from treenet.runs.run_results import warn_of_stale_results
+
     with open_results(out, "checkpoints/*") as run:
         if not chosen:
             config = load_settings(TrainConfig, run / "config.yaml")

@@ -30,16 +30,10 @@ from treenet.cli.synthetic_pairs import (
     write_pairs,
 )
 from treenet.config import TrainConfig
-from treenet.data.input_kinds import LEAVES
-from treenet.jobs.train_run import STOPPED_BY_SIGTERM, describe_run, run_training
 from treenet.runs.checkpoint import AVERAGED, META
 from treenet.runs.chosen_checkpoint import checkpoint_path
-from treenet.runs.precision import choose_device
-from treenet.tasks.registry import build_task
-from treenet.translation.line_translator import TranslateSettings
-from treenet.translation.translate import change_decoding
-from treenet.translation.translate_job import translate_lines
-from treeproc.common.command_line import build_arg_parser
+from treenet.translation.settings import TranslateSettings
+from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.command_names import as_called
 from treeproc.common.errors import CommandEnded, quoted
 from treeproc.common.files import atomic_write, file_sha256, locked, remove_leftovers
@@ -101,6 +95,9 @@ class BackTranslation:
         for path in config.text:
             if any(is_same_file(path, out / name) for name in _OWN_TEXT):
                 raise UserError(f"text: {path} is a file that this command writes into --out; choose another --out")
+        with loading():
+            from treenet.runs.precision import choose_device  # here, as below, because it loads PyTorch
+
         if config.translate.workers == 0:
             choose_device(config.translate.use_gpu)
         if config.run is None:
@@ -115,6 +112,10 @@ class BackTranslation:
         backward = build_settings(TrainConfig, self.config.backward | {"data": self._backward_data, "model": model}, "backward")
         if backward.task != "translation":
             raise UserError(f"backward.task must be translation, but is {backward.task}")
+        from treenet.data.input_kinds import LEAVES
+        from treenet.tasks.registry import build_task
+        from treenet.translation.translate import change_decoding
+
         if build_task(backward).reads is not LEAVES and self.config.backward_parser is None:
             raise UserError(
                 f"backward.model.name: {backward.model.name} reads trees of the target language; give its parser as "
@@ -185,6 +186,8 @@ class BackTranslation:
         if sizes:
             values = " ".join(f"backward.model.{name}={value}" for name, value in sizes.items())
             tell(f"  {values}: {why}; give others to change them")
+        from treenet.jobs.train_run import STOPPED_BY_SIGTERM, describe_run, run_training
+
         summary_of_run = run_training(self._backward_config(), self.out / "backward")
         if not summary_of_run.finished:
             raise CommandEnded(STOPPED_BY_SIGTERM, "stopped before the end; the same command continues")
@@ -210,6 +213,8 @@ class BackTranslation:
         inputs += [path.read_text(encoding="utf-8") for path in weights if path.exists()]
         if not self.made.has("translations", [translations], *inputs):
             settings = config.translate.model_copy(update={"output": translations})
+            from treenet.translation.translate_job import translate_lines
+
             total = sum(1 for _ in read_raw_lines(text, None, None))
             lines = read_raw_lines(text, None, None)
             translate_lines(lines, settings, runs, RawLineEncoder, name=str(text), total=total)

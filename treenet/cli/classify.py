@@ -15,10 +15,9 @@ from collections.abc import Sequence
 
 from treenet.cli.shipped import find_config
 from treenet.cli.translate import STDIN
-from treenet.evaluation.line_classifier import ClassifyLinesSettings, LineClassifier
+from treenet.evaluation.settings import ClassifyLinesSettings
 from treenet.runs.chosen_checkpoint import checkpoint_names
-from treenet.translation.translate_job import answer_lines, translate_lines
-from treeproc.common.command_line import INTERRUPTED, build_arg_parser
+from treeproc.common.command_line import INTERRUPTED, build_arg_parser, loading
 from treeproc.common.errors import CommandEnded
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
@@ -42,6 +41,10 @@ def main(argv: Sequence[str]) -> None:
     if not checkpoint_names(settings.checkpoint):
         paths["checkpoint"] = as_path(settings.checkpoint)
     refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
+    with loading():
+        from treenet.evaluation.line_classifier import LineClassifier  # here, as below, because it loads PyTorch
+        from treenet.translation.translate_job import answer_lines, translate_lines
+
     common = {"settings": settings, "runs": [args.out], "encoder": RawLineEncoder, "worker": LineClassifier}
     if source is STDIN and sys.stdin is not None and sys.stdin.isatty() and not (settings.output or settings.workers):
         lines = ask_for_lines(sys.stdin.buffer, lambda: print("> ", end="", file=sys.stderr, flush=True))

@@ -12,16 +12,16 @@ The same command continues. The exit status is 0 if the control passed, and 1 if
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from treenet.cli.shipped import find_config
 from treenet.data.splits import read_split
-from treenet.experiments.control import DAMAGE, ControlSettings, System, draw_corpora, studies_of, systems_of
 from treenet.experiments.control_data import Corpus, reversed_phrases
-from treenet.experiments.control_table import build_result, format_result
 from treenet.experiments.control_trees import Tree, tree_of
 from treenet.experiments.ledger import Ledger
-from treenet.experiments.study import add_records_option, run_study
-from treeproc.common.command_line import build_arg_parser
+from treenet.experiments.settings import ControlSettings
+from treenet.experiments.study_grid import add_records_option
+from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.errors import CommandEnded
 from treeproc.common.extras import require
 from treeproc.common.files import atomic_write, json_bytes, read_text
@@ -31,6 +31,9 @@ from treeproc.readers import read_lines
 from treeproc.stages.preprocess import PreprocessConfig, preprocess, sample_splits
 from treeproc.trees.scores import BracketScore, score_sentence
 from treeproc.trees.spans import SpanTree, read_brackets
+
+if TYPE_CHECKING:
+    from treenet.experiments.control import System
 
 RESULT = "control.json"
 
@@ -46,6 +49,11 @@ def main(argv: Sequence[str]) -> None:
         require(package, "the control")
     out, records = out.resolve(), args.records and args.records.resolve()
     claim_folder(out, CONTROL)
+    with loading():
+        from treenet.experiments.control import draw_corpora, studies_of, systems_of  # here, as below, because it loads PyTorch
+        from treenet.experiments.control_table import build_result, format_result
+        from treenet.experiments.study import run_study
+
     systems = systems_of(settings)
     print(f"data sets in {out / 'data'}", flush=True)
     corpora = parse_and_reverse(settings, out / "data") if settings.rung == "c" else draw_corpora(settings)
@@ -62,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
         raise CommandEnded(1, "")
 
 
-def make_data(systems: Sequence[System], corpora: Mapping[str, Corpus], settings: ControlSettings, folder: Path) -> None:
+def make_data(systems: "Sequence[System]", corpora: Mapping[str, Corpus], settings: ControlSettings, folder: Path) -> None:
     """Write the corpora and preprocess them: one data set for each corpus, and one for each kind of control trees."""
     for name, corpus in corpora.items():
         values = corpus.write(folder / "text" / name)
@@ -77,6 +85,8 @@ def make_data(systems: Sequence[System], corpora: Mapping[str, Corpus], settings
 
 def parse_and_reverse(settings: ControlSettings, folder: Path) -> dict[str, Corpus]:
     """Parse English lines of the shipped sample, and return the corpora of rung c that are made of the trees."""
+    from treenet.experiments.control import DAMAGE
+
     splits = {}
     for split, files in sample_splits().items():
         path = folder / "text" / "english" / f"{split}.txt"
@@ -98,7 +108,7 @@ def _read_parse(row: Mapping) -> tuple[Sequence[str], Sequence[str], Tree]:
     return row["words"]["text"], tags, tree_of(spans)
 
 
-def measure_trees(systems: Sequence[System], folder: Path) -> dict[str, float]:
+def measure_trees(systems: "Sequence[System]", folder: Path) -> dict[str, float]:
     """Return the unlabelled F1 of the test trees of each data set, in per cent, against those that made the target."""
     gold = _test_trees(folder / systems[0].data)
     found = {}

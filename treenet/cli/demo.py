@@ -9,19 +9,17 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent
+from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt
 
 from treenet.cli.shipped import CONFIGS, find_config
 from treenet.config import TrainConfig
 from treenet.data.splits import read_split
-from treenet.evaluation.evaluate import EvaluateSettings, evaluate_run
-from treenet.jobs.train_run import STOPPED_BY_SIGTERM, RunSummary, run_training
+from treenet.evaluation.settings import EvaluateSettings
 from treenet.runs.metrics_log import plot_curves, read_metrics
-from treenet.runs.result_provenance import describe_origin
-from treenet.runs.run_results import SCORES
 from treenet.tasks.translation_metrics import MAIN, SECOND
-from treeproc.common.command_line import build_arg_parser
+from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.command_names import as_called
 from treeproc.common.errors import CommandEnded
 from treeproc.common.extras import require
@@ -37,6 +35,9 @@ from treeproc.stages.job_report import summary
 from treeproc.stages.preprocess import PreprocessConfig, preprocess, sample_splits
 from treeproc.stages.tree_config import TreeConfig
 from treeproc.trees.spans import draw
+
+if TYPE_CHECKING:
+    from treenet.jobs.train_run import RunSummary
 
 MODELS = ("tree_transformer", "transformer")
 TITLES = {"tree_transformer": "Tree Transformer", "transformer": "Transformer"}
@@ -67,8 +68,10 @@ class DemoSettings(Settings):
     sentences: PositiveInt = Field(10, description="test sentences to show")
 
 
-def train(name: str, settings: DemoSettings, out: Path) -> RunSummary:
+def train(name: str, settings: DemoSettings, out: Path) -> "RunSummary":
     """Train one model on the demo's data set. The models differ only in `model.name`."""
+    from treenet.jobs.train_run import run_training  # here, as below, because it loads PyTorch
+
     overrides = [f"data={out / 'data'}", f"model.name={name}"]
     overrides += [
         f"{key}={value}"
@@ -80,6 +83,8 @@ def train(name: str, settings: DemoSettings, out: Path) -> RunSummary:
 
 def evaluate(out: Path) -> dict[str, dict]:
     """Return the scores of the test split by row of the table."""
+    from treenet.evaluation.evaluate import evaluate_run
+
     print(f"\n{ONE_SEED}", flush=True)
     tree, plain = (out / name for name in MODELS)
     rows = {
@@ -96,8 +101,10 @@ def evaluate(out: Path) -> dict[str, dict]:
     return scores
 
 
-def score_table(scores: dict[str, dict], runs: dict[str, RunSummary]) -> str:
+def score_table(scores: dict[str, dict], runs: "dict[str, RunSummary]") -> str:
     """Return a table of the models side by side, and the meaning of its numbers."""
+    from treenet.runs.result_provenance import describe_origin
+
     lines = [ONE_SEED, "", f"{'model':34}{'parameters':>12}{'BLEU':>8}{'chrF':>8}{'valid nll':>11}"]
     for title, row in scores.items():
         run = next((runs[name] for name in MODELS if TITLES[name] == title), None)
@@ -142,6 +149,9 @@ def main(argv: Sequence[str]) -> None:
     started = time.monotonic()
     for package in ("stanza", "matplotlib", *([] if settings.workers == 0 else ["ray"])):
         require(package, "the demo")
+    with loading():
+        from treenet.jobs.train_run import STOPPED_BY_SIGTERM
+        from treenet.runs.run_results import SCORES
 
     tell(f"1/4  sentences to trees to shards, in {out / 'data'}")
     overrides = [f"subwords.vocab_size={settings.vocab_size}"] if settings.vocab_size else []

@@ -32,39 +32,30 @@ hypotheses=FILE scores a file against references. They come from data=DATA, from
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from treenet.cli.shipped import find_config
 from treenet.config import TrainConfig
-from treenet.evaluation.bootstrap import format_comparison
-from treenet.evaluation.buckets import format_buckets, format_tags
-from treenet.evaluation.classify import ClassifySettings, classify_run, describe_classes
-from treenet.evaluation.classify import format_scores as format_predictions
-from treenet.evaluation.evaluate import (
-    EvaluateSettings,
-    GivenLines,
-    compare_results,
-    evaluate_run,
-    format_scores,
-    format_signatures,
-    score_file,
-)
-from treenet.loggers.feed import log_scores
+from treenet.evaluation.settings import ClassifySettings, EvaluateSettings
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results, read_run
-from treenet.runs.result_provenance import LAST
-from treenet.runs.run_results import System, read_scores, read_system, result_in_run, translations_path
-from treenet.tasks.base import PredictionTask
-from treenet.tasks.registry import build_task
-from treeproc.common.command_line import build_arg_parser
+from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.folder_kinds import COMPARISON, claim_folder
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.readers import read_lines
 
+if TYPE_CHECKING:
+    from treenet.evaluation.evaluate import GivenLines
+    from treenet.runs.run_results import System
+    from treenet.tasks.base import PredictionTask
 
-def find_system(path: AnyPath, settings: EvaluateSettings, stack: ExitStack) -> System:
+
+def find_system(path: AnyPath, settings: EvaluateSettings, stack: ExitStack) -> "System":
     """Find the translations of the split: in a run folder, in a result of a run, or in the lines of another file."""
+    from treenet.runs.run_results import System, read_scores, read_system, result_in_run  # here, as below: it loads PyTorch
+
     if isinstance(path, RemotePath) or path.is_dir():
         run, name = stack.enter_context(read_run(path)), settings.split
         of_data = f"{name}.{settings.data.resolve().name}" if settings.data is not None else name
@@ -74,7 +65,10 @@ def find_system(path: AnyPath, settings: EvaluateSettings, stack: ExitStack) -> 
     return System(str(path), list(read_lines([path])))
 
 
-def run_compare(paths: Sequence[AnyPath], settings: EvaluateSettings, given: GivenLines, out: Path | None) -> None:
+def run_compare(paths: Sequence[AnyPath], settings: EvaluateSettings, given: "GivenLines", out: Path | None) -> None:
+    from treenet.evaluation.bootstrap import format_comparison
+    from treenet.evaluation.evaluate import compare_results
+
     with ExitStack() as stack:
         baseline, system = (find_system(path, settings, stack) for path in paths)
         found = compare_results(baseline, system, given, settings)
@@ -86,6 +80,10 @@ def run_compare(paths: Sequence[AnyPath], settings: EvaluateSettings, given: Giv
 
 
 def print_scores(name: str, scores: dict, out: AnyPath | None) -> None:
+    from treenet.evaluation.buckets import format_buckets, format_tags
+    from treenet.evaluation.evaluate import format_scores, format_signatures
+    from treenet.runs.run_results import translations_path
+
     print(format_scores({name: scores}))
     print(format_signatures(scores))
     if "buckets" in scores:
@@ -112,6 +110,13 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("references: replaces the references of a data set; leave data out, or references")
     if settings.sources and not settings.references:
         raise UserError("sources: needs references=FILE; a data set has the source lines of its references")
+    with loading():
+        from treenet.evaluation.classify import classify_run, describe_classes
+        from treenet.evaluation.classify import format_scores as format_predictions
+        from treenet.evaluation.evaluate import GivenLines, evaluate_run, score_file
+        from treenet.loggers.feed import log_scores
+        from treenet.runs.result_provenance import LAST
+
     references, sources = (list(read_lines([path])) if path else None for path in (settings.references, settings.sources))
     given = GivenLines(references, [list(read_lines([path])) for path in settings.more_references], sources)
     if args.compare and args.out is not None:
@@ -143,14 +148,17 @@ def main(argv: Sequence[str]) -> None:
     print(args.out / f"predictions.{name}.tsv")
 
 
-def prediction_task(run: Path) -> PredictionTask | None:
+def prediction_task(run: Path) -> "PredictionTask | None":
     """Return the task of a run that predicts classes or scores; None for any other folder."""
+    from treenet.tasks.base import PredictionTask
+    from treenet.tasks.registry import build_task
+
     path = run / "config.yaml"
     task = build_task(load_settings(TrainConfig, path)) if path.is_file() else None
     return task if isinstance(task, PredictionTask) else None
 
 
-def for_prediction(settings: EvaluateSettings, task: PredictionTask) -> ClassifySettings:
+def for_prediction(settings: EvaluateSettings, task: "PredictionTask") -> ClassifySettings:
     """Return the settings for a run without translations. Raises UserError for those that only translations have."""
     chosen = settings.model_fields_set
     if other := sorted(chosen - ClassifySettings.model_fields.keys()):

@@ -17,14 +17,10 @@ from typing import Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from treenet.cli.shipped import find_config
-from treenet.extras.export.ctranslate2_files import export_ctranslate2
-from treenet.extras.export.onnx_files import export_onnx
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.chosen_checkpoint import Checkpoint, checkpoint_names
-from treenet.runs.exported_run import export_run
-from treenet.runs.loading import load_model, load_run
 from treenet.runs.mirror import read_run
-from treeproc.common.command_line import build_arg_parser, split_arguments
+from treeproc.common.command_line import build_arg_parser, loading, split_arguments
 from treeproc.common.extras import require
 from treeproc.common.settings import Settings, UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
@@ -75,6 +71,12 @@ def main(argv: Sequence[str]) -> None:
     if not checkpoint_names(settings.checkpoint):
         paths["checkpoint"] = as_path(settings.checkpoint)
     refuse_relative_in_job(paths)
+    with loading():
+        from treenet.extras.export.ctranslate2_files import export_ctranslate2  # here, as below, because it loads PyTorch
+        from treenet.extras.export.onnx_files import export_onnx
+        from treenet.runs.exported_run import export_run
+        from treenet.runs.loading import load_model, load_run
+
     with read_run(source, *checkpoint_names(settings.checkpoint)) as folder:
         if settings.to == "safetensors":
             run = load_model(folder, checkpoint=settings.checkpoint)

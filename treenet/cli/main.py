@@ -2,8 +2,7 @@
 
 import difflib
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import NoReturn
@@ -11,8 +10,6 @@ from typing import NoReturn
 from treeproc import __version__
 from treeproc.common.command_names import PROGRAM, command_of
 
-# In a log, imports that are over sooner than this are not worth a line.
-LOADING_S = 10.0
 # Commands in the order of the work, with their functions and what they do.
 COMMANDS = {
     "demo": ("treenet.cli.demo:main", "the whole job on the shipped sample"),
@@ -97,13 +94,4 @@ def run_script(path: str) -> None:
 def _run(name: str) -> None:
     from treeproc.common.command_line import run_cli
 
-    run_cli(lambda argv: _load(name, argv)(argv))
-
-
-def _load(name: str, arguments: Sequence[str]) -> Callable[[Sequence[str]], None]:
-    """Import the function of a command. On a busy machine, PyTorch and other libraries take a minute: then a line tells so."""
-    from treeproc.common.progress import phase
-
-    asks_for_help = {"-h", "--help"} & {*arguments}
-    with nullcontext() if asks_for_help else phase(f"loading the libraries of {name}", after=LOADING_S):
-        return resolve_name(COMMANDS[name][0])
+    run_cli(lambda argv: resolve_name(COMMANDS[name][0])(argv))

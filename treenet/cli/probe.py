@@ -15,13 +15,10 @@ RUN/probes.<checkpoint>.png shows accuracy by layer.
 from collections.abc import Sequence
 
 from treenet.cli.shipped import find_config, given_run
-from treenet.probing.probe_results import figure_name, format_probes
-from treenet.probing.probe_run import probe_run
-from treenet.probing.probe_tasks import ProbeSettings
+from treenet.probing.settings import ProbeSettings
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results
-from treenet.runs.run_results import PROBES
-from treeproc.common.command_line import build_arg_parser
+from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.extras import require
 from treeproc.common.settings import load_settings
 
@@ -34,6 +31,11 @@ def main(argv: Sequence[str]) -> None:
     settings = load_settings(ProbeSettings, args.config, args.overrides)
     if settings.layer == "all":
         require("matplotlib", "the figure of layer=all")
+    with loading():
+        from treenet.probing.probe_results import figure_name, format_probes  # here, as below, because it loads PyTorch
+        from treenet.probing.probe_run import probe_run
+        from treenet.runs.run_results import PROBES
+
     with open_results(out, *checkpoint_names(settings.checkpoint)) as run:
         name, entry = probe_run(run, settings)
         drawn = (run / figure_name(name)).is_file()

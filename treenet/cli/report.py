@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treenet.cli.shipped import find_config
-from treenet.report.live import Live, watch
-from treenet.report.report_inputs import ReportSettings
-from treeproc.common.command_line import build_arg_parser, split_arguments
+from treenet.report.settings import ReportSettings
+from treeproc.common.command_line import build_arg_parser, loading, split_arguments
 from treeproc.common.extras import require
 from treeproc.common.messages import tell
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
@@ -36,9 +35,10 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("give --out DIR, the folder for the report")
     runs, overrides = split_arguments(ReportSettings, args.overrides)
     settings = load_settings(ReportSettings, args.config, overrides, **({"runs": runs} if runs else {}))
-    from treenet.report.build import write_report  # loads matplotlib
-
     refuse_relative_in_job({"--out": args.out, **{f"runs: {run}": as_path(run) for run in settings.runs}})
+    with loading():
+        from treenet.report.build import write_report  # here, as below, because it loads PyTorch and matplotlib
+        from treenet.report.live import Live, watch
 
     def make(live: Live | None) -> Path:
         page, numbers, *figures = write_report(settings, args.out, tell if live is None else lambda line: None, live)

@@ -17,11 +17,10 @@ It writes RUN/language_model.<split>.tsv, an example a line, and adds the scores
 from collections.abc import Sequence
 
 from treenet.cli.shipped import find_config, given_run
-from treenet.evaluation.language_models import ScoreLMSettings, score_lm_run
-from treenet.loggers.feed import log_scores
+from treenet.evaluation.settings import ScoreLMSettings
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results
-from treeproc.common.command_line import build_arg_parser
+from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.settings import load_settings
 from treeproc.online.line_encoder import read_treebank
 
@@ -41,6 +40,10 @@ def main(argv: Sequence[str]) -> None:
     ).parse_intermixed_args(argv)
     out = given_run(args, "train_lm.py")
     settings = load_settings(ScoreLMSettings, args.config, args.overrides)
+    with loading():
+        from treenet.evaluation.language_models import score_lm_run  # here, as below, because it loads PyTorch
+        from treenet.loggers.feed import log_scores
+
     with open_results(out, *checkpoint_names(settings.checkpoint)) as run:
         name, scores = score_lm_run(run, settings, lambda data: read_treebank(settings.treebank, data)[0])
         log_scores(run)

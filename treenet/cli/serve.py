@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from treenet.cli.shipped import find_config, given_run
 from treenet.extras.serving.settings import ServeSettings
 from treenet.runs.chosen_checkpoint import checkpoint_names
-from treeproc.common.command_line import build_arg_parser
+from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.extras import require
 from treeproc.common.settings import load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
@@ -30,6 +30,7 @@ def main(argv: Sequence[str]) -> None:
     if not checkpoint_names(settings.checkpoint):
         paths["checkpoint"] = as_path(settings.checkpoint)
     refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
-    from treenet.extras.serving.server import serve_run  # loads Ray
+    with loading():
+        from treenet.extras.serving.server import serve_run  # here, because it loads Ray and PyTorch
 
     serve_run(settings, out)

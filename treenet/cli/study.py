@@ -5,12 +5,10 @@ from inspect import getdoc
 from typing import Any
 
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
-from treenet.experiments import scaling_report, seeds_report
-from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.seeds import SeedsConfig
-from treenet.experiments.study import StudyForm, add_study_options, make_study, run_study, show_study
-from treenet.experiments.study_grid import StudyConfig
-from treeproc.common.command_line import build_arg_parser
+from treenet.experiments.settings import ScalingConfig
+from treenet.experiments.study_grid import StudyConfig, add_study_options
+from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.extras import require
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.readers import read_lines
@@ -30,7 +28,7 @@ def scaling(argv: Sequence[str]) -> None:
     may work on one study. At the end, the command prints a table and writes STUDY/scaling.json and the plot STUDY/scaling.png and
     .svg. Intervals and tests over seeds need three seeds.
     """
-    _run(argv, str(getdoc(scaling)), scaling_report.FORM, ScalingConfig, "scaling_sample")
+    _run(argv, str(getdoc(scaling)), ScalingConfig, "scaling_sample")
 
 
 def compare_seeds(argv: Sequence[str]) -> None:
@@ -45,13 +43,11 @@ def compare_seeds(argv: Sequence[str]) -> None:
     The same command continues: it runs missing and failed cells. A larger grid adds cells. At the end, the command prints a table
     and writes COMPARISON/comparison.json. The table has statistical tests from three seeds on.
     """
-    _run(argv, str(getdoc(compare_seeds)), seeds_report.FORM, SeedsConfig, task="classification")
+    _run(argv, str(getdoc(compare_seeds)), SeedsConfig, task="classification")
 
 
-def _run(
-    argv: Sequence[str], doc: str, form: StudyForm, settings: type[StudyConfig], sample: str | None = None, **defaults: Any
-) -> None:
-    """Run the command of a form of study. `sample` is the configuration of --sample, and `defaults` hold without one."""
+def _run(argv: Sequence[str], doc: str, settings: type[StudyConfig], sample: str | None = None, **defaults: Any) -> None:
+    """Run the command of a kind of study. `sample` is the configuration of --sample, and `defaults` hold without one."""
     parser = build_arg_parser(doc, settings, find_config=find_config, remote_out=True, has_sample=sample is not None)
     add_study_options(parser)
     args = parser.parse_intermixed_args(argv)
@@ -62,6 +58,11 @@ def _run(
         raise UserError("give --out DIR, the folder of the study")
     config = load_settings(settings, path, args.overrides, **({} if path else defaults))
     refuse_relative_in_job({"data": config.data, "--out": args.out, "--records": args.records or args.out})
+    with loading():
+        from treenet.experiments import scaling_report, seeds_report  # here, as below, because it loads PyTorch
+        from treenet.experiments.study import make_study, run_study, show_study
+
+    form = scaling_report.FORM if settings is ScalingConfig else seeds_report.FORM
     more = [list(read_lines([path])) for path in getattr(config.grid, "more_references", ())]
     study = make_study(form, config, args.out.resolve(), args.records and args.records.resolve(), more)
     if args.dry_run:

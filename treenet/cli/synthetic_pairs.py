@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
-from treenet.translation.line_constraints import CONSTRAINTS
-from treenet.translation.line_translator import TranslateSettings
+from treenet.translation.settings import CONSTRAINTS, TranslateSettings
 from treeproc.common.files import atomic_output, atomic_write, file_sha256, json_bytes, read_json
 from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath

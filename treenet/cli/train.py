@@ -23,16 +23,9 @@ from typing import Any
 
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
 from treenet.config import TrainConfig
-from treenet.evaluation.classify import format_scores, score_run
-from treenet.jobs.dry_run import dry_run
-from treenet.jobs.train_run import run_to_end
-from treenet.loggers.feed import log_scores
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
-from treenet.runs.run_results import warn_of_stale_results
-from treenet.tasks.base import PredictionTask
-from treenet.tasks.registry import build_task
-from treeproc.common.command_line import build_arg_parser
+from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.command_names import as_called
 from treeproc.common.settings import UserError, load_settings
 
@@ -48,6 +41,15 @@ def main(argv: Sequence[str], sample: str | None = "sample", **defaults: Any) ->
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
     config = load_settings(TrainConfig, path, args.overrides, **({} if path else defaults))
+    with loading():
+        from treenet.evaluation.classify import format_scores, score_run  # here, as below, because it loads PyTorch
+        from treenet.jobs.dry_run import dry_run
+        from treenet.jobs.train_run import run_to_end
+        from treenet.loggers.feed import log_scores
+        from treenet.runs.run_results import warn_of_stale_results
+        from treenet.tasks.base import PredictionTask
+        from treenet.tasks.registry import build_task
+
     if args.dry_run:
         print(dry_run(config, args.out))
         return

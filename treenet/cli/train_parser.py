@@ -11,20 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from treenet.cli.shipped import find_config, find_settings
-from treeproc.common.command_line import build_arg_parser
+from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.command_names import as_called
 from treeproc.common.extras import require
 from treeproc.common.files import file_size
 from treeproc.common.settings import UserError, load_settings
+from treeproc.extras.parser_training.config import TrainParserConfig
 from treeproc.parsers.model_files import trained_files
 
 
 def main(argv: Sequence[str]) -> None:
     for package in ("stanza", "matplotlib"):
         require(package, "the training of parsers")
-    from treeproc.extras.parser_training.config import TrainParserConfig  # loads Stanza
-    from treeproc.extras.parser_training.job import describe, train_parser
-
     parser = build_arg_parser(__doc__, TrainParserConfig, find_config=find_config)
     parser.add_argument("--dry-run", action="store_true", help="check the treebanks and print what the parsers would learn")
     args = parser.parse_intermixed_args(argv)
@@ -32,6 +30,9 @@ def main(argv: Sequence[str]) -> None:
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
     config = load_settings(TrainParserConfig, path, args.overrides)
+    with loading():
+        from treeproc.extras.parser_training.job import describe, train_parser  # here, because it loads Stanza
+
     logging.getLogger("stanza").setLevel(logging.ERROR)
     if args.dry_run:
         print(describe(config))

@@ -19,10 +19,8 @@ from collections.abc import Sequence
 
 from treenet.cli.shipped import find_config, given_run
 from treenet.runs.chosen_checkpoint import checkpoint_names
-from treenet.translation.line_constraints import CONSTRAINTS
-from treenet.translation.line_translator import TranslateSettings
-from treenet.translation.translate_job import answer_lines, translate_lines
-from treeproc.common.command_line import INTERRUPTED, build_arg_parser
+from treenet.translation.settings import CONSTRAINTS, TranslateSettings
+from treeproc.common.command_line import INTERRUPTED, build_arg_parser, loading
 from treeproc.common.errors import CommandEnded
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
@@ -56,6 +54,9 @@ def main(argv: Sequence[str]) -> None:
     if args.interactive and (asked_for := _not_interactive(settings)):
         raise UserError(f"--interactive reads lines that you type, and shows text; leave out {', '.join(asked_for)}")
     typed = source is STDIN and sys.stdin is not None and sys.stdin.isatty()
+    with loading():
+        from treenet.translation.translate_job import answer_lines, translate_lines  # here, because it loads PyTorch
+
     if args.interactive or (typed and not _not_interactive(settings, shows_text=False)):
         lines = ask_for_lines(sys.stdin.buffer, lambda: print("> ", end="", file=sys.stderr, flush=True))
         try:

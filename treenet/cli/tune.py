@@ -15,10 +15,8 @@ a system is done, the exit status is 1.
 from collections.abc import Sequence
 
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
-from treenet.extras.tuning.report import write_tuning
 from treenet.extras.tuning.trials import Trials, TuningConfig, end_without_result
-from treenet.jobs.train_run import make_run_folder
-from treeproc.common.command_line import build_arg_parser
+from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.extras import require
 from treeproc.common.files import locked
 from treeproc.common.folder_kinds import SEARCH, claim_folder
@@ -47,7 +45,10 @@ def main(argv: Sequence[str]) -> None:
             print(f"{name}: {len(trials.ended())} of {config.tune.trials_of(name)} trials ended ({states})")
         return
     claim_folder(out, SEARCH)
-    from treenet.extras.tuning.ray_trials import run_trials  # imports Ray
+    with loading():
+        from treenet.extras.tuning.ray_trials import run_trials  # here, as below, because it loads Ray and PyTorch
+        from treenet.extras.tuning.report import write_tuning
+        from treenet.jobs.train_run import make_run_folder
 
     make_run_folder(out)
     with locked(out):

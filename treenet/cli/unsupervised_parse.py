@@ -13,27 +13,32 @@ RUN/scores.json.
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from treenet.cli.shipped import find_config, given_run
-from treenet.evaluation.unsupervised_parse import GoldTree, ParseSettings, format_parse, parse_run
-from treenet.loggers.feed import log_scores
+from treenet.evaluation.settings import ParseSettings
 from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results
-from treeproc.common.command_line import build_arg_parser
+from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.settings import load_settings
 from treeproc.common.storage import AnyPath
 from treeproc.online.line_encoder import read_treebank
 from treeproc.trees.spans import normalise, read_brackets
 
+if TYPE_CHECKING:
+    from treenet.evaluation.unsupervised_parse import GoldTree
 
-def read_gold(files: Sequence[Path], data: AnyPath) -> list[tuple[dict, GoldTree]]:
+
+def read_gold(files: Sequence[Path], data: AnyPath) -> "list[tuple[dict, GoldTree]]":
     """Read trees, each also as an example in the vocabulary of a data set. Raises UserError with file and line on bad input."""
     examples, trees = read_treebank(files, data)
     return list(zip(examples, map(read_tree, trees), strict=True))
 
 
-def read_tree(text: str) -> GoldTree:
+def read_tree(text: str) -> "GoldTree":
     """Read a tree in Penn Treebank brackets. Words, tags and labels stay as they are written."""
+    from treenet.evaluation.unsupervised_parse import GoldTree  # here, as below, because it loads PyTorch
+
     words, tags, tree = read_brackets(text)
     tree = normalise(tree, collapse_unary=True)
     spans = zip(tree.starts, tree.ends, strict=True)
@@ -46,6 +51,10 @@ def main(argv: Sequence[str]) -> None:
     ).parse_intermixed_args(argv)
     out = given_run(args, "train_lm.py")
     settings = load_settings(ParseSettings, args.config, args.overrides)
+    with loading():
+        from treenet.evaluation.unsupervised_parse import format_parse, parse_run
+        from treenet.loggers.feed import log_scores
+
     with open_results(out, *checkpoint_names(settings.checkpoint)) as run:
         name, scores = parse_run(run, settings, partial(read_gold, settings.treebank))
         log_scores(run)

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass
 from typing import Self
 
 import numpy as np
-from pydantic import Field, PositiveInt
 from sacrebleu.metrics import BLEU
 
+from treenet.evaluation.settings import CompareConfig
 from treenet.evaluation.significance import (
     ABOUT_WEIGHTS,
     PAIRED_BOOTSTRAP,
@@ -28,7 +28,6 @@ from treenet.runs.run_results import System
 from treenet.tasks.translation_metrics import METRIC_TITLES, METRICS, build_tokenizer, check_lines, sentence_chrf
 from treeproc.common.command_names import as_called
 from treeproc.common.provenance import software
-from treeproc.common.settings import Settings
 from treeproc.shards.store import fingerprint_of
 
 
@@ -221,13 +220,6 @@ def compare_slopes(baselines: np.ndarray, systems: np.ndarray, sizes: np.ndarray
     differences = np.moveaxis(systems - baselines, 1, 2)  # [seeds, 1 + samples, sizes]
     found = slopes(differences, np.log2(sizes)[:, None])
     return compare_over_seeds(found[:, 0].tolist(), float(found[:, 1:].mean(0).var()), num_sentences)
-
-
-class CompareConfig(Settings):
-    """Settings of --compare."""
-
-    num: int = Field(10, ge=0, description="number of the largest wins, and of the largest losses, to show")
-    samples: PositiveInt = Field(1000, description="samples of the paired bootstrap")
 
 
 def compare(

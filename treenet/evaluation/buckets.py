@@ -10,26 +10,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from pydantic import Field, field_validator
 
+from treenet.evaluation.settings import BucketConfig
 from treenet.tasks.translation_metrics import COMPARED, MAIN, METRICS
-from treeproc.common.settings import Settings, UserError
-
-
-class BucketConfig(Settings):
-    """The upper ends of buckets, included. Values above the last one form another bucket."""
-
-    words: tuple[int, ...] = Field(
-        (10, 20, 30, 40, 50, 60), description="upper ends of the buckets by length of the source, in words"
-    )
-    depth: tuple[int, ...] = Field((4, 8, 12, 16, 20), description="upper ends of the buckets by depth of the source's tree")
-
-    @field_validator("words", "depth")
-    @classmethod
-    def _check_ascending(cls, values: tuple[int, ...]) -> tuple[int, ...]:
-        if not values or list(values) != sorted(set(values)) or values[0] < 0:
-            raise ValueError(f"must be ascending numbers, for example [10, 20], but is {list(values)}")
-        return values
+from treeproc.common.settings import UserError
 
 
 def count_words(example: dict) -> int:

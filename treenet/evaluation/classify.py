@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import nn
 
 from treenet.data.labelled import LabelledBatch, LabelledSource, PairBatch, PairSource
 from treenet.data.plan import plan_in_order
+from treenet.evaluation.settings import ClassifySettings
 from treenet.models import ClassLogits
 from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders, checkpoint_step
 from treenet.runs.chosen_checkpoint import checkpoint_folder, recorded_sha256
@@ -22,27 +21,14 @@ from treenet.tasks.base import PredictionTask
 from treenet.tasks.registry import build_task
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.provenance import software
-from treeproc.common.settings import Effect, Settings, UserError
-from treeproc.common.storage import AnyPath, DataPath
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import class_names, read_index
 
 _BATCH_TOKENS = 8192
 PEAK = "peak"
 _MOST_PRINTED = 20  # classes of a confusion matrix on a terminal
-
-
-class ClassifySettings(Settings):
-    """Settings of scoring a classifier: the split and the model."""
-
-    split: str = Field("test", description="split of the data set to classify")
-    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the data set of the run")
-    checkpoint: str = Field(
-        AVERAGED,
-        coerce_numbers_to_str=True,
-        description="'averaged', 'last', the number of a step, or the path of a checkpoint folder",
-    )
-    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="classify on the GPU")
 
 
 def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:

@@ -4,18 +4,15 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field
 
 from treenet.analysis.random_trees import with_random_tree
 from treenet.config import DecodingConfig, TrainConfig
 from treenet.data.splits import read_references, read_sources, read_split
-from treenet.evaluation.bootstrap import CompareConfig, compare
-from treenet.evaluation.buckets import BucketConfig, measure_sources, score_buckets, score_tags, without_tags
-from treenet.evaluation.learned_metrics import BertScoreConfig, CometConfig, LearnedMetrics, compare_learned, entries_of
+from treenet.evaluation.bootstrap import compare
+from treenet.evaluation.buckets import measure_sources, score_buckets, score_tags, without_tags
+from treenet.evaluation.learned_metrics import LearnedMetrics, compare_learned, entries_of
+from treenet.evaluation.settings import EvaluateSettings
 from treenet.runs.checkpoint import AVERAGED
-from treenet.runs.chosen_checkpoint import Checkpoint, OtherData
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.runs.precision import choose_device
 from treenet.runs.result_provenance import asked_for, fingerprints, origin
@@ -37,7 +34,7 @@ from treenet.translation.hypotheses import Hypothesis
 from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
 from treeproc.common.files import read_text
 from treeproc.common.provenance import software
-from treeproc.common.settings import Effect, Settings, UserError, load_settings, read_yaml
+from treeproc.common.settings import UserError, load_settings, read_yaml
 from treeproc.common.storage import AnyPath
 from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import fingerprint_of, read_index, stage_folder
@@ -54,47 +51,11 @@ class GivenLines:
     sources: Sequence[str] | None = None
 
 
-class EvaluateSettings(Settings):
-    """Settings of evaluate.py: the split, the weights and the decoding."""
-
-    split: str = Field("test", description="split of the data set to translate")
-    data: OtherData = None
-    checkpoint: Checkpoint = AVERAGED
-    untrained: bool = Field(False, description="a baseline: score the weights before the first update, of the seed or of init")
-    random_trees: bool = Field(False, description="a control: every sentence gets a random tree of another shape over its leaves")
-    seed: int = Field(1, ge=0, description="seed of random_trees")
-    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="translate on the GPU")
-    decoding: DecodingConfig = Field(DecodingConfig(), description="the search; other settings are as in the run")
-    target_language: str | None = Field(
-        None,
-        pattern=r"^[a-z]{2,3}$",
-        description="target language, such as de: tokenised BLEU then uses tokens of the Moses tokeniser, as papers do. Unset: "
-        "tokens of sacrebleu's intl. Lines that came tokenised keep their tokens",
-    )
-    buckets: BucketConfig = BucketConfig()
-    hypotheses: Annotated[Path | None, Effect.NONE] = Field(
-        None, description="score this file, one line per reference, plain or compressed, instead of translating"
-    )
-    references: Annotated[Path | None, Effect.NONE] = Field(
-        None, description="with hypotheses or --compare: a file of references, instead of those of a data set"
-    )
-    sources: Annotated[Path | None, Effect.NONE] = Field(
-        None, description="with references: a file of the lines that were translated, which COMET reads"
-    )
-    more_references: list[Path] = Field(
-        [],
-        description="files of further references, plain or compressed, one line for each example of the split. BLEU, chrF, TER "
-        "and BERTScore then use all references; COMET, scores of single lines and scores by length use only the first",
-    )
-    bertscore: BertScoreConfig = BertScoreConfig()
-    comet: CometConfig = CometConfig()
-    compare: Annotated[CompareConfig, Effect.NONE] = CompareConfig()
-
-    def learned_metrics(self) -> LearnedMetrics:
-        return LearnedMetrics(self.bertscore, self.comet, self.use_gpu)
-
-
 _SCORED_TOKENS = 1024  # of a batch of references: their logits take 4 bytes a token and piece
+
+
+def _learned_metrics(settings: EvaluateSettings) -> LearnedMetrics:
+    return LearnedMetrics(settings.bertscore, settings.comet, settings.use_gpu)
 
 
 def result_name(settings: EvaluateSettings, run: LoadedRun) -> str:
@@ -154,7 +115,7 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
     # Before hours of search.
     read_scores(folder)
     build_tokenizer(tokenizer_of(run.data, settings))
-    settings.learned_metrics().check(has_sources=True)
+    _learned_metrics(settings).check(has_sources=True)
     references = read_references(run.data, settings.split)
     check_given(references, GivenLines(more=more), settings)
     nll = score_references(run, settings)
@@ -215,7 +176,7 @@ def learned_entries(
 ) -> dict:
     """Score translations with BERTScore and COMET if they are asked for. `sources` are for COMET if no data set gives them."""
     sources = plain_sources(data, settings.split) if data is not None else sources
-    return entries_of(settings.learned_metrics().score([lines], sources, [references, *more]))
+    return entries_of(_learned_metrics(settings).score([lines], sources, [references, *more]))
 
 
 def more_fingerprint(more: References) -> str | None:
@@ -297,7 +258,7 @@ def compare_results(baseline: System, system: System, given: GivenLines, setting
     for one in (baseline, system):
         one.check(split, references, of)
     check_given(references, given, settings)
-    found = settings.learned_metrics().score([baseline.lines, system.lines], sources, [references, *given.more])
+    found = _learned_metrics(settings).score([baseline.lines, system.lines], sources, [references, *given.more])
     learned = compare_learned(found, settings.compare.samples)
     return compare(baseline, system, shown, references, split, settings.compare, numbers, given.more, learned)
 

@@ -12,11 +12,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from treenet.data.batch import TreeBatch, collate
@@ -24,9 +22,9 @@ from treenet.data.examples import SourceSide
 from treenet.data.in_order import count_leaves
 from treenet.data.input_kinds import ACTIONS, InputKind
 from treenet.data.plan import plan_in_order
+from treenet.evaluation.settings import ScoreLMSettings
 from treenet.models import CausalLM, MaskedLM, VocabSizes
 from treenet.runs.checkpoint import AVERAGED
-from treenet.runs.chosen_checkpoint import Checkpoint, OtherData
 from treenet.runs.loading import load_model
 from treenet.runs.precision import choose_device, scoring
 from treenet.runs.result_provenance import origin
@@ -35,7 +33,7 @@ from treenet.tasks.base import vocab_sizes
 from treenet.tasks.causal_lm import to_causal
 from treenet.tasks.registry import build_task
 from treeproc.common.files import atomic_write, json_bytes
-from treeproc.common.settings import Effect, Settings, UserError
+from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import PAD_ID
 from treeproc.shards.shard import check_hashes
@@ -43,22 +41,6 @@ from treeproc.shards.store import read_index
 
 _BATCH_TOKENS = 4096
 _ROWS = 1024  # positions whose logits are computed at once
-
-
-class ScoreLMSettings(Settings):
-    """Settings of scoring a language model."""
-
-    split: str = Field("test", description="split of the data set")
-    data: OtherData = None
-    checkpoint: Checkpoint = AVERAGED
-    treebank: tuple[Path, ...] = Field(
-        (), description="instead of a split: files, folders or archives of Penn Treebank trees, encoded with the run's vocabulary"
-    )
-    pairs: bool = Field(
-        False,
-        description="lines or trees 1 and 2 of the input are a minimal pair, 3 and 4 the next, and so on; the first is right",
-    )
-    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="score on the GPU")
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import Field, PositiveInt, model_validator
 
 from treenet.evaluation.bootstrap import Comparison, compare_means
+from treenet.evaluation.settings import BertScoreConfig, CometConfig
 from treenet.runs.precision import choose_device
 from treenet.tasks.translation_metrics import LEARNED_TITLES
 from treeproc.common.files import file_sha256
 from treeproc.common.messages import warn
-from treeproc.common.settings import Effect, Settings, UserError
+from treeproc.common.settings import UserError
 
 
 @dataclass(frozen=True)
@@ -36,52 +36,6 @@ def folder_sha256(folder: Path) -> str:
     kinds = (".safetensors", ".json", ".txt", ".model", ".ckpt", ".yaml")
     files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.suffix in kinds and path.is_file())
     return hashlib.sha256("".join(f"{path} {file_sha256(folder / path)}\n" for path in files).encode()).hexdigest()
-
-
-PYTHON = "TREE_ATTENTION_COMET_PYTHON"
-INSTALL = "python3 -m venv COMET && COMET/bin/pip install unbabel-comet 'setuptools<81'"
-
-
-class BertScoreConfig(Settings):
-    """Settings of BERTScore."""
-
-    model: Path | None = Field(
-        None,
-        description="folder of an encoder in the format of transformers, such as a copy of roberta-large or xlm-roberta-large: "
-        "evaluate and --compare then compute BERTScore",
-    )
-    layer: PositiveInt | None = Field(
-        None,
-        description="the layer whose states are compared, from 1. The authors chose 17 for roberta-large and xlm-roberta-large, "
-        "9 for bert-base-uncased, bert-base-multilingual-cased and xlm-roberta-base",
-    )
-    idf: bool = Field(False, description="weight tokens by their inverse document frequency in the references")
-    batch_tokens: Annotated[PositiveInt, Effect.NONE] = Field(8192, description="padded tokens of a batch")
-
-    @model_validator(mode="after")
-    def _check_layer(self):
-        if self.model is not None and self.layer is None:
-            raise ValueError("layer: must be a number with bertscore.model; 17 is usual for large encoders, 9 for base ones")
-        return self
-
-
-class CometConfig(Settings):
-    """Settings of COMET."""
-
-    model: Path | None = Field(
-        None,
-        description="folder of a COMET model, with hparams.yaml and checkpoints/model.ckpt, such as a copy of "
-        "Unbabel/wmt22-comet-da: evaluate and --compare then compute COMET",
-    )
-    encoder: Path | None = Field(
-        None,
-        description="folder with config.json and the tokeniser of the model's encoder, such as a copy of xlm-roberta-large. "
-        "Unset, the cache of the hub must have the encoder that hparams.yaml names",
-    )
-    python: Annotated[Path | None, Effect.NONE] = Field(
-        None, description=f"Python of the environment that has COMET; unset, that in ${PYTHON}. To make one: {INSTALL}"
-    )
-    batch_size: Annotated[PositiveInt, Effect.NONE] = Field(16, description="sentences of a batch")
 
 
 @dataclass(frozen=True)

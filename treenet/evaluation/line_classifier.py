@@ -6,19 +6,18 @@ Shapes: B batch, P positions, C classes.
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field
 
 from treenet.data.batch import TreeBatch
 from treenet.data.in_order import WINDOW, count_leaves, in_order_with_rows
-from treenet.runs.checkpoint import AVERAGED
+from treenet.evaluation.settings import ClassifyLinesSettings
 from treenet.runs.loading import LoadedClassifier, load_classifier
 from treenet.runs.precision import choose_device, scoring
 from treenet.structure import ArcLevels
-from treenet.translation.line_translator import EncodedLine, LineSettings, LineSource, Translated, build_line_source, local_runs
+from treenet.translation.line_translator import EncodedLine, LineSource, Translated, build_line_source, local_runs
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 
@@ -26,22 +25,6 @@ BATCH_TOKENS = 8192
 _DIGITS = 6  # the last ones of float32 depend on the machine and on the batch
 EMPTY = "is empty, so the model does not read it"
 ROOTLESS = "has several trees side by side, and so no single root"
-
-
-class ClassifyLinesSettings(LineSettings):
-    """Settings of classify.py: input, model and output."""
-
-    checkpoint: Annotated[str, Field(coerce_numbers_to_str=True)] = Field(
-        AVERAGED, description="'averaged', the number of a step, or the path of a checkpoint folder"
-    )
-    scores: bool = Field(False, description="write the probability of the class before its name")
-    phrases: bool = Field(
-        False, description="with json_lines: the classes of phrases too, for models that learned them (supervision: all_phrases)"
-    )
-
-    @property
-    def checkpoints(self) -> list[str]:
-        return [self.checkpoint]
 
 
 @dataclass(frozen=True)

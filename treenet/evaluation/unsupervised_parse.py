@@ -13,25 +13,24 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field, PositiveInt
 from torch import nn
 
 from treenet.data.batch import TreeBatch
 from treenet.data.in_order import WINDOW, count_leaves, in_order
 from treenet.data.splits import read_split
+from treenet.evaluation.settings import ParseSettings, ParsingConfig
 from treenet.models.encoders.latent import ConstituentEncoder
 from treenet.runs.checkpoint import AVERAGED
-from treenet.runs.chosen_checkpoint import Checkpoint, OtherData
 from treenet.runs.loading import load_model, load_processor
 from treenet.runs.precision import choose_device, scoring
 from treenet.runs.result_provenance import PARSE, origin
 from treenet.runs.run_results import SCORES, read_scores
 from treeproc.common.files import atomic_write, json_bytes
-from treeproc.common.settings import Effect, Settings, UserError
+from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import read_index
@@ -110,42 +109,6 @@ def recall_by_label(
 _BATCH_TOKENS = 8192
 _SHOWN_LABELS = 6
 _NO_TARGETS = np.zeros(0, dtype=np.int32)  # for data sets without a target side
-
-
-class ParsingConfig(Settings):
-    """Settings of parsing from the link probabilities of the layers. The defaults are those of the released code."""
-
-    start_layer: int | None = Field(
-        None, ge=0, description="encoder layer, counted from 0, that cuts whole sentences; null: the last one"
-    )
-    min_layer: int = Field(2, ge=0, description="the lowest layer that the parser reads")
-    split_threshold: float = Field(
-        0.8, ge=0, le=1, description="if the weakest link of a span is stronger, the layer below decides"
-    )
-    descend_threshold: float = Field(
-        0.7, ge=0, le=1, description="if the weakest link of a part is stronger, the layer below cuts it; 0: it cuts all parts"
-    )
-
-
-class ParseSettings(Settings):
-    """Settings of unsupervised parsing: the sentences, the model and the scoring."""
-
-    split: str = Field("test", description="split of the data set to parse")
-    data: OtherData = None
-    checkpoint: Checkpoint = AVERAGED
-    treebank: tuple[Path, ...] = Field(
-        (), description="instead of a split: files, folders or archives of Penn Treebank trees, encoded with the run's vocabulary"
-    )
-    parsing: ParsingConfig = ParsingConfig()
-    punctuation: tuple[str, ...] = Field(
-        (",", ".", ":", "``", "''", "-LRB-", "-RRB-", "$", "#", "PUNCT"),
-        description="remove words with these tags from both trees before the comparison",
-    )
-    max_words: PositiveInt | None = Field(
-        None, description="score only sentences of at most this many words without punctuation; 10 gives WSJ10"
-    )
-    seed: int = Field(1, ge=0, description="seed of the random trees beside the model's")
-    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="parse on the GPU")
 
 
 class GoldTree(NamedTuple):

@@ -8,93 +8,23 @@ for each corpus.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
-
-from treenet.experiments.control_data import MOST_WORDS, Corpus, deep_orders, expressions, random_orders
+from treenet.experiments.control_data import Corpus, deep_orders, expressions, random_orders
 from treenet.experiments.records import Record
-from treenet.experiments.scaling import ScalingConfig
 from treenet.experiments.scaling_report import FORM
+from treenet.experiments.settings import RUNGS, ControlSettings, ScalingConfig
 from treenet.experiments.study import Study, make_study
-from treenet.experiments.study_grid import Seed, check_once, overlay
-from treeproc.common.settings import Settings, build_settings
+from treenet.experiments.study_grid import overlay
+from treeproc.common.settings import build_settings
 
 RIGHT, WORSE, OTHER, NONE = "right", "worse", "other", "none"  # trees of a system
 BASELINE = "transformer"
 BATCH = 64  # sentences of an update, about
 
 
-@dataclass(frozen=True)
-class Rung:
-    """Defaults of a rung, and what it shows."""
-
-    shows: str
-    sizes: tuple[int, ...]
-    max_steps: int
-    leaves: int  # of a typical sentence, for the batch
-    training: Mapping[str, Any] = field(default_factory=dict)
-
-
-RUNGS = {
-    "a": Rung("the order of the words comes from a random tree alone", (8000,), 1600, 5),
-    "b": Rung("the order follows from the words, by the precedence of operators", (250, 1000, 4000, 16_000), 1500, 12),
-    "c": Rung(
-        "English lines, whose target has the children of verb phrases reversed",
-        (8000,),
-        3000,
-        8,
-        {"model": {"d_model": 128, "d_ff": 256, "dropout": 0.1}},
-    ),
-    "d": Rung("rung a, trained on trees of depth 4 and tested on depths 6 to 8", (16_000,), 2500, 9),
-}
 # Shares of brackets in wrong places, in rung c.
 DAMAGE = {"damaged_15": 0.15, "damaged_40": 0.4}
-
-
-class ControlSettings(Settings):
-    """Settings of the positive control. Everything that is unset depends on the rung."""
-
-    rung: Literal["a", "b", "c", "d"] = Field(
-        "a", description="; ".join(f"'{name}': {rung.shows}" for name, rung in RUNGS.items())
-    )
-    all: bool = Field(
-        False, description="rung a: every translation model that reads a tree, each with trees in the form that it reads"
-    )
-    sizes: tuple[PositiveInt, ...] | None = Field(
-        None, min_length=1, description="numbers of training pairs; smaller sets are part of larger ones; unset, by the rung"
-    )
-    test_pairs: PositiveInt = Field(2000, ge=10, description="test pairs, and as many validation pairs; in rung c at most 500")
-    words: int = Field(5, ge=2, le=MOST_WORDS, description="rung a: words of a sentence")
-    max_steps: int | None = Field(None, ge=20, description="updates of each run; unset, by the rung")
-    training: dict[str, Any] = Field(
-        {}, description="settings of training that replace the control's, for all systems: {model: {d_model: 128}}"
-    )
-    data_seed: int = Field(1, ge=0, lt=2**63, description="seed of words and trees")
-    seeds: tuple[Seed, ...] = Field((1,), min_length=1, description="seeds of training; every system runs with each")
-    parallel: PositiveInt = Field(2, description="runs at a time, in processes that share the threads of this one")
-
-    _check_values = field_validator("seeds", "sizes")(lambda values: values and check_once(values))
-
-    @model_validator(mode="after")
-    def _check_rung(self):
-        if self.all and self.rung != "a":
-            raise ValueError(f"all: only rung a has trees in every form, but rung is {self.rung}; leave all out")
-        if self.words != 5 and self.rung != "a":
-            raise ValueError(f"words: is for rung a, but rung is {self.rung}; leave it out")
-        if given := sorted({"data", "seed", "max_steps", "grid", "task"} & self.training.keys()):
-            raise ValueError(f"training: leave {', '.join(given)} out; the control gives them")
-        return self
-
-    @property
-    def all_sizes(self) -> tuple[int, ...]:
-        """The numbers of training pairs, ascending."""
-        return tuple(sorted(self.sizes or RUNGS[self.rung].sizes))
-
-    @property
-    def split_sizes(self) -> dict[str, int]:
-        """The numbers of pairs of all splits."""
-        return {"train": self.all_sizes[-1], "valid": min(self.test_pairs, 500), "test": self.test_pairs}
 
 
 @dataclass(frozen=True)

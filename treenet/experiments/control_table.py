@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from treenet.experiments.control import NONE, RIGHT, RUNGS, WORSE, ControlSettings, System
+from treenet.experiments.control import NONE, RIGHT, WORSE, System
 from treenet.experiments.control_data import Corpus
 from treenet.experiments.records import Record, numbers
 from treenet.experiments.scaling_report import NLL, NLL_SCALE
+from treenet.experiments.settings import RUNGS, ControlSettings
 from treenet.tasks.translation_metrics import MAIN, SECOND
 from treeproc.common.settings import UserError
 

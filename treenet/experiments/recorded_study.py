@@ -8,8 +8,8 @@ from treenet.evaluation.bootstrap import statistics_of
 from treenet.experiments import scaling_report, seeds_report
 from treenet.experiments.ledger import check_labels
 from treenet.experiments.records import Record
-from treenet.experiments.scaling import GridConfig
 from treenet.experiments.seeds import MEASURES, SeedGridConfig
+from treenet.experiments.settings import GridConfig
 from treenet.tasks.translation_metrics import MAIN, OF_STUDIES
 from treeproc.common.settings import UserError
 

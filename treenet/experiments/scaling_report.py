@@ -25,7 +25,8 @@ from treenet.evaluation.bootstrap import (
     sentence_statistics,
     statistics_of,
 )
-from treenet.evaluation.evaluate import EvaluateSettings, References, more_fingerprint, tokenizer_of
+from treenet.evaluation.evaluate import References, more_fingerprint, tokenizer_of
+from treenet.evaluation.settings import EvaluateSettings
 from treenet.evaluation.significance import (
     ABOUT_WEIGHTS_OF_SEEDS,
     EXPLAIN_MEANS,
@@ -41,7 +42,7 @@ from treenet.evaluation.significance import (
     summarize,
 )
 from treenet.experiments.records import Record, find_unlike, numbers, show_numbers
-from treenet.experiments.scaling import GridConfig, ScalingConfig, describe_other_references, study_work
+from treenet.experiments.scaling import describe_other_references, study_work
 from treenet.experiments.scaling_table import (
     ABOUT_VALID,
     NLL_COMPARISON,
@@ -55,6 +56,7 @@ from treenet.experiments.scaling_table import (
     plot,
     read_test,
 )
+from treenet.experiments.settings import GridConfig, ScalingConfig
 from treenet.experiments.study import StudyForm, read_fresh_scores
 from treenet.runs.result_provenance import recorded_origin
 from treenet.runs.run_results import read_nll, read_system

@@ -11,27 +11,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
-from treenet.evaluation.classify import score_peak, score_run
-from treenet.evaluation.evaluate import References
 from treenet.evaluation.significance import SeedTest, compare_correlations, compare_examples
-from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import Cell
 from treenet.experiments.records import show_numbers
-from treenet.experiments.study import describe_stale
 from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, check_name, check_once
-from treenet.jobs.train_run import run_training
-from treenet.loggers.feed import log_scores
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
-from treenet.tasks.registry import build_task
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath
+
+if TYPE_CHECKING:
+    from treenet.evaluation.evaluate import References
+    from treenet.experiments.grid import CellWork
 
 Numbers = Mapping[str, np.ndarray]  # of examples, by the name that `Measures.read` gave
 
@@ -210,17 +207,26 @@ class SeedsConfig(StudyConfig):
                     f"{data} and {first} differ in num_classes, but all systems must learn the same classes; preprocess one with "
                     "parsed set to the other"
                 )
+        from treenet.tasks.registry import build_task  # here, as below, because it loads PyTorch
+
         for run in {(cell.config.data, cell.config.model.name): cell.config for cell in cells}.values():
             build_task(run).check(indices[run.data])
 
 
-def seed_work(config: SeedsConfig, more: References = ()) -> CellWork:
+def seed_work(config: SeedsConfig, more: "References" = ()) -> "CellWork":
     """Return the work of a cell: it trains and scores as workflows/train.py does."""
+    from treenet.experiments.grid import CellWork
+    from treenet.experiments.study import describe_stale
+    from treenet.jobs.train_run import run_training
+
     return CellWork(run_training, partial(score_cell, config.use_gpu, config.grid.peak_on_test), partial(describe_stale, SCORED))
 
 
 def score_cell(use_gpu: bool, peak_on_test: bool, folder: AnyPath) -> dict:
     """Score a trained cell. Returns the scores for the log: accuracies in per cent, or correlations."""
+    from treenet.evaluation.classify import score_peak, score_run
+    from treenet.loggers.feed import log_scores
+
     with open_results(folder, AVERAGED, "checkpoints/*") as run:
         scores = score_run(run, use_gpu=use_gpu)
         if peak_on_test:

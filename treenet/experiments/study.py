@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from treenet.evaluation.evaluate import References
@@ -14,7 +13,6 @@ from treenet.experiments.study_grid import StudyConfig, study_cells
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
 from treenet.runs.result_provenance import NOT_RECORDED
 from treenet.runs.run_results import SCORES, stale_scores
-from treeproc.common.command_line import ArgumentParser, any_path
 from treeproc.common.errors import CommandEnded
 from treeproc.common.extras import require
 from treeproc.common.files import atomic_write, file_lock, json_bytes, lock_place, locked, read_json
@@ -81,23 +79,6 @@ def show_p_values(test: SeedTest) -> tuple[str, str]:
     if test.holm_p_value is None:
         return f"{test.p_value:.3f}{star}", "explor. " if test.family == EXPLORATORY else "- "
     return f"{test.p_value:.3f} ", f"{test.holm_p_value:.3f}{star}"
-
-
-def add_study_options(parser: ArgumentParser) -> None:
-    """Add the options of the workflows of studies."""
-    parser.add_argument("--dry-run", action="store_true", help="show the cells, their state and the table so far; run nothing")
-    add_records_option(parser)
-
-
-def add_records_option(parser: ArgumentParser) -> None:
-    """Add the option of commands that keep records of cells."""
-    parser.add_argument(
-        "--records",
-        type=partial(any_path, option="--records"),
-        metavar="DIR",
-        help="keep a small file of every finished cell in this folder or object store, without weights. A cell with such a file "
-        "is done, and the table is made of these files. So the same command continues a study even if its --out is lost",
-    )
 
 
 Read = Callable[[AnyPath], tuple[dict[str, dict], dict[str, str]]]  # see `Recording`

@@ -1,9 +1,12 @@
-"""The grid of a study. Its axes are sizes of the training data, systems and seeds. A place in it is a cell, one training run."""
+"""The grid of a study, and the options of its command.
+
+The axes are sizes of the training data, systems and seeds. A place in the grid is a cell, one training run.
+"""
 
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -11,6 +14,7 @@ from pydantic import Field, PositiveInt
 
 from treenet.config import TrainConfig
 from treenet.experiments.ledger import Cell
+from treeproc.common.command_line import ArgumentParser, any_path
 from treeproc.common.settings import Effect, UserError, build_settings
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import pieces_fingerprint, read_index
@@ -118,3 +122,20 @@ def _check_same_pieces(indices: Mapping[Path, Mapping]) -> None:
                     f"{data} and {first} differ in {what}, but all models of a study must read the same pieces of the same text; "
                     "preprocess one with parsed set to the other, and with the same settings of subwords"
                 )
+
+
+def add_study_options(parser: ArgumentParser) -> None:
+    """Add the options of the workflows of studies."""
+    parser.add_argument("--dry-run", action="store_true", help="show the cells, their state and the table so far; run nothing")
+    add_records_option(parser)
+
+
+def add_records_option(parser: ArgumentParser) -> None:
+    """Add the option of commands that keep records of cells."""
+    parser.add_argument(
+        "--records",
+        type=partial(any_path, option="--records"),
+        metavar="DIR",
+        help="keep a small file of every finished cell in this folder or object store, without weights. A cell with such a file "
+        "is done, and the table is made of these files. So the same command continues a study even if its --out is lost",
+    )

@@ -20,6 +20,7 @@ from treenet.layers.attention import KeysValues, padding_to_attend_mask
 from treenet.layers.linear import ATTENTION_GAIN, build_linear
 from treenet.layers.recurrent import build_recurrence
 from treenet.layers.scaled_dot_product import attend, merge_heads, split_heads
+from treenet.layers.torch_internals import uncompiled
 from treenet.structure import NO_TAG, Partition
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Recurrence(nn.Module):
         self.input = build_linear(d_model, d_head, num_blocks=4)  # i, f, o and the candidate
         self.recurrent = build_linear(d_head, d_head, num_blocks=4, bias=False)
 
-    @torch.compiler.disable  # tracing would unroll the loop, separately for every length
+    @uncompiled  # tracing would unroll the loop, separately for every length
     def forward(self, x: Tensor, partition: Partition) -> Tensor:
         phrase = partition.phrase
         projected = self.input(x).unbind(1)

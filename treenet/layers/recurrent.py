@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from treenet.layers.dropout import Dropout
+from treenet.layers.torch_internals import uncompiled
 from treeproc.common.errors import UserError, check_choice
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class OnLSTM(nn.Module):
         return hidden.transpose(0, 1)
 
 
-@torch.compiler.disable  # tracing would unroll the loop, separately for every length
+@uncompiled  # tracing would unroll the loop, separately for every length
 def on_lstm(projected: Tensor, weight: Tensor) -> Tensor:
     """Compute hidden states [T, B, H]. Both inputs are float32 or float64, and so are softmaxes and sums.
 

@@ -13,9 +13,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
 
 from treeproc.common.messages import warn
+
+# Decorator of a function that torch.compile must leave as it is. The public one loads the compiler at once.
+uncompiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
@@ -96,6 +98,8 @@ class CompiledOnGpu:
         """Call the function on `x`, whose device decides, and other arguments."""
         if self._failed or torch.compiler.is_compiling() or not _is_gpu(x.device):
             return self._function(x, *arguments)
+        from torch._dynamo.exc import TorchDynamoException  # here, because it takes longer to load than the rest of PyTorch
+
         try:
             # Forward and backward passes, with or without autocast, would have separate graphs.
             with torch.no_grad(), without_autocast(x.device):

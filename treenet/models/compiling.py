@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.fx.experimental._config as shapes_config
-from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
@@ -74,6 +73,8 @@ class Compiled:
     def __call__(self, *arguments: Any) -> Any:
         if self._failed:
             return self._method(*arguments)
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # here, because they load slowly
+
         try:
             with torch._dynamo.config.patch(_LIMITS), shapes_config.patch(use_duck_shape=False):
                 return self._compiled(*arguments)

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from treenet.probing.inputs import EMBEDDINGS, ProbeInputs, States, collect_states, num_layers
 from treenet.probing.probe_results import draw_layers, figure_name, read_probes
-from treenet.probing.probe_tasks import ARC_TASKS, PROBE_TASKS, ProbeSettings, ProbeTask, TaskName, build_probe_task
+from treenet.probing.probe_tasks import ProbeTask, build_probe_task
 from treenet.probing.sentences import choose_sentences, has_arcs
+from treenet.probing.settings import ARC_TASKS, PROBE_TASKS, ProbeSettings, TaskName
 from treenet.runs.loading import UNTRAINED, LoadedModel, load_model
 from treenet.runs.metrics_log import write_png
 from treenet.runs.precision import choose_device

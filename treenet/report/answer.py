@@ -13,7 +13,8 @@ import numpy as np
 
 from treenet.config import OPERATIONAL, flatten
 from treenet.evaluation.bootstrap import compare_seeds, sample_metric, sentence_statistics
-from treenet.evaluation.evaluate import EvaluateSettings, tokenizer_of
+from treenet.evaluation.evaluate import tokenizer_of
+from treenet.evaluation.settings import EvaluateSettings
 from treenet.evaluation.significance import FEWEST_SEEDS, SYSTEMS, SeedTest, correct_family
 from treenet.experiments.scaling_table import against_of, metric_of, read_comparison
 from treenet.report.compare import ScoreTable, references_of

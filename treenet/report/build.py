@@ -23,12 +23,13 @@ from treenet.report.inside_sections import draw_attention, probes_name, show_att
 from treenet.report.lines import collect_lines, score_frequencies
 from treenet.report.live import Live, show_live
 from treenet.report.markup import code, paragraph, tag
-from treenet.report.report_inputs import Missing, ReportRun, ReportSettings, own_index, read_report_inputs
+from treenet.report.report_inputs import Missing, ReportRun, own_index, read_report_inputs
 from treenet.report.report_model import Inside, Page, Report, Scored, report_numbers
 from treenet.report.run_sections import read_making, show_curves, show_making, show_runs
 from treenet.report.score_sections import draw_scores, show_ablations, show_scores
 from treenet.report.sentence_sections import pack, show_lines, show_sentences
 from treenet.report.sentence_views import View, build_views, choose_examples, lay_out
+from treenet.report.settings import ReportSettings
 from treenet.report.study_sections import scaling_name, seeds_name, show_comparisons, show_studies
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import draw_curves

@@ -9,7 +9,8 @@ import numpy as np
 
 from treenet.data.splits import read_split
 from treenet.evaluation.buckets import FrequencyBucket, count_occurrences, measure_sources, score_by_frequency
-from treenet.evaluation.evaluate import EvaluateSettings, tokenizer_of
+from treenet.evaluation.evaluate import tokenizer_of
+from treenet.evaluation.settings import EvaluateSettings
 from treenet.report.compare import ScoreTable, reads_trees, references_of
 from treenet.report.report_inputs import ReportRun, own_index
 from treenet.tasks.translation_metrics import build_tokenizer, sentence_chrf

@@ -11,8 +11,8 @@ from treenet.experiments.ledger import DONE, FAILED, LEDGER, Ledger
 from treenet.experiments.scaling_table import SCALING
 from treenet.experiments.seeds_report import COMPARISON
 from treenet.report.markup import TableCell, number, paragraph, tag, text
-from treenet.report.report_inputs import ReportSettings
 from treenet.report.report_model import Page
+from treenet.report.settings import ReportSettings
 from treenet.runs.checkpoint import AVERAGED, is_complete
 from treeproc.common.settings import UserError
 from treeproc.common.storage import as_path

@@ -1,13 +1,12 @@
-"""The settings of a report, and run folders and studies as it reads them, with the commands that add missing results."""
+"""Run folders and studies as it reads them, with the commands that add missing results."""
 
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from pydantic import Field, PositiveInt
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.experiments.ledger import LEDGER, last_step
@@ -28,40 +27,9 @@ from treeproc.common.command_names import as_called
 from treeproc.common.errors import quoted
 from treeproc.common.files import check_form, is_plausible, read_json, read_text
 from treeproc.common.folder_kinds import kind_of
-from treeproc.common.settings import Settings, UserError, read_yaml
+from treeproc.common.settings import UserError, read_yaml
 from treeproc.common.storage import AnyPath, as_path, inside
 from treeproc.shards.store import describe_agreement, describe_trees, pieces_fingerprint, read_index
-
-
-class ReportSettings(Settings):
-    """Settings of a report: its runs, studies, split and pictures."""
-
-    runs: tuple[str, ...] = Field(
-        (),
-        description="folders of workflows/train.py and of studies, or records of studies; the same as arguments without key=",
-    )
-    title: str = Field("Translation runs", min_length=1, description="title of the page")
-    split: str = Field("test", description="split whose sentences the page shows and whose attention it counts")
-    baseline: str | None = Field(
-        None,
-        description="name of the run against which the others are tested, in records of a study that of a model; unset, the "
-        "first run without trees, else the first run",
-    )
-    main: str | None = Field(
-        None,
-        description="in records of a study of the data size, the model that is tested against the baseline, and against which "
-        "all others are tested; unset, tree_transformer, else the first by name",
-    )
-    sentences: int = Field(
-        5, ge=0, description="sentences to show: those whose translations by the baseline and the next run differ most in chrF"
-    )
-    lines: tuple[PositiveInt, ...] = Field((), description="show these instead: lines of the split, counted from 1")
-    targets: Literal["reference", "translation"] = Field(
-        "reference", description="input of the decoder while attention is counted: the references, or its own translations"
-    )
-    bootstrap_samples: PositiveInt = Field(1000, description="samples of the paired bootstrap")
-    use_gpu: bool = Field(False, description="run the models on the GPU")
-
 
 # Fingerprints of a data set: what is the same in two runs that may be compared.
 FINGERPRINTS = ("text_fingerprint", "tree_fingerprint", "vocab_fingerprint")

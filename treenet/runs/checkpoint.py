@@ -17,16 +17,17 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor, nn
 
 from treeproc.common.files import TEMPORARY_PREFIX, file_sha256, json_bytes, locked_entry, remove_leftovers, sync_folder
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
+
+if TYPE_CHECKING:  # commands read the names of checkpoints before they load PyTorch
+    import torch
+    from torch import Tensor, nn
 
 
 def is_sharded(value: Any) -> bool:
@@ -34,17 +35,17 @@ def is_sharded(value: Any) -> bool:
     return hasattr(value, "full_tensor")
 
 
-def complete(tensor: Tensor) -> Tensor:
+def complete(tensor: "Tensor") -> "Tensor":
     """Return the complete tensor. All ranks must call this for the same tensors in the same order."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def local_part(tensor: Tensor) -> Tensor:
+def local_part(tensor: "Tensor") -> "Tensor":
     """Return this rank's part of a tensor, in the same memory. For a tensor that is not in parts, it is the whole."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
-def in_parts_like(value: Tensor, like: Tensor) -> Tensor:
+def in_parts_like(value: "Tensor", like: "Tensor") -> "Tensor":
     """Cut a complete tensor into parts as `like` is, which has the same shape. Every rank has it, and keeps its part."""
     if not is_sharded(like):
         return value
@@ -53,10 +54,12 @@ def in_parts_like(value: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]
 
 
-@torch.no_grad()
-def copy_complete(value: Tensor, into: Tensor) -> None:
+def copy_complete(value: "Tensor", into: "Tensor") -> None:
     """Copy a complete tensor into one of the same shape, which may be in parts."""
-    local_part(into).copy_(local_part(in_parts_like(value, into)))
+    import torch
+
+    with torch.no_grad():
+        local_part(into).copy_(local_part(in_parts_like(value, into)))
 
 
 WEIGHTS, AVERAGE, TRAINER, META = "model.safetensors", "ema.safetensors", "trainer.pt", "meta.json"
@@ -220,19 +223,19 @@ class Snapshot:
     """A training state in CPU memory. Further steps do not change it."""
 
     step: int
-    weights: dict[str, Tensor]
-    average: dict[str, Tensor] | None  # the moving average of the weights
+    weights: "dict[str, Tensor]"
+    average: "dict[str, Tensor] | None"  # the moving average of the weights
     trainer: dict  # state of the optimiser, and plain numbers
     meta: dict
 
 
 def take_snapshot(
     step: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    model: "nn.Module",
+    optimizer: "torch.optim.Optimizer",
     state: dict,
     meta: dict,
-    average: dict[str, Tensor] | None = None,
+    average: "dict[str, Tensor] | None" = None,
 ) -> Snapshot:
     """Copy the training state. `state` holds plain numbers; `meta`, for readers, becomes meta.json.
 
@@ -244,7 +247,7 @@ def take_snapshot(
     return Snapshot(step, _copy(stored_weights(model)), _copy(average), _copy(trainer), {"step": step, **meta})
 
 
-def stored_weights(model: nn.Module) -> dict[str, Tensor]:
+def stored_weights(model: "nn.Module") -> "dict[str, Tensor]":
     """Return the weights that a file of the model has, by name: each shared one once."""
     repeated = {name for name, _ in model.named_parameters(remove_duplicate=False)} - dict(model.named_parameters()).keys()
     return {name: value for name, value in model.state_dict().items() if name not in repeated}
@@ -252,6 +255,8 @@ def stored_weights(model: nn.Module) -> dict[str, Tensor]:
 
 def _copy(value: Any) -> Any:
     """Return `value`, of nested dicts and lists, with all its tensors copied to CPU memory."""
+    from torch import Tensor
+
     if isinstance(value, Tensor):
         return complete(value.detach()).to("cpu", copy=True).contiguous()
     if isinstance(value, dict):
@@ -267,6 +272,8 @@ def write_checkpoint(run_dir: Path, snapshot: Snapshot, *, keep: int, best: bool
     A stop may save a checkpoint that is not `due` by its meta. It does not count for `keep`, and the next write removes it. So an
     interrupted run averages the same checkpoints as an undisturbed one. Raises UserError if the disk refuses.
     """
+    from safetensors.torch import save_file
+
     folder = run_dir / "checkpoints" / folder_name(snapshot.step)
     writers = {
         WEIGHTS: lambda path: save_file(snapshot.weights, path, {"format": "pt"}),
@@ -289,6 +296,8 @@ def write_checkpoint(run_dir: Path, snapshot: Snapshot, *, keep: int, best: bool
 
 def _torch_save(content: Any, path: Path) -> None:
     """Call `torch.save`, and restore the error of the disk, which `torch.save` hides behind another one."""
+    import torch
+
     try:
         with open(path, "wb") as file:
             torch.save(content, file)

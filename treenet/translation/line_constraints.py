@@ -25,6 +25,7 @@ from torch import Tensor
 
 from treenet.config import DecodingConfig
 from treenet.translation.restrictions import Hypotheses, Restriction, restrictions_of
+from treenet.translation.settings import MUST_APPEAR, MUST_NOT_APPEAR, PREFIX
 from treeproc.common.errors import UserError, as_list, check_string
 from treeproc.shards.schema import EOS_ID
 
@@ -193,11 +194,6 @@ def _build_automaton(strings: Sequence[bytes]) -> np.ndarray:
     table[ending[table]] = found
     table[found] = found
     return table
-
-
-# Columns of an example that hold constraints.
-PREFIX, MUST_APPEAR, MUST_NOT_APPEAR = "prefix", "must_appear", "must_not_appear"
-CONSTRAINTS = (PREFIX, MUST_APPEAR, MUST_NOT_APPEAR)
 
 
 @dataclass(frozen=True)

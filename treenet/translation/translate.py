@@ -16,9 +16,10 @@ from treenet.runs.loading import LoadedRun
 from treenet.runs.precision import scoring
 from treenet.translation.caches import choose_steps, has_static_cache
 from treenet.translation.hypotheses import Hypothesis, check_num_best, length_penalties
-from treenet.translation.line_constraints import MUST_NOT_APPEAR, BatchConstraints, PieceTexts, batch_constraints
+from treenet.translation.line_constraints import BatchConstraints, PieceTexts, batch_constraints
 from treenet.translation.reranking import check_attends, choose_by_risk, order_by_coverage
 from treenet.translation.search import search_batch
+from treenet.translation.settings import MUST_NOT_APPEAR
 from treeproc.common.settings import UserError, build_settings
 from treeproc.shards.schema import PAD_ID
 

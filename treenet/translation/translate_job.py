@@ -14,7 +14,8 @@ from typing import IO
 
 from treenet.runs.checkpoint import META
 from treenet.runs.chosen_checkpoint import checkpoint_path
-from treenet.translation.line_translator import LineSettings, LineSource, LineTranslator, LineWorker, Translated, local_runs
+from treenet.translation.line_translator import LineSource, LineTranslator, LineWorker, Translated, local_runs
+from treenet.translation.settings import LineSettings
 from treeproc.common.command_line import check_output
 from treeproc.common.extras import require
 from treeproc.common.files import atomic_write, is_stream, json_bytes, named_output, read_json, remove_leftovers

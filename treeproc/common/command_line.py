@@ -8,6 +8,7 @@ import errno
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,6 +17,7 @@ from treeproc.common.command_names import advise, as_called, command_runs, note_
 from treeproc.common.errors import CommandEnded, UserError, one_line, quoted
 from treeproc.common.extras import describe_missing
 from treeproc.common.messages import choose_messages, messages_shown, warn
+from treeproc.common.progress import phase
 from treeproc.common.ray_session import FAILED, describe_ray_failure
 from treeproc.common.setting_errors import explain_unknown, has_setting, nearest
 from treeproc.common.settings import Settings, describe_fields
@@ -33,7 +35,14 @@ _REFUSED = [
 ]  # fmt: skip
 _REFUSALS = {getattr(errno, name) for name in _REFUSED}
 _OF_NAMES = {errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
+# In a log, imports that are over sooner than this are not worth a line.
+LOADING_S = 10.0
 INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE
+
+
+def loading() -> AbstractContextManager[None]:
+    """Tell that a command loads its libraries: on a busy machine, PyTorch takes a minute. For the imports after the settings."""
+    return phase(f"loading the libraries of {running_command()}", after=LOADING_S)
 
 
 def split_arguments(cls: type[Settings], arguments: Sequence[str]) -> tuple[list[str], list[str]]:

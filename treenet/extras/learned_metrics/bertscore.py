@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from treenet.evaluation.learned_metrics import BertScoreConfig, SentenceScores, folder_sha256
+from treenet.evaluation.learned_metrics import SentenceScores, folder_sha256
+from treenet.evaluation.settings import BertScoreConfig
 from treeproc.common.errors import one_line
 from treeproc.common.extras import require
 from treeproc.common.settings import UserError

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from treenet.evaluation.learned_metrics import INSTALL, PYTHON, CometConfig, SentenceScores, folder_sha256
+from treenet.evaluation.learned_metrics import SentenceScores, folder_sha256
+from treenet.evaluation.settings import INSTALL, PYTHON, CometConfig
 from treeproc.common.errors import one_line
 from treeproc.common.files import check_archive
 from treeproc.common.settings import UserError

@@ -7,12 +7,14 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from treeproc.common.settings import Settings, UserError
-from treeproc.extras.parser_training.constituency import ConstituencySettings
 from treeproc.extras.parser_training.corpus import Files, TreebankConfig
-from treeproc.extras.parser_training.dependency import DependencySettings
-from treeproc.extras.parser_training.loop import FitSettings
-from treeproc.extras.parser_training.tagger import TaggerSettings
-from treeproc.extras.parser_training.tokenizer import TokenizerSettings
+from treeproc.extras.parser_training.settings import (
+    ConstituencySettings,
+    DependencySettings,
+    FitSettings,
+    TaggerSettings,
+    TokenizerSettings,
+)
 
 _NAME = re.compile(r"(([a-z]{2,3})_\w+)-ud-(train|dev|test)\.conllu(\.gz|\.bz2|\.xz)?")
 ModelName = Literal["tokenizer", "pos", "constituency", "depparse"]

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from stanza.models.common.pretrain import Pretrain, PretrainedWordVocab
 from stanza.models.common.vocab import VOCAB_PREFIX
 from stanza.models.constituency.lstm_model import LSTMModel
@@ -25,9 +23,10 @@ from stanza.models.constituency_parser import parse_args
 from torch import Tensor, nn
 
 from treeproc.common.files import atomic_output
-from treeproc.common.settings import Settings
 from treeproc.extras.parser_training.derivations import Derivations, transition_logits, transitions_of, word_states
 from treeproc.extras.parser_training.layers import word_vectors
+from treeproc.extras.parser_training.settings import CONSTITUENCY_CONSTANTS as FIXED
+from treeproc.extras.parser_training.settings import ConstituencySettings
 from treeproc.parsers.shift_reduce import ShiftReduceParser
 from treeproc.shards.ragged import edges_of, flatten, ranges
 from treeproc.trees.scores import score
@@ -36,30 +35,6 @@ from treeproc.trees.spans import SpanTree
 _PARSED_WORDS = 2048  # words of dev that are parsed at once
 _VECTOR_SCALE = 0.3  # standard deviation of word vectors
 _UNKNOWN = 1  # row of Stanza's embeddings
-FIXED: dict[str, Any] = {
-    "transition_hidden_size": 20,  # states of the transitions so far
-    "transition_embedding_dim": 20,
-    "word_embedding_dim": 100,
-    "vector_dim": 64,  # of the fixed word vectors; words outside the trees can have one too
-    "min_vector_count": 3,  # a word that is rarer in trees and text has no vector
-    "tag_embedding_dim": 32,
-    "word_dropout": 0.35,  # of the embeddings of words and tags
-    "stack_dropout": 0.3,  # of the inputs of the stacks and of nodes
-    "output_dropout": 0.35,  # before each output layer
-    "layer_dropout": 0.0,  # between the layers of an LSTM
-    "rare_words": 0.8,  # share of the words, the rarest, that become unknown at random
-    "rare_word_dropout": 0.3,  # probability with which a rare word is unknown in training
-    "tag_dropout": 0.001,  # probability with which a tag is unknown in training
-}
-
-
-class ConstituencySettings(Settings):
-    """Sizes of the constituency parser."""
-
-    constants = FIXED
-    hidden_size: int = Field(128, ge=1, description="states of words, nodes and the stack")
-    min_word_count: int = Field(2, ge=1, description="a word that is rarer in the training trees becomes the unknown word")
-    batch_words: int = Field(1000, ge=1, description="words of a batch")
 
 
 @dataclass(frozen=True)

@@ -6,67 +6,20 @@ tags come from a tagger. So some training tags are wrong on purpose (`TagNoise`)
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from stanza.models.common.vocab import ROOT_ID, VOCAB_PREFIX_SIZE, CharVocab
 from stanza.models.depparse.model import GraphParser
-from stanza.models.parser import build_argparse
 from stanza.models.pos.vocab import FeatureVocab, MultiVocab, WordVocab
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from treeproc.common.settings import Settings
 from treeproc.extras.parser_training.layers import highway, replace_dropout, save_halved, spell, start_words
+from treeproc.extras.parser_training.settings import DependencySettings
 from treeproc.extras.parser_training.treebank import Sentence
 from treeproc.parsers.dependency import DependencyParser, arc_scores, embed, relation_scores, word_ids
-
-FIXED: dict[str, Any] = {
-    "char_dim": 50,  # size of a character's embedding
-    "char_hidden_dim": 100,  # size of the states of the character LSTM, and of its output for a word
-    "tag_dim": 50,  # size of a tag's embedding
-    "num_layers": 2,  # of the word LSTM
-    "word_dropout": 0.15,  # share of words that are hidden completely
-}
-
-
-class DependencySettings(Settings):
-    """Size and regularisation of the dependency parser."""
-
-    constants = FIXED
-    word_dim: int = Field(75, ge=1, description="size of a word's embedding")
-    word_cutoff: int = Field(3, ge=1, description="rarer words have only their characters and tags")
-    hidden_dim: int = Field(200, ge=1, description="states of the word LSTM, in each direction")
-    scorer_dim: int = Field(100, ge=1, description="hidden states of the scorers of arcs and relations")
-    dropout: float = Field(0.33, ge=0, lt=1, description="dropout between all layers")
-    tag_noise: float = Field(0.2, ge=0, le=1, description="share of words that get the tags of another word with the same ending")
-    batch_words: int = Field(1200, ge=1, description="words of a batch")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 takes half the time on CPUs with AMX")
-
-    def stanza_args(self) -> dict:
-        """Return the arguments of Stanza's own trainer that make this model."""
-        return vars(build_argparse().parse_args([])) | {
-            "lang": "",
-            "shorthand": "",
-            "word_emb_dim": self.word_dim,
-            "word_cutoff": self.word_cutoff,
-            "char_emb_dim": FIXED["char_dim"],
-            "char_hidden_dim": FIXED["char_hidden_dim"],
-            "transformed_dim": FIXED["char_hidden_dim"],
-            "tag_emb_dim": FIXED["tag_dim"],
-            "hidden_dim": self.hidden_dim,
-            "num_layers": FIXED["num_layers"],
-            "deep_biaff_hidden_dim": self.scorer_dim,
-            "dropout": self.dropout,
-            "word_dropout": FIXED["word_dropout"],
-            "use_ufeats": False,
-            "pretrain": False,
-            "linearization": False,
-            "distance": False,
-        }
 
 
 def build_vocab(sentences: Sequence[Sentence], word_cutoff: int) -> MultiVocab:

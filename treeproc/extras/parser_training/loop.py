@@ -14,35 +14,19 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_output, atomic_write, load_archive, remove_leftovers
 from treeproc.common.progress import Progress
-from treeproc.common.settings import Settings, differences
+from treeproc.common.settings import differences
+from treeproc.extras.parser_training.settings import FIT_CONSTANTS, FitSettings
 
 CHECKPOINT, METRICS = "checkpoint.pt", "metrics.jsonl"
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0
 _HINT = "remove its folder and run the same command again: this model is then trained from its start"
-# AdamW's decay of the average of squared gradients. Gradients with a larger norm are scaled down to this norm.
-_FIXED = {"beta2": 0.98, "grad_norm": 1.0}
 _NUMBERS = {"step": int, "epoch": int, "batch": int, "evaluated": int, "seconds": float, "best": dict}
 Weights = dict[str, Tensor]
-
-
-class FitSettings(Settings):
-    """Settings of a training loop: epochs, learning rate, regularisation and averaging."""
-
-    constants = _FIXED
-    epochs: int = Field(10, ge=1, description="passes over the training data")
-    learning_rate: float = Field(2e-3, gt=0, description="highest learning rate of AdamW; it falls linearly to 0")
-    weight_decay: float = Field(1e-2, ge=0, description="decoupled weight decay of matrices and embeddings")
-    warmup: float = Field(0.05, ge=0, lt=1, description="share of the training in which the learning rate rises")
-    average: float = Field(0.999, ge=0, lt=1, description="decay of the running average of the weights; 0 takes the last weights")
-    evaluations: int = Field(
-        10, ge=1, description="number of evaluations on dev, evenly over the training; the best weights are kept"
-    )
 
 
 class Learner(Protocol):
@@ -102,7 +86,7 @@ class _Run:
             {"params": [p for p in self.parameters if p.dim() > 1], "weight_decay": settings.weight_decay},
             {"params": [p for p in self.parameters if p.dim() < 2], "weight_decay": 0.0},
         ]
-        self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, _FIXED["beta2"]), fused=True)
+        self.optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(0.9, FIT_CONSTANTS["beta2"]), fused=True)
         self.averaged = [p.detach().clone() for p in self.parameters]
         self.step = self.epoch = self.batch = self.evaluated = 0
         self.seconds = 0.0
@@ -138,7 +122,7 @@ class _Run:
             setattr(self, name, kind(state[name]))
 
     def _settings(self) -> dict:
-        return self.settings.model_dump() | _FIXED | {"seed": self.seed}
+        return self.settings.model_dump() | FIT_CONSTANTS | {"seed": self.seed}
 
     def _refuse_others(self, theirs: dict) -> None:
         changed = differences(theirs, self._settings())
@@ -191,7 +175,7 @@ class _Run:
         self.optimizer.zero_grad()
         loss = self.learner.loss(batch)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters, _FIXED["grad_norm"], error_if_nonfinite=True)
+        nn.utils.clip_grad_norm_(self.parameters, FIT_CONSTANTS["grad_norm"], error_if_nonfinite=True)
         self.optimizer.step()
         # The first steps count less; otherwise the average would remember the start for a long time.
         decay = min(self.settings.average, (1 + self.step) / (10 + self.step)) if self.settings.average else 0.0

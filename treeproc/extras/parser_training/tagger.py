@@ -11,11 +11,10 @@ Shapes: B sentences, L words of the longest, D inputs of the word LSTM, N words 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field
 from stanza.models.common.utils import simplify_punct
 from stanza.models.common.vocab import UNK_ID, CharVocab
 from stanza.models.pos.model import Tagger as StanzaTagger
@@ -25,8 +24,9 @@ from stanza.models.tagger import build_argparse
 from torch import Tensor
 from torch.nn import functional as F
 
-from treeproc.common.settings import Settings
 from treeproc.extras.parser_training.layers import dropout, highway, save_halved, spell, start_words
+from treeproc.extras.parser_training.settings import TAGGER_CONSTANTS as FIXED
+from treeproc.extras.parser_training.settings import TaggerSettings
 from treeproc.extras.parser_training.treebank import Tagged
 from treeproc.parsers.tagger import Tagger
 
@@ -34,23 +34,6 @@ _PAD = -1
 _EVALUATION_WORDS = 4096
 _SAMPLE = 500  # sentences on which noise is measured
 _MOST_NOISE = 1.0  # share of the training's dropout
-FIXED: dict[str, Any] = {
-    "char_hidden_dim": 100,  # states of the character LSTM
-    "word_emb_dim": 100,  # dimensions of the embedding of frequent words
-    "word_dropout": 0.2,  # share of the words whose complete input is replaced
-    "unknown_word": 0.25,  # a word of count c loses its embedding with probability x / (x + c)
-    "drop_final_punct": 0.1,  # share of the sentences read without their final punctuation
-}
-
-
-class TaggerSettings(Settings):
-    """Sizes and noise of the tagger."""
-
-    constants = FIXED
-    hidden_dim: int = Field(128, ge=1, description="states of the word LSTM, each direction")
-    word_cutoff: int = Field(3, ge=1, description="rarer words have no separate embedding")
-    dropout: float = Field(0.33, ge=0, lt=1, description="dropout of inputs and states")
-    batch_words: int = Field(800, ge=1, description="words of a batch, with padding")
 
 
 class Source(NamedTuple):

@@ -6,11 +6,10 @@ Labels are Stanza's: 0 continues, 1 ends a token, 2 ends a sentence. B lines, C 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from pydantic import Field, PositiveInt
 from stanza.models.tokenization.data import PER_CHAR_FEAT_FUNCS
 from stanza.models.tokenization.model import Tokenizer as StanzaTokenizer
 from stanza.models.tokenization.vocab import Vocab
@@ -18,8 +17,9 @@ from stanza.models.tokenizer import build_argparse
 from torch import Tensor
 from torch.nn import functional as F
 
-from treeproc.common.settings import Settings
 from treeproc.extras.parser_training.layers import both_ways, replace_dropout, save_halved
+from treeproc.extras.parser_training.settings import TOKENIZER_CONSTANTS as FIXED
+from treeproc.extras.parser_training.settings import TokenizerSettings
 from treeproc.parsers.tokenizer import Tokenizer
 
 GOES_ON, ENDS_TOKEN, ENDS_SENTENCE = 0, 1, 2
@@ -27,27 +27,6 @@ _NO_LABEL = -1
 _FEATURES = ["space_before", "capitalized", "numeric", "end_of_para", "start_of_para"]
 _DASHES = ["–", "—", "--"]
 _EVALUATION_CHARS = 16_384
-FIXED: dict[str, Any] = {
-    "emb_dim": 32,  # dimensions of a character
-    "unit_dropout": 0.2,  # share of the characters that become unknown
-    "drop_final_punct": 0.15,  # share of the sentences that lose their final mark
-    "spaced": 0.05,  # share of the lines that get a blank between all words
-    "dashes": 0.04,  # share of the lines whose commas become dashes
-}
-
-
-class TokenizerSettings(Settings):
-    """Sizes and noise of the tokeniser."""
-
-    constants = FIXED
-    hidden_dim: int = Field(64, ge=1, description="states of the LSTM, each direction")
-    dropout: float = Field(0.33, ge=0, lt=1, description="dropout of inputs and states")
-    sentences: list[PositiveInt] = Field(
-        [1, 1, 1, 2, 3], min_length=1, description="number of neighbouring sentences in a line, drawn from these values"
-    )
-    max_chars: int = Field(300, ge=1, description="longer lines are cut")
-    batch_chars: int = Field(4000, ge=1, description="characters of a batch, with padding")
-    precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 takes four fifths of the time on CPUs with AMX")
 
 
 class Spaced(NamedTuple):

@@ -1,0 +1,46 @@
+"""What a command or the library loads before there is work: no PyTorch for `--help`, and no compiler for the first names."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from treenet.cli.main import COMMANDS
+
+pytestmark = pytest.mark.slow
+
+HEAVY = ["torch", "ray", "pandas", "matplotlib", "scipy", "stanza", "transformers", "sacrebleu"]
+HELP = """
+import atexit, json, sys
+atexit.register(lambda: print(json.dumps([name for name in {heavy} if name in sys.modules]), file=sys.stderr))
+from treenet.cli.main import run_command
+run_command({command!r}, {arguments!r})
+"""
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_loads_no_heavy_library(command):
+    found = run_python(HELP.format(heavy=HEAVY, command=command, arguments=["--help"]))
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.startswith("usage:")
+    assert json.loads(found.stderr) == []
+
+
+@pytest.mark.parametrize("command", ["train", "translate", "report", "scaling", "preprocess", "train-parser"])
+def test_a_wrong_setting_is_refused_before_heavy_libraries_are_loaded(command, tmp_path):
+    found = run_python(HELP.format(heavy=HEAVY, command=command, arguments=["--out", str(tmp_path / "out"), "no_setting=1"]))
+    assert found.returncode == 2
+    *refusal, loaded = found.stderr.splitlines()
+    assert "no_setting" in "\n".join(refusal)
+    assert json.loads(loaded) == []
+
+
+def test_the_first_names_of_the_library_load_no_compiler():
+    names = "treenet.load_run, treenet.TreeAttention, treenet.TreeEncoder, treenet.collate"
+    found = run_python(f"import sys, treenet; {names}; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)")
+    assert found.stdout == "True False\n", found.stderr

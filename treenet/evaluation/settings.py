@@ -1,0 +1,200 @@
+"""Settings of scoring and of classifying lines, without the code that they run."""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, PositiveInt, field_validator, model_validator
+
+from treenet.config import DecodingConfig
+from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.chosen_checkpoint import Checkpoint, OtherData
+from treenet.translation.settings import LineSettings
+from treeproc.common.settings import Effect, Settings
+from treeproc.common.storage import DataPath
+
+PYTHON = "TREE_ATTENTION_COMET_PYTHON"
+
+INSTALL = "python3 -m venv COMET && COMET/bin/pip install unbabel-comet 'setuptools<81'"
+
+
+class BertScoreConfig(Settings):
+    """Settings of BERTScore."""
+
+    model: Path | None = Field(
+        None,
+        description="folder of an encoder in the format of transformers, such as a copy of roberta-large or xlm-roberta-large: "
+        "evaluate and --compare then compute BERTScore",
+    )
+    layer: PositiveInt | None = Field(
+        None,
+        description="the layer whose states are compared, from 1. The authors chose 17 for roberta-large and xlm-roberta-large, "
+        "9 for bert-base-uncased, bert-base-multilingual-cased and xlm-roberta-base",
+    )
+    idf: bool = Field(False, description="weight tokens by their inverse document frequency in the references")
+    batch_tokens: Annotated[PositiveInt, Effect.NONE] = Field(8192, description="padded tokens of a batch")
+
+    @model_validator(mode="after")
+    def _check_layer(self):
+        if self.model is not None and self.layer is None:
+            raise ValueError("layer: must be a number with bertscore.model; 17 is usual for large encoders, 9 for base ones")
+        return self
+
+
+class CometConfig(Settings):
+    """Settings of COMET."""
+
+    model: Path | None = Field(
+        None,
+        description="folder of a COMET model, with hparams.yaml and checkpoints/model.ckpt, such as a copy of "
+        "Unbabel/wmt22-comet-da: evaluate and --compare then compute COMET",
+    )
+    encoder: Path | None = Field(
+        None,
+        description="folder with config.json and the tokeniser of the model's encoder, such as a copy of xlm-roberta-large. "
+        "Unset, the cache of the hub must have the encoder that hparams.yaml names",
+    )
+    python: Annotated[Path | None, Effect.NONE] = Field(
+        None, description=f"Python of the environment that has COMET; unset, that in ${PYTHON}. To make one: {INSTALL}"
+    )
+    batch_size: Annotated[PositiveInt, Effect.NONE] = Field(16, description="sentences of a batch")
+
+
+class CompareConfig(Settings):
+    """Settings of --compare."""
+
+    num: int = Field(10, ge=0, description="number of the largest wins, and of the largest losses, to show")
+    samples: PositiveInt = Field(1000, description="samples of the paired bootstrap")
+
+
+class BucketConfig(Settings):
+    """The upper ends of buckets, included. Values above the last one form another bucket."""
+
+    words: tuple[int, ...] = Field(
+        (10, 20, 30, 40, 50, 60), description="upper ends of the buckets by length of the source, in words"
+    )
+    depth: tuple[int, ...] = Field((4, 8, 12, 16, 20), description="upper ends of the buckets by depth of the source's tree")
+
+    @field_validator("words", "depth")
+    @classmethod
+    def _check_ascending(cls, values: tuple[int, ...]) -> tuple[int, ...]:
+        if not values or list(values) != sorted(set(values)) or values[0] < 0:
+            raise ValueError(f"must be ascending numbers, for example [10, 20], but is {list(values)}")
+        return values
+
+
+class EvaluateSettings(Settings):
+    """Settings of evaluate.py: the split, the weights and the decoding."""
+
+    split: str = Field("test", description="split of the data set to translate")
+    data: OtherData = None
+    checkpoint: Checkpoint = AVERAGED
+    untrained: bool = Field(False, description="a baseline: score the weights before the first update, of the seed or of init")
+    random_trees: bool = Field(False, description="a control: every sentence gets a random tree of another shape over its leaves")
+    seed: int = Field(1, ge=0, description="seed of random_trees")
+    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="translate on the GPU")
+    decoding: DecodingConfig = Field(DecodingConfig(), description="the search; other settings are as in the run")
+    target_language: str | None = Field(
+        None,
+        pattern=r"^[a-z]{2,3}$",
+        description="target language, such as de: tokenised BLEU then uses tokens of the Moses tokeniser, as papers do. Unset: "
+        "tokens of sacrebleu's intl. Lines that came tokenised keep their tokens",
+    )
+    buckets: BucketConfig = BucketConfig()
+    hypotheses: Annotated[Path | None, Effect.NONE] = Field(
+        None, description="score this file, one line per reference, plain or compressed, instead of translating"
+    )
+    references: Annotated[Path | None, Effect.NONE] = Field(
+        None, description="with hypotheses or --compare: a file of references, instead of those of a data set"
+    )
+    sources: Annotated[Path | None, Effect.NONE] = Field(
+        None, description="with references: a file of the lines that were translated, which COMET reads"
+    )
+    more_references: list[Path] = Field(
+        [],
+        description="files of further references, plain or compressed, one line for each example of the split. BLEU, chrF, TER "
+        "and BERTScore then use all references; COMET, scores of single lines and scores by length use only the first",
+    )
+    bertscore: BertScoreConfig = BertScoreConfig()
+    comet: CometConfig = CometConfig()
+    compare: Annotated[CompareConfig, Effect.NONE] = CompareConfig()
+
+
+class ClassifySettings(Settings):
+    """Settings of scoring a classifier: the split and the model."""
+
+    split: str = Field("test", description="split of the data set to classify")
+    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the data set of the run")
+    checkpoint: str = Field(
+        AVERAGED,
+        coerce_numbers_to_str=True,
+        description="'averaged', 'last', the number of a step, or the path of a checkpoint folder",
+    )
+    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="classify on the GPU")
+
+
+class ClassifyLinesSettings(LineSettings):
+    """Settings of classify.py: input, model and output."""
+
+    checkpoint: Annotated[str, Field(coerce_numbers_to_str=True)] = Field(
+        AVERAGED, description="'averaged', the number of a step, or the path of a checkpoint folder"
+    )
+    scores: bool = Field(False, description="write the probability of the class before its name")
+    phrases: bool = Field(
+        False, description="with json_lines: the classes of phrases too, for models that learned them (supervision: all_phrases)"
+    )
+
+    @property
+    def checkpoints(self) -> list[str]:
+        return [self.checkpoint]
+
+
+class ScoreLMSettings(Settings):
+    """Settings of scoring a language model."""
+
+    split: str = Field("test", description="split of the data set")
+    data: OtherData = None
+    checkpoint: Checkpoint = AVERAGED
+    treebank: tuple[Path, ...] = Field(
+        (), description="instead of a split: files, folders or archives of Penn Treebank trees, encoded with the run's vocabulary"
+    )
+    pairs: bool = Field(
+        False,
+        description="lines or trees 1 and 2 of the input are a minimal pair, 3 and 4 the next, and so on; the first is right",
+    )
+    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="score on the GPU")
+
+
+class ParsingConfig(Settings):
+    """Settings of parsing from the link probabilities of the layers. The defaults are those of the released code."""
+
+    start_layer: int | None = Field(
+        None, ge=0, description="encoder layer, counted from 0, that cuts whole sentences; null: the last one"
+    )
+    min_layer: int = Field(2, ge=0, description="the lowest layer that the parser reads")
+    split_threshold: float = Field(
+        0.8, ge=0, le=1, description="if the weakest link of a span is stronger, the layer below decides"
+    )
+    descend_threshold: float = Field(
+        0.7, ge=0, le=1, description="if the weakest link of a part is stronger, the layer below cuts it; 0: it cuts all parts"
+    )
+
+
+class ParseSettings(Settings):
+    """Settings of unsupervised parsing: the sentences, the model and the scoring."""
+
+    split: str = Field("test", description="split of the data set to parse")
+    data: OtherData = None
+    checkpoint: Checkpoint = AVERAGED
+    treebank: tuple[Path, ...] = Field(
+        (), description="instead of a split: files, folders or archives of Penn Treebank trees, encoded with the run's vocabulary"
+    )
+    parsing: ParsingConfig = ParsingConfig()
+    punctuation: tuple[str, ...] = Field(
+        (",", ".", ":", "``", "''", "-LRB-", "-RRB-", "$", "#", "PUNCT"),
+        description="remove words with these tags from both trees before the comparison",
+    )
+    max_words: PositiveInt | None = Field(
+        None, description="score only sentences of at most this many words without punctuation; 10 gives WSJ10"
+    )
+    seed: int = Field(1, ge=0, description="seed of the random trees beside the model's")
+    use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="parse on the GPU")
