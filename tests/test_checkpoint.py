@@ -174,7 +174,7 @@ def test_a_save_that_was_killed_midway_leaves_nothing_to_load(tmp_path, monkeypa
 def test_a_full_disk_is_a_user_error_and_keeps_the_checkpoints(tmp_path, monkeypatch):
     save(tmp_path, 1)
     error = OSError(28, "No space left on device")
-    monkeypatch.setattr("treenet.runs.checkpoint.torch.save", lambda *args: (_ for _ in ()).throw(error))
+    monkeypatch.setattr("torch.save", lambda *args: (_ for _ in ()).throw(error))
     with pytest.raises(UserError, match="No space left"):
         save(tmp_path, 2)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]

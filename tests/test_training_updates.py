@@ -16,7 +16,6 @@ from toyruns import losses, make_config, make_task, train_ranks
 
 from treenet.data.examples import ExampleSource
 from treenet.data.windows import example_costs
-from treenet.runs import checkpoint
 from treenet.runs.checkpoint import checkpoint_folders, is_complete
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks import losses as task_losses
@@ -216,7 +215,7 @@ def _full_disk(rank: int) -> None:
             raise OSError(28, "No space left on device")
         true_save(value, path)
 
-    true_save, checkpoint.torch.save = checkpoint.torch.save, full
+    true_save, torch.save = torch.save, full
 
 
 def test_a_full_disk_stops_all_ranks_and_leaves_the_last_good_checkpoint(data, tmp_path):
