@@ -35,10 +35,10 @@ IN_WORDS = {
     re.compile(r"\bpreprocess\b|\bdata set\b|\bmake it\b|\brun it\b|\bparsed=DATA\b"): "preprocess",
     re.compile(r"\btraining (?:command|workflow)\b|\ba new run\b"): "train",
 }
-# Their texts name arguments of functions, of other programs, or attributes of HTML.
+# Their texts name arguments of functions, of other programs, attributes of HTML, or commands that a variable names.
 NOT_OURS = (
     "treenet.api.", "treenet.structure.", "treenet.report.", "treenet.cli.completion.", "treeproc.readers.",
-    "treeproc.common.synonyms.",
+    "treeproc.common.synonyms.", "treenet.runs.model_card.",
 )  # fmt: skip
 OTHER_PROGRAMS = re.compile(
     r"\bpip install [^;]*|\btensorboard --logdir\b|<[^>]*>|\bkey=value\b|\bcharset=utf-8\b|\{\} (?:COMMAND )?--\w+|"
