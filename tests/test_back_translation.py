@@ -12,6 +12,8 @@ from treenet.cli.back_translate import main
 from treenet.cli.synthetic_pairs import mix, sample_lines
 from treenet.config.training import BatchConfig
 from treenet.data.corpora import read_corpora
+from treenet.jobs import train_run
+from treenet.translation import translate_job
 from treeproc.common.folder_kinds import BACK_TRANSLATION, kind_of
 from treeproc.common.settings import UserError, load_settings
 from treeproc.shards.shard import SplitShards
@@ -175,8 +177,10 @@ def test_cut_after_every_step_the_same_command_goes_on(data, undisturbed, tmp_pa
         return cut_off
 
     steps = ("write_pairs", "run_training", "sample_lines", "translate_lines", "preprocess")
+    later = {"run_training": train_run, "translate_lines": translate_job}  # imported where they are used
     for name in steps:
-        monkeypatch.setattr(back_translate, name, once(name, getattr(back_translate, name)))
+        module = later.get(name, back_translate)
+        monkeypatch.setattr(module, name, once(name, getattr(module, name)))
     for _ in range(10):
         try:
             main(arguments(data, tmp_path))
@@ -188,13 +192,13 @@ def test_cut_after_every_step_the_same_command_goes_on(data, undisturbed, tmp_pa
 
 
 def test_a_finished_run_and_no_tag(data, undisturbed, tmp_path, monkeypatch):
-    seen, translate = [], back_translate.translate_lines
+    seen, translate = [], translate_job.translate_lines
 
     def with_one_run(lines, settings, runs, *more, **named):
         seen.extend(runs)
         translate(lines, settings, runs[:1], *more, **named)
 
-    monkeypatch.setattr(back_translate, "translate_lines", with_one_run)
+    monkeypatch.setattr(translate_job, "translate_lines", with_one_run)
     run = undisturbed / "backward"
     main(arguments(data, tmp_path, f"run={run}", "tag=null", f"translate.ensemble=[{data}]"))
     assert seen == [run, data], "the ensemble is given on"
@@ -234,7 +238,7 @@ def test_refusals(data, undisturbed, tmp_path):
 
 
 def test_what_cannot_work_is_refused_before_the_training_and_can_be_corrected(data, undisturbed, tmp_path, monkeypatch):
-    monkeypatch.setattr(back_translate, "run_training", None)  # whatever trains fails
+    monkeypatch.setattr(train_run, "run_training", None)  # whatever trains fails
     out, text = tmp_path / "out", tmp_path / "text.de"
     for overrides, message in (
         ([f"data={undisturbed / 'data'}", "tag=<bt2>"], r"have tags already \(<bt>\), and a line has one at most; give tag=null"),

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treenet.data.batch import TreeBatch, pad
@@ -176,7 +175,7 @@ def encode_layers(model: nn.Module, batch: TreeBatch, layers: Sequence[int]) -> 
     for layer, found in states.items():
         if found.shape[:2] != memory.states.shape[:2]:
             raise UserError(f"layer: layer {layer} of this encoder has no state for each position; choose layer=last")
-    states[EMBEDDINGS], states[last] = F.embedding(batch.leaf_pieces, model.encoder.embedding.weight), memory.states
+    states[EMBEDDINGS], states[last] = model.encoder.embedding.vectors(batch.leaf_pieces), memory.states
     return {layer: states[layer] for layer in layers}
 
 
