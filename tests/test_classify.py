@@ -164,6 +164,7 @@ def test_the_same_command_continues(run, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.parts"))
 
 
+@pytest.mark.cluster  # the job is that of translate, whose test runs always
 def test_workers_give_the_same_output(run, tmp_path):
     expected, _ = classify(run, tmp_path, texts(), "--json", "lines_at_once=5")
     assert classify(run, tmp_path, texts(), "--json", "lines_at_once=5", "workers=2")[0] == expected
