@@ -1,4 +1,4 @@
-"""What a command or the library loads before there is work: no PyTorch for `--help`, and no compiler for the first names."""
+"""Imports before there is work: no PyTorch for `--help`, and no compiler for the first names of the library."""
 
 import json
 import subprocess

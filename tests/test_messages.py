@@ -13,7 +13,7 @@ from treeproc.common.messages import messages_shown, tell, warn
 from treeproc.common.progress import Progress, phase
 from treeproc.common.settings import Settings, UserError
 
-PROMPTS = {"treenet/cli/translate.py", "treenet/cli/classify.py"}  # a prompt and the end of its line
+PROMPTS = {"treenet/cli/translate.py"}  # a prompt and the end of its line
 BESIDE_OUTPUT = {"treenet/cli/align.py"}  # its rate, where standard output has the links
 # Modules that print results. All others tell and warn.
 PRINT = {

@@ -14,15 +14,14 @@ import sys
 from collections.abc import Sequence
 
 from treenet.cli.shipped import find_config
-from treenet.cli.translate import STDIN
+from treenet.cli.translate import STDIN, count_if_files, typed_lines
 from treenet.evaluation.settings import ClassifyLinesSettings
 from treenet.runs.chosen_checkpoint import checkpoint_names
-from treeproc.common.command_line import INTERRUPTED, build_arg_parser, loading
-from treeproc.common.errors import CommandEnded
+from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
-from treeproc.online.raw_lines import RawLineEncoder, ask_for_lines, count_lines, read_raw_lines
+from treeproc.online.raw_lines import RawLineEncoder, read_raw_lines
 
 
 def main(argv: Sequence[str]) -> None:
@@ -47,17 +46,11 @@ def main(argv: Sequence[str]) -> None:
 
     common = {"settings": settings, "runs": [args.out], "encoder": RawLineEncoder, "worker": LineClassifier}
     if source is STDIN and sys.stdin is not None and sys.stdin.isatty() and not (settings.output or settings.workers):
-        lines = ask_for_lines(sys.stdin.buffer, lambda: print("> ", end="", file=sys.stderr, flush=True))
-        try:
+        with typed_lines() as lines:
             answer_lines(lines, name=str(STDIN), explain=False, **common)
-        except KeyboardInterrupt:
-            print(file=sys.stderr)
-            raise CommandEnded(INTERRUPTED) from None
-        print(file=sys.stderr)  # the shell's prompt starts on a new line
         return
     if settings.output is not None:
         claim_output(settings.output, {"input": source, "trees": settings.trees})
     files = [path for path in (source, settings.trees) if path is not None]
-    # A file is counted before the work. A pipe is counted during it.
-    total = count_lines(files) if all(path.is_file() or not path.exists() for path in files) else None
-    translate_lines(read_raw_lines(source, settings.trees, None), name=str(files[0]), total=total, **common)
+    lines = read_raw_lines(source, settings.trees, None)
+    translate_lines(lines, name=str(files[0]), total=count_if_files(files), **common)

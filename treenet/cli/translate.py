@@ -15,7 +15,8 @@ line and a warning with the reason. docs/translate.md has more.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from treenet.cli.shipped import find_config, given_run
 from treenet.runs.chosen_checkpoint import checkpoint_names
@@ -24,8 +25,8 @@ from treeproc.common.command_line import INTERRUPTED, build_arg_parser, loading
 from treeproc.common.errors import CommandEnded
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
-from treeproc.common.storage import as_path
-from treeproc.online.raw_lines import RawLineEncoder, ask_for_lines, count_lines, read_raw_lines
+from treeproc.common.storage import AnyPath, as_path
+from treeproc.online.raw_lines import RawLine, RawLineEncoder, ask_for_lines, count_lines, read_raw_lines
 
 STDIN = as_path("/dev/stdin")
 
@@ -58,21 +59,30 @@ def main(argv: Sequence[str]) -> None:
         from treenet.translation.translate_job import answer_lines, translate_lines  # here, because it loads PyTorch
 
     if args.interactive or (typed and not _not_interactive(settings, shows_text=False)):
-        lines = ask_for_lines(sys.stdin.buffer, lambda: print("> ", end="", file=sys.stderr, flush=True))
-        try:
+        with typed_lines() as lines:
             answer_lines(lines, settings, runs, RawLineEncoder, name=str(STDIN), explain=args.interactive)
-        except KeyboardInterrupt:
-            print(file=sys.stderr)
-            raise CommandEnded(INTERRUPTED) from None
-        print(file=sys.stderr)  # the shell's prompt starts on a new line
         return
     if settings.output is not None:
         claim_output(settings.output, {"input": source, "trees": settings.trees, "score": settings.score, **constraints})
     files = [path for path in (source, settings.trees, settings.score, *constraints.values()) if path is not None]
-    # A file is counted before hours of work. A pipe is counted during translation.
-    total = count_lines(files) if all(path.is_file() or not path.exists() for path in files) else None
     lines = read_raw_lines(source, settings.trees, settings.score, **constraints)
-    translate_lines(lines, settings, runs, RawLineEncoder, name=str(files[0]), total=total)
+    translate_lines(lines, settings, runs, RawLineEncoder, name=str(files[0]), total=count_if_files(files))
+
+
+@contextmanager
+def typed_lines() -> Iterator[Iterator[RawLine]]:
+    """Ask for lines on the terminal. After the last one, and after Ctrl-C, the shell's prompt starts on a new line."""
+    try:
+        yield ask_for_lines(sys.stdin.buffer, lambda: print("> ", end="", file=sys.stderr, flush=True))
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        raise CommandEnded(INTERRUPTED) from None
+    print(file=sys.stderr)
+
+
+def count_if_files(paths: Sequence[AnyPath]) -> int | None:
+    """Return the number of lines of files, before hours of work; None if there is a pipe, which is counted during it."""
+    return count_lines(paths) if all(path.is_file() or not path.exists() for path in paths) else None
 
 
 def _not_interactive(settings: TranslateSettings, *, shows_text: bool = True) -> list[str]:

@@ -28,25 +28,30 @@ ROOTLESS = "has several trees side by side, and so no single root"
 
 
 @dataclass(frozen=True)
-class Phrase:
-    """A phrase of a line: its leaves [start, end), and the probabilities of its classes [C]."""
-
-    start: int
-    end: int
-    probabilities: list[float]
-
-
-@dataclass(frozen=True)
-class Classes:
-    """The probabilities of the classes of a line [C], and its phrases, the outer ones first; none if they were not asked for."""
+class _Probabilities:
+    """The probabilities of classes [C]."""
 
     probabilities: list[float]
-    phrases: list[Phrase]
 
     @property
     def best(self) -> int:
         """Return the number of the most probable class."""
         return int(np.argmax(self.probabilities))
+
+
+@dataclass(frozen=True)
+class Phrase(_Probabilities):
+    """A phrase of a line: the probabilities of its classes [C], and its leaves [start, end)."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Classes(_Probabilities):
+    """The probabilities of the classes of a line [C], and its phrases, the outer ones first; none if they were not asked for."""
+
+    phrases: list[Phrase]
 
 
 def check_phrases(run: LoadedClassifier) -> None:
@@ -59,14 +64,14 @@ def check_phrases(run: LoadedClassifier) -> None:
 
 
 class Item(NamedTuple):
-    """What gets a class: a line, or the pair of texts of a line."""
+    """A line that gets a class, or the pair of texts of a line."""
 
     line: EncodedLine  # with the problem if it gets none; the source of a pair has a tab between its texts
     rows: tuple[dict, ...]  # one, or two of a pair; none if there is a problem
 
 
 def read_items(run: LoadedClassifier, source: LineSource, lines: Sequence, first: int = 0) -> list[Item]:
-    """Return what gets a class of every line. The first line has the 0-based number `first` in the input."""
+    """Return an item for every line. The first line has the 0-based number `first` in the input."""
     encode = source.encode_pairs if run.model.reads_pairs else source.encode
     return join_sides(run, encode(lines, first))
 
@@ -162,7 +167,7 @@ def _phrases(run: LoadedClassifier, row: dict, positions: np.ndarray, span: np.n
             elif run.config.classifier.split_words == "pieces":  # the node over the pieces learned no class
                 found[start, start + count] = positions[start : start + count].mean(0)
     for start, end in sorted(found, key=lambda place: (place[0], -place[1])):
-        yield Phrase(start, end, _rounded(found[start, end]))
+        yield Phrase(_rounded(found[start, end]), start, end)
 
 
 class LineClassifier:
@@ -228,8 +233,7 @@ def describe_phrases(names: Sequence[str], found: Classes | None, row: dict | No
     """Return the phrases of a line for JSON. `source` made its row."""
     out = []
     for one in found.phrases if found else ():
-        best = int(np.argmax(one.probabilities))
         known = dict(zip(names, one.probabilities, strict=True))
         text = source.text_of(row["leaves"]["piece"][one.start : one.end])
-        out.append({"text": text, "start": one.start, "end": one.end, "label": names[best], "probabilities": known})
+        out.append({"text": text, "start": one.start, "end": one.end, "label": names[one.best], "probabilities": known})
     return out

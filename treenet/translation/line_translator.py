@@ -16,7 +16,7 @@ from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.loading import LoadedModel
 from treenet.runs.mirror import read_run
 from treenet.runs.precision import choose_device
-from treenet.translation.ensemble import Ensemble, load_ensemble
+from treenet.translation.ensemble import load_ensemble
 from treenet.translation.hypotheses import Hypothesis, check_num_best
 from treenet.translation.line_constraints import check_method, unmet
 from treenet.translation.reranking import check_attends
@@ -80,8 +80,7 @@ def local_runs(settings: LineSettings, runs: Sequence[AnyPath]) -> list[Path]:
 
 def build_line_source(encoder: type[LineSource], run: LoadedModel, *, given_trees: bool, max_pieces: int) -> LineSource:
     """Build the maker of rows from raw lines, for the model of a run. Raises UserError if lines lack what the model reads."""
-    models = run.model.models if isinstance(run.model, Ensemble) else [run.model]
-    most: int | None = models[0].encoder.embedding.most_leaves  # the models of an ensemble read the same pieces
+    most: int | None = run.model.most_leaves
     source = encoder(run.data, given_trees=given_trees, max_pieces=max_pieces if most is None else min(max_pieces, most))
     if run.model.reads.reads_arcs and not source.gives_arcs:
         raise UserError(
@@ -98,7 +97,7 @@ def with_unmet(line: EncodedLine, hypotheses: Sequence[Hypothesis], decoding: De
 
 
 class LineWorker(Protocol):
-    """What one process computes of lines, built as `worker(settings, runs, encoder)`. It is for people described in one line.
+    """A model that one process applies to lines, built as `worker(settings, runs, encoder)`. `describe` is one line for people.
 
     `result` names its result of a line in messages, and `done` what it has done with one.
     """

@@ -1,4 +1,4 @@
-"""What the input itself gives: trees and words of treebanks, sentiment trees and tokenised text; and tags in front of lines.
+"""Trees and words that the input itself gives: treebanks, sentiment trees, tokenised text; and tags in front of lines.
 
 Such a tag is <2de> for the language to write, or <bt> for translated text. No parser reads it. The tag of a line is a word by
 itself. It stands under a new root with the line's first tree: (TAGGED (TAG <2de>) (S ...)). The root of that sentence governs it.

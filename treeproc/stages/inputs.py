@@ -158,7 +158,7 @@ class _Form(TypedDict):
 
 @dataclass(frozen=True)
 class InputCounts:
-    """What reading the inputs gives: examples and digest of every split."""
+    """The number of examples and the digest of every split, from reading the inputs."""
 
     counts: dict[str, int]
     digests: dict[str, str]

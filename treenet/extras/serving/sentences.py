@@ -225,9 +225,8 @@ class SentenceClassifier(SentenceReader):
             source=line.source,
             **describe_classes(names, found),
             phrases=[
-                PhraseClass(start=one.start, end=one.end, label=names[best], probability=one.probabilities[best])
+                PhraseClass(start=one.start, end=one.end, label=names[one.best], probability=one.probabilities[one.best])
                 for one in (found.phrases if found else ())
-                for best in [int(np.argmax(one.probabilities))]
             ],
             tree=self._tree(line.row) if line.row is not None else None,
             warnings=self._notes(line),

@@ -46,7 +46,7 @@ _SECONDS_TO_END = 5  # for answers under way
 
 
 class _Replica:
-    """What a user did wrong comes back as text, since Serve would print a traceback and start the replica again."""
+    """A process with a model. The error of a user comes back as text, or Serve would print a traceback and start it again."""
 
     def __init__(self, settings: ServeSettings, run: AnyPath):
         torch.set_num_threads(1)  # a CPU each
