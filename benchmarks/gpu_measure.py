@@ -53,7 +53,7 @@ def noted_waits(device: torch.device) -> Iterator[list[str]]:
             yield found
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    found += [f"{one.filename}:{one.lineno}" for one in caught if "synchroniz" in str(one.message)]
+    found += [f"{one.filename}:{one.lineno}" for one in caught if "called a synchronizing" in str(one.message)]
 
 
 def count_waits(step: Callable[[], object], device: torch.device) -> int | None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from treenet.layers.dropout import Dropout, DropoutKeys, call_offsets, drop, keyed_dropout, keys_of, share_dropout_keys
+from treenet.layers.dropout import Dropout, DropoutKeys, call_offsets, drop, keyed_dropout, keys_of, numbers, share_dropout_keys
 
 
 def dropout(p: float, ids: list[int], shape: tuple[int, int], num_leaves: int | None = None, calls: int = 1) -> torch.Tensor:
@@ -79,7 +79,8 @@ def masks(p: float, shape: tuple[int, int, int], num_leaves: int | None, functio
     threshold = round(p * 2**16)
     for _ in range(5):
         expected = shared.keep_mask(shape, threshold, num_leaves)
-    given = shared.keys, call_offsets(torch.device("cpu"))[5], threshold, -1 if num_leaves is None else num_leaves
+    here = torch.device("cpu")
+    given = shared.keys, call_offsets(here)[5], numbers(here), threshold, -1 if num_leaves is None else num_leaves
     return expected * (2**16 / (2**16 - threshold)), function(torch.ones(shape), *given)
 
 
@@ -104,7 +105,7 @@ def test_compiled_dropout_drops_the_same():
 def test_the_gradient_is_the_same_dropout():
     x = torch.randn(2, 5, 8, dtype=torch.float64, requires_grad=True)
     keys, offset = torch.tensor([3, 9], dtype=torch.int32), torch.tensor(7, dtype=torch.int32)
-    assert torch.autograd.gradcheck(lambda x: keyed_dropout(x, keys, offset, 2**14, 3), x)
+    assert torch.autograd.gradcheck(lambda x: keyed_dropout(x, keys, offset, numbers(x.device), 2**14, 3), x)
 
 
 def test_an_accelerator_needs_no_data_for_it():

@@ -18,6 +18,7 @@ FIRST, SECOND = 0x45D9F3B, 0x2C1B3C6D  # odd multipliers of the hash
 POSITION, CALL, NODES = 0x1E3779B1, 0x5851F42D, 0x40000000  # offsets of positions, calls and nodes in a key
 
 _CALLS = 4096  # of a forward pass; no model has as many
+_MOST = 2**16  # positions, and dimensions
 
 
 def mix(x: Tensor) -> Tensor:
@@ -32,13 +33,22 @@ def call_offsets(device: torch.device) -> Tensor:
     return torch.arange(_CALLS, dtype=torch.int32, device=device) * CALL
 
 
-def drop(x: Tensor, keys: Tensor, offset: Tensor, threshold: int, num_leaves: int) -> Tensor:
-    """Drop units of x [B, S, D] by keys [B] and the offset [] of the call, int32. `num_leaves` is -1 if there are only leaves."""
-    index = torch.arange(x.shape[1], device=x.device)
-    # In int64, and then cast: the number may be a symbol, and all values that wrap around must be int32.
-    place = torch.where(index < num_leaves, index, index - num_leaves + NODES) if num_leaves >= 0 else index
-    rows = mix(keys[:, None] + place.to(torch.int32) * POSITION + offset)
-    dimension = torch.arange(x.shape[2], device=x.device).to(torch.int32)
+def numbers(device: torch.device) -> Tensor:
+    """Return 0, 1, 2 and so on, int32, for `drop`."""
+    return torch.arange(_MOST, dtype=torch.int32, device=device)
+
+
+def drop(x: Tensor, keys: Tensor, offset: Tensor, counts: Tensor, threshold: int, num_leaves: int) -> Tensor:
+    """Drop units of x [B, S, D] by keys [B] and the offset [] of the call, int32. `num_leaves` is -1 if there are only leaves.
+
+    `counts` are the `numbers`, from memory. All values that wrap around must be int32. Triton kernels of PyTorch before 2.13
+    compute products of `torch.arange` in int64, whatever its type, and then drop about half of all units.
+    """
+    place, dimension = counts[: x.shape[1]], counts[: x.shape[2]]
+    if num_leaves >= 0:  # in int64, and then cast, because the number may be a symbol
+        index = place.long()
+        place = torch.where(index < num_leaves, index, index - num_leaves + NODES).to(torch.int32)
+    rows = mix(keys[:, None] + place * POSITION + offset)
     bits = rows[:, :, None] ^ mix((dimension >> 1) * POSITION)
     bits = bits * FIRST
     bits = (bits ^ ((bits >> 15) & 0x1FFFF)) * SECOND
@@ -50,33 +60,33 @@ _drop_on_gpu = CompiledOnGpu(drop)
 
 
 @torch.library.custom_op("treenet::keyed_dropout", mutates_args=())
-def _operator(x: Tensor, keys: Tensor, offset: Tensor, threshold: int, num_leaves: int) -> Tensor:
-    return _drop_on_gpu(x, keys, offset, threshold, num_leaves)
+def _operator(x: Tensor, keys: Tensor, offset: Tensor, counts: Tensor, threshold: int, num_leaves: int) -> Tensor:
+    return _drop_on_gpu(x, keys, offset, counts, threshold, num_leaves)
 
 
 @_operator.register_fake
-def _(x, keys, offset, threshold, num_leaves):
+def _(x, keys, offset, counts, threshold, num_leaves):
     return torch.empty_like(x)
 
 
 def _setup_context(ctx, inputs, output) -> None:
-    _, keys, offset, ctx.threshold, ctx.num_leaves = inputs
-    ctx.save_for_backward(keys, offset)
+    _, keys, offset, counts, ctx.threshold, ctx.num_leaves = inputs
+    ctx.save_for_backward(keys, offset, counts)
 
 
 def _backward(ctx, grad: Tensor):
     """Return the gradient: dropout is linear, so it is the same dropout."""
-    return _operator(grad, *ctx.saved_tensors, ctx.threshold, ctx.num_leaves), None, None, None, None
+    return _operator(grad, *ctx.saved_tensors, ctx.threshold, ctx.num_leaves), None, None, None, None, None
 
 
 _operator.register_autograd(_backward, setup_context=_setup_context)
 
 
-def keyed_dropout(x: Tensor, keys: Tensor, offset: Tensor, threshold: int, num_leaves: int) -> Tensor:
+def keyed_dropout(x: Tensor, keys: Tensor, offset: Tensor, counts: Tensor, threshold: int, num_leaves: int) -> Tensor:
     """Apply `drop`, differentiably. In a compiled model it is plain operations, which fuse with their neighbours."""
     if torch.compiler.is_compiling():
-        return drop(x, keys, offset, threshold, num_leaves)
-    return _operator(x, keys, offset, threshold, num_leaves)
+        return drop(x, keys, offset, counts, threshold, num_leaves)
+    return _operator(x, keys, offset, counts, threshold, num_leaves)
 
 
 def keys_of(hashes: np.ndarray) -> Tensor:
@@ -96,12 +106,13 @@ class DropoutKeys:
         self.keys: Tensor | None = None
         self.calls = 0
         self._offsets: Tensor | None = None
+        self._counts: Tensor | None = None
 
     def set(self, keys: np.ndarray | Tensor) -> None:
         """Set the keys [B] of the next forward pass, as hashes or from `keys_of`. Its n-th dropout has the n-th mask."""
         self.keys, self.calls = keys if isinstance(keys, Tensor) else keys_of(keys), 0
         if _in_kernel(self.keys.device) and (self._offsets is None or self._offsets.device != self.keys.device):
-            self._offsets = call_offsets(self.keys.device)
+            self._offsets, self._counts = call_offsets(self.keys.device), numbers(self.keys.device)
 
     def keep_mask(self, shape: torch.Size, threshold: int, num_leaves: int | None) -> Tensor:
         """Return [B, S, D] int16: 0 if a hash of key, call, position and dimension, 16 bits, is below `threshold`, else 1."""
@@ -120,10 +131,10 @@ class DropoutKeys:
 
     def drop(self, x: Tensor, threshold: int, num_leaves: int | None) -> Tensor:
         """Drop units of x [B, S, D] on an accelerator with the mask of `keep_mask`, and scale up the rest."""
-        assert self.keys is not None and self._offsets is not None
+        assert self.keys is not None and self._offsets is not None and self._counts is not None
         self.calls += 1
         offset = self._offsets[self.calls % len(self._offsets)]
-        return keyed_dropout(x, self.keys, offset, threshold, -1 if num_leaves is None else num_leaves)
+        return keyed_dropout(x, self.keys, offset, self._counts, threshold, -1 if num_leaves is None else num_leaves)
 
 
 class Dropout(nn.Module):
