@@ -12,7 +12,7 @@ import torch
 from treenet.config import TrainConfig
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step
 from treenet.runs.mirror import STOP_FILE, RunMirror
-from treenet.tasks.base import Task, check_valid_lengths
+from treenet.tasks.base import Task
 from treenet.tasks.registry import build_task
 from treenet.training.batch_stream import plan_batches, weighted_files
 from treenet.training.optimizer import count_frozen
@@ -50,7 +50,6 @@ def check_job(config: TrainConfig) -> Job:
         used = plan.used_sizes()
         weighted = {} if corpora is None else {"corpora": corpora.describe(source.lengths["example_id"][plan.rows])}
     sizes = task.sizes(index)
-    check_valid_lengths(config, sizes)
     # A driver of Ray or of a GPU has the weights alone, and not for long.
     copies = 1 if config.workers or config.use_gpu else 4
     facts = {

@@ -18,6 +18,7 @@ from treenet.runs.metrics_log import CURVES, best_validation, plot_curves, read_
 from treenet.runs.mirror import open_run
 from treenet.runs.precision import best_precision_here
 from treenet.runs.run_json import read_facts
+from treenet.tasks.base import describe_windows
 from treenet.tasks.registry import build_task
 from treenet.training.modes import expand_segments
 from treeproc.common.errors import CommandEnded
@@ -105,9 +106,10 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
         if unread := config.model.unread_sections():
             sections = ", ".join(f"model.{name}" for name in unread)
             warn(f"note: {sections}: set, but model.name = {config.model.name} does not read this")
-        for note in build_task(config).notes(read_index(config.data / "encoded")):
+        task = build_task(config)
+        for note in [*task.notes(read_index(config.data / "encoded")), *describe_windows(config, facts)]:
             warn(f"note: {note}")
-        if corpora := describe_corpora(facts, build_task(config).examples):
+        if corpora := describe_corpora(facts, task.examples):
             tell("\n".join(["corpora of train:", *corpora]))
         metrics = mirror.out if config.workers else run_dir
         with (

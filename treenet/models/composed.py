@@ -47,11 +47,6 @@ class ComposedModel(nn.Module):
         """Return the input kind of the encoder."""
         return self.encoder.reads
 
-    @property
-    def most_leaves(self) -> int | None:
-        """Return the number of leaves that an example has at most; None: any number."""
-        return self.encoder.embedding.most_leaves
-
     def compute_logits(self, x: Tensor) -> Tensor:
         """Compute logits [..., D] -> [..., V] with the tied table. Half precision becomes float32."""
         return self.encoder.embedding.logits(x)

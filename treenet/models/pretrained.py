@@ -1,23 +1,27 @@
 """A pretrained encoder of the package transformers, as the inputs of a model's leaves.
 
 It reads a line with the tokenizer's own pieces around it, [CLS] and [SEP] of BERT. Its settings and the numbers of these pieces
-are facts of a run, so a run needs the folder of the encoder only when it begins.
+are facts of a run, so a run needs the folder of the encoder only when it begins. A text with more pieces than the encoder has
+positions is read in windows.
 
-Shapes: B batch, L leaves, W = L + the pieces around a text, H width of the pretrained states, D model.
+Shapes: B batch, L leaves, W = L + the pieces around a text, H width of the pretrained states, D model. Of long texts: N windows.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
-from treenet.layers.dropout import Dropout
+from treenet.layers.dropout import Dropout, mix
 from treenet.layers.linear import build_linear
 from treeproc.common.errors import UserError
 from treeproc.common.extras import require
@@ -91,41 +95,91 @@ class PretrainedLeaves(nn.Module):
         return F.embedding(self.numbers[pieces], self.weight)
 
     def encode(self, batch: TreeBatch) -> tuple[Tensor, Tensor]:
-        """Return the states of leaves [B, L, D], and that of the first position, [CLS] of BERT [B, D].
+        """Return the states of leaves [B, L, D], and that of the first position, [CLS] of BERT [B, D]."""
+        states, first = self._read(batch.leaf_pieces, batch.leaf_pad_mask)
+        if self.project is not None:
+            states = self.project(states)
+        return states[:, first : first + batch.leaf_pieces.shape[1]], states[:, 0]
 
-        Raises UserError if an example is longer than what the pretrained encoder reads.
-        """
-        numbers, mask = self._inputs(batch)
+    def _read(self, pieces: Tensor, pad_mask: Tensor) -> tuple[Tensor, int]:
+        """Return the states of the first position, and from which place on those of pieces [B, L]: [B, S, H]."""
+        if self.most_leaves is None or pieces.shape[1] <= self.most_leaves:
+            return self._run(pieces, pad_mask), len(self.before)
+        windows = Windows.of((~pad_mask).sum(1).cpu().numpy(), self.most_leaves)
+        rows, starts = (torch.from_numpy(column).to(pieces.device) for column in (windows.rows, windows.starts))
+        places = starts[:, None] + torch.arange(self.most_leaves, device=pieces.device)
+        outside, places = places >= pieces.shape[1], places.clamp(max=pieces.shape[1] - 1)
+        with self._keys_of(rows, starts):
+            states = self._run(pieces[rows[:, None], places], pad_mask[rows[:, None], places] | outside)
+        window, offset = (torch.from_numpy(part).to(pieces.device) for part in windows.places(pieces.shape[1]))
+        return torch.cat([states[window[:, :1], 0], states[window, len(self.before) + offset]], 1), 1
+
+    def _run(self, pieces: Tensor, pad_mask: Tensor) -> Tensor:
+        """Return the states [B, W, H] of texts that the pretrained encoder can read at once."""
+        numbers, mask = self._inputs(pieces, pad_mask)
         trained = any(parameter.requires_grad for parameter in self.pretrained.parameters())
         if self.pretrained.training != (self.training and trained):
             self.pretrained.train(self.training and trained)
         with torch.set_grad_enabled(trained and torch.is_grad_enabled()):
-            states = self.pretrained(input_ids=numbers, attention_mask=mask).last_hidden_state
-        if self.project is not None:
-            states = self.project(states)
-        first = len(self.before)
-        return states[:, first : first + batch.leaf_pieces.shape[1]], states[:, 0]
+            return self.pretrained(input_ids=numbers, attention_mask=mask).last_hidden_state
 
-    def check_length(self, leaves: int) -> None:
-        """Raise UserError if the pretrained encoder cannot read so many leaves."""
-        if self.most_leaves is not None and leaves > self.most_leaves:
-            raise UserError(
-                f"an example has {leaves:,} pieces, and the pretrained encoder reads at most {self.most_leaves:,}; set "
-                f"batch.max_leaves={self.most_leaves}, and leave such examples out of the files of valid and test"
-            )
+    @contextmanager
+    def _keys_of(self, rows: Tensor, starts: Tensor) -> Iterator[None]:
+        """Let dropout have a key for each window [N], from the key of its text and its first leaf."""
+        shared = next((module.shared for module in self.pretrained.modules() if isinstance(module, _KeyedDropout)), None)
+        if shared is None or shared.keys is None:
+            yield
+            return
+        keys = shared.keys
+        shared.keys = mix(keys[rows] + starts.to(torch.int32)).where(starts > 0, keys[rows])
+        try:
+            yield
+        finally:
+            shared.keys = keys
 
-    def _inputs(self, batch: TreeBatch) -> tuple[Tensor, Tensor]:
+    def _inputs(self, pieces: Tensor, pad_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokenizer's numbers [B, W] of pieces and those around them, and the mask [B, W] int64, 1 = real."""
-        pad_mask, (rows, leaves) = batch.leaf_pad_mask, batch.leaf_pieces.shape
+        rows, leaves = pieces.shape
         before, after = len(self.before), len(self.after)
-        self.check_length(leaves)
         numbers = pad_mask.new_full((rows, before + leaves + after), self._pad, dtype=torch.int64)
         numbers[:, :before] = self.before
-        numbers[:, before : before + leaves] = self.numbers[batch.leaf_pieces.masked_fill(pad_mask, PAD_ID)]
+        numbers[:, before : before + leaves] = self.numbers[pieces.masked_fill(pad_mask, PAD_ID)]
         ends = before + (~pad_mask).sum(1, keepdim=True)
         places = torch.arange(before + leaves + after, device=numbers.device)
         numbers = numbers.scatter(1, ends + places[:after], self.after.expand(rows, -1))
         return numbers, (places < ends + after).to(torch.int64)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Windows over texts, the windows of a text one after the other. Each begins half of `most` leaves after the one before.
+
+    The last window of a text ends with the text. A text of at most `most` leaves has one window.
+    """
+
+    rows: np.ndarray  # [N] text of each window
+    starts: np.ndarray  # [N] its first leaf
+    most: int
+
+    @classmethod
+    def of(cls, lengths: np.ndarray, most: int) -> "Windows":
+        """Return the windows over texts of these lengths [B]."""
+        starts = [[*range(0, last, max(1, most // 2)), last] for last in np.maximum(0, lengths - most).tolist()]
+        rows = np.repeat(np.arange(len(starts)), [len(of_text) for of_text in starts])
+        return cls(rows, np.concatenate(starts).astype(np.int64), most)
+
+    def places(self, leaves: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return window and place in it of each leaf [B, L].
+
+        It is the window whose middle is nearest, so that the shorter of the two sides of the leaf is as long as it can be. Of
+        two such windows it is the first. Places that are padding have some window.
+        """
+        first = np.flatnonzero(np.diff(self.rows, prepend=-1))
+        window = np.repeat(first[:, None], leaves, axis=1)
+        for row, starts in enumerate(np.split(self.starts, first[1:])):
+            borders = starts[:-1] + starts[1:] + self.most - 1  # twice the leaf that is as near to both middles
+            window[row] += np.searchsorted(borders, 2 * np.arange(leaves))
+        return window, np.minimum(np.arange(leaves) - self.starts[window], self.most - 1)
 
 
 def load_pretrained(leaves: PretrainedLeaves, folder: Path) -> None:

@@ -24,6 +24,7 @@ from treenet.models.registry import Use
 from treenet.tasks.losses import LossSums
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.shards.lengths import open_lengths
 from treeproc.shards.schema import PAD_ID, SPLIT_WORD_PREFIX, UNANALYSED, UNKNOWN_LABEL
 from treeproc.shards.store import read_index
 from treeproc.shards.vocabulary_files import read_names
@@ -64,12 +65,20 @@ def check_structure(config: TrainConfig, index: Mapping, encoder: type[Encoder])
     encoder.check_data(model, DataFacts(data, partial(_says_anything, data)))
 
 
-def check_valid_lengths(config: TrainConfig, sizes: Mapping) -> None:
-    """Raise UserError if an example of valid is too long for its pretrained encoder. `batch.max_leaves` holds for train."""
-    if PRETRAINED in sizes:
-        longest = [record.longest.get("leaves", 0) for record in read_index(config.data / "encoded").records("valid")]
-        with torch.device("meta"):
-            PretrainedLeaves(sizes[PRETRAINED], config.model.d_model).check_length(max(longest, default=0))
+def describe_windows(config: TrainConfig, sizes: Mapping) -> list[str]:
+    """Return a line if the pretrained encoder of a run reads texts in windows: how many of train and of valid."""
+    if PRETRAINED not in sizes:
+        return []
+    with torch.device("meta"):
+        most = PretrainedLeaves(sizes[PRETRAINED], config.model.d_model).most_leaves
+    folder, found = config.data / "encoded", []
+    index = read_index(folder)
+    for split in ("train", "valid"):
+        if most is not None and any(record.longest.get("leaves", 0) > most for record in index.records(split)):
+            lengths = open_lengths(folder, split)["leaves"][:]
+            count = int(((lengths > most) & (lengths <= config.batch.max_leaves if split == "train" else True)).sum())
+            found += [f"{count:,} of {len(lengths):,} texts of {split}"] * bool(count)
+    return [f"{' and '.join(found)} have more than {most:,} pieces, and are read in windows"] if found else []
 
 
 def check_no_control(data: AnyPath, index: Mapping, reads: InputKind, name: str) -> None:

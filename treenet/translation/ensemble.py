@@ -63,12 +63,6 @@ class Ensemble(nn.Module):
         self.models = nn.ModuleList(models)
         self.reads: InputKind = next((model.reads for model in models if model.reads is not LEAVES), LEAVES)
 
-    @property
-    def most_leaves(self) -> int | None:
-        """Return the number of leaves that all models can read; None: any number."""
-        limits: list = [model.most_leaves for model in self.models]
-        return min((most for most in limits if most is not None), default=None)
-
     def encode(self, batch: TreeBatch) -> list:
         """Return one memory per model."""
         return [model.encode(batch) for model in self.models]

@@ -80,8 +80,7 @@ def local_runs(settings: LineSettings, runs: Sequence[AnyPath]) -> list[Path]:
 
 def build_line_source(encoder: type[LineSource], run: LoadedModel, *, given_trees: bool, max_pieces: int) -> LineSource:
     """Build the maker of rows from raw lines, for the model of a run. Raises UserError if lines lack what the model reads."""
-    most: int | None = run.model.most_leaves
-    source = encoder(run.data, given_trees=given_trees, max_pieces=max_pieces if most is None else min(max_pieces, most))
+    source = encoder(run.data, given_trees=given_trees, max_pieces=max_pieces)
     if run.model.reads.reads_arcs and not source.gives_arcs:
         raise UserError(
             "the model reads arcs of words, but bracketed trees have none; leave trees out, or choose a run on a data set with "

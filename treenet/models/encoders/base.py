@@ -63,7 +63,6 @@ class PieceEmbedding(nn.Embedding):
         self.scale = d_model**0.5 if scale is None else scale
 
     has_order = False  # whether vectors depend on the places of leaves
-    most_leaves: int | None = None  # of an example; None: any number
 
     def forward(self, pieces: Tensor) -> Tensor:
         """Embed pieces [..., T] -> [..., T, D]."""
