@@ -41,8 +41,8 @@ MODELS = ("tree_transformer", "transformer")
 def parts(report: Report, data: Path, long_data: Path, device: torch.device) -> Iterator[Callable[[], None]]:
     """Return the measurements, the most important first."""
 
-    def train(size: str, model: str, tokens: int) -> Callable[[], None]:
-        return lambda: measure_training(report, data, size, model, tokens, 30, device)
+    def train(size: str, model: str, tokens: int, compiled: bool) -> Callable[[], None]:
+        return lambda: measure_training(report, data, size, model, tokens, 30, device, compiled)
 
     def search(size: str) -> Callable[[], None]:
         return lambda: measure_search(report, size, SearchCase(ModelConfig(**SIZES[size]), 32_000), device, 64, 5)
@@ -50,22 +50,23 @@ def parts(report: Report, data: Path, long_data: Path, device: torch.device) -> 
     def layers(case: str, compiled: bool) -> Callable[[], None]:
         return lambda: measure_layers(report, case, CASES[case], device, compiled, 20)
 
+    # What is compiled comes last: it takes minutes.
+    sizes = (("base", 32_768), ("tiny", 4_096), ("big", 16_384))
     yield lambda: run_checks(report, data, long_data, device)
-    yield from (train("base", model, 32_768) for model in MODELS)
+    yield from (train("base", model, 32_768, False) for model in MODELS)
     yield search("base")
-    yield from (layers(case, True) for case in ("base, sentences", "base, documents"))
     yield lambda: measure_losses(report, 32_768, 512, 32_000, device, 10)
-    yield from (train(size, model, tokens) for size, tokens in (("tiny", 4_096), ("big", 16_384)) for model in MODELS)
+    yield from (layers(case, compiled) for compiled in (False, True) for case in ("base, sentences", "base, documents"))
+    yield from (train(size, model, tokens, True) for size, tokens in sizes for model in MODELS)
     yield from (search(size) for size in ("tiny", "big"))
     yield layers("big, sentences", True)
-    yield layers("base, sentences", False)
 
 
 def quick_parts(report: Report, data: Path, long_data: Path, device: torch.device) -> Iterator[Callable[[], None]]:
     """Return every section at toy size."""
     small = SearchCase(ModelConfig(**{**SIZES["tiny"], "num_encoder_layers": 1, "num_decoder_layers": 1}), 500)
     yield lambda: run_checks(report, data, long_data, device)
-    yield from (lambda model=model: measure_training(report, data, "tiny", model, 256, 2, device) for model in MODELS)
+    yield from (lambda model=model: measure_training(report, data, "tiny", model, 256, 2, device, False) for model in MODELS)
     yield lambda: measure_search(report, "tiny", small, device, 2, 1)
     yield from (lambda name=name: measure_layers(report, name, QUICK_CASES[name], device, False, 2) for name in QUICK_CASES)
     yield lambda: measure_losses(report, 64, 32, 500, device, 1)

@@ -27,16 +27,18 @@ SIZES: dict[str, dict[str, int]] = {
 WARM_UP = 5
 
 
-def training_config(data: Path, size: str, model: str, tokens: int, device: torch.device) -> TrainConfig:
+def training_config(data: Path, size: str, model: str, tokens: int, device: torch.device, compiled: bool) -> TrainConfig:
     sizes = [f"model.{name}={value}" for name, value in SIZES[size].items()]
-    where = ["workers=0", f"use_gpu={str(device.type == 'cuda').lower()}"]
+    where = ["workers=0", f"use_gpu={str(device.type == 'cuda').lower()}", f"compile={str(compiled).lower()}"]
     settings = [*where, f"max_steps={10**9}", f"model.name={model}", f"batch.max_tokens={tokens}", *sizes]
     return load_settings(TrainConfig, None, settings, data=data)
 
 
-def measure_training(report: Report, data: Path, size: str, model: str, tokens: int, steps: int, device: torch.device) -> None:
+def measure_training(
+    report: Report, data: Path, size: str, model: str, tokens: int, steps: int, device: torch.device, compiled: bool
+) -> None:
     """Updates of one model after some that warm up; tokens are target tokens."""
-    config = training_config(data, size, model, tokens, device)
+    config = training_config(data, size, model, tokens, device, compiled)
     trainer = Trainer(build_task(config), Ranks(0, 1, device))
     pieces = trainer.meta["num_pieces"]
     tree = model == "tree_transformer"
@@ -71,6 +73,7 @@ def measure_training(report: Report, data: Path, size: str, model: str, tokens: 
         "Training",
         size=size,
         model=model,
+        compiled=compiled,
         **{"tokens/s": targets / seconds, "TFLOP/s": rate, "MFU": rate / peak if peak else None},
         **{"memory, GiB": memory, "kernels a step": kernels, "waits a step": waits},
         **{"padding": padding / positions, "waited for data": share, "batch": tokens},

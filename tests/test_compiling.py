@@ -78,7 +78,7 @@ def test_batches_of_all_sizes_have_one_graph_and_those_of_one_example_another(mo
 
 def test_more_graphs_than_the_limit_are_said_once_and_computed_all_the_same(monkeypatch, capsys):
     traced(monkeypatch)
-    monkeypatch.setitem(compiling._LIMITS, "recompile_limit", 2)
+    monkeypatch.setitem(compiling._SETTINGS, "recompile_limit", 2)
 
     def double(x: torch.Tensor) -> torch.Tensor:
         return 2 * x

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from treenet.layers.dropout import Dropout, DropoutKeys, call_offsets, drop, keyed_dropout, keys_of, numbers, share_dropout_keys
 
@@ -90,6 +91,15 @@ def test_accelerators_drop_what_cpus_drop(shape, p, num_leaves):
     num_leaves = None if num_leaves is None else min(num_leaves, shape[1])
     assert torch.equal(*masks(p, shape, num_leaves, drop))
     assert torch.equal(*masks(p, shape, num_leaves, keyed_dropout))
+
+
+def test_values_that_wrap_around_come_from_memory():
+    """Triton kernels of PyTorch before 2.13 compute with `torch.arange` in int64, and no compiler of CPUs does."""
+    here = torch.device("cpu")
+    given = keys_of(np.arange(2, dtype=np.uint64)), call_offsets(here)[5], numbers(here)
+    for num_leaves in (-1, 3):
+        traced = make_fx(drop)(torch.ones(2, 5, 8), *given, 2**14, num_leaves)
+        assert not [node for node in traced.graph.nodes if "arange" in str(node.target)]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from treenet.layers.torch_internals import compiled
 from treenet.tasks import losses
 from treenet.tasks.losses import label_smoothed_nll, projected_nll, r_drop_loss, symmetric_divergence
 from treeproc.shards.schema import PAD_ID
@@ -88,13 +89,13 @@ def test_loss_of_states_in_float16_keeps_small_gradients():
 
 @pytest.mark.slow
 def test_a_compiled_chunk_of_the_loss_gives_the_same():
-    """The compiler of CPUs makes two graphs for several sizes."""
+    """The compiler of CPUs makes two graphs for several sizes, and others for another smoothing, also from its cache on disk."""
     torch._dynamo.reset()
-    compiled = torch.compile(losses.score_chunk, dynamic=True, fullgraph=True)
-    with torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True):
-        for tokens, with_grad in ((5, True), (9, True), (7, False)):
-            given = torch.randn(tokens, 6), torch.randn(20, 6), torch.randint(0, 20, (tokens, 1)), 0.1, 1.0, with_grad
-            for found, expected in zip(compiled(*given), losses.score_chunk(*given), strict=True):
+    with torch._dynamo.config.patch(recompile_limit=3, fail_on_recompile_limit_hit=True, specialize_float=False):
+        chunk = compiled(losses.score_chunk)
+        for tokens, smoothing, with_grad in ((5, 0.1, True), (9, 0.1, True), (7, 0.1, False), (5, 0.3, True)):
+            given = torch.randn(tokens, 6), torch.randn(20, 6), torch.randint(0, 20, (tokens, 1)), smoothing, 1.0, with_grad
+            for found, expected in zip(chunk(*given), losses.score_chunk(*given), strict=True):
                 torch.testing.assert_close(found, expected)
 
 

@@ -18,7 +18,8 @@ from treeproc.common.settings import UserError
 
 # Graphs of one model. If a form of a batch needs more, it is computed without a graph.
 MOST_GRAPHS = 32
-_LIMITS = {
+_SETTINGS = {
+    "specialize_float": True,  # see `torch_internals.compiled`
     "recompile_limit": MOST_GRAPHS,
     "accumulated_recompile_limit": 8 * MOST_GRAPHS,
     "fail_on_recompile_limit_hit": True,
@@ -76,7 +77,7 @@ class Compiled:
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # here, because they load slowly
 
         try:
-            with torch._dynamo.config.patch(_LIMITS), shapes_config.patch(use_duck_shape=False):
+            with torch._dynamo.config.patch(_SETTINGS), shapes_config.patch(use_duck_shape=False):
                 return self._compiled(*arguments)
         except FailOnRecompileLimitHit:
             self._tell()
