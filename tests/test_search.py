@@ -12,8 +12,10 @@ from hypothesis_profiles import num_examples
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import collate
+from treenet.translation import beam
 from treenet.translation.caches import Steps
 from treenet.translation.hypotheses import best_by_key, best_pieces, length_penalties
+from treenet.translation.line_constraints import BatchConstraints, LineConstraints
 from treenet.translation.restrictions import Lengths
 from treenet.translation.search import search_batch
 from treeproc.common.settings import UserError
@@ -310,6 +312,34 @@ def test_best_pieces_takes_the_lowest_ids_of_equal_values(rows, count):
     for row, best, chosen in zip(rows, values.tolist(), pieces.tolist(), strict=True):
         expected = sorted(range(9), key=lambda i: (-row[i], i))[:count]
         assert chosen == expected and best == [row[i] for i in expected]
+
+
+@pytest.mark.parametrize("columns", [320, 700, 1024])
+@pytest.mark.parametrize("count", [1, 2])
+def test_best_pieces_of_many_columns_come_from_the_blocks_of_the_largest_maxima(columns, count):
+    """Few different values: equal ones are in one block, in several blocks, and in columns that fill no block."""
+    for seed, scale in enumerate((1, 20, 2000)):
+        rows = torch.randn(50, columns, generator=torch.Generator().manual_seed(seed)).mul(scale).round()
+        rows[7], rows[8, 4:], rows[9, :-1] = -torch.inf, -torch.inf, -torch.inf
+        values, pieces = best_pieces(rows, count)
+        expected = rows.sort(dim=1, descending=True, stable=True)
+        assert torch.equal(values, expected.values[:, :count])
+        finite = values.isfinite()
+        assert torch.equal(pieces[finite], expected.indices[:, :count][finite])
+
+
+@pytest.mark.parametrize("rows_of_part", [1, 3, 8])
+def test_log_probabilities_of_a_few_hypotheses_at_a_time_change_nothing(rows_of_part, monkeypatch):
+    """Beams of 4 for 4 sentences, with phrases and n-grams, which restrictions see in parts too."""
+    model, config = random_model(seed=9), decoding(max_length=8, beam_size=4, no_repeat_ngram=2)
+    lines = LineConstraints(required=((5,), (6,))), LineConstraints(), LineConstraints(prefix=(4,)), LineConstraints()
+    for own in (None, lines):
+        found = []
+        for rows in (1000, rows_of_part):
+            monkeypatch.setattr(beam, "ROWS_OF_PART", rows)
+            constraints = own and BatchConstraints(own, None, "cpu")
+            found.append(search_batch(model, batch_of(0, 1, 2, 3), config, num_best=4, constraints=constraints))
+        assert found[0] == found[1]
 
 
 def test_bad_requests_and_broken_models_are_refused():

@@ -27,7 +27,7 @@ from treenet.data.input_kinds import InputKind
 from treenet.data.labelled import LabelledBatch
 from treenet.layers.attention import CrossAttention, KeysValues
 from treenet.layers.dropout import Dropout
-from treenet.layers.linear import build_linear
+from treenet.layers.linear import Scratch, build_linear
 from treenet.layers.scaled_dot_product import attention_weights
 from treenet.models.decoders.base import Decoder, DecoderState, StaticState
 from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding, mean_state
@@ -47,9 +47,9 @@ class ComposedModel(nn.Module):
         """Return the input kind of the encoder."""
         return self.encoder.reads
 
-    def compute_logits(self, x: Tensor) -> Tensor:
-        """Compute logits [..., D] -> [..., V] with the tied table. Half precision becomes float32."""
-        return self.encoder.embedding.logits(x)
+    def compute_logits(self, x: Tensor, scratch: Scratch | None = None) -> Tensor:
+        """Compute logits [..., D] -> [..., V] with the tied table; see `PieceEmbedding.logits`."""
+        return self.encoder.embedding.logits(x, scratch)
 
 
 class Seq2Seq(ComposedModel):
@@ -84,8 +84,12 @@ class Seq2Seq(ComposedModel):
 
     def decode_step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         """Map the last token of each hypothesis [R] to logits [R, V] of the next one, and the new state."""
-        x, state = self.decoder.step(tokens, state)
+        x, state = self.decode_states(tokens, state)
         return self.compute_logits(x), state
+
+    def decode_states(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """Map the last token of each hypothesis [R] to the state [R, D] that gives the logits, and the new state."""
+        return self.decoder.step(tokens, state)
 
     @property
     def has_static_cache(self) -> bool:

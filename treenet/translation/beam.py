@@ -16,16 +16,44 @@ Shapes: B sentences of the batch, K beam size, R decoded hypotheses, F best exte
 W = K / G hypotheses of a group, T pieces of the longest translation.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from treenet.translation.caches import Steps
 from treenet.translation.hypotheses import Finished, Hypothesis, best_by_key, best_pieces, sort_hypotheses
 from treenet.translation.line_constraints import RequiredPhrases
-from treenet.translation.restrictions import Lengths
+from treenet.translation.restrictions import Hypotheses, Lengths
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
 
 END_TEST_EVERY = 8  # steps over whole grids; a search over live hypotheses checks every step
+ROWS_OF_PART = 128  # few enough for the log-probabilities of a part to stay in a cache
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some of the decoded hypotheses of a beam."""
+
+    beam: "Beam"
+    rows: slice
+
+    @property
+    def step(self) -> int | Tensor:
+        return self.beam.step
+
+    @property
+    def pieces(self) -> Tensor:
+        return self.decoded(self.beam._pieces)
+
+    @property
+    def sentences(self) -> Tensor:
+        return self.decoded(self.beam._sentences)
+
+    def decoded(self, grid: Tensor) -> Tensor:
+        """See `Beam.decoded`."""
+        return grid.flatten(0, 1).index_select(0, self.beam._places[self.rows])
 
 
 class Beam:
@@ -33,6 +61,8 @@ class Beam:
 
     If `captured`, every step has the same operations at the same addresses, and the number of pieces is a tensor.
     """
+
+    rows = slice(None)
 
     def __init__(
         self,
@@ -78,12 +108,29 @@ class Beam:
         rows = grid.flatten(0, 1)
         return rows if self._places is None else rows.index_select(0, self._places)
 
-    def choose(self, log_probs: Tensor) -> Tensor:
-        """Extend every hypothesis by one piece of `log_probs` [R, V], and keep the best.
+    def parts(self) -> Sequence[Hypotheses]:
+        """Return the decoded hypotheses in parts, whose log-probabilities are computed one part after the other."""
+        if self._places is None or len(self._places) <= ROWS_OF_PART:
+            return [self]
+        return [_Part(self, slice(first, first + ROWS_OF_PART)) for first in range(0, len(self._places), ROWS_OF_PART)]
+
+    def propose(self, log_probs: Tensor, part: Hypotheses) -> tuple[Tensor, Tensor]:
+        """Return the values and pieces, each [R, F], by which the hypotheses of a part may be extended.
+
+        `log_probs` [R, V] are those of all pieces.
+        """
+        best_of_rows = best_pieces if isinstance(self.step, int) else best_by_key
+        values, candidates = best_of_rows(log_probs, min(self.log_prob.shape[1], log_probs.shape[1]))
+        if self._required:
+            return self._required.propose(log_probs, values, candidates, self._past(), part.decoded)
+        return values, candidates
+
+    def choose(self, proposals: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+        """Extend every hypothesis by one of the pieces that are proposed for it, and keep the best.
 
         Returns, for each hypothesis that is decoded next, the row in [R] of the one that it extends.
         """
-        best, chosen, origin = self._extend(log_probs)
+        best, chosen, origin = self._extend(proposals)
         return self._follow(best, chosen, origin, self._find_place(best), best)
 
     def has_ended(self, num_steps: int) -> bool:
@@ -96,17 +143,14 @@ class Beam:
         """Return the best hypotheses of every sentence, best first."""
         return self.finished.n_best(self._num_best)
 
-    def _extend(self, log_probs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _extend(self, proposals: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the best K extensions of each sentence, best first; equal ones keep the order of the grid.
 
         They are three tensors [B, K]: the log-probability of the extended hypothesis, the piece, and the place of the hypothesis
         before.
         """
         width = self.log_prob.shape[1]
-        best_of_rows = best_pieces if isinstance(self.step, int) else best_by_key
-        values, candidates = best_of_rows(log_probs, min(width, log_probs.shape[1]))
-        if self._required:
-            values, candidates = self._required.propose(log_probs, values, candidates, self._past(), self.decoded)
+        values, candidates = proposals[0] if len(proposals) == 1 else map(torch.cat, zip(*proposals, strict=True))
         extended = self.log_prob[:, :, None] + self._in_grid(values)
         extended.masked_fill_(self.log_prob.isneginf()[:, :, None], -torch.inf)
         best, index = extended.flatten(1).sort(dim=1, descending=True, stable=True)
@@ -175,7 +219,8 @@ class _Group(Beam):
 
     def choose_apart(self, log_probs: Tensor, counts: Tensor, strength: float) -> Tensor:
         """Choose as `choose`, and add the choices to `counts` [B, V]: how often earlier groups have chosen each piece."""
-        best, chosen, origin = self._extend(log_probs - strength * counts[self.sentences])
+        proposals = self.propose(log_probs - strength * counts[self.sentences], self)
+        best, chosen, origin = self._extend([proposals])
         kept = self._find_place(best)
         self._lost = self._lost.gather(1, origin) + strength * counts.gather(1, chosen)
         counts.scatter_add_(1, chosen, kept.to(counts.dtype))
@@ -191,6 +236,8 @@ class DiverseBeam:
 
     The search ends when all groups have found as many hypotheses as they have places. Equal hypotheses of several groups are one.
     """
+
+    rows = slice(None)
 
     def __init__(self, lengths: Lengths, num_groups: int, width: int, num_best: int, strength: float):
         self._groups = [_Group(lengths, width) for _ in range(num_groups)]
@@ -217,8 +264,17 @@ class DiverseBeam:
         """Return the sentences of decoded hypotheses, [R]."""
         return torch.cat([group.sentences for group in self._groups])
 
-    def choose(self, log_probs: Tensor) -> Tensor:
-        """See `Beam.choose`."""
+    def parts(self) -> "list[DiverseBeam]":
+        """See `Beam.parts`. There is only one part."""
+        return [self]
+
+    def propose(self, log_probs: Tensor, part: "DiverseBeam") -> Tensor:
+        """Return the log-probabilities [R, V] as they are."""
+        return log_probs
+
+    def choose(self, proposals: Sequence[Tensor]) -> Tensor:
+        """Choose as `Beam.choose`, by the log-probabilities of the only part."""
+        [log_probs] = proposals
         counts = log_probs.new_zeros(self._num_sentences, log_probs.shape[1])
         rows, first = [], 0
         for group, own in zip(self._groups, log_probs.split([len(group.tokens) for group in self._groups]), strict=True):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import InputKind
+from treenet.layers.linear import Scratch
 from treeproc.common.messages import warn
 
 
@@ -125,6 +126,18 @@ class Decodable(Protocol):
         ...
 
 
+class HasStates(Decodable, Protocol):
+    """A model with states that logits follow from. So the logits of a few hypotheses after the other are in the same memory."""
+
+    def decode_states(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Return the states [R, D] that give the logits of `decode_step`, and the new state of the search."""
+        ...
+
+    def compute_logits(self, x: Tensor, scratch: Scratch | None) -> Tensor:
+        """Return the logits [R, V] of states [R, D]."""
+        ...
+
+
 class StaticSearchState(SearchState, Protocol):
     """A state that steps and selections change in place."""
 
@@ -165,6 +178,7 @@ class GrowingCache:
 
     def __init__(self, model: Decodable, memory: Any, beam_width: int | None = None):
         self._model, self._state, self._beam_width = model, model.start_decoding(memory), beam_width
+        self._has_states, self._scratch = hasattr(model, "decode_states"), Scratch()
         self._decoded = 0
 
     def run(self, step: Callable[[], None]) -> None:
@@ -172,10 +186,15 @@ class GrowingCache:
         step()
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """Return the logits [R, V] of the piece that follows `tokens` [R]."""
-        logits, self._state = self._model.decode_step(tokens, self._state)
+        """Decode `tokens` [R], and return what `logits` takes: a tensor with a row for each token."""
+        decode = self._model.decode_states if self._has_states else self._model.decode_step
+        decoded, self._state = decode(tokens, self._state)
         self._decoded = len(tokens)
-        return logits
+        return decoded
+
+    def logits(self, decoded: Tensor) -> Tensor:
+        """Return the logits [R', V] of the pieces that follow some rows of `decode`. The next call may overwrite them."""
+        return self._model.compute_logits(decoded, self._scratch) if self._has_states else decoded
 
     def select(self, rows: Tensor) -> None:
         """Go on with hypotheses `rows` [R'] of those that were decoded."""
@@ -219,10 +238,14 @@ class StaticCache:
         (self._captured if self._whole else step)()
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """See `GrowingCache`. The next step overwrites the logits."""
+        """Return the logits [R, V] of the piece that follows `tokens` [R]. The next step overwrites them."""
         self._tokens = tokens
         (self._decode if self._whole else self._captured)()
         return self._logits
+
+    def logits(self, decoded: Tensor) -> Tensor:
+        """See `GrowingCache`."""
+        return decoded
 
     def select(self, rows: Tensor) -> None:
         """See `GrowingCache`."""

@@ -14,6 +14,17 @@ from treenet.config import DecodingConfig
 from treeproc.common.errors import UserError
 from treeproc.shards.schema import PAD_ID
 
+# What a chooser takes of log-probabilities: values and pieces, each [R, F], or all of them [R, V].
+Proposals = tuple[Tensor, Tensor] | Tensor
+
+
+def normalise(logits: Tensor) -> Tensor:
+    """Return log-probabilities [R, V] of logits, in float32. On CPUs, they overwrite logits of this type."""
+    logits = logits.float()
+    if logits.device.type != "cpu" or torch.compiler.is_compiling():
+        return logits.log_softmax(dim=1)
+    return torch.log_softmax(logits, dim=1, out=logits)
+
 
 def best_pieces(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` best values and pieces of rows [R, V] of float32, each [R, count].
@@ -25,15 +36,49 @@ def best_pieces(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if log_probs.device.type != "cpu":
         return best_by_key(log_probs, count)
     most = min(count + 1, log_probs.shape[1])  # one value more shows whether the cut divides equal values
-    values, pieces = log_probs.topk(most, dim=1)
-    tied = (values[:, count - 1] == values[:, most - 1]) & values[:, count - 1].isfinite() & (most > count)
+    values, pieces = _largest(log_probs, most)
+    equal = values[:, 1:] == values[:, :-1]
+    if equal.any():
+        pieces = _in_order(log_probs, values, pieces, count)
+        values = log_probs.gather(1, pieces)
+    return values[:, :count], pieces[:, :count]
+
+
+def _in_order(log_probs: Tensor, values: Tensor, pieces: Tensor, count: int) -> Tensor:
+    """Return the best pieces in the order of `best_pieces`, from the `count + 1` largest values, descending, and their pieces.
+
+    All are [R, F].
+    """
+    tied = (values[:, count - 1] == values[:, -1]) & values[:, count - 1].isfinite() & (values.shape[1] > count)
     values, pieces = values[:, :count], pieces[:, :count]
     if tied.any():
         pieces[tied] = log_probs[tied].sort(dim=1, descending=True, stable=True).indices[:, :count]
     pieces, order = pieces.sort(dim=1)
-    values, order = values.gather(1, order).sort(dim=1, descending=True, stable=True)
-    pieces = pieces.gather(1, order)
-    return values, pieces
+    return pieces.gather(1, values.gather(1, order).sort(dim=1, descending=True, stable=True).indices)
+
+
+_BLOCK = 64  # columns
+
+
+def _largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the `count` largest values of rows [R, V], descending, and their columns.
+
+    `topk` looks at one value after the other. The maxima of blocks come from vectors of values, and the largest values are in the
+    blocks of the largest maxima.
+    """
+    rows, columns = x.shape
+    blocks = columns // _BLOCK
+    if blocks < 4 * count:
+        return x.topk(count, dim=1)
+    in_blocks = x[:, : blocks * _BLOCK].unflatten(1, (blocks, _BLOCK))
+    best = in_blocks.amax(2).topk(count, dim=1, sorted=False).indices
+    candidates = in_blocks[torch.arange(rows)[:, None], best].flatten(1)
+    first = best * _BLOCK
+    if rest := columns - blocks * _BLOCK:
+        candidates = torch.cat([candidates, x[:, -rest:]], dim=1)
+        first = torch.cat([first, first.new_full((rows, 1), blocks * _BLOCK)], dim=1)
+    values, places = candidates.topk(count, dim=1)
+    return values, first.gather(1, places // _BLOCK) + places % _BLOCK
 
 
 def best_by_key(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:

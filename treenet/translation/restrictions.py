@@ -23,8 +23,12 @@ class Hypotheses(Protocol):
     """Hypotheses that the model has decoded at this step, as a restriction sees them.
 
     `step` is the number of their pieces so far, in a captured step a tensor [1]. `pieces` [R, T + 1] or [R, step] are without
-    BOS, and have no meaning from `step` on. `sentences` [R] are rows in the batch.
+    BOS, and have no meaning from `step` on. `sentences` [R] are rows in the batch. `rows` are their places among all that the
+    model has decoded.
     """
+
+    @property
+    def rows(self) -> slice: ...
 
     @property
     def step(self) -> int | Tensor: ...

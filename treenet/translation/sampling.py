@@ -51,6 +51,8 @@ _NUCLEUS_WIDTHS = (64, 1024)  # pieces that are sorted before all are
 class Samples:
     """Samples with these `numbers` of each of `examples` [B]. Before the first step, those of a sentence are one hypothesis."""
 
+    rows = slice(None)
+
     def __init__(self, lengths: Lengths, decoding: DecodingConfig, examples: Tensor, numbers: Sequence[int]):
         count, device = len(examples), lengths.most.device
         self.step = 0
@@ -65,8 +67,20 @@ class Samples:
         self._log_prob = torch.zeros(len(self._live), dtype=torch.float64, device=device)
         self._ended: dict[int, Hypothesis] = {}
 
-    def choose(self, log_probs: Tensor) -> Tensor:
-        """Draw the next piece of each sample. Returns the rows in [R] of those that go on. One that cannot end is left out."""
+    def parts(self) -> "list[Samples]":
+        """See `Beam.parts`. There is only one part."""
+        return [self]
+
+    def propose(self, log_probs: Tensor, part: "Samples") -> Tensor:
+        """Return the log-probabilities [R, V] as they are."""
+        return log_probs
+
+    def choose(self, proposals: Sequence[Tensor]) -> Tensor:
+        """Draw the next piece of each sample by the log-probabilities of the only part.
+
+        Returns the rows in [R] of those that go on. One that cannot end is left out.
+        """
+        [log_probs] = proposals
         rows = torch.arange(len(self._live), device=log_probs.device)
         if self.step == 0:
             rows = rows // self._per_sentence

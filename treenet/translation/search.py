@@ -19,7 +19,7 @@ from treenet.data.batch import TreeBatch
 from treenet.models.compiling import Compiled
 from treenet.translation.beam import Beam, DiverseBeam
 from treenet.translation.caches import Cache, Decodable, GrowingCache, StaticCache, Steps, choose_steps, decode
-from treenet.translation.hypotheses import Hypothesis, check_num_best
+from treenet.translation.hypotheses import Hypothesis, Proposals, check_num_best, normalise
 from treenet.translation.line_constraints import BatchConstraints, RequiredPhrases, check_method
 from treenet.translation.restrictions import Hypotheses, Lengths, Restriction, restrictions_of
 from treenet.translation.sampling import Samples
@@ -32,7 +32,13 @@ class Chooser(Hypotheses, Protocol):
     @property
     def tokens(self) -> Tensor: ...
 
-    def choose(self, log_probs: Tensor) -> Tensor: ...
+    def parts(self) -> Sequence[Hypotheses]:
+        """Return the decoded hypotheses in parts, for which log-probabilities are computed one part after the other."""
+        ...
+
+    def propose(self, log_probs: Tensor, part: Hypotheses) -> Proposals: ...
+
+    def choose(self, proposals: Sequence[Proposals]) -> Tensor: ...
 
     def has_ended(self, num_steps: int) -> bool: ...
 
@@ -59,12 +65,15 @@ class Search:
         return self.chooser.found()
 
 
-def extend(logits: Tensor, chooser: Chooser, restrictions: Sequence[Restriction], cache: Cache) -> None:
-    """Extend hypotheses by one piece, by the `logits` [R, V] of those that follow."""
-    log_probs = logits.float().log_softmax(dim=1)
-    for restriction in restrictions:
-        restriction.apply(log_probs, chooser)
-    rows = chooser.choose(log_probs)
+def extend(decoded: Tensor, chooser: Chooser, restrictions: Sequence[Restriction], cache: Cache) -> None:
+    """Extend hypotheses by one piece. `decoded` has a row of each of the R hypotheses, which gives logits [V]."""
+    proposals = []
+    for part in chooser.parts():
+        log_probs = normalise(cache.logits(decoded[part.rows]))
+        for restriction in restrictions:
+            restriction.apply(log_probs, part)
+        proposals.append(chooser.propose(log_probs, part))
+    rows = chooser.choose(proposals)
     if len(rows):
         cache.select(rows)
 

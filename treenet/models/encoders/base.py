@@ -16,6 +16,8 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import LEAVES, InputKind
 from treenet.layers.dropout import Dropout
+from treenet.layers.linear import Scratch, multiply_by_table
+from treenet.layers.torch_internals import product_dtype
 from treenet.models.pretrained import PretrainedLeaves
 from treenet.structure import TreeStructure
 from treeproc.common.storage import AnyPath
@@ -76,8 +78,13 @@ class PieceEmbedding(nn.Embedding):
         """Return rows of the table [..., D], without the scale."""
         return F.embedding(pieces, self.weight)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Compute logits: x [..., D] -> [..., V]. Half precision becomes float32."""
+    def logits(self, x: Tensor, scratch: Scratch | None = None) -> Tensor:
+        """Compute logits: x [..., D] -> [..., V]. Half precision becomes float32.
+
+        With `scratch`, x is [R, D]. Then logits of float32 on a CPU are in this memory.
+        """
+        if scratch and x.device.type == "cpu" and x.dtype == product_dtype(x) == torch.float32:
+            return multiply_by_table(x, self.weight, scratch)
         logits = F.linear(x, self.weight)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
