@@ -51,7 +51,7 @@ OTHER_TABLES = {
     ("multi30k.md", "What we had to fix first#1"),
     ("translation.md", "Protocol#1"),
     ("translation.md", "The second study#0"),
-    ("translation.md", "The second study#1"),
+    ("translation.md", "The second study#2"),
     ("windows.md", "Seconds and memory of one rank#0"),
 }
 PAGES = sorted({page for page, _ in (*TABLES, *MIXED, *WITHOUT_RECORD, *OTHER_TABLES)})

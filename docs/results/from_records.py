@@ -248,6 +248,7 @@ def parameters(row: Row) -> Figures:
     return [row.point["parameters"] / 1000]
 
 
+TUNING = ("drop20_smooth10", "drop30_smooth10", "drop40_smooth10", "drop30_smooth10_rate1")
 _tree = partial(Row, system="tree_transformer")
 SIZES = (_tree("iwslt14"), _tree("iwslt14", share=0.5), _tree("iwslt14", share=0.25), _tree("multi30k"))
 BY_SEED: tuple[Column, ...] = (
@@ -283,6 +284,10 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         Row("iwslt14", "relative_positions"),
         Row("multi30k", "shuffled"),
     ),
+    ("translation.md", "The second study#1"): [
+        *grid((None, partial(mean, "nll"), partial(mean, "")), *(Row("iwslt14_relative_tuning_gpu", cell) for cell in TUNING)),
+        *grid((None, partial(mean, "nll"), partial(mean, "")), Row("iwslt14_relative_tuning", "drop30_smooth10")),
+    ],
     ("translation.md", "IWSLT'14#0"): grid(
         (None, pairs, *BY_SEED),
         *(Row("iwslt14", model) for model in ("transformer", "tree_transformer", "shuffled", "relative_positions")),

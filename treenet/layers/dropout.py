@@ -42,7 +42,7 @@ def drop(x: Tensor, keys: Tensor, offset: Tensor, counts: Tensor, threshold: int
     """Drop units of x [B, S, D] by keys [B] and the offset [] of the call, int32. `num_leaves` is -1 if there are only leaves.
 
     `counts` are the `numbers`, from memory. All values that wrap around must be int32. Triton kernels of PyTorch before 2.13
-    compute products of `torch.arange` in int64, whatever its type, and then drop about half of all units.
+    compute products of `torch.arange` in int64, also where it is int32, and then drop about half of all units.
     """
     place, dimension = counts[: x.shape[1]], counts[: x.shape[2]]
     if num_leaves >= 0:  # in int64, and then cast, because the number may be a symbol
