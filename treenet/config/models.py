@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from treeproc.common.settings import Settings, unrecorded
+from treeproc.common.settings import Settings, later_field
 
 
 class ArchitectureSection(Settings):
@@ -36,15 +36,13 @@ class TreeAttentionConfig(ArchitectureSection):
     subtree_mask: bool = Field(True, description="subtree masking (equation 11); false: -SubMask of Table 3")
     vertical_rows: PositiveInt = Field(100, description="rows of the vertical embedding table")
     horizontal_rows: PositiveInt = Field(100, description="rows of the horizontal embedding table")
-    nodes: Literal["labels", "labels_and_leaves"] = Field(
+    nodes: Literal["labels", "labels_and_leaves"] = later_field(
         "labels",
-        exclude_if=unrecorded("labels"),
         description="what nodes start from. 'labels': the vector of their label. 'labels_and_leaves': its sum with the mean of "
         "the inputs of their leaves, which says more above a pretrained encoder",
     )
-    relative_positions: int = Field(
+    relative_positions: int = later_field(
         0,
-        exclude_if=unrecorded(0),
         ge=0,
         description="largest distance that has its own relative position (Shaw et al., 2018): between two leaves, beside "
         "sinusoids, and in the decoder's self-attention, instead of sinusoids. 0: sinusoids alone",
@@ -325,36 +323,28 @@ class ModelConfig(Settings):
     num_decoder_layers: Layers = Field(6, description="decoder layers")
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout of embeddings and sub-layer outputs")
     attention_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of attention weights")
-    norm: Literal["post", "pre"] = Field(
+    norm: Literal["post", "pre"] = later_field(
         "post",
-        exclude_if=unrecorded("post"),
         description="place of the layer norms. 'post': after each residual connection, as in the paper; 'pre': before each "
         "sub-layer, and after the last layer",
     )
-    activation_dropout: float = Field(
-        0.0, exclude_if=unrecorded(0.0), ge=0, lt=1, description="dropout of the inner units of the feed-forward layer"
-    )
-    encoder_layer_drop: float = Field(
+    activation_dropout: float = later_field(0.0, ge=0, lt=1, description="dropout of the inner units of the feed-forward layer")
+    encoder_layer_drop: float = later_field(
         0.0,
-        exclude_if=unrecorded(0.0),
         ge=0,
         lt=1,
         description="probability that training skips an encoder layer, for each example (Fan et al., 2020)",
     )
-    decoder_layer_drop: float = Field(0.0, exclude_if=unrecorded(0.0), ge=0, lt=1, description="the same for a decoder layer")
-    source_word_dropout: float = Field(
+    decoder_layer_drop: float = later_field(0.0, ge=0, lt=1, description="the same for a decoder layer")
+    source_word_dropout: float = later_field(
         0.0,
-        exclude_if=unrecorded(0.0),
         ge=0,
         lt=1,
         description="probability that the embedding of a source piece is 0 in training; translation only",
     )
-    target_word_dropout: float = Field(
-        0.0, exclude_if=unrecorded(0.0), ge=0, lt=1, description="the same for the pieces that the decoder reads"
-    )
-    paired_weights: bool = Field(
+    target_word_dropout: float = later_field(0.0, ge=0, lt=1, description="the same for the pieces that the decoder reads")
+    paired_weights: bool = later_field(
         False,
-        exclude_if=unrecorded(False),
         description="true: accumulation and relations draw their initial weights apart, so models with one seed share all other "
         "initial weights. false: all weights are drawn in one sequence",
     )
@@ -367,7 +357,7 @@ class ModelConfig(Settings):
     recurrent: RecurrentConfig = RecurrentConfig()
     constituents: ConstituentConfig = ConstituentConfig()
     tree_reg: TreeRegConfig = TreeRegConfig()
-    pretrained: PretrainedConfig = Field(PretrainedConfig(), exclude_if=unrecorded(PretrainedConfig()))
+    pretrained: PretrainedConfig = later_field(PretrainedConfig())
 
     @model_validator(mode="after")
     def _check_heads(self) -> Self:

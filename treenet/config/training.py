@@ -18,7 +18,7 @@ from treenet.config.decoding import DecodingConfig
 from treenet.config.models import ModelConfig
 from treenet.config.sampling import SamplingConfig
 from treeproc.common.ray_internals import is_sent_to_a_cluster
-from treeproc.common.settings import Effect, Settings, is_below, keys_with, unrecorded
+from treeproc.common.settings import Effect, Settings, is_below, keys_with, later_field
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.schema import WINDOW_ROWS
 
@@ -64,9 +64,8 @@ class OptimizerConfig(Settings):
         1e-4, ge=0, description="decoupled weight decay of matrices and tables; biases and layer norms do not decay"
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="label smoothing")
-    clip_norm: float = Field(
+    clip_norm: float = later_field(
         0.0,
-        exclude_if=unrecorded(0.0),
         ge=0,
         description="largest norm of the gradient: a larger gradient is scaled down to it; 0 is off",
     )
@@ -117,21 +116,18 @@ class BatchConfig(Settings):
     fraction: float = Field(
         1.0, gt=0, le=1, description="share of the training examples to use; larger shares contain smaller ones"
     )
-    subset: Literal["fixed", "by_seed"] = Field(
+    subset: Literal["fixed", "by_seed"] = later_field(
         "fixed",
-        exclude_if=unrecorded("fixed"),
         description="'fixed': all seeds train on the same share; 'by_seed': each seed draws its own share. All models get the "
         "same share, and larger shares contain smaller ones",
     )
-    window_rows: PositiveInt = Field(
+    window_rows: PositiveInt = later_field(
         WINDOW_ROWS,
-        exclude_if=unrecorded(WINDOW_ROWS),
         description="training shuffles and batches consecutive shards in windows of so many rows, one window after the other. A "
         "smaller data set is one window. Another value makes other batches",
     )
-    corpora: tuple[CorpusConfig, ...] = Field(
+    corpora: tuple[CorpusConfig, ...] = later_field(
         (),
-        exclude_if=unrecorded(()),
         description="weights of the files of train, as {FILE: WEIGHT}. FILE is the source file in the data set's settings, or "
         "the end of its path; other files have weight 1. With weight 2.5, half of the examples of a file occur twice in an "
         "epoch and half of them three times, the same in every epoch",
@@ -186,9 +182,8 @@ class ClassifierConfig(Settings):
         "out examples of this class. 2 reads SST-5 as SST-2",
     )
     pair_hidden: PositiveInt = Field(50, description="pairs of sentences: width of the layer that compares the two")
-    pair_features: Literal["symmetric", "ordered"] | None = Field(
+    pair_features: Literal["symmetric", "ordered"] | None = later_field(
         None,
-        exclude_if=unrecorded(None),
         description="pairs of sentences: what this layer reads. 'symmetric': product and distance of their two states, so their "
         "order does not count. 'ordered': these and both states (Mou et al., 2016), because entailment has a direction. null: "
         "'ordered' for classes, 'symmetric' for relatedness",
@@ -228,21 +223,18 @@ class TrainConfig(Settings):
         "'relatedness' reads pairs of sentences with scores. 'masked_lm' predicts pieces of the source side (see masked_lm). "
         "'causal_lm' predicts each piece of the source side from those before it",
     )
-    init: DataPath | None = Field(
+    init: DataPath | None = later_field(
         None,
-        exclude_if=unrecorded(None),
         description="run whose weights a new run starts from: its folder for the averaged model, or the folder of a checkpoint "
         "in it. Weights are matched by name and shape, rows of pieces and labels by piece and label",
     )
-    freeze: tuple[Pattern, ...] = Field(
+    freeze: tuple[Pattern, ...] = later_field(
         (),
-        exclude_if=unrecorded(()),
         description="parameters that training leaves as they are, as patterns of names: encoder.layers.0.*, *.norm*. The shared "
         "table of pieces is encoder.embedding.weight",
     )
-    lr_scale: dict[Pattern, RateFactor] = Field(
+    lr_scale: dict[Pattern, RateFactor] = later_field(
         {},
-        exclude_if=unrecorded({}),
         description="factors of the learning rate, as {pattern of parameter names: factor}; the first pattern that matches "
         "counts, and all other parameters have 1",
     )
@@ -251,22 +243,20 @@ class TrainConfig(Settings):
     masked_lm: MaskedLMConfig = MaskedLMConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     batch: BatchConfig = BatchConfig()
-    sampling: SamplingConfig = Field(SamplingConfig(), exclude_if=unrecorded(SamplingConfig()))
+    sampling: SamplingConfig = later_field(SamplingConfig())
     decoding: Annotated[DecodingConfig, Effect.PROGRESS] = DecodingConfig()
     seed: int = Field(1, ge=0, lt=2**63, description="seed of initialisation, dropout and batch order")
     max_steps: Annotated[PositiveInt, Effect.PROGRESS] = Field(100_000, description="updates")
     validate_every: Annotated[PositiveInt, Effect.PROGRESS] = Field(1000, description="updates between validations")
     checkpoint_every: Annotated[PositiveInt, Effect.PROGRESS] = Field(1000, description="updates between checkpoints")
     keep_checkpoints: Annotated[PositiveInt, Effect.NONE] = Field(5, description="checkpoints kept on disk")
-    valid_metric: str = Field(
+    valid_metric: str = later_field(
         "nll",
-        exclude_if=unrecorded("nll"),
         description="translation: the score by which patience and average=best compare validations. 'nll', or a metric of "
         "sacrebleu by its name in scores.json, which then scores greedy translations of the validation split",
     )
-    valid_metric_every: Annotated[PositiveInt, Effect.PROGRESS] = Field(
+    valid_metric_every: Annotated[PositiveInt, Effect.PROGRESS] = later_field(
         1,
-        exclude_if=unrecorded(1),
         description="with a metric of sacrebleu: translate at every n-th validation, and at the last one",
     )
     average: Annotated[Literal["last", "best", "ema"], Effect.PROGRESS] = Field(
@@ -287,9 +277,8 @@ class TrainConfig(Settings):
         20, description="training stops with an error after so many updates in a row whose loss or gradient is not finite"
     )
     log_every: Annotated[PositiveInt, Effect.NONE] = Field(100, description="updates between metric lines")
-    loggers: Annotated[tuple[LoggerName, ...], Effect.NONE] = Field(
+    loggers: Annotated[tuple[LoggerName, ...], Effect.NONE] = later_field(
         ("tensorboard",),
-        exclude_if=unrecorded(("tensorboard",)),
         description=f"loggers that get the metrics too: {', '.join(LOGGER_NAMES)}. MLflow and W&B write to this machine, "
         "unless MLFLOW_TRACKING_URI or WANDB_MODE names another place",
     )
@@ -311,9 +300,8 @@ class TrainConfig(Settings):
         "inputs of float32 products on GPUs. 'auto': float32 on CPUs, bf16 on GPUs, fp16 on GPUs without bf16. A "
         "run keeps the precision that it began with",
     )
-    gradient_sums: Literal["float32", "bf16"] = Field(
+    gradient_sums: Literal["float32", "bf16"] = later_field(
         "float32",
-        exclude_if=unrecorded("float32"),
         description="number format in which workers add their gradients; 'bf16' sends half the bytes, rounded",
     )
     shard_weights: Annotated[bool, Effect.NONE] = Field(

@@ -5,7 +5,7 @@ the effect of its setting: `Annotated[int, Effect.NONE]`. Without one, it change
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
 from operator import eq
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator, model_validator
 
 from treeproc.common.command_names import advise, from_python
 from treeproc.common.errors import UserError, quoted
@@ -30,12 +30,12 @@ class Effect(Enum):
     NONE = "where and how fast the command computes, or how much it prints"
 
 
-def unrecorded(default: object) -> Callable[[object], bool]:
-    """Mark a setting that records leave out at its default: `Field(0.0, exclude_if=unrecorded(0.0))`.
+def later_field(default: Any, **options: Any) -> Any:
+    """Return the field of a setting that records leave out at its default.
 
     Runs made before the setting have no entry of it, and fingerprints must stay the same.
     """
-    return partial(eq, default)
+    return Field(default, exclude_if=partial(eq, default), **options)
 
 
 def keys_with(cls: type[BaseModel], *effects: Effect) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from treeproc.common.errors import quoted
 from treeproc.common.messages import warn
-from treeproc.common.settings import Settings, UserError, unrecorded
+from treeproc.common.settings import Settings, UserError, later_field
 from treeproc.readers.brackets import read_trees
 from treeproc.readers.line_forms import is_blank
 from treeproc.readers.numbered_lines import read_texts
@@ -33,9 +33,8 @@ class LabelledConfig(Settings):
 
     label: str = Field("label", description="name of the column with the class, or key of a JSON object")
     text: str = Field("text", description="name of the column with the text, or key of a JSON object")
-    second_text: str | None = Field(
+    second_text: str | None = later_field(
         None,
-        exclude_if=unrecorded(None),
         description="name of the column with the second text, or key of a JSON object, for pairs of texts: entailment, "
         "paraphrases. Unset: an example is one text",
     )

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from treeproc.common.settings import Effect, Settings, UserError, differences, read_yaml, unrecorded
+from treeproc.common.settings import Effect, Settings, UserError, differences, later_field, read_yaml
 from treeproc.common.storage import AnyPath, DataPath, as_path
 from treeproc.parsers import ParserConfig
 from treeproc.readers import Format, FormatName, find_format
@@ -55,7 +55,7 @@ class PreprocessConfig(Settings):
         description="class in the files -> class of the data set, for formats whose classes are numbers; the job drops examples "
         "of other classes",
     )
-    labelled: LabelledConfig = Field(LabelledConfig(), exclude_if=unrecorded(LabelledConfig()))
+    labelled: LabelledConfig = later_field(LabelledConfig())
     parser: ParserConfig = ParserConfig()
     target_parser: ParserConfig | None = Field(None, description="parser of the target side, if you need its trees too")
     filters: FilterConfig = FilterConfig()
