@@ -4,13 +4,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer
 
-from treeproc.common.settings import Effect, Settings
+from treeproc.common.settings import Effect, Settings, later_field
 
 
 class DecodingConfig(Settings):
     """Beam search by default; sampling and minimum Bayes risk by `method`."""
 
-    method: Literal["beam", "sampling", "mbr"] = Field(
+    method: Literal["beam", "sampling", "mbr"] = later_field(
         "beam",
         description="'beam': beam search. 'sampling': draw translations from the model. 'mbr': draw samples, and choose the one "
         "with the highest mean chrF against all of them (minimum Bayes risk)",
@@ -23,7 +23,7 @@ class DecodingConfig(Settings):
         "length",
         description="'length': score / length^a, as in the paper; 'gnmt': score / ((5 + length) / 6)^a. The length counts EOS",
     )
-    coverage_penalty: float = Field(
+    coverage_penalty: float = later_field(
         0.0,
         ge=0,
         description="beam search: weight beta of the coverage penalty (Wu et al., 2016, equation 14), which orders the "
@@ -34,10 +34,10 @@ class DecodingConfig(Settings):
     )
     max_length_offset: PositiveInt = Field(10, description="see max_length_factor")
     min_length: int = Field(0, ge=0, description="a hypothesis has at least this many pieces, unless its maximum is lower")
-    no_repeat_ngram: int = Field(
+    no_repeat_ngram: int = later_field(
         0, ge=0, description="a translation contains no n-gram of this number of pieces twice; 0: no such rule"
     )
-    diversity_groups: PositiveInt = Field(
+    diversity_groups: PositiveInt = later_field(
         1, description="diverse beam search (Vijayakumar et al., 2018): groups that the beam is divided into; 1 is plain search"
     )
     diversity_strength: float = Field(
@@ -81,7 +81,7 @@ class DecodingConfig(Settings):
     @model_serializer(mode="wrap")
     def _leave_out_what_is_not_read(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out defaults that the method does not read, and those that earlier runs do not record either."""
-        idle = self._unread() | _LATER | ({"diversity_strength"} if self.diversity_groups == 1 else set())
+        idle = self._unread() | ({"diversity_strength"} if self.diversity_groups == 1 else set())
         return {name: value for name, value in dump(self).items() if name not in idle or value != _DEFAULTS[name]}
 
     def _unread(self) -> set[str]:
@@ -95,9 +95,9 @@ _READ = {
     "sampling": _SAMPLING,
     "mbr": {*_SAMPLING, "mbr_samples"},
 }
-# A record leaves these out at their defaults, because earlier records lack them. A new setting belongs here.
-_LATER = {"method", "coverage_penalty", "diversity_groups", "no_repeat_ngram"}
 _OF_METHODS = tuple(name for name in DecodingConfig.model_fields if any(name in names for names in _READ.values()))
 _DEFAULTS = {name: field.default for name, field in DecodingConfig.model_fields.items()}
 # What a record without these settings was made with.
-UNRECORDED = {name: _DEFAULTS[name] for name in (*_LATER, *_OF_METHODS)}
+UNRECORDED = {
+    name: field.default for name, field in DecodingConfig.model_fields.items() if field.exclude_if or name in _OF_METHODS
+}
