@@ -1,5 +1,6 @@
 """Shared by all tests: repository paths, threads, the command line as a user has it."""
 
+import gc
 import logging
 import os
 import random
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis_profiles  # noqa: F401 (loads the profile of all tests)
@@ -37,6 +39,17 @@ logging.getLogger("treeproc.common.messages").setLevel(logging.INFO)
 os.environ.setdefault("RAY_worker_niceness", "0")
 # A shell's background jobs ignore Ctrl-C, and so do the processes that they start; tests that interrupt a process need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without the garbage collector: it would go through all modules and tests again and again, also later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

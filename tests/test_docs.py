@@ -1,13 +1,13 @@
 """The documentation: links lead somewhere, and the code that a page marks as runnable runs."""
 
-import os
 import re
-import subprocess
-import sys
+import shlex
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 from bracketed_data import write_bracketed_data
+from commands import run_installed_here
 from conftest import REPOSITORY
 
 from treenet.config import TrainConfig
@@ -23,16 +23,13 @@ PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 RUNNABLE = re.compile(r"^<!-- run -->\n```(python|bash)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]+)(#[^)]*)?\)")
 
-SHELL = """
-import shlex
-from commands import run_installed_here
 
-def run_in_shell(line):
-    program, *arguments = shlex.split(line.partition(" 2>/dev/null")[0])
+def run_in_shell(line: str) -> None:
+    """A `tree-attention` command, without where its output goes."""
+    program, *arguments = shlex.split(line.partition(" 2>/dev/null")[0], comments=True)
     assert program == "tree-attention"
     done = run_installed_here(*arguments)
     assert done.returncode == 0, done.stderr
-"""
 
 
 def runnable_blocks(page: Path) -> list[tuple[str, str]]:
@@ -64,11 +61,14 @@ def workplace(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if runnable_blocks(page)], ids=lambda page: page.stem)
 def test_runnable_blocks_run(page, workplace):
-    """Each block runs in a separate process, in the order of the page."""
-    for language, code in runnable_blocks(page):
-        command = [sys.executable, "-c", code] if language == "python" else ["bash", "-euc", code]
-        done = subprocess.run(command, cwd=workplace, capture_output=True, text=True, env=_environment())
-        assert done.returncode == 0, done.stderr
+    """Each block of Python is a program, each line of the others a command, in the order of the page."""
+    with chdir(workplace):
+        for language, code in runnable_blocks(page):
+            if language == "python":
+                exec(code, {"__name__": "__main__"})
+            else:
+                for line in code.splitlines():
+                    run_in_shell(line)
 
 
 def test_every_setting_is_on_one_page(monkeypatch):
@@ -93,20 +93,13 @@ def test_every_setting_is_on_one_page(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_tutorial_runs(tmp_path):
-    """All cells and commands in one process, with few sentences and updates; `make docs` runs them as they are."""
+def test_the_tutorial_runs(tmp_path, monkeypatch):
+    """All cells and commands in this process, with few sentences and updates; `make docs` runs them as they are."""
     text = (REPOSITORY / "docs" / "tutorial.md").read_text(encoding="utf-8")
     cells = re.findall(r"^```\{code-cell\}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     code = "\n".join(cells).replace("PAIRS, UPDATES = 6000, 400", "PAIRS, UPDATES = 400, 4")
     code = code.replace('("valid", 200), ("test", 100)', '("valid", 20), ("test", 10)')
     code = re.sub(r"^!(.*)$", lambda line: f"run_in_shell(f{line[1]!r})", code, flags=re.MULTILINE)
-    program = f"{SHELL}\n{code}"
-    environment = _environment() | {"MPLBACKEND": "agg", "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"}
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-
-
-def _environment() -> dict[str, str]:
-    """With this interpreter as `python`, and this checkout."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return os.environ | {"PATH": path, "PYTHONPATH": str(REPOSITORY)}
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    with chdir(tmp_path):
+        exec(code, {"__name__": "__main__", "run_in_shell": run_in_shell})

@@ -284,7 +284,9 @@ def test_wrong_command_lines(arguments, message, tmp_path):
 
 
 def encoded_again(data, out, **changes) -> dict:
-    return preprocess(PreprocessConfig.model_validate({"parsed": data, "subwords": {"vocab_size": 400}} | changes), out)
+    return preprocess(
+        PreprocessConfig.model_validate({"parsed": data, "subwords": {"vocab_size": 400}, "workers": 0} | changes), out
+    )
 
 
 def test_another_encoding_of_the_same_trees(data, text):

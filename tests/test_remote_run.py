@@ -204,12 +204,12 @@ def test_training_goes_on_while_the_store_is_away_and_uploads_later(bucket, data
         write(path, content)
 
     monkeypatch.setattr(RemotePath, "write_bytes", refuse_at_first)
-    run_training(tiny_config(data, "max_steps=400", "checkpoint_every=50"), out)
+    run_training(tiny_config(data, "max_steps=80", "checkpoint_every=10"), out)
     assert len(refused) == 3 and "training goes on" in capsys.readouterr().err
     assert len(steps_there(out)) == 8
     monkeypatch.setattr(RemotePath, "write_bytes", lambda path, content: (_ for _ in ()).throw(UserError(f"{path}: refused")))
     with pytest.raises(UserError, match="refused"):
-        run_training(tiny_config(data, "max_steps=410", "checkpoint_every=50"), out)
+        run_training(tiny_config(data, "max_steps=90", "checkpoint_every=10"), out)
 
 
 @pytest.mark.cluster

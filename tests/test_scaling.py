@@ -462,11 +462,11 @@ def recorded(undisturbed, data, tmp_path) -> Path:
 
 
 def test_a_study_goes_on_from_its_records_alone(study, undisturbed, recorded, tmp_path):
-    """Two cells without a record are trained, in two processes; then all have records, and nothing is trained."""
+    """Two cells without a record are trained; then all have records, and nothing is trained."""
     missing, second = ["transformer-0.3-seed2", "tree_transformer-1-seed2"], tmp_path / "second"
     for name in missing:
         (recorded / f"{name}.json").unlink()
-    done = run([*study, "--records", str(recorded)], second, "grid.parallel=2")
+    done = run([*study, "--records", str(recorded)], second)
     assert done.returncode == 0, done.stderr
     assert "seed1 (" not in done.stderr and sorted(path.name for path in (second / "cells").iterdir()) == missing
     assert len(list(recorded.iterdir())) == 8

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.fs
 import pytest
+from commands import run_here
 from moto_store import SECRET, s3_server
 
 from treenet.config import TrainConfig
@@ -197,14 +198,13 @@ def data(bucket, command, tmp_path_factory):
         job.kill()
         job.wait()
     assert not (remote / "encoded" / "index.json").exists()
-    run = subprocess.run([*command, str(remote)], capture_output=True, text=True, timeout=280)
+    run = run_here("preprocess.py", *command[2:], remote, "workers=0")
     assert run.returncode == 0, run.stderr
-    assert "parse: " in run.stderr and ".cc:" not in run.stderr and SECRET not in run.stdout + run.stderr
+    assert "parse: " in run.stderr and SECRET not in run.stdout + run.stderr
     job_here(command, local)
     return remote, local
 
 
-@pytest.mark.timeout(600)
 def test_killed_and_rerun_gives_the_bytes_of_the_local_job(data):
     remote, local = data
     there = remote_snapshot(remote)
@@ -212,6 +212,17 @@ def test_killed_and_rerun_gives_the_bytes_of_the_local_job(data):
     assert {name: there[name] for name in there.keys() - {PROVENANCE}} == local_snapshot(local)
     assert [session.outcome for session in read_sessions(remote)] == ["unfinished", "finished"]
     assert not any(secret in content for content in there.values() for secret in (SECRET.encode(), b"127.0.0.1"))
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(600)
+def test_ray_gives_the_bytes_of_the_local_job(bucket, command, data):
+    remote = as_path(bucket) / "on Ray"
+    run = subprocess.run([*command, str(remote)], capture_output=True, text=True, timeout=280)
+    assert run.returncode == 0, run.stderr
+    assert "parse: " in run.stderr and ".cc:" not in run.stderr and SECRET not in run.stdout + run.stderr
+    there = remote_snapshot(remote)
+    assert {name: there[name] for name in there.keys() - {PROVENANCE}} == local_snapshot(data[1])
 
 
 def test_checking_objects_copies_the_first_shard_alone(data, fresh_cache):

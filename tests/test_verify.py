@@ -11,6 +11,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from commands import run_installed_here
 from hypothesis import given
 from hypothesis_profiles import num_examples
 from reference_encoding import slow_depths
@@ -231,7 +232,7 @@ def test_damage_of_every_stage_is_found_and_a_rerun_mends_it(job):
 
     preprocess(config, data)
     assert contents(data) == before
-    run = subprocess.run([sys.executable, "-m", "treeproc.verify", str(data)], capture_output=True, text=True, timeout=120)
+    run = run_installed_here("verify", data)
     assert run.returncode == 0 and "no problem" in run.stdout.splitlines()[-1] and "24/24 rows" not in run.stdout
 
 
@@ -276,9 +277,7 @@ def test_processes_and_ray_find_the_same_in_the_same_order(job, tmp_path, monkey
     assert sum("example_id does not rise" in one for one in here) == 3 and len(here) == 12
     monkeypatch.setattr("treeproc.verify._FEW_ROWS", 0)
     assert [str(problem) for problem in verify(data).problems] == here
-    run = subprocess.run(
-        [sys.executable, "-m", "treeproc.verify", str(data), "--ray"], capture_output=True, text=True, timeout=280
-    )
+    run = run_installed_here("verify", data, "--ray")
     assert run.returncode == 2 and run.stdout.splitlines()[:-1] == here, run.stderr
 
 
@@ -304,5 +303,5 @@ def test_a_shard_that_is_named_twice_is_found(job, tmp_path):
 
 def test_no_data_set_is_one_line(tmp_path):
     for arguments, message in (([str(tmp_path)], "is not a data set"), ([], "required: DATA")):
-        run = subprocess.run([sys.executable, "-m", "treeproc.verify", *arguments], capture_output=True, text=True, timeout=120)
+        run = run_installed_here("verify", *arguments)
         assert run.returncode == 2 and message in run.stderr and run.stderr.count("\n") == 1

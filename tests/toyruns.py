@@ -18,8 +18,8 @@ from treenet.tasks.registry import build_task
 from treenet.training.trainer import train
 from treeproc.common.settings import UserError, load_settings
 
-# Processes start from one that has imported these: in a tenth of a second instead of seconds.
-multiprocessing.set_forkserver_preload(["treenet.training.trainer"])
+# Processes start from one that has imported these: in a tenth of a second instead of seconds. Optimisers import Dynamo.
+multiprocessing.set_forkserver_preload(["treenet.training.trainer", "torch._dynamo", "torch.distributed.fsdp"])
 
 TINY_RUN = {
     "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
