@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from commands import run_here
+from pretrained_data import write_data
 from toydata import write_toy_data
 from toylabels import make_rows, write_labelled
 from toyruns import TINY_RUN, check_stop_and_resume, losses
@@ -30,6 +32,7 @@ from treeproc.common.settings import UserError, load_settings
 from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.shards.schema import PAD_ID
 from treeproc.stages.tree_config import TreeConfig
+from treeproc.trees.spans import read_brackets
 
 pytestmark = pytest.mark.slow
 
@@ -181,6 +184,24 @@ def test_a_word_of_several_pieces_is_one_word(finished):
         expected = [(start // 2, (end + 1) // 2) for start, end in zip(spans["start"], spans["end"], strict=True)]
         assert [span for span, _ in gold] == expected
         assert "".join(words).replace(" ", "") == load_processor(config.data).decode(pieces.tolist()).replace(" ", "")
+
+
+def test_words_of_a_pretrained_tokenizer_are_read_from_its_pieces(tmp_path):
+    """A run on such a data set is scored; the written words are the text, against its own trees and those of a treebank."""
+    pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install tokenizers")
+    data = write_data(tmp_path, "bytes")
+    run_training(make_config(data, "max_steps=2"), tmp_path / "run")
+    settings = {"parsing": {"min_layer": 0}, "punctuation": []}
+    name, scores = parse_run(tmp_path / "run", ParseSettings(split="valid", **settings))
+    assert scores["num_sentences"] == 40 and scores["trees"] == "given"
+    lines = (tmp_path / "run" / f"parses.{name}.txt").read_text().splitlines()
+    words = [read_brackets(line)[0] for line in lines[:4]]
+    assert words == [["We", "do", "n't", "know"], ["He", "knows", "her"], ["They", "can", "not"], ["😀", "know", "us"]]
+    (tmp_path / "gold.mrg").write_text("(S (NP (X we)) (VP (X know) (X him)))\n")
+    done = run_here(
+        "unsupervised_parse.py", "--out", tmp_path / "run", "parsing.min_layer=0", f"treebank=[{tmp_path / 'gold.mrg'}]"
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_workflows_from_configuration_to_scores(finished, tmp_path, monkeypatch, capsys, repository):

@@ -1,5 +1,6 @@
 """Trees in samples: what `default_collate`, a DataLoader and collators of Hugging Face make is the batch built at once."""
 
+import re
 from importlib.util import find_spec
 
 import pytest
@@ -123,6 +124,12 @@ def test_collators_of_hugging_face_pad_the_rest():
     batch = TreeCollator(default_data_collator)([{"label": row, "structure": trees[row]} for row in range(3)])
     assert batch["labels"].tolist() == [0, 1, 2]
     same_maps(batch["structure"], trees)
+    wrap = r"cannot make a tensor of a TreeStructure, .*; wrap the collator: treenet\.TreeCollator\(collator\)"
+    with pytest.raises(UserError, match=wrap):
+        default_data_collator([{"label": row, "structure": trees[row]} for row in range(3)])
+    with pytest.raises(ValueError, match="`structure` in this case") as caught:
+        DataCollatorWithPadding(tokenizer)(features)
+    assert re.search(wrap, str(caught.value.__cause__))
 
 
 class Model(torch.nn.Module):

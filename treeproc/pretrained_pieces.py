@@ -16,7 +16,7 @@ from treeproc.common.errors import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import FIRST_PIECE, UNK_ID
 from treeproc.shards.store import TOKENIZER_FILE
-from treeproc.shards.vocabulary_files import read_tokenizer, tokenizer_names
+from treeproc.shards.vocabulary_files import decode_tokens, read_tokenizer, tokenizer_names
 from treeproc.subwords import Subwords, WordEnds
 
 # Number of words in the cache of words that are cut by themselves. When it is full, the cache is emptied.
@@ -94,10 +94,7 @@ class TokenizerPieces:
 
     def decode(self, pieces: Sequence[Sequence[int]]) -> list[str]:
         """Return the text that the tokenizer makes of sequences of piece ids. It need not be the original one."""
-        unknown = self._unknown
-        rows = ([unknown if piece == UNK_ID else int(piece) - FIRST_PIECE for piece in row] for row in pieces)
-        own = [[piece for piece in row if piece is not None and piece >= 0] for row in rows]
-        return self._tokenizer.decode_batch(own, skip_special_tokens=False)
+        return decode_tokens(self._tokenizer, self._unknown, pieces)
 
     def names(self, pieces: Sequence[int]) -> list[str]:
         """Return the pieces as in the vocabulary."""

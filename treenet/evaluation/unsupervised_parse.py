@@ -25,7 +25,7 @@ from treenet.data.splits import read_split
 from treenet.evaluation.settings import ParseSettings, ParsingConfig
 from treenet.models.encoders.latent import ConstituentEncoder
 from treenet.runs.checkpoint import AVERAGED
-from treenet.runs.loading import load_model, load_processor
+from treenet.runs.loading import load_decoder, load_model
 from treenet.runs.precision import choose_device, scoring
 from treenet.runs.result_provenance import PARSE, origin
 from treenet.runs.run_results import SCORES, read_scores
@@ -215,10 +215,11 @@ def parse_run(
 def gold_trees(data: AnyPath, examples: Sequence[dict]) -> Iterator[GoldTree]:
     """Return the trees of rows as from `Shard.row`, over words, in the vocabulary of `data`."""
     labels, tags = (read_names(data / "encoded" / "vocab" / f"{name}.txt") for name in ("labels", "pos_tags"))
-    processor = load_processor(data)
+    decode = load_decoder(data)
     for example in examples:
         pieces, first, place = example["leaves"]["piece"], *_word_places(example)
-        words = [processor.decode(part.tolist()).strip() for part in np.split(pieces, first[1:])] if len(first) else []
+        parts = [part.tolist() for part in np.split(pieces, first[1:])] if len(first) else []
+        words = [word.strip() for word in decode(parts)]
         starts, ends = example["spans"]["start"], example["spans"]["end"]
         spans = zip(place[starts].tolist(), (place[ends - 1] + 1).tolist(), strict=True)
         names = (labels[label] for label in example["nodes"]["label"].tolist())

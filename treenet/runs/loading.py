@@ -1,6 +1,8 @@
 """The trained model of a run, with its settings and, for translation, its vocabulary."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,8 +22,8 @@ from treeproc.common.files import read_json
 from treeproc.common.progress import phase
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath, inside
-from treeproc.shards.store import class_names, read_index
-from treeproc.shards.vocabulary_files import read_pieces
+from treeproc.shards.store import TOKENIZER_FILE, class_names, read_index
+from treeproc.shards.vocabulary_files import decode_tokens, read_pieces, read_tokenizer
 
 UNTRAINED = "untrained"
 # By the task that a command needs: what a run of another task cannot do, and a remedy.
@@ -205,3 +207,14 @@ def _check_vocabulary(folder: Path, index: dict) -> None:
 def load_processor(data: AnyPath) -> SentencePieceProcessor:
     """Load the sentencepiece model of a data set. Raises UserError if it is missing or broken."""
     return read_pieces(data / "encoded" / "vocab" / "pieces.model")[1]
+
+
+def load_decoder(data: AnyPath) -> Callable[[list[list[int]]], list[str]]:
+    """Load what makes texts of sequences of piece ids of leaves: the sentencepiece model of a data set, or its fast tokenizer.
+
+    Raises UserError if it is missing or broken.
+    """
+    known = read_index(data / "encoded").get("tokenizer")
+    if known is None:
+        return load_processor(data).decode
+    return partial(decode_tokens, read_tokenizer(data / "encoded" / TOKENIZER_FILE), known["unknown"])

@@ -31,12 +31,15 @@ from treenet.structure.span_table import SpanTable
 from treeproc.common.errors import UserError, as_integer, as_list, check_type, quoted
 from treeproc.trees.dependency_trees import PhraseShape
 
+_MOST_NESTED = 32  # trees[0][0]...: PyTorch goes to 128 before it gives up
+
 
 @dataclass
 class TreeStructure(Structure):
     """Trees of a batch. Padding nodes cover nothing, so nothing of a padding position reaches a real one."""
 
     positions_of_node: ClassVar[int] = 1
+    _nested = 0  # how often the one tree of a batch was chosen from the batch before it
 
     start: Tensor  # [B, N] int64, first leaf of a node; for accelerators int32, as the next two
     end: Tensor  # [B, N] int64, one past its last leaf; 0 for padding
@@ -186,7 +189,12 @@ class TreeStructure(Structure):
         return given[0]._like(counts, spans, labels)
 
     def __len__(self) -> int:
-        """Return the number of trees in the batch."""
+        """Return the number of trees in the batch. Raises UserError if PyTorch reads a tree as nested lists of numbers."""
+        if self._nested > _MOST_NESTED:
+            raise UserError(
+                "PyTorch cannot make a tensor of a TreeStructure, as this collator asks it to; wrap the collator: "
+                "treenet.TreeCollator(collator)"
+            )
         return len(self.leaf_pad_mask)
 
     def __getitem__(self, place: "int | slice | Sequence[int]") -> "TreeStructure":
@@ -204,7 +212,9 @@ class TreeStructure(Structure):
             raise UserError(f"a batch must have at least one tree, but {quoted(place)} chooses none of {len(self)}")
         rows = [range(len(self))[row] for row in rows]
         labels = tuple(self.labels[row] for row in rows) if self.labels is not None else None
-        return self._like(*self._trees(rows), labels)
+        chosen = self._like(*self._trees(rows), labels)
+        chosen._nested = self._nested + 1 if len(self.leaf_pad_mask) == 1 else 0
+        return chosen
 
     def _trees(self, rows: list[int] | slice = slice(None)) -> tuple[list[int], list[np.ndarray]]:
         """Return the number of leaves, and the spans, of each chosen tree."""

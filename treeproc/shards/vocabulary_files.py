@@ -1,7 +1,7 @@
 """The files of a vocabulary: pieces, and one name a line of labels, tags and relations. One function reads each kind."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -10,7 +10,7 @@ from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 from treeproc.common.errors import UserError
 from treeproc.common.extras import require
 from treeproc.common.storage import AnyPath
-from treeproc.shards.schema import line_end_in
+from treeproc.shards.schema import FIRST_PIECE, UNK_ID, line_end_in
 
 _AGAIN = "run workflows/preprocess.py again"
 
@@ -74,3 +74,13 @@ def tokenizer_names(tokenizer: Any) -> list[str]:
     """Return the pieces of a fast tokenizer by their ids in a data set, behind the special ones of every vocabulary."""
     names = {number: name for name, number in tokenizer.get_vocab(with_added_tokens=True).items()}
     return ["<pad>", "<unk>", "<s>", "</s>", *(names.get(number, "") for number in range(1 + max(names, default=-1)))]
+
+
+def decode_tokens(tokenizer: Any, unknown: int | None, pieces: Iterable[Sequence[int]]) -> list[str]:
+    """Return the text that a fast tokenizer makes of sequences of piece ids of a data set. It need not be the original one.
+
+    `unknown` is the tokenizer's own number of its unknown piece.
+    """
+    rows = ([unknown if piece == UNK_ID else int(piece) - FIRST_PIECE for piece in row] for row in pieces)
+    own = [[piece for piece in row if piece is not None and piece >= 0] for row in rows]
+    return tokenizer.decode_batch(own, skip_special_tokens=False)
