@@ -76,10 +76,23 @@ def test_both_variances_widen_the_interval():
     assert widths == sorted(widths) and widths[-1] > widths[0]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("seeds", "of_sentences"), [(3, 0.0), (8, 0.1), (5, 10.0)])
+def test_a_difference_of_the_size_seen_is_found_in_80_percent_of_studies(seeds, of_sentences):
+    """Its variance is the true one here: that over seeds is 1, that over sentences is `of_sentences`."""
+    values = np.arange(seeds) - (seeds - 1) / 2
+    seen = compare_over_seeds(list(values / values.std(ddof=1)), of_sentences, 500).seen
+    random, found = np.random.default_rng(1), 0
+    for _ in range(500):
+        differences = seen + random.normal(size=seeds) + math.sqrt(of_sentences) * random.normal()
+        found += compare_over_seeds(differences.tolist(), of_sentences, 500).p_value < 0.05
+    assert 0.74 < found / 500 < 0.9
+
+
 @pytest.mark.parametrize("differences", [[5.0], [5.0, 5.1]])
 def test_fewer_than_three_seeds_get_neither_interval_nor_star(differences):
     found = compare_over_seeds(differences, 1e-9, 500)
-    assert (found.interval, found.p_value, found.starred) == (None, None, False)
+    assert (found.interval, found.p_value, found.seen, found.starred) == (None, None, None, False)
     assert summarize(differences)["half_interval"] is None
 
 

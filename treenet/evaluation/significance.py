@@ -42,8 +42,9 @@ EXPLAIN_WEIGHTS = f"p, weights: it holds only for {ABOUT_WEIGHTS_OF_SEEDS} ({PAI
 class SeedTest:
     """The mean difference of systems from baselines that share seeds, and the inference about other seeds and sentences.
 
-    `interval` and `p_value` are None with fewer than `FEWEST_SEEDS` seeds, or if nothing varies. There are two standard errors of
-    the difference, over seeds and over sentences. The one over seeds is None with one seed.
+    `interval`, `p_value` and `seen` are None with fewer than `FEWEST_SEEDS` seeds, or if nothing varies. There are two standard
+    errors of the difference, over seeds and over sentences. The one over seeds is None with one seed. `seen` is the smallest true
+    difference that as many seeds and sentences find with probability 0.8, with the variance that was observed.
     """
 
     difference: float
@@ -55,6 +56,7 @@ class SeedTest:
     about: str = ABOUT_SEEDS
     family: str = ""  # of comparisons that are corrected together; `EXPLORATORY` means no family, as in earlier versions
     holm_p_value: float | None = None
+    seen: float | None = None  # None if an earlier version did not write it
 
     @property
     def starred(self) -> bool:
@@ -88,7 +90,7 @@ def compare_over_seeds(differences: Sequence[float], sentence_variance: float, n
     """
     count, difference = len(differences), fmean(differences)
     over_seeds = variance(differences) / count if count > 1 else None
-    interval = p_value = None
+    interval = p_value = seen = None
     if count >= FEWEST_SEEDS and (total := over_seeds + sentence_variance):
         error, share = math.sqrt(total), over_seeds / total
         freedoms = count - 1, max(num_sentences - 1, 1)
@@ -98,8 +100,9 @@ def compare_over_seeds(differences: Sequence[float], sentence_variance: float, n
 
         half = critical(LEVEL) * error
         interval, p_value = (difference - half, difference + half), p_value_of(critical, abs(difference) / error)
+        seen = error * _shift(critical(LEVEL), freedoms[0] if share > 0.5 else None)
     seeds_error = math.sqrt(over_seeds) if over_seeds is not None else None
-    return SeedTest(difference, count, interval, p_value, seeds_error, math.sqrt(sentence_variance))
+    return SeedTest(difference, count, interval, p_value, seeds_error, math.sqrt(sentence_variance), seen=seen)
 
 
 def sample_counts(num_sentences: int, num_samples: int) -> np.ndarray:

@@ -59,6 +59,10 @@ class Measures:
         """Format the interval of a difference; a dash if there is none."""
         return f"[{', '.join(self.show(end, '+') for end in test.interval)}]" if test.interval else "-"
 
+    def show_seen(self, test: SeedTest) -> str:
+        """Format the smallest difference that the design finds; a dash if it is not known."""
+        return "-" if test.seen is None else self.show(test.seen)
+
     def tested(self) -> dict[str, str]:
         """Return the tested measures, and the result of each."""
         return {f"{result}.{self.headline}": result for result in TESTED}

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 
 from treenet.evaluation.significance import (
     EXPLAIN_SEEDS,
+    POWER,
     SYSTEMS,
     SeedTest,
     correct_family,
@@ -34,7 +35,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COMPARISON = "comparison.json"  # in the folder of a comparison
-EXPLAIN_FAMILY = "p, Holm: corrected over all comparisons with the baseline."
+EXPLAIN_FAMILY = (
+    "p, Holm: corrected over all comparisons with the baseline. seen: the smallest true difference that as many seeds and "
+    f"sentences find with probability {POWER:g}, without this correction."
+)
 LABELS = {"system": str, "seed": int}
 
 
@@ -186,7 +190,7 @@ def format_table(report: dict) -> str:
     lines = [
         f"{'system':{width}} {'seeds':>5}"
         + "".join(f"{head:>{column}}" for head in shown.values())
-        + f"{'- ' + report['baseline']:>20}{'95 %':>20}{'p':>9}{'p, Holm':>10}{'minutes':>9}"
+        + f"{'- ' + report['baseline']:>20}{'95 %':>20}{'seen':>8}{'p':>9}{'p, Holm':>10}{'minutes':>9}"
     ]
     for row in rows:
         line = f"{row['system']:{width}} {len(row['seeds']):5d}"
@@ -194,9 +198,10 @@ def format_table(report: dict) -> str:
             line += f"{measures.show_mean(row[key]) if key in row else '':>{column}}"
         if test := headline_test(row, measures):
             p_value, holm = show_p_values(test)
-            line += f"{measures.show(test.difference, '+'):>20}{measures.show_interval(test):>20}{p_value:>9}{holm:>10}"
+            line += f"{measures.show(test.difference, '+'):>20}{measures.show_interval(test):>20}{measures.show_seen(test):>8}"
+            line += f"{p_value:>9}{holm:>10}"
         else:
-            line += " " * 59
+            line += " " * 67
         lines.append(line + f"{row['seconds'] / 60:9.1f}")
     return "\n".join([*lines, *explain(report)])
 

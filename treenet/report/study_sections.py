@@ -127,18 +127,18 @@ def show_comparisons(page: Page) -> list[str]:
         report, measures = study.report, MEASURES[study.report["task"]]
         shown = shown_columns(report)
         out.append(page.figure(seeds_name(index), f"{study.name}: {measures.axis}, every seed of every system."))
-        titles = ["seeds", *shown.values(), f"− {report['baseline']}", "95 %", "p", "p, Holm", "parameters", "minutes"]
+        titles = ["seeds", *shown.values(), f"− {report['baseline']}", "95 %", "seen", "p", "p, Holm", "parameters", "minutes"]
         head = [text("system"), *(TableCell(title, "n") for title in titles)]
         rows = []
         for row in report["systems"]:
             cells = [text(row["system"]), number(len(row["seeds"]))]
             cells += [TableCell(measures.show_mean(row[key]) if key in row else "", "n") for key in shown]
             if test := headline_test(row, measures):
-                signed = (measures.show(test.difference, "+"), measures.show_interval(test))
+                signed = (measures.show(test.difference, "+"), measures.show_interval(test), measures.show_seen(test))
                 cells += [TableCell(value.replace("-", "−"), "n") for value in signed]
                 cells += [TableCell(value, "n") for value in show_p_values(test)]
             else:
-                cells += [TableCell("", "n")] * 4
+                cells += [TableCell("", "n")] * 5
             rows.append([*cells, number(row["parameters"]), number(row["seconds"] / 60, ".1f")])
         first, *notes = explain(report)
         out.append(page.table(f"{study.name}. {first}.", head, rows))
