@@ -347,10 +347,10 @@ def test_the_server_gives_the_classes_of_phrases(served_run, tmp_path):
     lines, _ = classify(served_run, tmp_path, texts()[:4], "--json", "phrases=true")
     for place, (answer, line) in enumerate(zip(answers, map(json.loads, lines), strict=True)):
         assert (answer["source"], answer["label"]) == (line["source"], line["label"])
-        wanted = [(p["start"], p["end"], p["label"], max(p["probabilities"].values())) for p in line["phrases"]]
-        found = [(p["start"], p["end"], p["label"], p["probability"]) for p in answer["phrases"]]
-        assert [one[:3] for one in found] == ([one[:3] for one in wanted] if place % 2 == 0 else [])
-        assert [one[3] for one in found] == pytest.approx([one[3] for one in wanted][: len(found)], abs=2e-6)
+        wanted = [(p["text"], p["start"], p["end"], p["label"], max(p["probabilities"].values())) for p in line["phrases"]]
+        found = [(p["text"], p["start"], p["end"], p["label"], p["probability"]) for p in answer["phrases"]]
+        assert [one[:4] for one in found] == ([one[:4] for one in wanted] if place % 2 == 0 else [])
+        assert [one[4] for one in found] == pytest.approx([one[4] for one in wanted][: len(found)], abs=2e-6)
 
 
 # Python

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run_here
+from pydantic import ValidationError
 from test_classify import TINY
 from tiny_pretrained import write_encoder
 from toylabels import NUM_CLASSES, NUM_LABELS, NUM_PIECES, make_rows, write_labelled
@@ -14,6 +15,7 @@ from treenet import load_run
 from treenet.config import ClassifierConfig, ModelConfig, TrainConfig
 from treenet.data.labelled import PairSource
 from treenet.evaluation.classify import ClassifySettings, classify_run
+from treenet.extras.serving.messages import request_model
 from treenet.extras.serving.sentences import load_reader
 from treenet.extras.serving.settings import ServeSettings
 from treenet.jobs.train_run import run_training
@@ -222,9 +224,29 @@ def test_bad_pairs_are_empty_and_harm_no_other(run, tmp_path):
         model.classify([("a", "b")], phrases=True)
 
 
-def test_single_texts_and_the_server_are_refused(run, tmp_path):
-    with pytest.raises(UserError, match="classifies pairs of texts, which the server does not read"):
-        load_reader(ServeSettings(), run)
+def test_the_server_answers_pairs_as_the_command_does(run, tmp_path):
+    """The request that a client sends, through the checks of the entrance, to the answer of a replica."""
+    reader = load_reader(ServeSettings(), run)
+    assert (reader.served.reads_pairs, reader.served.has_phrases) == (True, False)
+    request = request_model(ServeSettings(line_words=6), reader.served)
+    pairs = [list(pair[1:]) for pair in lines_of(5, 200)] + [["", "The dog."], ["The dog.", "a\x01"]]
+    [answer] = reader.answer([request.model_validate_json(json.dumps({"lines": pairs})).question()])
+    lines, expected = json.loads(answer)["lines"], classify(run, tmp_path, list(map("\t".join, pairs)), "--json")[0]
+    for one, wanted in zip(lines, map(json.loads, expected), strict=True):
+        assert (one["source"], one["label"], one["error"]) == (wanted["source"], wanted["label"], wanted.get("error"))
+        assert one["probabilities"] == pytest.approx(wanted["probabilities"], abs=2e-6) and one["phrases"] == []
+        assert (one["second_tree"] is None) == (one["error"] is not None)
+    words = ["".join(leaf["piece"] for leaf in lines[0][tree]["leaves"]) for tree in ("tree", "second_tree")]
+    assert [text.replace("▁", "") for text in words] == [text.replace(" ", "") for text in pairs[0]]
+    for wrong, message in (
+        (["The dog."], "valid array"), ([["a", "b", "c"]], "at most 2 items"), ([["a\tb", "c"]], "must not have tabs"),
+        ([["a", "b c d e f g h"]], "must have at most 6 words"),
+    ):  # fmt: skip
+        with pytest.raises(ValidationError, match=message):
+            request.model_validate_json(json.dumps({"lines": wrong}))
+
+
+def test_single_texts_are_refused(run, tmp_path):
     (tmp_path / "one.tsv").write_text("same\tThe dog sleeps.\nother\tThe cat.\n")
     data = run.parent / "data"
     base = ("preprocess.py", "--out", tmp_path / "one", f"vocab_from={data}", f"splits.a.source=[{tmp_path / 'one.tsv'}]")

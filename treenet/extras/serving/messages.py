@@ -20,13 +20,14 @@ class Served:
     task: str = "translation"
     beam_size: int = 1  # most translations of a line
     has_phrases: bool = False  # a classifier that knows classes of phrases
+    reads_pairs: bool = False  # a classifier of pairs of texts
 
 
 @dataclass(frozen=True)
 class Question:
     """A request that was checked."""
 
-    lines: tuple[str, ...]
+    lines: tuple[str, ...]  # the texts of a pair with a tab between them
     num_best: int
     attention: bool
     constraints: dict[str, tuple[str, ...]] = field(default_factory=dict)  # in the form of the lines of files, one a line
@@ -95,6 +96,7 @@ class Answer(BaseModel):
 class PhraseClass(BaseModel):
     """The most probable class of a phrase."""
 
+    text: str
     start: int = Field(description="first leaf")
     end: int = Field(description="one past the last leaf")
     label: str
@@ -102,13 +104,14 @@ class PhraseClass(BaseModel):
 
 
 class LineClassAnswer(BaseModel):
-    """The classes of one line."""
+    """The classes of one line, or of a pair of texts."""
 
-    source: str
+    source: str = Field(description="the texts of a pair have a tab between them")
     label: str | None = Field(description="the most probable class; null if there is none")
     probabilities: dict[str, float] = Field(description="by the name of the class")
     phrases: list[PhraseClass] = Field(description="the outer ones first")
     tree: Tree | None = None
+    second_tree: Tree | None = Field(None, description="of the second text of a pair")
     warnings: list[str] = []
     error: str | None = Field(None, description="why the line has no class")
 
@@ -169,10 +172,11 @@ class _ClassRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    lines: list[str]
+    lines: list[str] | list[tuple[str, str]]
 
     def question(self) -> Question:
-        return Question(tuple(self.lines), 1, False, phrases=getattr(self, "phrases", False))
+        lines = tuple(line if isinstance(line, str) else "\t".join(line) for line in self.lines)
+        return Question(lines, 1, False, phrases=getattr(self, "phrases", False))
 
 
 def request_model(settings: ServeSettings, served: Served) -> type[_Request | _ClassRequest]:
@@ -180,7 +184,8 @@ def request_model(settings: ServeSettings, served: Served) -> type[_Request | _C
     if served.task == "classification":
         wanted = (bool, Field(False, description="whether the answer has the classes of phrases"))
         more: dict[str, Any] = {"phrases": wanted} if served.has_phrases else {}
-        return create_model("Request", __base__=_ClassRequest, __doc__=_ClassRequest.__doc__, lines=_lines(settings), **more)
+        lines = _lines(settings, pairs=served.reads_pairs)
+        return create_model("Request", __base__=_ClassRequest, __doc__=_ClassRequest.__doc__, lines=lines, **more)
     text = Annotated[str, Field(max_length=settings.line_characters)]
     phrases = Annotated[list[Annotated[text, AfterValidator(_check_tabs)]], Field(max_length=settings.line_phrases)]
     return create_model(
@@ -196,8 +201,8 @@ def request_model(settings: ServeSettings, served: Served) -> type[_Request | _C
     )
 
 
-def _lines(settings: ServeSettings) -> tuple[Any, Any]:
-    """Return the type of the lines of a request, with their limits, and its field."""
+def _lines(settings: ServeSettings, *, pairs: bool = False) -> tuple[Any, Any]:
+    """Return the type of the lines of a request, with their limits, and its field. With `pairs`, a line is a pair of texts."""
 
     def check_words(line: str) -> str:
         if (words := len(line.split())) > settings.line_words:
@@ -205,7 +210,11 @@ def _lines(settings: ServeSettings) -> tuple[Any, Any]:
         return line
 
     line = Annotated[str, Field(max_length=settings.line_characters), AfterValidator(check_words)]
-    return list[line], Field(min_length=1, max_length=settings.request_lines, description="sentences, one a line")
+    most = {"min_length": 1, "max_length": settings.request_lines}
+    if pairs:
+        text = Annotated[line, AfterValidator(_check_tabs)]
+        return list[tuple[text, text]], Field(**most, description="pairs of texts")
+    return list[line], Field(**most, description="sentences, one a line")
 
 
 def _constraint(of_line: Any, description: str) -> tuple[Any, Any]:

@@ -25,7 +25,7 @@
     status.className = bad ? "bad" : "";
   };
   const bare = (piece) => (piece.startsWith(START) ? piece.slice(1) : piece) || piece;
-  const words = (pieces) => pieces.join("").replaceAll(START, " ").trim();
+  const words = (leaves) => leaves.map((leaf, i) => (i && leaf.word !== leaves[i - 1].word ? " " : "") + bare(leaf.piece)).join("");
   const label = (name) => (name.includes("=") ? name.slice(name.indexOf("=") + 1) : name);
 
   const measure = (() => {
@@ -63,7 +63,7 @@
     }));
     const innermost = leaves.map(() => -1), edges = [];
     nodes.forEach(({ label: name, start, end, parent }, i) => {
-      const phrase = words(leaves.slice(start, end).map((leaf) => leaf.piece));
+      const phrase = words(leaves.slice(start, end));
       boxes.push({ text: label(name), title: `${label(name)}: ${phrase}`, node: true, x: (left[start] + right[end - 1]) / 2,
         y: base - heights[i] * LEVEL, width: widths[i] });
       innermost.fill(i, start, end);
@@ -161,7 +161,7 @@
   // The most probable classes, and the class of every phrase if the model knows them.
   const showClasses = (line) => {
     const section = make("section", answers, undefined, { class: "attention" });
-    make("p", section, line.source, { class: "source", dir: "auto" });
+    for (const text of line.source.split("\t")) make("p", section, text, { class: "source", dir: "auto" });
     if (line.error) make("p", section, `No class: ${line.error}`, { class: "bad" });
     else make("p", section, line.label, { class: "translation answer", dir: "auto" });
     for (const warning of line.warnings) make("p", section, warning, { class: "bad" });
@@ -171,10 +171,10 @@
       const item = make("li", list, name, { dir: "auto" });
       make("span", item, `  ${percent(probability)}`, { class: "p" });
     }
-    if (line.tree && line.tree.leaves.length) drawTree(line.tree, section);
+    for (const tree of [line.tree, line.second_tree]) if (tree && tree.leaves.length) drawTree(tree, section);
     const phrases = line.phrases.length ? make("ul", section, undefined, { class: "others phrases" }) : null;
-    for (const { start, end, label: name, probability } of line.phrases) {
-      const item = make("li", phrases, words(line.tree.leaves.slice(start, end).map((leaf) => leaf.piece)), { dir: "auto" });
+    for (const { text, label: name, probability } of line.phrases) {
+      const item = make("li", phrases, text, { dir: "auto" });
       make("span", item, `  ${name}, ${percent(probability)}`, { class: "p" });
     }
   };
@@ -184,27 +184,31 @@
     lead: "Type a sentence. The page shows its tree and its translation. Choose a word of the translation to see the words and phrases that it attends to." };
   const CLASSIFIER = { path: "/classify", verb: "Classify", doing: "Classifying ...", show: showClasses,
     lead: "Type a sentence. The page shows its classes and its tree." };
+  const PAIRS = "Type two texts, each on one line. The page shows the classes of the pair, and the trees.";
   const ready = fetch("/openapi.json").then((answer) => answer.json()).then((api) => {
     const model = CLASSIFIER.path in api.paths ? CLASSIFIER : TRANSLATOR, fields = api.components.schemas.Request.properties;
     send.textContent = model.verb;
-    find("model").textContent = model.lead;
+    const pairs = model === CLASSIFIER && "prefixItems" in fields.lines.items;
+    find("model").textContent = pairs ? PAIRS : model.lead;
     find("address").textContent = `POST ${model.path}`;
     find("num-best-field").hidden = !fields.num_best;
     const most = fields.num_best ? fields.num_best.maximum : 0;
     for (let n = 1; n <= most; n++) make("option", find("num-best"), String(n), n === most ? { selected: "" } : {});
     const more = () => (fields.num_best ? { num_best: Number(find("num-best").value), attention: true }
       : fields.phrases ? { phrases: true } : {});
-    return { ...model, more };
+    return { ...model, more, pairs };
   });
 
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    const lines = find("text").value.split("\n").filter((line) => line.trim());
+    let lines = find("text").value.split("\n").filter((line) => line.trim());
     if (!lines.length) return say("Type a sentence first.", true);
     send.disabled = true;
     answers.replaceChildren();
     try {
       const model = await ready;
+      if (model.pairs && lines.length % 2) return say("A pair has two lines.", true);
+      if (model.pairs) lines = lines.flatMap((line, i) => (i % 2 ? [] : [[line, lines[i + 1]].map((one) => one.replaceAll("\t", " "))]));
       say(model.doing);
       const headers = { "Content-Type": "application/json" };
       if (find("token").value) headers.Authorization = `Bearer ${find("token").value}`;

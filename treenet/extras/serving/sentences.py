@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from treenet.analysis.attention_stats import attend_examples, read_labels
 from treenet.config import DecodingConfig
-from treenet.evaluation.line_classifier import Classes, classify_items, describe_classes, read_items
+from treenet.evaluation.line_classifier import Classes, Item, classify_items, describe_classes, describe_phrases, read_items
 from treenet.extras.serving.messages import (
     Answer,
     Attention,
@@ -197,14 +197,13 @@ class SentenceClassifier(SentenceReader):
     def __init__(self, settings: ServeSettings, run: LoadedClassifier):
         if settings.decoding.model_fields_set:
             raise UserError("decoding: is for translation, but this run is a classifier; leave it out")
-        if run.model.reads_pairs:
-            raise UserError("the run classifies pairs of texts, which the server does not read; use workflows/classify.py")
         super().__init__(settings, run)
         self._run = run
 
     @property
     def served(self) -> Served:
-        return Served(self._name, "classification", has_phrases=self._run.model.classifies_positions)
+        model = self._run.model
+        return Served(self._name, "classification", has_phrases=model.classifies_positions, reads_pairs=model.reads_pairs)
 
     def _answer_all(self, questions: Sequence[Question]) -> list[ClassAnswer]:
         answers = []
@@ -217,18 +216,19 @@ class SentenceClassifier(SentenceReader):
     def _classify(self, raw: Sequence[RawLine], phrases: bool) -> list[LineClassAnswer]:
         items = read_items(self._run, self._encoder, raw)
         found = classify_items(self._run, items, phrases=phrases)
-        return [self._line(item.line, one) for item, one in zip(items, found, strict=True)]
+        return [self._line(item, one) for item, one in zip(items, found, strict=True)]
 
-    def _line(self, line: EncodedLine, found: Classes | None) -> LineClassAnswer:
-        names = self._run.classes
+    def _line(self, item: Item, found: Classes | None) -> LineClassAnswer:
+        names, line = self._run.classes, item.line
         return LineClassAnswer(
             source=line.source,
             **describe_classes(names, found),
             phrases=[
-                PhraseClass(start=one.start, end=one.end, label=names[one.best], probability=one.probabilities[one.best])
-                for one in (found.phrases if found else ())
+                PhraseClass(**one, probability=one["probabilities"][one["label"]])
+                for one in describe_phrases(names, found, line.row, self._encoder)
             ],
             tree=self._tree(line.row) if line.row is not None else None,
+            second_tree=self._tree(item.rows[1]) if len(item.rows) > 1 else None,
             warnings=self._notes(line),
             error=line.problem or None,
         )
