@@ -24,7 +24,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
-from treeproc.shards.ragged import edges_of, flatten, string_bytes, strings_of, take
+from treeproc.shards.ragged import arrow_array, edges_of, flatten, numbers_of, string_bytes, strings_of, take
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_LABEL, UNKNOWN_LABEL_ID
 from treeproc.shards.vocabulary_files import names_bytes, read_names, read_pieces
 
@@ -198,8 +198,8 @@ def _word_cuts(lines: pa.Array, words: WordEnds) -> tuple[np.ndarray, np.ndarray
     counts = np.diff(words.edges)
     full = np.flatnonzero(counts)
     if len(full) < len(counts):
-        lines = lines.filter(pa.array(counts > 0))
-    data, row_edges = string_bytes(pc.binary_join_element_wise("", lines, " "))
+        lines = lines.take(arrow_array(full, pa.int64()))
+    data, row_edges = _after_blanks(lines)
     characters = np.append(np.flatnonzero((data & 0xC0) != 0x80), len(data))
     first = np.searchsorted(characters, row_edges)
     row = np.repeat(np.arange(len(full)), counts[full])
@@ -208,6 +208,12 @@ def _word_cuts(lines: pa.Array, words: WordEnds) -> tuple[np.ndarray, np.ndarray
     cuts = characters[np.minimum(place, first[row + 1])]
     cuts[words.edges[full + 1] - 1] = row_edges[1:]
     return data, np.concatenate([[0], cuts]), row_edges
+
+
+def _after_blanks(lines: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bytes of all lines, each after a blank, and the edges of the lines in them."""
+    data, edges = string_bytes(lines)
+    return np.insert(data, edges[:-1], _BLANK), edges + np.arange(len(edges))
 
 
 class Subwords:
@@ -225,7 +231,7 @@ class Subwords:
 
     def encode_lines(self, lines: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Return the pieces of whole lines, for the side without a parser: (pieces of all lines, pieces per line)."""
-        data, row_edges = string_bytes(pc.binary_join_element_wise("", lines, " "))
+        data, row_edges = _after_blanks(lines)
         # A piece contains a blank only at its beginning, so a line's pieces are those of its parts.
         cuts = np.append(np.flatnonzero(data == _BLANK), len(data))
         pieces, counts = self._encode(strings_of(data, cuts))
@@ -259,7 +265,7 @@ class Subwords:
         missing = [text for text in different if text not in self._known]
         self._known.update(zip(missing, self._encoder.encode(missing, num_threads=1), strict=True))
         flat, counts = flatten([self._known[text] for text in different])
-        return take(flat, edges_of(counts), coded.indices.to_numpy())
+        return take(flat, edges_of(counts), numbers_of(coded.indices))
 
 
 class LabelVocab:

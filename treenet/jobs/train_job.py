@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from treenet.config import TrainConfig
+from treenet.models.registry import only_shapes
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step
 from treenet.runs.mirror import STOP_FILE, RunMirror
 from treenet.tasks.base import Task
@@ -81,7 +82,7 @@ def _check_patterns(config: TrainConfig, task: Task, sizes: Mapping) -> dict[str
     """Check the patterns of parameter names. Returns the number of frozen values for run.json, if some are frozen."""
     if not (config.freeze or config.lr_scale):
         return {}
-    with torch.device("meta"):
+    with only_shapes():
         frozen = count_frozen(config, task.build_model(sizes))
     return {"frozen": frozen} if config.freeze else {}
 

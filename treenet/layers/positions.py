@@ -14,6 +14,8 @@ from treenet.layers.linear import build_linear
 
 def compute_sinusoids(length: int, d_model: int) -> Tensor:
     """Return [length, d_model] float32: sines in the even dimensions, cosines in the odd ones."""
+    if torch.get_default_device().type == "meta":
+        return torch.empty(length, d_model)  # only the shape is wanted, and the rest would load PyTorch's compiler
     frequency = torch.exp(torch.arange(0, d_model, 2, dtype=torch.float64) * (-math.log(10000.0) / d_model))
     angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :d_model].float()

@@ -143,7 +143,7 @@ def attend_related(
 
 def build_relation_table(rows: int, width: int) -> nn.Parameter:
     """Build a table [rows, width], N(0, 1 / width). So products with queries are as large as those with keys."""
-    return nn.Parameter(torch.randn(rows, width, generator=generator_of("relations")) * width**-0.5)
+    return nn.Parameter(torch.empty(rows, width).normal_(generator=generator_of("relations")) * width**-0.5)
 
 
 class RelatedSelfAttention(SelfAttention):

@@ -3,9 +3,14 @@
 The file of an encoder registers it. `import treenet.models` imports all of them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from treenet.config import ClassifierConfig, ModelConfig
 from treenet.layers.linear import build_linear, drawing_apart
@@ -96,6 +101,25 @@ def _check_pretrained(config: ModelConfig, use: Use) -> None:
 def find_encoder(config: ModelConfig, use: Use) -> type[Encoder]:
     """Return the class of the encoder. Raises UserError for a name without models of this use."""
     return find_architecture(config, use).encoder
+
+
+class _NoValues(TorchFunctionMode):
+    """Leaves out what PyTorch computes in Python on the meta device: the first such call would load its compiler."""
+
+    _DRAWS = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in self._DRAWS or (func is Tensor.mul and isinstance(args[1], float)):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def only_shapes() -> Iterator[None]:
+    """Build models without values in this context: their parameters have shapes, and need no memory."""
+    with torch.device("meta"), _NoValues():
+        yield
 
 
 def build_model(config: ModelConfig, vocab: VocabSizes) -> Seq2Seq:

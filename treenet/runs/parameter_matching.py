@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from treenet.models.registry import only_shapes
 from treenet.runs.loading import load_processor
 from treenet.tasks.base import Task
 from treeproc.common.settings import UserError
@@ -129,7 +130,7 @@ def model_parameters(task: Task, sizes: Mapping) -> dict[str, Parameter]:
 
 
 def _shapes(task: Task, sizes: Mapping) -> dict[str, tuple[int, ...]]:
-    with torch.device("meta"):
+    with only_shapes():
         return {name: tuple(parameter.shape) for name, parameter in task.build_model(sizes).named_parameters()}
 
 

@@ -20,7 +20,7 @@ from treenet.data.labelled import LabelledBatch, PairBatch
 from treenet.models import ClassLogits, DataFacts, Encoder, VocabSizes, find_encoder
 from treenet.models.pretrained import FACTS as PRETRAINED
 from treenet.models.pretrained import PretrainedLeaves, pretrained_facts
-from treenet.models.registry import Use
+from treenet.models.registry import Use, only_shapes
 from treenet.tasks.losses import LossSums
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -145,7 +145,7 @@ class Task(ABC):
     def count_parameters(self, sizes: Mapping, copies: int = 1) -> int:
         """Count the parameters of the model without making it. Raises UserError if memory cannot hold `copies` of them."""
         try:
-            with torch.device("meta"):
+            with only_shapes():
                 parameters = sum(parameter.numel() for parameter in self.build_model(sizes).parameters())
         except (RuntimeError, OverflowError) as error:  # more than 2^63 bytes
             raise UserError(f"model: its sizes are larger than any memory ({error}); choose smaller sizes") from None

@@ -16,6 +16,7 @@ from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_pars
 from treeproc.parsers.config import PARSED, check_endpoint, flat_arcs, public_endpoint
 from treeproc.readers import read_rows
 from treeproc.readers.line_forms import FORMS, is_blank
+from treeproc.shards.ragged import arrow_array
 from treeproc.shards.rows import batch_views, pick, record_batches
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, select
 from treeproc.shards.store import read_index, stage_folder
@@ -117,7 +118,10 @@ class LineEncoder:
         columns = ("words", "trees", "parse_status", *(("arcs",) if self.gives_arcs else ()))
         for batch in record_batches(with_ids, select(FULL_PARSED_SCHEMA, columns)):
             views = batch_views(batch)
-            text = {"example_id": views["example_id"], "source": pa.array(lines[len(rows) : len(rows) + len(batch)], pa.string())}
+            text = {
+                "example_id": views["example_id"],
+                "source": arrow_array(lines[len(rows) : len(rows) + len(batch)], pa.string()),
+            }
             encoded = batch_views(self._encoder.encode(text, views))
             rows += [{name: pick(column, i) for name, column in encoded.items()} for i in range(len(batch))]
         return [row | {"tgt_pieces": np.zeros(0, dtype=np.int32)} for row in rows]
@@ -128,7 +132,7 @@ class LineEncoder:
 
     def encode_targets(self, lines: Sequence[str]) -> list[np.ndarray]:
         """Return the pieces of lines on the side that models write."""
-        flat, counts = self._encoder.encode_target_lines(pa.array(lines, pa.string()))
+        flat, counts = self._encoder.encode_target_lines(arrow_array(lines, pa.string()))
         return np.split(flat, np.cumsum(counts)[:-1]) if len(lines) else []
 
 

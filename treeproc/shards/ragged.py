@@ -53,6 +53,29 @@ def cut_strings(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> pa
     return strings_of(data[ranges(starts, lengths)], edges_of(lengths))
 
 
+def arrow_array(values: Sequence | np.ndarray, type_: pa.DataType) -> pa.Array:
+    """Return an Arrow array of texts or numbers, none of them null. `pa.array` would load pandas, if it is installed."""
+    if pa.types.is_string(type_):
+        texts = [text.encode() for text in values]
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        return strings_of(np.frombuffer(b"".join(texts), np.uint8), edges_of(lengths))
+    numbers = np.ascontiguousarray(values, dtype=type_.to_pandas_dtype())
+    return pa.Array.from_buffers(type_, len(numbers), [None, pa.py_buffer(numbers)])
+
+
+def numbers_of(array: pa.Array) -> np.ndarray:
+    """Return the numbers of an array without nulls, where they lie. `Array.to_numpy` would load pandas, if it is installed.
+
+    Raises ValueError for nulls.
+    """
+    if array.null_count:
+        raise ValueError(f"{array.null_count:,} of {len(array):,} numbers are missing")
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    if not len(array):
+        return np.zeros(0, dtype)
+    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+
+
 def window_bounds(shard_rows: np.ndarray, window_rows: int) -> np.ndarray:
     """Return the first shards of windows, and the number of shards [windows + 1]. There is one window where all rows fit.
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from treeproc.shards.ragged import edges_of
+from treeproc.shards.ragged import arrow_array, edges_of, numbers_of
 from treeproc.shards.schema import ROWS_PER_RECORD_BATCH
 
 
@@ -34,19 +34,19 @@ def _column(rows: Sequence[dict], column: pa.Field) -> pa.Array:
     """Return a fresh Arrow array of one column. A list of structs is given as a dict of parallel lists."""
     values = [row[column.name] for row in rows]
     if not pa.types.is_list(column.type):
-        return pa.array(values, column.type)
+        return arrow_array(values, column.type)
     item = column.type.value_type
     if pa.types.is_struct(item):
         fields = [item.field(i) for i in range(item.num_fields)]
         lengths = [len(value[fields[0].name]) for value in values]
-        flat = [pa.array(list(chain.from_iterable(v[f.name] for v in values)), f.type) for f in fields]
+        flat = [arrow_array(list(chain.from_iterable(v[f.name] for v in values)), f.type) for f in fields]
         child = pa.StructArray.from_arrays(flat, fields=fields)
     else:
         lengths = [len(value) for value in values]
-        child = pa.array(list(chain.from_iterable(values)), item)
+        child = arrow_array(list(chain.from_iterable(values)), item)
     offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets), child, type=column.type)
+    return pa.ListArray.from_arrays(arrow_array(offsets, pa.int32()), child, type=column.type)
 
 
 def record_batches(rows: Sequence[dict], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -63,18 +63,14 @@ def column_batch(columns: Mapping[str, np.ndarray | Lists], schema: pa.Schema) -
 
 def _array(values: np.ndarray | Lists, type_: pa.DataType) -> pa.Array:
     if not isinstance(values, Lists):
-        return pa.array(values, type_)
+        return arrow_array(values, type_)
     item = type_.value_type
     if isinstance(values.flat, Mapping):
         fields = [item.field(i) for i in range(item.num_fields)]
-        child = pa.StructArray.from_arrays([pa.array(_fresh(values.flat[f.name], f.type)) for f in fields], fields=fields)
+        child = pa.StructArray.from_arrays([arrow_array(values.flat[f.name], f.type) for f in fields], fields=fields)
     else:
-        child = pa.array(_fresh(values.flat, item))
-    return pa.ListArray.from_arrays(pa.array(edges_of(values.lengths).astype(np.int32)), child, type=type_)
-
-
-def _fresh(values: np.ndarray, type_: pa.DataType) -> np.ndarray:
-    return np.ascontiguousarray(values, dtype=type_.to_pandas_dtype())
+        child = arrow_array(values.flat, item)
+    return pa.ListArray.from_arrays(arrow_array(edges_of(values.lengths), pa.int32()), child, type=type_)
 
 
 def ipc_bytes(rows: Sequence[dict] | Batches, schema: pa.Schema) -> bytes:
@@ -96,14 +92,14 @@ def column_views(array: pa.Array) -> Any:
     if not pa.types.is_list(array.type):
         return _numpy(array)
     # Record batches written by `ipc_bytes` are whole arrays, so offsets count from the first child.
-    offsets, child = array.offsets.to_numpy(), array.flatten()
+    offsets, child = numbers_of(array.offsets), array.flatten()
     if pa.types.is_struct(child.type):
         return offsets, {child.type.field(i).name: _numpy(child.field(i)) for i in range(child.type.num_fields)}
     return offsets, _numpy(child)
 
 
 def _numpy(array: pa.Array) -> pa.Array | np.ndarray:
-    return array if pa.types.is_string(array.type) else array.to_numpy()
+    return array if pa.types.is_string(array.type) else numbers_of(array)
 
 
 def pick(views: Any, offset: int) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from treeproc.pretrained_pieces import load_pieces
-from treeproc.shards.ragged import edges_of
+from treeproc.shards.ragged import edges_of, numbers_of
 from treeproc.shards.rows import Lists, batch_views, column_batch, record_batches
 from treeproc.shards.schema import FULL_ENCODED_SCHEMA, FULL_PARSED_SCHEMA, UNANALYSED, select
 from treeproc.stages.shuffle import Donated
@@ -116,7 +116,7 @@ class RowEncoder:
             edges, arcs = parsed[config.arcs_column]
             coded = arcs["deprel"].dictionary_encode()
             ids_of = np.array([self._deprels[name] for name in coded.dictionary.to_pylist()], dtype=np.int64)
-            deprels = ids_of[coded.indices.to_numpy()]
+            deprels = ids_of[numbers_of(coded.indices)]
             columns["arcs"] = Lists(np.diff(edges), {"governor": arcs["governor"], "deprel": deprels})
         return column_batch(columns, schema)
 
@@ -225,7 +225,7 @@ def _dependency_trees(config: TreeConfig, brackets: Brackets, parsed: Views, ids
         DependencySentences(
             brackets.leaf_edges,
             governors,
-            relations.indices.to_numpy().astype(np.int64),
+            numbers_of(relations.indices).astype(np.int64),
             relations.dictionary.to_pylist(),
             brackets.tags,
             brackets.tag_names,

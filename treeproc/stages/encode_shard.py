@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.shards.ragged import numbers_of
 from treeproc.shards.rows import Batches
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, write_shard
@@ -88,4 +89,4 @@ def count_classes(folder: AnyPath, records: Sequence[ShardRecord], run: Run = ru
 
 def _lengths(batch: pa.RecordBatch, name: str) -> np.ndarray:
     """Return the number of items of a list column per row; none if the data set has no such column."""
-    return np.diff(batch.column(name).offsets.to_numpy()) if name in batch.schema.names else np.zeros(0, dtype=np.int64)
+    return np.diff(numbers_of(batch.column(name).offsets)) if name in batch.schema.names else np.zeros(0, dtype=np.int64)

@@ -21,9 +21,9 @@ from typing import Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from treeproc.common.errors import check_choice
+from treeproc.shards.ragged import numbers_of
 from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.arcs import make_projective, yields
 from treeproc.trees.flat_trees import FlatTrees
@@ -268,7 +268,8 @@ def _bracketed(
     governors: np.ndarray, punctuation: np.ndarray, words: pa.Array, first: np.ndarray, last: np.ndarray
 ) -> np.ndarray:
     """Return the heads of phrases between two brackets that depend on them; phrases are [first, last) without punctuation."""
-    kind = pc.index_in(words, value_set=pa.array([*OPENING, *CLOSING])).fill_null(-1).to_numpy(zero_copy_only=False)
+    coded, places = words.dictionary_encode(), {mark: place for place, mark in enumerate((*OPENING, *CLOSING))}
+    kind = np.array([places.get(text, -1) for text in coded.dictionary.to_pylist()], np.int64)[numbers_of(coded.indices)]
     opening = np.flatnonzero(punctuation & (governors >= 0) & (kind >= 0) & (kind < len(OPENING)))
     heads = governors[opening]
     closing = np.minimum(last[heads], len(punctuation) - 1)

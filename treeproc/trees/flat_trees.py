@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from treeproc.common.errors import check_choice
-from treeproc.shards.ragged import cut_strings, edges_of, string_bytes
+from treeproc.shards.ragged import cut_strings, edges_of, numbers_of, string_bytes
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED
 from treeproc.trees.spans import EMPTY_TAG, ROOT_LABELS, plain_label, read_brackets
 
@@ -137,7 +137,7 @@ def read_flat_trees(texts: pa.Array) -> Brackets:
     token = np.minimum(np.cumsum(kind[:-3] == _TOKEN)[opens], max(0, len(token_starts) - 1))
     lengths = np.where(named, token_ends[token] - token_starts[token], 0) if len(opens) else opens
     coded = cut_strings(data, token_starts[token] if len(opens) else opens, lengths).dictionary_encode()
-    codes, names = coded.indices.to_numpy(), coded.dictionary.to_pylist()
+    codes, names = numbers_of(coded.indices), coded.dictionary.to_pylist()
     is_leaf = is_word & (codes != names.index(EMPTY_TAG)) if EMPTY_TAG in names else is_word
 
     leaf_opens = np.zeros(len(at), dtype=np.int64)
