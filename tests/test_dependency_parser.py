@@ -18,6 +18,7 @@ from torch import nn
 from treeproc.parsers import ParserConfig, build_parser, find_models
 from treeproc.parsers.dependency import DependencyParser, best_trees, supports
 from treeproc.parsers.stanza_parser import DocumentTagger, stanza_options
+from treeproc.parsers.weights import Weights
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +55,7 @@ def test_a_real_parse(parser):
 
 
 def test_arcs_are_those_of_stanza(parser, plain):
-    assert supports(plain.processors["depparse"].trainer.model) and parser._arcs
+    assert supports(Weights.of(plain.processors["depparse"].trainer.model)) and parser._arcs
     for line, parsed, sentence in zip(LINES, parser.parse(LINES), plain(LINES).sentences, strict=True):
         assert parsed.arcs["governor"] == [word.head - 1 for word in sentence.words], line
         assert parsed.arcs["deprel"] == [word.deprel for word in sentence.words], line
@@ -85,9 +86,9 @@ def test_neighbours_and_batches_do_not_matter(parser, tagged):
 
 
 @pytest.fixture(scope="module")
-def bad(parser):
+def bad(plain):
     """Stanza's parser with weights by chance: cycles, and words with many subjects, in every sentence."""
-    shipped = parser._arcs._model
+    shipped = plain.processors["depparse"].trainer.model
     torch.manual_seed(4)
     # In double precision, as such scores are often the same to the last bits of a float.
     model = GraphParser(shipped.args, shipped.vocab).eval().double()
@@ -112,7 +113,7 @@ def test_bad_models_are_mended_as_stanza_mends_them(bad, plain, tagged):
     for corrects in (False, True):
         expected = trainer.predict(batch, resolve_head_constraints=corrects)
         bad.args = bad.args | {"resolve_head_constraints": corrects}
-        arcs = DependencyParser(bad).parse(words, tags, 4096)
+        arcs = DependencyParser(Weights.of(bad)).parse(words, tags, 4096)
         assert arcs == [[(head - 1, name) for head, name in sentence] for sentence in expected]
         both.append(arcs)
     assert both[0] != both[1]

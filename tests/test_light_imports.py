@@ -40,6 +40,20 @@ def test_a_wrong_setting_is_refused_before_heavy_libraries_are_loaded(command, t
     assert json.loads(loaded) == []
 
 
+PARSE = """
+import sys
+from treeproc.parsers import ParserConfig, build_parser
+parser = build_parser(ParserConfig(name="shipped", device="cpu", dependencies=True))
+tree = parser.parse(["The old man saw a dog in the U.S. today."])[0].trees[0]
+print(tree[:8], [name for name in {heavy} if name in sys.modules])
+"""
+
+
+def test_the_shipped_parser_loads_no_stanza():
+    found = run_python(PARSE.format(heavy=["stanza", "transformers", "pandas", "torch._dynamo"]))
+    assert found.stdout == "(ROOT (S []\n", found.stderr
+
+
 def test_the_first_names_of_the_library_load_no_compiler():
     names = "treenet.load_run, treenet.TreeAttention, treenet.TreeEncoder, treenet.collate"
     found = run_python(f"import sys, treenet; {names}; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)")

@@ -22,7 +22,7 @@ from treeproc.extras.parser_training.layers import _LevelLSTM
 from treeproc.extras.parser_training.loop import fit
 from treeproc.extras.parser_training.settings import CONSTITUENCY_CONSTANTS as FIXED
 from treeproc.extras.parser_training.settings import ConstituencySettings, FitSettings
-from treeproc.parsers.shift_reduce import ShiftReduceParser, supports
+from treeproc.parsers.shift_reduce import ConstituencyModel, ShiftReduceParser
 from treeproc.trees.spans import SpanTree, parents_and_subtree_ends, read_brackets
 
 pytestmark = pytest.mark.slow
@@ -243,7 +243,7 @@ def test_words_without_a_tree_have_the_vectors_of_their_neighbours(tmp_path):
     known = {word: model.embedding.weight[model.emb_vocab.unit2id(word)].float() for word in ("cat", "dog", "the")}
     torch.testing.assert_close(known["cat"], known["dog"])
     assert (known["cat"] - known["the"]).abs().max() > 0.1
-    parser = ShiftReduceParser(model.eval())
+    parser = ShiftReduceParser(ConstituencyModel.of(model.eval()))
     dog, cat, unknown = (parser._word_states([[("the", "D"), (pet, "N")]]) for pet in ("Dog", "mouse", "snake"))
     torch.testing.assert_close(dog, cat)
     assert (dog - unknown).abs().max() > 1e-4
@@ -268,6 +268,7 @@ def test_overfits_and_stanza_loads_what_is_saved(tmp_path):
     stored = torch.load(tmp_path / "constituency.pt", weights_only=True)["params"]["model"]
     assert {value.dtype for value in stored.values() if value.is_floating_point()} == {torch.float16}
     loaded = Trainer.load(str(tmp_path / "constituency.pt"), {"wordvec_pretrain_file": str(PRETRAIN)}).model.eval()
-    assert supports(loaded) and loaded.uses_xpos()
+    read = ConstituencyModel.of(loaded)
+    assert read.is_supported and read.is_plain and read.reads_xpos and loaded.uses_xpos()
     sentences = [list(zip(tree.words, tree.taggings[0], strict=True)) for tree in data]
-    assert ShiftReduceParser(loaded).parse(sentences, 100) == [tree.tree for tree in data]
+    assert ShiftReduceParser(read).parse(sentences, 100) == [tree.tree for tree in data]

@@ -17,6 +17,7 @@ from treeproc.extras.parser_training.settings import DEPENDENCY_CONSTANTS as FIX
 from treeproc.extras.parser_training.settings import DependencySettings, FitSettings
 from treeproc.extras.parser_training.treebank import sentences_in
 from treeproc.parsers.dependency import DependencyParser, supports
+from treeproc.parsers.weights import Weights
 from treeproc.readers.numbered_lines import read_texts
 
 pytestmark = pytest.mark.slow
@@ -160,9 +161,10 @@ def test_learnt_arcs_are_those_that_stanza_reads_from_the_file(sentences, tmp_pa
     )
     parsed = pipeline.processors["depparse"].process(document(sentences))
     model = pipeline.processors["depparse"].trainer.model
-    assert supports(model) and not supports(copy_with(model, pretrain=True)) and not supports(copy_with(model, use_ufeats=True))
+    assert supports(Weights.of(model))
+    assert not any(supports(Weights.of(copy_with(model, **{name: True}))) for name in ("pretrain", "use_ufeats"))
     tags = [list(zip(s.upos, s.xpos, strict=True)) for s in sentences]
-    arcs = DependencyParser(model.eval()).parse([s.words for s in sentences], tags, 100)
+    arcs = DependencyParser(Weights.of(model.eval())).parse([s.words for s in sentences], tags, 100)
     for sentence, read, own in zip(sentences, parsed.sentences, arcs, strict=True):
         assert [(word.head - 1, word.deprel) for word in read.words] == own
         assert own == list(zip(sentence.governors, sentence.deprels, strict=True))

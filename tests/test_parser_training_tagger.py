@@ -19,6 +19,7 @@ from treeproc.extras.parser_training.settings import FitSettings, TaggerSettings
 from treeproc.extras.parser_training.tagger import Source, TaggerLearner, score, tag, with_upos
 from treeproc.extras.parser_training.treebank import Tagged
 from treeproc.parsers.tagger import supports
+from treeproc.parsers.weights import Weights
 
 pytestmark = pytest.mark.slow
 
@@ -105,7 +106,7 @@ def test_stanza_loads_the_trained_tagger(tmp_path):
     theirs = [[(w.upos, w.xpos) for w in s.words] for s in pipeline([list(s) for s in words]).sentences]
     assert theirs == tag(learner.model, words)
     model = pipeline.processors["pos"].trainer.model
-    assert supports(model) and model.word_emb.weight.dtype == torch.float32
+    assert supports(Weights.of(model)) and model.word_emb.weight.dtype == torch.float32
 
 
 @SMALL

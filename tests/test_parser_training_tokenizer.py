@@ -14,6 +14,7 @@ from treeproc.extras.parser_training.settings import TOKENIZER_CONSTANTS as FIXE
 from treeproc.extras.parser_training.settings import FitSettings, TokenizerSettings
 from treeproc.extras.parser_training.tokenizer import Spaced, TokenizerLearner, f1, line_of, spans
 from treeproc.parsers.tokenizer import supports
+from treeproc.parsers.weights import Weights
 
 pytestmark = pytest.mark.slow
 
@@ -141,5 +142,5 @@ def test_stanza_loads_the_trained_tokenizer(tmp_path):
     right = sum(a == list(b.words) for a, b in zip(theirs, dev, strict=True))
     assert right >= 36
     trainer = pipeline.processors["tokenize"].trainer
-    assert supports(trainer, pipeline.processors["tokenize"].config)
+    assert supports(Weights(trainer.model.state_dict(), trainer.args, {}))
     assert torch.allclose(trainer.model.tok_clf.weight, learner.model.tok_clf.weight, atol=1e-3)

@@ -165,9 +165,9 @@ def test_transitions_without_end_are_a_named_fallback(parser, monkeypatch):
         ObjectParser(endless).parse([[("I", "PRP"), ("see", "VBP")]], 100)
 
 
-def test_deep_trees_grow_the_stack(parser):
+def test_deep_trees_grow_the_stack(parser, plain):
     tagged = [[(word, "NN") for word in ["a", "b", "c", "d", "e", "f", "g", "h"] * 12]]
-    trees = ObjectParser(parser._parser._model).parse(tagged, 100)
+    trees = ObjectParser(plain.processors["constituency"].trainer.model).parse(tagged, 100)
     assert parser._parser.parse(tagged, 100) == trees
 
 

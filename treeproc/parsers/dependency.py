@@ -6,98 +6,59 @@ the arcs of the tree. If the best governors of all words form a tree, as they mo
 Shapes: B sentences, L words of the longest with the root, N words and roots of all sentences, D states, R relations.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch import Tensor
 
 from treeproc.parsers.lines import Arcs, Tags, longest_first
-from treeproc.parsers.tagger import Packing, spell
+from treeproc.parsers.tagger import Speller, reads_characters, simplify_marks
+from treeproc.parsers.weights import PREFIX_SIZE, ROOT, UNKNOWN, Highway, Packing, Weights
 
+# Relations of which a word has one at most: Stanza mends others.
+_SINGLE = ("nsubj", "csubj", "obj")
 _ARCS_AT_ONCE = 128  # the intermediate tensor of this many pairs fits in a cache
 
 
-def supports(model: nn.Module) -> bool:
+def supports(weights: Weights) -> bool:
     """Return whether a Stanza parser is graph-based and reads only words, characters and simple tags."""
-    from stanza.models.common.vocab import VOCAB_PREFIX_SIZE, CompositeVocab
-    from stanza.models.depparse.model import GraphParser
-
-    if not isinstance(model, GraphParser):
-        return False
-    args = model.args
-    return (
-        args["word_emb_dim"] > 0
-        and args["tag_emb_dim"] > 0
-        and args.get("use_upos", True)
-        and args.get("use_xpos", True)
+    args = weights.args
+    return bool(
+        {"unlabeled.scorer.W_bilin.weight", "deprel.scorer.W_bilin.weight", "upos_emb.weight", "xpos_emb.weight"}
+        <= set(weights.tensors)
+        and reads_characters(weights, "parserlstm")
         and not args.get("use_ufeats", True)
-        and not args["pretrain"]
-        and bool(args["char"])
-        and args["char_emb_dim"] > 0
-        and not args.get("charlm")
-        and model.bert_model is None
         and not args.get("use_arc_embedding")
         and not args["linearization"]
         and not args["distance"]
         and not args.get("reversed")
-        and not isinstance(model.vocab["xpos"], CompositeVocab)
-        and len(model.vocab["lemma"]) == VOCAB_PREFIX_SIZE
+        and len(weights.vocab["lemma"]) == PREFIX_SIZE
     )
 
 
-def word_ids(vocab, words: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-    """Return ids of words and of their characters, after those of the root."""
-    from stanza.models.common.utils import simplify_punct
-    from stanza.models.common.vocab import ROOT_ID
-
-    texts = [word for ((word,),) in simplify_punct([[[word]] for word in words])]
-    return [ROOT_ID, *vocab["word"].map(texts)], [[ROOT_ID], *(vocab["char"].map(text) for text in texts)]
-
-
-def embed(model: nn.Module, known: Tensor) -> Tensor:
-    """Return embeddings [words, .] of word ids, with those of the absent lemmas."""
-    from stanza.models.common.vocab import ROOT_ID, UNK_ID
-
-    lemmas = torch.where(known == ROOT_ID, ROOT_ID, UNK_ID)
-    return torch.cat([model.word_emb(known), model.lemma_emb(lemmas)], -1)
-
-
-def arc_scores(model: nn.Module, states: Tensor, is_word: Tensor) -> Tensor:
-    """Return [B, L, L] from padded states [B, L, D]: the score of a word (second) with a governor (third).
-
-    It is -inf for a word with itself, and at padding.
-    """
-    scores = model.unlabeled.scorer(*_sides(model, model.unlabeled, states)).squeeze(3)
-    itself = torch.eye(scores.shape[1], dtype=torch.bool, device=scores.device)
-    return scores.masked_fill(itself | ~is_word[:, None], -torch.inf)
-
-
-def relation_scores(model: nn.Module, states: Tensor, words: Tensor, governors: Tensor) -> Tensor:
-    """Return [arcs, R], the scores of relations for arcs between rows of states [N, D]."""
-    form = model.deprel.scorer.W_bilin
-    left, right = _sides(model, model.deprel, states)
-    left, right = (torch.cat([side, side.new_ones(len(side), 1)], 1) for side in (left[words], right[governors]))
-    parts = []
-    for some, others in zip(left.split(_ARCS_AT_ONCE), right.split(_ARCS_AT_ONCE), strict=True):
-        halfway = (some @ form.weight.flatten(1)).view(len(some), form.weight.shape[1], -1)  # [arcs, hidden + 1, R]
-        parts.append(torch.bmm(others[:, None], halfway)[:, 0])
-    return torch.cat(parts) + form.bias
-
-
-def _sides(model: nn.Module, scorer: nn.Module, states: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the hidden layers of a biaffine scorer: words as dependents and as governors."""
-    words, governors = scorer.W1(model.drop(states)), scorer.W2(model.drop(states))
-    return scorer.dropout(scorer.hidden_func(words)), scorer.dropout(scorer.hidden_func(governors))
+@cache
+def _search_of_stanza() -> Callable[[np.ndarray], np.ndarray]:
+    """Return Stanza's search for the best tree with one root. Its file needs NumPy alone, but the package loads all of Stanza."""
+    name = "chuliu_edmonds"
+    folders = getattr(find_spec("stanza"), "submodule_search_locations", None) or [""]
+    path = Path(folders[0]) / "models" / "common" / f"{name}.py"
+    if not path.is_file():
+        return import_module(f"stanza.models.common.{name}").chuliu_edmonds_one_root
+    spec = spec_from_file_location(f"{__name__}.{name}", path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.chuliu_edmonds_one_root
 
 
 def best_trees(scores: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """Return governors [B, L] of the best trees with one root, given log probabilities of arcs [B, L, L]; 0 for roots and
     padding.
     """
-    from stanza.models.common.chuliu_edmonds import chuliu_edmonds_one_root
-
     governors = scores.argmax(2)
     is_word = np.arange(scores.shape[1]) < sizes[:, None]
     is_word[:, 0] = False
@@ -109,21 +70,19 @@ def best_trees(scores: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     is_tree = (above == 0).all(1) & (((governors == 0) & is_word).sum(1) == 1)
     for i in np.flatnonzero(~is_tree).tolist():
         size = sizes[i]
-        governors[i, :size] = chuliu_edmonds_one_root(scores[i, :size, :size])
+        governors[i, :size] = _search_of_stanza()(scores[i, :size, :size])
     return governors
 
 
 class DependencyParser:
     """Arcs of tagged sentences."""
 
-    def __init__(self, model: nn.Module):
-        from stanza.models.common.vocab import VOCAB_PREFIX_SIZE
-
-        self._model = model
+    def __init__(self, weights: Weights):
+        self._weights = weights
+        self._speller, self._lstm = Speller(weights), Highway(weights, "parserlstm")
         # Words with two subjects or two objects are corrected unless the model says otherwise, as in Stanza's pipeline.
-        self._mends = model.args.get("resolve_head_constraints", True)
-        names = model.vocab["deprel"]
-        self._relations = [names.id2unit(i) for i in range(VOCAB_PREFIX_SIZE, len(names))]
+        self._mends = weights.args.get("resolve_head_constraints", True)
+        self._relations = weights.vocab["deprel"].names[PREFIX_SIZE:]
 
     @torch.inference_mode()
     def parse(self, sentences: Sequence[Sequence[str]], tags: Sequence[Tags], batch_words: int) -> list[Arcs]:
@@ -131,16 +90,12 @@ class DependencyParser:
 
         A batch pads to at most `batch_words` words.
         """
-        from stanza.models.common.vocab import ROOT_ID
-
-        model = self._model
+        vocab = self._weights.vocab
         ids: dict[str, int] = {}
         rows = [[0, *(ids.setdefault(word, len(ids) + 1) for word in sentence)] for sentence in sentences]
-        known, spelling = word_ids(model.vocab, list(ids))
-        embedded = embed(model, torch.tensor(known, device=model.drop_replacement.device))
-        words = (embedded, spell(model, spelling))
+        words = self._word_inputs(list(map(simplify_marks, ids)))
         upos, xpos = (
-            [[ROOT_ID, *model.vocab[name].map([tag[column] for tag in sentence])] for sentence in tags]
+            [[ROOT, *vocab[name].map([tag[column] for tag in sentence])] for sentence in tags]
             for column, name in enumerate(("upos", "xpos"))
         )
         out: list[Arcs] = [[] for _ in rows]
@@ -150,29 +105,68 @@ class DependencyParser:
                 out[i] = arcs
         return out
 
+    def _word_inputs(self, words: list[str]) -> tuple[Tensor, Tensor]:
+        """Return embeddings [1 + words, .] of the root and of distinct words, and what their characters say."""
+        vocab, tensors = self._weights.vocab, self._weights.tensors
+        known = torch.tensor([ROOT, *vocab["word"].map(words)], device=self._weights.device)
+        lemmas = torch.where(known == ROOT, ROOT, UNKNOWN)  # no data has lemmas
+        spelled = self._speller.spell([[ROOT], *map(vocab["char"].map, words)])
+        return torch.cat([tensors["word_emb.weight"][known], tensors["lemma_emb.weight"][lemmas]], 1), spelled
+
     def _parse_batch(self, words: tuple[Tensor, Tensor], *columns: list[list[int]]) -> list[Arcs]:
         """Parse sentences given as rows and tags with their roots, longest first."""
-        model, device = self._model, words[0].device
+        tensors, device = self._weights.tensors, words[0].device
         at = Packing.of([len(row) for row in columns[0]])
         rows, upos, xpos = (torch.from_numpy(np.concatenate(column)[at.taken]).to(device) for column in columns)
-        tags = model.upos_emb(upos) + model.xpos_emb(xpos)
-        inputs = PackedSequence(torch.cat([words[0][rows], tags, words[1][rows]], 1), torch.from_numpy(at.batch_sizes))
-        first = [p.expand(-1, len(at.sizes), -1).contiguous() for p in (model.parserlstm_h_init, model.parserlstm_c_init)]
-        states = model.parserlstm(inputs, at.sizes.tolist(), hx=tuple(first))[0].data
+        tags = tensors["upos_emb.weight"][upos] + tensors["xpos_emb.weight"][xpos]
+        states = self._lstm(torch.cat([words[0][rows], tags, words[1][rows]], 1), None, at)
         is_word = torch.from_numpy(np.arange(len(at.batch_sizes)) < at.sizes[:, None]).to(device)
-        scores = arc_scores(model, at.pad(states), is_word).log_softmax(2).cpu().numpy()
+        scores = self._arc_scores(at, states, is_word).log_softmax(2).cpu().numpy()
         governors = best_trees(scores, at.sizes)
         heads = torch.from_numpy(at.before[governors[at.sentence, at.step]] + at.sentence).to(device)
-        relations = relation_scores(model, states, torch.arange(len(states), device=device), heads).argmax(1)
+        relations = self._relation_scores(*self._sides("deprel", states, heads)).argmax(1)
         padded = np.zeros(governors.shape, np.int64)
         padded[at.sentence, at.step] = relations.cpu().numpy()
         out = []
         for i, size in enumerate(at.sizes.tolist()):
             tree, named = governors[i, :size], padded[i, 1:size].tolist()
-            if self._mends:
+            if self._mends and self._may_be_wrong(tree, named):
                 tree, named = self._mend(states, scores[i, :size, :size], tree, named, at.before[:size] + i)
             out.append([(governor - 1, self._relations[r]) for governor, r in zip(tree[1:].tolist(), named, strict=True)])
         return out
+
+    def _sides(self, scorer: str, states: Tensor, governors: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the hidden layers of a biaffine scorer [N, hidden + 1]: words as dependents, and as governors or those given."""
+        words, heads = (torch.relu(self._weights.linear(f"{scorer}.{side}", states)) for side in ("W1", "W2"))
+        heads = heads if governors is None else heads[governors]
+        return torch.cat([words, words.new_ones(len(words), 1)], 1), torch.cat([heads, heads.new_ones(len(heads), 1)], 1)
+
+    def _arc_scores(self, at: Packing, states: Tensor, is_word: Tensor) -> Tensor:
+        """Return [B, L, L]: the score of a word (second) with a governor (third); -inf with itself and at padding."""
+        tensors = self._weights.tensors
+        words, heads = self._sides("unlabeled", states)
+        words = words @ tensors["unlabeled.scorer.W_bilin.weight"][:, :, 0]
+        scores = at.pad(words) @ at.pad(heads).transpose(1, 2) + tensors["unlabeled.scorer.W_bilin.bias"]
+        itself = torch.eye(scores.shape[1], dtype=torch.bool, device=scores.device)
+        return scores.masked_fill(itself | ~is_word[:, None], -torch.inf)
+
+    def _relation_scores(self, words: Tensor, governors: Tensor) -> Tensor:
+        """Return [arcs, R], the scores of relations for arcs given as hidden layers [arcs, hidden + 1]."""
+        weight = self._weights.tensors["deprel.scorer.W_bilin.weight"]
+        parts = []
+        for some, others in zip(words.split(_ARCS_AT_ONCE), governors.split(_ARCS_AT_ONCE), strict=True):
+            halfway = (some @ weight.flatten(1)).view(len(some), weight.shape[1], -1)  # [arcs, hidden + 1, R]
+            parts.append(torch.bmm(others[:, None], halfway)[:, 0])
+        return torch.cat(parts) + self._weights.tensors["deprel.scorer.W_bilin.bias"]
+
+    def _may_be_wrong(self, tree: np.ndarray, relations: list[int]) -> bool:
+        """Return whether a word may have two subjects or two objects; Stanza knows for sure."""
+        found = [
+            (governor, name.partition(":")[0] == "obj")
+            for governor, relation in zip(tree[1:].tolist(), relations, strict=True)
+            if (name := self._relations[relation]).partition(":")[0] in _SINGLE
+        ]
+        return len(set(found)) < len(found)
 
     def _mend(self, states: Tensor, scores: np.ndarray, tree: np.ndarray, relations: list[int], places: np.ndarray):
         """Apply Stanza's repair of words with two subjects or two objects."""
@@ -183,6 +177,8 @@ class DependencyParser:
 
         if not find_head_constraint_violations(tree, [self._relations[r] for r in relations]):
             return tree, relations
-        own = states[torch.from_numpy(places).to(states.device)][None]
-        of_all_arcs = self._model.deprel(own, own)[0].log_softmax(2).cpu().numpy()
-        return resolve_head_constraint_violations(scores, of_all_arcs, tree, self._model.vocab["deprel"])
+        words, heads = self._sides("deprel", states[torch.from_numpy(places).to(states.device)])
+        halfway = torch.einsum("ni,ijr->njr", words, self._weights.tensors["deprel.scorer.W_bilin.weight"])
+        scored = torch.einsum("njr,mj->nmr", halfway, heads) + self._weights.tensors["deprel.scorer.W_bilin.bias"]
+        names = self._weights.vocab["deprel"]
+        return resolve_head_constraint_violations(scores, scored.log_softmax(2).cpu().numpy(), tree, names)

@@ -6,70 +6,134 @@ arrays. A finished sentence gives its slot to the next one, so the batch stays f
 Shapes: R running sentences, S slots, E stack entries of a slot, H hidden size, W words of the call, A transitions.
 """
 
-from collections.abc import Sequence
+from ast import literal_eval
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from treeproc.parsers.lines import batches
+from treeproc.parsers.weights import UNKNOWN, Direction, Layer, Packing, Vocabulary, step, tensors_of
 from treeproc.trees.spans import SpanTree
 
 SHIFT, CLOSE, OPEN = 0, 1, 2
+_KINDS = {"Shift": SHIFT, "CloseConstituent": CLOSE, "OpenConstituent": OPEN}
+_ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "silu": torch.nn.functional.silu}
 _EXTRA_OPENS = 10  # as in Stanza: at most this many more open nodes than words
 _WORDS_PER_SLOT = 32  # measured: docs/parsers.md
 _STEPS_PER_WORD = 20  # as in Stanza: a sentence with more transitions "went infinite"
 
 
-def supports(model: nn.Module) -> bool:
-    """Return whether this Stanza parser has the kind of all published English models: in-order, LSTM stacks, MAX."""
-    from stanza.models.constituency.lstm_model import ConstituencyComposition, LSTMModel, StackHistory
-    from stanza.models.constituency.parse_transitions import TransitionScheme
+def can_read(model: nn.Module) -> bool:
+    """Return whether a constituency parser of Stanza is one model with a stack of LSTMs, not an ensemble."""
+    return type(model).__name__ == "LSTMModel"
 
-    return (
-        isinstance(model, LSTMModel)
-        and model.transition_scheme is TransitionScheme.IN_ORDER
-        and model.constituency_composition is ConstituencyComposition.MAX
-        and model.args["transition_stack"] is StackHistory.LSTM
-        and model.args["constituent_stack"] is StackHistory.LSTM
-        and model.num_lstm_layers == 2
-        and model.num_tree_lstm_layers == 1
-        and not model.maxout_k
-        and not model.reverse_sentence
-    )
+
+@dataclass(frozen=True)
+class ConstituencyModel:
+    """A constituency parser of Stanza: its tensors by name, its settings, and the lists that it has by heart."""
+
+    tensors: dict[str, Tensor]
+    args: Mapping[str, Any]
+    transitions: list[tuple[int, tuple[str, ...]]]  # kind and labels; only those of OPEN have labels
+    root_labels: Sequence[str]
+    opens: Sequence[tuple[str, ...]]
+    unary_limit: int
+    tags: Sequence[str]
+    words: Sequence[str]  # with vectors that the parser learned
+    vectors: Vocabulary
+    vector_table: Tensor  # [vectors, D]
+    stanza: nn.Module | None = None  # None if it comes from a file
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "ConstituencyModel":
+        """Take a model of Stanza that `is_supported`."""
+        tensors = tensors_of(model.state_dict())
+        opens = [(kind, tuple(getattr(one, "label", ()))) for one in model.transitions for kind in [_KINDS[type(one).__name__]]]
+        return cls(
+            tensors, model.args, opens, model.root_labels, model.constituent_opens, model.unary_limit, model.tags,
+            model.delta_words, Vocabulary(vars(model.emb_vocab)), tensors["embedding.weight"], model,
+        )  # fmt: skip
+
+    @classmethod
+    def read(cls, content: Mapping, vectors: Mapping, device: torch.device) -> "ConstituencyModel":
+        """Take the content of a file and that of its word vectors. Raises KeyError or ValueError for something else."""
+        if content["model_type"] != "LSTM":
+            raise ValueError(f"a parser of type {content['model_type']}")
+        params = content["params"]
+        tensors = tensors_of(params["model"], device)
+        transitions = []
+        for text in params["transitions"]:
+            name, _, labels = text.partition("(")
+            transitions.append((_KINDS[name], tuple(literal_eval(labels[:-1])) if labels else ()))
+        return cls(
+            tensors, params["config"], transitions, params["root_labels"], sorted(params["constituent_opens"]),
+            params["unary_limit"], sorted(params["tags"]), sorted(params["words"]), Vocabulary(vectors["vocab"]),
+            torch.as_tensor(vectors["emb"]).to(device, torch.float32),
+        )  # fmt: skip
+
+    @property
+    def is_supported(self) -> bool:
+        """Return whether the parser has the kind of all published English models: in-order, LSTM stacks, MAX."""
+        args = self.args
+        names = {"transition_scheme": "IN_ORDER", "constituency_composition": "MAX"}
+        names |= {"transition_stack": "LSTM", "constituent_stack": "LSTM"}
+        return (
+            all(getattr(args[key], "name", args[key]) == name for key, name in names.items())
+            and args["num_lstm_layers"] == 2
+            and args["num_tree_lstm_layers"] == 1
+            and not args.get("maxout_k")
+            and not args.get("reversed")
+            and args["nonlinearity"] in _ACTIVATIONS
+        )
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether the parser reads only words and tags, between vectors of the ends of a sentence."""
+        args, boundary = self.args, self.args["sentence_boundary_vectors"]
+        others = ("bert_model", "charlm_forward_file", "charlm_backward_file", "use_lattn", "use_rattn")
+        return (
+            not any(args.get(name) for name in others)
+            and not args.get("pattn_num_layers")
+            and args["tag_embedding_dim"] > 0
+            and getattr(boundary, "name", boundary) != "NONE"
+        )
+
+    @property
+    def reads_xpos(self) -> bool:
+        """Return whether the parser reads XPOS; else UPOS."""
+        return self.args["retag_package"] is not None and self.args["retag_method"] == "xpos"
 
 
 class _Cell:
-    """Two stacked LSTM layers, one step. The states of both layers are side by side: h, c [R, 2H]."""
+    """Two stacked LSTM layers, one step. The states of both layers are side by side: h, c [R, 2H]; see `step` for their form."""
 
-    def __init__(self, lstm: nn.LSTM):
-        size = lstm.hidden_size
-        # Gates in the order in, forget, out, cell: one sigmoid over three of them.
-        order = torch.cat([torch.arange(size), torch.arange(size, 2 * size), torch.arange(3 * size, 4 * size)])
-        order = torch.cat([order, torch.arange(2 * size, 3 * size)]).to(lstm.weight_ih_l0.device)
-        self.size = size
-        self.input_weight = lstm.weight_ih_l0[order].T.contiguous()
-        self.input_bias = (lstm.bias_ih_l0 + lstm.bias_hh_l0)[order]
-        self.recurrent = lstm.weight_hh_l0[order].T.contiguous()
-        self.upper = torch.cat([lstm.weight_ih_l1[order], lstm.weight_hh_l1[order]], 1).T.contiguous()
-        self.upper_bias = (lstm.bias_ih_l1 + lstm.bias_hh_l1)[order]
+    def __init__(self, tensors: Mapping[str, Tensor], prefix: str):
+        lower, upper = (Direction(tensors, prefix, f"l{layer}") for layer in (0, 1))
+        self.size = lower.size
+        self.input_weight, self.input_bias, self.recurrent = lower.inputs, lower.bias, lower.states
+        self.upper = torch.cat([2 * upper.inputs, upper.states])
+        self.upper_bias = upper.bias
 
     def project(self, inputs: Tensor) -> Tensor:
         """Compute the part of the lower gates that needs only the input: [R, input] -> [R, 4H]."""
         return torch.addmm(self.input_bias, inputs, self.input_weight)
 
     def step(self, projected: Tensor, h: Tensor, c: Tensor) -> None:
-        """Update h and c in place."""
+        """Update h and c in place. Overwrites `projected`."""
         size = self.size
-        self._gate(torch.addmm(projected, h[:, :size], self.recurrent), h[:, :size], c[:, :size])
-        self._gate(torch.addmm(self.upper_bias, h, self.upper), h[:, size:], c[:, size:])
+        step(projected.addmm_(h[:, :size], self.recurrent), c[:, :size], h[:, :size])
+        step(torch.addmm(self.upper_bias, h, self.upper), c[:, size:], h[:, size:])
 
-    def _gate(self, gates: Tensor, h: Tensor, c: Tensor) -> None:
-        enter, forget, out = gates[:, : 3 * self.size].sigmoid_().chunk(3, 1)
-        cell = gates[:, 3 * self.size :].tanh_()
-        c.mul_(forget).addcmul_(enter, cell)
-        torch.mul(torch.tanh(c), out, out=h)
+    def first(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return h and c [2H] after a first input."""
+        h, c = (self.upper_bias.new_zeros(1, 2 * self.size) for _ in range(2))
+        self.step(self.project(inputs[None]), h, c)
+        return h[0], c[0]
 
 
 @dataclass
@@ -86,41 +150,40 @@ class _WordVectors:
 class ShiftReduceParser:
     """Trees of tagged sentences."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: ConstituencyModel):
         self._model = model
-        from stanza.models.constituency.parse_transitions import CloseConstituent, OpenConstituent, Shift
-
-        kinds = {Shift: SHIFT, CloseConstituent: CLOSE, OpenConstituent: OPEN}
-        self._kind = np.array([kinds[type(t)] for t in model.transitions])
-        self._labels = [tuple(t.label) if kinds[type(t)] == OPEN else () for t in model.transitions]
-        self._open_row = np.array([model.constituent_open_map[names] if names else 0 for names in self._labels])
+        self._kind = np.array([kind for kind, _ in model.transitions])
+        self._labels = [labels for _, labels in model.transitions]
+        places = {names: place for place, names in enumerate(model.opens)}
+        self._open_row = np.array([places[names] if names else 0 for names in self._labels])
         self._open_size = np.array([len(names) for names in self._labels])
         self._is_root = np.array([bool(names) and names[0] in model.root_labels for names in self._labels])
         # Column of each transition in the table of legal ones.
         self._column = np.select([self._kind == SHIFT, self._kind == CLOSE, self._is_root], [0, 1, 2], 3)
         self._chain_limit = model.unary_limit + 1
+        self._word_rows = {word: row for row, word in enumerate(model.words, start=2)}
+        self._tag_rows = {tag: row for row, tag in enumerate(model.tags, start=2)}
         with torch.inference_mode():
-            self._load()
+            self._load(model.tensors, model.args)
 
-    def _load(self) -> None:
-        model = self._model
-        self._device = model.word_zeros.device
+    def _load(self, tensors: Mapping[str, Tensor], args: Mapping[str, Any]) -> None:
+        self._device = tensors["word_zeros"].device
         self._column_index = torch.from_numpy(self._column).to(self._device)
-        self._constituents = _Cell(model.constituent_stack.lstm)
-        self._history = _Cell(model.transition_stack.lstm)
-        self._history_inputs = self._history.project(model.transition_embedding.weight)
-        self._first_constituent = _first_state(model.constituent_stack)
-        self._first_history = _first_state(model.transition_stack)
-        self._dummies: Tensor = model.dummy_embedding.weight
-        self._activate = model.nonlinearity
-        self._reduce = model.reduce_linear.weight.T.contiguous(), model.reduce_linear.bias
-        first, *rest = model.output_layers
-        word, history, constituent = first.weight.split(
-            [model.hidden_size, model.transition_hidden_size, model.hidden_size], dim=1
-        )
+        count = sum(name.startswith("word_lstm.weight_ih") and not name.endswith("_reverse") for name in tensors)
+        self._words = [Layer(tensors, "word_lstm.", layer) for layer in range(count)]
+        self._constituents, self._history = (_Cell(tensors, f"{name}_stack.lstm.") for name in ("constituent", "transition"))
+        self._history_inputs = self._history.project(tensors["transition_embedding.weight"])
+        self._first_constituent = self._constituents.first(tensors["constituent_stack.start_embedding"])
+        self._first_history = self._history.first(tensors["transition_stack.start_embedding"])
+        self._dummies = tensors["dummy_embedding.weight"]
+        self._activate = _ACTIVATIONS[args["nonlinearity"]]
+        self._reduce = tensors["reduce_linear.weight"].T.contiguous(), tensors["reduce_linear.bias"]
+        sizes = [args["hidden_size"], args["transition_hidden_size"], args["hidden_size"]]
+        word, history, constituent = tensors["output_layers.0.weight"].split(sizes, dim=1)
         self._out_word, self._out_history = word.T.contiguous(), history.T.contiguous()
-        self._out_constituent, self._out_bias = constituent.T.contiguous(), first.bias
-        self._out_rest = rest
+        self._out_constituent, self._out_bias = constituent.T.contiguous(), tensors["output_layers.0.bias"]
+        layers = sum(name.startswith("output_layers.") and name.endswith(".weight") for name in tensors)
+        self._out_rest = [[tensors[f"output_layers.{i}.{part}"] for part in ("weight", "bias")] for i in range(1, layers)]
 
     @torch.inference_mode()
     def parse(self, sentences: Sequence[Sequence[tuple[str, str]]], batch_words: int) -> list[SpanTree | None]:
@@ -168,49 +231,34 @@ class ShiftReduceParser:
 
     def _word_states(self, sentences: list) -> Tensor:
         """Return states of words with a bookend before and after: [W + 2 sentences, H], sentence after sentence."""
-        from stanza.models.constituency.lstm_model import SentenceBoundary
+        if self._model.is_plain:
+            return self._plain_word_states(sentences)
+        from stanza.models.constituency.parse_tree import Tree
 
-        model = self._model
-        plain = (
-            model.forward_charlm is None
-            and model.backward_charlm is None
-            and model.bert_model is None
-            and model.partitioned_transformer_module is None
-            and model.rel_attn_forward is None
-            and model.rel_attn_reverse is None
-            and model.tag_embedding_dim > 0
-            and model.sentence_boundary_vectors is not SentenceBoundary.NONE
-        )
-        if not plain:
-            from stanza.models.constituency.parse_tree import Tree
-
-            queues = model.initial_word_queues([[Tree(tag, Tree(word)) for word, tag in sentence] for sentence in sentences])
-            return torch.stack([node.hx for queue in queues for node in queue])
-        return self._plain_word_states(sentences)
+        trees = [[Tree(tag, Tree(word)) for word, tag in sentence] for sentence in sentences]
+        return torch.stack([node.hx for queue in self._model.stanza.initial_word_queues(trees) for node in queue])
 
     def _plain_word_states(self, sentences: list) -> Tensor:
-        model, vocab = self._model, self._model.emb_vocab
+        model, tensors = self._model, self._model.tensors
         pairs: dict[tuple[str, str], int] = {}
         rows = np.concatenate([[0, *(pairs.setdefault(pair, len(pairs) + 2) for pair in sentence), 1] for sentence in sentences])
         ids = []
         for word, tag in pairs:
-            known = vocab.unit2id(word)
-            known = known if known != 1 else vocab.unit2id(word.lower())
-            ids.append((known, model.delta_word_map.get(word, 1), model.tag_map.get(tag, 1)))
+            text = word.replace(" ", "\xa0")
+            known = model.vectors.id_of(text)
+            known = known if known != UNKNOWN else model.vectors.id_of(text.lower())
+            ids.append((known, self._word_rows.get(word, 1), self._tag_rows.get(tag, 1)))
         known, delta, tag = torch.tensor(ids, device=self._device).T
-        unique = torch.cat([model.embedding(known), model.delta_embedding(delta), model.tag_embedding(tag)], 1)
-        table = torch.cat([model.word_start_embedding[None], model.word_end_embedding[None], unique])
-        # Sentences are ordered longest first. So packing is a transposition: each step has all sentences that are long enough.
-        sizes = np.array([len(s) + 2 for s in sentences])
-        begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        alive = (sizes[None] > np.arange(sizes[0])[:, None]).sum(1)
-        packed_at = np.concatenate([begins[:n] + step for step, n in enumerate(alive.tolist())])
-        packed = nn.utils.rnn.PackedSequence(table[torch.from_numpy(rows[packed_at]).to(self._device)], torch.from_numpy(alive))
-        states = model.word_lstm(packed)[0].data
-        hidden = self._activate(model.word_to_constituent(states))
-        out = torch.empty_like(hidden)
-        out[torch.from_numpy(packed_at).to(self._device)] = hidden
-        return out
+        own = tensors["delta_embedding.weight"][delta], tensors["tag_embedding.weight"][tag]
+        unique = torch.cat([model.vector_table[known], *own], 1)
+        states = torch.cat([tensors["word_start_embedding"][None], tensors["word_end_embedding"][None], unique])
+        # Sentences are ordered longest first.
+        at = Packing.of([len(s) + 2 for s in sentences])
+        packed = torch.from_numpy(rows[at.taken]).to(self._device)
+        for layer in self._words:
+            states, packed = layer(states, packed, at), None
+        hidden = self._activate(linear(states, tensors["word_to_constituent.weight"], tensors["word_to_constituent.bias"]))
+        return torch.empty_like(hidden).index_copy_(0, torch.from_numpy(at.taken).to(self._device), hidden)
 
     def _tables(self, states: Tensor, lengths: np.ndarray) -> _WordVectors:
         begins = np.cumsum(lengths + 2) - lengths - 2
@@ -283,10 +331,11 @@ class _Work:
         parser, words = self._parser, self._words
         out = words.ahead[self._index(words.start[self.sentence] + self._position)]
         size = parser._constituents.size
-        out.addmm_(parser._activate(self._top_h[:, size:]), parser._out_constituent)
-        out.addmm_(parser._activate(self._history[0][:, parser._history.size :]), parser._out_history)
-        for layer in parser._out_rest:
-            out = layer(parser._activate(out))
+        # States are halves.
+        out.addmm_(parser._activate(2 * self._top_h[:, size:]), parser._out_constituent)
+        out.addmm_(parser._activate(2 * self._history[0][:, parser._history.size :]), parser._out_history)
+        for weight, bias in parser._out_rest:
+            out = linear(parser._activate(out), weight, bias)
         return out
 
     def apply(self, actions: np.ndarray) -> np.ndarray:
@@ -381,9 +430,3 @@ class _Work:
         self._h, self._c, self._tree, self._siblings = map(widen, (self._h, self._c, self._tree, self._siblings))
         self._chain = np.pad(self._chain.reshape(-1, old), ((0, 0), (0, old))).reshape(-1)
         self._opens, self._opened = (np.pad(a, ((0, 0), (0, old))) for a in (self._opens, self._opened))
-
-
-def _first_state(stack: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return h and c of both layers on the empty stack, each [2H]."""
-    bottom = stack.initial_state().value
-    return bottom.lstm_hx.reshape(-1), bottom.lstm_cx.reshape(-1)

@@ -4,7 +4,7 @@ Models that the fast path does not support run on Stanza's own processors and do
 """
 
 import bisect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from treeproc.parsers import dependency, shift_reduce, tagger, tokenizer
 from treeproc.parsers.config import PARSED, ParserConfig
 from treeproc.parsers.lines import Arcs, Line, LineParser, Sentence, Tags, Token, batches, cut_at, is_out_of_memory
 from treeproc.parsers.model_files import VECTORS, ModelFiles, find_models
+from treeproc.parsers.weights import Vocabulary, Weights, tensors_of
 from treeproc.trees.spans import SpanTree, flat_tree
 
 _PROBE = "A dog barks ."
@@ -128,10 +129,20 @@ class Processors(NamedTuple):
 
 def load_processors(config: ParserConfig, models: ModelFiles) -> Processors:
     """Load fast forms of the models if they are supported, else Stanza's own processors. Raises UserError for a damaged model."""
+    torch.set_num_threads(1)
     with blamed_on(models):
-        for path in models.read().values():
-            check_archive(path, models.hint)
-        return _load_processors(config, models)
+        if models.origin == "installed":
+            for path in models.read().values():
+                check_archive(path, models.hint)
+        else:
+            if models.origin == "shipped":
+                models.check()
+            files = {
+                name: load_archive(path, models.hint, known=models.origin == "shipped") for name, path in models.read().items()
+            }
+            if found := _without_stanza(config, files):
+                return found
+        return _with_stanza(config, models)
 
 
 @contextmanager
@@ -153,40 +164,78 @@ def blamed_on(models: ModelFiles) -> Iterator[None]:
         ) from None
 
 
-def _load_processors(config: ParserConfig, models: ModelFiles) -> Processors:
-    torch.set_num_threads(1)
+def _without_stanza(config: ParserConfig, files: Mapping[str, Mapping]) -> Processors | None:
+    """Build fast forms of the models from the content of their files; None if one of them needs Stanza."""
+    device = config.torch_device()
+    tokenize, trees = files.get("tokenize"), files.get("constituency")
+    splitter, longest = None, tokenizer.LONGEST_TOKEN
+    if tokenize:
+        longest = tokenize["config"].get("max_seqlen", longest)
+        tensors = tensors_of(tokenize["model"], device)
+        splitter = Weights(tensors, {"use_mwt": True, **tokenize["config"]}, {"char": Vocabulary(tokenize["vocab"])})
+    words, arcs = (Weights.read(files[name], device) if name in files else None for name in ("pos", "depparse"))
+    brackets = shift_reduce.ConstituencyModel.read(trees, files["vectors"], device) if trees else None
+    if not (
+        (splitter is None or tokenizer.supports(splitter))
+        and (words is None or tagger.supports(words))
+        and (arcs is None or dependency.supports(arcs))
+        and (brackets is None or (brackets.is_supported and brackets.is_plain))
+    ):
+        return None
+    return Processors(
+        tokenizer=tokenizer.Tokenizer(splitter, longest, config.split_sentences) if splitter else None,
+        tagger=tagger.Tagger(words) if words else None,
+        arcs=dependency.DependencyParser(arcs) if arcs else None,
+        parser=shift_reduce.ShiftReduceParser(brackets) if brackets else None,
+        uses_xpos=brackets is not None and brackets.reads_xpos,
+    )
+
+
+def _with_stanza(config: ParserConfig, models: ModelFiles) -> Processors:
     import stanza
 
     loaded = stanza.Pipeline(**stanza_options(config, models)).processors
     depparse, constituency = (loaded.get(name) for name in ("depparse", "constituency"))
-    fast_arcs = depparse and dependency.supports(depparse.trainer.model)
+    arcs = _supported(depparse, dependency.supports)
     return Processors(
         tokenizer=_tokenizer(loaded, config.split_sentences) if loaded["tokenize"].trainer else None,
-        tagger=_tagger(loaded, document_arcs=bool(depparse) and not fast_arcs) if "pos" in loaded else None,
-        arcs=dependency.DependencyParser(depparse.trainer.model.eval()) if fast_arcs else None,
+        tagger=_tagger(loaded, document_arcs=bool(depparse) and arcs is None) if "pos" in loaded else None,
+        arcs=dependency.DependencyParser(arcs) if arcs else None,
         parser=_constituency_parser(constituency.trainer.model) if constituency else None,
         uses_xpos=bool(constituency) and constituency.trainer.model.uses_xpos(),
     )
 
 
+def _supported(processor, supports: Callable[[Weights], bool]) -> Weights | None:
+    """Return the weights of a processor of Stanza; None if the fast form does not support them."""
+    model = processor and processor.trainer.model
+    weights = Weights.of(model.eval()) if model is not None and hasattr(model, "vocab") else None
+    return weights if weights and supports(weights) else None
+
+
 def _tokenizer(loaded: Mapping, split_sentences: bool) -> tokenizer.Tokenizer | DocumentTokenizer:
     tokenize = loaded["tokenize"]
-    if "mwt" not in loaded and tokenizer.supports(tokenize.trainer, tokenize.config):
-        longest = tokenize.config.get("max_seqlen", tokenize.MAX_SEQ_LENGTH_DEFAULT)
-        return tokenizer.Tokenizer(tokenize.trainer, tokenize.vocab, longest, split_sentences)
+    trainer, config = tokenize.trainer, tokenize.config
+    vocab = {"char": Vocabulary(vars(tokenize.vocab))}
+    weights = Weights(tensors_of(trainer.model.state_dict()), trainer.args, vocab)
+    if "mwt" not in loaded and tokenizer.supports(weights) and not config.get("postprocessor"):
+        longest = config.get("max_seqlen", tokenizer.LONGEST_TOKEN)
+        return tokenizer.Tokenizer(weights, longest, split_sentences)
     return DocumentTokenizer([loaded[name] for name in ("tokenize", "mwt") if name in loaded])
 
 
 def _tagger(loaded: Mapping, document_arcs: bool) -> tagger.Tagger | DocumentTagger:
-    model = loaded["pos"].trainer.model
-    if tagger.supports(model) and not document_arcs:
-        return tagger.Tagger(model.eval())
+    weights = _supported(loaded["pos"], tagger.supports)
+    if weights and not document_arcs:
+        return tagger.Tagger(weights)
     names = ["pos", *(("lemma", "depparse") if document_arcs else ())]
     return DocumentTagger([loaded[name] for name in names], document_arcs)
 
 
 def _constituency_parser(model) -> shift_reduce.ShiftReduceParser | ObjectParser:
-    return shift_reduce.ShiftReduceParser(model) if shift_reduce.supports(model) else ObjectParser(model)
+    if shift_reduce.can_read(model) and (read := shift_reduce.ConstituencyModel.of(model)).is_supported:
+        return shift_reduce.ShiftReduceParser(read)
+    return ObjectParser(model)
 
 
 class StanzaParser(LineParser):

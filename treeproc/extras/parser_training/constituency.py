@@ -27,7 +27,7 @@ from treeproc.extras.parser_training.derivations import Derivations, transition_
 from treeproc.extras.parser_training.layers import word_vectors
 from treeproc.extras.parser_training.settings import CONSTITUENCY_CONSTANTS as FIXED
 from treeproc.extras.parser_training.settings import ConstituencySettings
-from treeproc.parsers.shift_reduce import ShiftReduceParser
+from treeproc.parsers.shift_reduce import ConstituencyModel, ShiftReduceParser
 from treeproc.shards.ragged import edges_of, flatten, ranges
 from treeproc.trees.scores import score
 from treeproc.trees.spans import SpanTree
@@ -174,7 +174,7 @@ class ConstituencyLearner:
 
     def evaluate(self) -> dict[str, float]:
         """Return labelled F1 on dev, in percent, without punctuation."""
-        parser = ShiftReduceParser(self.model.eval())
+        parser = ShiftReduceParser(ConstituencyModel.of(self.model.eval()))
         found = parser.parse([list(zip(t.words, t.taggings[0], strict=True)) for t in self._dev], _PARSED_WORDS)
         return {"score": 100 * score([(t.taggings[-1], t.tree) for t in self._dev], found).f1}
 

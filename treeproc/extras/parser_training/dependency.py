@@ -9,17 +9,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from stanza.models.common.vocab import ROOT_ID, VOCAB_PREFIX_SIZE, CharVocab
+from stanza.models.common.vocab import ROOT_ID, UNK_ID, VOCAB_PREFIX_SIZE, CharVocab
 from stanza.models.depparse.model import GraphParser
 from stanza.models.pos.vocab import FeatureVocab, MultiVocab, WordVocab
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from treeproc.extras.parser_training.layers import highway, replace_dropout, save_halved, spell, start_words
 from treeproc.extras.parser_training.settings import DependencySettings
 from treeproc.extras.parser_training.treebank import Sentence
-from treeproc.parsers.dependency import DependencyParser, arc_scores, embed, relation_scores, word_ids
+from treeproc.parsers.dependency import DependencyParser
+from treeproc.parsers.tagger import simplify_marks
+from treeproc.parsers.weights import Weights
+
+_ARCS_AT_ONCE = 128  # the intermediate tensor of this many pairs fits in a cache
 
 
 def build_vocab(sentences: Sequence[Sentence], word_cutoff: int) -> MultiVocab:
@@ -146,7 +150,7 @@ class DependencyLearner:
         """Return attachment scores on dev in percent, with punctuation, relations with their subtypes."""
         self.model.eval()
         tags = [list(zip(s.upos, s.xpos, strict=True)) for s in self._dev]
-        parsed = DependencyParser(self.model).parse([s.words for s in self._dev], tags, 4096)
+        parsed = DependencyParser(Weights.of(self.model)).parse([s.words for s in self._dev], tags, 4096)
         arcs = [arc for sentence in parsed for arc in sentence]
         gold = [arc for s in self._dev for arc in zip(s.governors, s.deprels, strict=True)]
         labelled = np.mean([arc == true for arc, true in zip(arcs, gold, strict=True)])
@@ -157,6 +161,46 @@ class DependencyLearner:
         """Save the model in Stanza's format, weights as float16."""
         config = self.model.args | {"transition_subtree_combination": self.model.args["transition_subtree_combination"].name}
         save_halved(path, self.model, vocab=self.model.vocab.state_dict(), config=config, model_type="graph")
+
+
+def word_ids(vocab, words: Sequence[str]) -> tuple[list[int], list[list[int]]]:
+    """Return ids of words and of their characters, after those of the root."""
+    texts = list(map(simplify_marks, words))
+    return [ROOT_ID, *vocab["word"].map(texts)], [[ROOT_ID], *(vocab["char"].map(text) for text in texts)]
+
+
+def embed(model: nn.Module, known: Tensor) -> Tensor:
+    """Return embeddings [words, .] of word ids, with those of the absent lemmas."""
+    lemmas = torch.where(known == ROOT_ID, ROOT_ID, UNK_ID)
+    return torch.cat([model.word_emb(known), model.lemma_emb(lemmas)], -1)
+
+
+def arc_scores(model: nn.Module, states: Tensor, is_word: Tensor) -> Tensor:
+    """Return [B, L, L] from padded states [B, L, D]: the score of a word (second) with a governor (third).
+
+    It is -inf for a word with itself, and at padding.
+    """
+    scores = model.unlabeled.scorer(*_sides(model, model.unlabeled, states)).squeeze(3)
+    itself = torch.eye(scores.shape[1], dtype=torch.bool, device=scores.device)
+    return scores.masked_fill(itself | ~is_word[:, None], -torch.inf)
+
+
+def relation_scores(model: nn.Module, states: Tensor, words: Tensor, governors: Tensor) -> Tensor:
+    """Return [arcs, R], the scores of relations for arcs between rows of states [N, D]."""
+    form = model.deprel.scorer.W_bilin
+    left, right = _sides(model, model.deprel, states)
+    left, right = (torch.cat([side, side.new_ones(len(side), 1)], 1) for side in (left[words], right[governors]))
+    parts = []
+    for some, others in zip(left.split(_ARCS_AT_ONCE), right.split(_ARCS_AT_ONCE), strict=True):
+        halfway = (some @ form.weight.flatten(1)).view(len(some), form.weight.shape[1], -1)  # [arcs, hidden + 1, R]
+        parts.append(torch.bmm(others[:, None], halfway)[:, 0])
+    return torch.cat(parts) + form.bias
+
+
+def _sides(model: nn.Module, scorer: nn.Module, states: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the hidden layers of a biaffine scorer: words as dependents and as governors."""
+    words, governors = scorer.W1(model.drop(states)), scorer.W2(model.drop(states))
+    return scorer.dropout(scorer.hidden_func(words)), scorer.dropout(scorer.hidden_func(governors))
 
 
 def _with_roots(columns: Sequence[Sequence[int]], root: int) -> np.ndarray:

@@ -29,6 +29,7 @@ from treeproc.extras.parser_training.settings import TAGGER_CONSTANTS as FIXED
 from treeproc.extras.parser_training.settings import TaggerSettings
 from treeproc.extras.parser_training.treebank import Tagged
 from treeproc.parsers.tagger import Tagger
+from treeproc.parsers.weights import Weights
 
 _PAD = -1
 _EVALUATION_WORDS = 4096
@@ -240,7 +241,7 @@ def with_upos(sentences: Sequence[Tagged]) -> list[Tagged]:
 
 def tag(model: StanzaTagger, sentences: Sequence[Sequence[str]]) -> list[list[tuple[str, str]]]:
     """Return (UPOS, XPOS) of every word, by the tagger that the parser uses."""
-    return Tagger(model.eval()).tag(sentences, _EVALUATION_WORDS)[0]
+    return Tagger(Weights.of(model.eval())).tag(sentences, _EVALUATION_WORDS)[0]
 
 
 def score(tagged: Sequence[Sequence[tuple[str, str]]], gold: Sequence[Tagged]) -> dict[str, float]:

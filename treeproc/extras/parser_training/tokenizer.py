@@ -5,7 +5,6 @@ Labels are Stanza's: 0 continues, 1 ends a token, 2 ends a sentence. B lines, C 
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,8 @@ from torch.nn import functional as F
 from treeproc.extras.parser_training.layers import both_ways, replace_dropout, save_halved
 from treeproc.extras.parser_training.settings import TOKENIZER_CONSTANTS as FIXED
 from treeproc.extras.parser_training.settings import TokenizerSettings
-from treeproc.parsers.tokenizer import Tokenizer
+from treeproc.parsers.tokenizer import LONGEST_TOKEN, Tokenizer
+from treeproc.parsers.weights import Vocabulary, Weights, tensors_of
 
 GOES_ON, ENDS_TOKEN, ENDS_SENTENCE = 0, 1, 2
 _NO_LABEL = -1
@@ -160,12 +160,12 @@ class TokenizerLearner:
 
     def score(self, sentences: Sequence[Spaced]) -> tuple[float, float]:
         """Return F1 of tokens, F1 of sentences; see `evaluate`."""
-        trainer = SimpleNamespace(model=self.model, args=self.args)
-        found = Tokenizer(trainer, self.vocab, 1000, split_sentences=False)
+        weights = Weights(tensors_of(self.model.eval().state_dict()), self.args, {"char": Vocabulary(vars(self.vocab))})
+        found = Tokenizer(weights, LONGEST_TOKEN, split_sentences=False)
         single = [line_of([sentence]) for sentence in sentences]
         lines = found.tokenize([line.text for line in single], _EVALUATION_CHARS)
         tokens = [[(token.start, token.end) for sentence in line for token in sentence] for line in lines]
-        found = Tokenizer(trainer, self.vocab, 1000, split_sentences=True)
+        found = Tokenizer(weights, LONGEST_TOKEN, split_sentences=True)
         joined = [line_of(sentences[i : i + 3]) for i in range(0, len(sentences), 3)]
         lines = found.tokenize([line.text for line in joined], _EVALUATION_CHARS)
         breaks = [[(sentence[0].start, sentence[-1].end) for sentence in line] for line in lines]
