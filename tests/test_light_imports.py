@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from search_runs import write_vocabulary
 
 from treenet.cli.main import COMMANDS
 
@@ -40,18 +41,29 @@ def test_a_wrong_setting_is_refused_before_heavy_libraries_are_loaded(command, t
     assert json.loads(loaded) == []
 
 
-PARSE = """
+ONE_LINE = """
 import sys
+from pathlib import Path
+from treenet.config import ModelConfig
+from treenet.models import VocabSizes, build_model
+from treenet.models.registry import only_shapes
+from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import ParserConfig, build_parser
+line = "The old man saw a dog in the U.S. today."
 parser = build_parser(ParserConfig(name="shipped", device="cpu", dependencies=True))
-tree = parser.parse(["The old man saw a dog in the U.S. today."])[0].trees[0]
-print(tree[:8], [name for name in {heavy} if name in sys.modules])
+encoder = RawLineEncoder(Path({data!r}), given_trees=False, max_pieces=500)
+encoded = encoder.encode([RawLine(line.encode())])
+with only_shapes():
+    model = build_model(ModelConfig(name="tree_transformer"), VocabSizes(pieces=100, labels=9))
+print(parser.parse([line])[0].trees[0][:8], len(encoded[0].row["nodes"]["label"]) > 5, encoder.notices(encoded))
+print(next(model.parameters()).is_meta, [name for name in {heavy} if name in sys.modules])
 """
 
 
-def test_the_shipped_parser_loads_no_stanza():
-    found = run_python(PARSE.format(heavy=["stanza", "transformers", "pandas", "torch._dynamo"]))
-    assert found.stdout == "(ROOT (S []\n", found.stderr
+def test_one_line_loads_no_library_that_it_does_not_need(tmp_path):
+    data = write_vocabulary(tmp_path / "data", parser="shipped")
+    found = run_python(ONE_LINE.format(data=str(data), heavy=[*HEAVY[1:], "torch._dynamo", "py3langid", "sympy"]))
+    assert found.stdout == "(ROOT (S True {}\nTrue []\n", found.stderr
 
 
 def test_the_first_names_of_the_library_load_no_compiler():

@@ -332,7 +332,7 @@ class _Plain:
     class Unpickler(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             if (module, name) not in (("collections", "OrderedDict"), ("torch._utils", "_rebuild_tensor_v2")):
-                raise pickle.UnpicklingError(f"{module}.{name} is no part of tensors or plain values")
+                raise pickle.UnpicklingError(f"{module}.{name} is neither a tensor nor a plain value")
             return super().find_class(module, name)
 
     @classmethod

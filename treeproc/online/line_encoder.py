@@ -96,6 +96,10 @@ class LineEncoder:
         self.normalize = FORMS[index.get("normalization", "none")]  # of the text of the data set
         self._encoder = RowEncoder(data / "encoded" / "vocab", tree)
 
+    def knows(self, word: str) -> bool:
+        """Return whether the parser learned the word; False if it cannot tell."""
+        return self._parser.knows(word)
+
     def encode(self, lines: Sequence[str], first_id: int = 0) -> list[dict]:
         """Return rows of an encoded shard without target, one per line. A line without a visible character has no leaves."""
         lines = list(map(self.normalize, lines))

@@ -17,7 +17,7 @@ from treeproc.readers.brackets import read_trees
 from treeproc.readers.line_forms import is_blank, join_with_blanks
 from treeproc.readers.numbered_lines import pair_up, read_byte_lines
 from treeproc.shards.schema import UNK_ID
-from treeproc.stages.language import known, stride_of
+from treeproc.stages.language import is_doubtful, known, stride_of
 from treeproc.stages.text_warnings import SideNotices, Wanted, is_noticed
 
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
@@ -154,9 +154,11 @@ class RawLineEncoder:
         if not numbered:
             return {}
         kinds = () if self._given_trees else ("escapes", "tokens") if self._encoder.reads_tokens is False else ("escapes",)
-        side = SideNotices(Wanted(kinds, known(self._encoder.language)))
+        sample = numbered[:: stride_of(len(numbered))]
+        doubtful = any(is_doubtful(text, self._encoder.knows) for _, text in sample)
+        side = SideNotices(Wanted(kinds, known(self._encoder.language) if doubtful else None))
         side.add([text for _, text in numbered], lambda place: numbered[place][0])
-        side.sample = numbered[:: stride_of(len(numbered))]
+        side.sample = sample
         facts = side.facts()
         noticed = [kind for kind in facts if kind != "lines" and is_noticed(kind, facts)]
         if "tokens" in noticed and "escapes" in noticed:

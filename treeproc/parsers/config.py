@@ -258,6 +258,10 @@ class Parser(Protocol):
         """Return one result per non-empty line, in order. Given words stay unchanged."""
         ...
 
+    def knows(self, word: str) -> bool:
+        """Return whether the parser learned the word; False if it cannot tell."""
+        ...
+
 
 def flat_arcs(num_words: int) -> dict[str, list]:
     """Return arcs in which every word is a root, for sentences that no parser could analyse."""

@@ -26,6 +26,10 @@ class WordsOnly:
         """Return flat trees. It never fails."""
         return [fallback(line, NO_PARSER, g.words) for line, g in zip(lines, given or [Given()] * len(lines), strict=True)]
 
+    def knows(self, word: str) -> bool:
+        """Return False: nothing was learned."""
+        return False
+
 
 class GivenTrees:
     """The trees of the input over its words. `given_labels` chooses their labels."""
@@ -46,6 +50,10 @@ class GivenTrees:
             raise UserError("parser.dependencies: the input gives no arcs; set it to false, or choose another parser or format")
         parsed = self._labeller.parse(lines, given) if self._labeller else [None] * len(lines)
         return [self._line(line, g, p) for line, g, p in zip(lines, given, parsed, strict=True)]
+
+    def knows(self, word: str) -> bool:
+        """Return False: the trees are given."""
+        return False
 
     def _line(self, line: str, given: Given, parsed: ParsedLine | None) -> ParsedLine:
         try:
@@ -109,6 +117,10 @@ class TagReader:
         parsed = self._parser.parse([text for _, text in split], given)
         results = zip(lines, split, parsed, strict=True)
         return [_with_tag(tag, len(line) - len(text), result) if tag else result for line, (tag, text), result in results]
+
+    def knows(self, word: str) -> bool:
+        """Return whether the parser learned the word."""
+        return self._parser.knows(word)
 
 
 def _with_tag(tag: str, before: int, parsed: ParsedLine) -> ParsedLine:

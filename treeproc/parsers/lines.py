@@ -170,6 +170,10 @@ class LineParser(ABC):
         results = dict(zip(unique, self._parse_or_halve(unique), strict=True))
         return [results[key] for key in keys]
 
+    def knows(self, word: str) -> bool:
+        """Return whether the parser learned the word; False if it cannot tell."""
+        return False
+
     def _parse_or_halve(self, lines: list[Line]) -> list[ParsedLine]:
         """Parse lines. If the parser fails, try halves again until the faulty line is alone."""
         if not lines:

@@ -249,6 +249,10 @@ class StanzaParser(LineParser):
         with blamed_on(models):  # models of wrong sizes fail at their first use, and every line would get a flat tree
             self._analyse([Line(_PROBE, None)])
 
+    def knows(self, word: str) -> bool:
+        """Return whether the tagger learned the word; False for one of Stanza's own."""
+        return isinstance(self._tagger, tagger.Tagger) and self._tagger.knows(word)
+
     def _sentences(self, lines: Sequence[Line]) -> list[list[Sentence]]:
         # Given words are only read to find the ends of sentences.
         raw = [line.text for line in lines if line.words is None or (line.words and self._config.split_sentences)]

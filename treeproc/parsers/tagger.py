@@ -53,7 +53,7 @@ class Speller:
 
 
 def reads_characters(weights: Weights, lstm: str) -> bool:
-    """Return whether a tagger or a dependency parser reads words and their characters by a model of its own, and nothing else."""
+    """Return whether a tagger or a dependency parser reads words by a table and by its model of characters, and nothing else."""
     args, tensors, spelling = weights.args, weights.tensors, "charmodel.charlstm.lstm.weight_ih_l"
     return bool(
         args["word_emb_dim"] > 0

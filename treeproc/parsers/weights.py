@@ -1,8 +1,8 @@
 """Weights of Stanza's models as plain tensors, from its files or its modules, and LSTMs over them.
 
 To read a file, Stanza is not needed. Its import takes almost as long as that of PyTorch. On a CPU, the LSTMs read every distinct
-input once. They write tanh(x) as 2 sigmoid(2x) - 1, which is six times faster in PyTorch, and keep states as h / 2 and 2c, so
-that the factors go into the weights.
+input once. They write tanh(x) as 2 sigmoid(2x) - 1, which is six times faster in PyTorch. States are kept as h / 2 and 2c. So the
+factors go into the weights.
 
 Shapes: N packed words (see `Packing`), B sentences, L words of the longest, D inputs, H states, M rows of a table of inputs.
 """
@@ -53,7 +53,7 @@ class Vocabulary:
 
     @property
     def is_plain(self) -> bool:
-        """Return whether units are whole texts, without parts that have ids of their own."""
+        """Return whether units are whole texts, without parts that have ids."""
         return not any(isinstance(value, dict) for value in self._ids.values())
 
 

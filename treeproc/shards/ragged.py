@@ -54,7 +54,7 @@ def cut_strings(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> pa
 
 
 def arrow_array(values: Sequence | np.ndarray, type_: pa.DataType) -> pa.Array:
-    """Return an Arrow array of texts or numbers, none of them null. `pa.array` would load pandas, if it is installed."""
+    """Return an Arrow array of texts or numbers that are all there. `pa.array` would load pandas, if it is installed."""
     if pa.types.is_string(type_):
         texts = [text.encode() for text in values]
         lengths = np.fromiter(map(len, texts), np.int64, len(texts))

@@ -7,10 +7,13 @@ talks, news, web text and treebanks. Only lines with `_LEAST_LETTERS` letters an
   of 1800 is Italian. `NOTICED_SHARE` is eight times that.
 - The model finds 92 to 93 % of the lines in another language than the parser's (Tatoeba, Multi30k).
 - A line takes 30 to 75 microseconds, and loading takes 0.4 s.
+- The shipped English tagger learned three quarters of the words in 96 to 99.6 % of English lines, in 0.3 % of French ones and in
+  0.1 % of German ones. So commands that read a few lines load the model only for the others.
 """
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from treeproc.common.extras import how_to_install, is_installed
@@ -26,6 +29,9 @@ NOTICED_SHARE = 0.02
 # Codes of one language, and languages that short lines do not tell apart.
 _ALIKE = (("no", "nb", "nn", "da"), ("hr", "bs", "sr"), ("id", "ms"), ("zh", "wuu", "yue"), ("en", "pcm"), ("ar", "ary", "arz"))
 _NO_LANGUAGE = "zxx"
+# A line of which a parser learned this share of the words is in its language.
+_FAMILIAR = 0.75
+_WORD = re.compile(r"[^\W\d_]+")
 
 
 @cache
@@ -66,6 +72,12 @@ def known(language: str | None) -> str | None:
 def has_letters(line: str) -> bool:
     """Return whether a line has letters enough to tell its language."""
     return len(line) >= _LEAST_LETTERS and sum(map(str.isalpha, line)) >= _LEAST_LETTERS
+
+
+def is_doubtful(line: str, knows: Callable[[str], bool]) -> bool:
+    """Return whether a line may be in another language than that of a parser, which `knows` the words that it learned."""
+    words = _WORD.findall(line)
+    return has_letters(line) and sum(map(knows, words)) < _FAMILIAR * len(words)
 
 
 def stride_of(lines: int) -> int:
