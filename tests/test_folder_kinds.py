@@ -36,6 +36,7 @@ FOLDERS = {
     "data": kinds.DATA_SET,
     "data_begun": kinds.DATA_SET,
     "data_text": kinds.DATA_SET,
+    "states": kinds.STATES,
     "run": kinds.RUN,
     "run_begun": kinds.RUN,
     "run_from_init": kinds.RUN,
@@ -77,6 +78,7 @@ def world(tmp_path_factory) -> Path:
     data = config(write_vocabulary(root / "data"), preprocessing := PreprocessConfig(splits=sample_splits(), workers=0))
     config(root / "data_begun", preprocessing)
     write(root / "data_text" / "text" / "index.json", "{}")
+    write(root / "states" / "states.json", '{"encoder_sha256": ""}')
     write_toy_data(root / "pairs")
     write_labelled(root / "classes", {split: make_rows(9) for split in ("train", "valid", "test")})
     run = write_run(root / "run", data, name="transformer")
@@ -133,6 +135,7 @@ def commands(root: Path) -> dict[str, tuple[str, list[object], set[kinds.Kind]]]
         "train": ("train_wmt.py", ["--sample", data, "workers=0"], {kinds.RUN}),
         "train-lm": ("train_lm.py", ["--sample", data, "workers=0"], {kinds.RUN}),
         "train-classifier": ("train_classifier.py", ["--config", "sst5", data, "workers=0"], {kinds.RUN}),
+        "frozen-states": ("frozen_states.py", [data, f"encoder={root}", "workers=0"], {kinds.STATES}),
         "train-parser": ("train_parser.py", ["--config", "parser_en"], {kinds.PARSER}),
         "scaling": ("scaling.py", ["--sample", pairs, "workers=0"], {kinds.SCALING}),
         "records": ("scaling.py", ["--sample", pairs, "workers=0", "--out", root / "new"], set()),
@@ -183,6 +186,7 @@ PLACES = [
     ("data", "encoded"),
     ("data", "text/more"),
     ("data", ".work-1"),
+    ("states", "shards"),
     ("run", "checkpoints"),
     ("run", "averaged"),
     ("run_begun", "tensorboard/run"),

@@ -147,7 +147,9 @@ def test_packages_of_extras_are_loaded_where_they_are_used():
 
 def test_the_core_imports_no_extras():
     """Commands import them, and registries name them."""
-    commands = {REPOSITORY / "treenet" / "cli" / f"{name}.py" for name in ("export", "serve", "train_parser", "tune")}
+    commands = {
+        REPOSITORY / "treenet" / "cli" / f"{name}.py" for name in ("export", "frozen_states", "serve", "train_parser", "tune")
+    }
 
     def forbidden(path: Path) -> Iterator[str]:
         return (name for name in imports(path) if name.split(".")[:2] in (["treeproc", "extras"], ["treenet", "extras"]))

@@ -15,6 +15,7 @@ COMMANDS = {
     "demo": ("treenet.cli.demo:main", "the whole job on the shipped sample"),
     "preprocess": ("treenet.cli.preprocess:main", "text to trees to Arrow shards"),
     "inspect": ("treeproc.inspect:main", "the content of a data set as numbers and drawn trees"),
+    "frozen-states": ("treenet.cli.frozen_states:main", "the states of a frozen pretrained encoder, computed once for many runs"),
     "verify": ("treeproc.verify:main", "check every file of a data set"),
     "train": ("treenet.cli.train:main", "train a model: for translation, a classifier, a language model"),
     "train-classifier": ("treenet.cli.train:train_classifier", "train, by default a classifier"),

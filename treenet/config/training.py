@@ -233,6 +233,12 @@ class TrainConfig(Settings):
         description="parameters that training leaves as they are, as patterns of names: encoder.layers.0.*, *.norm*. The shared "
         "table of pieces is encoder.embedding.weight",
     )
+    # They may move: what they are of is recorded.
+    frozen_states: Annotated[AnyPath | None, Effect.NONE] = later_field(
+        None,
+        description="folder of states that `tree-attention frozen-states` computed, for a pretrained encoder that is frozen as a "
+        "whole: training reads them instead of running the encoder",
+    )
     lr_scale: dict[Pattern, RateFactor] = later_field(
         {},
         description="factors of the learning rate, as {pattern of parameter names: factor}; the first pattern that matches "
@@ -407,7 +413,8 @@ class TrainConfig(Settings):
         def absolute(path: AnyPath) -> AnyPath:
             return (folder / path if folder and isinstance(path, Path) else path).resolve()
 
-        own: dict[str, object] = {"data": absolute(self.data), "init": self.init and absolute(self.init)}
+        own: dict[str, object] = {"data": absolute(self.data)}
+        own |= {name: path and absolute(path) for name, path in (("init", self.init), ("frozen_states", self.frozen_states))}
         if (encoder := self.model.pretrained.folder) is not None:
             pretrained = self.model.pretrained.model_copy(update={"folder": absolute(encoder)})
             own["model"] = self.model.model_copy(update={"pretrained": pretrained})

@@ -4,7 +4,7 @@ Shapes: B batch, L leaves, N nonterminals, T target pieces with BOS or EOS.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -31,6 +31,8 @@ class TreeBatch:
     structure: Structure | None  # as the input kind of the model builds it, shared by all layers; None for leaves
     tgt_in: Tensor  # [B, T] int64, BOS first, PAD_ID where padded
     tgt_out: Tensor  # [B, T] int64, EOS last, PAD_ID where padded
+    # [B, 1 + L, H] float32, states of a pretrained encoder that were computed before (`FrozenStates`)
+    leaf_states: Tensor | None = field(default=None, kw_only=True)
 
     def __len__(self) -> int:
         return self.leaf_pieces.shape[0]

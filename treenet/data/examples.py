@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from treenet.data.batch import TreeBatch, collate_rows
+from treenet.data.frozen_states import FrozenStates
 from treenet.data.input_kinds import ALWAYS, COLUMNS, TREES, InputKind, RowLists
 from treenet.data.plan import BatchPlan
 from treenet.data.windows import ShardSizes
@@ -58,12 +59,13 @@ class ExampleSource(Examples):
 
     Row numbers count over the whole split, in the order of `lengths.arrow`. Raises UserError when
     shards and lengths do not belong together, or if the data set lacks columns that a model that `reads` needs. A shard
-    is checked when it is opened. Here, the first shard is opened, and the sizes of the other files on disk are checked.
+    is checked when it is opened. Here, the first shard is opened, and the sizes of the other files on disk are checked. With
+    `states`, batches have the states of that folder (`FrozenStates`).
     """
 
     shards: ShardSizes | None  # of the rows; None if rows are not those of shards, and so in one window
 
-    def __init__(self, folder: AnyPath, split: str, reads: InputKind = TREES):
+    def __init__(self, folder: AnyPath, split: str, reads: InputKind = TREES, states: AnyPath | None = None):
         self.reads, self.folder = reads, folder
         check_columns(folder, reads)
         self.lengths = open_lengths(folder, split)
@@ -85,6 +87,7 @@ class ExampleSource(Examples):
         at_once = AT_ONCE if isinstance(folder, RemotePath) else 1
         self._gather = Gather(sizes, self._open, ROWS_PER_RECORD_BATCH, at_once=at_once)
         self._gather.pick(range(min(1, len(self))))
+        self._states = None if states is None else FrozenStates(states, split, self.lengths["leaves"])
 
     def __len__(self) -> int:
         return len(self.lengths["row"])
@@ -96,7 +99,10 @@ class ExampleSource(Examples):
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> TreeBatch:
         """Return the rows as one padded batch."""
-        return collate_rows(self.row_lists(rows), self.reads)
+        batch = collate_rows(self.row_lists(rows), self.reads)
+        if self._states is not None:
+            batch.leaf_states = self._states.pad(np.asarray(rows), batch.leaf_pieces.shape[1])
+        return batch
 
     def row_lists(self, rows: Sequence[int] | np.ndarray, names: Collection[str] = ()) -> RowLists:
         """Return the example ids and the columns `names` of rows. Without names, they are the columns that the model reads."""

@@ -52,9 +52,18 @@ class LabelledSource(ExampleSource):
     that the model needs.
     """
 
-    def __init__(self, folder: AnyPath, split: str, reads: InputKind, *, phrases: bool, split_words: SplitWords = "pieces"):
+    def __init__(
+        self,
+        folder: AnyPath,
+        split: str,
+        reads: InputKind,
+        *,
+        phrases: bool,
+        split_words: SplitWords = "pieces",
+        states: AnyPath | None = None,
+    ):
         check_choice("split_words", split_words, SplitWords)
-        super().__init__(folder, split, reads)
+        super().__init__(folder, split, reads, states)
         self._phrases = phrases and reads.positions != "leaves"
         self._split_words = split_words
         _check_classes(folder)
@@ -275,13 +284,20 @@ class PairSource(Examples):
     shards = None  # a pair may lie in two
     sentences = 2
 
-    def __init__(self, folder: AnyPath, split: str, reads: InputKind, column: Literal["score", "label"] = "score"):
+    def __init__(
+        self,
+        folder: AnyPath,
+        split: str,
+        reads: InputKind,
+        column: Literal["score", "label"] = "score",
+        states: AnyPath | None = None,
+    ):
         columns = read_index(folder).get("columns", [])
         if column not in columns:
             what, form = ("scores", "format sick") if column == "score" else ("classes", "pairs with classes")
             raise UserError(f"{folder} has no {what} (its columns: {', '.join(columns)}); choose a data set of {form}")
         self._column = column
-        self._sentences = ExampleSource(folder, split, reads)
+        self._sentences = ExampleSource(folder, split, reads, states)
         lengths = {name: np.asarray(column) for name, column in self._sentences.lengths.items()}
         ids = lengths["example_id"]
         first, second = ids[: len(ids) // 2 * 2 : 2], ids[1::2]

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from treenet.data.frozen_states import check_states
 from treenet.data.labelled import LabelledBatch, LabelledSource, PairBatch, PairSource
 from treenet.data.plan import plan_in_order
 from treenet.evaluation.settings import ClassifySettings
@@ -20,11 +21,12 @@ from treenet.runs.run_results import SCORES, read_scores
 from treenet.tasks.base import PredictionTask
 from treenet.tasks.registry import build_task
 from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.messages import warn
 from treeproc.common.provenance import software
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.shard import check_hashes
-from treeproc.shards.store import class_names, read_index
+from treeproc.shards.store import Index, class_names, read_index
 
 _BATCH_TOKENS = 8192
 PEAK = "peak"
@@ -76,6 +78,8 @@ def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str],
             f"{index['vocab_fingerprint']}; make it with vocab_from={own}"
         )
     check_hashes(data / "encoded", settings.split)
+    if config.frozen_states is not None and not _has_states(config.frozen_states, index, facts, settings.split):
+        task.config = task.config.model_copy(update={"frozen_states": None})
     source = task.open(settings.split, device=device)
     model.to(device)
     lines, found = task.score_predictions(predict(model, source))
@@ -96,6 +100,18 @@ def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str],
         "software": software(),
     }
     return name, lines, scores
+
+
+def _has_states(folder: AnyPath, index: Index, facts: Mapping, split: str) -> bool:
+    """Return whether files have the states of this model for this data set. If not, it prints a note."""
+    try:
+        if check_states(folder, index, split)["encoder_sha256"] == facts.get("states"):
+            return True
+        why = f"{folder} has the states of another encoder"
+    except UserError as error:
+        why = str(error)
+    warn(f"note: the encoder computes the states of {split} again, because it cannot read them: {why}")
+    return False
 
 
 def _check_classes(data: AnyPath, index: Mapping, own: AnyPath, facts: Mapping) -> None:

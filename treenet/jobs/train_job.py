@@ -10,20 +10,22 @@ from pathlib import Path
 import torch
 
 from treenet.config import TrainConfig
+from treenet.data.frozen_states import check_states
+from treenet.models.pretrained import ENCODER
 from treenet.models.registry import only_shapes
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step
 from treenet.runs.mirror import STOP_FILE, RunMirror
 from treenet.tasks.base import Task
 from treenet.tasks.registry import build_task
 from treenet.training.batch_stream import plan_batches, weighted_files
-from treenet.training.optimizer import count_frozen
+from treenet.training.optimizer import count_frozen, frozen_names
 from treenet.training.trainer import TrainOutcome, finished_outcome, train
 from treeproc.common.extras import require
 from treeproc.common.progress import phase
 from treeproc.common.provenance import STOPPED, Recorder
 from treeproc.common.settings import UserError
 from treeproc.shards.shard import check_hashes
-from treeproc.shards.store import read_index
+from treeproc.shards.store import Index, read_index
 
 COMMAND = "train"  # in RUN/provenance.json, where a session says from which update to which it came
 
@@ -45,12 +47,13 @@ def check_job(config: TrainConfig) -> Job:
     task.check(index)
     with phase("hashing the shards"):
         check_hashes(config.data / "encoded", "train", *({"valid"} & set(index["totals"])))
+    sizes = task.sizes(index)
+    states = _check_states(config, task, sizes, index)
     with phase("reading the index, building the plan"):
         source = task.open("train", training=True)
         plan, corpora = plan_batches(config, source), weighted_files(config, source)
         used = plan.used_sizes()
         weighted = {} if corpora is None else {"corpora": corpora.describe(source.lengths["example_id"][plan.rows])}
-    sizes = task.sizes(index)
     # A driver of Ray or of a GPU has the weights alone, and not for long.
     copies = 1 if config.workers or config.use_gpu else 4
     facts = {
@@ -59,6 +62,7 @@ def check_job(config: TrainConfig) -> Job:
         **sizes,
         "parameters": task.count_parameters(sizes, copies),
         **_check_patterns(config, task, sizes),
+        **states,
         "examples": int(used.rows.sum()),
         "leaves": int((used.leaves * used.rows).sum()),
         "nodes": int(used.nodes.sum()),
@@ -85,6 +89,29 @@ def _check_patterns(config: TrainConfig, task: Task, sizes: Mapping) -> dict[str
     with only_shapes():
         frozen = count_frozen(config, task.build_model(sizes))
     return {"frozen": frozen} if config.freeze else {}
+
+
+def _check_states(config: TrainConfig, task: Task, sizes: Mapping, index: Index) -> dict[str, str]:
+    """Check files of states that the run reads. Returns the sha256 of their encoder for run.json, if it reads some.
+
+    Raises UserError if the encoder is not frozen as a whole, or if the states are not those of the data set.
+    """
+    if (states := config.frozen_states) is None:
+        return {}
+    if config.model.pretrained.folder is None:
+        raise UserError("frozen_states are those of a pretrained encoder, and model.pretrained.folder is null; leave them out")
+    with only_shapes():
+        model = task.build_model(sizes)
+    frozen = frozen_names(config, model)
+    if trained := [name for name, _ in model.named_parameters() if name.startswith(ENCODER) and name not in frozen]:
+        raise UserError(
+            f"frozen_states: the encoder must be frozen, but {trained[0]} is trained; set freeze=[{ENCODER}*], or "
+            "leave frozen_states out"
+        )
+    if config.classifier.word_dropout:
+        raise UserError("frozen_states has the states of all words; set classifier.word_dropout=0, or leave frozen_states out")
+    with phase("hashing the states"):
+        return {"states": check_states(states, index, "train", *({"valid"} & set(index["totals"])))["encoder_sha256"]}
 
 
 def train_job(

@@ -88,7 +88,7 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
     the run folder is of another configuration or other data, or is in use.
     """
     encoder = config.model.pretrained.folder
-    others = {"init": config.init, "model.pretrained.folder": encoder}
+    others = {"init": config.init, "model.pretrained.folder": encoder, "frozen_states": config.frozen_states}
     refuse_relative_in_job({"data": config.data, **{name: path for name, path in others.items() if path}, "--out": out})
     out = out.resolve()
     claim_folder(out, RUN, TrainConfig)
@@ -200,9 +200,10 @@ def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: Any
     changed = [line for line in differences(old, new) if not is_below(line.partition(":")[0], MAY_CHANGE)]
     if not changed and list(old.get("lr_scale", ())) != list(new.get("lr_scale", ())):
         changed.append("lr_scale: another order of the same patterns")  # of which the first that matches counts
-    before = read_facts(run_dir).get("data_fingerprint")
-    if before != facts["data_fingerprint"]:
-        changed.append(f"data fingerprint: {before} -> {facts['data_fingerprint']}")
+    before = read_facts(run_dir)
+    for fact, what in (("data_fingerprint", "data fingerprint"), ("states", "encoder of frozen_states")):
+        if before.get(fact) != facts.get(fact):
+            changed.append(f"{what}: {before.get(fact)} -> {facts.get(fact)}")
     if changed:
         raise UserError(
             f"{name} holds a run with other settings ({'; '.join(changed)}); choose another --out, or give the old settings"

@@ -7,6 +7,7 @@ positions is read in windows.
 Shapes: B batch, L leaves, W = L + the pieces around a text, H width of the pretrained states, D model. Of long texts: N windows.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import FIRST_PIECE, PAD_ID, UNK_ID
 from treeproc.shards.store import TOKENIZER_FILE
 
+ENCODER = "encoder.embedding.pretrained."  # begins the names of its parameters in a model
+# Settings of config.json that change no state.
+_OF_NO_STATE = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
 FACTS = "pretrained"  # of run.json and meta.json
 
 
@@ -67,7 +71,7 @@ class PretrainedLeaves(nn.Module):
     def __init__(self, facts: Mapping, d_model: int):
         super().__init__()
         self.pretrained = _build_encoder(facts["config"])
-        self.width = self.pretrained.config.hidden_size
+        self.width: int = self.pretrained.config.hidden_size
         self.project = None if self.width == d_model else build_linear(self.width, d_model)
         self.scale = d_model**0.5
         tokenizer = facts["tokenizer"]
@@ -95,13 +99,18 @@ class PretrainedLeaves(nn.Module):
         return F.embedding(self.numbers[pieces], self.weight)
 
     def encode(self, batch: TreeBatch) -> tuple[Tensor, Tensor]:
-        """Return the states of leaves [B, L, D], and that of the first position, [CLS] of BERT [B, D]."""
-        states, first = self._read(batch.leaf_pieces, batch.leaf_pad_mask)
+        """Return the states of leaves [B, L, D], and that of the first position, [CLS] of BERT [B, D].
+
+        A batch with `leaf_states` has them computed already.
+        """
+        states, first = (
+            (batch.leaf_states, 1) if batch.leaf_states is not None else self.read(batch.leaf_pieces, batch.leaf_pad_mask)
+        )
         if self.project is not None:
             states = self.project(states)
         return states[:, first : first + batch.leaf_pieces.shape[1]], states[:, 0]
 
-    def _read(self, pieces: Tensor, pad_mask: Tensor) -> tuple[Tensor, int]:
+    def read(self, pieces: Tensor, pad_mask: Tensor) -> tuple[Tensor, int]:
         """Return the states of the first position, and from which place on those of pieces [B, L]: [B, S, H]."""
         if self.most_leaves is None or pieces.shape[1] <= self.most_leaves:
             return self._run(pieces, pad_mask), len(self.before)
@@ -180,6 +189,19 @@ class Windows:
             borders = starts[:-1] + starts[1:] + self.most - 1  # twice the leaf that is as near to both middles
             window[row] += np.searchsorted(borders, 2 * np.arange(leaves))
         return window, np.minimum(np.arange(leaves) - self.starts[window], self.most - 1)
+
+
+def hash_encoder(described: Mapping, weights: Mapping[str, Tensor]) -> str:
+    """Return the sha256 of settings and weights of a pretrained encoder: what its states depend on.
+
+    The weights are those of `stored_weights`.
+    """
+    settings = {name: value for name, value in described.items() if name not in _OF_NO_STATE}
+    found = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for name, value in sorted(weights.items()):
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        found.update(value.detach().cpu().contiguous().numpy())
+    return found.hexdigest()
 
 
 def load_pretrained(leaves: PretrainedLeaves, folder: Path) -> None:

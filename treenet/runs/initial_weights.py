@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from treenet.config import TrainConfig, flatten
+from treenet.models.pretrained import ENCODER, hash_encoder, load_pretrained
 from treenet.models.pretrained import FACTS as PRETRAINED
-from treenet.models.pretrained import load_pretrained
 from treenet.runs.checkpoint import (
     AVERAGED,
     INITIAL,
@@ -75,6 +75,7 @@ def start_from_init(config: TrainConfig, sizes: Mapping, run_dir: Path) -> dict[
     if config.init is None:
         if config.model.pretrained.folder is not None:
             weights, meta = _pretrained_weights(config, sizes), _shape_facts(sizes)
+            _check_states(config, sizes, weights)
             meta["model"] = config.model.model_dump(mode="json")
             publish(run_dir / INITIAL, {WEIGHTS: lambda path: save_file(weights, path, {"format": "pt"})}, meta)
         return {}
@@ -128,6 +129,7 @@ def _write_initial(config: TrainConfig, init: AnyPath, sizes: Mapping, target: P
             raise UserError(f"init: no parameter of {run} fits this model: {describe_matches(matches.record())[0].strip()}")
         weights = _pretrained_weights(config, sizes)
         _copy_values(source, matches, weights)
+        _check_states(config, sizes, weights)
     facts: InitFacts = {
         "checkpoint": source.folder.name,
         "weights_sha256": source.sha256,
@@ -153,6 +155,19 @@ def _pretrained_weights(config: TrainConfig, sizes: Mapping) -> dict[str, Tensor
         with phase("loading the pretrained encoder"):
             load_pretrained(model.encoder.embedding, folder)
     return stored_weights(model)
+
+
+def _check_states(config: TrainConfig, sizes: Mapping, weights: Mapping[str, Tensor]) -> None:
+    """Raise UserError if the files of states are of an encoder with other weights."""
+    if config.frozen_states is None:
+        return
+    own = {name.removeprefix(ENCODER): value for name, value in weights.items() if name.startswith(ENCODER)}
+    if hash_encoder(sizes[PRETRAINED]["config"], own) != sizes["states"]:
+        given = "; init gives the encoder the weights of another run" if config.init is not None else ""
+        raise UserError(
+            f"frozen_states: {config.frozen_states} has the states of another encoder than this run begins with{given}; give "
+            f"those of workflows/frozen_states.py encoder={config.model.pretrained.folder}, or leave frozen_states out"
+        )
 
 
 def _shape_facts(sizes: Mapping) -> dict:

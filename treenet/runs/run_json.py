@@ -52,6 +52,7 @@ class RunFacts(TypedDict, total=False):
     left_out: dict[str, int]
     batches_per_epoch: int
     pretrained: dict  # the settings and the tokenizer of a pretrained encoder
+    states: str  # sha256 of the encoder whose states the run reads; only with `frozen_states`
     corpora: list[CorpusFacts]  # only with `batch.corpora`
 
 

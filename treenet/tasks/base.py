@@ -69,7 +69,7 @@ def describe_windows(config: TrainConfig, sizes: Mapping) -> list[str]:
     """Return a line if the pretrained encoder of a run reads texts in windows: how many of train and of valid."""
     if PRETRAINED not in sizes:
         return []
-    with torch.device("meta"):
+    with only_shapes():
         most = PretrainedLeaves(sizes[PRETRAINED], config.model.d_model).most_leaves
     folder, found = config.data / "encoded", []
     index = read_index(folder)

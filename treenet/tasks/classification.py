@@ -65,12 +65,19 @@ class Classification(PredictionTask):
     def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource | PairSource:
         encoded, reads = self.config.data / "encoded", self.reads
         if read_index(encoded).get("pairs"):
-            return PairSource(encoded, split, reads.for_device(device), "label")
+            return PairSource(encoded, split, reads.for_device(device), "label", self.config.frozen_states)
         phrases = self.config.classifier.supervision == "all_phrases"
         if training and phrases and reads is LEAVES:
+            if self.config.frozen_states is not None:
+                raise UserError(
+                    f"frozen_states has the states of whole examples, but model.name = {self.config.model.name} learns "
+                    "from phrases read alone; set classifier.supervision=root, or leave frozen_states out"
+                )
             return PhraseSource(encoded, split, reads.for_device(device))
         split_words = self.config.classifier.split_words
-        return LabelledSource(encoded, split, reads.for_device(device), phrases=phrases, split_words=split_words)
+        return LabelledSource(
+            encoded, split, reads.for_device(device), phrases=phrases, split_words=split_words, states=self.config.frozen_states
+        )
 
     def build_model(self, sizes: Mapping) -> nn.Module:
         vocab = vocab_sizes(sizes)

@@ -35,7 +35,7 @@ class Relatedness(PredictionTask):
         check_structure(self.config, index, self.encoder)
 
     def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> PairSource:
-        return PairSource(self.config.data / "encoded", split, self.reads.for_device(device))
+        return PairSource(self.config.data / "encoded", split, self.reads.for_device(device), states=self.config.frozen_states)
 
     def build_model(self, sizes: Mapping) -> nn.Module:
         return build_relatedness(self.config.model, vocab_sizes(sizes), self.config.classifier)

@@ -61,8 +61,8 @@ class Shard:
         return pa.Table.from_batches(self._batches, self.schema)
 
 
-def check_size(folder: AnyPath, record: ShardRecord) -> Path:
-    """Return the local file of a shard. Raises UserError when it is missing or has another size than its record says."""
+def check_size(folder: AnyPath, record: ShardRecord, hint: str = "run workflows/preprocess.py again") -> Path:
+    """Return the local file of a shard. Raises UserError, which ends in `hint`, when it is missing or of another size."""
     path = inside(folder, record.name)
     try:
         local = local_copy(path, record.sha256)
@@ -70,9 +70,9 @@ def check_size(folder: AnyPath, record: ShardRecord) -> Path:
         if size != record.bytes and isinstance(path, RemotePath):  # after a power cut, a copy may lack its end
             size = local_copy(path, record.sha256, anew=True).stat().st_size
     except OSError as error:
-        raise UserError(lacks(error, path) or f"{path} is missing; run workflows/preprocess.py again") from None
+        raise UserError(lacks(error, path) or f"{path} is missing; {hint}") from None
     if size != record.bytes:
-        raise UserError(f"{path} must have {record.bytes} bytes, but has {size}; run workflows/preprocess.py again")
+        raise UserError(f"{path} must have {record.bytes} bytes, but has {size}; {hint}")
     return local
 
 

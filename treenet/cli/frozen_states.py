@@ -1,0 +1,54 @@
+"""Compute the states of a frozen pretrained encoder once, for training runs that read them.
+
+    python workflows/frozen_states.py --out STATES data=DATA encoder=models/bert
+    python workflows/train_classifier.py --config FILE.yaml --out RUN data=DATA frozen_states=STATES
+
+DATA is a data set with the pieces of the encoder's tokenizer. The run freezes the encoder as a whole. The command prints the size
+of the states before it computes them. After an interruption, the same command continues.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from treenet.cli.shipped import find_config
+from treeproc.common.command_line import build_arg_parser, loading
+from treeproc.common.command_names import as_called
+from treeproc.common.extras import require
+from treeproc.common.folder_kinds import STATES, claim_folder
+from treeproc.common.settings import Settings, UserError, load_settings, refuse_relative_in_job
+from treeproc.common.storage import AnyPath
+
+
+class FrozenStatesConfig(Settings):
+    """States of a frozen pretrained encoder for a data set."""
+
+    data: AnyPath = Field(description="folder of a finished data set")
+    encoder: Path = Field(description="folder of the encoder, as model.pretrained.folder of the runs")
+    use_gpu: bool = Field(False, description="one GPU a worker")
+    workers: Literal[0] | None = Field(
+        None, description="0: the command runs in this process, without Ray; unset: as many Ray actors as there is room for"
+    )
+
+
+def main(argv: Sequence[str]) -> None:
+    args = build_arg_parser(__doc__, FrozenStatesConfig, find_config=find_config, remote_out=True).parse_intermixed_args(argv)
+    if args.out is None:
+        raise UserError("give --out STATES, data=DATA and encoder=FOLDER")
+    config = load_settings(FrozenStatesConfig, args.config, args.overrides)
+    refuse_relative_in_job({"--out": args.out, "data": config.data, "encoder": config.encoder})
+    if config.workers is None:
+        require("ray", "work in several processes", "give workers=0 to work in one process")
+    out = args.out.absolute()
+    claim_folder(out, STATES)
+    with loading():
+        from treenet.extras.frozen_states import write_states  # here because it loads PyTorch
+
+    data, encoder = config.data.absolute(), config.encoder.absolute()
+    index = write_states(data, encoder, out, in_this_process=config.workers == 0, use_gpu=config.use_gpu)
+    for split, total in index["totals"].items():
+        windows = f", {total['in_windows']:,} examples in windows" if total.get("in_windows") else ""
+        print(f"{split}: {total['states']:,} states of {total['rows']:,} examples{windows}")
+    print(as_called(f"  train: python workflows/train_classifier.py --config FILE.yaml --out RUN frozen_states={out}"))
