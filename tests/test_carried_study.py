@@ -102,9 +102,10 @@ def steps_of(out: Path) -> dict[str, int]:
     return {name: lines[-1]["step"] for name, lines in logs.items() if lines}
 
 
-def test_cells_in_processes_need_neither_ray_nor_stanza(tmp_path, environment):
+@pytest.mark.parametrize("parallel", [1, pytest.param(2, marks=pytest.mark.cluster)])
+def test_a_study_needs_neither_ray_nor_stanza(tmp_path, environment, parallel):
     data = write_toy_data(tmp_path / "toy")
-    settings = [*TINY, "max_steps=4", "checkpoint_every=2", "grid.seeds=[1]", "grid.parallel=2", f"data={data}"]
+    settings = [*TINY, "max_steps=4", "checkpoint_every=2", "grid.seeds=[1]", f"grid.parallel={parallel}", f"data={data}"]
     models = (
         "grid.models={relative: {model: {name: relation_transformer}}, relative_tree: {model: {tree: {relative_positions: 4}}}}"
     )

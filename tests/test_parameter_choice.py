@@ -1,6 +1,5 @@
 """Frozen parameters and factors of the learning rate: by patterns of names, to the bit, and on any number of ranks."""
 
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -115,19 +114,6 @@ def test_a_factor_of_zero_equals_freezing(data, tmp_path):
     factor = run_of(data, tmp_path / "factor", "lr_scale={'decoder.*': 0}", "optimizer.weight_decay=0.1")
     frozen = run_of(data, tmp_path / "frozen", "freeze=[decoder.*]", "optimizer.weight_decay=0.1")
     assert same(factor, frozen) and not same(frozen, run_of(data, tmp_path / "all", "optimizer.weight_decay=0.1"))
-
-
-def test_a_compiled_model_with_frozen_parameters_trains_alike(data, monkeypatch):
-    """Traced as for Inductor, which would take minutes, but run by the usual kernels; without the graph of validation."""
-    true_compile = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda model, **options: true_compile(model, backend="eager", **options))
-    found = []
-    for name in ("true", "false"):
-        trainer = Trainer(make_task(data, FREEZE, "model.name=transformer", f"compile={name}"), Ranks(0, 1, torch.device("cpu")))
-        assert trainer.train_step.compiled == (name == "true")
-        results = [trainer.step(rank_batch) for rank_batch in islice(trainer.rank_batches(), 3)]
-        found.append(torch.tensor([(result.loss_sum, result.grad_norm) for result in results]))
-    torch.testing.assert_close(*found, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("sharded", [False, True])

@@ -156,11 +156,20 @@ def snapshot(folder) -> dict[str, bytes]:
     }
 
 
-def test_killed_and_rerun_gives_the_same_bytes(data, text, tmp_path, repository):
+@pytest.mark.parametrize("workers", [["workers=0"], pytest.param([], marks=pytest.mark.cluster)], ids=["without Ray", "on Ray"])
+def test_killed_and_rerun_gives_the_same_bytes(data, text, tmp_path, repository, workers):
     out = tmp_path / "killed"
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps(config_of(text).model_dump(mode="json")))
-    command = [sys.executable, str(repository / "workflows" / "preprocess.py"), "--config", str(config), "--out", str(out)]
+    command = [
+        sys.executable,
+        str(repository / "workflows" / "preprocess.py"),
+        "--config",
+        str(config),
+        "--out",
+        str(out),
+        *workers,
+    ]
     with open(tmp_path / "log", "w") as log:
         job = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         deadline = time.monotonic() + 120
@@ -173,7 +182,7 @@ def test_killed_and_rerun_gives_the_same_bytes(data, text, tmp_path, repository)
     assert not (out / "encoded" / "index.json").exists()
     first = {path: path.stat().st_mtime_ns for path in (out / "parsed").glob("train-*.json")}
     (out / "parsed" / ".tmp-1-leftover").write_text("half")
-    preprocess(config_of(text, workers=0), out)  # what Ray began goes on without it
+    preprocess(config_of(text, workers=0), out)  # what Ray began goes on without it too
     assert snapshot(out) == snapshot(data)
     assert [session.outcome for session in read_sessions(out)] == ["unfinished", "finished"]
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in first.items()), "a finished shard was done again"
@@ -392,11 +401,11 @@ def test_sample_splits_share_no_sentence():
     )
 
 
-def test_a_dry_run_says_what_the_job_would_do(text, tmp_path, repository):
+def test_a_dry_run_says_what_the_job_would_do(text, tmp_path, monkeypatch):
     config = tmp_path / "c.yaml"
     config.write_text(json.dumps(config_of(text).model_dump(mode="json")))
-    command = without_ray(repository, "--config", config, "--out", tmp_path / "deep" / "out", "--dry-run")
-    run = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=repository)
+    monkeypatch.setitem(sys.modules, "ray", None)  # it cannot be imported
+    run = run_here("preprocess.py", "--config", config, "--out", tmp_path / "deep" / "out", "--dry-run")
     assert run.returncode == 0, run.stderr
     assert "train: 57 examples; dropped: 1 empty_source, 1 empty_target, 1 source_too_long" in run.stdout
     assert "plan: 4 shards of up to 20 input examples, " in run.stdout and "on this machine's cores" in run.stdout

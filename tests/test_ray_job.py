@@ -37,6 +37,7 @@ def test_a_killed_actor_is_replaced(tmp_path):
     assert result["numbers"] == list(range(8)) and result["died"] and result["left"] == []
 
 
+@pytest.mark.cluster
 def test_processes_stay_from_step_to_step_and_a_killed_one_is_replaced(tmp_path):
     steps = run_job("tasks", tmp_path)
     assert all(step["numbers"] == list(range(8)) for step in steps.values())

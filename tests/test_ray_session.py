@@ -377,6 +377,7 @@ run_cli(main)
 """
 
 
+@pytest.mark.cluster
 def test_a_killed_agent_of_ray_ends_a_command_with_one_line(repository):
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         run = subprocess.run(

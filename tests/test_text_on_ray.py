@@ -50,8 +50,8 @@ def contents(out) -> dict[str, bytes]:
 def small_is_large(monkeypatch):
     """Ray reads small files too, in small blocks."""
     monkeypatch.setattr(text_stage, "LEAST_BYTES", 1)
-    monkeypatch.setattr(text_work, "LEAST_BLOCK", 64)
-    monkeypatch.setattr(text_work, "MOST_BLOCK", 64)
+    monkeypatch.setattr(text_work, "LEAST_BLOCK", 1000)
+    monkeypatch.setattr(text_work, "MOST_BLOCK", 1000)
     monkeypatch.setattr(run_jobs, "GROUP_ROWS", 80)
     monkeypatch.setattr("treeproc.stages.parse_and_encode.LEAST_SAMPLE", 1)  # of the vocabulary
     monkeypatch.setattr("treeproc.stages.parse_and_encode.LEAST_ROWS", 1)  # of the lengths
