@@ -10,7 +10,9 @@ the part of x that is orthogonal to y. A span [i, j) has the score
 
 where a norm with a state before the first or after the last leaf is 0. The score of splitting [i, j) at k is SCIN(i, k) +
 SCIN(k, j). The loss of a span is the cross-entropy of its split in the tree under the softmax of the scores of its splits.
-|orth(h_j, h_{j-1})| is the same for all splits of a span. It cancels in the softmax, and is not computed.
+The part |orth(h_j, h_{j-1})| is the same for all splits of a span. It cancels in the softmax, and is not computed. The loss is
+the mean over the spans of a sentence. Sentences are weighted by their pieces, so micro-batches do not change the mean; the
+paper's are not weighted. Several trees of an example count as sentences.
 
 Shapes: B batch, L leaves, D model, K entries of a state, S spans, M possible splits of all spans.
 """
@@ -36,7 +38,12 @@ _RELEASED_EPSILON = 1e-9
 
 
 class NeighbouringAttention(nn.Module):
-    """Neighbouring attention and the hierarchical constraint of one layer, shared by its heads."""
+    """Neighbouring attention and the hierarchical constraint of one layer, shared by its heads.
+
+    The d of s_{i,i+1} is d_model; the released code divides by 256. That code adds 1e-9 under its square root and its logarithm,
+    about 3e-5 a layer, and nothing is added here. Its diagonal C_ii is 1 - (1 - sqrt(1e-9))^l (`model.constituents.diagonal:
+    official`).
+    """
 
     def __init__(self, d_model: int, config: ConstituentConfig):
         super().__init__()

@@ -3,7 +3,8 @@
 The weights of a lightweight or dynamic kernel are a softmax over its taps, shared by the channels of a head. A convolution is a
 product with a band matrix. Row t of the matrix is the kernel of position t. This takes at most as long as attention's product of
 weights and values. It is much faster than one pass per tap over the states or over windows of them. Long sequences are cut into
-chunks, so that time and memory grow with S * W and not with S * S.
+chunks, so that time and memory grow with S * W and not with S * S. Beyond a sentence and at padding, inputs are 0. The released
+code can divide the weights of these taps among the others, and its dropout differs between devices.
 
 Shapes: B batch, S positions, T target positions, D model, H heads, K = D / H channels, W kernel size, C positions of a chunk.
 """
@@ -205,7 +206,12 @@ class ConvolutionEncoderLayer(nn.Module):
 
 
 class MultiStepAttentionLayer(nn.Module):
-    """A decoder layer: causal gated convolution, then the layer's own attention to the source (section 3.3)."""
+    """A decoder layer: causal gated convolution, then the layer's own attention to the source (section 3.3).
+
+    With `rule: released`, attention reads the output of the convolution before the residual is added, and its result is
+    projected. Every sum of two is multiplied by sqrt(0.5), also z + e and W h + g. The gradient of the encoder is divided by
+    twice the number of attentions.
+    """
 
     def __init__(self, config: ModelConfig):
         super().__init__()

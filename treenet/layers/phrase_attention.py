@@ -122,7 +122,10 @@ COMPOSITIONS: dict[str, type[nn.Module]] = {
 class PhraseMemory(nn.Module):
     """F_h of one head.
 
-    It composes leaves to phrases G = COM(H), predicts their tags from G, and lets them interact: H_g = REC(G).
+    It composes leaves to phrases G = COM(H), predicts their tags from G, and lets them interact: H_g = REC(G). The tag of a
+    phrase is the label of its node. A word of several pieces has `POS=` and its tag, a single piece without a node has none. The
+    loss of tags is a sum over the phrases of all layers and levels, divided by the number of target pieces. An n-gram consists of
+    pieces, and the last one may be shorter.
     """
 
     def __init__(self, d_model: int, d_head: int, config: PhraseConfig, num_tags: int):

@@ -149,7 +149,8 @@ def build_relation_table(rows: int, width: int) -> nn.Parameter:
 class RelatedSelfAttention(SelfAttention):
     """Encoder self-attention over relations.
 
-    With `label_head`, the first head has queries and keys from labels, through its parts of W^Q and W^K.
+    With `label_head`, the first head has queries and keys from labels, through its parts of W^Q and W^K. Chosen here: the place
+    of the head, and embeddings as wide as the model, with the dropout of pieces, plus sinusoids of the place.
     """
 
     def __init__(self, d_model: int, num_heads: int, dropout: float, relations: Relations, label_head: bool = False):

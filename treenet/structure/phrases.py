@@ -1,8 +1,9 @@
 """Sentences cut into phrases: n-grams, the levels of a constituency tree, and the places where constituents may be split in two.
 
 Level 0 is the root, or the roots. The next level divides every phrase that has phrases of several words below it. It becomes its
-child nodes and the leaves that are its children. So the pieces of a word stay together, and the last levels repeat phrases that
-cannot be divided. Nodes over the same leaves (a unary chain) are one level, with the label of the topmost.
+child nodes and the leaves that are its children. (The paper could also mean levels from the leaves.) So the pieces of a word stay
+together, and the last levels repeat phrases that cannot be divided. Nodes over the same leaves (a unary chain) are one level,
+with the label of the topmost.
 
 Tree regularisation (Nandi, Manning and Murty, 2024) compares splits. Trees are made binary from the right: a node of children
 c1, ..., cm is split after c1, the rest after c2, and so on. A span is split only between words. Spans with fewer than two

@@ -33,7 +33,8 @@ class RecurrentDecoder(Decoder):
 
     Attention is above the layers: o = tanh(W [h; attended]) (Luong et al., 2015, equation 5). There is no input feeding, so
     teacher forcing needs no loop here. It is the multi-head attention of the other decoders. Luong's "general" attention is its
-    case with one head.
+    case with one head. Attention reads leaves and nodes. The decoder of the released code is a GRU that never attends. With
+    `start: attention`, the state of the source has the weights softmax(w tanh(W h)), 128 wide.
     """
 
     def __init__(self, config: ModelConfig, embedding: PieceEmbedding):

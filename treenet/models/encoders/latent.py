@@ -24,7 +24,9 @@ class ConstituentEncoder(TransformerEncoder):
     """Transformer layers, each with a constituent prior (Wang, Lee and Chen, 2019).
 
     Layer l finds a^l by neighbouring attention over its input and by the hierarchical constraint. All its heads attend by E = C *
-    softmax(Q K^T / sqrt(d_k)). The rest is the plain Transformer, post-norm as in all models here.
+    softmax(Q K^T / sqrt(d_k)), with d_k the width of a head as in the released code; the paper has d. The rest is the plain
+    Transformer, post-norm as in all models here. The released code is pre-norm with GELU and a separate output matrix, and reads
+    `[CLS]` and words.
     """
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
@@ -57,7 +59,9 @@ register("constituent_transformer", Architecture(ConstituentEncoder, Transformer
 class OnLSTMHybridEncoder(TransformerEncoder):
     """The cascade of ON-LSTM and self-attention (Hao et al., 2019, arXiv 1909.01562).
 
-    The recurrent layers map the embeddings to H^K, and the self-attention layers map H^K to H^L. The memory is H^K + H^L.
+    The recurrent layers map the embeddings to H^K, and the self-attention layers map H^K to H^L. The memory is H^K + H^L, without
+    a layer norm. Chosen here: one direction, over the Transformer's embeddings and sinusoids, and layers with residual and
+    post-norm.
     """
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):

@@ -63,8 +63,9 @@ TREE2SEQ_FORGET_BIAS = 1.0
 class TreeLSTMEncoder(LSTMEncoder):
     """The N-ary cell, N = 2. Nodes have no input except their children.
 
-    A leaf is its piece through an output gate, without an input gate. With `leaf_lstm`, it is its state in a bidirectional LSTM.
-    Positions are leaves, then nodes. There is dropout of embeddings and of states.
+    A leaf is its piece through an output gate, without an input gate, as in the released code: c = W x + b, h = sigmoid(V x + e)
+    tanh(c). By the paper's equations 9 to 14 it would have one: c = sigmoid(U x + a) tanh(W x + b). With `leaf_lstm`, it is its
+    state in a bidirectional LSTM. Positions are leaves, then nodes. There is dropout of embeddings and of states.
     """
 
     reads = BINARY_TREES
@@ -101,7 +102,13 @@ class TreeLSTMEncoder(LSTMEncoder):
 
 
 class Tree2SeqEncoder(TreeLSTMEncoder):
-    """The N-ary cell with the settings of Tree2Seq, and `recurrent.leaf_lstm`."""
+    """The N-ary cell with the settings of Tree2Seq, and `recurrent.leaf_lstm`.
+
+    Chosen where Shi et al. leave it open, or different from their code. Without `leaf_lstm`, a leaf has c = W x and h = sigmoid(V
+    x) tanh(c); their code has h = V x. If a sentence has several trees, its root state is the mean of all positions without a
+    parent. All states have the width d_model; their nodes have 600 over two leaf LSTMs of 300. Forget gates of the leaf LSTM
+    start as in PyTorch, theirs with 1. They have no child-sum cell.
+    """
 
     forget_bias = TREE2SEQ_FORGET_BIAS
 
