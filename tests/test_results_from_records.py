@@ -17,7 +17,6 @@ pytestmark = pytest.mark.slow
 WITHOUT_RECORD = {
     ("classification.md", "SST-5: Table 2#0"): "sst5",
     ("classification.md", "Ablations and control trees: Table 3#0"): "sst5_ablations",
-    ("classification.md", "Agreement and reviews, on small data#0"): "agreement",
     ("finetuning.md", "Fine-tuning: from Tatoeba to Multi30k#0"): "finetuning",
     ("language_models.md", "Perplexity#0"): "language_models",
     ("language_models.md", "Agreement#0"): "language_models",
