@@ -205,7 +205,10 @@ def test_phrases_have_the_classes_of_their_positions(phrases_run, tmp_path):
 def test_phrases_need_a_model_that_learned_them_and_json(run, phrases_run, tmp_path):
     (tmp_path / "input.txt").write_text("A day.\n")
     for options, message in (
-        (["--json", "phrases=true"], "phrases: tree_transformer trained on classes of root has no classes of phrases"),
+        (
+            ["--json", "phrases=true"],
+            "phrases: the run has no classes of phrases, because it learned only the classes of whole texts",
+        ),
         (["phrases=true"], "phrases: are only in JSON; add --json"),
     ):
         done = run_here("classify.py", "--out", run, f"input={tmp_path / 'input.txt'}", *options)
@@ -373,7 +376,7 @@ def test_the_library_gives_the_classes_of_the_command(run, phrases_run, tmp_path
         assert list(one.probabilities.values()) == pytest.approx([*wanted["probabilities"].values()], abs=2e-6)
         assert one.probability == max(one.probabilities.values()) and one.phrases == ()
     assert repr(found[0]) == f"LineClasses(label={found[0].label!r}, probability={found[0].probability}, phrases=())"
-    with pytest.raises(UserError, match="has no classes of phrases"):
+    with pytest.raises(UserError, match=r"no classes of phrases, because it learned only the classes of whole texts"):
         model.classify(lines[:1], phrases=True)
     with pytest.raises(UserError, match=r"lines must be a list of strings, one a line"):
         model.classify("a day")

@@ -220,7 +220,7 @@ def test_bad_pairs_are_empty_and_harm_no_other(run, tmp_path):
         model.classify([("a", "b"), "only one"])
     with pytest.warns(UserWarning, match="line 1: second text: is empty"):
         assert model.classify([("a", "")]) == [None]
-    with pytest.raises(UserError, match="has no classes of phrases"):
+    with pytest.raises(UserError, match="no classes of phrases, because it classifies pairs of texts"):
         model.classify([("a", "b")], phrases=True)
 
 

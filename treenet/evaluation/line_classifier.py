@@ -56,11 +56,18 @@ class Classes(_Probabilities):
 
 def check_phrases(run: LoadedClassifier) -> None:
     """Raise UserError if the model has no classes of phrases."""
-    if not run.model.classifies_positions:
-        raise UserError(
-            f"phrases: {run.config.model.name} trained on classes of {run.config.classifier.supervision} has no classes of "
-            "phrases in its states; leave phrases out, or choose a tree model that learned all_phrases"
-        )
+    if run.model.classifies_positions:
+        return
+    if run.model.reads_pairs:
+        why = "it classifies pairs of texts"
+    elif run.model.reads.positions == "leaves":
+        why = f"model.name = {run.config.model.name} has no nodes"
+    else:
+        why = "it learned only the classes of whole texts (classifier.supervision = root)"
+    raise UserError(
+        f"phrases: the run has no classes of phrases, because {why}; leave phrases out, or give a run of a tree model that "
+        "learned all_phrases"
+    )
 
 
 class Item(NamedTuple):

@@ -1,0 +1,89 @@
+"""Runs with a pretrained encoder: continued elsewhere, on several workers, and shared."""
+
+import shutil
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+pytest.importorskip("tokenizers")
+
+from test_pretrained import config_of, damage_config
+from tiny_pretrained import write_both
+from toyruns import losses, train_ranks
+
+from treenet import from_pretrained, load_run
+from treenet.jobs.train_run import run_training
+from treenet.runs.loading import load_model
+from treeproc.common.settings import UserError
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return write_both(tmp_path_factory.mktemp("bert"))
+
+
+def test_a_run_continues_if_its_encoder_moves_and_not_if_its_settings_change(made, tmp_path):
+    encoder = shutil.copytree(made[0], tmp_path / "first")
+    config = config_of(made, model={"name": "tree_transformer"})
+    run_training(config, tmp_path / "whole")
+    run_training(config_of((encoder, made[1]), model={"name": "tree_transformer"}, max_steps=2), tmp_path / "run")
+    encoder = encoder.rename(tmp_path / "second")
+    damage_config(encoder, hidden_dropout_prob=0.4, transformers_version="9")
+    config = config_of((encoder, made[1]), model={"name": "tree_transformer"})
+    changed = r"other settings \(config.json of model.pretrained.folder.hidden_dropout_prob: 0.1 -> 0.4\)"
+    with pytest.raises(UserError, match=changed):
+        run_training(config, tmp_path / "run")
+    damage_config(encoder, hidden_dropout_prob=0.1)
+    assert run_training(config, tmp_path / "run").step == 4
+    whole, moved = (load_model(tmp_path / name).model.state_dict() for name in ("whole", "run"))
+    assert all(torch.equal(value, moved[name]) for name, value in whole.items())
+
+
+def test_two_ranks_learn_as_one(made, tmp_path):
+    """Dropout of states is by key; that of attention weights is PyTorch's, and off here."""
+    encoder = shutil.copytree(made[0], tmp_path / "encoder")
+    damage_config(encoder, attention_probs_dropout_prob=0.0)
+    config = config_of((encoder, made[1]), model={"name": "tree_transformer"}, batch={"max_tokens": 64}, log_every=1)
+    run_training(config, tmp_path / "one")
+    (tmp_path / "two").mkdir()
+    shutil.copytree(tmp_path / "one" / "initial", tmp_path / "two" / "initial")
+    assert train_ranks(2, config, tmp_path / "two") == [None, None]
+    first, second = ([loss for _, loss in losses(tmp_path / run)] for run in ("one", "two"))
+    assert len(first) == 4 and first == pytest.approx(second, rel=1e-4)
+
+
+@pytest.mark.cluster
+def test_workers_of_ray_learn_as_one_process_does(made, tmp_path, monkeypatch):
+    """They are started elsewhere, and get the folder of the encoder by its absolute path."""
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'tree-attention[ray]'")
+    monkeypatch.chdir(made[0].parent)
+    config = config_of((made[0].relative_to(made[0].parent), made[1]), model={"name": "tree_transformer"}, log_every=1)
+    run_training(config, tmp_path / "here")
+    run_training(config.model_copy(update={"workers": 1}), tmp_path / "ray")
+    here, ray = (load_model(tmp_path / name).model.state_dict() for name in ("here", "ray"))
+    assert losses(tmp_path / "here") == losses(tmp_path / "ray")
+    assert all(torch.equal(value, ray[name]) for name, value in here.items())
+
+
+def test_a_classifier_is_shared_without_its_encoder(made, tmp_path):
+    """`save_pretrained` writes all that `from_pretrained` and the server need, and no place of this machine."""
+    encoder = shutil.copytree(made[0], tmp_path / "private" / "encoder")
+    config = config_of((encoder, made[1]), classifier={"supervision": "all_phrases"})
+    run_training(config, tmp_path / "private" / "run")
+    run = load_run(tmp_path / "private" / "run")
+    lines, trees = (
+        ["We do n't know", "He knows her"],
+        ["(S (X We) (S (S (X do) (X n't)) (X know)))", "(S (X He) (S (X knows) (X her)))"],
+    )
+    wanted = run.classify(lines, trees=trees)
+    with pytest.raises(UserError, match="no classes of phrases, because model.name = pretrained has no nodes; leave"):
+        run.classify(lines, trees=trees, phrases=True)
+    run.save_pretrained(tmp_path / "shared")
+    shutil.rmtree(tmp_path / "private")
+    shared = from_pretrained(tmp_path / "shared")
+    assert shared.classify(lines, trees=trees) == wanted and shared.classes == run.classes
+    texts = [path.read_text() for path in (tmp_path / "shared").rglob("*") if path.suffix in (".json", ".yaml", ".md")]
+    assert len(texts) > 4 and not any(str(tmp_path) in text for text in texts)
