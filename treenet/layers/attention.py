@@ -51,6 +51,37 @@ class StaticPast:
         return (torch.arange(capacity, device=self.position.device) - self.position).repeat(places)
 
 
+@dataclass
+class GrowingPast:
+    """The past of one layer, which is in new memory after each step."""
+
+    keys: Tensor  # [R', H, T, K]
+    values: Tensor  # [R', H, T, K]
+    rows: Tensor | None = None  # [R] hypotheses that go on, of R'; None: all, in order
+    attend_bias = None
+
+    def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values of the hypotheses that go on, and of their next position [R, H, 1, K], as [R, H, T + 1, K]."""
+        return self._append(self.keys, keys), self._append(self.values, values)
+
+    def distances(self) -> Tensor:
+        """Return how far each key is from the next position, [T + 1]."""
+        return torch.arange(-self.keys.shape[2], 1, device=self.keys.device)
+
+    def _append(self, old: Tensor, new: Tensor) -> Tensor:
+        if self.rows is None:
+            return torch.cat([old, new.contiguous()], dim=2)  # fast, because both parts are contiguous
+        if torch.is_grad_enabled() or not old.shape[2]:
+            return torch.cat([old.index_select(0, self.rows), new], dim=2)
+        out = old.new_empty(len(new), old.shape[1], old.shape[2] + 1, old.shape[3])  # one copy instead of two
+        torch.index_select(old, 0, self.rows, out=out[:, :, :-1])
+        out[:, :, -1:] = new
+        return out
+
+
+Past = GrowingPast | StaticPast
+
+
 class Paths:
     """At which place of its sentence each hypothesis was at each position: [B, M, C] int64, and -1 from the next position on."""
 
@@ -224,19 +255,16 @@ class CausalSelfAttention(_Attention):
         """Return the `past` before the first position, for `like` [B, H, S, K]."""
         return like[:, :, :0], like[:, :, :0]
 
-    def forward(self, x: Tensor, past: KeysValues | StaticPast | None = None) -> tuple[Tensor, KeysValues]:
+    def forward(self, x: Tensor, past: Past | None = None) -> tuple[Tensor, KeysValues]:
         """Map x [B, T, D] -> [B, T, D], and return all keys and values so far. With `past`, x is the one next position (T = 1).
 
         With a `StaticPast`, x [B, M, D] is the next position of M hypotheses per sentence.
         """
         queries, keys, values = map(self.split_heads, self.queries_keys_values(x).chunk(3, dim=2))
-        if isinstance(past, StaticPast):
-            stored = past.write(keys, values)
-            return self.attend(queries, *stored, past.attend_bias), stored
-        if past is not None:
-            # Concatenating is fast when both parts are contiguous.
-            keys, values = (torch.cat([old, new.contiguous()], dim=2) for old, new in zip(past, (keys, values), strict=True))
-        return self.attend(queries, keys, values, causal=past is None), (keys, values)
+        if past is None:
+            return self.attend(queries, keys, values, causal=True), (keys, values)
+        stored = past.write(keys, values)
+        return self.attend(queries, *stored, past.attend_bias), stored
 
 
 class CrossAttention(_Attention):

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.layers.attention import BeamLayout, CrossAttention, KeysValues, StaticPast, padding_to_attend_mask
+from treenet.layers.attention import BeamLayout, CrossAttention, KeysValues, Past, padding_to_attend_mask
 from treenet.layers.dropout import Dropout
 from treenet.layers.linear import build_linear
 from treenet.layers.torch_internals import product_dtype
@@ -111,7 +111,7 @@ class DecoderLayer(_Layer):
         x: Tensor,
         memory: KeysValues | Tensor,
         memory_attend_mask: Tensor | None,
-        past: KeysValues | StaticPast | None = None,
+        past: Past | KeysValues | None = None,
         layout: BeamLayout | None = None,
         structure: TreeStructure | None = None,
     ) -> tuple[Tensor, KeysValues]:

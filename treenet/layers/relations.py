@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.layers.attention import CausalSelfAttention, KeysValues, SelfAttention, StaticPast, padding_to_attend_mask
+from treenet.layers.attention import CausalSelfAttention, KeysValues, Past, SelfAttention, padding_to_attend_mask
 from treenet.layers.linear import build_linear, generator_of
 from treenet.layers.scaled_dot_product import attend, attend_subtrees, merge_heads, widen
 from treenet.structure import TreeStructure
@@ -224,22 +224,15 @@ class RelativeCausalSelfAttention(CausalSelfAttention):
         self.key_relations = build_relation_table(clip + 1, d_model // num_heads)
         self.value_relations = build_relation_table(clip + 1, d_model // num_heads) if values else None
 
-    def forward(self, x: Tensor, past: KeysValues | StaticPast | None = None) -> tuple[Tensor, KeysValues]:
-        """Map x [B, T, D] -> [B, T, D], and return all keys and values so far.
-
-        With `past`, x is the one next position (T = 1). With a `StaticPast`, x [B, M, D] is that of M hypotheses per sentence.
-        """
+    def forward(self, x: Tensor, past: Past | None = None) -> tuple[Tensor, KeysValues]:
+        """See `CausalSelfAttention.forward`."""
         queries, keys, values = map(self.split_heads, self.queries_keys_values(x).chunk(3, dim=2))
-        if isinstance(past, StaticPast):
+        if past is not None:
             keys, values = past.write(keys, values)
             related = self._relate(keys, values, past.distances().clamp(-self.clip, 0) + self.clip)
             return self.attend(queries, *related, past.attend_bias), (keys, values)
-        if past is not None:
-            keys, values = (torch.cat([old, new.contiguous()], dim=2) for old, new in zip(past, (keys, values), strict=True))
         length = keys.shape[2]
-        ids = relative_positions(x.shape[1], length, self.clip, x.device).clamp(max=self.clip)
-        if past is not None:
-            return self.attend(queries, *self._relate(keys, values, ids[0])), (keys, values)
+        ids = relative_positions(length, length, self.clip, x.device).clamp(max=self.clip)
         causal = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
         tables = self.key_relations, self.value_relations, 0 if self.value_relations is None else 1
         attended = attend_related(queries, keys, values, causal, [ids[None]], *tables, self.dropout_p)

@@ -29,7 +29,7 @@ from treenet.translation.restrictions import Hypotheses, Lengths
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
 
 END_TEST_EVERY = 8  # steps over whole grids; a search over live hypotheses checks every step
-ROWS_OF_PART = 128  # few enough for the log-probabilities of a part to stay in a cache
+ROWS_OF_PART = 256  # so few that the log-probabilities of a part are small
 
 
 @dataclass(frozen=True)

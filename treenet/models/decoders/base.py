@@ -5,7 +5,7 @@ with at least one of them. Of fixed shapes: M hypotheses of each sentence, C pos
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import torch
@@ -87,6 +87,8 @@ class DecoderState:
     memory_attend_mask: Tensor  # [A, 1, 1, S]
     past: list[tuple[Tensor, ...]]  # per layer, [R, ...]: keys and values of self-attention, last inputs of a convolution
     step: int
+    selects_past: bool = field(default=True, kw_only=True)  # else the next step selects the rows of `going`
+    going: Tensor | None = field(default=None, kw_only=True)  # [R] rows of `past`; None: all, in order
 
     @classmethod
     def begin(cls, pad_mask: Tensor, memory: list[KeysValues], past: list[tuple[Tensor, ...]], **more: Any) -> Self:
@@ -100,10 +102,13 @@ class DecoderState:
 
         With `beam_width`, there are so many rows for each sentence, sentence after sentence.
         """
-        past = [tuple(part.index_select(0, rows) for part in parts) for parts in self.past]
+        going, past = rows if self.going is None else self.going[rows], self.past
+        if self.selects_past:
+            going, past = None, [tuple(part.index_select(0, rows) for part in parts) for parts in past]
         if beam_width is not None:
             layout = BeamLayout.full(len(self.active), beam_width)
-            return replace(self, sources=self.active.repeat_interleave(beam_width), layout=layout, past=past)
+            sources = self.active.repeat_interleave(beam_width)
+            return replace(self, sources=sources, layout=layout, past=past, going=going)
         sources, active, layout = self.sources[rows], self.active, self.layout
         memory, attend_mask = self.memory, self.memory_attend_mask
         if not torch.equal(sources, self.sources):
@@ -114,7 +119,7 @@ class DecoderState:
                 kept = torch.searchsorted(self.active, active)
                 memory = [(keys.index_select(0, kept), values.index_select(0, kept)) for keys, values in memory]
                 attend_mask = attend_mask[kept]
-        changed = {"memory": memory, "memory_attend_mask": attend_mask, "past": past}
+        changed = {"memory": memory, "memory_attend_mask": attend_mask, "past": past, "going": going}
         return replace(self, sources=sources, active=active, layout=layout, **changed)
 
 

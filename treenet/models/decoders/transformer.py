@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from treenet.config import ModelConfig
-from treenet.layers.attention import CausalSelfAttention, CrossAttention, KeysValues, padding_to_attend_mask
+from treenet.layers.attention import CausalSelfAttention, CrossAttention, GrowingPast, KeysValues, padding_to_attend_mask
 from treenet.layers.blocks import DecoderLayer, end_stack
 from treenet.layers.convolution import CausalConvolution, DynamicKernels, LightweightKernels, kernel_size
 from treenet.layers.dropout import Dropout, WordDropout
@@ -61,7 +61,7 @@ class TransformerDecoder(Decoder):
         """Start with one empty hypothesis per sentence. Keys and (accumulated) values of the memory are computed here, once."""
         projected = self._project(memory)
         past = [layer.self_attention.start(keys) for layer, (keys, _) in zip(self.layers, projected, strict=True)]
-        return DecoderState.begin(memory.pad_mask, projected, past)
+        return DecoderState.begin(memory.pad_mask, projected, past, selects_past=not self.has_static_cache)
 
     @property
     def has_static_cache(self) -> bool:
@@ -86,9 +86,10 @@ class TransformerDecoder(Decoder):
         x = self._embed(tokens[:, None], first=state.step)
         pasts = []
         for layer, memory, past in zip(self.layers, state.memory, state.past, strict=True):
-            x, past = layer(x, memory, state.memory_attend_mask, past, state.layout)
+            given = GrowingPast(*past, state.going) if self.has_static_cache else past
+            x, past = layer(x, memory, state.memory_attend_mask, given, state.layout)
             pasts.append(past)
-        return x[:, 0], replace(state, past=pasts, step=state.step + 1)
+        return x[:, 0], replace(state, past=pasts, going=None, step=state.step + 1)
 
     def _project(self, memory: Memory) -> list[KeysValues]:
         """Return keys and (accumulated) values of the memory for each layer."""
