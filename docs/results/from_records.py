@@ -248,7 +248,7 @@ def parameters(row: Row) -> Figures:
     return [row.point["parameters"] / 1000]
 
 
-TUNING = ("drop20_smooth10", "drop30_smooth10", "drop40_smooth10", "drop30_smooth10_rate1")
+TUNING = ("drop20_smooth10", "drop30_smooth10", "drop40_smooth10", "drop30_smooth30", "drop30_smooth10_rate1")
 _tree = partial(Row, system="tree_transformer")
 SIZES = (_tree("iwslt14"), _tree("iwslt14", share=0.5), _tree("iwslt14", share=0.25), _tree("multi30k"))
 BY_SEED: tuple[Column, ...] = (
