@@ -16,7 +16,7 @@ from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 CPU = torch.device("cpu")
 PAIR_COLUMNS = ("leaves", "nodes", "spans", "score")

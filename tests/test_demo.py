@@ -15,7 +15,7 @@ from treenet.cli import demo, translate
 from treenet.runs.checkpoint import checkpoint_folders
 from treeproc.stages.preprocess import SAMPLE
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 STEPS = 12
 

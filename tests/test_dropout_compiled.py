@@ -14,7 +14,7 @@ from treenet.layers.dropout import keys_of, share_dropout_keys
 from treenet.models import build_model
 from treenet.models.compiling import Compiled
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 GPU = torch.device("cuda")
 

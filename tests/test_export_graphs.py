@@ -22,7 +22,7 @@ from treenet.translation.translate import score_examples, translate_examples
 from treeproc.common.files import read_json
 from treeproc.shards.schema import BOS_ID, PAD_ID
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 def tree(num_leaves: int, *spans: tuple[int, int, int]) -> Tree:

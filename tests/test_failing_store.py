@@ -27,7 +27,7 @@ from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.common.store_requests import run_all
 from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 LARGE = os.urandom(23 << 20)  # three parts of an upload
 

@@ -16,7 +16,7 @@ from treenet.training.ranks import Ranks
 from treenet.training.step import TrainStep
 from treenet.training.trainer import Trainer, train
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 CPU = torch.device("cpu")
 BUCKET = 2000  # bytes: some twenty buckets of the tiny model

@@ -10,7 +10,7 @@ import pytest
 from treeproc.common.settings import UserError
 from treeproc.stages.ray_job import _JobRunner
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 
 def run_job(name: str, folder: Path) -> dict:

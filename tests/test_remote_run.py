@@ -31,7 +31,7 @@ from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import RemotePath, as_path
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 STEPS = 60
 

@@ -28,7 +28,7 @@ from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.stages.preprocess import preprocess
 from treeproc.stages.tree_config import TreeConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 LINES = ["ba de", "gu ki bo da", "ke"]
 CLASSIFIER = {

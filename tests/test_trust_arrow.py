@@ -27,7 +27,7 @@ from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.stages.tree_config import TreeConfig
 from treeproc.verify import verify
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -21,8 +21,6 @@ from treenet.extras.tuning.trials import DONE, FAILED, STOPPED, Trial, Trials, T
 from treeproc.common.errors import CommandEnded
 from treeproc.common.settings import UserError, build_settings, load_settings
 
-pytestmark = pytest.mark.long
-
 ROOT = Path(__file__).resolve().parent.parent
 SEARCH = {
     "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
