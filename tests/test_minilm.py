@@ -13,7 +13,10 @@ from sample_lines import sample_lines
 transformers = pytest.importorskip("transformers")
 
 from treenet.config import TrainConfig  # noqa: E402
+from treenet.data.frozen_states import SHARDS  # noqa: E402
+from treenet.extras.frozen_states import write_states  # noqa: E402
 from treenet.jobs.train_run import run_training  # noqa: E402
+from treenet.models.pretrained import load_pretrained  # noqa: E402
 from treenet.runs.loading import load_model  # noqa: E402
 from treenet.tasks.registry import build_task  # noqa: E402
 from treeproc.pretrained_pieces import TokenizerPieces  # noqa: E402
@@ -94,3 +97,22 @@ def test_states_are_those_of_transformers_and_below_a_tree_only_the_upper_layer_
     moved = {name for name, value in trained.pretrained.state_dict().items() if not torch.equal(value, own.state_dict()[name])}
     assert moved and all(name.startswith("encoder.layer.5.") for name in moved)
     assert read_index(data / "encoded")["tokenizer"] == {"pieces": 30522, "unknown": 100, "before": [101], "after": [102]}
+
+
+@torch.no_grad()
+def test_stored_states_are_those_that_training_computes(data, tmp_path):
+    """To 1e-5, for batches of every kind; a state has 1,536 bytes."""
+    write_states(data, MODEL, tmp_path / "states", in_this_process=True)
+    assert read_index(tmp_path / "states" / SHARDS)["width"] == 384
+    config = config_of(data, name="pretrained").model_copy(update={"freeze": ("encoder.embedding.pretrained.*",)})
+    task = build_task(config)
+    model = task.build_model(task.sizes(read_index(data / "encoded"))).eval()
+    load_pretrained(model.encoder.embedding, MODEL)
+    own = task.open("train")
+    stored = build_task(config.model_copy(update={"frozen_states": tmp_path / "states"})).open("train")
+    for rows in ([0, 1, 2, 3], [2], [3, 0]):
+        batch, real = stored.batch(rows), ~own.batch(rows).leaf_pad_mask
+        (found, first), (wanted, wanted_first) = (model.encoder.embedding.encode(one) for one in (batch, own.batch(rows)))
+        assert batch.leaf_states is not None
+        torch.testing.assert_close(found[real], wanted[real], atol=1e-5, rtol=0)
+        torch.testing.assert_close(first, wanted_first, atol=1e-5, rtol=0)
