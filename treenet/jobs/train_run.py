@@ -205,7 +205,7 @@ def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: Any
         return  # no checkpoint yet, so the user may correct a refused setting
     old = load_settings(TrainConfig, run_dir / "config.yaml").model_dump(mode="json")
     new = config.model_dump(mode="json")
-    recorded = read_facts(run_dir)
+    recorded: Mapping = read_facts(run_dir)
     encoders = [one[PRETRAINED]["config"] for one in (recorded, facts) if PRETRAINED in one]
     may_change = (*MAY_CHANGE, "model.pretrained.folder") if len(encoders) == 2 else MAY_CHANGE
     changed = [line for line in differences(old, new) if not is_below(line.partition(":")[0], may_change)]
