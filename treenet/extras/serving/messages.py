@@ -210,7 +210,7 @@ def _lines(settings: ServeSettings, *, pairs: bool = False) -> tuple[Any, Any]:
         return line
 
     line = Annotated[str, Field(max_length=settings.line_characters), AfterValidator(check_words)]
-    most = {"min_length": 1, "max_length": settings.request_lines}
+    most: dict[str, Any] = {"min_length": 1, "max_length": settings.request_lines}
     if pairs:
         text = Annotated[line, AfterValidator(_check_tabs)]
         return list[tuple[text, text]], Field(**most, description="pairs of texts")
