@@ -424,6 +424,31 @@ def test_new_test_sets_are_scored(run, tmp_path):
     assert [line.split()[-3:] for line in table[1:]] == [list(map(str, counts)) for counts in matrix.tolist()]
 
 
+def test_a_report_has_scores_intervals_matrices_and_examples_of_classifiers(run, tmp_path):
+    other = train(load_trained(run)[0].data, tmp_path / "other", "model.name=transformer", "max_steps=4")
+    for one in (run, other):
+        classify_run(one, ClassifySettings(split="test"))
+    done = run_here("report.py", "--out", tmp_path / "report", run, other, "lines=[2,5]", "bootstrap_samples=10")
+    assert done.returncode == 0, done.stderr
+    page, report = ((tmp_path / "report" / name).read_text() for name in ("index.html", "report.json"))
+    report = json.loads(report)
+    scores = read_scores(other)["test"]
+    for value in (scores["accuracy"], *scores["accuracy_interval"], scores["macro_f1"], *scores["macro_f1_interval"]):
+        assert f"{100 * value:.2f}" in page
+    matrices = re.findall(r"predicted class \(column\)\..*?<tbody>(.*?)</tbody>", page, re.DOTALL)
+    counts = [[int(count) for count in re.findall(r"<td[^>]*>(\d+)</td>", matrix)] for matrix in matrices]
+    assert counts == [np.array(read_scores(one)["test"]["confusion"]).ravel().tolist() for one in (other, run)]
+    labels = [label for label, _ in toy_lines(25, 200)]
+    assert [(one["line"], one["text"], one["label"]) for one in report["examples"]] == [
+        (line, texts()[line - 1], labels[line - 1]) for line in (2, 5)
+    ]
+    found, _ = classify(other, tmp_path, texts())
+    assert [one["predicted"]["other"] for one in report["examples"]] == [found[1], found[4]]
+    assert "learning_curves.svg" in report["figures"] and "Classifiers" in page
+    wrong = run_here("report.py", "--out", tmp_path / "report", run, "lines=[26]")
+    assert wrong.returncode == 2 and "lines: test has no line 26" in wrong.stderr
+
+
 def test_settings_of_translations_and_other_classes_are_refused(run, tmp_path):
     done = run_here("evaluate.py", "--out", run, "decoding.beam_size=2", "untrained=true")
     assert done.returncode == 2 and "decoding, untrained: is for translations; leave it out" in done.stderr

@@ -2,7 +2,6 @@
 
 import json
 import os
-import runpy
 import shutil
 import signal
 import subprocess
@@ -255,15 +254,10 @@ def test_one_command_trains_and_scores_a_classifier_and_refuses_data_without_the
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "model.name" in refused.stderr
 
 
-@pytest.mark.parametrize("workflow", ["scaling.py", "report.py"])
-def test_workflows_of_translation_refuse_a_classifier(data, finished, tmp_path, monkeypatch, capsys, workflow):
+def test_a_study_of_translation_refuses_a_classifier(data, tmp_path):
     (tmp_path / "config.yaml").write_text(json.dumps({**TINY, "data": str(data)}))
-    arguments = [str(finished)] if workflow == "report.py" else ["--config", str(tmp_path / "config.yaml")]
-    monkeypatch.setattr(sys, "argv", [workflow, "--out", str(tmp_path / "out"), *arguments])
-    with pytest.raises(SystemExit) as left:
-        runpy.run_path(str(ROOT / "workflows" / workflow), run_name="__main__")
-    assert left.value.code == 2 and "classification" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    done = run_here("scaling.py", "--out", tmp_path / "out", "--config", tmp_path / "config.yaml")
+    assert done.returncode == 2 and "classification" in done.stderr and not (tmp_path / "out").exists()
 
 
 def test_messages_about_a_missing_checkpoint_name_the_command_that_trains(data, tmp_path):

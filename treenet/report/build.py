@@ -17,6 +17,7 @@ from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.probing.probe_results import draw_layers
 from treenet.report.answer import answer_runs, answer_study
 from treenet.report.answer_section import ANSWER, draw_answer, show_answer
+from treenet.report.class_sections import CLASSIFICATION, choose_class_examples, show_class_examples, show_classes
 from treenet.report.compare import ablations, choose_baseline, score_tables, settings_of, warnings
 from treenet.report.figures import draw_tree, run_colors, save_chart, save_figure, style
 from treenet.report.inside_sections import draw_attention, probes_name, show_attention, show_encoder, show_probes
@@ -51,7 +52,8 @@ def render_page(report: Report, figures: Mapping[str, str], live: Live | None = 
         page.add("live", "Under way", *show_live(page, live))
         page.add("live-curves", "Learning curves", show_curves(page))
     page.add("answer", "The answer", *show_answer(page))
-    page.add("scores", "Scores", *show_scores(page))
+    page.add("scores", "Scores", *show_scores(page), *show_classes(page))
+    page.add("examples", "Examples", show_class_examples(page))
     page.add("ablations", "Ablations", show_ablations(page))
     page.add("size", "Size of the training data", *show_studies(page))
     page.add("seeds", "Comparisons over seeds", *show_comparisons(page))
@@ -119,7 +121,10 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
     runs, studies, comparisons = read_report_inputs(settings.runs, settings.split, settings.baseline, settings.main)
     baseline = choose_baseline(runs, settings.baseline)
     runs.sort(key=lambda run: run is not baseline)  # the first one of all tables and figures
-    if live is None:
+    of_classes = any(run.config.get("task") == CLASSIFICATION for run in runs)
+    if live is None and of_classes:
+        inside, scored = Inside(), Scored(examples=choose_class_examples(runs, settings))
+    elif live is None:
         inside = _look_inside(runs, baseline, settings, say)  # first: it is what finds wrong settings
         scored = _score(runs, baseline, settings, say)
     else:
@@ -128,7 +133,7 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
             run.missing.clear()  # the whole report says what is missing
     differing, shared = settings_of(runs)
     report = Report(
-        title=settings.title,
+        title="Classifiers" if of_classes and "title" not in settings.model_fields_set else settings.title,
         split=settings.split,
         runs=runs,
         studies=studies,
@@ -137,7 +142,7 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
         differing=differing,
         shared=shared,
         warnings=warnings(runs, baseline) if baseline else [],
-        ablations=ablations(runs),
+        ablations=[] if of_classes else ablations(runs),
         made=read_making(runs),
         answers=[answer for answer in (scored.answer, *map(answer_study, studies)) if answer],
         inside=inside,
@@ -240,7 +245,8 @@ def _draw(report: Report, folder: Path) -> dict[str, str]:
                 draw(ANSWER, chart)
         if curves := {run.name: run.metrics for run in report.runs if run.metrics}:
             with matplotlib.rc_context({"axes.prop_cycle": matplotlib.cycler(color=[colors[name] for name in curves])}):
-                draw("learning_curves", draw_curves(curves, "", "tokens_per_s", "target tokens/s"))
+                below = ("accuracy", "validation\naccuracy") if report.of_classes else ("tokens_per_s", "target tokens/s")
+                draw("learning_curves", draw_curves(curves, "", *below))
         for index, study in enumerate(report.studies):
             if study.report:
                 draw(scaling_name(index), draw_scaling(study.report))

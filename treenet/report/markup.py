@@ -94,6 +94,11 @@ def status_name(status: ResultStatus) -> str:
     return "stale" if status.changed else "" if status.recorded else "without provenance"
 
 
+def show_status(status: ResultStatus) -> str:
+    """Return the mark of a result behind its name; empty if it is known to be of the run as it is."""
+    return f" ({name})" if (name := status_name(status)) else ""
+
+
 def show_p_value(value: float) -> str:
     """Return markup of a p-value."""
     return "&lt; 0.001" if value < 0.001 else f"{value:.3f}"

@@ -143,6 +143,8 @@ def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = 
             found.runs.append(_read_run(name, text, folder, split))
             continue
         (found.comparisons if of_seeds else found.studies).append(study)
+    if len(tasks := {run.config.get("task", "translation"): run.given for run in found.runs}) > 1:
+        raise UserError(f"runs must be of one task, but are {' and '.join(f'{run} of {task}' for task, run in tasks.items())}")
     known.update(run.name for run in found.runs)
     for setting, value in (("baseline", baseline), ("main", main)):
         if value not in (None, *known):
@@ -208,7 +210,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
                 "or workflows/scaling.py"
             )
     config = _read_config(folder / "config.yaml")
-    if (task := config.get("task", "translation")) != "translation":
+    if (task := config.get("task", "translation")) not in ("translation", "classification"):
         raise UserError(f"{given} is a run of {task}, which has its own table: {folder / 'scores.json'}")
     scores = {name: one for name, one in read_scores(folder).items() if isinstance(one, dict) and not name.startswith(PARSE)}
     state, probes, facts = RunState(folder, given), read_probes(folder).get(AVERAGED), read_facts(folder, _TRAIN_AGAIN)
@@ -243,9 +245,10 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         steps = f"{run.step:,} of {config.get('max_steps', 0):,} updates"
         command = f"python workflows/train.py --config {shlex.quote(given + '/config.yaml')} --out {out}"
         run.missing.append(Missing(f"no averaged model, after {steps}", as_called(command)))
-    if split not in run.translations:
+    what, there = ("translations", run.translations) if task == "translation" else ("scores", run.scores)
+    if split not in there:
         command = f"python workflows/evaluate.py --out {out} split={split}"
-        run.missing.append(Missing(f"no translations of {split}", as_called(command)))
+        run.missing.append(Missing(f"no {what} of {split}", as_called(command)))
     return run
 
 

@@ -1,6 +1,6 @@
 """The contents of a page: the facts of a report, their numbers as report.json holds them, and its sections."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from urllib.parse import quote
@@ -36,6 +36,7 @@ class Scored:
     answer: Answer | None = None
     frequencies: list[Frequencies] = field(default_factory=list)  # one a table
     lines: Lines | None = None  # all sentences of the split
+    examples: Sequence = ()  # `ClassExample` of classifiers
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class Report:
     answers: list[Answer]  # of the runs, then of each study
     inside: Inside
     scored: Scored
+
+    @property
+    def of_classes(self) -> bool:
+        """Return whether the runs are classifiers."""
+        return any(run.config.get("task") == "classification" for run in self.runs)
 
 
 class Page:
@@ -128,6 +134,8 @@ def report_numbers(report: Report) -> dict:
         "differing_settings": report.differing,
         "warnings": report.warnings,
         "answers": [answer.to_json() for answer in report.answers],
+        **({"classes": {run.name: run.scores for run in report.runs}} if report.of_classes else {}),
+        **({"examples": [asdict(one) for one in report.scored.examples]} if report.scored.examples else {}),
         "scores": tables,
         "word_frequency": [found.to_json() for found in report.scored.frequencies],
         "ablations": [{"variant": name, "run": run.name} for name, run in report.ablations],

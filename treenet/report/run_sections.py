@@ -72,7 +72,8 @@ def show_runs(page: Page) -> list[str]:
     if not report.runs:
         return out
     rows = [[text("model"), *(TableCell(escape(str(run.config["model"].get("name", ""))), "n") for run in report.runs)]]
-    facts = (("parameters", "parameters"), ("examples", "training pairs"), ("target_tokens", "target tokens an epoch"))
+    examples, targets = ("training examples", "classes") if report.of_classes else ("training pairs", "target tokens")
+    facts = (("parameters", "parameters"), ("examples", examples), ("target_tokens", f"{targets} an epoch"))
     for key, title in facts:
         rows.append([text(title), *(number(run.facts.get(key)) for run in report.runs)])
     rows.append([text("updates"), *(number(run.step) for run in report.runs)])
@@ -81,7 +82,7 @@ def show_runs(page: Page) -> list[str]:
     best = [best_validation(run.metrics) for run in report.runs]
     rows.append([text("best validation NLL"), *(number(line and line["nll"], ".3f") for line in best)])
     rows.append([text("at update"), *(number(line and line["step"]) for line in best)])
-    rows.append([text("target tokens a second, median"), *(number(speed(run), ",.0f") for run in report.runs)])
+    rows.append([text(f"{targets} a second, median"), *(number(speed(run), ",.0f") for run in report.runs)])
     rows += show_training(report)
     rules = [len(rows)]
     if any(run.trees for run in report.runs):
@@ -124,5 +125,6 @@ def show_curves(page: Page) -> str:
         return ""
     return page.figure(
         "learning_curves",
-        "Negative log-likelihood of training batches (thin) and of the validation split, and target tokens a second, by update.",
+        "Negative log-likelihood of training batches (thin) and of the validation split, and "
+        f"{'accuracy on the validation split' if page.report.of_classes else 'target tokens a second'}, by update.",
     )
