@@ -4,8 +4,8 @@
     python workflows/report.py --out report RUN STUDY lines=[3,17]
     python workflows/report.py --out report RUN --watch
 
-RUN is a folder of workflows/train.py, of translation or of a classifier. STUDY is a folder of workflows/scaling.py or workflows/compare_seeds.py. Give as many
-as you like.
+RUN is a folder of workflows/train.py, of translation or of a classifier. STUDY is a folder of workflows/scaling.py or
+workflows/compare_seeds.py. Give as many as you like.
 report/index.html needs no network. report/figures has every figure as PNG and SVG, and report/report.json has every number. If a
 run lacks something, the page leaves it out and names the command that adds it. With --watch, the page shows the curves of runs
 that still train, and reloads itself. When all runs have ended, the command makes the complete report.

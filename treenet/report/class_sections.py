@@ -32,8 +32,8 @@ class ClassExample:
 def choose_class_examples(runs: Sequence[ReportRun], settings: ReportSettings) -> list[ClassExample]:
     """Return the chosen examples, or those in which predictions differ most from each other, and then from the class.
 
-    Runs whose scores are stale, or of another text than the first run's, take no part. There is none without their data set, or of pairs.
-    Raises UserError for a line that the split does not have.
+    Runs whose scores are stale, or of another text than the first run's, take no part. There is none without their data
+    set, or of pairs. Raises UserError for a line that the split does not have.
     """
     split = settings.split
     there = [run for run in runs if split in run.scores and not run.statuses[split].changed and own_index(run)]
