@@ -5,8 +5,9 @@
 
 RUN is a run of the plain Transformer, DATA its data set; that of a demo is enough. All programs have one thread and take turns.
 One JSON line per figure, for each beam size. `same` is the share of lines with our translation, `bleu` is that of the split.
-`time_ratio` is our CPU time over that of the program, the median of the rounds. `log_prob` is the largest difference of a
-log-probability of a reference's piece. `same_pieces` is the share of lines that sentencepiece alone cuts as our parsers do.
+`time_ratio` is our CPU time over that of the program, the median of the rounds. `patience2` searches in float32
+until twice as many hypotheses are finished. `log_prob` is the largest difference of a log-probability of a reference's piece.
+`same_pieces` is the share of lines that sentencepiece alone cuts as our parsers do.
 """
 
 import argparse
@@ -64,6 +65,8 @@ def compare(run: LoadedRun, rows: list[dict], references: list[str], translators
         programs = {"ours": lambda: search(run, rows, beam)}  # noqa: B023
         for form, translator in translators.items():
             programs[form] = lambda translator=translator: translate(run, translator, sources, beam)  # noqa: B023
+        if beam > 1:
+            programs["patience2"] = lambda: translate(run, translators["float32"], sources, beam, patience=2)  # noqa: B023
         seconds: dict[str, list[float]] = {name: [] for name in programs}
         found = {}
         for _ in range(rounds):
@@ -92,13 +95,16 @@ def search(run: LoadedRun, rows: list[dict], beam: int) -> list[list[str]]:
     return pieces_of(run, [best.ids for [best] in translate_examples(run.model, rows, decoding)])
 
 
-def translate(run: LoadedRun, translator: ctranslate2.Translator, sources: list[list[str]], beam: int) -> list[list[str]]:
+def translate(
+    run: LoadedRun, translator: ctranslate2.Translator, sources: list[list[str]], beam: int, patience: float = 1
+) -> list[list[str]]:
     """Translations of CTranslate2, with the batches, limits and length penalty of ours as far as it has them."""
     decoding = run.config.decoding
     longest = max(map(len, sources))
     results = translator.translate_batch(
         sources,
         beam_size=beam,
+        patience=patience,
         length_penalty=decoding.length_penalty,
         max_batch_size=decoding.max_tokens,
         batch_type="tokens",

@@ -12,6 +12,7 @@ and projects the encoder's output anew, as `generate(use_cache=False)` of transf
 `grid_to_compiled` with --compile: the same with compiled steps.
 `ours_to_transformers`: time of transformers' `MarianMTModel.generate` / ours, for a Transformer of the same sizes. It needs the
 library, which is not a dependency of this project: pip install --no-deps --target DIR transformers; PYTHONPATH=DIR.
+`ctranslate2_to_ours`: our time / that of CTranslate2 with the same weights and as many steps, on a CPU, if it is installed.
 `rss_of_ten_times_the_lines`: highest memory of workflows/translate.py on 100,000 lines / on 10,000; not with --quick.
 
 Random weights and random trees; all searches have beam 5 and produce exactly 50 pieces and EOS for every hypothesis. Times are
@@ -45,6 +46,7 @@ from treenet.layers.attention import padding_to_attend_mask
 from treenet.models import Memory, Seq2Seq, VocabSizes, build_model
 from treenet.translation.caches import Decodable, Steps
 from treenet.translation.search import search_batch
+from treeproc.common.extras import is_installed
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -192,6 +194,10 @@ def measure_case(name: str, sentences: int, rounds: int, device: torch.device, c
         steps["compiled"]()
     if marian := marian_searcher(case, batch):
         steps["transformers"] = marian
+    if device.type == "cpu" and is_installed("ctranslate2"):
+        from gpu_ctranslate2 import ctranslate2_searcher
+
+        steps["ctranslate2"] = ctranslate2_searcher(plain, case.model, batch, half=False)
     times = time_interleaved(steps, device, rounds, float("inf"))
     for metric, other, base in (
         ("cached_to_uncached", "uncached", "plain"),
@@ -199,6 +205,7 @@ def measure_case(name: str, sentences: int, rounds: int, device: torch.device, c
         ("grid_to_static", "grid", "static"),
         ("grid_to_compiled", "grid", "compiled"),
         ("ours_to_transformers", "transformers", "plain"),
+        ("ctranslate2_to_ours", "plain", "ctranslate2"),
     ):
         if other in steps and base in steps:
             spread = times.ratio(other, base)[1]
