@@ -94,7 +94,7 @@ def test_accelerators_drop_what_cpus_drop(shape, p, num_leaves):
 
 
 def test_values_that_wrap_around_come_from_memory():
-    """Triton kernels of PyTorch before 2.13 compute with `torch.arange` in int64, and no compiler of CPUs does."""
+    """Triton kernels of PyTorch 2.11 compute with `torch.arange` in int64, and no compiler of CPUs does."""
     here = torch.device("cpu")
     given = keys_of(np.arange(2, dtype=np.uint64)), call_offsets(here)[5], numbers(here)
     for num_leaves in (-1, 3):
