@@ -298,7 +298,7 @@ def test_in_a_browser_a_sentence_has_its_classes(served_run):
     class Here:
         served = reader.served
 
-        async def ask(self, question):
+        async def ask(self, question, *, alone=False):
             return (await asyncio.to_thread(reader.answer, [question]))[0]
 
         def running(self):

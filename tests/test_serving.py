@@ -32,7 +32,7 @@ class Replicas:
     def __init__(self, *failures: Exception, served: Served = TRANSLATOR):
         self.failures, self.asked, self.alive, self.served = list(failures), [], 1, served
 
-    async def ask(self, question: Question) -> bytes:
+    async def ask(self, question: Question, *, alone: bool = False) -> bytes:
         self.asked.append(question)
         if self.failures:
             raise self.failures.pop(0)
@@ -196,7 +196,7 @@ class Slow(Replicas):
         super().__init__()
         self.begun, self.done, self.cancelled = asyncio.Event(), asyncio.Event(), 0
 
-    async def ask(self, question: Question) -> bytes:
+    async def ask(self, question: Question, *, alone: bool = False) -> bytes:
         self.asked.append(question)
         self.begun.set()
         try:

@@ -31,7 +31,7 @@ class Answers(Replicas):
         super().__init__()
         self.answer, self.wait_s = answer, wait_s
 
-    async def ask(self, question: Question) -> bytes:
+    async def ask(self, question: Question, *, alone: bool = False) -> bytes:
         await asyncio.sleep(self.wait_s)
         return self.answer
 

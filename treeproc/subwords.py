@@ -17,7 +17,6 @@ from typing import Annotated
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import sentencepiece
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 from sentencepiece import sentencepiece_model_pb2
@@ -176,11 +175,15 @@ class WordEnds:
 
 def blank_separated(lines: pa.Array) -> pa.Array:
     """Return the words of all lines, separated at blanks."""
+    import pyarrow.compute as pc  # here, because it loads slowly, and only training of pieces needs it
+
     return pc.list_flatten(pc.split_pattern(lines, " "))
 
 
 def mark_boundaries(lines: pa.Array, words: WordEnds) -> pa.Array:
     """Return the lines with a mark between words that touch, so that no learned piece crosses the boundary."""
+    import pyarrow.compute as pc
+
     padded, cuts, row_edges = _word_cuts(lines, words)
     inner = cuts[1:-1]
     touching = inner[(padded[inner] != _BLANK) & ~np.isin(inner, row_edges)] if len(inner) else inner

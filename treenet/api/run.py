@@ -12,7 +12,6 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from treenet.analysis.attention_stats import attend_examples, read_labels, translated
 from treenet.api.sentence_attention import SentenceWeights, name_positions
 from treenet.api.shards import given_path
 from treenet.config import DecodingConfig
@@ -28,7 +27,6 @@ from treenet.evaluation.line_classifier import (
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.chosen_checkpoint import checkpoint_names
-from treenet.runs.exported_run import export_run
 from treenet.runs.loading import LoadedClassifier, LoadedModel, LoadedRun, load_classifier, task_of
 from treenet.runs.loading import load_run as load_folder
 from treenet.runs.mirror import read_run
@@ -115,6 +113,8 @@ class _LineReader:
             raise UserError(f"folder must be local, but is {place}; copy the folder there when it is written")
         if place.resolve() == self.loaded.run.resolve():
             raise UserError(f"folder must be another one than that of the run, which it would replace, but both are {place}")
+        from treenet.runs.exported_run import export_run  # here, because few programs need it
+
         export_run(self.loaded, place, "folder")
 
     @property
@@ -257,6 +257,8 @@ class Run(_LineReader):
 
         Raises UserError for a line that cannot be read or is empty, and for a model whose decoder is not that of a Transformer.
         """
+        from treenet.analysis.attention_stats import attend_examples, read_labels, translated  # here, because few need it
+
         for name, text in (("line", line), ("target", target), ("tree", tree)):
             if text is not None or name == "line":
                 check_string(name, text)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from sentencepiece import SentencePieceProcessor
 
-from treenet.analysis.attention_stats import SentenceAttention
 from treeproc.common.extras import require
 
 if TYPE_CHECKING:
     import pandas
+
+    from treenet.analysis.attention_stats import SentenceAttention
 
 
 class Position(NamedTuple):
@@ -55,7 +56,7 @@ class SentenceWeights:
         return frame
 
 
-def name_positions(sentence: SentenceAttention, processor: SentencePieceProcessor, labels: list[str]) -> list[Position]:
+def name_positions(sentence: "SentenceAttention", processor: SentencePieceProcessor, labels: list[str]) -> list[Position]:
     """Return the positions of an example that a model attends to."""
     example, spans = sentence.example, sentence.example["spans"]
     pieces = [processor.id_to_piece(piece) for piece in example["leaves"]["piece"].tolist()]

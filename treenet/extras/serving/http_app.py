@@ -273,8 +273,8 @@ def build_entrance(settings: ServeSettings, serving: Serving, token: str | None)
 async def _ask(serving: Serving, question: Question) -> bytes:
     try:
         return await serving.ask(question)
-    except ReplicaLost:
-        return await serving.ask(question)
+    except ReplicaLost:  # another question of its batch may have been too much
+        return await serving.ask(question, alone=True)
 
 
 def _page(media_type: str, *files: Path) -> Page:

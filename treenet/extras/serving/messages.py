@@ -236,8 +236,8 @@ class Serving(Protocol):
 
     served: Served
 
-    async def ask(self, question: Question) -> bytes:
-        """Return the answer as JSON. Raises ReplicaLost or NoAnswer."""
+    async def ask(self, question: Question, *, alone: bool = False) -> bytes:
+        """Return the answer as JSON, `alone` without other questions beside it. Raises ReplicaLost or NoAnswer."""
         ...
 
     def running(self) -> int:

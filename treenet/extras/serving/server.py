@@ -10,10 +10,11 @@ import signal
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 import torch
@@ -56,56 +57,98 @@ class _Replica:
             self._reader = load_reader(settings, run)
         except UserError as error:
             self._error = str(error)
-        in_batches = serve.batch(
-            max_batch_size=settings.batch_requests,
-            batch_wait_timeout_s=settings.batch_wait_ms / 1000,
-            batch_size_fn=partial(_size, settings),
-        )
-        self._answer_batch = in_batches(self._answer_all)
 
     def describe(self) -> tuple[Served | None, str]:
         """Return (the model, error): one of them is empty."""
         return (self._reader.served if self._reader else None), self._error
 
-    async def answer(self, question: Question) -> bytes | str:
+    async def answer(self, questions: list[Question]) -> list[bytes | str]:
         """See `SentenceReader.answer`."""
-        return await self._answer_batch(question)
-
-    async def _answer_all(self, questions: list[Question]) -> list[bytes | str]:
-        # In a thread of its own: meanwhile the next batch comes together.
-        return await asyncio.to_thread(self._reader.answer, questions)
+        assert self._reader is not None  # else no request comes in
+        return await asyncio.to_thread(self._reader.answer, questions)  # meanwhile the replica says that it lives
 
 
-def _size(settings: ServeSettings, questions: list[Question]) -> int:
-    """Return the size of a batch in requests. Long requests count as several, so a batch has no more lines than one may have.
+class _Waiting(NamedTuple):
+    """A question that waits for its answer; `alone` if a replica died with its batch."""
 
-    Serve drops a cancelled request that waits, but a batch that has begun is computed to its end.
-    """
-    most = max(settings.request_lines, settings.batch_requests)
-    return sum(-(-len(question.lines) * settings.batch_requests // most) for question in questions)
+    question: Question
+    answer: asyncio.Future[bytes | str]
+    alone: bool
 
 
 class Replicas:
     """The replicas of an application of Ray Serve, as the entrance sees them."""
 
-    def __init__(self, handle: serve.handle.DeploymentHandle, application: str, served: Served):
-        self._handle, self._application, self.served = handle, application, served
+    def __init__(self, handle: serve.handle.DeploymentHandle, application: str, served: Served, settings: ServeSettings):
+        self._handle, self._application, self.served, self._settings = handle, application, served, settings
+        self._waiting: deque[_Waiting] = deque()
+        self._come = asyncio.Event()
+        self._senders: list[asyncio.Task[None]] = []
 
-    async def ask(self, question: Question) -> bytes:
-        """Return the answer as JSON. Raises ReplicaLost if the replica died meanwhile, NoAnswer if the model failed."""
-        response = self._handle.answer.remote(question)
-        try:
-            answer = await response
-        except asyncio.CancelledError:  # nobody waits any more
-            response.cancel()
-            raise
-        except (RayActorError, OutOfMemoryError, DeploymentUnavailableError) as error:
-            raise ReplicaLost(type(error).__name__) from None
-        except RayTaskError as error:
-            raise NoAnswer(f"the request could not be answered ({type(error.cause).__name__})") from None
+    async def ask(self, question: Question, *, alone: bool = False) -> bytes:
+        """Return the answer as JSON. Raises ReplicaLost if the replica died meanwhile, NoAnswer if the model failed.
+
+        Questions come together here and not in the replica: there, the model would keep them from their turn.
+        """
+        if not self._senders:  # in the event loop of the server
+            self._senders = [asyncio.create_task(self._send()) for _ in range(self._settings.replicas)]
+        waiting = _Waiting(question, asyncio.get_running_loop().create_future(), alone)
+        self._waiting.append(waiting)
+        self._come.set()
+        answer = await waiting.answer  # cancelled where nobody waits any more
         if isinstance(answer, str):
             raise NoAnswer(answer)
         return answer
+
+    async def _send(self) -> None:
+        """Send batches to replicas, one at a time, until the loop ends."""
+        while True:
+            await self._come.wait()
+            if self._size(self._waiting) < self._settings.batch_requests:
+                await asyncio.sleep(self._settings.batch_wait_ms / 1000)
+            if batch := self._take():
+                await self._answer(batch)
+
+    def _take(self) -> list[_Waiting]:
+        """Take the questions of the next batch, without those whose clients left."""
+        batch: list[_Waiting] = []
+        while self._waiting:
+            first = self._waiting[0]
+            if not first.answer.done():
+                full = self._size([*batch, first]) > self._settings.batch_requests
+                if batch and (full or first.alone or batch[0].alone):
+                    break
+                batch.append(first)
+            self._waiting.popleft()
+        if not self._waiting:
+            self._come.clear()
+        return batch
+
+    def _size(self, waiting: Iterable[_Waiting]) -> int:
+        """Return the size of a batch in requests. A long one counts as several: a batch has no more lines than one may have."""
+        requests = self._settings.batch_requests
+        most = max(self._settings.request_lines, requests)
+        return sum(-(-len(one.question.lines) * requests // most) for one in waiting)
+
+    async def _answer(self, batch: list[_Waiting]) -> None:
+        """Give each question of a batch its answer, or the error of its replica. The batch is computed to its end."""
+        answers: Sequence[bytes | str] = ()
+        failure: Exception | None = None
+        try:
+            answers = await self._handle.answer.remote([one.question for one in batch])
+        except (RayActorError, OutOfMemoryError, DeploymentUnavailableError) as error:
+            failure = ReplicaLost(type(error).__name__)
+        except RayTaskError as error:
+            failure = NoAnswer(f"the request could not be answered ({type(error.cause).__name__})")
+        except Exception as error:  # of Serve: the requests fail, and the next batch goes on
+            failure = error
+        for place, one in enumerate(batch):
+            if one.answer.done():  # nobody waits any more
+                continue
+            if failure is not None:
+                one.answer.set_exception(failure)
+            else:
+                one.answer.set_result(answers[place])
 
     def running(self) -> int:
         """Return the number of replicas that run now."""
@@ -128,7 +171,7 @@ def start_replicas(settings: ServeSettings, run: AnyPath) -> Iterator[Serving]:
     deployment = serve.deployment(_Replica).options(
         name=_DEPLOYMENT,
         num_replicas=settings.replicas,
-        max_ongoing_requests=max(2 * settings.batch_requests, settings.waiting_requests),
+        max_ongoing_requests=1,  # a request of Serve is a batch
         health_check_period_s=_HEALTH_CHECK_S,
         graceful_shutdown_timeout_s=_HEALTH_CHECK_S,
         ray_actor_options={"num_cpus": 1, "num_gpus": int(settings.use_gpu)},
@@ -153,7 +196,7 @@ def start_replicas(settings: ServeSettings, run: AnyPath) -> Iterator[Serving]:
     try:
         if error:
             raise UserError(error)
-        yield Replicas(handle, application, served)
+        yield Replicas(handle, application, served, settings)
     finally:
         serve.delete(application)
 
