@@ -1,11 +1,17 @@
-"""Two replicas of the server: both answer, and a killed one loses no request while the other goes on."""
+"""Replicas of the server: what they get together. A killed one loses no request while another goes on."""
+
+import asyncio
 
 import pytest
 
 pytest.importorskip("uvicorn", reason="needs the extra [serve]")
+import ray
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from serving_process import Server, answers_while_killing
 
+from treenet.extras.serving.messages import Question, ReplicaLost, Served
+from treenet.extras.serving.server import Replicas
+from treenet.extras.serving.settings import ServeSettings
 from treenet.translation.line_translator import LineTranslator
 from treenet.translation.settings import TranslateSettings
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
@@ -32,3 +38,40 @@ def test_killing_one_of_two_replicas_loses_no_accepted_request(tmp_path):
         assert before[0] not in server.replicas() and before[1] in server.replicas()
     finally:
         server.end()
+
+
+class Handle:
+    """What `Replicas` calls of Ray Serve: answers batches one by one, and dies of a question about 'poison'."""
+
+    def __init__(self):
+        self.batches: list[list[str]] = []
+        self.answer = self
+
+    async def remote(self, questions: list[Question]) -> list[bytes]:
+        self.batches.append([question.lines[0] for question in questions])
+        await asyncio.sleep(0.05)
+        if "poison" in self.batches[-1]:
+            raise ray.exceptions.ActorDiedError
+        return [line.encode() for line in self.batches[-1]]
+
+
+def test_requests_come_together_while_a_replica_works():
+    async def ask() -> tuple[Handle, list]:
+        handle, settings = Handle(), ServeSettings(batch_requests=4, batch_wait_ms=0, request_lines=8)
+        replicas = Replicas(handle, "application", Served("model"), settings)
+
+        def asked(line: str, count: int = 1, **options) -> asyncio.Task:
+            return asyncio.create_task(replicas.ask(Question([line] * count, 1, False), **options))
+
+        first = asked("a")
+        await asyncio.sleep(0.02)  # its batch is under way
+        later = [asked(line) for line in "bcdef"]
+        gone = asked("gone")
+        last = [asked("long", count=8), asked("poison"), asked("beside"), asked("again", alone=True), asked("end")]
+        gone.cancel()
+        return handle, await asyncio.gather(first, *later, *last, return_exceptions=True)
+
+    handle, answers = asyncio.run(ask())
+    assert handle.batches == [["a"], ["b", "c", "d", "e"], ["f"], ["long"], ["poison", "beside"], ["again"], ["end"]]
+    assert answers[:7] == [b"a", b"b", b"c", b"d", b"e", b"f", b"long"]
+    assert [type(answer) for answer in answers[7:9]] == [ReplicaLost] * 2 and answers[9:] == [b"again", b"end"]
