@@ -41,8 +41,11 @@ def _overlapped_and_read_at_once(rank: int) -> None:
     TrainStep.defers = False
 
 
-def _fail_after_buckets(updates: set[int], note: Path | None = None) -> None:
-    """Make memory run out in the backward pass of these updates, counted from 1, after three buckets were sent."""
+def _fail_after_buckets(updates: set[int], note: Path | None = None, sent: int = 3) -> None:
+    """Make memory run out in the backward pass of these updates, counted from 1, after so many buckets were `sent`.
+
+    If it is noted, it happens once in each.
+    """
     true_begin, true_complete, begun = OverlappedSums.begin, OverlappedSums._complete, [0]
 
     def begin(self) -> None:
@@ -51,19 +54,20 @@ def _fail_after_buckets(updates: set[int], note: Path | None = None) -> None:
 
     def complete(self, number: int, parameter: torch.Tensor) -> None:
         true_complete(self, number, parameter)
-        if self._watching and len(self._sent) >= 3 and begun[0] in updates:
+        if self._watching and len(self._sent) >= sent and begun[0] in updates:
             if note:
                 note.write_text(note.read_text() + "!" if note.exists() else "!")
+                updates.discard(begun[0])
             raise torch.OutOfMemoryError("no memory for gradients")
 
     OverlappedSums.begin, OverlappedSums._complete = begin, complete
 
 
-def _short_of_memory(defers: bool, note: Path, rank: int) -> None:
+def _short_of_memory(defers: bool, sent: int, note: Path, rank: int) -> None:
     _overlapped(rank)
     TrainStep.defers = defers
     if rank == 1:
-        _fail_after_buckets({3}, note)
+        _fail_after_buckets({3}, note, sent)
 
 
 def _hopeless(rank: int) -> None:
@@ -110,12 +114,13 @@ def test_sums_that_overlap_have_the_bits_of_sums_afterwards(data, tmp_path, opti
         assert same(final_weights(tmp_path / name), final_weights(tmp_path / "after"))
 
 
-@pytest.mark.parametrize("defers", [True, False])
-def test_a_rank_short_of_memory_has_all_compute_the_update_again(data, tmp_path, defers):
+@pytest.mark.parametrize(("defers", "sent"), [(True, 3), (False, 3), (True, 0)])
+def test_a_rank_short_of_memory_computes_the_update_again(data, tmp_path, defers, sent):
+    """All ranks do so if it has sent buckets. Else it does so alone, and sends none before its last micro-batch."""
     config = make_config(data, "max_steps=10", "log_every=5")
     (tmp_path / "alone").mkdir()
     train(make_task(data, "max_steps=10", "log_every=5"), tmp_path / "alone")
-    assert train_ranks(2, config, tmp_path / "two", partial(_short_of_memory, defers, tmp_path / "note")) == [None, None]
+    assert train_ranks(2, config, tmp_path / "two", partial(_short_of_memory, defers, sent, tmp_path / "note")) == [None, None]
     assert (tmp_path / "note").read_text() == "!"
     np.testing.assert_allclose(*([loss for _, loss in losses(tmp_path / name)] for name in ("two", "alone")), rtol=1e-5)
     assert [line["skipped"] for line in read_metrics(tmp_path / "two") if line["event"] == "train"] == [0, 0]

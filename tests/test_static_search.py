@@ -1,6 +1,8 @@
 """Beam search over a static cache: the same translations, the same shapes and addresses at every step, and graphs of steps."""
 
 import math
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,7 +42,7 @@ def graphs(monkeypatch) -> list[RecordedGraph]:
     """A CPU captures graphs too: the list of them."""
     made: list[RecordedGraph] = []
 
-    def capture(step):
+    def capture(step, device):
         made.append(RecordedGraph(step))
         return made[-1]
 
@@ -166,7 +168,7 @@ def on_meta(search: Search) -> None:
 
 
 def test_a_step_that_cannot_be_captured_runs_as_it_is(graphs, monkeypatch, capsys):
-    def fail(step):
+    def fail(step, device):
         raise RuntimeError("not permitted while capturing\nmore")
 
     monkeypatch.setattr(caches, "capture", fail)
@@ -177,6 +179,53 @@ def test_a_step_that_cannot_be_captured_runs_as_it_is(graphs, monkeypatch, capsy
     assert capsys.readouterr().err.splitlines() == [
         "warning: searches run slower, because a step cannot become a CUDA graph: not permitted while capturing"
     ]
+
+
+class TwoGpus:
+    """What `capture` uses of torch.cuda, for two GPUs of which number 0 is the present one."""
+
+    def __init__(self):
+        self.gpu, self.stream_now, self.begun = 0, SimpleNamespace(gpu=0, wait_stream=lambda other: None), []
+
+    @contextmanager
+    def device(self, device):
+        before, self.gpu = self.gpu, device.index
+        yield
+        self.gpu = before
+
+    @contextmanager
+    def stream(self, stream):
+        before, self.stream_now = self.stream_now, stream
+        yield
+        self.stream_now = before
+
+    def current_device(self):
+        return self.gpu
+
+    def current_stream(self):
+        return SimpleNamespace(gpu=self.gpu, wait_stream=lambda other: None)
+
+    def Stream(self):
+        return SimpleNamespace(gpu=self.gpu, wait_stream=lambda other: None)
+
+    def CUDAGraph(self):
+        number = len(self.begun)
+        begin = lambda *pools, capture_error_mode: self.begun.append((self.stream_now, pools))  # noqa: E731
+        return SimpleNamespace(pool=lambda: number, capture_begin=begin, capture_end=lambda: None)
+
+
+def test_a_step_is_captured_on_its_own_gpu(monkeypatch):
+    """A stream of the present GPU would capture nothing of a step on another one. Memory stays on its GPU."""
+    gpus = TwoGpus()
+    monkeypatch.setattr(torch, "cuda", gpus)
+    monkeypatch.setattr(caches, "_last", caches._Last())
+    steps = []
+    for gpu in (1, 0, 1, 0):
+        caches.capture(lambda: steps.append(gpus.stream_now.gpu), torch.device("cuda", gpu))
+    assert steps == [1, 0, 1, 0] and gpus.gpu == 0
+    first, second, third, fourth = gpus.begun
+    assert first[0] is third[0] and second[0] is fourth[0]
+    assert [pools for _, pools in gpus.begun] == [(), (), (0,), (1,)]
 
 
 def test_the_cache_has_the_type_of_products_under_autocast():

@@ -119,13 +119,13 @@ class OverlappedSums:
                 parameter.register_post_accumulate_grad_hook(partial(self._complete, number))
 
     def begin(self) -> None:
-        """Begin a new update with a gradient of zero."""
-        self._sent, self._watching = [], False
+        """Begin to compute the gradient of an update, for the first time or again.
 
-    @property
-    def begun(self) -> bool:
-        """Return whether this rank has sent a bucket."""
-        return bool(self._sent)
+        Raises MustRepeat if this rank has already sent a bucket of this update.
+        """
+        if self._sent:
+            raise MustRepeat
+        self._watching = False  # memory may have run out in a last micro-batch, before it completed a bucket
 
     def watch(self) -> None:
         """Make the next backward pass the last one: it sends each bucket as soon as it is complete."""
@@ -140,6 +140,7 @@ class OverlappedSums:
             self._send()
         for one in self._sent:
             one.wait()
+        self._sent = []
 
     def _complete(self, number: int, _parameter: Tensor) -> None:
         if not self._watching:

@@ -194,8 +194,8 @@ class TrainStep:
         seeds = StepSeeds.of(self.config, step)
 
         def start() -> None:
-            if sums and sums.begun:
-                raise MustRepeat
+            if sums:
+                sums.begin()
             self._gradients.zero()
             torch.manual_seed(seeds.generator * 2**16 + self.ranks.rank)
 
@@ -208,7 +208,6 @@ class TrainStep:
 
         if not sums:
             return micro_batches.add_up(rank_batch, compute, start, keep_pace=partial(compute, counts=False))
-        sums.begin()
         return micro_batches.add_up(rank_batch, compute, start, sums.watch)
 
     def finish_passes(self) -> None:

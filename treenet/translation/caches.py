@@ -45,7 +45,7 @@ class Captured:
 
     def _capture(self) -> None:
         try:
-            self._graph = capture(self._step)
+            self._graph = capture(self._step, self._device)
         except RuntimeError as error:
             Captured._failed = True
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -53,30 +53,37 @@ class Captured:
 
 
 class _Last(threading.local):
-    """The stream that captures, and the last graph of a thread. The next graph takes over its memory."""
+    """The streams that capture, and the last graphs of a thread, by GPU. The next graph of a GPU takes over the memory."""
 
-    stream: torch.cuda.Stream | None = None
-    graph: torch.cuda.CUDAGraph | None = None
+    def __init__(self) -> None:
+        self.streams: dict[int, torch.cuda.Stream] = {}
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
 
 _last = _Last()
 
 
-def capture(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """Capture the operations of `step`, without running them. Graphs that the thread captured before must not run any more."""
-    stream = _last.stream = _last.stream or torch.cuda.Stream()
-    graph, pool = torch.cuda.CUDAGraph(), (_last.graph.pool(),) if _last.graph else ()
-    stream.wait_stream(torch.cuda.current_stream())
-    # Not `torch.cuda.graph`, which gives all free memory back first: the next batch would have to ask for it again.
-    with torch.cuda.stream(stream):
-        # Other threads may go on to use the GPU, for example to copy batches.
-        graph.capture_begin(*pool, capture_error_mode="thread_local")
-        try:
-            step()
-        finally:
-            graph.capture_end()
-    torch.cuda.current_stream().wait_stream(stream)
-    _last.graph = graph
+def capture(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGraph:
+    """Capture the operations of `step` on a GPU, without running them.
+
+    Graphs that the thread captured there before must not run any more.
+    """
+    # A stream of another GPU would capture nothing: the step would run once, and its graph would be empty.
+    with torch.cuda.device(device):
+        gpu = torch.cuda.current_device()
+        stream = _last.streams[gpu] = _last.streams.get(gpu) or torch.cuda.Stream()
+        graph, pool = torch.cuda.CUDAGraph(), (_last.graphs[gpu].pool(),) if gpu in _last.graphs else ()
+        stream.wait_stream(torch.cuda.current_stream())
+        # Not `torch.cuda.graph`, which gives all free memory back first: the next batch would have to ask for it again.
+        with torch.cuda.stream(stream):
+            # Other threads may go on to use the GPU, for example to copy batches.
+            graph.capture_begin(*pool, capture_error_mode="thread_local")
+            try:
+                step()
+            finally:
+                graph.capture_end()
+        torch.cuda.current_stream().wait_stream(stream)
+    _last.graphs[gpu] = graph
     return graph
 
 
