@@ -1,6 +1,7 @@
 """Functions that are compiled for GPUs where the model is not: few graphs, and a word where that fails."""
 
 from functools import cache
+from threading import Thread
 
 import pytest
 import torch
@@ -36,6 +37,17 @@ def test_sizes_passes_and_autocast_share_a_graph(on_gpu):
                 with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
                     assert torch.equal(function(torch.ones(size, 4), 3.0), torch.full((size, 4), 6.0))
     assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_every_float_has_a_graph_in_every_thread(on_gpu):
+    """Threads have their own settings of the compiler. A graph for several floats may come back with one of them."""
+    function, found = CompiledOnGpu(double), []
+    for factor in (2.0, 3.0, 4.0):
+        thread = Thread(target=lambda factor=factor: found.append(function(torch.ones(2), factor).tolist()))
+        thread.start()
+        thread.join()
+    assert found == [[4, 4], [6, 6], [8, 8]]
+    assert counters["stats"]["unique_graphs"] == 3
 
 
 def test_on_cpus_nothing_is_compiled(monkeypatch):

@@ -281,7 +281,8 @@ def attend_subtrees(
 
     if isinstance(maps, Blocks):
         # As it is, FlexAttention stores all scores: on GPUs it is compiled even where the model is not.
-        attend_blocks = compiled(flex_attention) if queries.device.type == "cuda" else flex_attention
+        alone = queries.device.type == "cuda" and not torch.compiler.is_compiling()
+        attend_blocks = compiled(flex_attention) if alone else flex_attention
         heads = (split_heads(x, num_heads) for x in (queries, keys, values))
         attended = merge_heads(attend_blocks(*heads, block_mask=maps.mask))
         return attended if on_leaves is None else torch.cat([on_leaves, attended[:, num_leaves:]], dim=1)

@@ -118,8 +118,15 @@ def _is_gpu(device: torch.device) -> bool:
 @cache
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function under `torch.compile`, for all sizes, with one graph for each value of a Python float."""
-    import torch._dynamo  # it takes longer to load than the rest of PyTorch
+    from torch._dynamo import config  # it takes longer to load than the rest of PyTorch
 
-    # Else PyTorch's cache of graphs may give one with an older value (its issue 197889).
-    torch._dynamo.config.specialize_float = True
-    return torch.compile(function, **_OPTIONS)
+    run = torch.compile(function, **_OPTIONS)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        # Else PyTorch's cache of graphs may give one with an older value (its issue 197889). From 2.13 on, a thread sets this for
+        # itself alone.
+        if not config.specialize_float:
+            config.specialize_float = True
+        return run(*arguments, **named)
+
+    return call
