@@ -23,14 +23,22 @@ SECTION = PAGE.partition("## From your text to an answer\n")[2].partition("\n## 
 BLOCKS = re.findall(r"^```(yaml|bash|python)\n(.*?)^```$", SECTION, re.MULTILINE | re.DOTALL)
 LEAST = {  # what the test makes smaller
     "seeds: [1, 2, 3, 4, 5]": "seeds: [1, 2, 3]",
-    "max_steps: 1000": "max_steps: 8",
-    "_every: 100": "_every: 4",
-    "warmup_steps: 100": "warmup_steps: 2",
-    "max_tokens: 1024": "max_tokens: 128",
     "for seed in (1, 2, 3, 4, 5):": "for seed in (1, 2, 3):",
     '"num_train_epochs": 3': '"max_steps": 2',
 }
-TINY = {"d_model: 384": f"d_model: {WIDTH}", "d_ff: 1536": "d_ff: 24", "num_heads: 12": "num_heads: 2", "0.0005": "0.02"}
+SMALLER = {
+    "tiny": {
+        **{"d_model: 384": f"d_model: {WIDTH}", "d_ff: 1536": "d_ff: 24", "num_heads: 12": "num_heads: 2", "0.0005": "0.02"},
+        **{"max_steps: 1000": "max_steps: 8", "_every: 100": "_every: 4", "warmup_steps: 100": "warmup_steps: 2"},
+        "max_tokens: 1024": "max_tokens: 128",
+    },
+    "minilm": {
+        "max_steps: 1000": "max_steps: 40",
+        "_every: 100": "_every: 20",
+        "warmup_steps: 100": "warmup_steps: 10",
+        "max_tokens: 1024": "max_tokens: 256",
+    },
+}
 
 
 def write_lines(folder: Path) -> None:
@@ -63,7 +71,7 @@ def test_the_page_leads_from_text_to_an_answer(encoder, tmp_path, monkeypatch, c
         pytest.skip("no MiniLM: run make minilm, or set TREE_ATTENTION_MINILM to its folder")
     printed = []
     for language, text in BLOCKS:
-        for long, short in LEAST.items() | (TINY.items() if encoder == "tiny" else set()):
+        for long, short in (LEAST | SMALLER[encoder]).items():
             text = text.replace(long, short)
         if language == "yaml":
             Path(text.partition("\n")[0].removeprefix("# ")).write_text(text)
@@ -81,12 +89,14 @@ def test_the_page_leads_from_text_to_an_answer(encoder, tmp_path, monkeypatch, c
     report = json.loads((tmp_path / "STUDY" / "comparison.json").read_text())
     assert [row["system"] for row in report["systems"]] == ["tree", "shuffled", "plain"]
     tests = [row["tests"]["test.accuracy"] for row in report["systems"][1:]]
-    assert all(test["seeds"] == 3 for test in tests) and tests[1]["interval"] and tests[1]["seen"] > 0
+    assert all(test["seeds"] == 3 for test in tests)
     table = printed[2].strip().splitlines()
     table = table[next(place for place, line in enumerate(table) if line.startswith("system ")) :]
     assert table[0].split()[-9:] == ["-", "tree", "95", "%", "seen", "p", "p,", "Holm", "minutes"]
     assert [line.split()[0] for line in table[1:4]] == ["tree", "shuffled", "plain"]
     assert (tmp_path / "REPORT" / "index.html").stat().st_size > 10_000
     assert len((tmp_path / "new.classes").read_text().splitlines()) == 2
-    if encoder == "minilm":
+    if encoder == "tiny":
+        assert tests[1]["interval"] and tests[1]["seen"] > 0
+    else:  # all seeds may have all lines right, which gives no interval
         assert min(row["test.accuracy"]["mean"] for row in report["systems"]) > 0.75
