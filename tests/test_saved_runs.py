@@ -205,6 +205,31 @@ def test_a_missing_file_is_named_in_one_line(tmp_path, name):
     assert "\n" not in str(error.value)
 
 
+def test_a_changed_file_is_named_in_one_line(tmp_path):
+    """A label less would give all nodes behind it other vectors, and so other translations."""
+    run = load_run(write_run(tmp_path / "run", write_vocabulary(tmp_path / "data")))
+    run.save_pretrained(tmp_path / "saved")
+    for path in sorted((tmp_path / "saved").rglob("*.*")):
+        if path.name in ("README.md", "export.json"):
+            continue
+        content = path.read_bytes()
+        path.write_bytes(content[:-1])
+        with pytest.raises(UserError, match=f"{path.name} is damaged: .*; copy the exported run again"):
+            from_pretrained(tmp_path / "saved")
+        path.write_bytes(content)
+    from_pretrained(tmp_path / "saved")
+
+
+def test_a_changed_vocabulary_of_the_data_set_is_named(classifier):
+    labels = classifier.parent / "data" / "encoded" / "vocab" / "labels.txt"
+    content = labels.read_bytes()
+    labels.write_bytes(content[:-1])
+    with pytest.raises(UserError, match=r"labels.txt is damaged: .*preprocess.* again"):
+        load_run(classifier)
+    labels.write_bytes(content)
+    load_run(classifier)
+
+
 def test_an_edited_card_is_kept(tmp_path):
     run = load_run(write_run(tmp_path / "run", write_vocabulary(tmp_path / "data")))
     run.save_pretrained(tmp_path / "saved")

@@ -12,8 +12,8 @@ from typing import Any
 
 from treenet.config import TrainConfig
 from treenet.runs.checkpoint import AVERAGED, META, WEIGHTS, publish, publish_folder, read_meta
-from treenet.runs.loading import EXPORT_FACTS, HELD_DATA, Exported, LoadedModel
-from treenet.runs.model_card import CARD, PARSER_FOLDER, model_card
+from treenet.runs.loading import CARD, EXPORT_FACTS, HELD_DATA, Exported, LoadedModel
+from treenet.runs.model_card import PARSER_FOLDER, model_card
 from treenet.runs.run_json import FACTS as RUN_FACTS
 from treenet.runs.run_json import read_facts
 from treeproc.common.files import file_sha256, json_bytes, read_json
@@ -76,7 +76,7 @@ def _own_files(out: Path, option: str) -> list[Path]:
         raise UserError(
             f"{out} is an earlier export, but has {name} too, which would be lost; move it, or choose another {option}"
         )
-    if (out / CARD).is_file() and file_sha256(out / CARD) != recorded[CARD].get("sha256"):
+    if (out / CARD).is_file() and file_sha256(out / CARD) != recorded[CARD]["sha256"]:
         raise UserError(f"{out / CARD} was edited and would be lost; move it, or choose another {option}")
     return own
 

@@ -12,16 +12,17 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 
 from treenet.config import TrainConfig
 from treenet.data.examples import check_columns
-from treenet.runs.checkpoint import AVERAGED, INITIAL, META, find_fault
+from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, find_fault
 from treenet.runs.checkpoint_io import load_weights
 from treenet.runs.chosen_checkpoint import checkpoint_folder, recorded_sha256
 from treenet.runs.precision import remember_precision
 from treenet.runs.run_json import read_facts
 from treenet.tasks.registry import build_task
-from treeproc.common.files import read_json
+from treeproc.common.files import file_sha256, file_size, read_json
 from treeproc.common.progress import phase
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath, inside
+from treeproc.shards.shard import check_vocabulary_files
 from treeproc.shards.store import TOKENIZER_FILE, class_names, read_index
 from treeproc.shards.vocabulary_files import decode_tokens, read_pieces, read_tokenizer
 
@@ -33,12 +34,20 @@ _OTHER_TASK = {
 }
 HELD_DATA = "data"  # the folder of an exported run with the vocabulary of its data set
 EXPORT_FACTS = "export.json"  # of an exported run: what it is, and its files
+CARD = "README.md"  # of an exported run, which people may edit
+
+
+class _File(TypedDict):
+    """What is recorded of a file."""
+
+    bytes: int
+    sha256: str
 
 
 class Exported(TypedDict):
     """The fields of export.json that are read."""
 
-    files: dict[str, dict]
+    files: dict[str, _File]
 
 
 @dataclass(frozen=True)
@@ -132,6 +141,7 @@ def load_model(
             f"{data}: the vocabulary must be {facts['vocab_fingerprint']}, which {run} was trained on, but is "
             f"{index['vocab_fingerprint']}; make it with vocab_from={data_of(run, config)}"
         )
+    check_vocabulary_files(data / "encoded", index)
     if folder:
         _check_vocabulary(folder, index)
         _, model = load_trained(run, folder)
@@ -182,12 +192,17 @@ def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainCo
 
 
 def _check_export(run: Path) -> None:
-    """Raise UserError if an exported run lacks one of its files."""
+    """Raise UserError if an exported run lacks one of its files, or if one has changed. The model card may."""
     hint = "copy the exported run again"
     facts = run / EXPORT_FACTS
-    for name in read_json(facts, hint, Exported)["files"] if facts.is_file() else ():
-        if not inside(run, name).is_file():
+    for name, recorded in read_json(facts, hint, Exported)["files"].items() if facts.is_file() else ():
+        path = inside(run, name)
+        if not path.is_file():
             raise UserError(f"{run / name} is missing; {hint}")
+        hashed = name != f"{AVERAGED}/{WEIGHTS}"  # loading hashes the weights
+        is_whole = file_size(path) == recorded["bytes"] and (not hashed or file_sha256(path) == recorded["sha256"])
+        if name != CARD and not is_whole:
+            raise UserError(f"{path} is damaged: its size or hash is not the one in {EXPORT_FACTS}; {hint}")
 
 
 def _check_vocabulary(folder: Path, index: dict) -> None:

@@ -11,7 +11,6 @@ from treenet.tasks.translation_metrics import HUB_NAMES, METRIC_TITLES
 from treeproc.common.provenance import describe_packages, describe_software, packages, read_sessions, software
 from treeproc.shards.store import describe_trees, read_index
 
-CARD = "README.md"
 PARSER_FOLDER = "parser"  # below the data of an exported run: where its parser's own models belong
 _PIPELINES = {"translation": "translation", "classification": "text-classification", "masked_lm": "fill-mask"}
 # The scores of a card with their titles, and their names on Hugging Face if they have one there.

@@ -15,7 +15,7 @@ from treeproc.common.storage import AnyPath, RemotePath, inside
 from treeproc.shards.arrow_file import BadArrowFile, read_arrow
 from treeproc.shards.rows import column_views, pick
 from treeproc.shards.schema import NEEDED_COLUMNS, ROWS_PER_RECORD_BATCH, STAGE_SCHEMAS
-from treeproc.shards.store import ShardRecord, read_index
+from treeproc.shards.store import Index, ShardRecord, read_index, vocabulary_files
 
 HELD_SHARDS = 64  # shards of a split that is read row by row
 
@@ -179,7 +179,13 @@ def check_hashes(folder: AnyPath, *splits: str) -> None:
         check_names(folder, Shard(folder, of_split[0]), index.get("columns"))
 
 
-def _check_files(folder: Path, hashes: dict[str, str]) -> None:
+def check_vocabulary_files(folder: AnyPath, index: Index) -> None:
+    """Check what a model reads of the encoded stage `folder` beside shards. Raises UserError for a file that has changed."""
+    files = index.get("files", {})
+    _check_files(folder, {name: files[name] for name in vocabulary_files(folder) if name in files})
+
+
+def _check_files(folder: AnyPath, hashes: dict[str, str]) -> None:
     for name in find_changed(folder, hashes):
         raise UserError(f"{folder / name} is damaged: its hash is not the one in index.json; run workflows/preprocess.py again")
 
