@@ -58,6 +58,7 @@ FOLDERS = {
     "comparison": kinds.COMPARISON,
     "control": kinds.CONTROL,
     "control_begun": kinds.CONTROL,
+    "encoder": kinds.ENCODER,
 }
 
 
@@ -79,6 +80,7 @@ def world(tmp_path_factory) -> Path:
     config(root / "data_begun", preprocessing)
     write(root / "data_text" / "text" / "index.json", "{}")
     write(root / "states" / "states.json", '{"encoder_sha256": ""}')
+    write(root / "encoder" / "config.json", '{"model_type": "bert"}')
     write_toy_data(root / "pairs")
     write_labelled(root / "classes", {split: make_rows(9) for split in ("train", "valid", "test")})
     run = write_run(root / "run", data, name="transformer")

@@ -175,6 +175,9 @@ def test_a_cut_or_changed_file_is_refused_and_made_again(made, tmp_path):
         shard.write_bytes(damaged)
         with pytest.raises(UserError, match=rf"{shard.name} is missing or damaged.*run .*frozen.states.* again"):
             run_training(config_with((encoder, data, out)), tmp_path / "run")
+    (out / SHARDS / "index.json").write_text("{")
+    with pytest.raises(UserError, match="index.json.*run .*frozen.states.* again"):
+        run_training(config_with((encoder, data, out)), tmp_path / "run")
     write_states(data, encoder, out, in_this_process=True)
     assert shard.read_bytes() == content
     source = build_task(config_with((encoder, data, out))).open("train")

@@ -51,4 +51,9 @@ def main(argv: Sequence[str]) -> None:
     for split, total in index["totals"].items():
         windows = f", {total['in_windows']:,} examples in windows" if total.get("in_windows") else ""
         print(f"{split}: {total['states']:,} states of {total['rows']:,} examples{windows}")
-    print(as_called(f"  train: python workflows/train_classifier.py --config FILE.yaml --out RUN frozen_states={out}"))
+    print(
+        as_called(
+            f"  train: python workflows/train_classifier.py --config FILE.yaml --out RUN data={data} "
+            f'"freeze=[encoder.embedding.pretrained.*]" frozen_states={out}'
+        )
+    )

@@ -83,7 +83,7 @@ def check_states(folder: AnyPath, index: Index, *splits: str) -> StatesFacts:
         )
     if not (folder / SHARDS / "index.json").exists():
         raise UserError(f"frozen_states: {folder} is not complete; run its workflows/frozen_states.py command again")
-    records = [record for split in splits for record in read_index(folder / SHARDS).records(split)]
+    records = [record for split in splits for record in read_index(folder / SHARDS, AGAIN).records(split)]
     if isinstance(folder, Path):  # an object is hashed when it is copied here
         for name in find_changed(folder / SHARDS, {record.name: record.sha256 for record in records}):
             raise UserError(f"{folder / SHARDS / name} is missing or damaged: its hash is not the one in index.json; {AGAIN}")
@@ -105,7 +105,7 @@ class FrozenStates:
 
     def __init__(self, folder: AnyPath, split: str, leaves: np.ndarray | Column):
         self._folder, self._leaves = folder / SHARDS, leaves
-        self._records = list(read_index(self._folder).records(split))
+        self._records = list(read_index(self._folder, AGAIN).records(split))
         self.width = read_states_facts(folder)["width"]
         self._schema = states_schema(self.width)
         self._edges = edges_of(np.array([record.rows for record in self._records], dtype=np.int64))

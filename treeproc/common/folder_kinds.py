@@ -48,6 +48,7 @@ DATA_SET = Kind(
     (CONFIG, "text", "parsed", "encoded"),
     ("provenance*.json", ".work-*"),
 )
+ENCODER = Kind("a pretrained encoder", (("config.json#model_type",),))  # which no command of ours writes
 STATES = Kind("states of an encoder", (("states.json#encoder_sha256",),), ("states.json", "shards"), ("provenance*.json",))
 RUN = Kind(
     "a training run",
@@ -132,7 +133,22 @@ RESULTS = Kind("results of a run", beside=(RUN, EXPORT))
 RECORDS = Kind("records of a study")
 
 # A folder with marks of several kinds is of the first: an export also looks like a run, and so do the settings of studies.
-KINDS = (EXPORT, SCALING, SEEDS, SEARCH, BACK_TRANSLATION, DATA_SET, STATES, PARSER, RUN, DEMO, CONTROL, REPORT, COMPARISON)
+KINDS = (
+    EXPORT,
+    SCALING,
+    SEEDS,
+    SEARCH,
+    BACK_TRANSLATION,
+    DATA_SET,
+    STATES,
+    PARSER,
+    RUN,
+    DEMO,
+    CONTROL,
+    REPORT,
+    COMPARISON,
+    ENCODER,
+)
 
 
 def claim_folder(out: AnyPath, kind: Kind, settings: type[Settings] | None = None, option: str = "--out") -> None:

@@ -197,28 +197,29 @@ class Index(dict):
                 pass
 
 
-def read_index(folder: AnyPath) -> Index:
-    """Read the index of a finished stage.
+def read_index(folder: AnyPath, hint: str | None = None) -> Index:
+    """Read the index of a finished stage, or of states, whose message for a damaged one ends in `hint`.
 
     Raises UserError when it is missing, of another version, not of the form of an index, or names files outside of `folder`.
     """
+    again = hint or "run workflows/preprocess.py again"
     above = folder.parent
     if above.name in STAGE_SCHEMAS and not (folder / "index.json").exists() and (above / "index.json").exists():
         raise UserError(f"{above} is a single stage of a data set; give the data set: {above.parent}")
-    index = read_json(folder / "index.json")
+    index = read_json(folder / "index.json", hint or "run workflows/preprocess.py to the end")
     if index.get("schema_version") != SCHEMA_VERSION:
         raise UserError(
             f"{folder / 'index.json'}: schema version must be {SCHEMA_VERSION}, but is {index.get('schema_version')}; "
             "run workflows/preprocess.py into a new folder"
         )
     if "totals" not in index or ("shards" in index) == ("parts" in index):
-        raise UserError(f"{folder / 'index.json'} is damaged: it names no shards; run workflows/preprocess.py again")
+        raise UserError(f"{folder / 'index.json'} is damaged: it names no shards; {again}")
     try:
         _Index.model_validate(index)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         where = ".".join(str(part)[:40] for part in first["loc"])
-        raise UserError(f"{folder / 'index.json'}: {where}: {first['msg']}; run workflows/preprocess.py again") from None
+        raise UserError(f"{folder / 'index.json'}: {where}: {first['msg']}; {again}") from None
     for name in index.get("files", ()):
         inside(folder, name)
     return Index(index, folder)
