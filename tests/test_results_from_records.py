@@ -48,6 +48,8 @@ OTHER_TABLES = {
     ("finetuning.md", "Commands#0"),
     ("language_models.md", "Cost#0"),
     ("multi30k.md", "What we had to fix first#1"),
+    ("pretrained.md", "Protocol#0"),
+    ("pretrained.md", "Protocol#1"),
     ("translation.md", "Protocol#1"),
     ("translation.md", "The second study#0"),
     ("translation.md", "The second study#2"),

@@ -25,6 +25,7 @@ from treenet.data.examples import ExampleSource
 from treenet.data.plan import BatchPlan
 from treenet.data.splits import read_references
 from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, compare_over_seeds
+from treenet.experiments import records
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
 from treenet.experiments.records import Recording, numbers, read_curve
 from treenet.experiments.scaling_report import FORM, LABELS, NLL, NLL_SCALE, TARGET_TOKENS, build_report, read_result
@@ -495,6 +496,20 @@ def test_a_record_is_small_and_says_what_its_cell_was(recorded, undisturbed, dat
         assert [*zip(record["curve"]["train"]["step"], record["curve"]["train"]["loss"], strict=True)] == [
             (step, pytest.approx(loss, abs=1e-5)) for step, loss in losses(folder)
         ]
+
+
+def test_a_record_names_no_folder_of_its_machine():
+    """A cell whose encoder or first run lies elsewhere is the same, and that of another name is not."""
+
+    def settings(folder: str, encoder: str) -> dict:
+        model = {"name": "tree_transformer", "pretrained": {"folder": f"{folder}/{encoder}"}}
+        return {"data": f"{folder}/data", "init": f"{folder}/run", "model": model}
+
+    before = settings("/here", "bert")
+    kept = records._without_places({**before, "frozen_states": "/here/states"})
+    assert "/" not in json.dumps(kept) and before == settings("/here", "bert")
+    assert records._with_places(kept, settings("/there", "bert")) == settings("/there", "bert")
+    assert records._with_places(kept, settings("/there", "roberta"))["model"]["pretrained"]["folder"] == "bert"
 
 
 def test_models_are_compared_unpaired_by_bleu_and_nll(undisturbed, recorded):

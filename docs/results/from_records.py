@@ -143,6 +143,13 @@ def holm(row: Row) -> Figures:
     return [row.test().holm_p_value]
 
 
+def seen_by_test(row: Row) -> Figures:
+    """The smallest true difference that such a study finds with probability 0.8."""
+    found = row.test().seen
+    assert found is not None
+    return [MEASURES[row.report["task"]].unit * found]
+
+
 def from_model(baseline: str, row: Row) -> Figures:
     """The difference from another model than that of the report, with its interval."""
     return difference("", against(row, baseline))
@@ -267,6 +274,8 @@ SICK = (
     "bilstm", "bilstm_2_layers", "lstm", "lstm_2_layers", "child_sum_tree_lstm", "tree_lstm", "transformer", "tree_transformer",
 )  # fmt: skip
 SPLIT_WORDS = [f"{model}_{place}" for model in ("tree_transformer", "tree_lstm") for place in ("pieces", "node", "both")]
+ABOVE_ENCODER = ("tree", "tree_shuffled", "layer", "head", "child_sum")
+_above = partial(Row, "sst5_pretrained_tuning", baseline="tree_r1_d3")
 _sick = partial(Row, "sick", baseline="bilstm")
 _split_words = partial(Row, "sst5_split_words", baseline="tree_transformer_pieces")
 _windows = partial(Row, "windows", baseline="one_window")
@@ -314,6 +323,14 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         ),
         *map(_sick, SICK),
     ),
+    ("pretrained.md", "Results#0"): grid(
+        (None, *ACCURACIES, _difference, seen_by_test, holm),
+        *(Row("sst5_pretrained", name, baseline="tree") for name in ABOVE_ENCODER),
+    ),
+    ("pretrained.md", "Tuning#0"): [
+        [None, *(partial(mean, "valid.accuracy", _above(f"{name}_{settings}")) for name in ("tree", "layer"))]
+        for settings in ("r1_d3", "r1_d1", "r03_d3", "r03_d1")
+    ],
     ("windows.md", "The effect of windows on quality#0"): [
         *grid(
             (None, batches_per_epoch, partial(each, VALID_NLL), partial(mean, ""), partial(mean, "chrf")),

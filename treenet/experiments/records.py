@@ -12,6 +12,7 @@ import json
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Required
 
 import numpy as np
@@ -87,7 +88,7 @@ class Recording:
             version=VERSION,
             cell=run_dir.name,
             labels=dict(entry.labels),
-            settings={name: value for name, value in entry.settings.items() if name != "data"},
+            settings=_without_places(entry.settings),
             data_fingerprint=entry.data_fingerprint,
             facts=facts,
             training=_read_training(run_dir),
@@ -110,7 +111,7 @@ class Recording:
         kept = self.kept()
         for cell in cells:
             if record := kept.get(cell.name):
-                before = {**record["settings"], "data": cell.config.data}
+                before = _with_places(record["settings"], cell.config.model_dump(mode="json"))
                 path = self.folder / f"{cell.name}.json"
                 if changed := changed_settings(before, record["data_fingerprint"], cell, str(path)):
                     raise UserError(
@@ -127,6 +128,33 @@ class Recording:
         done = {name: entry for name, entry in ledger.entries.items() if entry.status == DONE and name not in kept}
         found = kept | {name: self.make(out / "cells" / name, entry) for name, entry in done.items()}
         return [found[name] for name in sorted(found)]
+
+
+def _without_places(settings: Mapping) -> dict:
+    """Return settings for a record. It names no folder of this machine: of a run or an encoder to start from, the last name."""
+    kept = {name: value for name, value in settings.items() if name not in ("data", "frozen_states")}
+    for name, section in _sections_of_places(kept).items():
+        section[name] = PurePosixPath(section[name]).name
+    return kept
+
+
+def _with_places(recorded: Mapping, present: Mapping) -> dict:
+    """Return recorded settings with the folders of the `present` settings of a cell, if their last names are the same."""
+    found = {**recorded, "data": present["data"]}
+    now = _sections_of_places({**present})
+    for name, section in _sections_of_places(found).items():
+        if name in now and PurePosixPath(section[name]).name == PurePosixPath(now[name][name]).name:
+            section[name] = now[name][name]
+    return found
+
+
+def _sections_of_places(settings: dict) -> dict[str, dict]:
+    """Return the sections that name a folder to start from, by the name of the setting. Those in `settings` become copies."""
+    found = {"init": settings} if settings.get("init") else {}
+    if settings.get("model", {}).get("pretrained", {}).get("folder"):
+        found["folder"] = {**settings["model"]["pretrained"]}
+        settings["model"] = {**settings["model"], "pretrained": found["folder"]}
+    return found
 
 
 def read_records(folder: AnyPath) -> dict[str, Record]:
