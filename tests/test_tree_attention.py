@@ -10,7 +10,7 @@ from strategies import Tree, batches, right_branching
 from test_accumulation import FIGURE_1, build_structure, golden_cases, golden_tree, real_positions, reference_nodes
 
 from treenet.config import TreeAttentionConfig
-from treenet.layers.attention import CausalSelfAttention, CrossAttention, SelfAttention, padding_to_attend_mask
+from treenet.layers.attention import CausalSelfAttention, CrossAttention, GrowingPast, SelfAttention, padding_to_attend_mask
 from treenet.layers.scaled_dot_product import attend_subtrees
 from treenet.structure import TreeStructure, choose_attention_path
 
@@ -206,7 +206,7 @@ def test_causal_attention_with_a_cache_equals_one_pass():
     expected, (keys, values) = module(x)
     past = (keys[:, :, :0], values[:, :, :0])
     for t in range(4):
-        out, past = module(x[:, t : t + 1], past)
+        out, past = module(x[:, t : t + 1], GrowingPast(*past))
         torch.testing.assert_close(out[:, 0], expected[:, t], rtol=1e-12, atol=1e-12)
 
 
