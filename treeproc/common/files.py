@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import os
-import pickle
 import shutil
 import stat
 import tempfile
@@ -326,32 +325,12 @@ def check_archive(path: Path, hint: str) -> None:
         raise UserError(f"{path} is damaged: {one_line(damaged, _MESSAGE_CHARS)} has the wrong checksum; {hint}")
 
 
-class _Plain:
-    """Python's module `pickle` as `torch.load` uses it, for tensors and plain values. Nothing else can be made or called."""
-
-    class Unpickler(pickle.Unpickler):
-        def find_class(self, module: str, name: str) -> Any:
-            if (module, name) not in (("collections", "OrderedDict"), ("torch._utils", "_rebuild_tensor_v2")):
-                raise pickle.UnpicklingError(f"{module}.{name} is neither a tensor nor a plain value")
-            return super().find_class(module, name)
-
-    @classmethod
-    def load(cls, file: IO[bytes], **options: Any) -> Any:
-        return cls.Unpickler(file, **options).load()
-
-
-def load_archive(path: Path, hint: str, *, known: bool = False) -> Any:
-    """Load tensors and plain values that `torch.save` wrote. Raises UserError, which ends in `hint`, for anything else.
-
-    A file whose content is `known`, by its hash, needs no guard against a pickle that fills the memory. It is read with C code,
-    ten times as fast.
-    """
+def load_archive(path: Path, hint: str) -> Any:
+    """Load tensors and plain values that `torch.save` wrote. Raises UserError, which ends in `hint`, for anything else."""
     import torch
 
     check_archive(path, hint)
     try:
-        if known:
-            return torch.load(path, map_location="cpu", weights_only=False, pickle_module=_Plain)
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # PyTorch and pickle raise any kind on damaged files
         message = one_line(f"{type(error).__name__}: {error}", _MESSAGE_CHARS)

@@ -137,9 +137,7 @@ def load_processors(config: ParserConfig, models: ModelFiles) -> Processors:
         else:
             if models.origin == "shipped":
                 models.check()
-            files = {
-                name: load_archive(path, models.hint, known=models.origin == "shipped") for name, path in models.read().items()
-            }
+            files = {name: load_archive(path, models.hint) for name, path in models.read().items()}
             if found := _without_stanza(config, files):
                 return found
         return _with_stanza(config, models)
