@@ -12,6 +12,7 @@ from treenet.config import MAY_CHANGE, TrainConfig
 from treenet.jobs.train_job import COMMAND, check_job, describe_corpora, train_job
 from treenet.loggers.feed import check_loggers, logged_training
 from treenet.models.pretrained import FACTS as PRETRAINED
+from treenet.models.pretrained import OF_THE_FILE
 from treenet.runs.averaging import average_checkpoints, describe_gaps
 from treenet.runs.checkpoint import META, WEIGHTS, checkpoint_folders
 from treenet.runs.initial_weights import describe_start, keep_recorded_init, start_from_init
@@ -192,10 +193,6 @@ def make_run_folder(run_dir: AnyPath) -> None:
         raise UserError(f"cannot make the run folder {run_dir}: {error.strerror}; choose another --out") from None
 
 
-# Of the config.json of a pretrained encoder: where it was and what wrote it.
-_OF_THE_FILE = ("_name_or_path", "transformers_version")
-
-
 def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: AnyPath) -> None:
     """Refuse to continue a run of another configuration, other data or another pretrained encoder. The message names them.
 
@@ -210,7 +207,7 @@ def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: Any
     may_change = (*MAY_CHANGE, "model.pretrained.folder") if len(encoders) == 2 else MAY_CHANGE
     changed = [line for line in differences(old, new) if not is_below(line.partition(":")[0], may_change)]
     if len(encoders) == 2:
-        own = ({name: one for name, one in encoder.items() if name not in _OF_THE_FILE} for encoder in encoders)
+        own = ({name: one for name, one in encoder.items() if name not in OF_THE_FILE} for encoder in encoders)
         changed += differences(*own, "config.json of model.pretrained.folder")
     if not changed and list(old.get("lr_scale", ())) != list(new.get("lr_scale", ())):
         changed.append("lr_scale: another order of the same patterns")  # of which the first that matches counts

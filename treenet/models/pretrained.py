@@ -32,8 +32,9 @@ from treeproc.shards.schema import FIRST_PIECE, PAD_ID, UNK_ID
 from treeproc.shards.store import TOKENIZER_FILE
 
 ENCODER = "encoder.embedding.pretrained."  # begins the names of its parameters in a model
+OF_THE_FILE = ("_name_or_path", "transformers_version")  # of config.json: where it was and what wrote it
 # Settings of config.json that change no state.
-_OF_NO_STATE = ("_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version")
+_OF_NO_STATE = (*OF_THE_FILE, "architectures", "dtype", "torch_dtype")
 FACTS = "pretrained"  # of run.json and meta.json
 
 

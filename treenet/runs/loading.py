@@ -38,7 +38,7 @@ CARD = "README.md"  # of an exported run, which people may edit
 
 
 class _File(TypedDict):
-    """What is recorded of a file."""
+    """The recorded size and hash of a file."""
 
     bytes: int
     sha256: str

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from treenet.translation.caches import Steps
-from treenet.translation.hypotheses import Finished, Hypothesis, best_by_key, best_pieces, sort_hypotheses
+from treenet.translation.hypotheses import Finished, Hypothesis, TakesAllAtOnce, best_by_key, best_pieces, sort_hypotheses
 from treenet.translation.line_constraints import RequiredPhrases
 from treenet.translation.restrictions import Hypotheses, Lengths
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
@@ -227,7 +227,7 @@ class _Group(Beam):
         return self._follow(best, chosen, origin, kept, best + self._lost)
 
 
-class DiverseBeam:
+class DiverseBeam(TakesAllAtOnce):
     """Diverse beam search (Vijayakumar et al., 2018) with Hamming diversity: a beam in groups, each a beam search.
 
     Within a step, the groups choose their extensions one after the other. For each hypothesis of an earlier group that has chosen
@@ -236,8 +236,6 @@ class DiverseBeam:
 
     The search ends when all groups have found as many hypotheses as they have places. Equal hypotheses of several groups are one.
     """
-
-    rows = slice(None)
 
     def __init__(self, lengths: Lengths, num_groups: int, width: int, num_best: int, strength: float):
         self._groups = [_Group(lengths, width) for _ in range(num_groups)]
@@ -263,14 +261,6 @@ class DiverseBeam:
     def sentences(self) -> Tensor:
         """Return the sentences of decoded hypotheses, [R]."""
         return torch.cat([group.sentences for group in self._groups])
-
-    def parts(self) -> "list[DiverseBeam]":
-        """See `Beam.parts`. There is only one part."""
-        return [self]
-
-    def propose(self, log_probs: Tensor, part: "DiverseBeam") -> Tensor:
-        """Return the log-probabilities [R, V] as they are."""
-        return log_probs
 
     def choose(self, proposals: Sequence[Tensor]) -> Tensor:
         """Choose as `Beam.choose`, by the log-probabilities of the only part."""

@@ -133,18 +133,6 @@ class Decodable(Protocol):
         ...
 
 
-class HasStates(Decodable, Protocol):
-    """A model with states that logits follow from. So the logits of a few hypotheses after the other are in the same memory."""
-
-    def decode_states(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Return the states [R, D] that give the logits of `decode_step`, and the new state of the search."""
-        ...
-
-    def compute_logits(self, x: Tensor, scratch: Scratch | None) -> Tensor:
-        """Return the logits [R, V] of states [R, D]."""
-        ...
-
-
 class StaticSearchState(SearchState, Protocol):
     """A state that steps and selections change in place."""
 
@@ -179,6 +167,8 @@ def choose_steps(model: Decodable, device: torch.device, compiled: bool = False)
 
 class GrowingCache:
     """A state of a model that grows at every step. It begins with a row for each sentence of the `memory`.
+
+    A model with `decode_states` (see `Seq2Seq`) gives logits of a few hypotheses after the other, in the same memory.
 
     With `beam_width`, every selection has this number of rows for each sentence.
     """

@@ -6,6 +6,7 @@ Shapes: B sentences, K beam size, R hypotheses, V vocabulary, T pieces of the lo
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -16,6 +17,19 @@ from treeproc.shards.schema import PAD_ID
 
 # What a chooser takes of log-probabilities: values and pieces, each [R, F], or all of them [R, V].
 Proposals = tuple[Tensor, Tensor] | Tensor
+
+
+class TakesAllAtOnce:
+    """A chooser that takes the log-probabilities of all decoded hypotheses, in one part; see `Chooser`."""
+
+    rows = slice(None)
+
+    def parts(self) -> list[Self]:
+        return [self]
+
+    def propose(self, log_probs: Tensor, part: Self) -> Tensor:
+        """Return the log-probabilities [R, V] as they are."""
+        return log_probs
 
 
 def normalise(logits: Tensor) -> Tensor:

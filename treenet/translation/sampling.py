@@ -22,7 +22,7 @@ from torch import Tensor
 from treenet.config import DecodingConfig
 from treenet.data.hashed_sampling import hash_ids
 from treenet.layers.dropout import mix
-from treenet.translation.hypotheses import Hypothesis, best_pieces
+from treenet.translation.hypotheses import Hypothesis, TakesAllAtOnce, best_pieces
 from treenet.translation.restrictions import Lengths
 from treeproc.shards.schema import BOS_ID, EOS_ID
 
@@ -48,10 +48,8 @@ def gumbel_noise(keys: Tensor, pieces: Tensor) -> Tensor:
 _NUCLEUS_WIDTHS = (64, 1024)  # pieces that are sorted before all are
 
 
-class Samples:
+class Samples(TakesAllAtOnce):
     """Samples with these `numbers` of each of `examples` [B]. Before the first step, those of a sentence are one hypothesis."""
-
-    rows = slice(None)
 
     def __init__(self, lengths: Lengths, decoding: DecodingConfig, examples: Tensor, numbers: Sequence[int]):
         count, device = len(examples), lengths.most.device
@@ -66,14 +64,6 @@ class Samples:
         self._live = torch.arange(count * len(numbers), device=device)  # [R] samples that have not ended, by sentence
         self._log_prob = torch.zeros(len(self._live), dtype=torch.float64, device=device)
         self._ended: dict[int, Hypothesis] = {}
-
-    def parts(self) -> "list[Samples]":
-        """See `Beam.parts`. There is only one part."""
-        return [self]
-
-    def propose(self, log_probs: Tensor, part: "Samples") -> Tensor:
-        """Return the log-probabilities [R, V] as they are."""
-        return log_probs
 
     def choose(self, proposals: Sequence[Tensor]) -> Tensor:
         """Draw the next piece of each sample by the log-probabilities of the only part.
