@@ -16,12 +16,16 @@ import numpy as np
 
 from treenet.config import OptimizerConfig
 from treenet.evaluation.significance import LEVEL, SeedTest, t_quantile
+from treenet.experiments.control import draw_corpora, systems_of
+from treenet.experiments.control_table import Row as ControlRow
+from treenet.experiments.control_table import build_result
 from treenet.experiments.recorded_study import report_records, study_grid
 from treenet.experiments.records import Record, read_records
 from treenet.experiments.scaling_report import sample_scores
 from treenet.experiments.scaling_table import NLL_COMPARISON, SECONDS, TRAIN_NLL, VALID_NLL, compare_sizes, metric_of, read_test
 from treenet.experiments.seeds import MEASURES
 from treenet.experiments.seeds_report import headline_test
+from treenet.experiments.settings import ControlSettings
 from treenet.training.optimizer import learning_rate
 
 RESULTS = Path(__file__).resolve().parent
@@ -255,6 +259,24 @@ def parameters(row: Row) -> Figures:
     return [row.point["parameters"] / 1000]
 
 
+@cache
+def control(rung: str) -> Mapping[tuple[str, str], ControlRow]:
+    """Return the rows of the control by system and group of test sentences."""
+    settings = ControlSettings.model_validate({"rung": rung, "all": rung == "a"})
+    corpora = draw_corpora(settings)
+    found = {corpus: records(f"control_{rung}/{corpus}") for corpus in corpora}
+    return {(row.system, row.group): row for row in build_result(settings, systems_of(settings), corpora, found, {}).rows}
+
+
+def of_control(rung: str, system: str, group: str, names: Sequence[str]) -> Figures:
+    return [getattr(control(rung)[system, group], name) for name in names]
+
+
+def control_grid(columns: Sequence[Sequence[str]], rung: str, *rows: tuple[str, str]) -> list[list[Cell]]:
+    """A table of the control; a column without names is one of labels."""
+    return [[partial(of_control, rung, *row, names) if names else None for names in columns] for row in rows]
+
+
 TUNING = ("drop20_smooth10", "drop30_smooth10", "drop40_smooth10", "drop30_smooth30", "drop30_smooth10_rate1")
 _tree = partial(Row, system="tree_transformer")
 SIZES = (_tree("iwslt14"), _tree("iwslt14", share=0.5), _tree("iwslt14", share=0.25), _tree("multi30k"))
@@ -275,6 +297,12 @@ SICK = (
 )  # fmt: skip
 SPLIT_WORDS = [f"{model}_{place}" for model in ("tree_transformer", "tree_lstm") for place in ("pieces", "node", "both")]
 ABOVE_ENCODER = ("tree", "tree_shuffled", "layer", "head", "child_sum")
+CONTROL = (
+    "tree_transformer", "other_trees", "transformer", "tree_relative_positions", "linearized_transformer", "tree2seq",
+    "tree2seq_other_trees", "bilstm", "multi_granularity", "sinusoids", "structural_positions", "tree_distance",
+    "tree_traversal", "deprel_head", "child_sum_tree2seq", "relative_positions",
+)  # fmt: skip
+NLL_OF_CONTROL = ("nll", "half")
 _above = partial(Row, "sst5_pretrained_tuning", baseline="tree_r1_d3")
 _sick = partial(Row, "sick", baseline="bilstm")
 _split_words = partial(Row, "sst5_split_words", baseline="tree_transformer_pieces")
@@ -331,6 +359,17 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         [None, *(partial(mean, "valid.accuracy", _above(f"{name}_{settings}")) for name in ("tree", "layer"))]
         for settings in ("r1_d3", "r1_d1", "r03_d3", "r03_d1")
     ],
+    ("control.md", "Order decided by a tree alone#0"): control_grid(
+        ((), (), NLL_OF_CONTROL, ("bound",), ("exact",), ("chrf",)), "a", *((system, "") for system in CONTROL[:3])
+    ),
+    ("control.md", "Every model that reads a tree#1"): control_grid(
+        ((), (), (), ("bound",), NLL_OF_CONTROL, ("exact",), ("chrf",)), "a", *((system, "") for system in CONTROL[3:])
+    ),
+    ("control.md", "Deeper trees than in training#0"): control_grid(
+        ((), (), (), ("bound",), NLL_OF_CONTROL, ("exact",)),
+        "d",
+        *((system, depth) for system in CONTROL[:3] for depth in ("depth to 4", "depth 6 to 8")),
+    ),
     ("windows.md", "The effect of windows on quality#0"): [
         *grid(
             (None, batches_per_epoch, partial(each, VALID_NLL), partial(mean, ""), partial(mean, "chrf")),
