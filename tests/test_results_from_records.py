@@ -52,6 +52,7 @@ OTHER_TABLES = {
     ("multi30k.md", "What we had to fix first#1"),
     ("pretrained.md", "Protocol#0"),
     ("pretrained.md", "Protocol#1"),
+    ("pretrained.md", "Two more tasks#0"),
     ("translation.md", "Protocol#1"),
     ("translation.md", "The second study#0"),
     ("translation.md", "The second study#2"),
