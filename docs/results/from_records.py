@@ -391,7 +391,7 @@ MIXED: Mapping[tuple[str, str], tuple[int, ...]] = {
 Sentences = Iterator[tuple[str, Figures]]
 IWSLT, HALF, QUARTER, MULTI30K = SIZES
 RELATIVE, OTHERS, OTHER_CAPTIONS = Row("iwslt14", "relative_positions"), Row("iwslt14", "shuffled"), Row("multi30k", "shuffled")
-SST2_PLAIN, SST2_PHRASES, SST2_LSTM = (Row("sst2", name) for name in ("transformer_root", "transformer_phrases", "tree_lstm"))
+SST2_PLAIN, SST2_LSTM = (Row("sst2", name) for name in ("transformer_root", "tree_lstm"))
 WHOLE_PLAIN, WHOLE_LSTM = (Row("sst5_whole_words", name) for name in ("transformer_root", "tree_lstm"))
 SPLIT_LSTM = _split_words("tree_lstm_pieces")
 ON_SICK = Row("sick", "tree_transformer", baseline="transformer", only=("tree_transformer", "transformer"))
@@ -440,14 +440,6 @@ def of_translation() -> Sentences:
 
 
 def of_classification() -> Sentences:
-    yield "by {} points if that learns from sentences alone", falls(SST2_PLAIN)[:1]
-    yield (
-        "After Holm's correction, p is {}. A Transformer that learns all phrases comes within {}.",
-        [
-            *holm(SST2_PLAIN),
-            *falls(SST2_PHRASES)[:1],
-        ],
-    )
     test = ON_SICK.test()
     yield "It is {} below the Transformer with the same settings ([{}, {}], Holm's p {})", [
         -test.difference, *(test.interval or ()), *most_holm(ON_SICK),
