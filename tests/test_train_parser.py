@@ -6,6 +6,7 @@ The treebank is made of 200 lines of the shipped sample, parsed by the shipped m
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from tests.conftest import REPOSITORY
 from treeproc.common.settings import UserError, load_settings
 from treeproc.extras.parser_training.config import TrainParserConfig
 from treeproc.extras.parser_training.job import train_parser
+from treeproc.extras.parser_training.results import write_card
 from treeproc.parsers import ParserConfig, build_parser, describe_parser, find_models
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, read_index
@@ -162,6 +164,19 @@ def test_the_card_and_the_curves(trained):
     assert "- toy: sentences of Tatoeba" in card and "| toy valid |" in card and f"'{LANGUAGE}'" in card
     assert all(f"`{name}.pt`" in card for name in NAMES)
     assert (trained / "models/curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("language", ["en", "de", "fr"])
+def test_the_card_has_the_scores_of_the_last_part_of_each_treebank(language, tmp_path):
+    """Of the shipped models, whose scores.json has all parts."""
+    shipped = REPOSITORY / "treeproc/models" / language
+    config = load_settings(TrainParserConfig, REPOSITORY / f"workflows/configs/parser_{language}.yaml")
+    scores = json.loads((shipped / "scores.json").read_text())
+    write_card(tmp_path, config, [], scores)
+    tables = [card.read_text().split("## Scores")[1].split("## ")[0] for card in (tmp_path / "README.md", shipped / "README.md")]
+    assert tables[0] == tables[1]
+    parts = [f"{name} {'test' if 'test' in splits else 'valid'}" for name, splits in scores["treebanks"].items()]
+    assert re.findall(r"^\| (\w+ \w+) \|", tables[0], re.MULTILINE) == parts
 
 
 def test_a_finished_run_does_nothing(folder, trained):

@@ -183,14 +183,13 @@ def write_card(folder: Path, config: TrainParserConfig, treebanks: Sequence[Tree
         "",
         "## Scores",
         "",
-        "Percent. NAME_lower is the treebank NAME in lower case. Tags, brackets and arcs are on the treebank's words, brackets",
-        "and arcs with predicted tags. F1: labelled brackets without ROOT, tags and punctuation (EVALB's set, by gold tag).",
-        "LAS: with punctuation, relations without subtypes.",
-        "`scores.json` has precision, recall, exact match, scores without labels and by sentence length.",
+        "Percent, on test, or on valid if there is no test. NAME_lower is the treebank NAME in lower case. Tags, brackets and",
+        "arcs are on the treebank's words, brackets and arcs with predicted tags. F1: labelled brackets without ROOT, tags and",
+        "punctuation (EVALB's set, by gold tag). LAS: with punctuation, relations without subtypes. `scores.json` has more:",
+        "valid, precision, recall, exact match, scores without labels and by sentence length.",
         "",
         *_table(list(_SCORES), _score_rows(scores["treebanks"])),
         "",
-        *_by_length(scores["treebanks"]),
         "## Limits",
         "",
         "Scores hold for text like that of the treebanks. The models parse other text worse: other domains, questions, speech,",
@@ -246,11 +245,9 @@ def _size_rows(treebank: Treebank) -> list[tuple[str, list[str]]]:
 
 
 def _score_rows(treebanks: Mapping) -> dict[str, list[str]]:
-    return {
-        f"{name} {split}": [_at(part, path) for path in _SCORES.values()]
-        for name, parts in treebanks.items()
-        for split, part in parts.items()
-    }
+    """Return the scores of the last part of each treebank."""
+    last = {name: list(parts.items())[-1] for name, parts in treebanks.items()}
+    return {f"{name} {split}": [_at(part, path) for path in _SCORES.values()] for name, (split, part) in last.items()}
 
 
 def _at(part: Mapping, path: Sequence[str]) -> str:
@@ -258,22 +255,3 @@ def _at(part: Mapping, path: Sequence[str]) -> str:
     for key in path:
         value = value.get(key, {})
     return f"{value:.2f}" if isinstance(value, float) else ""
-
-
-def _by_length(treebanks: Mapping) -> list[str]:
-    """Return the table of F1 by words of a sentence; empty without such scores."""
-    rows = {
-        f"{name} {split}": part["brackets"]["predicted_tags"]["by_length"]
-        for name, parts in treebanks.items()
-        for split, part in parts.items()
-        if "predicted_tags" in part.get("brackets", {})
-    }
-    if not rows:
-        return []
-    lengths = list(dict.fromkeys(length for row in rows.values() for length in row))
-    return [
-        f"| F1 by words of a sentence | {' | '.join(lengths)} |",
-        f"|---|{'---|' * len(lengths)}",
-        *(f"| {name} | {' | '.join(_at(row, (length, 'f1')) for length in lengths)} |" for name, row in rows.items()),
-        "",
-    ]
