@@ -25,7 +25,9 @@ class FilterConfig(Settings):
     max_ratio: PositiveFloat | None = Field(
         None, ge=1, description="drop training pairs if one side has more than this many times the words of the other side"
     )
-    drop_damaged: bool = Field(True, description="drop training examples with U+FFFD or control characters on a side")
+    drop_damaged: bool = Field(
+        True, description="drop training examples with U+FFFD, or control characters other than the tab, on a side"
+    )
     drop_duplicates: bool = Field(
         False, description="keep only the first of equal training examples (both sides, or text and label)"
     )
