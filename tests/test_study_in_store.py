@@ -25,7 +25,7 @@ from treenet.experiments.study_grid import study_cells
 from treenet.extras.tuning.trials import Trials, TuningConfig
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import build_settings, load_settings
-from treeproc.common.storage import AnyPath, RemotePath, as_path
+from treeproc.common.storage import AnyPath, as_path
 
 pytestmark = pytest.mark.slow
 
@@ -171,13 +171,11 @@ def test_a_study_on_ray_needs_no_shared_folder(bucket, study, local, repository)
         assert [step for step, _ in losses(out / "cells" / name)] == [step for step, _ in losses(local / "cells" / name)]
 
 
-def test_writing_the_trials_of_a_search_lists_no_objects(bucket, tmp_path, monkeypatch):
-    """A store lists thousands of objects in seconds, and a search writes at every validation."""
-    monkeypatch.setattr(RemotePath, "listing", lambda self: pytest.fail("listed"))
+def test_systems_of_a_search_share_the_ledger_in_a_store(bucket, tmp_path):
     config = build_settings(TuningConfig, {**SEARCH, "data": str(write_toy_data(tmp_path / "data"))}, "here")
     one, other = (Trials(bucket / "trials", config, system) for system in config.tune.systems)
     for trials in (one, other):
-        trials.add_point(trials.begin({"model.dropout": 0.1, "optimizer.learning_rate": 0.001}), 5, 1.0)
+        trials.end(trials.begin({"model.dropout": 0.1, "optimizer.learning_rate": 0.001}), DONE, [(5, 1.0)])
     assert [len(Trials(bucket / "trials", config, system).trials) for system in config.tune.systems] == [1, 1]
 
 
@@ -191,11 +189,11 @@ def test_a_search_in_a_store(bucket, tmp_path, repository):
     command = [sys.executable, str(repository / "workflows" / "tune.py"), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
-    trials = json.loads((out / "trials.json").read_bytes())["systems"]["transformer"]["trials"]
-    assert [trial["number"] for trial in trials] == [0, 1, 2] and all(trial["curve"] for trial in trials)
+    trials = json.loads((out / "ledger.json").read_bytes())["cells"]
+    assert sorted(trials) == [f"transformer-00{number}" for number in range(3)] and all(one["result"] for one in trials.values())
     assert load_settings(TrainConfig, None, [], **yaml.safe_load((out / "best-transformer.yaml").read_text())).max_steps == 30
     # The process of a trial that the search stops is killed, before its log is in the store.
-    [finished] = [trial["number"] for trial in trials if trial["status"] == "done"][:1]
-    assert "train: " in (out / "cells" / f"transformer-{finished:03d}" / "log.txt").read_text()
+    finished = next(name for name, trial in trials.items() if trial["status"] == "done")
+    assert "train: " in (out / "cells" / finished / "log.txt").read_text()
     again = run_here("tune.py", *options)
     assert again.returncode == 0 and "Ray" not in again.stderr and f"written: {out}/tuning.json" in again.stdout

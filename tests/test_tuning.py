@@ -15,11 +15,11 @@ from commands import run_here
 from toydata import write_toy_data
 
 from treenet.config import TrainConfig
-from treenet.extras.tuning import trials as module
 from treenet.extras.tuning.report import LEAST_TRIALS, build_report, draw, format_table, importance, write_tuning
-from treenet.extras.tuning.trials import DONE, FAILED, STOPPED, Trial, Trials, TuningConfig, best_trial, end_without_result
+from treenet.extras.tuning.trials import DONE, FAILED, STOPPED, Trials, TuningConfig, best_trial, end_without_result
+from treenet.runs.metrics_log import read_metrics
 from treeproc.common.errors import CommandEnded
-from treeproc.common.settings import UserError, build_settings, load_settings
+from treeproc.common.settings import UserError, build_settings, dump_settings, load_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 SEARCH = {
@@ -84,24 +84,33 @@ def test_a_data_set_without_validation_is_refused_before_the_first_trial(data, t
 def test_trials_are_kept_and_continue_only_with_the_same_search(data, tmp_path):
     config = settings(data)
     trials = Trials(tmp_path, config, "transformer")
-    first = trials.begin({"optimizer.learning_rate": 0.001, "model.dropout": 0.2})
-    trials.add_point(first, 5, 4.0)
-    trials.add_point(first, 5, 3.0)  # a continued run reports an update again
-    trials.end(first, DONE)
-    trials.add_point(first, 10, 2.0)  # what ended stays
-    trials.end(first, FAILED, "late")
+    trials.begin({"optimizer.learning_rate": 0.001, "model.dropout": 0.2})
+    trials.end(trials.trials[0], DONE, [(5, 4.0)])
+    trials.end(trials.trials[0], FAILED, [], "late")  # what ended stays
     Trials(tmp_path, config, "tree_transformer").begin({"optimizer.learning_rate": 0.002, "model.dropout": 0.1})
+    (tmp_path / "config.yaml").write_text(dump_settings(config))
 
     again = Trials(tmp_path, settings(data, trials=9, parallel=1), "transformer")
-    assert again.trials == [Trial(0, first.values, DONE, [[5, 4.0]])] == again.ended()
-    cell = again.cell(0, first.values)
-    assert (cell.folder, cell.config.model.name) == (tmp_path / "cells" / "transformer-000", "transformer")
-    assert (cell.config.optimizer.learning_rate, cell.config.model.dropout) == (0.001, 0.2)
+    [trial] = again.trials
+    assert [trial] == again.ended() and (trial.number, trial.entry.status) == (0, DONE)
+    assert trial.values == {"optimizer.learning_rate": 0.001, "model.dropout": 0.2} and (trial.updates, trial.best) == (5, 4.0)
+    assert (trial.cell.folder, trial.cell.config.model.name) == (tmp_path / "cells" / "transformer-000", "transformer")
+    assert (trial.cell.config.optimizer.learning_rate, trial.cell.config.model.dropout) == (0.001, 0.2)
+    assert list(again.ledger.entries) == ["transformer-000", "tree_transformer-000"]
 
-    with pytest.raises(UserError, match="trials of other settings .*tune.search: 'optuna' -> 'random'.*choose another --out"):
+    with pytest.raises(UserError, match="trials of another search .*tune.search: 'optuna' -> 'random'.*choose another --out"):
         Trials(tmp_path, settings(data, search="random"), "transformer")
+    wider = {"optimizer.learning_rate": {"low": 3e-4, "high": 1, "scale": "log"}, "model.dropout": {"choices": [0.1, 0.2, 0.3]}}
+    with pytest.raises(UserError, match="tune.space.optimizer.learning_rate.high: 0.01 -> 1"):
+        Trials(tmp_path, settings(data, space=wider), "transformer")
     with pytest.raises(UserError, match="max_steps: 30 -> 40"):
         Trials(tmp_path, config.model_copy(update={"max_steps": 40}), "transformer")
+
+
+def test_a_search_of_an_earlier_version_is_not_continued(data, tmp_path):
+    (tmp_path / "trials.json").write_text('{"systems": {}}')
+    done = run_here("tune.py", "--sample", "--out", tmp_path, f"data={data}", "--dry-run")
+    assert done.returncode == 2 and "is a search of an earlier version" in done.stderr and "choose another --out" in done.stderr
 
 
 def test_relative_paths_are_those_of_the_command_in_any_process(data, tmp_path, monkeypatch):
@@ -110,7 +119,7 @@ def test_relative_paths_are_those_of_the_command_in_any_process(data, tmp_path, 
     config = settings(Path(data.name), systems={"one": {"init": "run"}, "other": {"data": data.name}})
     systems = [pickle.loads(pickle.dumps(Trials(tmp_path, config, name))) for name in config.tune.systems]
     monkeypatch.chdir(tmp_path)  # as Ray Tune does for the process of a trial
-    one, other = (trials.cell(0, values).config for trials in systems)
+    one, other = (trials.config_of(values) for trials in systems)
     assert one.data == other.data == data.resolve() and one.init == data.resolve().parent / "run"
 
 
@@ -120,42 +129,37 @@ def test_a_search_in_which_a_system_has_no_result_ends_with_an_error(data, tmp_p
         (tmp_path / folder).mkdir()
         trials = systems[folder] = Trials(tmp_path / folder, config, "transformer")
         for status in statuses:
-            trial = trials.begin({})
-            trials.add_point(trial, 5, 1.0)
-            trials.end(trial, status, "data is missing" if status == FAILED else "")
+            trials.end(trials.begin({}), status, [(5, 1.0)], "data is missing" if status == FAILED else "")
     end_without_result({"transformer": systems["some"]}, tmp_path)
-    warning = f"warning: 1 of 2 trials of transformer failed, the first: data is missing; see {tmp_path / 'trials.json'}\n"
+    warning = f"warning: 1 of 2 trials of transformer failed, the first: data is missing; see {tmp_path / 'ledger.json'}\n"
     assert capsys.readouterr().err == warning
-    with pytest.raises(CommandEnded, match="no trial of transformer is done.*remove .*trials.json") as ended:
+    with pytest.raises(CommandEnded, match="no trial of transformer is done.*remove .*ledger.json") as ended:
         end_without_result({"transformer": systems["none"]}, tmp_path)
     assert ended.value.status == 1 and capsys.readouterr().err == warning
 
 
-def test_systems_that_write_in_turn_keep_each_other_and_read_only_what_changed(data, tmp_path, monkeypatch):
+def test_systems_that_write_in_turn_keep_each_other(data, tmp_path):
     config, values = settings(data), {"optimizer.learning_rate": 0.001, "model.dropout": 0.2}
     systems = [Trials(tmp_path, config, name) for name in config.tune.systems]
     for trials in (*systems, *systems):
         trials.begin(values)
-    kept = json.loads((tmp_path / "trials.json").read_bytes())["systems"]
-    assert {name: len(system["trials"]) for name, system in kept.items()} == dict.fromkeys(config.tune.systems, 2)
-    monkeypatch.setattr(module, "read_json", None)  # whatever reads the file again fails
-    for step in range(5, 30, 5):
-        systems[1].add_point(systems[1].trials[0], step, 4.0)
-    monkeypatch.undo()
+    for trials in systems:
+        trials.end(trials.trials[0], DONE, [(5, 4.0)])
     again = [Trials(tmp_path, config, name).trials for name in config.tune.systems]
-    assert again == [trials.trials for trials in systems] and len(again[1][0].curve) == 5
+    assert again == [trials.trials for trials in systems]
+    assert [[trial.entry.status for trial in trials] for trials in again] == [[DONE, "running"]] * 2
 
 
 @pytest.mark.parametrize(
-    "damage", [{"number": "../x"}, {"number": 7}, {"curve": [[1]]}, {"status": "new"}, {"more": 1}, {"values": []}]
+    "damage", [{"labels": []}, {"labels": {"number": 0}}, {"result": {"criterion": None}}, {"status": "new"}, {"more": 1}]
 )
 def test_a_damaged_record_is_refused(damage, data, tmp_path):
     trials = Trials(tmp_path, settings(data), "transformer")
-    trials.end(trials.begin({"optimizer.learning_rate": 0.001, "model.dropout": 0.2}), DONE)
-    content = json.loads((tmp_path / "trials.json").read_bytes())
-    content["systems"]["transformer"]["trials"][0] |= damage
-    (tmp_path / "trials.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match="trials.json is damaged"):
+    trials.end(trials.begin({"optimizer.learning_rate": 0.001, "model.dropout": 0.2}), DONE, [(5, 4.0)])
+    content = json.loads((tmp_path / "ledger.json").read_bytes())
+    content["cells"]["transformer-000"] |= damage
+    (tmp_path / "ledger.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="ledger.json is damaged"):
         Trials(tmp_path, settings(data), "transformer")
 
 
@@ -166,10 +170,8 @@ def record(data: Path, folder: Path, config: TuningConfig) -> dict[str, Trials]:
         for number in range(LEAST_TRIALS + 4):
             rate = 3e-4 * 1.3**number
             trial = trials.begin({"optimizer.learning_rate": rate, "model.dropout": (0.1, 0.2, 0.3)[number % 3]})
-            trials.add_point(trial, 5, 5.0)
-            trials.add_point(trial, 30, 1 + number / 10)
-            trials.end(trial, STOPPED if number == 0 else DONE)
-        trials.end(trials.begin({"optimizer.learning_rate": 0.005, "model.dropout": 0.1}), FAILED, "no")
+            trials.end(trial, STOPPED if number == 0 else DONE, [(5, 5.0), (30, 1 + number / 10)])
+        trials.end(trials.begin({"optimizer.learning_rate": 0.005, "model.dropout": 0.1}), FAILED, [], "no")
     return systems
 
 
@@ -223,7 +225,7 @@ def test_a_trial_is_drawn_when_there_is_room_and_asks_for_no_more_than_run_at_a_
     assert len(trials.trials) == 1 and rooms.wanted == [2, 1]
     search.on_trial_complete("a", {"criterion": 1.0})
     rooms.left = 5
-    assert search.suggest("b")["number"] == 1 and search.suggest("c")["number"] == 2 and rooms.wanted[2:] == [2, 1]
+    assert search.suggest("b")["trial"].number == 1 and search.suggest("c")["trial"].number == 2 and rooms.wanted[2:] == [2, 1]
 
 
 @pytest.mark.slow
@@ -236,19 +238,17 @@ def test_systems_begin_with_the_same_draws_and_recorded_trials_come_first(data, 
         trials = Trials(tmp_path, config, name)
         search = _Search(config, trials, Room(9), 4)
         drawn[name] = [search.suggest(f"trial{number}") for number in range(4)]
-        assert [trial.values for trial in trials.trials] == [draw["values"] for draw in drawn[name]]
-        assert [draw["number"] for draw in drawn[name]] == [0, 1, 2, 3]
-        for one in drawn[name]:
-            assert 3e-4 <= one["values"]["optimizer.learning_rate"] <= 1e-2 and one["values"]["model.dropout"] in (
-                0.1,
-                0.2,
-                0.3,
-            )
+        drawn[name] = [draw["trial"].values for draw in drawn[name]]
+        assert [trial.values for trial in trials.trials] == drawn[name] and [t.number for t in trials.trials] == [0, 1, 2, 3]
+        for values in drawn[name]:
+            assert 3e-4 <= values["optimizer.learning_rate"] <= 1e-2 and values["model.dropout"] in (0.1, 0.2, 0.3)
     assert drawn["transformer"] == drawn["tree_transformer"]
 
     again = Trials(tmp_path, config, "transformer")
     search = _Search(config, again, Room(9), 5)
-    assert [search.suggest(f"again{number}") for number in range(5)][:4] == drawn["transformer"] and len(again.trials) == 5
+    repeated = [search.suggest(f"again{number}")["trial"] for number in range(5)]
+    assert [trial.values for trial in repeated][:4] == drawn["transformer"] and len(again.trials) == 5
+    assert [trial.entry.starts for trial in again.trials] == [2, 2, 2, 2, 1]
 
 
 @pytest.mark.slow
@@ -262,34 +262,36 @@ def test_a_search_is_killed_and_continues(data, tmp_path):
     command = [sys.executable, str(ROOT / "workflows" / "tune.py"), "--config", str(tmp_path / "config.yaml")]
     command += ["--out", str(tmp_path / "out")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    trials = tmp_path / "out" / "trials.json"
+    ledger = tmp_path / "out" / "ledger.json"
     with open(tmp_path / "log", "w") as log:
         job = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         deadline = time.monotonic() + 250
-        while not (trials.exists() and any(trial["curve"] for trial in _trials(trials))):
+        while not any((tmp_path / "out" / "cells").glob("*/checkpoints/step_*")):
             assert job.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
             time.sleep(0.1)
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
-    before = _trials(trials)
+    before = _trials(ledger)
 
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=400)
     assert done.returncode == 0, done.stderr[-3000:]
-    found = _trials(trials)
-    assert [trial["values"] for trial in found[: len(before)]] == [trial["values"] for trial in before]
-    assert [trial["number"] for trial in found] == [0, 1, 2]
+    found = _trials(ledger)
+    assert [trial["labels"] for trial in found[: len(before)]] == [trial["labels"] for trial in before]
+    assert [trial["labels"]["number"] for trial in found] == [0, 1, 2] and any(trial["starts"] == 2 for trial in found)
     for trial in found:
-        bad = trial["values"]["model.num_heads"] != 2
+        bad = trial["labels"]["model.num_heads"] != 2
         assert (trial["status"] == FAILED) == bad and ("d_model" in trial["error"]) == bad, trial
-        assert bad or (trial["status"] == DONE) == (trial["curve"][-1][0] == 30)
-        steps, best = [point[0] for point in trial["curve"]], [point[1] for point in trial["curve"]]
-        assert steps == sorted(set(steps)) and best == sorted(best, reverse=True)
+        assert bad or (trial["status"] == DONE) == (trial["result"]["updates"] == 30)
+        assert bad or trial["settings"]["optimizer"]["learning_rate"] == trial["labels"]["optimizer.learning_rate"]
+        lines = read_metrics(tmp_path / "out" / "cells" / f"transformer-{trial['labels']['number']:03d}")
+        valid = [line["nll"] for line in lines if line["event"] == "valid" and line["step"] <= trial["result"].get("updates", 0)]
+        assert bad or trial["result"]["criterion"] == min(valid)
     assert "validation nll" in done.stdout and (tmp_path / "out" / "tuning.json").exists()
 
-    content = trials.read_bytes()
+    content = ledger.read_bytes()
     again = run_here("tune.py", *command[2:])
-    assert again.returncode == 0 and trials.read_bytes() == content and "Ray" not in again.stderr
+    assert again.returncode == 0 and ledger.read_bytes() == content and "Ray" not in again.stderr
 
 
 def _trials(path: Path) -> list[dict]:
-    return json.loads(path.read_bytes())["systems"]["transformer"]["trials"]
+    return list(json.loads(path.read_bytes())["cells"].values())

@@ -7,9 +7,9 @@ FILE.yaml is a configuration of a training run, with or without a section `tune`
 settings that trials draw. Ray Tune runs the trials. Optuna proposes their values, and ASHA stops bad ones early. A trial is a
 training run in TUNING/cells.
 
-The same command continues, also after a kill; more trials add to those that ended. At the end, the command prints a table, and
-writes TUNING/tuning.json, TUNING/importance.png, and the best settings of each system as TUNING/best-SYSTEM.yaml. If no trial of
-a system is done, the exit status is 1.
+The same command continues, also after a kill; more trials add to those that ended. TUNING/ledger.json has the state of every
+trial. At the end, the command prints a table, and writes TUNING/tuning.json, TUNING/importance.png, and the best settings of each
+system as TUNING/best-SYSTEM.yaml. If no trial of a system is done, the exit status is 1.
 """
 
 from collections.abc import Sequence
@@ -18,10 +18,10 @@ from treenet.cli.shipped import CONFIGS, find_config, find_settings
 from treenet.extras.tuning.trials import Trials, TuningConfig, end_without_result
 from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.extras import require
-from treeproc.common.files import locked
-from treeproc.common.folder_kinds import SEARCH, claim_folder
+from treeproc.common.files import atomic_write, locked
+from treeproc.common.folder_kinds import CONFIG, SEARCH, claim_folder
 from treeproc.common.messages import tell
-from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
+from treeproc.common.settings import UserError, dump_settings, load_settings, refuse_relative_in_job
 
 SAMPLE = CONFIGS / "tune_sample.yaml"
 
@@ -38,13 +38,15 @@ def main(argv: Sequence[str]) -> None:
     config = load_settings(TuningConfig, path, args.overrides)
     refuse_relative_in_job({"data": config.data, "--out": args.out})
     out = args.out.resolve()
+    if (out / "trials.json").exists():
+        raise UserError(f"{out} is a search of an earlier version, which this one cannot continue; choose another --out")
     if args.dry_run:
         for name in config.tune.systems:
             trials = Trials(out, config, name)
-            states = ", ".join(f"{trial.number}: {trial.status}" for trial in trials.trials) or "none yet"
+            states = ", ".join(f"{trial.number}: {trial.entry.status}" for trial in trials.trials) or "none yet"
             print(f"{name}: {len(trials.ended())} of {config.tune.trials_of(name)} trials ended ({states})")
         return
-    claim_folder(out, SEARCH)
+    claim_folder(out, SEARCH, TuningConfig)
     with loading():
         from treenet.extras.tuning.ray_trials import run_trials  # here, as below, because it loads Ray and PyTorch
         from treenet.extras.tuning.report import write_tuning
@@ -53,6 +55,7 @@ def main(argv: Sequence[str]) -> None:
     make_run_folder(out)
     with locked(out):
         systems = {name: Trials(out, config, name) for name in config.tune.systems}
+        atomic_write(out / CONFIG, dump_settings(config).encode())
         for trials in systems.values():
             run_trials(config, trials, tell)
         print(f"\n{write_tuning(config, systems, out)}")

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import Literal, Required
+from typing import Any, Literal, Required
 
 from pydantic import ConfigDict
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
@@ -23,6 +23,7 @@ from treeproc.common.storage import AnyPath, inside
 LEDGER = "ledger.json"
 _LOCK, _CELL_LOCK = ".ledger-lock", ".cell-lock"  # of FOLDER, held for one change, and of FOLDER/cells/NAME, held while it runs
 WAITING, RUNNING, INTERRUPTED, FAILED, DONE = "waiting", "running", "interrupted", "failed", "done"
+STOPPED = "stopped"  # by a search over settings, before its end
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Cell:
     """One run of a grid. `labels` are its coordinates, for reports; `data_fingerprint` is of the encoded data set."""
 
     name: str
-    labels: Mapping[str, str | float | int]
+    labels: Mapping[str, Any]
     config: TrainConfig
     folder: AnyPath
     data_fingerprint: str
@@ -66,10 +67,10 @@ class _EntryForm(TypedDict, total=False):
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
-    labels: Required[dict[str, str | float | int]]
+    labels: Required[dict[str, Any]]
     settings: Required[dict]
     data_fingerprint: Required[str]
-    status: Literal["waiting", "running", "interrupted", "failed", "done"]
+    status: Literal["waiting", "running", "interrupted", "failed", "done", "stopped"]
     starts: int
     start_step: int
     seconds: float
@@ -120,11 +121,11 @@ class Ledger:
         with ledger._changed():
             for cell in cells:
                 old = ledger.entries.get(cell.name)
-                new = Entry(dict(cell.labels), cell.config.model_dump(mode="json"), cell.data_fingerprint)
+                new = _entry_of(cell)
                 if old is None or not old.starts:
                     ledger.entries[cell.name] = new
                 else:
-                    _refuse_changes(folder, cell, old)
+                    refuse_changes(folder, cell, old)
                     old.settings = new.settings
             ledger._interrupt_dead()
             for name, entry in ledger.entries.items():
@@ -166,7 +167,7 @@ class Ledger:
             yield cell
 
     def start(self, cell: Cell) -> None:
-        """Mark a cell as started. Its driver holds the whole folder."""
+        """Mark a cell as started, perhaps a new one. Its driver holds the whole folder."""
         with self._changed():
             self._start(cell)
 
@@ -217,12 +218,16 @@ class Ledger:
                         entry.status = INTERRUPTED
 
     def _start(self, cell: Cell) -> None:
-        entry = self.entries[cell.name]
+        entry = self.entries.setdefault(cell.name, _entry_of(cell))
         entry.status, entry.start_step, entry.error = RUNNING, last_step(cell.folder), ""
         entry.starts += 1
 
     def _write(self) -> None:
         atomic_write(self._path, json_bytes({"cells": {name: asdict(entry) for name, entry in self.entries.items()}}))
+
+
+def _entry_of(cell: Cell) -> Entry:
+    return Entry(dict(cell.labels), cell.config.model_dump(mode="json"), cell.data_fingerprint)
 
 
 def _hold(folder: AnyPath, stack: ExitStack) -> bool:
@@ -249,7 +254,8 @@ def changed_settings(settings: dict, data_fingerprint: str, cell: Cell, where: s
     return changed
 
 
-def _refuse_changes(folder: AnyPath, cell: Cell, old: Entry) -> None:
+def refuse_changes(folder: AnyPath, cell: Cell, old: Entry) -> None:
+    """Raise UserError if an entry of the ledger in `folder` has other settings or other data than the present cell."""
     if changed := changed_settings(old.settings, old.data_fingerprint, cell, str(folder / LEDGER)):
         raise UserError(
             f"{folder} holds cells with other settings ({cell.name}: {'; '.join(changed)}); choose another --out, or give the "

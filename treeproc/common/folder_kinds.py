@@ -86,9 +86,9 @@ SEEDS = Kind(
 )
 SEARCH = Kind(
     "a search over settings",
-    (("trials.json#systems",), ("tuning.json#systems",)),
-    ("tuning.json", "importance.png", "best-*.yaml"),
-    ("trials.json", "cells"),
+    ((f"{CONFIG}#tune.space",), ("trials.json#systems",), ("tuning.json#systems",)),
+    (CONFIG, "tuning.json", "importance.png", "best-*.yaml"),
+    ("ledger.json", "trials.json", "cells"),
     {"cells/*": RUN},
 )
 BACK_TRANSLATION = Kind(

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,9 @@ from ray.tune.search.optuna import OptunaSearch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from treenet.experiments.grid import CellWork, printing_to_log, run_cell
-from treenet.experiments.ledger import FAILED as CELL_FAILED
-from treenet.experiments.ledger import Cell, CellResult
+from treenet.experiments.ledger import DONE, FAILED, STOPPED, Cell, CellResult
 from treenet.experiments.ray_cells import wait_until_free
-from treenet.extras.tuning.trials import DONE, FAILED, STOPPED, Dimension, Trials, TuningConfig, describe_values
+from treenet.extras.tuning.trials import Dimension, Trial, Trials, TuningConfig, describe_values
 from treenet.jobs.ray_room import Room, Rooms, bundles_of, given_to_training, refuse_more_than_there_is
 from treenet.jobs.train_run import make_run_folder, run_training
 from treenet.runs.metrics_log import read_metrics
@@ -104,7 +104,7 @@ class _Search(OptunaSearch):
         if config.tune.search == "optuna":
             sampler = optuna.samplers.TPESampler(seed=config.tune.seed)
         space = {key: distribution(dimension) for key, dimension in config.tune.space.items()}
-        known = [dict(trial.values) for trial in trials.trials]
+        known = [trial.values for trial in trials.trials]
         super().__init__(space, metric=CRITERION, mode="min", points_to_evaluate=known or None, sampler=sampler)
         self._trials, self._next, self._rooms, self._wanted = trials, 0, rooms, wanted
         self._most, self._live = config.tune.parallel or wanted, set()
@@ -125,12 +125,14 @@ class _Search(OptunaSearch):
             if room:
                 room.give_back()
             return None
-        if self._next == len(self._trials.trials):
+        if self._next == len(known):
             self._trials.begin(values)
+        elif room:
+            self._trials.ledger.start(known[self._next].cell)
         if room:
             self._live.add(trial_id)
-        number, self._next = self._next, self._next + 1
-        return {"number": number, "values": self._trials.trials[number].values, "room": room}
+        self._next += 1
+        return {"trial": self._trials.trials[self._next - 1], "room": room}
 
     def on_trial_complete(self, trial_id: str, *arguments: Any, **options: Any) -> None:
         self._live.discard(trial_id)
@@ -152,47 +154,52 @@ def distribution(dimension: Dimension) -> optuna.distributions.BaseDistribution:
 
 
 class _Record(tune.Callback):
-    """Writes what trials report to trials.json, and prints a line when one ends."""
+    """Writes the ends of trials to the ledger, and prints a line of each."""
 
     def __init__(self, trials: Trials, log: Callable[[str], None]):
         self._trials, self._log = trials, log
-
-    def on_trial_result(self, iteration: int, trials: list[RayTrial], trial: RayTrial, result: dict, **info: object) -> None:
-        if _STATUS not in result:
-            self._trials.add_point(self._of(trial), result[_STEP], result[CRITERION])
 
     def on_trial_complete(self, iteration: int, trials: list[RayTrial], trial: RayTrial, **info: object) -> None:
         last = trial.last_result or {}
         self._end(trial, last.get(_STATUS, STOPPED), last.get(_ERROR, ""))
 
     def on_trial_error(self, iteration: int, trials: list[RayTrial], trial: RayTrial, **info: object) -> None:
-        self._end(trial, FAILED, f"the process of the trial died; see {self._trials.cell_folder(self._of(trial).number)}")
-
-    def _of(self, trial: RayTrial) -> Any:
-        return self._trials.trials[trial.config["number"]]
+        self._end(trial, FAILED, f"the process of the trial died; see {trial.config['trial'].cell.folder}")
 
     def _end(self, trial: RayTrial, status: str, error: str = "") -> None:
         if room := trial.config["room"]:
             room.give_back()
-        found = self._of(trial)
+        found: Trial = trial.config["trial"]
         if found.has_ended:
             return
-        self._trials.end(found, status, error)
-        facts = f" at update {found.curve[-1][0]:,.0f}: best {found.best:.4f}" if found.curve else ""
+        last = trial.last_result or {}
+        curve = read_curve(found.cell, last.get(_STEP, 0))
+        self._trials.end(found, status, curve, error, last.get("time_total_s", 0.0))
+        facts = f" at update {curve[-1][0]:,.0f}: best {curve[-1][1]:.4f}" if curve else ""
         why = f": {error}" if error else ""
-        self._log(f"{self._trials.system}-{found.number:03d}: {status}{facts}{why} ({describe_values(found.values)})")
+        self._log(f"{found.cell.name}: {status}{facts}{why} ({describe_values(found.values)})")
+
+
+def read_curve(cell: Cell, until: float = math.inf) -> list[tuple[int, float]]:
+    """Return the update of each validation of a trial, and the best criterion up to it: lower is better."""
+    criterion = build_task(cell.config).criterion
+    lines = [line for line in read_metrics(cell.folder) if line["event"] == "valid" and line["step"] <= until]
+    found = {line["step"]: criterion(line) for line in lines if math.isfinite(criterion(line))}
+    return list(zip(found, accumulate(found.values(), min), strict=True))
 
 
 def _run_trial(values: dict, trials: Trials, cpus: int) -> None:
     """Report a recorded trial, or train one and report its validations."""
-    known = trials.trials[values["number"]] if values["number"] < len(trials.trials) else None
-    if known is not None and known.has_ended:
-        for step, criterion in known.curve:
-            tune.report({_STEP: step, CRITERION: criterion})
-        _end(known.status, known.curve, known.error)
+    trial: Trial = values["trial"]
+    cell, entry = trial.cell, trial.entry
+    if trial.has_ended:
+        curve = read_curve(cell, trial.updates) or [(trial.updates, trial.best)] * bool(trial.updates)
+        for step, best in curve:
+            tune.report({_STEP: step, CRITERION: best})
+        _end(entry.status, curve, entry.error)
         return
     try:
-        cell = trials.cell(values["number"], values["values"])
+        trials.config_of(trial.values)  # whose error says what no run accepts
         make_run_folder(cell.folder)
     except UserError as error:
         _end(FAILED, [], str(error))
@@ -203,17 +210,15 @@ def _run_trial(values: dict, trials: Trials, cpus: int) -> None:
     if cell.config.workers:  # which take the room themselves
         place = NodeAffinitySchedulingStrategy(room.node() or "", soft=True)
     running = task.options(name=cell.name, scheduling_strategy=place).remote(cell, os.environ.get("RAY_ADDRESS"), cpus, room)
-    criterion, curve = build_task(cell.config).criterion, []
-    while True:
+    curve: list[tuple[int, float]] = []
+    ended: list[ray.ObjectRef] = []
+    while not ended:
         ended, _ = ray.wait([running], timeout=POLL_S)
-        for line in read_metrics(cell.folder):
-            if line["event"] == "valid" and line["step"] > (curve[-1][0] if curve else 0) and math.isfinite(criterion(line)):
-                curve.append([line["step"], min(criterion(line), curve[-1][1] if curve else math.inf)])
-                tune.report({_STEP: curve[-1][0], CRITERION: curve[-1][1]})
-        if ended:
-            break
+        for step, best in read_curve(cell)[len(curve) :]:
+            curve.append((step, best))
+            tune.report({_STEP: step, CRITERION: best})
     result: CellResult = ray.get(running)
-    if result.status == CELL_FAILED:
+    if result.status == FAILED:
         _end(FAILED, curve, result.error)
     elif not curve:
         _end(FAILED, curve, f"the run has no finite validation in {cell.config.max_steps} updates")
@@ -221,7 +226,7 @@ def _run_trial(values: dict, trials: Trials, cpus: int) -> None:
         _end(DONE, curve)
 
 
-def _end(status: str, curve: list[list[float]], error: str = "") -> None:
+def _end(status: str, curve: list[tuple[int, float]], error: str = "") -> None:
     """Report how a trial ended. A failed one is the worst that the search has seen."""
     step, criterion = (curve[-1][0], curve[-1][1]) if curve else (1, math.inf)
     tune.report({_STEP: step, CRITERION: math.inf if status == FAILED else criterion, _STATUS: status, _ERROR: error})
@@ -238,6 +243,6 @@ def _train(cell: Cell, address: str | None, cpus: int, room: Room) -> CellResult
     try:
         wait_until_free(cell.folder)
     except UserError as error:
-        return CellResult(CELL_FAILED, 0.0, error=str(error))
+        return CellResult(FAILED, 0.0, error=str(error))
     with printing_to_log(cell.folder), given_to_training(room):
         return run_cell(cell, CellWork(run_training, lambda folder: {}))

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from treenet.extras.tuning.trials import DONE, FAILED, STOPPED, Trials, TuningConfig, best_trial, describe_values
+from treenet.extras.tuning.trials import ENDS, Trials, TuningConfig, best_trial, describe_values
 from treenet.runs.metrics_log import write_png
 from treenet.tasks.registry import build_task
 from treeproc.common.command_names import as_called
@@ -55,8 +55,8 @@ def _facts(config: TuningConfig, trials: Trials) -> dict:
     best = best_trial(trials.trials)
     return {
         "wanted": config.tune.trials_of(trials.system),
-        **{status: sum(trial.status == status for trial in trials.trials) for status in (DONE, STOPPED, FAILED)},
-        "updates": sum(trial.curve[-1][0] for trial in trials.trials if trial.curve),
+        **{status: sum(trial.entry.status == status for trial in trials.trials) for status in ENDS},
+        "updates": sum(trial.updates for trial in trials.trials),
         "best": best and {"number": best.number, "criterion": best.best, "values": best.values},
         "importance": importance(config, trials),
     }
@@ -89,7 +89,7 @@ def format_table(report: dict) -> str:
     for name, facts in report["systems"].items():
         best = facts["best"]
         shown = (f"{best['criterion']:.4f}", describe_values(best["values"])) if best else ("-", "no trial is done")
-        rows.append((name, *(f"{facts[key]:,.0f}" for key in (DONE, STOPPED, FAILED, "updates")), *shown))
+        rows.append((name, *(f"{facts[key]:,.0f}" for key in (*ENDS, "updates")), *shown))
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     lines = [
         "  ".join(

@@ -1,4 +1,4 @@
-"""A search over settings: its settings, its trials, and the file TUNING/trials.json with all of them.
+"""A search over settings: its settings, and its trials, which are cells of TUNING/ledger.json.
 
 A trial is one training run with values drawn from the space. All systems have the same space and, unless told otherwise, the same
 number of trials: a system that was tuned longer looks better than it is.
@@ -6,29 +6,27 @@ number of trials: a system that was tuned longer looks better than it is.
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Required
+from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, PositiveInt, model_validator
-from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
+from pydantic import Field, PositiveInt, model_validator
 
-from treenet.config import OPERATIONAL, TrainConfig, flatten
-from treenet.experiments.ledger import Cell
+from treenet.config import TrainConfig, flatten
+from treenet.experiments.ledger import DONE, FAILED, LEDGER, STOPPED, Cell, CellResult, Entry, Ledger, refuse_changes
 from treenet.experiments.study_grid import check_name, check_once, overlay
 from treeproc.common.errors import CommandEnded
-from treeproc.common.files import atomic_write, json_bytes, read_json
-from treeproc.common.hash_cache import file_stamp
+from treeproc.common.folder_kinds import CONFIG
 from treeproc.common.messages import warn
-from treeproc.common.settings import Settings, UserError, build_settings, differences, is_below
-from treeproc.common.storage import AnyPath, RemotePath
+from treeproc.common.settings import Settings, UserError, build_settings, differences, is_below, load_settings
+from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
 
 # Drawing one of these would break the comparison: trials share data, seed and budget.
 _NOT_DRAWN = ("seed", "data", "task", "max_steps", "batch.fraction", "batch.subset")
-TRIALS = "trials.json"
-RUNNING, DONE, STOPPED, FAILED = "running", "done", "stopped", "failed"
+ENDS = (DONE, STOPPED, FAILED)
+_COORDINATES = ("system", "number")  # labels of a trial beside its values
+_OF_DRAWS = {"search", "seed", "stop_early", "grace_steps", "keep_one_in", "space"}
 
 
 class Dimension(Settings):
@@ -126,89 +124,64 @@ class TuningConfig(TrainConfig):
         return self.tune.grace_steps or max(self.max_steps // 8, self.validate_every)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Trial:
-    """One trial. `curve` has the best validation criterion up to each validation: [update, criterion], lower is better."""
+    """One trial: its run as a cell of the ledger, and the entry there. Its labels have the drawn values."""
 
-    number: int
-    values: dict[str, Any]
-    status: str = RUNNING
-    curve: list[list[float]] = field(default_factory=list)
-    error: str = ""
+    cell: Cell
+    entry: Entry
+
+    @property
+    def number(self) -> int:
+        return self.cell.labels["number"]
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return {key: value for key, value in self.cell.labels.items() if key not in _COORDINATES}
 
     @property
     def has_ended(self) -> bool:
-        return self.status != RUNNING
+        return self.entry.status in ENDS
+
+    @property
+    def updates(self) -> int:
+        """The update of the last validation, 0 without one."""
+        return int(self.entry.result.get("updates", 0))
 
     @property
     def best(self) -> float:
         """The lowest criterion, inf without a validation."""
-        return self.curve[-1][1] if self.curve else math.inf
-
-
-class _TrialForm(TypedDict, total=False):
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    number: Required[int]
-    values: Required[dict[str, Any]]
-    status: Required[Literal["running", "done", "stopped", "failed"]]
-    curve: Required[list[Annotated[list[float], Field(min_length=2, max_length=2)]]]
-    error: str
-
-
-class _SystemForm(TypedDict):
-    settings: dict
-    data_fingerprint: str
-    trials: list[_TrialForm]
-
-
-class _TrialsForm(TypedDict):
-    systems: dict[str, _SystemForm]
+        return self.entry.result.get("criterion", math.inf)
 
 
 class Trials:
-    """The trials of one system. Every change is in TUNING/trials.json when the call returns."""
+    """The trials of one system, as cells of TUNING/ledger.json. Every change is there when the call returns."""
 
     def __init__(self, out: AnyPath, config: TuningConfig, system: str):
         """Read the trials of an earlier command. Raises UserError if they are of other settings, another space or other data."""
-        self.system, self._path = system, out / TRIALS
+        self.system, self._out = system, out
         self._here = Path.cwd()  # where relative paths start; the process of a trial works in another folder
         self._base = config.model_dump(mode="json", exclude={"tune"})
-        self._over, self._out = config.tune.systems[system], out
-        self._space = config.tune.space
-        run = self.config_of({key: dimension.example() for key, dimension in self._space.items()})
-        index = read_index(run.data / "encoded")
+        self._over = config.tune.systems[system]
+        self._usual = self.config_of({key: dimension.example() for key, dimension in config.tune.space.items()})
+        index = read_index(self._usual.data / "encoded")
         if "valid" not in index["totals"]:
-            raise UserError(f"a search needs a validation split, but {run.data} has none; preprocess with splits.valid")
+            raise UserError(f"a search needs a validation split, but {self._usual.data} has none; preprocess with splits.valid")
         self._fingerprint = index["fingerprint"]
-        self._settings = self._identity(run, config.tune)
-        self._form = _read(self._path)
-        self._stamp = _stamp_of(self._path)
-        known = self._form["systems"].get(system)
-        self.trials = [Trial(**trial) for trial in known["trials"]] if known else []
-        if known:
-            self._refuse_changes(known)
+        self.ledger = Ledger.read(out)
+        self._cells: list[Cell] = []
+        if self.ledger.entries:
+            _refuse_another_search(out, config)
+        while entry := self.ledger.entries.get(name := self._name(len(self._cells))):
+            if entry.labels.keys() != {*_COORDINATES, *config.tune.space} or None in entry.result.values():
+                raise UserError(f"{out / LEDGER} is damaged: labels or result of {name}; restore it")
+            cell = self._cell({key: entry.labels[key] for key in config.tune.space})
+            refuse_changes(out, cell, entry)
+            self._cells.append(cell)
 
-    def _identity(self, run: TrainConfig, tune: TuneSettings) -> dict:
-        """Return the settings that decide which trials run and what they find."""
-        settings = flatten(run.model_dump(mode="json", exclude={"data"}))
-        kept = {key: value for key, value in settings.items() if not is_below(key, OPERATIONAL) and key not in self._space}
-        search = tune.model_dump(mode="json", include={"search", "seed", "stop_early", "grace_steps", "keep_one_in"})
-        return kept | {f"tune.{key}": value for key, value in search.items()} | {
-            f"tune.space.{key}": dimension.model_dump(mode="json") for key, dimension in self._space.items()
-        }  # fmt: skip
-
-    def _refuse_changes(self, known: _SystemForm) -> None:
-        changed = differences(known["settings"], self._settings)
-        if known["data_fingerprint"] != self._fingerprint:
-            changed.append(f"data fingerprint: {known['data_fingerprint']} -> {self._fingerprint}")
-        if changed:
-            raise UserError(
-                f"{self._path} has trials of other settings ({self.system}: {'; '.join(changed)}); choose another --out, or the "
-                "settings of those trials"
-            )
-        if [trial.number for trial in self.trials] != list(range(len(self.trials))):
-            raise UserError(f"{self._path} is damaged: the trials of {self.system} must be numbered from 0; restore it")
+    @property
+    def trials(self) -> list[Trial]:
+        return [Trial(cell, self.ledger.entries[cell.name]) for cell in self._cells]
 
     def config_of(self, values: dict[str, Any]) -> TrainConfig:
         """Return the settings of a trial, with absolute paths. Raises UserError for settings that no run accepts."""
@@ -222,58 +195,43 @@ class Trials:
         run = build_settings(TrainConfig, overlay(overlay(self._base, self._over), drawn), where)
         return run.with_absolute_paths(self._here)
 
-    def cell(self, number: int, values: dict[str, Any]) -> Cell:
-        """Return the training run of a trial, in TUNING/cells/SYSTEM-NUMBER."""
-        labels = {"system": self.system, "number": number}
-        folder = self.cell_folder(number)
-        return Cell(folder.name, labels, self.config_of(values), folder, self._fingerprint)
+    def _name(self, number: int) -> str:
+        return f"{self.system}-{number:03d}"
 
-    def cell_folder(self, number: int) -> AnyPath:
-        return self._out / "cells" / f"{self.system}-{number:03d}"
+    def _cell(self, values: dict[str, Any]) -> Cell:
+        """Return the next cell. If no run accepts the values, it has the usual settings: the trial fails when it starts."""
+        try:
+            config = self.config_of(values)
+        except UserError:
+            config = self._usual
+        number = len(self._cells)
+        labels = {"system": self.system, "number": number, **values}
+        return Cell(self._name(number), labels, config, self._out / "cells" / self._name(number), self._fingerprint)
 
     def begin(self, values: dict[str, Any]) -> Trial:
         """Add a trial."""
-        self.trials.append(Trial(len(self.trials), values))
-        self._write()
+        self._cells.append(self._cell(values))
+        self.ledger.start(self._cells[-1])
         return self.trials[-1]
 
-    def add_point(self, trial: Trial, step: int, criterion: float) -> None:
-        """Add a validation to a running trial."""
-        if not trial.has_ended and (not trial.curve or trial.curve[-1][0] < step):
-            trial.curve.append([step, criterion])
-            self._write()
-
-    def end(self, trial: Trial, status: str, error: str = "") -> None:
-        """End a running trial. The end of another one stays."""
+    def end(self, trial: Trial, status: str, curve: Sequence[tuple[int, float]], error: str = "", seconds: float = 0.0) -> None:
+        """End a running trial, whose validations had these updates and criteria. The end of another one stays."""
         if not trial.has_ended:
-            trial.status, trial.error = status, error
-            self._write()
+            result = {"updates": curve[-1][0], "criterion": curve[-1][1]} if curve else {}
+            self.ledger.end(trial.cell, CellResult(status, seconds, result, error))
 
     def ended(self) -> list[Trial]:
         return [trial for trial in self.trials if trial.has_ended]
 
-    def _write(self) -> None:
-        if _stamp_of(self._path) != self._stamp:  # the trials of another system have written since then
-            self._form = _read(self._path)
-        self._form["systems"][self.system] = {
-            "settings": self._settings,
-            "data_fingerprint": self._fingerprint,
-            "trials": [asdict(trial) for trial in self.trials],
-        }
-        atomic_write(self._path, json_bytes(self._form))
-        self._stamp = _stamp_of(self._path)
 
-
-def _stamp_of(path: AnyPath) -> tuple[int, ...] | None:
-    """Return what changes when another search writes the file; None without a file. A store is asked for this object alone."""
-    with suppress(FileNotFoundError):
-        return path.stamp() if isinstance(path, RemotePath) else file_stamp(path)
-    return None
-
-
-def _read(path: AnyPath) -> dict:
-    hint = f"restore it, or remove it and run the same command again: the runs in {path.parent / 'cells'} are kept"
-    return read_json(path, hint, _TrialsForm) if path.exists() else {"systems": {}}
+def _refuse_another_search(out: AnyPath, config: TuningConfig) -> None:
+    """Raise UserError if the trials in TUNING were drawn or stopped in another way, as its config.yaml says."""
+    if (out / CONFIG).exists():
+        before = load_settings(TuningConfig, out / CONFIG)
+        if changed := differences(*(one.model_dump(mode="json", include={"tune": _OF_DRAWS}) for one in (before, config))):
+            raise UserError(
+                f"{out} has trials of another search ({'; '.join(changed)}); choose another --out, or give the old settings"
+            )
 
 
 def describe_values(values: dict[str, Any]) -> str:
@@ -283,20 +241,20 @@ def describe_values(values: dict[str, Any]) -> str:
 
 def best_trial(trials: Sequence[Trial]) -> Trial | None:
     """Return the finished trial with the lowest criterion, the first of equal ones; None if none has finished."""
-    done = [trial for trial in trials if trial.status == DONE and math.isfinite(trial.best)]
+    done = [trial for trial in trials if trial.entry.status == DONE and math.isfinite(trial.best)]
     return min(done, key=lambda trial: trial.best) if done else None
 
 
 def end_without_result(systems: Mapping[str, Trials], out: AnyPath) -> None:
     """Tell of failed trials. Raises CommandEnded with status 1 if a system has no trial that is done."""
     for name, trials in systems.items():
-        failed = [trial for trial in trials.trials if trial.status == FAILED]
+        failed = [trial for trial in trials.trials if trial.entry.status == FAILED]
         if failed:
-            what = f"{len(failed)} of {len(trials.trials)} trials of {name} failed, the first: {failed[0].error}"
-            warn(f"warning: {what}; see {out / TRIALS}")
+            what = f"{len(failed)} of {len(trials.trials)} trials of {name} failed, the first: {failed[0].entry.error}"
+            warn(f"warning: {what}; see {out / LEDGER}")
     if none := [name for name, trials in systems.items() if best_trial(trials.trials) is None]:
         raise CommandEnded(
             1,
             f"error: no trial of {', '.join(none)} is done, so there are no best settings; correct the cause, remove "
-            f"{out / TRIALS}, and run the same command again",
+            f"{out / LEDGER}, and run the same command again",
         )
