@@ -15,7 +15,7 @@ from treeproc.common.messages import messages_shown
 from treeproc.common.settings import UserError, build_settings
 from treeproc.inspect import describe, draw_line
 from treeproc.readers import read_rows
-from treeproc.readers.own_labels import LabelledConfig, find_classes
+from treeproc.readers.labelled import LabelledConfig, find_classes
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.stages.job_report import summary

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from treenet.evaluation.bootstrap import bleu_statistics, compare_seeds, sample_bleu
+from treenet.experiments.scaling_report import FORM
 from treenet.report import answer as answers
 from treenet.report.answer import answer_runs, answer_study, group_systems
 from treenet.report.answer_section import draw_answer
@@ -118,9 +119,9 @@ def test_a_study_answers_at_its_largest_share():
             "against": "plain", "weights": {"p_value": 0.02}}  # fmt: skip
     points = [point(0.5, "tree", 30.0), point(1.0, "plain", 22.0), point(1.0, "tree", 20.0, comparison=test)]
     report = {"split": "test", "metric": "bleu", "baseline": "plain", "points": points}
-    found = answer_study(ReportStudy("study", "study", report))
+    found = answer_study(ReportStudy("study", "study", FORM, report))
     assert found.sentence == (
         "study, test, 1,000 training pairs: plain has the highest BLEU, 22.00, +2.00 against tree. "
         "The 95 % interval (t over 3 paired seeds) is +1.00 to +3.00."
     )
-    assert answer_study(ReportStudy("study", "study", None)) is None
+    assert answer_study(ReportStudy("study", "study", FORM, None)) is None

@@ -10,21 +10,24 @@ from treenet.experiments.ledger import check_labels
 from treenet.experiments.records import Record
 from treenet.experiments.seeds import MEASURES, SeedGridConfig
 from treenet.experiments.settings import GridConfig
+from treenet.experiments.study import StudyForm
 from treenet.tasks.translation_metrics import MAIN, OF_STUDIES
 from treeproc.common.settings import UserError
 
+FORMS = (scaling_report.FORM, seeds_report.FORM)
 
-def is_comparison(records: Sequence[Record]) -> bool:
-    """Return whether records are of a comparison over seeds. The others are of a study of the data size."""
-    return "system" in records[0]["labels"]
+
+def form_of(records: Sequence[Record]) -> StudyForm:
+    """Return the form of the study of some records. There must be a record."""
+    return next((form for form in FORMS if form.system in records[0]["labels"]), FORMS[0])
 
 
 def systems_of(records: Sequence[Record]) -> list[str]:
     """Return the names of the systems or models, sorted. Raises UserError if labels are damaged."""
-    labels = (seeds_report.FORM if is_comparison(records) else scaling_report.FORM).labels
+    form = form_of(records)
     for record in records:
-        check_labels(record["labels"], f"the record of {record['cell']}", labels)
-    return sorted({str(record["labels"][next(iter(labels))]) for record in records})
+        check_labels(record["labels"], f"the record of {record['cell']}", form.labels)
+    return sorted({str(record["labels"][form.system]) for record in records})
 
 
 def report_records(records: Sequence[Record], baseline: str | None = None, main: str | None = None) -> dict:
@@ -34,7 +37,7 @@ def report_records(records: Sequence[Record], baseline: str | None = None, main:
     against the main model. A name that is unset or has no record is that of a grid without settings, or else the first one.
     """
     names = systems_of(records)
-    if is_comparison(records):
+    if form_of(records) is seeds_report.FORM:
         base = _first((baseline, SeedGridConfig().baseline), names)
         grid = SeedGridConfig(systems={name: {} for name in dict.fromkeys((base, *names))}, baseline=base)
         task = records[0]["settings"].get("task")

@@ -52,8 +52,8 @@ from treenet.experiments.scaling_table import (
     TRAIN_NLL,
     VALID_NLL,
     compare_sizes,
+    draw,
     format_table,
-    plot,
     read_test,
 )
 from treenet.experiments.settings import GridConfig, ScalingConfig
@@ -259,11 +259,15 @@ def _slope(
 
 FORM = StudyForm(
     kind=folder_kinds.SCALING,
+    name="scaling",
+    command="scaling.py",
     labels=LABELS,
     report=SCALING,
+    rows="points",
+    pictures=("scaling.png", "scaling.svg"),
     work=study_work,
     read=lambda config, more: partial(read_result, config, more=more),
     build=lambda config, records: build_report(config.grid, records),
     table=format_table,
-    draw=plot,
+    draw=draw,
 )

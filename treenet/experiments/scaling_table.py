@@ -4,7 +4,6 @@ The plots are curves by number of pairs, or with a single size, one line per mod
 baseline at every size, with one variance over seeds for all of them.
 """
 
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from statistics import fmean
@@ -24,10 +23,7 @@ from treenet.evaluation.significance import (
     half_interval,
 )
 from treenet.experiments.study import notes_about_cells, show_p_values
-from treenet.runs.metrics_log import write_png
 from treenet.tasks.translation_metrics import COMPARED, MAIN, MAIN_OF_TOKENS, METRIC_TITLES, METRICS
-from treeproc.common.files import atomic_write
-from treeproc.common.storage import AnyPath
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -230,20 +226,6 @@ def describe_slopes(report: dict) -> list[str]:
 
 def _show_interval(test: SeedTest) -> str:
     return f"[{test.interval[0]:+.2f}, {test.interval[1]:+.2f}]" if test.interval else "-"
-
-
-def plot(report: dict, out: AnyPath) -> list[AnyPath]:
-    """Write `draw` as scaling.png and scaling.svg."""
-    import matplotlib
-
-    paths = [out / "scaling.png", out / "scaling.svg"]
-    with matplotlib.rc_context({"svg.hashsalt": "scaling", "svg.fonttype": "none"}):
-        figure = draw(report)
-        write_png(figure, paths[0])
-        svg = io.BytesIO()
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-        atomic_write(paths[1], svg.getvalue())
-    return paths
 
 
 def draw(report: dict) -> "Figure":

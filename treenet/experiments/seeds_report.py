@@ -25,7 +25,6 @@ from treenet.evaluation.significance import (
 from treenet.experiments.records import Record, find_unlike, numbers
 from treenet.experiments.seeds import MEASURES, SCORED, TESTED, Measures, Numbers, SeedGridConfig, seed_work
 from treenet.experiments.study import StudyForm, notes_about_cells, read_fresh_scores, show_p_values
-from treenet.runs.metrics_log import write_png
 from treenet.runs.result_provenance import recorded_origin
 from treeproc.common import folder_kinds
 from treeproc.common.settings import UserError
@@ -231,20 +230,17 @@ def draw(report: dict) -> "Figure":
     return figure
 
 
-def plot(report: dict, out: AnyPath) -> list[AnyPath]:
-    """Write `draw` as comparison.png."""
-    path = out / "comparison.png"
-    write_png(draw(report), path)
-    return [path]
-
-
 FORM = StudyForm(
     kind=folder_kinds.SEEDS,
+    name="seeds",
+    command="compare_seeds.py",
     labels=LABELS,
     report=COMPARISON,
+    rows="systems",
+    pictures=("comparison.png",),
     work=seed_work,
     read=lambda config, more: partial(read_result, MEASURES[config.task]),
     build=lambda config, records: build_report(config.task, config.grid, records),
     table=format_table,
-    draw=plot,
+    draw=draw,
 )

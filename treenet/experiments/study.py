@@ -1,8 +1,9 @@
 """Studies: they run the missing cells of a grid, report, and list the remaining ones."""
 
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treenet.evaluation.evaluate import References
 from treenet.evaluation.significance import EXPLORATORY, SeedTest
@@ -11,6 +12,7 @@ from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
 from treenet.experiments.records import Record, Recording, describe_unlike
 from treenet.experiments.study_grid import StudyConfig, study_cells
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
+from treenet.runs.metrics_log import write_png
 from treenet.runs.result_provenance import NOT_RECORDED
 from treenet.runs.run_results import SCORES, stale_scores
 from treeproc.common.errors import CommandEnded
@@ -20,6 +22,9 @@ from treeproc.common.folder_kinds import RECORDS, Kind, claim_folder
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import AnyPath
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def need_ray(cells: Iterable[Cell]) -> bool:
@@ -89,24 +94,49 @@ class StudyForm:
     """One of the forms of a study: the axes of its records, how its cells are scored, and its report.
 
     `work` and `read` also get the lines of further references. `build` makes the content of the file `report` in the folder of
-    the study, `table` formats it for a person, and `draw` writes its pictures and returns their paths.
+    the study, `table` formats it for a person, and `draw` draws the figure of the files `pictures`.
     """
 
     kind: Kind
-    labels: Mapping[str, type]
+    name: str  # of its figures in a report
+    command: str
+    labels: Mapping[str, type]  # the first one names the system of a cell
     report: str
+    rows: str  # the key of the report that has a row for each system, of each size
+    pictures: Sequence[str]
     work: Callable[[Any, References], CellWork]
     read: Callable[[Any, References], Read]
     build: Callable[[Any, Sequence[Record]], dict]
     table: Callable[[dict], str]
-    draw: Callable[[dict, AnyPath], list[AnyPath]]
+    draw: Callable[[dict], "Figure"]
+
+    @property
+    def system(self) -> str:
+        """The name of a row's system."""
+        return next(iter(self.labels))
 
     def write(self, config: StudyConfig, records: Sequence[Record], out: AnyPath) -> str:
         """Write the report and its pictures into a folder. Returns the table and the paths."""
         found = self.build(config, records)
         atomic_write(out / self.report, json_bytes(found))
-        pictures = self.draw(found, out) if found["cells"] else []
+        pictures = [out / name for name in self.pictures] if found["cells"] else []
+        if pictures:
+            _save(self.draw(found), pictures)
         return f"{self.table(found)}\n\n" + "\n".join(map(str, [out / self.report, *pictures]))
+
+
+def _save(figure: "Figure", paths: Sequence[AnyPath]) -> None:
+    """Write a figure as PNG and SVG, the same bytes for the same figure."""
+    import matplotlib
+
+    with matplotlib.rc_context({"svg.hashsalt": "scaling", "svg.fonttype": "none"}):
+        for path in paths:
+            if path.name.endswith(".png"):
+                write_png(figure, path)
+                continue
+            content = io.BytesIO()
+            figure.savefig(content, format="svg", metadata={"Date": None})
+            atomic_write(path, content.getvalue())
 
 
 @dataclass(frozen=True)

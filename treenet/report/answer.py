@@ -20,6 +20,7 @@ from treenet.experiments.scaling_table import against_of, metric_of, read_compar
 from treenet.report.compare import ScoreTable, references_of
 from treenet.report.report_inputs import ReportRun, ReportStudy
 from treenet.tasks.translation_metrics import MAIN, MAIN_OF_TOKENS, METRIC_TITLES, NO_TOKENIZER, SECOND
+from treeproc.common.folder_kinds import SEEDS
 
 
 @dataclass(frozen=True)
@@ -180,8 +181,8 @@ def group_systems(runs: Sequence[ReportRun]) -> dict[str, dict[int, ReportRun]]:
 
 
 def answer_study(study: ReportStudy) -> Answer | None:
-    """Return the answer of a study at its largest share of the data; None before a cell is done."""
-    if study.report is None:
+    """Return the answer of a study at its largest share of the data; None before a cell is done, and of a comparison."""
+    if study.report is None or study.form.kind is SEEDS:
         return None
     report, metric = study.report, metric_of(study.report)
     largest = max(point["fraction"] for point in report["points"])

@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from treenet.analysis.attention_stats import run_attention
 from treenet.analysis.encoder_attention import has_self_attention, run_encoder_attention
-from treenet.experiments.scaling_table import draw as draw_scaling
-from treenet.experiments.seeds_report import draw as draw_seeds
+from treenet.experiments import scaling_report, seeds_report
+from treenet.experiments.recorded_study import FORMS
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.probing.probe_results import draw_layers
 from treenet.report.answer import answer_runs, answer_study
@@ -31,7 +31,7 @@ from treenet.report.score_sections import draw_scores, show_ablations, show_scor
 from treenet.report.sentence_sections import pack, show_lines, show_sentences
 from treenet.report.sentence_views import View, build_views, choose_examples, lay_out
 from treenet.report.settings import ReportSettings
-from treenet.report.study_sections import scaling_name, seeds_name, show_comparisons, show_studies
+from treenet.report.study_sections import show_comparison, show_scaling, show_studies
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import draw_curves
 from treenet.runs.precision import choose_device
@@ -55,8 +55,8 @@ def render_page(report: Report, figures: Mapping[str, str], live: Live | None = 
     page.add("scores", "Scores", *show_scores(page), *show_classes(page))
     page.add("examples", "Examples", show_class_examples(page))
     page.add("ablations", "Ablations", show_ablations(page))
-    page.add("size", "Size of the training data", *show_studies(page))
-    page.add("seeds", "Comparisons over seeds", *show_comparisons(page))
+    page.add("size", "Size of the training data", *show_studies(page, scaling_report.FORM, show_scaling))
+    page.add("seeds", "Comparisons over seeds", *show_studies(page, seeds_report.FORM, show_comparison))
     page.add("lines", "All sentences", *show_lines(page))
     page.add("sentences", "Attention, sentence by sentence", *show_sentences(page))
     page.add("attention", "Attention to phrases and words", *show_attention(page))
@@ -68,7 +68,7 @@ def render_page(report: Report, figures: Mapping[str, str], live: Live | None = 
     page.add("making", "How each run was made", show_making(page))
 
     links = "".join(tag("li", tag("a", escape(title), href=f"#{anchor}")) for anchor, title, _ in page.sections)
-    names = ", ".join(one.name for one in [*report.runs, *report.studies, *report.comparisons])
+    names = ", ".join(one.name for one in [*report.runs, *report.studies])
     body = tag("header", tag("h1", escape(report.title)) + paragraph(names, class_="lead"))
     body += tag("nav", tag("ol", links), aria_label="Contents")
     body += tag("main", "".join(tag("section", tag("h2", escape(title)) + content, id=a) for a, title, content in page.sections))
@@ -106,7 +106,7 @@ _MOST_SELF_WEIGHTS = 2_000_000
 
 
 def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None], live: Live | None = None) -> list[Path]:
-    """Write a report of runs, studies and comparisons into `out`, the page last; `say` gets what is being done.
+    """Write a report of runs and studies into `out`, the page last; `say` gets what is being done.
 
     The page leaves out what a run lacks, and names the command that adds it. With `live`, the page has the state of the runs and
     their curves alone, which takes seconds. Returns the files. Raises UserError for a folder that is none of these, and
@@ -118,7 +118,7 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
         )
     claim_folder(out, REPORT)
     choose_device(settings.use_gpu)
-    runs, studies, comparisons = read_report_inputs(settings.runs, settings.split, settings.baseline, settings.main)
+    runs, studies = read_report_inputs(settings.runs, settings.split, settings.baseline, settings.main)
     baseline = choose_baseline(runs, settings.baseline)
     runs.sort(key=lambda run: run is not baseline)  # the first one of all tables and figures
     of_classes = any(run.config.get("task") == CLASSIFICATION for run in runs)
@@ -137,7 +137,6 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
         split=settings.split,
         runs=runs,
         studies=studies,
-        comparisons=comparisons,
         baseline=baseline,
         differing=differing,
         shared=shared,
@@ -247,12 +246,9 @@ def _draw(report: Report, folder: Path) -> dict[str, str]:
             with matplotlib.rc_context({"axes.prop_cycle": matplotlib.cycler(color=[colors[name] for name in curves])}):
                 below = ("accuracy", "validation\naccuracy") if report.of_classes else ("tokens_per_s", "target tokens/s")
                 draw("learning_curves", draw_curves(curves, "", *below))
-        for index, study in enumerate(report.studies):
+        for name, study in (found for form in FORMS for found in report.of_form(form)):
             if study.report:
-                draw(scaling_name(index), draw_scaling(study.report))
-        for index, study in enumerate(report.comparisons):
-            if study.report:
-                draw(seeds_name(index), draw_seeds(study.report))
+                draw(name, study.form.draw(study.report))
         for name, figure in draw_scores(report.scored.tables, report.scored.frequencies, colors):
             draw(name, figure)
         for name, figure in draw_attention(report, colors):

@@ -10,11 +10,10 @@ from typing import NamedTuple
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.experiments.ledger import LEDGER, last_step
-from treenet.experiments.recorded_study import is_comparison, report_records, systems_of
+from treenet.experiments.recorded_study import FORMS, form_of, report_records, systems_of
 from treenet.experiments.records import read_records
-from treenet.experiments.scaling_table import SCALING
-from treenet.experiments.seeds import MEASURES
-from treenet.experiments.seeds_report import COMPARISON, SeedsReport
+from treenet.experiments.seeds_report import SeedsReport
+from treenet.experiments.study import StudyForm
 from treenet.probing.probe_results import read_probes
 from treenet.runs.checkpoint import AVERAGED, is_complete
 from treenet.runs.chosen_checkpoint import recorded_sha256
@@ -26,7 +25,7 @@ from treenet.runs.run_results import PROBES, SCORES, read_scores, read_system
 from treeproc.common.command_names import as_called
 from treeproc.common.errors import quoted
 from treeproc.common.files import check_form, is_plausible, read_json, read_text
-from treeproc.common.folder_kinds import kind_of
+from treeproc.common.folder_kinds import SEARCH, SEEDS, kind_of
 from treeproc.common.settings import UserError, read_yaml
 from treeproc.common.storage import AnyPath, as_path, inside
 from treeproc.shards.store import describe_agreement, describe_trees, pieces_fingerprint, read_index
@@ -107,6 +106,7 @@ class ReportStudy:
 
     name: str
     given: str
+    form: StudyForm
     report: dict | None
     stale: tuple[str, ...] = ()
 
@@ -116,33 +116,30 @@ class ReportInputs(NamedTuple):
 
     runs: list[ReportRun]
     studies: list[ReportStudy]
-    comparisons: list[ReportStudy]  # of workflows/compare_seeds.py
 
 
 def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = None, main: str | None = None) -> ReportInputs:
-    """Read runs, studies and comparisons. Raises UserError for a folder of another kind.
+    """Read runs and studies of both forms. Raises UserError for a folder of another kind.
 
     A study may also be a folder of records, which `baseline` and `main` then order (`recorded_grid`).
     """
     if len(set(given)) < len(given):
         raise UserError(f"runs: {next(one for one in given if given.count(one) > 1)} is given twice")
-    found, known = ReportInputs([], [], []), set[str]()
+    found, known = ReportInputs([], []), set[str]()
     for name, text in zip(short_names(given), given, strict=True):
         mirror = RunMirror(as_path(text), only=(AVERAGED,))
         mirror.pull()
         folder = mirror.folder
-        if (folder / LEDGER).is_file():
-            of_seeds = _is_comparison(folder)
-            file, rows, form = (COMPARISON, "systems", SeedsReport) if of_seeds else (SCALING, "points", None)
-            study = _read_study(name, text, folder, file, rows, form)
-        elif kind_of(folder) is None and (records := list(read_records(folder).values())):
-            of_seeds = is_comparison(records)
+        kind = kind_of(folder)
+        if (folder / LEDGER).is_file() and kind is not SEARCH:
+            form = next((form for form in FORMS if form.kind is kind), FORMS[0])
+            found.studies.append(_read_study(name, text, folder, form))
+        elif kind is None and (records := list(read_records(folder).values())):
             known.update(systems_of(records))
-            study = _in_order(name, text, report_records(records, baseline, main))
+            found.studies.append(_in_order(name, text, form_of(records), report_records(records, baseline, main)))
         else:
             found.runs.append(_read_run(name, text, folder, split))
-            continue
-        (found.comparisons if of_seeds else found.studies).append(study)
+    found.studies.sort(key=lambda study: FORMS.index(study.form))
     if len(tasks := {run.config.get("task", "translation"): run.given for run in found.runs}) > 1:
         raise UserError(f"runs must be of one task, but are {' and '.join(f'{run} of {task}' for task, run in tasks.items())}")
     known.update(run.name for run in found.runs)
@@ -152,27 +149,22 @@ def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = 
     return found
 
 
-def _read_study(name: str, given: str, folder: Path, file: str, rows: str, form: type | None = None) -> ReportStudy:
-    """Read the file of a study's results. Its table has the rows `rows`; without a row there are no results yet."""
-    report = read_json(folder / file, "its own command makes it again", form) if (folder / file).is_file() else None
-    _check_numbers(report, folder / file)
-    if report is None or not report[rows]:
-        return ReportStudy(name, given, None)
-    return _in_order(name, given, report, tuple(_stale_cells(folder, report)))
+def _read_study(name: str, given: str, folder: Path, form: StudyForm) -> ReportStudy:
+    """Read the file of a study's results. Without a row in its table, there are no results yet."""
+    path, check = folder / form.report, SeedsReport if form.kind is SEEDS else None
+    report = read_json(path, "its own command makes it again", check) if path.is_file() else None
+    _check_numbers(report, path)
+    if report is None or not report[form.rows]:
+        return ReportStudy(name, given, form, None)
+    return _in_order(name, given, form, report, tuple(_stale_cells(folder, report)))
 
 
-def _in_order(name: str, given: str, report: dict, stale: tuple[str, ...] = ()) -> ReportStudy:
+def _in_order(name: str, given: str, form: StudyForm, report: dict, stale: tuple[str, ...] = ()) -> ReportStudy:
     """Return a study whose rows begin with the baseline, at each size."""
-    rows, name_of = (report["points"], "model") if "points" in report else (report["systems"], "system")
+    rows = report[form.rows]
     sizes = list(dict.fromkeys(row.get("fraction") for row in rows))
-    rows.sort(key=lambda row: (sizes.index(row.get("fraction")), row[name_of] != report["baseline"]))
-    return ReportStudy(name, given, report, stale)
-
-
-def _is_comparison(folder: Path) -> bool:
-    """Return whether a folder with cells is of workflows/compare_seeds.py."""
-    config = folder / "config.yaml"
-    return config.is_file() and _read_config(config).get("task", "translation") in MEASURES
+    rows.sort(key=lambda row: (sizes.index(row.get("fraction")), row[form.system] != report["baseline"]))
+    return ReportStudy(name, given, form, report, stale)
 
 
 def _stale_cells(folder: Path, report: dict) -> Iterator[str]:

@@ -7,6 +7,8 @@ from urllib.parse import quote
 
 from treenet.analysis.attention_stats import AttentionStats
 from treenet.analysis.encoder_attention import EncoderStats
+from treenet.experiments.recorded_study import FORMS
+from treenet.experiments.study import StudyForm
 from treenet.report.answer import Answer
 from treenet.report.compare import ScoreTable
 from treenet.report.lines import Frequencies, Lines
@@ -47,7 +49,6 @@ class Report:
     split: str
     runs: list[ReportRun]
     studies: list[ReportStudy]
-    comparisons: list[ReportStudy]  # over seeds
     baseline: ReportRun | None
     differing: dict[str, list]
     shared: dict[str, object]
@@ -57,6 +58,11 @@ class Report:
     answers: list[Answer]  # of the runs, then of each study
     inside: Inside
     scored: Scored
+
+    def of_form(self, form: StudyForm) -> list[tuple[str, ReportStudy]]:
+        """Return the studies of one form, each with the name of its figure."""
+        found = [study for study in self.studies if study.form is form]
+        return [(f"{form.name}_{number}", study) for number, study in enumerate(found, 1)]
 
     @property
     def of_classes(self) -> bool:
@@ -139,9 +145,11 @@ def report_numbers(report: Report) -> dict:
         "scores": tables,
         "word_frequency": [found.to_json() for found in report.scored.frequencies],
         "ablations": [{"variant": name, "run": run.name} for name, run in report.ablations],
-        "studies": {study.name: study.report for study in report.studies},
-        "comparisons": {study.name: study.report for study in report.comparisons},
-        "stale_cells": {study.name: study.stale for study in [*report.studies, *report.comparisons] if study.stale},
+        **{
+            key: {study.name: study.report for _, study in report.of_form(form)}
+            for key, form in zip(("studies", "comparisons"), FORMS, strict=True)
+        },
+        "stale_cells": {study.name: study.stale for study in report.studies if study.stale},
         "attention": {name: stats.to_json() for name, stats in report.inside.attention.items()},
         "encoder_attention": {name: stats.to_json() for name, stats in report.inside.encoder.items()},
         "attention_weights_sha256": {

@@ -1,6 +1,7 @@
 """The sections of studies: of the size of the training data, and of comparisons over seeds."""
 
 import shlex
+from collections.abc import Callable
 from html import escape
 
 from treenet.evaluation.significance import (
@@ -25,7 +26,7 @@ from treenet.experiments.scaling_table import (
 )
 from treenet.experiments.seeds import MEASURES
 from treenet.experiments.seeds_report import explain, headline_test, shown_columns
-from treenet.experiments.study import notes_about_cells
+from treenet.experiments.study import StudyForm, notes_about_cells
 from treenet.report.markup import TableCell, code, number, paragraph, show_p_value, tag, text
 from treenet.report.report_inputs import ReportStudy
 from treenet.report.report_model import Page
@@ -35,46 +36,51 @@ from treeproc.common.command_names import as_called
 _NAMES = ("model", "unpaired", "metric", "by nll on valid")  # columns of names in the tables below the first
 
 
-def show_studies(page: Page) -> list[str]:
-    """Return picture, table and notes of every study."""
+def show_studies(page: Page, form: StudyForm, show: Callable[[Page, str, str, dict], list[str]]) -> list[str]:
+    """Return picture, table and notes of every study of a form; `show` makes those of its report, with the figure's name."""
     out = []
-    for index, study in enumerate(page.report.studies):
+    for figure, study in page.report.of_form(form):
         if study.report is None:
-            out.append(tell_no_cell(study))
-            continue
-        out += tell_stale(study, "scaling.py")
-        report = study.report
-        metric = metric_of(report)
-        title = METRIC_TITLES[metric]
-        about = f"{study.name}: {title} on {report['split']} by training pairs. Bars are the 95 % intervals of the table."
-        out.append(page.figure(scaling_name(index), about))
-        head = [text("model"), *(TableCell(name, "n") for name in ("pairs", "share", "seeds", title, "± 95 %"))]
-        others = [name for name in others_of(metric) if all(name in point for point in report["points"])]
-        head += [TableCell(METRIC_TITLES[name], "n") for name in others]
-        head += [
-            TableCell("difference", "n"),
-            text("from"),
-            *(TableCell(name, "n") for name in ("95 %", "p", "p, Holm", "p, weights")),
-        ]
-        rows, rules, last = [], [], None
-        for point in report["points"]:
-            if point["fraction"] != last and rows:
-                rules.append(len(rows))
-            last, found = point["fraction"], read_comparison(point)
-            cells = [text(point["model"]), number(point["pairs"], ",.0f"), number(point["fraction"], ".4g")]
-            cells += [number(len(point["seeds"])), number(point[metric]["mean"], ".2f")]
-            cells.append(number(half_interval(point[metric]), ".2f"))
-            cells += [number(point[name]["mean"], ".2f") for name in others]
-            rows.append(cells + (_study_test(*found, against_of(report, point)) if found else [TableCell("", "n")] * 6))
-        message = " ".join(report.get("explanations", (EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS)))
-        out.append(page.table(f"{study.name}. {message}", head, rows, rules=rules))
-        out += [paragraph(f"{line}.", class_="note") for line in describe_slopes(report)]
-        for titles, values, message in (list_pooled(report), list_by_seed(report), list_nll(report)):
-            if values:
-                classes = ["" if name in _NAMES else "n" for name in titles]
-                head, *cells = ([TableCell(escape(x), c) for x, c in zip(row, classes, strict=True)] for row in (titles, *values))
-                out.append(page.table(f"{study.name}. {message}", head, cells))
-        out += [paragraph(f"{note}.", class_="note") for note in notes_about_cells(report)]
+            message = f"{escape(study.name)}: no cell of the study is done yet; the command of the study continues it."
+            out.append(tag("div", tag("p", message), class_="callout"))
+        else:
+            out += [*_tell_stale(study), *show(page, figure, study.name, study.report)]
+    return out
+
+
+def show_scaling(page: Page, figure: str, name: str, report: dict) -> list[str]:
+    """Return picture, table and notes of a study of the size of the training data."""
+    metric = metric_of(report)
+    title = METRIC_TITLES[metric]
+    about = f"{name}: {title} on {report['split']} by training pairs. Bars are the 95 % intervals of the table."
+    out = [page.figure(figure, about)]
+    head = [text("model"), *(TableCell(name, "n") for name in ("pairs", "share", "seeds", title, "± 95 %"))]
+    others = [name for name in others_of(metric) if all(name in point for point in report["points"])]
+    head += [TableCell(METRIC_TITLES[name], "n") for name in others]
+    head += [
+        TableCell("difference", "n"),
+        text("from"),
+        *(TableCell(name, "n") for name in ("95 %", "p", "p, Holm", "p, weights")),
+    ]
+    rows, rules, last = [], [], None
+    for point in report["points"]:
+        if point["fraction"] != last and rows:
+            rules.append(len(rows))
+        last, found = point["fraction"], read_comparison(point)
+        cells = [text(point["model"]), number(point["pairs"], ",.0f"), number(point["fraction"], ".4g")]
+        cells += [number(len(point["seeds"])), number(point[metric]["mean"], ".2f")]
+        cells.append(number(half_interval(point[metric]), ".2f"))
+        cells += [number(point[name]["mean"], ".2f") for name in others]
+        rows.append(cells + (_study_test(*found, against_of(report, point)) if found else [TableCell("", "n")] * 6))
+    message = " ".join(report.get("explanations", (EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS)))
+    out.append(page.table(f"{name}. {message}", head, rows, rules=rules))
+    out += [paragraph(f"{line}.", class_="note") for line in describe_slopes(report)]
+    for titles, values, message in (list_pooled(report), list_by_seed(report), list_nll(report)):
+        if values:
+            classes = ["" if name in _NAMES else "n" for name in titles]
+            head, *cells = ([TableCell(escape(x), c) for x, c in zip(row, classes, strict=True)] for row in (titles, *values))
+            out.append(page.table(f"{name}. {message}", head, cells))
+    out += [paragraph(f"{note}.", class_="note") for note in notes_about_cells(report)]
     return out
 
 
@@ -95,57 +101,35 @@ def show_p_values(test: SeedTest) -> list[str]:
     return p_values
 
 
-def scaling_name(index: int) -> str:
-    """Return the name of the figure of a study."""
-    return f"scaling_{index + 1}"
-
-
-def tell_no_cell(study: ReportStudy) -> str:
-    """Return the markup of a note that a study has no results yet."""
-    message = f"{escape(study.name)}: no cell of the study is done yet; the command of the study continues it."
-    return tag("div", tag("p", message), class_="callout")
-
-
-def tell_stale(study: ReportStudy, script: str) -> list[str]:
+def _tell_stale(study: ReportStudy) -> list[str]:
     """Return the markup of a note if cells of a study have other weights now, with the command that renews the numbers."""
     if not study.stale:
         return []
     message = f"{study.name} is stale: the weights of {', '.join(study.stale)} have changed since its numbers; to renew: "
     config = shlex.quote(f"{study.given}/config.yaml")
-    command = code(as_called(f"python workflows/{script} --config {config} --out {shlex.quote(study.given)}"))
+    command = code(as_called(f"python workflows/{study.form.command} --config {config} --out {shlex.quote(study.given)}"))
     return [tag("div", tag("p", escape(message) + command), class_="callout", role="note")]
 
 
-def show_comparisons(page: Page) -> list[str]:
-    """Return picture, table and notes of every comparison."""
-    out = []
-    for index, study in enumerate(page.report.comparisons):
-        if study.report is None:
-            out.append(tell_no_cell(study))
-            continue
-        out += tell_stale(study, "compare_seeds.py")
-        report, measures = study.report, MEASURES[study.report["task"]]
-        shown = shown_columns(report)
-        out.append(page.figure(seeds_name(index), f"{study.name}: {measures.axis}, every seed of every system."))
-        titles = ["seeds", *shown.values(), f"− {report['baseline']}", "95 %", "seen", "p", "p, Holm", "parameters", "minutes"]
-        head = [text("system"), *(TableCell(title, "n") for title in titles)]
-        rows = []
-        for row in report["systems"]:
-            cells = [text(row["system"]), number(len(row["seeds"]))]
-            cells += [TableCell(measures.show_mean(row[key]) if key in row else "", "n") for key in shown]
-            if test := headline_test(row, measures):
-                signed = (measures.show(test.difference, "+"), measures.show_interval(test), measures.show_seen(test))
-                cells += [TableCell(value.replace("-", "−"), "n") for value in signed]
-                cells += [TableCell(value, "n") for value in show_p_values(test)]
-            else:
-                cells += [TableCell("", "n")] * 5
-            rows.append([*cells, number(row["parameters"]), number(row["seconds"] / 60, ".1f")])
-        first, *notes = explain(report)
-        out.append(page.table(f"{study.name}. {first}.", head, rows))
-        out += [paragraph(f"{note.removesuffix('.')}.", class_="note") for note in notes]
+def show_comparison(page: Page, figure: str, name: str, report: dict) -> list[str]:
+    """Return picture, table and notes of a comparison over seeds."""
+    measures = MEASURES[report["task"]]
+    shown = shown_columns(report)
+    out = [page.figure(figure, f"{name}: {measures.axis}, every seed of every system.")]
+    titles = ["seeds", *shown.values(), f"− {report['baseline']}", "95 %", "seen", "p", "p, Holm", "parameters", "minutes"]
+    head = [text("system"), *(TableCell(title, "n") for title in titles)]
+    rows = []
+    for row in report["systems"]:
+        cells = [text(row["system"]), number(len(row["seeds"]))]
+        cells += [TableCell(measures.show_mean(row[key]) if key in row else "", "n") for key in shown]
+        if test := headline_test(row, measures):
+            signed = (measures.show(test.difference, "+"), measures.show_interval(test), measures.show_seen(test))
+            cells += [TableCell(value.replace("-", "−"), "n") for value in signed]
+            cells += [TableCell(value, "n") for value in show_p_values(test)]
+        else:
+            cells += [TableCell("", "n")] * 5
+        rows.append([*cells, number(row["parameters"]), number(row["seconds"] / 60, ".1f")])
+    first, *notes = explain(report)
+    out.append(page.table(f"{name}. {first}.", head, rows))
+    out += [paragraph(f"{note.removesuffix('.')}.", class_="note") for note in notes]
     return out
-
-
-def seeds_name(index: int) -> str:
-    """Return the name of the figure of a comparison."""
-    return f"seeds_{index + 1}"

@@ -12,10 +12,10 @@ from typing import Literal
 from treeproc.common.errors import check_choice
 from treeproc.readers.brackets import read_sentiment, read_sst, read_treebank, read_trees
 from treeproc.readers.conllu import read_conllu, read_sentences
-from treeproc.readers.labelled import read_agreement, read_imdb, read_linzen, read_prefixes, read_sick
+from treeproc.readers.labelled import LabelledConfig, read_labelled
+from treeproc.readers.labelled_corpora import read_agreement, read_imdb, read_linzen, read_prefixes, read_sick
 from treeproc.readers.line_forms import Normalization, compose_row, undo_moses
 from treeproc.readers.numbered_lines import Reading, join_names, pair_up, read_lines
-from treeproc.readers.own_labels import LabelledConfig, read_labelled
 from treeproc.readers.segments import read_iwslt, read_sgm
 
 FormatName = Literal[

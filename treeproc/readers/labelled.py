@@ -1,119 +1,246 @@
-"""Examples with a class or a score: IMDB reviews, subject-verb agreement, and SICK's pairs of sentences."""
+"""The format `labelled`: texts or pairs of texts with classes of any names, as label and text, CSV with a header, or JSON Lines.
+
+The suffix of a file decides.
+"""
 
 import csv
+import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Self
 
-from treeproc.common.settings import UserError
-from treeproc.readers.line_forms import is_blank, join_with_blanks
-from treeproc.readers.numbered_lines import read_lines, read_texts
+from pydantic import Field, field_validator, model_validator
+
+from treeproc.common.errors import quoted
+from treeproc.common.messages import warn
+from treeproc.common.settings import Settings, UserError, later_field
+from treeproc.readers.brackets import read_trees
+from treeproc.readers.line_forms import is_blank
+from treeproc.readers.numbered_lines import read_texts
 from treeproc.readers.packed_files import plain_name
+from treeproc.shards.schema import line_end_in
 
-_LINE_BREAK = re.compile(r"(?:<br\s*/?>|[\r\n])+", re.IGNORECASE)
-_SENTIMENT = {"neg": 0, "pos": 1}
-# The number of the verb: singular 0, plural 1.
-_NUMBER = {"VBZ": 0, "VBP": 1}
-_TABLE_COLUMNS = ("sentence", "verb_pos", "verb_index")
-_COLUMNS = ("sentence_A", "sentence_B", "relatedness_score")
-_SPLIT = "SemEval_set"
-_SCORE = re.compile(r"[1-4](\.[0-9]{1,9})?|5(\.0{1,9})?")
+MOST_CLASSES = 1000  # more are texts in the place of labels
+_SHOWN = 40
+_LINE_ENDS = re.compile(r"[\r\n]+")
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
-def read_imdb(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
-    """Read reviews of a part of aclImdb (`aclImdb/train`, `aclImdb_v1.tar.gz/aclImdb/test`), by file name.
+class LabelledConfig(Settings):
+    """Columns and classes of files of format `labelled`."""
 
-    The folder gives the class: neg 0, pos 1. Other folders have no labels and are left out.
+    label: str = Field("label", description="name of the column with the class, or key of a JSON object")
+    text: str = Field("text", description="name of the column with the text, or key of a JSON object")
+    second_text: str | None = later_field(
+        None,
+        description="name of the column with the second text, or key of a JSON object, for pairs of texts: entailment, "
+        "paraphrases. Unset: an example is one text",
+    )
+    brackets: bool = Field(
+        False,
+        description="the texts are trees in Penn Treebank brackets, one each; parser.name=given then takes them as they are",
+    )
+    classes: list[Annotated[str, Field(coerce_numbers_to_str=True)]] | None = Field(
+        None,
+        description="names of all classes, in the order of their numbers from 0. Unset: the names in the files of train, sorted; "
+        "with vocab_from, those of its data set",
+    )
+
+    @model_validator(mode="after")
+    def _columns_that_differ(self) -> Self:
+        if self.text == self.label:
+            raise ValueError(f"label and text must be two columns, but both are {quoted(self.label)}")
+        if self.second_text in (self.label, self.text):
+            raise ValueError(f"second_text must be another column than label and text, but is {quoted(self.second_text)}")
+        return self
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Return the names of the columns with texts: one, or two of pairs."""
+        return (self.text,) if self.second_text is None else (self.text, self.second_text)
+
+    @field_validator("classes")
+    @classmethod
+    def _names_that_differ(cls, names: list[str] | None) -> list[str] | None:
+        if names is not None and (len(names) < 2 or len(set(names)) < len(names)):
+            raise ValueError("must be at least two names that differ")
+        for name in names or ():
+            if wrong := _wrong_label(name):
+                raise ValueError(f"the name {quoted(name[:_SHOWN])} {wrong}")
+        return names
+
+
+def read_labelled(source: Sequence[Path], columns: LabelledConfig) -> Iterator[dict]:
+    """Read examples of files, folders or archives. `label` is the number of the class; its name while no classes are set.
+
+    Yields two rows per pair, both with its class.
+    Raises UserError with file and line for a line without an example, and for a class that is none of `columns.classes`.
     """
-    found = False
-    for name, lines in read_texts(source):
-        folder = re.split(r"[\\/]", name)[-2:-1]
-        if plain_name(name).endswith(".txt") and folder and folder[0] in _SENTIMENT:
-            found = True
-            yield {"source": _LINE_BREAK.sub(" ", "\n".join(lines)).strip(), "label": _SENTIMENT[folder[0]]}
-    if not found:
-        raise UserError(f"{source[0]}: expected pos/*.txt and neg/*.txt below it, as in aclImdb/train, but found no review")
-
-
-def read_agreement(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
-    """Read lines of VBZ or VBP, a tab, and the words before the verb."""
-    return (row for name, lines in read_texts(source) for row in read_prefixes(lines, name))
-
-
-def read_prefixes(lines: Iterator[str], name: str) -> Iterator[dict]:
-    """Return the rows of one file of `read_agreement`. Raises UserError with file and line."""
-    for number, line in enumerate(lines, start=1):
-        label, _, prefix = line.partition("\t")
-        if label not in _NUMBER:
-            raise UserError(f"{name}, line {number}: expected VBZ or VBP, a tab and the words before the verb: {line[:40]!r}")
-        yield _prefix_row(prefix.split(), _NUMBER[label])
-
-
-def read_linzen(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
-    """Read the full table of Linzen et al. (2016), tab-separated with a header: the words before the verb and its number."""
-    for name, lines in read_texts(source):
-        places: dict[str, int] | None = None
-        for number, line in enumerate(lines, start=1):
-            try:
-                fields = next(csv.reader([line], delimiter="\t"), [])
-            except csv.Error as error:
-                raise UserError(f"{name}, line {number}: not a row of a tab-separated table: {error}") from None
-            if places is None:
-                if missing := [column for column in _TABLE_COLUMNS if column not in fields]:
-                    raise UserError(f"{name}, line {number}: the header has no column {missing[0]!r}")
-                places = {column: fields.index(column) for column in _TABLE_COLUMNS}
-                width = len(fields)
-                continue
-            # Outer tabs are stripped with the line end, so empty fields at the end may be missing.
-            if not max(places.values()) < len(fields) <= width:
-                raise UserError(f"{name}, line {number}: expected {width} fields, but there are {len(fields)}")
-            sentence, tag, index = (fields[places[column]] for column in _TABLE_COLUMNS)
-            words = sentence.split()
-            if tag not in _NUMBER or not re.fullmatch(r"[0-9]{1,9}", index) or not 1 <= int(index) <= len(words):
+    numbers = None if columns.classes is None else {name: number for number, name in enumerate(columns.classes)}
+    for name, lines in read_texts(source, stripped=False):
+        for number, given, *given_texts in _fields(lines, name, columns):
+            where = f"{name}, line {number}"
+            label = _clean(given, columns.label, where)
+            texts = [_clean(text, column, where) for text, column in zip(given_texts, columns.texts, strict=True)]
+            if wrong := _wrong_label(label):
+                raise UserError(f"{where}: the {columns.label} {quoted(label[:_SHOWN])} {wrong}")
+            if numbers is not None and label not in numbers:
+                some = ", ".join(map(quoted, columns.classes[:5])) + (", ..." if len(numbers) > 5 else "")
                 raise UserError(
-                    f"{name}, line {number}: verb_pos must be VBZ or VBP and verb_index one of the {len(words)} words, "
-                    f"but they are {tag!r} and {index!r}"
+                    f"{where}: the {columns.label} {quoted(label[:_SHOWN])} is none of the {len(numbers)} classes ({some}); "
+                    "correct it, or leave it out; labelled.classes names the classes of a new data set"
                 )
-            yield _prefix_row(words[: int(index) - 1], _NUMBER[tag])
+            for text in texts:
+                row = _tree_row(text, where) if columns.brackets else {"source": text}
+                yield row | {"label": label if numbers is None else numbers[label]}
 
 
-def _prefix_row(words: list[str], label: int) -> dict:
-    source, spans = join_with_blanks(words)
-    return {"source": source, "words": spans, "label": label}
+def find_classes(source: Sequence[Path], columns: LabelledConfig) -> list[str]:
+    """Return the names of the classes in files, sorted: by value if all are whole numbers. Raises as `read_labelled`."""
+    names: Counter[str] = Counter()
+    for row in read_labelled(source, columns.model_copy(update={"classes": None})):
+        names[row["label"]] += 1
+        if len(names) > MOST_CLASSES:
+            raise UserError(
+                f"{source[0]} has more than {MOST_CLASSES:,} classes, for example {quoted(row['label'][:_SHOWN])}; is the text "
+                f"in the place of the {columns.label}? labelled.label and labelled.text name the columns of a header; "
+                "labelled.classes takes any number of classes"
+            )
+    if len(names) == 1:
+        raise UserError(f"{source[0]}: all examples have the class {quoted(*names)}; a classifier needs two")
+    if names and (count := names[first := next(iter(names))]) <= len(source) and names.total() > 2 * len(source):
+        warn(
+            f"{source[0]}: the first example has the class {quoted(first[:_SHOWN])}, as only {count} of {names.total():,} have; "
+            "if it is a header, set labelled.label and labelled.text to its names"
+        )
+    if all(map(_NUMBER.fullmatch, names)):
+        return sorted(names, key=lambda name: (int(name), name))
+    return sorted(names)
 
 
-def read_sick(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
-    """Return two rows per pair, sentence A and sentence B, both with the score of the pair, from 1 to 5.
+def _fields(lines: Iterator[str], name: str, columns: LabelledConfig) -> Iterator[tuple]:
+    """Yield line number, label and texts of every example of one file."""
+    suffix = PurePosixPath(plain_name(name)).suffix.lower()
+    if suffix in (".jsonl", ".json", ".ndjson"):
+        yield from _objects(lines, name, columns)
+    elif suffix == ".csv":
+        yield from _of_table(_csv_rows(lines, name), name, columns, needs_header=True)
+    else:
+        rows = ((number, [field.strip() for field in line.split("\t")]) for number, line in enumerate(lines, start=1))
+        yield from _of_table(rows, name, columns, needs_header=False)
 
-    A path is a tab-separated table with a header, such as SICK.txt or the SemEval files. It may also be a part of one:
-    `SICK.txt/TRAIN` takes the rows with TRAIN in the column SemEval_set.
-    """
-    for path in source:
-        is_part = isinstance(path, Path) and path.parent.is_file()
-        yield from _read_table(path.parent, path.name) if is_part else _read_table(path, None)
 
-
-def _read_table(path: Path, part: str | None) -> Iterator[dict]:
-    lines, others = read_lines([path], "any"), set()
-    header, found = next(lines, "").split("\t"), False
-    wanted = [*_COLUMNS, *([_SPLIT] if part is not None else [])]
-    if missing := [column for column in wanted if column not in header]:
-        raise UserError(f"{path}, line 1: the header has no column {missing[0]!r}, but {', '.join(header)[:80]!r}")
-    places = [header.index(column) for column in wanted]
-    for number, line in enumerate(lines, start=2):
-        fields = line.split("\t")
-        if len(fields) != len(header):
-            raise UserError(f"{path}, line {number}: expected {len(header)} fields, but there are {len(fields)}")
-        first, second, score, *split = (fields[place] for place in places)
-        if split and split[0] != part:
-            others.add(split[0])
+def _of_table(
+    rows: Iterator[tuple[int, list[str]]], name: str, columns: LabelledConfig, *, needs_header: bool
+) -> Iterator[tuple]:
+    """Yield line number, label and texts of the rows of a table. Without a header, the columns are the label and the texts."""
+    wanted = columns.label, *columns.texts
+    width, places, between, expected = (
+        len(wanted),
+        range(len(wanted)),
+        "commas" if needs_header else "tabs",
+        ", tab, ".join(wanted),
+    )
+    for row, (number, fields) in enumerate(rows):
+        where = f"{name}, line {number}"
+        if not any(fields):
+            raise UserError(f"{where}: the line is empty; remove it")
+        if row == 0 and (needs_header or any(column in fields for column in wanted)):
+            if missing := [column for column in wanted if column not in fields]:
+                raise UserError(
+                    f"{where}: must be a header with the columns {' and '.join(wanted)}, separated by {between}, but "
+                    f"{quoted(missing[0])} is missing: {quoted(', '.join(fields)[: 2 * _SHOWN])}; set "
+                    f"{_setting_of(missing[0], columns)}, or correct it"
+                )
+            if twice := [column for column in wanted if fields.count(column) > 1]:
+                raise UserError(f"{where}: the header names the column {quoted(twice[0])} twice; rename one")
+            width, places = len(fields), [fields.index(column) for column in wanted]
+            expected = "as the header has"
             continue
-        if not _SCORE.fullmatch(score):
-            raise UserError(f"{path}, line {number}: relatedness_score must be a number from 1 to 5, but is {score!r}")
-        if is_blank(first) or is_blank(second):
-            raise UserError(f"{path}, line {number}: a sentence is empty")
-        found = True
-        yield {"source": first, "score": float(score)}
-        yield {"source": second, "score": float(score)}
-    if not found and others:
-        raise UserError(f"{path} has no row with {_SPLIT} {part}, but with {', '.join(sorted(others))}")
+        if len(fields) != width:
+            pair = "; for pairs of texts, set labelled.second_text=NAME" if len(fields) == 3 and width == 2 else ""
+            raise UserError(
+                f"{where}: expected {width} columns separated by {between} ({expected}), but found {len(fields)}: "
+                f"{quoted(' | '.join(fields)[:_SHOWN])}{pair}"
+            )
+        yield number, *(fields[place] for place in places)
+
+
+def _setting_of(column: str, columns: LabelledConfig) -> str:
+    """Return the setting that names a column."""
+    return next(f"labelled.{name}" for name in ("label", "text", "second_text") if getattr(columns, name) == column)
+
+
+def _csv_rows(lines: Iterator[str], name: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a table with commas, and the number of the first line of each."""
+    reader = csv.reader((f"{line}\n" for line in lines), strict=True)
+    while True:
+        first = reader.line_num + 1
+        try:
+            fields = next(reader, None)
+        except csv.Error as error:
+            raise UserError(f"{name}, line {first}: not a row of a table with commas ({error}); quote it as CSV does") from None
+        if fields is None:
+            return
+        yield first, [field.strip() for field in fields]
+
+
+def _objects(lines: Iterator[str], name: str, columns: LabelledConfig) -> Iterator[tuple]:
+    wanted = columns.label, *columns.texts
+    for number, line in enumerate(lines, start=1):
+        where = f"{name}, line {number}"
+        if not line.strip():
+            raise UserError(f"{where}: the line is empty; remove it")
+        try:
+            found = json.loads(line, object_pairs_hook=_object)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where}: not JSON ({error}); every line must be one JSON object") from None
+        if not isinstance(found, dict):
+            raise UserError(f"{where}: must be a JSON object, but is {quoted(line.strip()[:_SHOWN])}")
+        for key in wanted:
+            if key not in found:
+                keys = ", ".join(map(str, found))[: 2 * _SHOWN]
+                setting = _setting_of(key, columns)
+                raise UserError(f"{where}: the object has no key {quoted(key)}, but {quoted(keys)}; set {setting}")
+        yield number, *(found[key] for key in wanted)
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict:
+    """Return a JSON object. Raises ValueError for a key that it has twice. JSON readers keep one of them in silence."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"the key {quoted(Counter(key for key, _ in pairs).most_common(1)[0][0][:_SHOWN])} occurs twice")
+    return found
+
+
+def _clean(value: object, column: str, where: str) -> str:
+    """Return a label or text on one line, without outer blanks. Raises UserError if it is none."""
+    if isinstance(value, int) and not isinstance(value, bool):  # a label
+        value = str(value)
+    if not isinstance(value, str):
+        raise UserError(f"{where}: the {column} must be a string, but is {quoted(json.dumps(value)[:_SHOWN])}")
+    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise UserError(f"{where}: the {column} has a NUL byte or half of a character; remove it")
+    if is_blank(value):
+        raise UserError(f"{where}: the {column} is empty; write one, or remove the example")
+    return _LINE_ENDS.sub(" ", value.strip())
+
+
+def _wrong_label(name: str) -> str:
+    """Return what makes a text no name of a class, after the name; empty if nothing does."""
+    if line_end_in([name]) or "\t" in name or "\0" in name:
+        return "has a tab or a line end; write it without"
+    return "is empty" if is_blank(name) else ""
+
+
+def _tree_row(text: str, where: str) -> dict:
+    """Return the row of a text that is one tree in brackets."""
+    try:
+        rows = list(read_trees(iter([text]), ""))
+    except UserError as error:
+        raise UserError(f"{where}: {str(error).removeprefix(', line 1: ')}") from None
+    if len(rows) != 1 or not rows[0]["source"]:
+        raise UserError(f"{where}: the text must be one tree with words, but has {len(rows)} trees: {quoted(text[:_SHOWN])}")
+    return rows[0]

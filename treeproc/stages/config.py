@@ -9,8 +9,8 @@ from treeproc.common.settings import Effect, Settings, UserError, differences, l
 from treeproc.common.storage import AnyPath, DataPath, as_path
 from treeproc.parsers import ParserConfig
 from treeproc.readers import Format, FormatName, find_format
+from treeproc.readers.labelled import LabelledConfig
 from treeproc.readers.line_forms import Normalization
-from treeproc.readers.own_labels import LabelledConfig
 from treeproc.shards.schema import auto_rows_per_shard
 from treeproc.shards.store import class_names, read_index, stage_folder
 from treeproc.stages.filters import FilterConfig

@@ -20,9 +20,9 @@ from treeproc.common.hash_cache import SETTLED_NS
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.readers import Format, find_format, read_rows
+from treeproc.readers.labelled import LabelledConfig, find_classes
 from treeproc.readers.line_forms import Normalization
 from treeproc.readers.numbered_lines import refuse_pipes
-from treeproc.readers.own_labels import LabelledConfig, find_classes
 from treeproc.shards.schema import FULL_TEXT_SCHEMA
 
 NOTE = "inputs.json"
