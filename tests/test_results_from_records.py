@@ -4,7 +4,8 @@ import json
 import re
 
 import pytest
-from from_records import FIGURE, MIXED, RUNS, TABLES, Row, fill, find_tables, path_of, report, unpaired
+from figures import FIGURE, RUNS, Row, report, unpaired
+from from_records import MIXED, TABLES, fill, find_tables, path_of
 
 from treenet.experiments.records import read_records
 from treenet.report.build import write_report

@@ -5,277 +5,53 @@ A figure keeps its place and its digits. Everything else on a page stays as it i
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-import numpy as np
-
-from treenet.config import OptimizerConfig
-from treenet.evaluation.significance import LEVEL, SeedTest, t_quantile
-from treenet.experiments.control import draw_corpora, systems_of
-from treenet.experiments.control_table import Row as ControlRow
-from treenet.experiments.control_table import build_result
-from treenet.experiments.recorded_study import report_records, study_grid
-from treenet.experiments.records import Record, read_records
-from treenet.experiments.scaling_report import sample_scores
-from treenet.experiments.scaling_table import NLL_COMPARISON, SECONDS, TRAIN_NLL, VALID_NLL, compare_sizes, metric_of, read_test
-from treenet.experiments.seeds import MEASURES
-from treenet.experiments.seeds_report import headline_test
-from treenet.experiments.settings import ControlSettings
-from treenet.training.optimizer import learning_rate
-
-RESULTS = Path(__file__).resolve().parent
-REPOSITORY = RESULTS.parent.parent
-RUNS = RESULTS / "runs"
-# A figure, but not the digits of a name such as SST-5, IWSLT'14 or Multi30k. With "<" it is a bound.
-FIGURE = re.compile(r"(?:< )?(?<![\w'’.-])[+-]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?!\w)")
-
-
-class Range(NamedTuple):
-    """Two figures, or one if both are the same in the digits of the page."""
-
-    low: float
-    high: float
-
-
-# Of one cell or sentence; None is a figure that no record can give, such as a published one.
-Figures = Sequence[float | Range | None]
-Column = Callable[["Row"], Figures] | None  # None: labels and published figures, which stay as they are
-Cell = Callable[[], Figures] | None
-
-
-# What records say.
-
-
-@cache
-def records(study: str) -> Sequence[Record]:
-    return list(read_records(RUNS / study).values())
-
-
-@cache
-def report(study: str, baseline: str | None, main: str | None, only: tuple[str, ...]) -> dict:
-    """Return the report of a study, or of `only` some of its systems, at full size."""
-    chosen = records(study)
-    if only:
-        chosen = [one for one in chosen if {*only} & {*one["labels"].values()} and one["labels"].get("fraction", 1.0) == 1.0]
-    return report_records(chosen, baseline, main)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A system of a study, at one size."""
-
-    study: str
-    system: str
-    share: float = 1.0
-    baseline: str | None = None
-    main: str | None = None
-    only: tuple[str, ...] = ()
-
-    @property
-    def report(self) -> dict:
-        return report(self.study, self.baseline, self.main, self.only)
-
-    @property
-    def point(self) -> dict:
-        if "systems" in self.report:
-            return next(one for one in self.report["systems"] if one["system"] == self.system)
-        return next(one for one in self.report["points"] if (one["model"], one["fraction"]) == (self.system, self.share))
-
-    @property
-    def records(self) -> list[Record]:
-        labels = {"model": self.system, "fraction": self.share}
-        return [one for one in records(self.study) if labels.items() <= one["labels"].items()]
-
-    @property
-    def other(self) -> "Row":
-        """The system that this one is compared with."""
-        return Row(self.study, self.point["comparison"]["against"], self.share, self.baseline, self.main, self.only)
-
-    def values(self, name: str = "") -> list[float]:
-        """Return a score of every seed, in the unit of the pages; without a name, the score that a study compares."""
-        unit = MEASURES[self.report["task"]].unit if "task" in self.report else 1
-        return [unit * value for value in self.point[name or metric_of(self.report)]["values"]]
-
-    def test(self, name: str = "") -> SeedTest:
-        """Return the test of the score, or of the nll on valid."""
-        if "task" not in self.report:
-            return read_test(self.point[NLL_COMPARISON if name == VALID_NLL else "comparison"])
-        found = headline_test(self.point, MEASURES[self.report["task"]])
-        assert found is not None, f"{self} is a baseline"
-        return found
-
-
-def pairs(row: Row) -> Figures:
-    found = [one["facts"]["examples"] for one in row.records]
-    return [Range(min(found), max(found))]
-
-
-def each(name: str, row: Row, unit: float = 1) -> Figures:
-    return [unit * value for value in row.values(name)]
-
-
-def mean(name: str, row: Row) -> Figures:
-    return [fmean(row.values(name))]
-
-
-def other_mean(name: str, row: Row) -> Figures:
-    return mean(name, row.other)
-
-
-def spread(name: str, row: Row) -> Figures:
-    return [fmean(row.values(name)), stdev(row.values(name))]
-
-
-def difference(name: str, row: Row) -> Figures:
-    """The difference of a score, and its interval."""
-    test = row.test(name)
-    unit = MEASURES[row.report["task"]].unit if "task" in row.report else 1
-    assert test.interval is not None
-    return [unit * value for value in (test.difference, *test.interval)]
-
-
-def p_value(name: str, row: Row) -> Figures:
-    return [row.test(name).p_value]
-
-
-def holm(row: Row) -> Figures:
-    return [row.test().holm_p_value]
-
-
-def seen_by_test(row: Row) -> Figures:
-    """The smallest true difference that such a study finds with probability 0.8."""
-    found = row.test().seen
-    assert found is not None
-    return [MEASURES[row.report["task"]].unit * found]
-
-
-def from_model(baseline: str, row: Row) -> Figures:
-    """The difference from another model than that of the report, with its interval."""
-    return difference("", against(row, baseline))
-
-
-def against(row: Row, baseline: str) -> Row:
-    return Row(row.study, row.system, baseline=baseline, main=row.system, only=(row.system, baseline))
-
-
-def power(row: Row, effect: float = 1.1) -> Figures:
-    """The probability that a t test over the seeds finds a true difference, with the deviation that the seeds have."""
-    from scipy.stats import nct
-
-    test = row.test()
-    assert test.seeds_error is not None
-    return [float(nct.sf(t_quantile(test.seeds - 1, LEVEL), test.seeds - 1, effect / test.seeds_error))]
-
-
-@cache
-def dunnett(study: str, share: float, baseline: str | None, level: float) -> list[dict]:
-    """Return the unpaired tests of a study at one size, by intervals of this level."""
-    same_size = [one for one in records(study) if one["labels"]["fraction"] == share]
-    grid = study_grid(same_size, baseline)
-    cells = [{"cell": one["cell"], "pairs": one["facts"]["examples"], **one["labels"]} for one in same_size]
-    return list(compare_sizes(cells, grid.baseline, sample_scores(same_size, grid), level))
-
-
-def unpaired(metric: str, row: Row, names: Sequence[str] = ("difference", "interval"), level: float = LEVEL) -> Figures:
-    """Facts of Dunnett's test against the baseline: the difference, its interval, p_value, or what the design has seen."""
-    found = dunnett(row.study, row.share, row.baseline, level)
-    test = next(one for one in found if (one["model"], one["metric"]) == (row.system, metric))
-    return [figure for name in names for figure in (test[name] if name == "interval" else [test[name]])]
-
-
-def seen(row: Row) -> Figures:
-    """The smallest true difference that such a test finds with probability 0.8."""
-    from scipy.optimize import brentq
-
-    return [float(brentq(lambda effect: power(row, effect)[0] - 0.8, 0.01, 20))]
-
-
-# Tables by page and place, row by row. A place is a heading and the number of the table below it.
-
-
-def grid(columns: Sequence[Column], *rows: Row) -> list[list[Cell]]:
-    return [[column and partial(column, row) for column in columns] for row in rows]
-
-
-def turned(lines: Sequence[Column], *rows: Row) -> list[list[Cell]]:
-    """A table whose columns are systems, after a column of labels."""
-    return [[None, *(line and partial(line, row) for row in rows)] for line in lines]
-
-
-def both(row: Row) -> list[Record]:
-    """The records of the Tree Transformer and of the Transformer of a size."""
-    return [*row.records, *row.other.records]
-
-
-def budget(row: Row) -> Figures:
-    epochs = [one["training"]["updates"] / one["facts"]["batches_per_epoch"] for one in both(row)]
-    return [fmean(one["training"]["updates"] for one in both(row)), Range(min(epochs), max(epochs))]
-
-
-def convergence(row: Row) -> Figures:
-    """The fall of the nll on valid in the last 500 updates; at a quarter, also how far it has risen above its lowest value."""
-    same_size = [one for one in records(row.study) if one["labels"]["fraction"] == row.share]
-    curves = [dict(zip(one["curve"]["valid"]["step"], one["curve"]["valid"]["nll"], strict=True)) for one in same_size]
-    falls = [curve[2500] - curve[3000] for curve in curves]
-    rises = [curve[3000] - min(curve.values()) for curve in curves]
-    return [Range(min(falls), max(falls)), *([Range(min(rises), max(rises))] if row.share < 1 else [])]
-
-
-def rate(row: Row) -> Figures:
-    """The mean rate of the averaged checkpoints, in per cent of the highest rate."""
-    shares = []
-    for one in both(row):
-        config = OptimizerConfig(**one["settings"]["optimizer"])
-        rates = [learning_rate(config, step) for step in one["training"]["averaged_steps"]]
-        shares.append(100 * fmean(rates) / config.learning_rate)
-    return [fmean(shares)]
-
-
-def lowest_nll(row: Row) -> Figures:
-    found = [*row.values(VALID_NLL), *row.other.values(VALID_NLL)]
-    return [Range(min(found), max(found))]
-
-
-def as_published(row: Row) -> Figures:
-    return [*other_mean("", row), None]
-
-
-def test_p_values(row: Row) -> Figures:
-    """p, and Holm's p if there are other comparisons beside this one."""
-    beside = [one for one in row.report["points"] if one.get("comparison", {}).get("family") == row.test().family]
-    return [row.test().p_value, *([row.test().holm_p_value] if len(beside) > 1 else [])]
-
-
-def batches_per_epoch(row: Row) -> Figures:
-    return [row.records[0]["facts"]["batches_per_epoch"]]
-
-
-def parameters(row: Row) -> Figures:
-    return [row.point["parameters"] / 1000]
-
-
-@cache
-def control(rung: str) -> Mapping[tuple[str, str], ControlRow]:
-    """Return the rows of the control by system and group of test sentences."""
-    settings = ControlSettings.model_validate({"rung": rung, "all": rung == "a"})
-    corpora = draw_corpora(settings)
-    found = {corpus: records(f"control_{rung}/{corpus}") for corpus in corpora}
-    return {(row.system, row.group): row for row in build_result(settings, systems_of(settings), corpora, found, {}).rows}
-
-
-def of_control(rung: str, system: str, group: str, names: Sequence[str]) -> Figures:
-    return [getattr(control(rung)[system, group], name) for name in names]
-
-
-def control_grid(columns: Sequence[Sequence[str]], rung: str, *rows: tuple[str, str]) -> list[list[Cell]]:
-    """A table of the control; a column without names is one of labels."""
-    return [[partial(of_control, rung, *row, names) if names else None for names in columns] for row in rows]
-
+from figures import (
+    FIGURE,
+    REPOSITORY,
+    RESULTS,
+    Cell,
+    Column,
+    Figures,
+    Row,
+    against,
+    as_published,
+    batches_per_epoch,
+    budget,
+    control_grid,
+    convergence,
+    correlation,
+    difference,
+    each,
+    falls,
+    from_model,
+    grid,
+    holm,
+    lowest_nll,
+    mean,
+    on_valid,
+    other_mean,
+    p_value,
+    pairs,
+    parameters,
+    power,
+    rate,
+    records,
+    seen,
+    seen_by_test,
+    spread,
+    test_p_values,
+    turned,
+    unpaired,
+    write_like,
+)
+
+from treenet.experiments.scaling_table import SECONDS, TRAIN_NLL, VALID_NLL, read_test
 
 TUNING = ("drop20_smooth10", "drop30_smooth10", "drop40_smooth10", "drop30_smooth30", "drop30_smooth10_rate1")
 _tree = partial(Row, system="tree_transformer")
@@ -498,13 +274,6 @@ def _both_scores(row: Row) -> Figures:
     return [*mean("", row), *other_mean("", row), *_difference(row), *_nll(row)]
 
 
-def on_valid(study: str, model: str) -> float:
-    """The score of a study's only split and seed."""
-    (record,) = (one for one in records(study) if one["labels"]["model"] == model)
-    (scores,) = record["scores"].values()
-    return scores["bleu_tokenized"]
-
-
 def nll_as_bleu(row: Row) -> Figures:
     """The interval of the difference in nll, in BLEU."""
     _, low, high = _nll(row)
@@ -514,16 +283,6 @@ def nll_as_bleu(row: Row) -> Figures:
 def most_holm(row: Row) -> Figures:
     """A value that Holm's p of a system of SICK is not above: p times the number of comparisons."""
     return [row.test().p_value * (len(SICK) - 1)]
-
-
-def falls(row: Row, name: str = "") -> Figures:
-    """The difference and its interval, the other way round."""
-    value, low, high = difference(name, row)
-    return [-value, -high, -low]
-
-
-def correlation(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    return float(np.corrcoef(ours, theirs)[0, 1])
 
 
 # Pages as templates.
@@ -572,7 +331,7 @@ def fill(page: str, text: str) -> Filled:
 
     def change(start: int, end: int, figures: Callable[[], Figures]) -> None:
         there = list(FIGURE.finditer(text, start, end))
-        if there and (found := _write([one[0] for one in there], figures())) is not None:
+        if there and (found := write_like([one[0] for one in there], figures())) is not None:
             changes.extend((*one.span(), new) for one, new in zip(there, found, strict=True))
         elif there:
             problems.append(f"{page}: {text[start:end]!r} does not have as many figures as records give: {figures()}")
@@ -593,7 +352,7 @@ def fill(page: str, text: str) -> Filled:
     for sentence, figures in SENTENCES[page]() if page in SENTENCES else ():
         pattern = r"((?:< )?[+-]?\d[\d,.]*\d|\d)".join(re.escape(part) for part in sentence.split("{}"))
         matches = list(re.finditer(pattern.replace(r"\ ", r"\s+"), text))
-        written = _write(list(matches[0].groups()), figures) if len(matches) == 1 else None
+        written = write_like(list(matches[0].groups()), figures) if len(matches) == 1 else None
         if written is None:
             problems.append(f"{page}: this must be there once, with {len(figures)} figures: {sentence!r}")
         else:
@@ -602,29 +361,6 @@ def fill(page: str, text: str) -> Filled:
     for start, end, new in sorted(changes, reverse=True):
         text = text[:start] + new + text[end:]
     return Filled(text, problems, checked)
-
-
-def _write(there: Sequence[str], figures: Figures) -> list[str] | None:
-    """Write figures in the form of those that are there; None if their numbers differ."""
-    written = list[str]()
-    for figure in figures:
-        if len(written) == len(there):
-            return None
-        like = there[len(written)]
-        if isinstance(figure, Range):
-            low, high = _show(figure.low, like), _show(figure.high, like)
-            written += [low] if low == high else [low, high]
-        else:
-            written.append(like if figure is None else _show(figure, like))
-    return written if len(written) == len(there) else None
-
-
-def _show(value: float, like: str) -> str:
-    bound = like.removeprefix("< ")
-    if bound != like and value < float(bound):
-        return like
-    digits, sign = len(bound.partition(".")[2]), "+" if bound[0] in "+-" else ""
-    return f"{value:{sign},.{digits}f}"
 
 
 def path_of(page: str) -> Path:

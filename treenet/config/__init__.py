@@ -17,13 +17,12 @@ from treenet.config.models import (
     TreeRegConfig,
 )
 from treenet.config.sampling import SamplingConfig
+from treenet.config.tasks import ClassifierConfig, MaskedLMConfig
 from treenet.config.training import (
     MAY_CHANGE,
     OPERATIONAL,
     BatchConfig,
-    ClassifierConfig,
     CorpusConfig,
-    MaskedLMConfig,
     OptimizerConfig,
     TrainConfig,
     flatten,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.config.training import SplitWords
+from treenet.config.tasks import SplitWords
 from treenet.data.batch import SourceBatch, collate_rows, pad
 from treenet.data.examples import Examples, ExampleSource
 from treenet.data.input_kinds import LEAVES, InputKind, RowLists

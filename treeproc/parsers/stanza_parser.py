@@ -14,6 +14,7 @@ from treeproc.common.errors import UserError, one_line
 from treeproc.common.files import check_archive, load_archive
 from treeproc.parsers import dependency, shift_reduce, tagger, tokenizer
 from treeproc.parsers.config import PARSED, ParserConfig
+from treeproc.parsers.constituency_model import ConstituencyModel, can_read
 from treeproc.parsers.lines import Arcs, Line, LineParser, Sentence, Tags, Token, batches, cut_at, is_out_of_memory
 from treeproc.parsers.model_files import VECTORS, ModelFiles, find_models
 from treeproc.parsers.weights import Vocabulary, Weights, tensors_of
@@ -172,7 +173,7 @@ def _without_stanza(config: ParserConfig, files: Mapping[str, Mapping]) -> Proce
         tensors = tensors_of(tokenize["model"], device)
         splitter = Weights(tensors, {"use_mwt": True, **tokenize["config"]}, {"char": Vocabulary(tokenize["vocab"])})
     words, arcs = (Weights.read(files[name], device) if name in files else None for name in ("pos", "depparse"))
-    brackets = shift_reduce.ConstituencyModel.read(trees, files["vectors"], device) if trees else None
+    brackets = ConstituencyModel.read(trees, files["vectors"], device) if trees else None
     if not (
         (splitter is None or tokenizer.supports(splitter))
         and (words is None or tagger.supports(words))
@@ -231,7 +232,7 @@ def _tagger(loaded: Mapping, document_arcs: bool) -> tagger.Tagger | DocumentTag
 
 
 def _constituency_parser(model) -> shift_reduce.ShiftReduceParser | ObjectParser:
-    if shift_reduce.can_read(model) and (read := shift_reduce.ConstituencyModel.of(model)).is_supported:
+    if can_read(model) and (read := ConstituencyModel.of(model)).is_supported:
         return shift_reduce.ShiftReduceParser(read)
     return ObjectParser(model)
 
