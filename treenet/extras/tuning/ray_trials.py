@@ -193,10 +193,10 @@ def _run_trial(values: dict, trials: Trials, cpus: int) -> None:
     trial: Trial = values["trial"]
     cell, entry = trial.cell, trial.entry
     if trial.has_ended:
-        curve = read_curve(cell, trial.updates) or [(trial.updates, trial.best)] * bool(trial.updates)
-        for step, best in curve:
+        recorded = read_curve(cell, trial.updates) or [(trial.updates, trial.best)] * bool(trial.updates)
+        for step, best in recorded:
             tune.report({_STEP: step, CRITERION: best})
-        _end(entry.status, curve, entry.error)
+        _end(entry.status, recorded, entry.error)
         return
     try:
         trials.config_of(trial.values)  # whose error says what no run accepts
