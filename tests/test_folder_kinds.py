@@ -226,6 +226,26 @@ def test_folders_inside_others_are_for_their_kind_alone(world):
             claim_folder(world / place, kind)
 
 
+def test_a_file_is_no_folder_and_a_folder_no_file(tmp_path):
+    """The message comes before any work, with a remedy that the command takes."""
+    file = write(tmp_path / "file")
+    for out in (file, file / "below"):
+        done = run_here("frozen_states.py", "--out", out, f"data={tmp_path}", f"encoder={tmp_path}", "workers=0")
+        wanted = f"error: --out: {file} is a file, but must be a folder; choose another --out\n"
+        assert (done.returncode, done.stderr) == (2, wanted)
+    with pytest.raises(
+        UserError, match=f"^output: there is no folder {tmp_path}/none for this file; make it, or choose another output$"
+    ):
+        claim_output(tmp_path / "none" / "classes", {})
+    with pytest.raises(UserError, match=f"^output: there is no folder {file} for this file; make it, or choose another output$"):
+        claim_output(file / "classes", {})
+    with pytest.raises(UserError, match="^--plot: .* is a folder; give the name of a file$"):
+        claim_output(tmp_path, {}, "--plot")
+    (tmp_path / "link").symlink_to(tmp_path / "none" / "classes")
+    with pytest.raises(UserError, match=f"there is no folder {tmp_path}/none for this file"):
+        claim_output(tmp_path / "link", {})
+
+
 @pytest.mark.parametrize(
     "name, file",
     [

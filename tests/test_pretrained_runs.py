@@ -1,6 +1,7 @@
 """Runs with a pretrained encoder: continued elsewhere, on several workers, and shared."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +14,12 @@ from tiny_pretrained import write_both
 from toyruns import losses, train_ranks
 
 from treenet import from_pretrained, load_run
+from treenet.experiments.seeds import SeedsConfig
+from treenet.experiments.seeds_report import FORM
+from treenet.experiments.study import make_study, run_study
 from treenet.jobs.train_run import run_training
 from treenet.runs.loading import load_model
-from treeproc.common.settings import UserError
+from treeproc.common.settings import UserError, load_settings
 
 pytestmark = pytest.mark.slow
 
@@ -87,3 +91,51 @@ def test_a_classifier_is_shared_without_its_encoder(made, tmp_path):
     assert shared.classify(lines, trees=trees) == wanted and shared.classes == run.classes
     texts = [path.read_text() for path in (tmp_path / "shared").rglob("*") if path.suffix in (".json", ".yaml", ".md")]
     assert len(texts) > 4 and not any(str(tmp_path) in text for text in texts)
+
+
+# Studies over seeds.
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """An encoder, and a data set with a test split."""
+    folder = tmp_path_factory.mktemp("compared")
+    splits = {name: {"source": [folder / "train.txt"]} for name in ("train", "valid", "test")}
+    return write_both(folder, splits=splits)
+
+
+def study_of(made, out: Path, systems: dict, **changes: object):
+    """A study of two seeds over the settings of `config_of`."""
+    grid = {"systems": {name: {"model": {"name": "pretrained"}, **one} for name, one in systems.items()}, "seeds": [1, 2]}
+    values = config_of(made).model_dump(mode="json") | {"max_steps": 2, "average_checkpoints": 1, "keep_checkpoints": 1} | changes
+    return make_study(FORM, load_settings(SeedsConfig, None, **values, grid={**grid, "baseline": next(iter(systems))}), out, None)
+
+
+@pytest.mark.parametrize(
+    ("system", "message"),
+    [
+        ({"model": {"pretrained": {"folder": "/nowhere/bert"}}}, "model.pretrained.folder: /nowhere/bert has no config.json"),
+        ({"freeze": ["encoder.embedding.pretrained.*"], "frozen_states": "/nowhere/states"}, "/nowhere/states"),
+        ({"freeze": ["encoder.embedding.pretrained.*"], "lr_scale": {"encoder.embedding.*": 2}}, "lr_scale: .* changes nothing"),
+        ({"freeze": ["encoder.pretrained.*"]}, "freeze: 'encoder.pretrained.*' matches no parameter"),
+    ],
+)
+def test_a_study_finds_before_its_first_cell_what_a_later_system_lacks(compared, tmp_path, system, message):
+    with pytest.raises(UserError, match=f"^other-seed1: .*{message}"):
+        study_of(compared, tmp_path / "out", {"good": {}, "other": system})
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_system_takes_back_a_rate_and_a_finished_study_needs_no_encoder(compared, tmp_path, capsys):
+    encoder = shutil.copytree(compared[0], tmp_path / "encoder")
+    frozen = {"freeze": ["encoder.embedding.pretrained.*"], "lr_scale": {}}
+    arguments = ((encoder, compared[1]), tmp_path / "out", {"trained": {}, "frozen": frozen})
+    scale = {"lr_scale": {"encoder.embedding.pretrained.*": 0.05}}
+    run_study(study_of(*arguments, **scale))
+    shutil.rmtree(encoder)
+    capsys.readouterr()
+    run_study(study_of(*arguments, **scale))
+    assert "frozen " in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "out" / "cells" / "frozen-seed2")
+    with pytest.raises(UserError, match="^frozen-seed2: model.pretrained.folder: .* has no config.json"):
+        study_of(*arguments, **scale)

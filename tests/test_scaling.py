@@ -249,6 +249,15 @@ def test_overlay_is_key_by_key():
     assert overlay({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}, "d": {"e": 5}}) == {"a": {"b": 1, "c": 4}, "d": {"e": 5}}
 
 
+@pytest.mark.parametrize("given", [{}, {"decoder.*": 2.0}])
+def test_a_model_may_replace_or_take_back_what_the_study_sets(data, tmp_path, given):
+    models = {"tree_transformer": {"model": {"name": "tree_transformer"}}, "transformer": {"lr_scale": given}}
+    values = {**STUDY, "lr_scale": {"encoder.*": 0.5}, "grid": {**STUDY["grid"], "models": models}}
+    cells = study_cells(load_settings(ScalingConfig, None, **values, data=data), tmp_path)
+    scales = {cell.labels["model"]: cell.config.lr_scale for cell in cells}
+    assert scales == {"tree_transformer": {"encoder.*": 0.5}, "transformer": given}
+
+
 # End to end.
 
 

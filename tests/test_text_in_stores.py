@@ -21,6 +21,7 @@ from treeproc.stages.cut_inputs import Unpack, bytes_that_can_be_cut, mark_of
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.inputs import Inputs, SplitFiles, changed_just_now, input_stamp
 from treeproc.stages.job_report import DROPPED, line_list
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.stages.text_warnings import TextNotices
 
 __all__ = ["small", "store"]  # fixtures
@@ -160,6 +161,21 @@ def test_a_store_that_refuses_loses_nothing(tmp_path, store, monkeypatch):
     store.open_input_file = opened
     on_ray(out, inputs, filters, runner()).digests()
     assert before == {name: stamp for name, (_, stamp) in out.listing().items() if name in before}
+
+
+@pytest.mark.parametrize("requests", [["get_file_info"], ["open_input_stream", "open_input_file"]])
+def test_a_store_that_refuses_the_first_file_leaves_no_folder(requests, tmp_path, store, monkeypatch):
+    sides = {"source": [str(put("inputs/s", b"a\n" * 9))], "target": [str(put("inputs/t", b"b\n" * 9))]}
+    config = PreprocessConfig.model_validate({"splits": {"train": sides}, "parser": {"name": "words"}, "workers": 0})
+
+    def refuses(*_, **__):
+        raise OSError("When reading: AWS Error ACCESS_DENIED")
+
+    for name in requests:
+        monkeypatch.setattr(store, name, refuses, raising=False)
+    with pytest.raises(StoreRefuses, match="inputs/s: the object store refuses"):
+        preprocess(config, tmp_path / "new" / "out")
+    assert not (tmp_path / "new").exists()
 
 
 def test_ranges_of_objects_against_a_pass_over_all(store):

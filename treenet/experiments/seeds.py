@@ -211,10 +211,6 @@ class SeedsConfig(StudyConfig):
                     f"{data} and {first} differ in num_classes, but all systems must learn the same classes; preprocess one with "
                     "parsed set to the other"
                 )
-        from treenet.tasks.registry import build_task  # here, as below, because it loads PyTorch
-
-        for run in {(cell.config.data, cell.config.model.name): cell.config for cell in cells}.values():
-            build_task(run).check(indices[run.data])
 
 
 def seed_work(config: SeedsConfig, more: "References" = ()) -> "CellWork":

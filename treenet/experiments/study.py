@@ -11,7 +11,9 @@ from treenet.experiments.grid import CellWork, run_cells_here, run_cells_in_proc
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
 from treenet.experiments.records import Record, Recording, describe_unlike
 from treenet.experiments.study_grid import StudyConfig, study_cells
+from treenet.jobs.train_job import check_model
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
+from treenet.loggers.feed import check_loggers
 from treenet.runs.metrics_log import write_png
 from treenet.runs.result_provenance import NOT_RECORDED
 from treenet.runs.run_results import SCORES, stale_scores
@@ -161,10 +163,30 @@ class Study:
 def make_study(form: StudyForm, config: StudyConfig, out: AnyPath, records: AnyPath | None, more: References = ()) -> Study:
     """Make the study in the folder `out`, with the records of its cells in another folder, if they are kept.
 
-    `more` has the lines of the files `grid.more_references`.
+    `more` has the lines of the files `grid.more_references`. Raises UserError if a cell that is not done cannot be trained.
     """
-    cells = study_cells(config, out)
-    return Study(form, config, out, cells, form.work(config, more), Recording(form.labels, form.read(config, more), records))
+    cells, recording = study_cells(config, out), Recording(form.labels, form.read(config, more), records)
+    done = {name for name, entry in Ledger.read(out).entries.items() if entry.status == DONE and _is_scored(out / "cells" / name)}
+    done |= recording.find_done(cells)
+    _check_models(cell for cell in cells if cell.name not in done)
+    return Study(form, config, out, cells, form.work(config, more), recording)
+
+
+def _is_scored(folder: AnyPath) -> bool:
+    return (folder / SCORES).exists()
+
+
+def _check_models(cells: Iterable[Cell]) -> None:
+    """Check loggers and model of the cells, of those that differ in the seed one."""
+    checked: dict[str, Cell] = {}
+    for cell in cells:
+        checked.setdefault(cell.config.model_dump_json(exclude={"seed"}), cell)
+    for cell in checked.values():
+        try:
+            check_loggers(cell.config, cell.folder)
+            check_model(cell.config)
+        except UserError as error:
+            raise UserError(f"{cell.name}: {error}") from None
 
 
 def show_study(study: Study) -> str:
@@ -191,7 +213,7 @@ def run_study(study: Study) -> None:
     make_run_folder(out)
     with locked(out, shared=not need_ray(study.cells)):
         recorded = recording.find_done(study.cells)
-        cells = [cell for cell in study.cells if cell.name not in recorded or (cell.folder / SCORES).exists()]
+        cells = [cell for cell in study.cells if cell.name not in recorded or _is_scored(cell.folder)]
         ledger = Ledger.open(out, cells)
         atomic_write(out / "config.yaml", dump_settings(study.config).encode())
         for cell in cells:

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_origin
 
 from pydantic import Field, PositiveInt
 
@@ -49,11 +49,15 @@ def check_name(field: str, name: str) -> None:
         raise ValueError(f"{field}: a name is part of a folder's and must be letters, digits, _ and ., but is {name!r}")
 
 
+# Settings that are a mapping, and no section of settings.
+_MAPPINGS = frozenset(name for name, field in TrainConfig.model_fields.items() if get_origin(field.annotation) is dict)
+
+
 def overlay(values: dict, over: dict) -> dict:
-    """Override `values` by those of `over`, nested dicts key by key."""
+    """Override `values` by those of `over`, sections key by key. A setting is replaced as a whole, also one that is a mapping."""
     merged = dict(values)
     for key, value in over.items():
-        both = isinstance(value, dict) and isinstance(merged.get(key), dict)
+        both = key not in _MAPPINGS and isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = overlay(merged[key], value) if both else value
     return merged
 

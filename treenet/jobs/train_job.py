@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -44,25 +45,18 @@ def check_job(config: TrainConfig) -> Job:
         require("ray", f"workers={config.workers}", "give workers=0 to train in this process")
     config = config.with_absolute_paths()
     index, task = read_index(config.data / "encoded"), build_task(config)
-    task.check(index)
+    of_model = check_model(config)
     with phase("hashing the shards"):
         check_hashes(config.data / "encoded", "train", *({"valid"} & set(index["totals"])))
-    sizes = task.sizes(index)
-    states = _check_states(config, task, sizes, index)
     with phase("reading the index, building the plan"):
         source = task.open("train", training=True)
         plan, corpora = plan_batches(config, source), weighted_files(config, source)
         used = plan.used_sizes()
         weighted = {} if corpora is None else {"corpora": corpora.describe(source.lengths["example_id"][plan.rows])}
-    # A driver of Ray or of a GPU has the weights alone, and not for long.
-    copies = 1 if config.workers or config.use_gpu else 4
     facts = {
         "data_fingerprint": index["fingerprint"],
         "vocab_fingerprint": index["vocab_fingerprint"],
-        **sizes,
-        "parameters": task.count_parameters(sizes, copies),
-        **_check_patterns(config, task, sizes),
-        **states,
+        **of_model,
         "examples": int(used.rows.sum()),
         "leaves": int((used.leaves * used.rows).sum()),
         "nodes": int(used.nodes.sum()),
@@ -72,6 +66,21 @@ def check_job(config: TrainConfig) -> Job:
         **weighted,
     }
     return Job(config, facts)
+
+
+def check_model(config: TrainConfig) -> dict[str, Any]:
+    """Check the model, its encoder and its states against the data set, and return what RUN/run.json records of them.
+
+    It reads no shards. Raises UserError for what does not fit.
+    """
+    index, task = read_index(config.data / "encoded"), build_task(config)
+    task.check(index)
+    sizes = task.sizes(index)
+    states = _check_states(config, task, sizes, index)
+    # A driver of Ray or of a GPU has the weights alone, and not for long.
+    copies = 1 if config.workers or config.use_gpu else 4
+    parameters = task.count_parameters(sizes, copies)
+    return {**sizes, "parameters": parameters, **_check_patterns(config, task, sizes), **states}
 
 
 def describe_corpora(facts: Mapping, examples: str) -> list[str]:

@@ -15,9 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from treeproc.common.command_names import advise, as_called, command_runs, note_command, running_command
+from treeproc.common.command_names import as_called, command_runs, note_command, running_command
 from treeproc.common.errors import CommandEnded, UserError, one_line, quoted
 from treeproc.common.extras import describe_missing
+from treeproc.common.files import way_out
 from treeproc.common.messages import choose_messages, messages_shown, warn
 from treeproc.common.progress import phase
 from treeproc.common.ray_session import FAILED, describe_ray_failure
@@ -36,7 +37,6 @@ _REFUSED = [
     "ESTALE", "EOPNOTSUPP",
 ]  # fmt: skip
 _REFUSALS = {getattr(errno, name) for name in _REFUSED}
-_OF_NAMES = {errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 # In a log, imports that are over sooner than this are not worth a line.
 LOADING_S = 10.0
 INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE
@@ -244,8 +244,7 @@ def describe_refusal(error: Exception) -> str | None:
     if not isinstance(error, OSError) or error.errno not in _REFUSALS:
         return None
     where = f"{error.filename}: " if error.filename else ""
-    hint = "check the name of the path" if error.errno in _OF_NAMES else advise("free space", "choose another --out")
-    return one_line(f"{where}{error.strerror}; {hint}")
+    return one_line(f"{where}{error.strerror}; {way_out(error)}")
 
 
 def open_lost_streams() -> None:

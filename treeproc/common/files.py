@@ -29,6 +29,10 @@ from treeproc.common.storage import AnyPath, RemotePath
 TEMPORARY_PREFIX = ".tmp-"
 LOCK = ".lock"  # of a locked folder
 _MESSAGE_CHARS = 150
+# Errors about the name of a path.
+_OF_NAMES = {
+    errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.EEXIST
+}  # fmt: skip
 
 
 def file_sha256(path: AnyPath) -> str:
@@ -48,6 +52,11 @@ def atomic_write(path: AnyPath, content: bytes) -> None:
         return
     with atomic_output(path) as file:
         file.write(content)
+
+
+def way_out(error: OSError) -> str:
+    """Return what a user can do if the file system refuses a path or a write."""
+    return "check the name of the path" if error.errno in _OF_NAMES else advise("free space", "choose another --out")
 
 
 @contextmanager
@@ -71,8 +80,7 @@ def atomic_output(path: AnyPath) -> Iterator[IO[bytes]]:
             os.fsync(file.fileno())
             os.replace(temporary, path)  # before the file is closed, which ends its lock
     except OSError as error:
-        first = advise("free space", "choose another --out")
-        raise UserError(f"cannot write {path}: {error.strerror}; {first}, then run the same command again") from None
+        raise UserError(f"cannot write {path}: {error.strerror}; {way_out(error)}, then run the same command again") from None
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
@@ -122,7 +130,7 @@ def is_stream(path: AnyPath) -> bool:
         return False
     try:
         mode = path.stat().st_mode
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; choose another name") from None

@@ -155,9 +155,13 @@ def claim_folder(out: AnyPath, kind: Kind, settings: type[Settings] | None = Non
     """Check that a command may write a folder of this kind as `out`, which `option` names. Every writer calls this first.
 
     It also removes temporary files of commands that were killed. Raises UserError if `out` is a folder of another kind, or lies
-    at a place for files of another kind. It also does so for a file in `out` that is not ours and that the command would
-    replace. A config.yaml is ours if it holds `settings`.
+    at a place for files of another kind, or is a file. It also does so for a file in `out` that is not ours and that the command
+    would replace. A config.yaml is ours if it holds `settings`.
     """
+    if isinstance(out, Path):
+        there = next(path for path in (out, *out.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise UserError(f"{option}: {there} is a file, but must be a folder; choose another {option}")
     _refuse_owned(out, kind, option)
     found = kind_of(out)
     if found is not None and found not in (kind, *kind.beside):
@@ -177,7 +181,8 @@ def claim_folder(out: AnyPath, kind: Kind, settings: type[Settings] | None = Non
 def claim_output(path: AnyPath, inputs: Mapping[str, AnyPath | None], option: str = "output") -> None:
     """Check the place of a single file that `option` names, before anything is written. Devices and pipes may be anywhere.
 
-    Raises UserError if it is one of `inputs`, perhaps by another name, or a place for files of a folder of `KINDS`.
+    Raises UserError if it is one of `inputs`, perhaps by another name, or a place for files of a folder of `KINDS`. Also if it
+    is a folder, or lies in a folder that is missing.
     """
     if is_stream(path):
         return
@@ -185,6 +190,12 @@ def claim_output(path: AnyPath, inputs: Mapping[str, AnyPath | None], option: st
         if one is not None and is_same_file(path, one):
             raise UserError(f"{option} must be another file than {name}, which it would replace, but both are {one}")
     _refuse_owned(path, None, option)
+    if isinstance(path, Path):
+        place = Path(os.path.realpath(path))
+        if place.is_dir():
+            raise UserError(f"{option}: {path} is a folder; give the name of a file")
+        if not place.parent.is_dir():
+            raise UserError(f"{option}: there is no folder {place.parent} for this file; make it, or choose another {option}")
 
 
 def is_same_file(one: AnyPath, other: AnyPath) -> bool:

@@ -13,8 +13,10 @@ from treeproc.common.messages import tell
 from treeproc.common.provenance import Recorder, recorded
 from treeproc.common.settings import Effect, UserError, differences, dump_settings, excluded, load_settings, read_yaml
 from treeproc.common.storage import AnyPath
+from treeproc.common.store_requests import StoreRefuses
 from treeproc.parsers import describe_parser
 from treeproc.pretrained_pieces import TokenizerPieces
+from treeproc.readers.line_ranges import FilesChanged
 from treeproc.readers.numbered_lines import refuse_pipes
 from treeproc.shards.records import PackedRecords
 from treeproc.shards.schema import SMALLEST, SPLIT_NAME, SPLITS
@@ -23,7 +25,7 @@ from treeproc.stages.config import PreprocessConfig, check_extension, check_reus
 from treeproc.stages.encode import encoded_columns
 from treeproc.stages.parse_and_encode import ParseAndEncode, check_columns, parsed_columns
 from treeproc.stages.text_stage import NothingLeft, TextStage
-from treeproc.stages.text_work import BadInput
+from treeproc.stages.text_work import BadInput, has_work, remove_work
 from treeproc.stages.tree_config import TreeConfig
 
 SAMPLE = Path(__file__).parent.parent / "sample"
@@ -54,17 +56,19 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     first_text = not (out / "text").exists()
     out.mkdir(parents=True, exist_ok=True)
     with locked(out), recorded(out, COMMAND) as record:
-        stage = TextStage(config, out, record)
         try:
+            stage = TextStage(config, out, record)
             config = stage.settle()
             try:
                 write_settings_once(config, out)
             except UserError:
-                stage.remove_work()
+                remove_work(out)
                 raise
             text = stage.make()
-        except (NothingLeft, BadInput):
-            stage.remove_work()
+        except (NothingLeft, BadInput, FilesChanged, StoreRefuses) as error:
+            if isinstance(error, StoreRefuses) and has_work(out):
+                raise  # it may answer later, and the job then goes on
+            remove_work(out)
             if first_text:
                 record.withdraw()
                 _forget(out, made)

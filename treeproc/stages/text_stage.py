@@ -63,11 +63,6 @@ class TextStage:
         self.config = self.config.with_shard_size(sum(counts.values()))
         return self.config
 
-    def remove_work(self) -> None:
-        """Remove what was left for a job that continues."""
-        if self._work is not None:
-            self._work.remove()
-
     def make(self) -> PackedRecords:
         """Make shards of filtered examples. Another text under the same folder is refused."""
         folder, config, inputs = self.out / "text", self.config, self.config.inputs()
@@ -85,7 +80,7 @@ class TextStage:
         if index:
             changed = differences(index["inputs"], lines)
             if changed:
-                self.remove_work()
+                remove_work(self.out)
                 names = ", ".join(line.split(":")[0] for line in changed)
                 raise UserError(f"the text of {names} differs from the text of {self.out}; choose another --out")
             if records := self._finished(index, lines):

@@ -281,6 +281,11 @@ def remove_work(out: AnyPath) -> None:
         remove_folder(work)
 
 
+def has_work(out: AnyPath) -> bool:
+    """Return whether a job left something for a job that continues."""
+    return any(isinstance(work, RemotePath) or any(work.iterdir()) for work in work_folders(out))
+
+
 def work_folders(out: AnyPath) -> list[AnyPath]:
     """Return all work folders of a data set."""
     found = out.folders() if isinstance(out, RemotePath) else out.glob(f"{_WORK}*")
