@@ -449,6 +449,23 @@ def test_a_report_has_scores_intervals_matrices_and_examples_of_classifiers(run,
     assert wrong.returncode == 2 and "lines: test has no line 26" in wrong.stderr
 
 
+def test_a_report_needs_no_text_and_takes_every_result(run, tmp_path):
+    data = load_trained(run)[0].data
+    shutil.copytree(data, tmp_path / "data", ignore=shutil.ignore_patterns("text"))
+    one = Path(shutil.copytree(run, tmp_path / "run"))
+    config = one / "config.yaml"
+    config.write_text(config.read_text().replace(str(data), str(tmp_path / "data")))
+    classify_run(one, ClassifySettings(split="test"))
+    done = run_here("report.py", "--out", tmp_path / "report", one)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert "text/index.json is missing" in report["runs"][0]["missing"][0]["said"] and "examples" not in report
+    classify_run(run, ClassifySettings(split="test", checkpoint="last"))
+    done = run_here("report.py", "--out", tmp_path / "last", run, "split=test.last", "lines=[3]")
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "last" / "report.json").read_text())["examples"][0]["text"] == texts()[2]
+
+
 def test_settings_of_translations_and_other_classes_are_refused(run, tmp_path):
     done = run_here("evaluate.py", "--out", run, "decoding.beam_size=2", "untrained=true")
     assert done.returncode == 2 and "decoding, untrained: is for translations; leave it out" in done.stderr

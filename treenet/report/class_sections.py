@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from treenet.data.splits import read_sources
 from treenet.report.markup import TableCell, number, paragraph, show_status, text
-from treenet.report.report_inputs import ReportRun, own_index
+from treenet.report.report_inputs import Missing, ReportRun, own_index
 from treenet.report.report_model import Page
 from treenet.report.settings import ReportSettings
 from treeproc.common.files import read_text
@@ -33,16 +33,21 @@ def choose_class_examples(runs: Sequence[ReportRun], settings: ReportSettings) -
     """Return the chosen examples, or those in which predictions differ most from each other, and then from the class.
 
     Runs whose scores are stale, or of another text than the first run's, take no part. There is none without their data
-    set, or of pairs. Raises UserError for a line that the split does not have.
+    set or its text, or of pairs. Raises UserError for a line that the split does not have.
     """
-    split = settings.split
+    split = settings.split  # or another result of one, as test.last
     there = [run for run in runs if split in run.scores and not run.statuses[split].changed and own_index(run)]
+    there = [run for run in there if run.scores[split].get("own_data", True)]
     there = [run for run in there if run.fingerprints.get("text_fingerprint") == there[0].fingerprints.get("text_fingerprint")]
     index = own_index(there[0]) if there else None
     if index is None or index.get("pairs"):
         return []
-    rows = {run.name: _predictions(run, split) for run in there}
-    names, texts = class_names(index), read_sources(there[0].data, split)
+    try:
+        texts = read_sources(there[0].data, there[0].scores[split].get("split", split))
+    except UserError as error:
+        there[0].missing.append(Missing(f"no examples: {error}"))
+        return []
+    names, rows = class_names(index), {run.name: _predictions(run, split) for run in there}
     first = rows[there[0].name]
     if settings.lines:
         numbers = [line - 1 for line in settings.lines]
