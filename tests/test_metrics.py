@@ -34,7 +34,9 @@ from treenet.evaluation.buckets import count_words, format_buckets, score_bucket
 from treenet.evaluation.settings import BucketConfig
 from treenet.report.score_sections import best_value
 from treenet.tasks.translation_metrics import (
+    METRICS,
     OF_STUDIES,
+    Metric,
     build_tokenizer,
     choose_tokenizer,
     compute_scores,
@@ -118,6 +120,12 @@ def test_every_metric_of_studies_is_computed_from_numbers_of_its_sentences(name)
     assert statistics.shape == (len(lines), len(statistics_of(name))) and statistics.dtype == np.int64
     sampled = sample_metric(name, statistics, 20)
     assert sampled[0] == pytest.approx(compute_scores(lines, REFERENCES)[name]) and len(set(sampled)) > 3
+
+
+def test_numbers_of_sentences_follow_the_tokeniser_of_the_metric(monkeypatch):
+    """They were those of 13a for every BLEU of lines."""
+    monkeypatch.setitem(METRICS, "bleu_char", Metric("BLEU of characters", "char BLEU", "BLEU", {"tokenize": "char"}))
+    test_every_metric_of_studies_is_computed_from_numbers_of_its_sentences("bleu_char")
 
 
 def test_a_comparison_takes_further_references():

@@ -141,7 +141,7 @@ def test_scores_of_other_weights_are_made_anew_and_in_comparisons_refused_until_
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     before = score_run(run)
     assert all(len(entry["weights_sha256"]) == 64 and entry["software"] for entry in before.values())
-    assert read_fresh_scores(SCORED, run, "") == before
+    assert read_fresh_scores(SCORED, run) == before
     run_training(make_config(data, "max_steps=28", "average=last"), run)
     warn_of_stale_results(run)
     message = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
@@ -152,11 +152,11 @@ def test_scores_of_other_weights_are_made_anew_and_in_comparisons_refused_until_
     with pytest.raises(
         UserError, match=rf"scores of valid are stale: the run has changed since then \(weights .*; to renew it: {command}valid$"
     ):
-        read_fresh_scores(SCORED, run, "")
+        read_fresh_scores(SCORED, run)
     after = score_run(run)
     for name, folder in (("test", "averaged"), ("test.last", "checkpoints/step_00000028")):
         assert after[name]["weights_sha256"] == file_sha256(run / folder / "model.safetensors") != before[name]["weights_sha256"]
-    assert read_fresh_scores(SCORED, run, "") == after
+    assert read_fresh_scores(SCORED, run) == after
 
 
 def test_other_data_of_the_vocabulary_gets_scores_of_its_own(finished, tmp_path):

@@ -126,11 +126,12 @@ def bleu_statistics(
     references: Sequence[str],
     tokenizer: str | None = None,
     more_references: Sequence[Sequence[str]] = (),
+    rules: str = "13a",
 ) -> np.ndarray:
     """Return the statistics of BLEU for each sentence [lines, BLEU_STATISTICS]: numbers of matching n-grams, and lengths.
 
-    They are of detokenised lines, or with a `tokenizer` of tokenised BLEU. With `more_references`, an n-gram may match any of a
-    line's references, and the reference of the closest length counts.
+    They are of detokenised lines by the `rules` of sacrebleu, or with a `tokenizer` of tokenised BLEU. With `more_references`, an
+    n-gram may match any of a line's references, and the reference of the closest length counts.
     """
     sides = [lines, references, *more_references]
     for one in sides[1:]:
@@ -139,7 +140,7 @@ def bleu_statistics(
         split = build_tokenizer(tokenizer)
         sides = [[split(line) for line in side] for side in sides]
     # Effective order concerns only the score of the single sentence, which is not used.
-    metric = BLEU(tokenize="13a" if tokenizer is None else "none", effective_order=True)
+    metric = BLEU(tokenize=rules if tokenizer is None else "none", effective_order=True)
     sentences = [metric.sentence_score(line, correct) for line, *correct in zip(*sides, strict=True)]
     return np.array([[*score.counts, score.sys_len, score.ref_len] for score in sentences], dtype=np.int64)
 
@@ -180,7 +181,8 @@ def sentence_statistics(
     """Return the statistics of a metric for each sentence [lines, statistics_of(metric)]. `tokenizer` is for one of tokens."""
     known = METRICS[metric]
     if known.kind == "BLEU":
-        return bleu_statistics(lines, references, tokenizer if known.reads == "tokens" else None, more_references)
+        split = tokenizer if known.reads == "tokens" else None
+        return bleu_statistics(lines, references, split, more_references, known.options["tokenize"])
     return np.array(known.build()._extract_corpus_statistics(lines, [references, *more_references]), dtype=np.int64)
 
 

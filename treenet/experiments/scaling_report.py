@@ -84,7 +84,7 @@ def read_result(config: ScalingConfig, folder: AnyPath, more: References = ()) -
     These are the statistics of the metric, the nll of the reference and its target tokens. Old scores have no nll.
     """
     split, metric = config.grid.split, config.grid.metric
-    scores = read_fresh_scores((split,), folder, "remove the folder and run the same command again", dict[str, _Scores])
+    scores = read_fresh_scores((split,), folder, dict[str, _Scores])
     if not _needed(metric) <= scores.get(split, {}).keys():
         raise UserError(
             f"{folder / 'scores.json'} has no scores of {split}; run workflows/evaluate.py --out {folder} split={split}"

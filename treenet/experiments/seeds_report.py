@@ -43,7 +43,7 @@ LABELS = {"system": str, "seed": int}
 
 def read_result(measures: Measures, folder: AnyPath) -> tuple[dict[str, dict], dict[str, str]]:
     """Read the recorded results of a cell's predictions: their scores, and the numbers of single examples."""
-    scores = read_fresh_scores(SCORED, folder, "remove the folder and run the same command again", dict[str, _Scores])
+    scores = read_fresh_scores(SCORED, folder, dict[str, _Scores])
     lines: dict[str, str] = {}
     for result in TESTED:
         if result in scores:

@@ -62,9 +62,9 @@ def describe_stale(names: Sequence[str], folder: AnyPath) -> str:
     return "; ".join(f"{name}: {stale[name].changed}" for name in names if name in stale)
 
 
-def read_fresh_scores(names: Sequence[str], folder: AnyPath, hint: str, form: type | None = None) -> dict[str, dict]:
+def read_fresh_scores(names: Sequence[str], folder: AnyPath, form: type | None = None) -> dict[str, dict]:
     """Read scores.json of a run. Raises UserError if it does not have the `form`, or if those of `names` are stale."""
-    scores = read_json(folder / SCORES, hint, form)
+    scores = read_json(folder / SCORES, "remove the folder and run the same command again", form)
     for name, status in stale_scores(folder).items():
         if name in names:
             raise UserError(f"{folder}: the scores of {name} are {status.describe()}")
