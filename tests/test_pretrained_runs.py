@@ -1,10 +1,14 @@
 """Runs with a pretrained encoder: continued elsewhere, on several workers, and shared."""
 
+import json
+import os
+import pickle
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
@@ -17,6 +21,7 @@ from treenet import from_pretrained, load_run
 from treenet.experiments.seeds import SeedsConfig
 from treenet.experiments.seeds_report import FORM
 from treenet.experiments.study import make_study, run_study
+from treenet.extras.frozen_states import write_states
 from treenet.jobs.train_run import run_training
 from treenet.runs.loading import load_model
 from treeproc.common.settings import UserError, load_settings
@@ -91,6 +96,55 @@ def test_a_classifier_is_shared_without_its_encoder(made, tmp_path):
     assert shared.classify(lines, trees=trees) == wanted and shared.classes == run.classes
     texts = [path.read_text() for path in (tmp_path / "shared").rglob("*") if path.suffix in (".json", ".yaml", ".md")]
     assert len(texts) > 4 and not any(str(tmp_path) in text for text in texts)
+
+
+def change_weights(encoder: Path, **values: torch.Tensor) -> None:
+    path = encoder / "model.safetensors"
+    save_file(load_file(path) | values, path, {"format": "pt"})
+
+
+def name_weights(encoder: Path, name: str) -> None:
+    """Move the weights to a file with this name, which the index names."""
+    names = dict.fromkeys(load_file(encoder / "model.safetensors"), name)
+    (encoder / "model.safetensors").rename(encoder / name)
+    (encoder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda encoder: (encoder / "model.safetensors").write_bytes(pickle.dumps([1] * 99)), "cannot read the weights of .*"),
+        (lambda encoder: os.truncate(encoder / "model.safetensors", 4000), "cannot read the weights of .*"),
+        (lambda encoder: change_weights(encoder, **{"embeddings.LayerNorm.bias": torch.full((16,), torch.nan)}), "not finite"),
+        (lambda encoder: damage_config(encoder, num_attention_heads=3), "config.json .* describes no model"),
+        (lambda encoder: damage_config(encoder, hidden_act="evil"), "config.json .* describes no model"),
+        (lambda encoder: damage_config(encoder, hidden_size="16"), "config.json .* describes no model"),
+        (lambda encoder: damage_config(encoder, vocab_size=None), "a number as vocab_size"),
+        (lambda encoder: damage_config(encoder, model_type=["bert"]), "a model of type .*, which is not an encoder"),
+        (lambda encoder: name_weights(encoder, "../outside.safetensors"), "must name files of safetensors in its folder"),
+        (lambda encoder: name_weights(encoder, "weights.bin"), "must name files of safetensors in its folder"),
+    ],
+)
+def test_a_damaged_encoder_is_one_line(made, tmp_path, damage, message):
+    encoder = shutil.copytree(made[0], tmp_path / "encoder")
+    damage(encoder)
+    with pytest.raises(UserError, match=message):
+        run_training(config_of((encoder, made[1])), tmp_path / "run")
+    with pytest.raises(UserError, match=message):
+        write_states(made[1], encoder, tmp_path / "states", in_this_process=True)
+    assert not (tmp_path / "states").exists()
+
+
+def test_code_that_a_configuration_names_is_not_run(made, tmp_path):
+    """Transformers would download the layer from there, and run its code."""
+    encoder = shutil.copytree(made[0], tmp_path / "encoder")
+    (encoder / "evil.py").write_text("raise SystemExit(9)\n")
+    damage_config(encoder, _attn_implementation="somebody/kernel", attn_implementation="somebody/kernel")
+    damage_config(encoder, auto_map={"AutoModel": "evil.Model", "AutoConfig": "evil.Config"})
+    config = config_of((encoder, made[1]), log_every=1)
+    run_training(config, tmp_path / "run")
+    run_training(config_of(made, log_every=1), tmp_path / "plain")
+    assert losses(tmp_path / "run") == losses(tmp_path / "plain")
 
 
 # Studies over seeds.

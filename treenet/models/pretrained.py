@@ -24,7 +24,7 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.layers.dropout import Dropout, mix
 from treenet.layers.linear import build_linear
-from treeproc.common.errors import UserError
+from treeproc.common.errors import UserError, one_line
 from treeproc.common.extras import require
 from treeproc.common.files import read_json
 from treeproc.common.storage import AnyPath
@@ -35,6 +35,7 @@ ENCODER = "encoder.embedding.pretrained."  # begins the names of its parameters 
 OF_THE_FILE = ("_name_or_path", "transformers_version")  # of config.json: where it was and what wrote it
 # Settings of config.json that change no state.
 _OF_NO_STATE = (*OF_THE_FILE, "architectures", "dtype", "torch_dtype")
+_OF_CODE = ("model_type", "auto_map", "attn_implementation", "experts_implementation")
 FACTS = "pretrained"  # of run.json and meta.json
 
 
@@ -52,11 +53,7 @@ def pretrained_facts(config: ModelConfig, data: AnyPath, index: Mapping) -> dict
             f"subwords.tokenizer={folder}"
         )
     described = _read_config(folder)
-    if not any((folder / name).exists() for name in ("model.safetensors", "model.safetensors.index.json")):
-        raise UserError(
-            f"model.pretrained.folder: {folder} has no model.safetensors, and no other form of weights is read; "
-            "AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it"
-        )
+    _check_weights(folder)
     _check_tokenizer(folder, data, described, index["tokenizer"]["pieces"])
     return {FACTS: {"config": described, "tokenizer": index["tokenizer"]}}
 
@@ -206,22 +203,29 @@ def hash_encoder(described: Mapping, weights: Mapping[str, Tensor]) -> str:
 
 
 def load_pretrained(leaves: PretrainedLeaves, folder: Path) -> None:
-    """Load the weights of a folder, of safetensors alone and without the network. Raises UserError if some are missing."""
+    """Load the weights of a folder, of safetensors alone and without the network.
+
+    Raises UserError if some are missing, damaged or not finite.
+    """
     from transformers import AutoModel
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     try:
         model, loaded = AutoModel.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32,
-            output_loading_info=True,
+            folder, config=leaves.pretrained.config, local_files_only=True, trust_remote_code=False, use_safetensors=True,
+            dtype=torch.float32, output_loading_info=True,
         )  # fmt: skip
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # transformers and safetensors raise any kind on damaged files
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"model.pretrained.folder: cannot read the weights of {folder}: {reason[:200]}") from None
     wanted, found = leaves.pretrained.state_dict(), model.state_dict()
     if missing := sorted(name for name in wanted if name not in found or name in loaded["missing_keys"]):
         raise UserError(f"model.pretrained.folder: {folder} has no weights {missing[0]} ({len(missing)} missing)")
+    if broken := sorted(name for name in wanted if not found[name].isfinite().all()):
+        raise UserError(f"model.pretrained.folder: {folder} has weights that are not finite: {broken[0]}; copy it again")
     leaves.pretrained.load_state_dict({name: found[name] for name in wanted})
 
 
@@ -236,12 +240,33 @@ def _read_config(folder: Path) -> dict[str, Any]:
     described = read_json(path, "copy it from the pretrained encoder again")
     kind = described.get("model_type")
     decodes = described.get("is_encoder_decoder") or described.get("is_decoder") or kind in ("bart", "mbart", "mvp")
-    if kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or decodes:
+    if not isinstance(kind, str) or kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or decodes:
         raise UserError(
             f"model.pretrained.folder: {folder} holds a model of type {kind}, which is not an encoder that transformers "
             "trains as a masked language model; choose BERT, RoBERTa, DeBERTa, XLM-R, ModernBERT or a similar one"
         )
+    if "quantization_config" in described or not isinstance(described.get("vocab_size", 0), int):
+        raise UserError(
+            f"{path} must have no quantization_config, and a number as vocab_size; choose an encoder in full precision"
+        )
     return described
+
+
+def _check_weights(folder: Path) -> None:
+    """Raise UserError if the weights are not in files of safetensors in the folder."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").exists():
+        return
+    if not index.exists():
+        raise UserError(
+            f"model.pretrained.folder: {folder} has no model.safetensors, and no other form of weights is read; "
+            "AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it"
+        )
+    files = read_json(index, "copy it again").get("weight_map")
+    if not isinstance(files, dict) or not all(
+        str(file).endswith(".safetensors") and Path(file).name == file for file in files.values()
+    ):
+        raise UserError(f"model.pretrained.folder: {index} must name files of safetensors in its folder; copy it again")
 
 
 def _check_tokenizer(folder: Path, data: AnyPath, described: Mapping, pieces: int) -> None:
@@ -266,10 +291,17 @@ def _build_encoder(described: Mapping) -> nn.Module:
     require("transformers", "model.pretrained")
     from transformers import AutoConfig, AutoModel
 
-    values = {name: value for name, value in described.items() if name not in ("model_type", "auto_map")}
-    with torch.random.fork_rng(devices=[]):
-        config = AutoConfig.for_model(described["model_type"], **values)
-        model = AutoModel.from_config(config, trust_remote_code=False).float()
+    # Implementations of layers that a file names would be downloaded and run.
+    values = {name: value for name, value in described.items() if name not in _OF_CODE and not name.startswith("_")}
+    try:
+        with torch.random.fork_rng(devices=[]):
+            config = AutoConfig.for_model(described["model_type"], **values)
+            model = AutoModel.from_config(config, trust_remote_code=False).float()
+    except MemoryError:
+        raise
+    except Exception as error:  # transformers raises any kind on settings that fit no model
+        reason = one_line(f"{type(error).__name__}: {error}", 200)
+        raise UserError(f"config.json of the pretrained encoder describes no model ({reason}); copy it again") from None
     if getattr(model, "pooler", None) is not None:
         model.pooler = None  # a layer that no model here reads
     for module in list(model.modules()):
