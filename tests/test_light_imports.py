@@ -84,3 +84,66 @@ def test_the_first_names_of_the_library_load_no_compiler():
     names = "treenet.load_run, treenet.TreeAttention, treenet.TreeEncoder, treenet.collate"
     found = run_python(f"import sys, treenet; {names}; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)")
     assert found.stdout == "True False\n", found.stderr
+
+
+# What is on the screen when a command begins to load a heavy library, which then ends it. `{heavy}` are none of it.
+SCREENS = """
+import importlib.machinery, io, json, sys
+class Screen(io.TextIOBase):
+    def __init__(self):
+        self.lines, self.first = [""], None
+    def isatty(self):
+        return True
+    def write(self, text):
+        if self.first is None:
+            self.first = [text, [name for name in ("numpy", "pyarrow", "pydantic", *{heavy}) if name in sys.modules]]
+        for part in text.replace("\\x1b[K", "").splitlines(keepends=True):
+            *_, self.lines[-1] = (self.lines[-1] + part).rstrip("\\n").split("\\r")
+            self.lines += [""] * part.endswith("\\n")
+        return len(text)
+class Heavy:
+    def find_spec(self, name, *_):
+        return importlib.machinery.ModuleSpec(name, self) if name in {heavy} else None
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        found[command] = [line for line in sys.stderr.lines if line.strip()]
+        raise SystemExit(0)
+sys.meta_path.insert(0, Heavy())
+found, firsts, out = {{}}, [], sys.stdout
+from treenet.cli.main import run_command
+for command, arguments in {commands!r}.items():
+    sys.stdout, sys.stderr = io.StringIO(), Screen()
+    try:
+        run_command(command, arguments)
+    except SystemExit:
+        pass
+    firsts.append(sys.stderr.first)
+out.write(json.dumps([firsts[0], found]))
+"""
+
+
+def test_every_command_has_a_word_on_the_screen_before_it_loads_a_heavy_library(tmp_path):
+    (tmp_path / "text").write_text("A dog runs .\n")
+    out, data, text = f"--out={tmp_path / 'out'}", f"data={tmp_path / 'none'}", f"input={tmp_path / 'text'}"
+    run = f"--out={tmp_path / 'none'}"
+    commands = {
+        "preprocess": ["--sample", out, "workers=0"],
+        "demo": [out],
+        "frozen-states": [out, data, f"encoder={tmp_path / 'none'}", "workers=0"],
+        **{name: [out, data] for name in ("train", "train-classifier", "train-lm")},
+        "train-parser": [out, "--config=parser_en"],
+        **{name: [run] for name in ("average-checkpoints", "evaluate", "serve", "score-lm", "unsupervised-parse", "probe")},
+        **{name: [run, text] for name in ("translate", "classify")},
+        "align": [run, text, f"target={tmp_path / 'text'}"],
+        "scaling": ["--sample", out, data],
+        "compare-seeds": ["--config=seeds_sst5", out, data],
+        "control": [out],
+        "tune": ["--config=tune_sample", out, data],
+        "report": [out, str(tmp_path / "none")],
+    }
+    done = run_python(SCREENS.format(heavy=HEAVY, commands=commands))
+    first, found = json.loads(done.stdout)
+    assert first == ["\rpreprocess: loading ...\x1b[K", []]
+    assert found.keys() == commands.keys(), "a command ended before it loaded a heavy library"
+    assert all(found.values()), f"an empty screen: {[name for name, lines in found.items() if not lines]}"

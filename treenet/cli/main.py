@@ -2,7 +2,8 @@
 
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import NoReturn
@@ -93,6 +94,28 @@ def run_script(path: str) -> None:
 
 
 def _run(name: str) -> None:
-    from treeproc.common.command_line import run_cli
+    with _first_word(name):
+        from treeproc.common.command_line import run_cli
 
-    run_cli(lambda argv: resolve_name(COMMANDS[name][0])(argv))
+    def run(argv: Sequence[str]) -> None:
+        with _first_word(name):
+            command = resolve_name(COMMANDS[name][0])
+        command(argv)
+
+    run_cli(run)
+
+
+@contextmanager
+def _first_word(name: str) -> Iterator[None]:
+    """Show on a terminal that a command is being loaded, before anything of it is."""
+    screen = sys.stderr
+    if screen is None or "--quiet" in sys.argv or not screen.isatty():
+        yield
+        return
+    screen.write(f"\r{name}: loading ...\x1b[K")
+    screen.flush()
+    try:
+        yield
+    finally:
+        screen.write("\r\x1b[K")
+        screen.flush()

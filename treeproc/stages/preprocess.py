@@ -10,6 +10,7 @@ from treeproc.common.extras import require
 from treeproc.common.files import atomic_write, locked
 from treeproc.common.folder_kinds import DATA_SET, claim_folder
 from treeproc.common.messages import tell
+from treeproc.common.progress import phase
 from treeproc.common.provenance import Recorder, recorded
 from treeproc.common.settings import Effect, UserError, differences, dump_settings, excluded, load_settings, read_yaml
 from treeproc.common.storage import AnyPath
@@ -51,7 +52,8 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     open_choice, config = config.parser.treebank_words is None, config.settled(read_written_settings(out))
     if open_choice and config.parser.knows_treebank_words and config.parser.treebank_words is False:
         tell(f"{out} began with parser.treebank_words=false, and continues with it")
-    parser, target_parser = check_settings(config)
+    with phase("checking settings and parser", after=30.0):
+        parser, target_parser = check_settings(config)
     made = [folder for folder in (out, *out.parents) if not folder.exists()] if isinstance(out, Path) else []
     first_text = not (out / "text").exists()
     out.mkdir(parents=True, exist_ok=True)
