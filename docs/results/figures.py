@@ -244,6 +244,12 @@ def test_p_values(row: Row) -> Figures:
     return [row.test().p_value, *([row.test().holm_p_value] if len(beside) > 1 else [])]
 
 
+def last_valid(row: Row) -> Figures:
+    """The nll on valid after the last update of the only seed."""
+    (record,) = row.records
+    return [record["curve"]["valid"]["nll"][-1]]
+
+
 def batches_per_epoch(row: Row) -> Figures:
     return [row.records[0]["facts"]["batches_per_epoch"]]
 

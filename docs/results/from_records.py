@@ -32,6 +32,7 @@ from figures import (
     from_model,
     grid,
     holm,
+    last_valid,
     lowest_nll,
     mean,
     on_valid,
@@ -101,6 +102,10 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         *grid((None, partial(mean, "nll"), partial(mean, "")), *(Row("iwslt14_relative_tuning_gpu", cell) for cell in TUNING)),
         *grid((None, partial(mean, "nll"), partial(mean, "")), Row("iwslt14_relative_tuning", "drop30_smooth10")),
     ],
+    ("translation.md", "The second study#2"): grid(
+        (None, partial(mean, TRAIN_NLL), last_valid, partial(mean, "nll"), partial(mean, "")),
+        *(Row("iwslt14_relative_gate", model) for model in ("updates3000", "updates4500")),
+    ),
     ("translation.md", "IWSLT'14#0"): grid(
         (None, pairs, *BY_SEED),
         *(Row("iwslt14", model) for model in ("transformer", "tree_transformer", "shuffled", "relative_positions")),
