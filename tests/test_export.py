@@ -108,7 +108,7 @@ def test_what_is_neither_free_nor_an_export_is_refused(world):
     for other, message in (
         ("mine", "must be a new folder or an earlier export"),
         ("lightconv", "is a training run, and this command would write an export there"),
-        ("mine/notes.txt", "must be a new folder or an earlier export"),
+        ("mine/notes.txt", "is a file, but must be a folder; choose another --out"),
     ):
         with pytest.raises(UserError, match=message):
             run_export(world, "transformer", out=other)

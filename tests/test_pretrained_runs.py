@@ -176,7 +176,7 @@ def study_of(made, out: Path, systems: dict, **changes: object):
 )
 def test_a_study_finds_before_its_first_cell_what_a_later_system_lacks(compared, tmp_path, system, message):
     with pytest.raises(UserError, match=f"^other-seed1: .*{message}"):
-        study_of(compared, tmp_path / "out", {"good": {}, "other": system})
+        run_study(study_of(compared, tmp_path / "out", {"good": {}, "other": system}))
     assert not (tmp_path / "out").exists()
 
 
@@ -192,4 +192,4 @@ def test_a_system_takes_back_a_rate_and_a_finished_study_needs_no_encoder(compar
     assert "frozen " in capsys.readouterr().out
     shutil.rmtree(tmp_path / "out" / "cells" / "frozen-seed2")
     with pytest.raises(UserError, match="^frozen-seed2: model.pretrained.folder: .* has no config.json"):
-        study_of(*arguments, **scale)
+        run_study(study_of(*arguments, **scale))

@@ -453,7 +453,7 @@ def test_bad_input_is_one_line_and_writes_nothing(folder, tmp_path, monkeypatch)
         (["--out", str(tmp_path / "out"), tree, "lines=[99]"], "has no line 99"),
         (["--out", str(tmp_path / "out"), tree, "baseline=other"], "baseline must be one of tree, but is other"),
         (["--out", str(tmp_path / "out"), tree, "sentence=3"], "unknown key"),
-        (["--out", str(tmp_path / "file"), tree, "sentences=0"], "cannot make the folder"),
+        (["--out", str(tmp_path / "file"), tree, "sentences=0"], "is a file, but must be a folder; choose another --out"),
     ):
         with pytest.raises(UserError, match=expected) as raised:
             main(arguments)

@@ -337,7 +337,7 @@ def test_a_comparison_on_data_without_classes_is_refused_at_its_start(tmp_path):
     unlabelled = write_labelled(tmp_path / "data", {"train": make_rows(4)}, columns=["leaves", "nodes", "spans"])
     config = load_settings(SeedsConfig, None, **TINY, data=unlabelled)
     with pytest.raises(UserError, match="tree_transformer-seed1: .* has no classes"):
-        make_study(FORM, config, tmp_path / "out", None)
+        run_study(make_study(FORM, config, tmp_path / "out", None))
     assert not (tmp_path / "out").exists()
 
 

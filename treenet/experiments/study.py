@@ -163,25 +163,29 @@ class Study:
 def make_study(form: StudyForm, config: StudyConfig, out: AnyPath, records: AnyPath | None, more: References = ()) -> Study:
     """Make the study in the folder `out`, with the records of its cells in another folder, if they are kept.
 
-    `more` has the lines of the files `grid.more_references`. Raises UserError if a cell that is not done cannot be trained.
+    `more` has the lines of the files `grid.more_references`.
     """
-    cells, recording = study_cells(config, out), Recording(form.labels, form.read(config, more), records)
-    done = {name for name, entry in Ledger.read(out).entries.items() if entry.status == DONE and _is_scored(out / "cells" / name)}
-    done |= recording.find_done(cells)
-    _check_models(cell for cell in cells if cell.name not in done)
-    return Study(form, config, out, cells, form.work(config, more), recording)
+    recording = Recording(form.labels, form.read(config, more), records)
+    return Study(form, config, out, study_cells(config, out), form.work(config, more), recording)
 
 
 def _is_scored(folder: AnyPath) -> bool:
     return (folder / SCORES).exists()
 
 
-def _check_models(cells: Iterable[Cell]) -> None:
-    """Check loggers and model of the cells, of those that differ in the seed one."""
-    checked: dict[str, Cell] = {}
-    for cell in cells:
-        checked.setdefault(cell.config.model_dump_json(exclude={"seed"}), cell)
-    for cell in checked.values():
+def _check_cells(study: Study) -> None:
+    """Check loggers and models of the cells that are not done, of those that differ in the seed one.
+
+    Raises UserError if a cell cannot be trained.
+    """
+    entries = Ledger.read(study.out).entries
+    done = {name for name, entry in entries.items() if entry.status == DONE and _is_scored(study.out / "cells" / name)}
+    done |= study.recording.find_done(study.cells)
+    first: dict[str, Cell] = {}
+    for cell in study.cells:
+        if cell.name not in done:
+            first.setdefault(cell.config.model_dump_json(exclude={"seed"}), cell)
+    for cell in first.values():
         try:
             check_loggers(cell.config, cell.folder)
             check_model(cell.config)
@@ -190,7 +194,8 @@ def _check_models(cells: Iterable[Cell]) -> None:
 
 
 def show_study(study: Study) -> str:
-    """Print the state of every cell, one per line, and the table so far."""
+    """Return the state of every cell, one per line, and the table so far. Raises UserError as `_check_cells`."""
+    _check_cells(study)
     ledger, recorded = Ledger.read(study.out), study.recording.find_done(study.cells)
 
     def state(name: str) -> str:
@@ -204,12 +209,14 @@ def show_study(study: Study) -> str:
 def run_study(study: Study) -> None:
     """Run the cells that are not done, and print the report of all. If some cells remain, end the process with an error status.
 
-    Without Ray, several such commands may work on one study. The last one to end reports on all cells.
+    Without Ray, several such commands may work on one study. The last one to end reports on all cells. Raises UserError as
+    `check_cells`, before anything is written.
     """
     out, recording = study.out, study.recording
     claim_folder(out, study.form.kind, type(study.config))
     if recording.folder is not None:
         claim_folder(recording.folder, RECORDS, option="--records")
+    _check_cells(study)
     make_run_folder(out)
     with locked(out, shared=not need_ray(study.cells)):
         recorded = recording.find_done(study.cells)
