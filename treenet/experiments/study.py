@@ -165,8 +165,8 @@ def make_study(form: StudyForm, config: StudyConfig, out: AnyPath, records: AnyP
 
     `more` has the lines of the files `grid.more_references`.
     """
-    recording = Recording(form.labels, form.read(config, more), records)
-    return Study(form, config, out, study_cells(config, out), form.work(config, more), recording)
+    cells = study_cells(config, out)  # first, because it checks the settings
+    return Study(form, config, out, cells, form.work(config, more), Recording(form.labels, form.read(config, more), records))
 
 
 def _is_scored(folder: AnyPath) -> bool:
