@@ -168,7 +168,7 @@ def test_the_card_and_the_curves(trained):
 
 @pytest.mark.parametrize("language", ["en", "de", "fr"])
 def test_the_card_has_the_scores_of_the_last_part_of_each_treebank(language, tmp_path):
-    """Of the shipped models, whose scores.json has all parts."""
+    """The cards are those of the shipped models, whose scores.json has all parts."""
     shipped = REPOSITORY / "treeproc/models" / language
     config = load_settings(TrainParserConfig, REPOSITORY / f"workflows/configs/parser_{language}.yaml")
     scores = json.loads((shipped / "scores.json").read_text())

@@ -29,7 +29,7 @@ from treeproc.common.storage import AnyPath
 
 VERSION = 1
 CURVE_POINTS = 200  # of training, and the same number of validation
-_HINT = "remove the folder and run the same command again"
+HINT = "remove the folder and run the same command again"
 _DIGITS = 5
 _MOST = 1_000_000  # the most words of a sentence, so that no sum over sentences overflows
 
@@ -82,7 +82,7 @@ class Recording:
 
     def make(self, run_dir: AnyPath, entry: Entry) -> Record:
         """Make the record of a cell that is done. Raises UserError if its folder is incomplete."""
-        facts = read_facts(run_dir, _HINT, ("parameters",))
+        facts = read_facts(run_dir, HINT, ("parameters",))
         scores, sentences = self.read(run_dir)
         return Record(
             version=VERSION,
@@ -197,8 +197,8 @@ def _read_training(run_dir: AnyPath) -> Training:
     lines, sessions = read_metrics(run_dir), read_sessions(run_dir)
     trained = [session for session in sessions if session.workers] or sessions  # of lost workers, nothing is known
     if not lines or "elapsed" not in lines[-1]:
-        raise UserError(f"{run_dir / 'metrics.jsonl'} is damaged: it has no complete line; {_HINT}")
-    meta = read_json(run_dir / "averaged" / META, _HINT, needed=("step",))
+        raise UserError(f"{run_dir / 'metrics.jsonl'} is damaged: it has no complete line; {HINT}")
+    meta = read_json(run_dir / "averaged" / META, HINT, needed=("step",))
     train = [line for line in lines if line["event"] == "train"]
     rates, memory = ([line[name] for line in train if name in line] for name in ("tokens_per_s", "memory_gib"))
     return Training(

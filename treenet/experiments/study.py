@@ -9,7 +9,7 @@ from treenet.evaluation.evaluate import References
 from treenet.evaluation.significance import EXPLORATORY, SeedTest
 from treenet.experiments.grid import CellWork, run_cells_here, run_cells_in_processes
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
-from treenet.experiments.records import Record, Recording, describe_unlike
+from treenet.experiments.records import HINT, Record, Recording, describe_unlike
 from treenet.experiments.study_grid import StudyConfig, study_cells
 from treenet.jobs.train_job import check_model
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
@@ -17,6 +17,7 @@ from treenet.loggers.feed import check_loggers
 from treenet.runs.metrics_log import write_png
 from treenet.runs.result_provenance import NOT_RECORDED
 from treenet.runs.run_results import SCORES, stale_scores
+from treenet.tasks.registry import build_task
 from treeproc.common.errors import CommandEnded
 from treeproc.common.extras import require
 from treeproc.common.files import atomic_write, file_lock, json_bytes, lock_place, locked, read_json
@@ -24,6 +25,7 @@ from treeproc.common.folder_kinds import RECORDS, Kind, claim_folder
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import AnyPath
+from treeproc.shards.store import read_index
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -64,7 +66,7 @@ def describe_stale(names: Sequence[str], folder: AnyPath) -> str:
 
 def read_fresh_scores(names: Sequence[str], folder: AnyPath, form: type | None = None) -> dict[str, dict]:
     """Read scores.json of a run. Raises UserError if it does not have the `form`, or if those of `names` are stale."""
-    scores = read_json(folder / SCORES, "remove the folder and run the same command again", form)
+    scores = read_json(folder / SCORES, HINT, form)
     for name, status in stale_scores(folder).items():
         if name in names:
             raise UserError(f"{folder}: the scores of {name} are {status.describe()}")
@@ -188,7 +190,7 @@ def _check_cells(study: Study) -> None:
     for cell in first.values():
         try:
             check_loggers(cell.config, cell.folder)
-            check_model(cell.config)
+            check_model(cell.config, read_index(cell.config.data / "encoded"), build_task(cell.config))
         except UserError as error:
             raise UserError(f"{cell.name}: {error}") from None
 
@@ -210,7 +212,7 @@ def run_study(study: Study) -> None:
     """Run the cells that are not done, and print the report of all. If some cells remain, end the process with an error status.
 
     Without Ray, several such commands may work on one study. The last one to end reports on all cells. Raises UserError as
-    `check_cells`, before anything is written.
+    `_check_cells`, before anything is written.
     """
     out, recording = study.out, study.recording
     claim_folder(out, study.form.kind, type(study.config))

@@ -45,7 +45,7 @@ def check_job(config: TrainConfig) -> Job:
         require("ray", f"workers={config.workers}", "give workers=0 to train in this process")
     config = config.with_absolute_paths()
     index, task = read_index(config.data / "encoded"), build_task(config)
-    of_model = check_model(config)
+    of_model = check_model(config, index, task)
     with phase("hashing the shards"):
         check_hashes(config.data / "encoded", "train", *({"valid"} & set(index["totals"])))
     with phase("reading the index, building the plan"):
@@ -68,12 +68,11 @@ def check_job(config: TrainConfig) -> Job:
     return Job(config, facts)
 
 
-def check_model(config: TrainConfig) -> dict[str, Any]:
+def check_model(config: TrainConfig, index: Index, task: Task) -> dict[str, Any]:
     """Check the model, its encoder and its states against the data set, and return what RUN/run.json records of them.
 
     It reads no shards. Raises UserError for what does not fit.
     """
-    index, task = read_index(config.data / "encoded"), build_task(config)
     task.check(index)
     sizes = task.sizes(index)
     states = _check_states(config, task, sizes, index)
