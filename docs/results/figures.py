@@ -12,7 +12,8 @@ import numpy as np
 
 from treenet.config import OptimizerConfig
 from treenet.evaluation.significance import LEVEL, SeedTest, t_quantile
-from treenet.experiments.control import draw_corpora, systems_of
+from treenet.experiments.control import DAMAGE, draw_corpora, systems_of
+from treenet.experiments.control_data import Corpus
 from treenet.experiments.control_table import Row as ControlRow
 from treenet.experiments.control_table import build_result
 from treenet.experiments.recorded_study import report_records, study_grid
@@ -259,19 +260,21 @@ def parameters(row: Row) -> Figures:
 
 
 @cache
-def control(rung: str) -> Mapping[tuple[str, str], ControlRow]:
-    """Return the rows of the control by system and group of test sentences."""
+def control(rung: str) -> Mapping[tuple[str, str | int], ControlRow]:
+    """Return the rows of the control by system and group of test sentences, or in rung b by system and pairs."""
     settings = ControlSettings.model_validate({"rung": rung, "all": rung == "a"})
-    corpora = draw_corpora(settings)
+    # The sentences of rung c come from a parser; their table needs no bounds and no groups.
+    corpora = dict.fromkeys((*DAMAGE, "labels"), Corpus({})) if rung == "c" else draw_corpora(settings)
     found = {corpus: records(f"control_{rung}/{corpus}") for corpus in corpora}
-    return {(row.system, row.group): row for row in build_result(settings, systems_of(settings), corpora, found, {}).rows}
+    rows = build_result(settings, systems_of(settings), corpora, found, {}).rows
+    return {(row.system, row.pairs if rung == "b" else row.group): row for row in rows}
 
 
-def of_control(rung: str, system: str, group: str, names: Sequence[str]) -> Figures:
+def of_control(rung: str, system: str, group: str | int, names: Sequence[str]) -> Figures:
     return [getattr(control(rung)[system, group], name) for name in names]
 
 
-def control_grid(columns: Sequence[Sequence[str]], rung: str, *rows: tuple[str, str]) -> list[list[Cell]]:
+def control_grid(columns: Sequence[Sequence[str]], rung: str, *rows: tuple[str, str | int]) -> list[list[Cell]]:
     """A table of the control; a column without names is one of labels."""
     return [[partial(of_control, rung, *row, names) if names else None for names in columns] for row in rows]
 

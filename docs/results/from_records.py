@@ -35,6 +35,7 @@ from figures import (
     last_valid,
     lowest_nll,
     mean,
+    of_control,
     on_valid,
     other_mean,
     p_value,
@@ -79,6 +80,7 @@ CONTROL = (
     "tree2seq_other_trees", "bilstm", "multi_granularity", "sinusoids", "structural_positions", "tree_distance",
     "tree_traversal", "deprel_head", "child_sum_tree2seq", "relative_positions",
 )  # fmt: skip
+PARSED_CONTROL = ("tree_transformer", "damaged_15", "damaged_40", "other_trees", "random_trees", "transformer")
 NLL_OF_CONTROL = ("nll", "half")
 _above = partial(Row, "sst5_pretrained_tuning", baseline="tree_r1_d3")
 _sick = partial(Row, "sick", baseline="bilstm")
@@ -154,6 +156,13 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         ((), (), (), ("bound",), NLL_OF_CONTROL, ("exact",)),
         "d",
         *((system, depth) for system in CONTROL[:3] for depth in ("depth to 4", "depth 6 to 8")),
+    ),
+    ("control.md", "The words show the order too#0"): [
+        [None, *(partial(of_control, "b", system, pairs, NLL_OF_CONTROL) for pairs in (250, 1000, 4000, 16_000))]
+        for system in CONTROL[:3]
+    ],
+    ("control.md", "Worse trees of real sentences#0"): control_grid(
+        ((), (), NLL_OF_CONTROL, ("exact",), ("chrf",)), "c", *((system, "") for system in PARSED_CONTROL)
     ),
     ("windows.md", "The effect of windows on quality#0"): [
         *grid(
