@@ -260,6 +260,9 @@ def test_verdict_about_sizes():
     assert judge_sizes(rows(2.0, 1.0, 0.1))[0] and judge_sizes(rows(0.2, 3.0, 0.1))[0] and judge_sizes(rows(2.0))[0]
     assert "less than a tenth" in judge_sizes(rows(0.3, 0.1))[1]
     assert "does not fall to a half" in judge_sizes(rows(1.0, 2.0))[1] and not judge_sizes(rows(1.0, 2.0))[0]
+    as_good = replace(PLAIN, system="other", trees=OTHER, nll=3.0, bound=None)
+    found, text = judge_sizes([*rows(2.0, 0.1), as_good])
+    assert not found and "less than a tenth at all sizes: 100 pairs +0.00" in text
 
 
 def test_verdict_about_parses():

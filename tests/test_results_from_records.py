@@ -45,7 +45,6 @@ PARTS_WITHOUT_RECORD = {
 # Tables without a score of a trained model.
 OTHER_TABLES = {
     ("control.md", "Every model that reads a tree#0"),
-    ("control.md", "Two more rungs#0"),
     ("README.md", "Where to go#0"),
     ("finetuning.md", "Commands#0"),
     ("language_models.md", "Cost#0"),

@@ -15,7 +15,7 @@ from treenet.evaluation.significance import LEVEL, SeedTest, t_quantile
 from treenet.experiments.control import DAMAGE, draw_corpora, systems_of
 from treenet.experiments.control_data import Corpus
 from treenet.experiments.control_table import Row as ControlRow
-from treenet.experiments.control_table import build_result
+from treenet.experiments.control_table import build_result, half_interval, sentence_nll
 from treenet.experiments.recorded_study import report_records, study_grid
 from treenet.experiments.records import Record, read_records
 from treenet.experiments.scaling_report import sample_scores
@@ -262,7 +262,8 @@ def parameters(row: Row) -> Figures:
 @cache
 def control(rung: str) -> Mapping[tuple[str, str | int], ControlRow]:
     """Return the rows of the control by system and group of test sentences, or in rung b by system and pairs."""
-    settings = ControlSettings.model_validate({"rung": rung, "all": rung == "a"})
+    seeds = [1, 2, 3] if rung == "b" else [1]
+    settings = ControlSettings.model_validate({"rung": rung, "all": rung == "a", "seeds": seeds})
     # The sentences of rung c come from a parser; their table needs no bounds and no groups.
     corpora = dict.fromkeys((*DAMAGE, "labels"), Corpus({})) if rung == "c" else draw_corpora(settings)
     found = {corpus: records(f"control_{rung}/{corpus}") for corpus in corpora}
@@ -277,6 +278,13 @@ def of_control(rung: str, system: str, group: str | int, names: Sequence[str]) -
 def control_grid(columns: Sequence[Sequence[str]], rung: str, *rows: tuple[str, str | int]) -> list[list[Cell]]:
     """A table of the control; a column without names is one of labels."""
     return [[partial(of_control, rung, *row, names) if names else None for names in columns] for row in rows]
+
+
+def above_right_trees(system: str) -> Figures:
+    """The nll of a sentence in rung c above that of right trees, and half the interval over the sentences, in pairs."""
+    found = {one["labels"]["model"]: one for corpus in ("labels", *DAMAGE) for one in records(f"control_c/{corpus}")}
+    excess = sentence_nll(found[system]) - sentence_nll(found["tree_transformer"])
+    return [float(excess.mean()), half_interval(excess)]
 
 
 def on_valid(study: str, model: str) -> float:

@@ -77,7 +77,7 @@ def build_result(
                 and round(float(record["labels"]["fraction"]) * settings.all_sizes[-1]) == size
                 and record["labels"]["seed"] in settings.seeds
             ]
-            nll = np.mean([_nll(record) for record in found], axis=0)
+            nll = np.mean([sentence_nll(record) for record in found], axis=0)
             exact = np.mean([_is_exact(record) for record in found], axis=0)
             names = list(dict.fromkeys(corpus.groups)) or [""]
             for group in names:
@@ -91,7 +91,7 @@ def build_result(
                         seeds=len(found),
                         group=group,
                         nll=float(nll[chosen].mean()),
-                        half=_half(nll[chosen]),
+                        half=half_interval(nll[chosen]),
                         bound=float(np.array(corpus.bounds)[chosen].mean()) if len(corpus.bounds) else None,
                         exact=float(100 * exact[chosen].mean()),
                         chrf=float(np.mean([record["scores"]["test"][SECOND] for record in found])) if not group else None,
@@ -102,7 +102,8 @@ def build_result(
     return Result(rows, *judge(rows))
 
 
-def _nll(record: Record) -> np.ndarray:
+def sentence_nll(record: Record) -> np.ndarray:
+    """Return the nll of every test sentence in nats. Raises UserError for a record without it."""
     if NLL not in record["sentences"]:
         raise UserError(f"the record of {record['cell']} has no nll of sentences; remove it and run the same command again")
     return numbers(record, NLL, most=10**9) / NLL_SCALE
@@ -117,7 +118,8 @@ def _is_exact(record: Record) -> np.ndarray:
     return exact
 
 
-def _half(values: np.ndarray) -> float:
+def half_interval(values: np.ndarray) -> float:
+    """Return half the 95 % interval of a mean over sentences."""
     return _Z * float(values.std(ddof=1)) / math.sqrt(len(values))
 
 
@@ -144,16 +146,22 @@ def judge_bounds(rows: Sequence[Row]) -> tuple[bool, str]:
 
 
 def judge_sizes(rows: Sequence[Row]) -> tuple[bool, str]:
-    """Judge rung b: the tree must help at one size, and less at the largest one."""
-    without = {row.pairs: row.nll for row in rows if row.trees == NONE}
-    gains = {row.pairs: without[row.pairs] - row.nll for row in rows if row.trees == RIGHT}
+    """Judge rung b: right trees must help at one size, beside other trees and none, and less at the largest size."""
+    others: dict[int, float] = {}
+    for row in rows:
+        if row.trees != RIGHT:
+            others[row.pairs] = min(row.nll, others.get(row.pairs, math.inf))
+    gains = {row.pairs: others[row.pairs] - row.nll for row in rows if row.trees == RIGHT}
     shown = ", ".join(f"{size:,} pairs {gain:+.2f}" for size, gain in gains.items())
     best, largest = max(gains, key=lambda size: gains[size]), max(gains)
-    if gains[best] < _LEAST_GAIN * without[best]:
+    if gains[best] < _LEAST_GAIN * others[best]:
         return False, f"The control failed: right trees lower the nll of a sentence by less than a tenth at all sizes: {shown}."
     if len(gains) > 1 and gains[largest] > gains[best] / 2:
         return False, f"The control failed: the gain in nll does not fall to a half with more data: {shown}."
-    return True, f"The instrument finds the tree, and the words replace it where data are many: gain in nll a sentence: {shown}."
+    return True, (
+        "The instrument finds the tree, and the words replace it where data are many: gain in nll a sentence over the better of "
+        f"other trees and none: {shown}."
+    )
 
 
 def judge_parses(rows: Sequence[Row]) -> tuple[bool, str]:
