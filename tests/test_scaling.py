@@ -249,13 +249,33 @@ def test_overlay_is_key_by_key():
     assert overlay({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"c": 4}, "d": {"e": 5}}) == {"a": {"b": 1, "c": 4}, "d": {"e": 5}}
 
 
-@pytest.mark.parametrize("given", [{}, {"decoder.*": 2.0}])
-def test_a_model_may_replace_or_take_back_what_the_study_sets(data, tmp_path, given):
+@pytest.mark.parametrize(
+    ("given", "merged"),
+    [
+        ({"decoder.*": 2.0}, [("decoder.*", 2.0), ("*norm*", 0.0), ("encoder.*", 0.5)]),
+        ({"encoder.*": 0.1, "decoder.*": 2.0}, [("encoder.*", 0.1), ("decoder.*", 2.0), ("*norm*", 0.0)]),
+        ({"encoder.*": None}, [("*norm*", 0.0)]),
+        ({"encoder.*": 1.0, "*norm*": 0.0}, [("encoder.*", 1.0), ("*norm*", 0.0)]),
+        ({}, []),
+        (None, []),
+    ],
+)
+def test_a_model_changes_and_takes_back_single_patterns_of_the_study(data, tmp_path, given, merged):
+    """Its patterns stand before those of the study, because the first one that matches counts."""
+    cells = study_cells(scaled(data, given), tmp_path)
+    scales = {cell.labels["model"]: list(cell.config.lr_scale.items()) for cell in cells}
+    assert scales == {"tree_transformer": [("*norm*", 0.0), ("encoder.*", 0.5)], "transformer": merged}
+
+
+def test_a_model_cannot_take_back_a_pattern_that_the_study_lacks(data, tmp_path):
+    with pytest.raises(UserError, match=r"grid.models.transformer: lr_scale.encodr.*: must be a valid number, but is None"):
+        study_cells(scaled(data, {"encodr.*": None}), tmp_path)
+
+
+def scaled(data, given) -> ScalingConfig:
     models = {"tree_transformer": {"model": {"name": "tree_transformer"}}, "transformer": {"lr_scale": given}}
-    values = {**STUDY, "lr_scale": {"encoder.*": 0.5}, "grid": {**STUDY["grid"], "models": models}}
-    cells = study_cells(load_settings(ScalingConfig, None, **values, data=data), tmp_path)
-    scales = {cell.labels["model"]: cell.config.lr_scale for cell in cells}
-    assert scales == {"tree_transformer": {"encoder.*": 0.5}, "transformer": given}
+    values = {**STUDY, "lr_scale": {"*norm*": 0.0, "encoder.*": 0.5}, "grid": {**STUDY["grid"], "models": models}}
+    return load_settings(ScalingConfig, None, **values, data=data)
 
 
 # End to end.

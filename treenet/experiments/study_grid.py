@@ -49,17 +49,26 @@ def check_name(field: str, name: str) -> None:
         raise ValueError(f"{field}: a name is part of a folder's and must be letters, digits, _ and ., but is {name!r}")
 
 
-# Settings that are a mapping, and no section of settings.
-_MAPPINGS = frozenset(name for name, field in TrainConfig.model_fields.items() if get_origin(field.annotation) is dict)
+# Settings that are a mapping of patterns, of which the first that matches counts.
+_PATTERNS = frozenset(name for name, field in TrainConfig.model_fields.items() if get_origin(field.annotation) is dict)
 
 
 def overlay(values: dict, over: dict) -> dict:
-    """Override `values` by those of `over`, sections key by key. A setting is replaced as a whole, also one that is a mapping."""
+    """Override `values` by those of `over`, sections key by key, and mappings of patterns as `_overlay_patterns` does."""
     merged = dict(values)
     for key, value in over.items():
-        both = key not in _MAPPINGS and isinstance(value, dict) and isinstance(merged.get(key), dict)
-        merged[key] = overlay(merged[key], value) if both else value
+        before = merged.get(key)
+        if key in _PATTERNS and isinstance(value, dict | None):
+            merged[key] = _overlay_patterns(before or {}, value or {})
+        else:
+            merged[key] = overlay(before, value) if isinstance(value, dict) and isinstance(before, dict) else value
     return merged
+
+
+def _overlay_patterns(values: dict, over: dict) -> dict:
+    """Put the patterns of `over` before the others of `values`. None takes one of `values` back; an empty `over` takes all."""
+    others = {pattern: value for pattern, value in values.items() if over and pattern not in over}
+    return {pattern: value for pattern, value in over.items() if value is not None or pattern not in values} | others
 
 
 class Place(NamedTuple):
