@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 
-from test_pretrained import config_of, damage_config
+from test_pretrained import config_of, damage_config, leaves_of
 from tiny_pretrained import write_both
 from toyruns import losses, train_ranks
 
@@ -103,6 +103,10 @@ def change_weights(encoder: Path, **values: torch.Tensor) -> None:
     save_file(load_file(path) | values, path, {"format": "pt"})
 
 
+def cast_weights(encoder: Path, dtype: torch.dtype) -> None:
+    change_weights(encoder, **{name: value.to(dtype) for name, value in load_file(encoder / "model.safetensors").items()})
+
+
 def name_weights(encoder: Path, name: str) -> None:
     """Move the weights to a file with this name, which the index names."""
     names = dict.fromkeys(load_file(encoder / "model.safetensors"), name)
@@ -116,6 +120,12 @@ def name_weights(encoder: Path, name: str) -> None:
         (lambda encoder: (encoder / "model.safetensors").write_bytes(pickle.dumps([1] * 99)), "cannot read the weights of .*"),
         (lambda encoder: os.truncate(encoder / "model.safetensors", 4000), "cannot read the weights of .*"),
         (lambda encoder: change_weights(encoder, **{"embeddings.LayerNorm.bias": torch.full((16,), torch.nan)}), "not finite"),
+        (
+            lambda encoder: cast_weights(encoder, torch.int8),
+            "weights of type I8: .*; choose an encoder in full or half precision",
+        ),
+        (lambda encoder: cast_weights(encoder, torch.float8_e4m3fn), "weights of type F8_E4M3: "),
+        (lambda encoder: damage_config(encoder, intermediate_size=8), r"of shape \(24,\), and its config.json describes \(8,\)"),
         (lambda encoder: damage_config(encoder, num_attention_heads=3), "config.json .* describes no model"),
         (lambda encoder: damage_config(encoder, hidden_act="evil"), "config.json .* describes no model"),
         (lambda encoder: damage_config(encoder, hidden_size="16"), "config.json .* describes no model"),
@@ -125,14 +135,25 @@ def name_weights(encoder: Path, name: str) -> None:
         (lambda encoder: name_weights(encoder, "weights.bin"), "must name files of safetensors in its folder"),
     ],
 )
-def test_a_damaged_encoder_is_one_line(made, tmp_path, damage, message):
+def test_a_damaged_encoder_is_one_line(made, tmp_path, damage, message, capfd):
     encoder = shutil.copytree(made[0], tmp_path / "encoder")
     damage(encoder)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as raised:
         run_training(config_of((encoder, made[1])), tmp_path / "run")
     with pytest.raises(UserError, match=message):
         write_states(made[1], encoder, tmp_path / "states", in_this_process=True)
     assert not (tmp_path / "states").exists()
+    assert "\n" not in str(raised.value) and capfd.readouterr().err == ""
+
+
+def test_weights_of_half_precision_and_other_heads_say_nothing(made, tmp_path, capfd):
+    """Old folders also hold the numbers of positions, which are no weights."""
+    encoder = shutil.copytree(made[0], tmp_path / "encoder")
+    cast_weights(encoder, torch.float16)
+    change_weights(encoder, **{"cls.predictions.bias": torch.zeros(78), "embeddings.position_ids": torch.arange(40)[None]})
+    leaves = leaves_of(encoder, made[1])
+    assert {value.dtype for value in leaves.pretrained.parameters()} == {torch.float32}
+    assert capfd.readouterr().err == ""
 
 
 def test_code_that_a_configuration_names_is_not_run(made, tmp_path):

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from treenet.config import ModelConfig
@@ -37,6 +38,7 @@ OF_THE_FILE = ("_name_or_path", "transformers_version")  # of config.json: where
 _OF_NO_STATE = (*OF_THE_FILE, "architectures", "dtype", "torch_dtype")
 _OF_CODE = ("model_type", "auto_map", "attn_implementation", "experts_implementation")
 FACTS = "pretrained"  # of run.json and meta.json
+_FLOATING = ("F64", "F32", "F16", "BF16")  # types that safetensors names, of weights without a scale
 
 
 def pretrained_facts(config: ModelConfig, data: AnyPath, index: Mapping) -> dict[str, dict]:
@@ -53,7 +55,7 @@ def pretrained_facts(config: ModelConfig, data: AnyPath, index: Mapping) -> dict
             f"subwords.tokenizer={folder}"
         )
     described = _read_config(folder)
-    _check_weights(folder)
+    _weight_files(folder)
     _check_tokenizer(folder, data, described, index["tokenizer"]["pieces"])
     return {FACTS: {"config": described, "tokenizer": index["tokenizer"]}}
 
@@ -205,22 +207,38 @@ def hash_encoder(described: Mapping, weights: Mapping[str, Tensor]) -> str:
 def load_pretrained(leaves: PretrainedLeaves, folder: Path) -> None:
     """Load the weights of a folder, of safetensors alone and without the network.
 
-    Raises UserError if some are missing, damaged or not finite.
+    Raises UserError if some are missing, damaged or not finite, or of another type or shape.
     """
     from transformers import AutoModel
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # its table of weights that do not fit
     try:
+        types = _types_of_weights(folder)
         model, loaded = AutoModel.from_pretrained(
             folder, config=leaves.pretrained.config, local_files_only=True, trust_remote_code=False, use_safetensors=True,
-            dtype=torch.float32, output_loading_info=True,
+            dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip
     except MemoryError:
         raise
     except Exception as error:  # transformers and safetensors raise any kind on damaged files
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"model.pretrained.folder: cannot read the weights of {folder}: {reason[:200]}") from None
+    finally:
+        logging.set_verbosity(verbosity)
+    if other := next((name for name, kind in types.items() if kind not in _FLOATING and not name.endswith("_ids")), None):
+        raise UserError(
+            f"model.pretrained.folder: {folder} has weights of type {types[other]}: {other}; choose an encoder in full or half "
+            "precision"
+        )
+    if unlike := sorted(loaded["mismatched_keys"]):
+        name, shape, described = unlike[0]
+        raise UserError(
+            f"model.pretrained.folder: {folder} has weights {name} of shape {tuple(shape)}, and its config.json describes "
+            f"{tuple(described)}; copy both from the encoder again"
+        )
     wanted, found = leaves.pretrained.state_dict(), model.state_dict()
     if missing := sorted(name for name in wanted if name not in found or name in loaded["missing_keys"]):
         raise UserError(f"model.pretrained.folder: {folder} has no weights {missing[0]} ({len(missing)} missing)")
@@ -252,11 +270,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return described
 
 
-def _check_weights(folder: Path) -> None:
-    """Raise UserError if the weights are not in files of safetensors in the folder."""
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files of weights. Raises UserError if they are not of safetensors in the folder."""
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").exists():
-        return
+        return [folder / "model.safetensors"]
     if not index.exists():
         raise UserError(
             f"model.pretrained.folder: {folder} has no model.safetensors, and no other form of weights is read; "
@@ -267,6 +285,16 @@ def _check_weights(folder: Path) -> None:
         str(file).endswith(".safetensors") and Path(file).name == file for file in files.values()
     ):
         raise UserError(f"model.pretrained.folder: {index} must name files of safetensors in its folder; copy it again")
+    return [folder / file for file in sorted(set(files.values()))]
+
+
+def _types_of_weights(folder: Path) -> dict[str, str]:
+    """Return the type of each tensor in the files of weights, as safetensors names it."""
+    types: dict[str, str] = {}
+    for path in _weight_files(folder):
+        with safe_open(path, "pt") as file:
+            types |= {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    return types
 
 
 def _check_tokenizer(folder: Path, data: AnyPath, described: Mapping, pieces: int) -> None:
