@@ -434,6 +434,28 @@ def test_a_comparison_over_seeds_brings_its_table_and_picture(task, folder, tmp_
     assert json.loads((tmp_path / "out" / "report.json").read_text())["comparisons"]["study"] == report
 
 
+@pytest.mark.parametrize(
+    ("task", "scored", "said"),
+    [
+        ("relatedness", True, "its scores are in {run}/scores.json"),
+        ("relatedness", False, "workflows/evaluate.py --out {run} scores it"),
+        ("masked_lm", False, "workflows/score_lm.py --out {run} scores it"),
+        ("causal_lm", True, "its scores are in {run}/scores.json"),
+        ("chess", False, "train it again with a task that this version has"),
+    ],
+)
+def test_a_run_of_another_task_is_refused_with_the_place_of_its_scores(tmp_path, task, scored, said):
+    config = {"task": task, "data": "data", "model": {"name": "transformer"}, "max_steps": 1, "checkpoint_every": 1}
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    (tmp_path / "run.json").write_text("{}")
+    if scored:
+        (tmp_path / "scores.json").write_text("{}")
+    with pytest.raises(UserError) as raised:
+        read_report_inputs([f"{tmp_path}/"], "test")
+    wanted = f"{tmp_path}/ is a run of {task}, and a report reads runs of translation and classification, and studies of all "
+    assert str(raised.value) == f"{wanted}tasks; {said.format(run=tmp_path)}"
+
+
 def test_bad_input_is_one_line_and_writes_nothing(folder, tmp_path, monkeypatch):
     main = main_of("report.py")
     (tmp_path / "empty").mkdir()

@@ -22,6 +22,7 @@ from treenet.runs.mirror import RunMirror
 from treenet.runs.result_provenance import PARSE, ResultStatus, RunState
 from treenet.runs.run_json import FACTS, read_facts
 from treenet.runs.run_results import PROBES, SCORES, read_scores, read_system
+from treenet.tasks.registry import TASKS
 from treeproc.common.command_names import as_called
 from treeproc.common.errors import quoted
 from treeproc.common.files import check_form, is_plausible, read_json, read_text
@@ -203,7 +204,10 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
             )
     config = _read_config(folder / "config.yaml")
     if (task := config.get("task", "translation")) not in ("translation", "classification"):
-        raise UserError(f"{given} is a run of {task}, which has its own table: {folder / 'scores.json'}")
+        raise UserError(
+            f"{given} is a run of {task}, and a report reads runs of translation and classification, and studies of all tasks; "
+            + _place_of_scores(task, given.rstrip("/"), is_scored=(folder / SCORES).is_file())
+        )
     scores = {name: one for name, one in read_scores(folder).items() if isinstance(one, dict) and not name.startswith(PARSE)}
     state, probes, facts = RunState(folder, given), read_probes(folder).get(AVERAGED), read_facts(folder, _TRAIN_AGAIN)
     for values, file in ((scores, SCORES), (probes, PROBES), (facts, FACTS)):
@@ -242,6 +246,14 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         command = f"python workflows/evaluate.py --out {out} split={split}"
         run.missing.append(Missing(f"no {what} of {split}", as_called(command)))
     return run
+
+
+def _place_of_scores(task: str, given: str, *, is_scored: bool) -> str:
+    if task not in TASKS:
+        return "train it again with a task that this version has"
+    if is_scored:
+        return f"its scores are in {given}/{SCORES}"
+    return f"workflows/{TASKS[task].scorer} --out {shlex.quote(given)} scores it"
 
 
 def _check_numbers(values: object, path: Path) -> None:
