@@ -1,17 +1,17 @@
 """Grids of runs: the ledger through kills and changes, and cells that fail, with work that takes no time."""
 
 import json
+import multiprocessing
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import toyruns  # noqa: F401 (the forkserver's modules: its processes start without the seconds that they take to load)
 
 from treenet.config import TrainConfig
 from treenet.experiments.grid import CellWork
@@ -19,6 +19,7 @@ from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITI
 from treenet.experiments.study import run_cells
 from treenet.jobs.train_job import stop_on_sigterm
 from treeproc.common.files import locked
+from treeproc.common.messages import messages_shown
 from treeproc.common.settings import UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -89,38 +90,30 @@ def test_a_run_that_was_stopped_stops_the_grid_and_comes_first_next_time(tmp_pat
     assert set(run(tmp_path, cells[::-1], make_work(log)).values()) == {DONE} and log == ["a", "b", "b", "c"]
 
 
-KILLED = """
-import os, sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-from test_grid import make_cells, make_work, run
-from treenet.experiments.grid import CellWork
-folder, log = Path(sys.argv[1]), []
-work = make_work(log)
+PROCESSES = multiprocessing.get_context("forkserver")
 
-def train(config, folder):
-    summary = work.train(config, folder)
-    if folder.name == "c":
-        (folder / "here").touch()
-        time.sleep(60)
-    return summary
 
-run(folder, make_cells(folder, "a", "b", "c", "d"), CellWork(train, work.score))
-"""
+def run_and_wait_in_c(folder: Path) -> None:
+    work = make_work([])
+
+    def train(config, folder):
+        summary = work.train(config, folder)
+        if folder.name == "c":
+            (folder / "here").touch()
+            time.sleep(60)
+        return summary
+
+    run(folder, make_cells(folder, "a", "b", "c", "d"), CellWork(train, work.score))
 
 
 def test_sigkill_in_the_middle_loses_and_repeats_nothing(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    command = [sys.executable, "-c", KILLED, str(tmp_path), str(Path(__file__).parent)]
-    driver = subprocess.Popen(command, env=environment)
-    deadline = time.monotonic() + 240
-    while not (tmp_path / "cells" / "c" / "here").exists():
-        assert driver.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    driver = PROCESSES.Process(target=run_and_wait_in_c, args=(tmp_path,))
+    driver.start()
+    wait_for((tmp_path / "cells" / "c" / "here").exists)
     with pytest.raises(UserError, match=f"another process is writing to {tmp_path}"), locked(tmp_path):
         pass  # as cells in Ray do
-    driver.send_signal(signal.SIGKILL)
-    driver.wait()
+    driver.kill()
+    driver.join()
     entries = Ledger.read(tmp_path).entries
     assert [entries[name].status for name in "abcd"] == [DONE, DONE, RUNNING, WAITING]
     log = []
@@ -172,39 +165,43 @@ class Slow:
         return [(name, int(pid)) for what, name, pid in lines if what == event]
 
 
-def work_side_by_side(folder: Path, names: str, parallel: int) -> None:
-    """A command of a grid."""
+def work_side_by_side(folder: Path, names: str, parallel: int, output: Path) -> None:
+    """A command of a grid. All that it writes goes to `output`."""
+    with open(output, "w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
     slow = Slow(folder, 0.1)
-    with locked(folder, shared=True):
+    with messages_shown(), locked(folder, shared=True):
         cells = make_cells(folder, *names)
         run_cells(cells, CellWork(slow.train, slow.score), Ledger.open(folder, cells), parallel)
 
 
-SIDE_BY_SIDE = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from test_grid import work_side_by_side
-from treeproc.common.messages import messages_shown
-if __name__ == "__main__":
-    with messages_shown():
-        work_side_by_side(Path(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
-"""
+class Command(PROCESSES.Process):
+    """A process with its output."""
+
+    def __init__(self, folder: Path, names: str, parallel: int, number: int):
+        self.output = folder / f"output-{number}"
+        super().__init__(target=work_side_by_side, args=(folder, names, parallel, self.output))
+
+    def ended(self) -> str:
+        """Wait for the end, which must be a good one; return the output."""
+        self.join(200)
+        written = self.output.read_text()
+        assert self.exitcode == 0, written
+        return written
 
 
 @contextmanager
 def commands(folder: Path, names: str, count: int, parallel: int = 1):
-    (folder / "command.py").write_text(SIDE_BY_SIDE)
-    here = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": str(here.parent)}
-    command = [sys.executable, str(folder / "command.py"), str(here), str(folder), names, str(parallel)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    started = [subprocess.Popen(command, env=environment, **pipes) for _ in range(count)]
+    started = [Command(folder, names, parallel, number) for number in range(count)]
+    for process in started:
+        process.start()
     try:
         yield started
     finally:
         for process in started:
             process.kill()
+            process.join()
 
 
 def wait_for(what, seconds: float = 200) -> None:
@@ -220,12 +217,11 @@ def test_two_commands_do_every_cell_once_and_both_wait_for_the_end(tmp_path):
     with commands(tmp_path, names, 2) as started:
         wait_for(lambda: len({pid for _, pid in slow.read("start")}) == 2 and len(slow.read("end")) == 7)
         time.sleep(1)
-        assert all(process.poll() is None for process in started), "a cell is still at work"
+        assert all(process.is_alive() for process in started), "a cell is still at work"
         slow.release()
-        message = [process.communicate(timeout=200) for process in started]
-    assert [process.returncode for process in started] == [0, 0], message
+        written = [process.ended() for process in started]
     assert sorted(name for name, _ in slow.read("start")) == sorted(name for name, _ in slow.read("end")) == list(names)
-    assert sum("waiting for cells of other processes: a" in errors for _, errors in message) == 1
+    assert sum("waiting for cells of other processes: a" in output for output in written) == 1
     assert all(entry.starts == 1 and entry.status == DONE for entry in Ledger.read(tmp_path).entries.values())
 
 
@@ -235,11 +231,9 @@ def test_the_cell_of_a_killed_command_is_taken_up_by_the_other(tmp_path):
     with commands(tmp_path, "abcd", 2) as started:
         wait_for(lambda: "b" in dict(slow.read("start")) and {"a", "c", "d"} == dict(slow.read("end")).keys())
         killed = next(process for process in started if process.pid == dict(slow.read("start"))["b"])
-        killed.send_signal(signal.SIGKILL)
+        killed.kill()
         slow.release()
-        other = next(process for process in started if process is not killed)
-        message = other.communicate(timeout=200)
-    assert other.returncode == 0, message
+        next(process for process in started if process is not killed).ended()
     assert [name for name, _ in slow.read("start")].count("b") == 2
     entries = Ledger.read(tmp_path).entries
     assert {name: (entry.status, entry.starts) for name, entry in entries.items()} == {
@@ -273,12 +267,11 @@ def test_processes_of_one_command_share_the_cells_and_print_to_their_folders(tmp
     with commands(tmp_path, "abcdef", 1, parallel=2) as (driver,):
         wait_for(lambda: len(slow.read("start")) == 2)
         slow.release()
-        out, err = driver.communicate(timeout=100)
-    assert driver.returncode == 0, err
+        written = driver.ended()
     assert len({pid for _, pid in slow.read("start")} | {driver.pid}) == 3
     assert sorted(name for name, _ in slow.read("start")) == list("abcdef")
-    assert "training" not in out + err and all(
-        re.search(rf"^{name}: done after 0:\d\d: bleu 12.50$", err, re.MULTILINE) for name in "abcdef"
+    assert "training" not in written and all(
+        re.search(rf"^{name}: done after 0:\d\d: bleu 12.50$", written, re.MULTILINE) for name in "abcdef"
     )
     assert all((tmp_path / "cells" / name / "log.txt").read_text() == f"training {name}\n" for name in "abcdef")
 
@@ -289,8 +282,8 @@ def test_processes_save_and_end_when_their_driver_does(tmp_path, number):
     slow.hold("abc")
     with commands(tmp_path, "abc", 1, parallel=2) as (driver,):
         wait_for(lambda: len(slow.read("start")) == 2)
-        driver.send_signal(number)
-        driver.wait(200)
+        os.kill(driver.pid, number)
+        driver.join(200)
         wait_for(lambda: all(entry.status != RUNNING for entry in Ledger.read(tmp_path).entries.values()))
     entries = Ledger.read(tmp_path).entries
     assert [entries[name].status for name in "abc"] == [INTERRUPTED, INTERRUPTED, WAITING]
@@ -306,8 +299,8 @@ def test_the_cell_of_a_killed_process_is_taken_by_another_of_the_command(tmp_pat
         os.kill(dict(slow.read("start"))["a"], signal.SIGKILL)
         wait_for(lambda: Ledger.read(tmp_path).counts() == "1 running, 1 interrupted, 1 waiting")
         slow.release()
-        _, err = driver.communicate(timeout=100)
-    assert driver.returncode == 0 and "a process ended with status -9" in err
+        written = driver.ended()
+    assert "a process ended with status -9" in written
     assert Ledger.read(tmp_path).entries["a"].starts == 2 and [name for name, _ in slow.read("end")].count("a") == 1
 
 

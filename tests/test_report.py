@@ -412,7 +412,7 @@ def test_a_comparison_over_seeds_brings_its_table_and_picture(task, folder, tmp_
     config = load_settings(SeedsConfig, ROOT / "workflows" / "configs" / f"seeds_{task[:4]}.yaml", [], data=tmp_path)
     (study / "config.yaml").write_bytes(dump_settings(config).encode())
     (study / "ledger.json").write_text('{"cells": {}}')
-    settings = report_settings(tmp_path, "study", str(folder / "plain"))
+    settings = report_settings(tmp_path, "study", str(folder / "plain"), sentences=0)
     write_report(settings, tmp_path / "out", lambda line: None)
     assert "study: no cell of the study is done yet" in (tmp_path / "out" / "index.html").read_text()
     records = Recording(SEEDS_LABELS, lambda path: ({}, {}), ROOT / "docs" / "results" / "runs" / task).kept()

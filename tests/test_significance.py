@@ -35,8 +35,7 @@ def draw(random: np.random.Generator, seeds: int, spread: tuple[float, float, fl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SPREADS)
-@pytest.mark.parametrize("seeds", [3, 5, 10])
+@pytest.mark.parametrize(("seeds", "name"), [*((3, name) for name in SPREADS), (5, "as much of each"), (10, "mostly seeds")])
 def test_an_interval_of_95_percent_holds_the_truth_so_often(seeds, name):
     random, runs = np.random.default_rng(seeds), 600
     tests = [compare_examples(draw(random, seeds, SPREADS[name])) for _ in range(runs)]

@@ -43,7 +43,7 @@ def test_other_trees_for_a_model_that_reads_none_are_refused(tmp_path, data):
 
 @pytest.mark.parametrize("name", names_for("translation"))
 def test_a_run_trains_resumes_averages_and_translates(tmp_path, data, name):
-    config = make_config(data)
+    config = make_config(data, "max_steps=10")
     model = ModelConfig(**config.model.model_dump() | {"name": name} | SETTINGS.get(name, {}))
     config = config.model_copy(update={"model": model})
     summary = run_training(config, tmp_path / "whole")

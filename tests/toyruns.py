@@ -19,7 +19,8 @@ from treenet.training.trainer import train
 from treeproc.common.settings import UserError, load_settings
 
 # Processes start from one that has imported these: in a tenth of a second instead of seconds. Optimisers import Dynamo.
-multiprocessing.set_forkserver_preload(["treenet.training.trainer", "torch._dynamo", "torch.distributed.fsdp"])
+_LIBRARIES = ["torch._dynamo", "torch.distributed.fsdp", "torch.utils.tensorboard", "pyarrow.compute", "numpy.ma", "pytest"]
+multiprocessing.set_forkserver_preload([__name__, "treenet.experiments.study", *_LIBRARIES])
 
 TINY_RUN = {
     "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
