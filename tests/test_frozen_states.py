@@ -17,7 +17,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 
-from commands import run_here  # noqa: E402
+from commands import PROCESSES, run_here  # noqa: E402
 from folder_store import store  # noqa: E402, F401
 from pretrained_data import write_data  # noqa: E402
 from test_pretrained import config_of, damage_config, leaves_of  # noqa: E402
@@ -138,21 +138,25 @@ def test_states_may_lie_in_an_object_store(made, tmp_path, store):  # noqa: F811
     run_training(config_with((encoder, data, remote)), tmp_path / "run")
 
 
+def write_two_files(data: Path, encoder: Path, out: Path) -> None:
+    whole, left = frozen_states._record_batch, [3]
+
+    def record_batch(*given):
+        left[0] -= 1
+        return whole(*given) if left[0] else os.kill(os.getpid(), signal.SIGKILL)
+
+    frozen_states._record_batch = record_batch
+    write_states(data, encoder, out, in_this_process=True)
+
+
 def test_killed_in_the_middle_the_same_command_continues(made, tmp_path):
     """A kill leaves finished files and temporary ones; a cut and a changed file are made again, the others are not."""
     encoder, data, states = made
     out = tmp_path / "states"
-    code = (
-        "import os, signal, sys; from pathlib import Path; import treenet.extras.frozen_states as job\n"
-        "whole, left = job._record_batch, [3]\n"
-        "def record_batch(*given):\n"
-        "    left[0] -= 1\n"
-        "    return whole(*given) if left[0] else os.kill(os.getpid(), signal.SIGKILL)\n"
-        "job._record_batch = record_batch\n"
-        "job.write_states(*map(Path, sys.argv[1:]), in_this_process=True)"
-    )
-    done = subprocess.run([sys.executable, "-c", code, data, encoder, out], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    process = PROCESSES.Process(target=write_two_files, args=(data, encoder, out))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     finished = sorted((out / SHARDS).glob("train-*.arrow"))
     assert len(finished) == 2 and list((out / SHARDS).glob(".tmp-*")) and not (out / SHARDS / "index.json").exists()
     with pytest.raises(UserError, match=r"is not complete; run its .*frozen.states.* command again"):

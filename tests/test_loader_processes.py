@@ -2,13 +2,13 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 import torch
+from commands import PROCESSES
 
 from treenet.data import loader_processes
 from treenet.data.loader_processes import LoaderProcesses
@@ -123,25 +123,22 @@ def test_a_process_that_dies_at_the_same_step_again_ends_the_training(capfd, mon
     assert capfd.readouterr().err.count("starts it again, from step 24") == 1
 
 
-PARENT = """
-import sys, time
-sys.path.insert(0, sys.argv[1])
-from test_loader_processes import Numbers
-from treenet.data.loader_processes import LoaderProcesses
-with LoaderProcesses(Numbers, range(20, 10**6), 2) as stream:
-    items = iter(stream)
-    print(*{next(items).unpack()[2] for _ in range(2)}, stream._server.pid, flush=True)
-    time.sleep(100)
-"""
+def read_two_and_wait(ends: tuple[Connection, Connection]) -> None:
+    ends[0].close()
+    with LoaderProcesses(Numbers, range(20, 10**6), 2) as stream:
+        items = iter(stream)
+        ends[1].send([*{next(items).unpack()[2] for _ in range(2)}, stream._server.pid])
+        time.sleep(100)
 
 
-def test_nothing_stays_where_the_training_is_killed():
-    command = [sys.executable, "-c", PARENT, str(Path(__file__).parent)]
-    parents = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    for parent, how in zip(parents, (signal.SIGKILL, signal.SIGTERM), strict=True):
-        with parent:
-            pids = [int(pid) for pid in parent.stdout.readline().split()]
-            assert len(pids) == 3
-            parent.send_signal(how)
-            parent.wait(100)
-            assert all(map(ended, pids))
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_stays_where_the_training_is_killed(how):
+    ends = PROCESSES.Pipe()
+    parent = PROCESSES.Process(target=read_two_and_wait, args=(ends,))
+    parent.start()
+    ends[1].close()
+    pids = ends[0].recv()
+    assert len(pids) == 3
+    os.kill(parent.pid, how)
+    parent.join(100)
+    assert parent.exitcode == -how and all(map(ended, pids))

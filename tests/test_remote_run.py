@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -10,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import main_of
+from commands import Started, main_of
 from moto_store import SECRET, s3_server
 from safetensors.torch import load_file
 from toydata import write_toy_data
@@ -78,18 +77,16 @@ def finished(bucket, data, tmp_path_factory):
     return out
 
 
-def test_killed_on_one_machine_and_finished_on_another(bucket, data, undisturbed, tmp_path, repository, monkeypatch):
+def test_killed_on_one_machine_and_finished_on_another(bucket, data, undisturbed, tmp_path, monkeypatch):
     out, config = bucket / "killed", tmp_path / "config.yaml"
     config.write_text(dump_settings(tiny_config(data, "max_steps=20000", "checkpoint_every=20", "keep_checkpoints=3")))
-    command = workflow(repository, "train_wmt.py", "--config", config, "--out", out)
-    with open(tmp_path / "log", "w") as log:
-        first = subprocess.Popen(command, stdout=log, stderr=log)
+    first = Started(tmp_path / "log", "train_wmt.py", "--config", config, "--out", out)
     deadline = time.monotonic() + 100
     while not steps_there(out):
-        assert first.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+        assert first.is_alive() and time.monotonic() < deadline, (tmp_path / "log").read_text()
         time.sleep(0.02)
-    first.send_signal(signal.SIGKILL)
-    first.wait()
+    first.kill()
+    first.join()
     assert SECRET not in (tmp_path / "log").read_text()
     step = int(steps_there(out)[-1].removeprefix("step_"))
 

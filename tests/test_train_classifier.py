@@ -1,11 +1,7 @@
 """Training classifiers end to end on toy labels: the workflow, resume, what is chosen and scored, comparisons over seeds."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import asdict, replace
 from functools import partial
@@ -14,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import run_here
+from commands import Started, run_here
 from matplotlib import image
 from torch import nn
 from toylabels import make_rows, write_labelled, write_toy_labels
@@ -47,7 +43,6 @@ from treeproc.common.settings import UserError, load_settings
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 ROOT = Path(__file__).resolve().parent.parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 TINY = {
     "task": "classification",
     "model": {"name": "tree_lstm", "d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1},
@@ -277,16 +272,15 @@ def test_a_comparison_continues_after_a_kill_and_reports_all_seeds(data, tmp_pat
     settings = {**TINY, "data": str(data), "max_steps": 60, "log_every": 4, "grid": {**GRID, "peak_on_test": True}}
     (tmp_path / "config.yaml").write_text(json.dumps(settings))
     out = tmp_path / "out"
-    command = [sys.executable, str(ROOT / "workflows" / "compare_seeds.py"), "--config", str(tmp_path / "config.yaml")]
-    command += ["--out", str(out)]
-    killed = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    command = ["compare_seeds.py", "--config", tmp_path / "config.yaml", "--out", out]
+    killed = Started(tmp_path / "log", *command)
     deadline = time.monotonic() + 200
     while not checkpoint_folders(out / "cells" / "trees-seed1"):
-        assert killed.poll() is None and time.monotonic() < deadline
+        assert killed.is_alive() and time.monotonic() < deadline, (tmp_path / "log").read_text()
         time.sleep(0.01)
-    killed.send_signal(signal.SIGKILL)
-    killed.wait()
-    done = run_here("compare_seeds.py", *command[2:])
+    killed.kill()
+    killed.join()
+    done = run_here(*command)
     assert done.returncode == 0, done.stderr
     entries = Ledger.read(out).entries
     assert {name: entry.status for name, entry in entries.items()} == dict.fromkeys(

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from commands import run_here
+from commands import PROCESSES, Started, run_here
 from safetensors.torch import load_file
 from test_progress import wait_for_lines
 from toydata import write_toy_data
 from toyruns import final_weights, losses, make_config, make_task, same
 
-from treenet.config import ModelConfig, OptimizerConfig
+from treenet.config import ModelConfig, OptimizerConfig, TrainConfig
 from treenet.data.examples import ExampleSource, Prefetcher
 from treenet.data.input_kinds import LEAVES, TREES
 from treenet.jobs.train_run import run_training
@@ -157,25 +157,21 @@ def test_stopped_and_resumed_equals_uninterrupted(data, uninterrupted, tmp_path,
     assert same(final_weights(tmp_path), final_weights(uninterrupted))
 
 
+def train_slowly(config: TrainConfig, run_dir: Path) -> None:
+    train(build_task(config), run_dir, should_stop=lambda: time.sleep(0.15) or False)
+
+
 def test_killed_and_resumed_equals_uninterrupted(data, uninterrupted, tmp_path):
     (tmp_path / "run").mkdir()
-    (tmp_path / "config.yaml").write_text(dump_settings(make_config(data)))
-    script = (
-        "import sys, torch, time; from pathlib import Path; torch.set_num_threads(1)\n"
-        "from treeproc.common.settings import load_settings; from treenet.config import TrainConfig\n"
-        "from treenet.tasks.registry import build_task\n"
-        "from treenet.training.trainer import train\n"
-        "task = build_task(load_settings(TrainConfig, Path(sys.argv[1])))\n"
-        "train(task, Path(sys.argv[2]), should_stop=lambda: time.sleep(0.15) or False)"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "config.yaml"), str(tmp_path / "run")]
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
+    process = PROCESSES.Process(target=train_slowly, args=(make_config(data), tmp_path / "run"))
+    process.start()
     deadline = time.monotonic() + 200
     while not checkpoint_folders(tmp_path / "run"):
-        assert process.poll() is None and time.monotonic() < deadline
+        assert process.is_alive() and time.monotonic() < deadline
         time.sleep(0.02)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert 5 <= int(checkpoint_folders(tmp_path / "run")[-1].name.removeprefix("step_")) < 20
     assert train(make_task(data), tmp_path / "run").finished
     assert losses(tmp_path / "run") == losses(uninterrupted)
@@ -269,18 +265,17 @@ def test_updates_that_are_not_finite_are_skipped_and_twenty_in_a_row_stop(data, 
 def test_sigterm_saves_a_checkpoint_and_the_same_command_finishes(data, tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text(dump_settings(make_config(data, "max_steps=3000", "checkpoint_every=3000", "validate_every=3000")))
-    command = [sys.executable, str(ROOT / "workflows" / "train_wmt.py"), "--config", str(config), "--out", str(tmp_path / "run")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    command, log = ["train_wmt.py", "--config", config, "--out", tmp_path / "run"], tmp_path / "log"
+    process = Started(log, *command)
     deadline = time.monotonic() + 200
     while len(read_metrics(tmp_path / "run")) < 3:
-        assert process.poll() is None and time.monotonic() < deadline
+        assert process.is_alive() and time.monotonic() < deadline, log.read_text()
         time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=100)
-    assert process.returncode == 143 and "the same command continues" in errors
+    process.terminate()
+    process.join(100)
+    assert process.exitcode == 143 and "the same command continues" in log.read_text()
     step = int(latest_checkpoint(tmp_path / "run").name.removeprefix("step_"))
-    done = run_here("train_wmt.py", *command[2:], f"max_steps={step + 2}")
+    done = run_here(*command, f"max_steps={step + 2}")
     assert done.returncode == 0, done.stderr
     assert [line["step"] for line in read_metrics(tmp_path / "run") if line["event"] == "train"] == list(range(1, step + 3))
 

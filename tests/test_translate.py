@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import main_of
+from commands import Started, main_of
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from toyruns import without_phases
 
@@ -297,13 +297,12 @@ def test_a_killed_command_goes_on_after_what_it_had_done(translate, run, lines, 
     assert [path.name for path in tmp_path.iterdir()] == ["in.txt"]
 
     parts = tmp_path / "out.txt.parts"
-    killed = subprocess.Popen(
-        [sys.executable, ROOT / "workflows" / "translate.py", "--out", run, *arguments], stderr=subprocess.DEVNULL
-    )
-    while killed.poll() is None and len(list(parts.glob("*.json"))) < 30:
+    killed = Started(tmp_path / ".log", "translate.py", "--out", run, *arguments)
+    while killed.is_alive() and len(list(parts.glob("*.json"))) < 30:
         time.sleep(0.001)
     killed.kill()
-    assert killed.wait() == -signal.SIGKILL
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
     done = len(list(parts.glob("*.json")))
     assert 30 <= done < 70 and not output.exists()
 

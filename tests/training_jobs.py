@@ -202,9 +202,13 @@ def refused(folder: Path) -> dict:
     }
 
 
-if __name__ == "__main__":
+def run_and_note(name: str, folder: Path) -> None:
+    """Write what the job returns to a file, not to standard output, where Ray writes notes of its own."""
     torch.set_num_threads(1)
     jobs = (lost_node, fewer_nodes, called_back, submitted, full_disk, limited_files)
-    job = {job.__name__: job for job in jobs}[sys.argv[1]]
-    # Not on standard output, where Ray writes notes of its own.
-    (Path(sys.argv[2]) / "result.json").write_text(json.dumps(job(Path(sys.argv[2]))))
+    job = {job.__name__: job for job in jobs}[name]
+    (folder / "result.json").write_text(json.dumps(job(folder)))
+
+
+if __name__ == "__main__":
+    run_and_note(sys.argv[1], Path(sys.argv[2]))
