@@ -4,6 +4,9 @@ import json
 import os
 import pickle
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 
+from commands import run_here, without_times
 from test_pretrained import config_of, damage_config, leaves_of
 from tiny_pretrained import write_both
 from toyruns import losses, train_ranks
@@ -26,7 +30,9 @@ from treenet.jobs.train_run import run_training
 from treenet.runs.loading import load_model
 from treeproc.common.settings import UserError, load_settings
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -214,3 +220,59 @@ def test_a_system_takes_back_a_rate_and_a_finished_study_needs_no_encoder(compar
     shutil.rmtree(tmp_path / "out" / "cells" / "frozen-seed2")
     with pytest.raises(UserError, match="^frozen-seed2: model.pretrained.folder: .* has no config.json"):
         run_study(study_of(*arguments, **scale))
+
+
+KILLED = """
+import os, re, signal, sys
+from pathlib import Path
+from commands import main_of
+from treeproc.common.command_line import run_cli
+pattern = sys.argv.pop(1)
+def kill(event, arguments):
+    if event in ("open", "os.rename", "os.remove") and re.search(pattern, f"{event} {arguments[0]}"):
+        os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(kill)
+run_cli(main_of("compare_seeds.py"))
+"""
+
+
+def test_a_study_killed_in_each_step_ends_as_one_that_was_not(compared, tmp_path):
+    """Of a trained encoder and of one with states in files. The kills come before files have their names."""
+    encoder, data = compared
+    write_states(data, encoder, tmp_path / "states", in_this_process=True)
+    frozen = {"freeze": ["encoder.embedding.pretrained.*"], "lr_scale": {}, "frozen_states": str(tmp_path / "states")}
+    tree = {"name": "tree_transformer", "tree": {"nodes": "labels_and_leaves"}}
+    systems = {"trained": {}, "tree": {"model": tree, **frozen}}
+    values = config_of(compared, lr_scale={"encoder.embedding.pretrained.*": 0.05}, log_every=1).model_dump(mode="json")
+    values |= {"loggers": [], "keep_checkpoints": 1, "grid": {"systems": systems, "seeds": [1, 2], "baseline": "trained"}}
+    (tmp_path / "study.yaml").write_text(json.dumps(values))
+
+    def arguments(name: str) -> list[str]:
+        places = {"--config": tmp_path / "study.yaml", "--out": tmp_path / name, "--records": tmp_path / f"{name}_records"}
+        return [str(part) for pair in places.items() for part in pair]
+
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    for pattern in (
+        "os.rename .*trained-seed1/.*step_00000004",
+        "open .*trained-seed1/.*scores.json",
+        "open .*killed_records/.*trained-seed1.json",
+        "os.rename .*tree-seed1/.*initial",
+    ):
+        command = [sys.executable, "-c", KILLED, pattern, *arguments("killed")]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == -signal.SIGKILL, (pattern, done.stderr)
+    for name in ("killed", "whole"):
+        done = run_here("compare_seeds.py", *arguments(name))
+        assert done.returncode == 0, done.stderr
+    cells = ("trained-seed1", "trained-seed2", "tree-seed1", "tree-seed2")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert without_times(killed / "comparison.json") == without_times(whole / "comparison.json")
+    for cell in cells:
+        one, other = whole / "cells" / cell, killed / "cells" / cell
+        assert len(losses(one)) == 4 and losses(one) == losses(other)
+        for file in ("averaged/model.safetensors", "predictions.test.tsv", "checkpoints/step_00000004/model.safetensors"):
+            assert (one / file).read_bytes() == (other / file).read_bytes(), file
+        one, other = (json.loads((tmp_path / f"{name}_records" / f"{cell}.json").read_text()) for name in ("whole", "killed"))
+        for record in (one, other):
+            record["training"] = {name: record["training"][name] for name in ("updates", "averaged_steps")}
+        assert one == other
