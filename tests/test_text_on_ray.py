@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from moto_store import s3_server
+from tiny_tokenizers import write_tokenizer
 
 from treeproc.common.settings import UserError
 from treeproc.common.storage import as_path
@@ -72,6 +73,22 @@ def test_on_ray_the_bytes_are_those_of_one_process(inputs, tmp_path, small_is_la
             preprocess(config, tmp_path / "deep" / "bad")
         assert not (tmp_path / "deep").exists()
         target.unlink(missing_ok=True)
+
+
+def test_on_ray_pieces_of_a_pretrained_tokenizer_are_those_of_one_process(tmp_path, small_is_large):
+    """Of accents, emoji, signs without a piece, contractions, other scripts and long words."""
+    pytest.importorskip("tokenizers")
+    odd = ["a cafe\u0301, naïve 👩\u200d👧", "again\u200b and\u00a0so", "I can't; they've", "東京 at night", "long" * 90]
+    lines = [f"{'bad' if number % 3 else 'good'}\tLine {number}: {odd[number % len(odd)]}." for number in range(120)]
+    (tmp_path / "text.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    values = {
+        "splits": {"train": {"source": [tmp_path / "text.tsv"]}, "valid": {"hold_out": 20}}, "format": "labelled",
+        "subwords": {"tokenizer": write_tokenizer(tmp_path / "encoder", "wordpiece")}, "parser": {"name": "words"},
+        "rows_per_shard": 30,
+    }  # fmt: skip
+    preprocess(PreprocessConfig.model_validate(values | {"workers": 0}), tmp_path / "here")
+    preprocess(PreprocessConfig.model_validate(values), tmp_path / "there")
+    assert contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
 def test_a_whole_job_in_tasks_has_the_bytes_of_one_process(inputs, tmp_path, small_is_large, monkeypatch):
