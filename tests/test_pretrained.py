@@ -29,7 +29,7 @@ from treenet.tasks.registry import build_task  # noqa: E402
 from treenet.training.optimizer import freeze_parameters  # noqa: E402
 from treeproc.common.settings import UserError  # noqa: E402
 from treeproc.shards.shard import SplitShards  # noqa: E402
-from treeproc.shards.store import read_index  # noqa: E402
+from treeproc.shards.store import pieces_fingerprint, read_index  # noqa: E402
 from treeproc.stages.preprocess import preprocess  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -243,6 +243,19 @@ def test_a_data_set_of_other_pieces_is_refused(made, tmp_path):
     data = write_labelled(tmp_path / "data", {"train": make_rows(20), "valid": make_rows(5)})
     with pytest.raises(UserError, match=r"has its own pieces.*preprocess again with subwords\.tokenizer="):
         run_training(config_of((made[0], data)), tmp_path / "run")
+
+
+def test_advice_about_binary_trees_leads_to_a_data_set_of_the_same_pieces(tmp_path):
+    """Without the tokenizer in it, the second command would learn other pieces."""
+    encoder, data = write_both(tmp_path, tree={"binarize": "none"})
+    with pytest.raises(UserError, match="with tree.binarize=right and parsed set to its folder, and subwords") as raised:
+        run_training(config_of((encoder, data), model={"name": "tree_lstm"}), tmp_path / "run")
+    advised = str(raised.value).rpartition("and ")[2]
+    arguments = (f"parsed={data}", "tree.binarize=right", advised, "workers=0")
+    done = run_here("preprocess.py", "--out", tmp_path / "binary", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert len({pieces_fingerprint(read_index(folder / "encoded")) for folder in (data, tmp_path / "binary")}) == 1
+    assert run_training(config_of((encoder, tmp_path / "binary"), model={"name": "tree_lstm"}), tmp_path / "run").step == 4
 
 
 @pytest.fixture(scope="module")

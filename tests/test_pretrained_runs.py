@@ -198,6 +198,7 @@ def study_of(made, out: Path, systems: dict, **changes: object):
         ({"model": {"pretrained": {"folder": "/nowhere/bert"}}}, "model.pretrained.folder: /nowhere/bert has no config.json"),
         ({"freeze": ["encoder.embedding.pretrained.*"], "frozen_states": "/nowhere/states"}, "/nowhere/states"),
         ({"freeze": ["encoder.embedding.pretrained.*"], "lr_scale": {"encoder.embedding.*": 2}}, "lr_scale: .* changes nothing"),
+        ({"model": {"name": "child_sum_tree_lstm"}}, "has no arcs, which this model reads; preprocess again with parser.depend"),
         ({"freeze": ["encoder.pretrained.*"]}, "freeze: 'encoder.pretrained.*' matches no parameter"),
     ],
 )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from treenet.config import TrainConfig
 from treenet.data.batch import TreeBatch
-from treenet.data.examples import ExampleSource
+from treenet.data.examples import ExampleSource, check_columns
 from treenet.data.input_kinds import InputKind
 from treenet.data.labelled import LabelledBatch, PairBatch
 from treenet.models import ClassLogits, DataFacts, Encoder, VocabSizes, find_encoder
@@ -57,10 +57,12 @@ def check_structure(config: TrainConfig, index: Mapping, encoder: type[Encoder])
     """Raise UserError if the data set lacks trees, arcs, tags or labels that the encoder is made for."""
     model, data, reads = config.model, config.data, encoder.reads_with(config.model)
     if reads.binary and index.get("tree_settings", {}).get("binarize") == "none":
+        encoder_too = f", and subwords.tokenizer={model.pretrained.folder or 'the folder of its encoder'}"
         raise UserError(
             f"{data} has trees that need not be binary, and model.name = {model.name} reads binary ones; preprocess again with "
-            "tree.binarize=right and parsed set to its folder"
+            f"tree.binarize=right and parsed set to its folder{encoder_too if 'tokenizer' in index else ''}"
         )
+    check_columns(data / "encoded", index, reads)
     check_no_control(data, index, reads, model.name)
     encoder.check_data(model, DataFacts(data, partial(_says_anything, data)))
 
