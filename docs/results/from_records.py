@@ -143,6 +143,13 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         (None, *ACCURACIES, _difference, seen_by_test, holm),
         *(Row("sst5_pretrained_tenth", name, baseline="tree") for name in ABOVE_ENCODER),
     ),
+    ("pretrained.md", "Relatedness: SICK#0"): grid(
+        (
+            None, *(partial(spread, name) for name in ("valid.pearson", "test.pearson", "test.last.pearson")),
+            _difference, seen_by_test, holm,
+        ),
+        *(Row("sick_pretrained", name, baseline="tree") for name in ABOVE_ENCODER),
+    ),
     ("pretrained.md", "Tuning#0"): [
         [None, *(partial(mean, "valid.accuracy", _above(f"{name}_{settings}")) for name in ("tree", "layer"))]
         for settings in ("r1_d3", "r1_d1", "r03_d3", "r03_d1")
