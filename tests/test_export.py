@@ -11,6 +11,8 @@ from search_runs import write_run, write_vocabulary
 
 from treenet import load_run
 from treenet.cli import export
+from treenet.evaluation.evaluate import evaluate_run
+from treenet.evaluation.settings import EvaluateSettings
 from treenet.runs import exported_run
 from treeproc.common.files import file_sha256, json_bytes, read_json
 from treeproc.common.settings import UserError
@@ -48,6 +50,13 @@ def test_an_exported_run_translates_alone(world, name):
     assert {file: file_sha256(out / file) for file in facts["files"]} == {
         file: found["sha256"] for file, found in facts["files"].items()
     }
+
+
+def test_scoring_an_exported_run_says_that_it_needs_a_data_set(world):
+    out = run_export(world, "tree_transformer")
+    for split in ("test", "valid"):
+        with pytest.raises(UserError, match="exported/data holds a vocabulary without examples; give a data set: data=DATA"):
+            evaluate_run(out, EvaluateSettings(split=split))
 
 
 def test_a_checkpoint_of_a_step_becomes_the_trained_model(world):

@@ -134,7 +134,7 @@ def test_hold_out_takes_every_nth_from_train(tmp_path):
     rows, _ = write(tmp_path / "out", Inputs(splits, "parallel", "none", None))
     assert [row["source"] for row in rows["valid"]] == ["2", "5"] and ids(rows["valid"]) == [0, 1]
     assert [row["source"] for row in rows["train"]] == ["0", "1", "3", "4", "6", "7"]
-    with pytest.raises(UserError, match="splits.valid: hold_out takes no example"):
+    with pytest.raises(UserError, match="splits.valid: hold_out takes no example; set a smaller hold_out"):
         TextWork(tmp_path, Inputs(files(tmp_path, train=["a|b"], valid=3), "parallel", "none", None), FilterConfig(), {}).counts()
 
 

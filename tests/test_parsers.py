@@ -316,8 +316,12 @@ def test_shipped_models_without_a_dependency_parser(tmp_path, monkeypatch):
     ("settings", "message"),
     [
         ({"language": "de"}, "no constituency parser for 'de'; shipped languages: en; install Stanza's own"),
-        ({"language": "hu"}, "models that you train on a treebank .* trees of arcs .* name: words with a control tree"),
-        ({"language": "fr"}, "Stanza publishes none, it has da de en es .*; name: corenlp has one.*name: given.*name: words"),
+        ({"language": "hu"}, "models that you train on a treebank .* name: words with a control tree"),
+        (
+            {"language": "fr"},
+            "choose .*: parser.dependencies=true parser.constituency=false, for trees of arcs .shipped: de en fr",
+        ),
+        ({"language": "fr"}, "Stanza publishes none; name: corenlp has one.*name: given.*name: words"),
         (
             {"language": "nl", **ARCS_ALONE},
             "no dependency parser for 'nl'; shipped .*; choose one of these: name: stanza: install Stanza's own",
@@ -423,7 +427,7 @@ def test_given_trees_need_a_format_that_has_them(tmp_path):
     with pytest.raises(UserError, match="parser.name: is given, but this format gives no trees"):
         preprocess(config, tmp_path / "data")
     german = config.model_copy(update={"parser": SHIPPED, "target_parser": ParserConfig(name="shipped", language="de")})
-    with pytest.raises(UserError, match="^target_parser.language: no constituency parser for 'de'"):
+    with pytest.raises(UserError, match="^target_parser.language: no .* target_parser.constituency=false, for"):
         preprocess(german, tmp_path / "other")
 
 

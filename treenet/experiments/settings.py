@@ -143,7 +143,7 @@ class ControlSettings(Settings):
     sizes: tuple[PositiveInt, ...] | None = Field(
         None, min_length=1, description="numbers of training pairs; smaller sets are part of larger ones; unset, by the rung"
     )
-    test_pairs: PositiveInt = Field(2000, ge=10, description="test pairs, and as many validation pairs; in rung c at most 500")
+    test_pairs: PositiveInt = Field(2000, ge=10, description="test pairs (rung c has 500), and validation pairs, at most 500")
     words: int = Field(5, ge=2, le=MOST_WORDS, description="rung a: words of a sentence")
     max_steps: int | None = Field(None, ge=20, description="updates of each run; unset, by the rung")
     training: dict[str, Any] = Field(

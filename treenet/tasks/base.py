@@ -57,10 +57,11 @@ def check_structure(config: TrainConfig, index: Mapping, encoder: type[Encoder])
     """Raise UserError if the data set lacks trees, arcs, tags or labels that the encoder is made for."""
     model, data, reads = config.model, config.data, encoder.reads_with(config.model)
     if reads.binary and index.get("tree_settings", {}).get("binarize") == "none":
-        encoder_too = f", and subwords.tokenizer={model.pretrained.folder or 'the folder of its encoder'}"
+        tokenizer = f"subwords.tokenizer={model.pretrained.folder or 'the folder of its encoder'}"
+        subwords = tokenizer if "tokenizer" in index else "its settings of subwords"
         raise UserError(
             f"{data} has trees that need not be binary, and model.name = {model.name} reads binary ones; preprocess again with "
-            f"tree.binarize=right and parsed set to its folder{encoder_too if 'tokenizer' in index else ''}"
+            f"tree.binarize=right and parsed set to its folder, and {subwords}"
         )
     check_columns(data / "encoded", index, reads)
     check_no_control(data, index, reads, model.name)

@@ -152,14 +152,14 @@ def _choices(config: ParserConfig) -> str:
     """Describe the alternatives for a language without a constituency parser, in one line."""
     from stanza.resources.default_packages import default_constituency, optional_constituency
 
-    language, published = config.language, sorted({*default_constituency, *optional_constituency})
+    language, published = config.language, {*default_constituency, *optional_constituency}
     stanza = f"install Stanza's own ({_download(language)})" if language in published else "Stanza publishes none"
     corenlp = "name: corenlp has one" if language in CORENLP_LANGUAGES else "name: corenlp has none"
     return (
-        f"parser.language: no constituency parser for {language!r}; shipped languages: {_shipped('constituency')}; {stanza}, it "
-        f"has {' '.join(published)}; {corenlp}, it has {' '.join(sorted(CORENLP_LANGUAGES))}; choose one of these: name: spacy, "
-        "benepar or supar with your own model; models that you train on a treebank (docs/parsers.md); trees of arcs "
-        "(docs/dependency-trees.md); name: given with trees in the input; name: words with a control tree"
+        f"parser.language: no constituency parser for {language!r}; shipped languages: {_shipped('constituency')}; {stanza}; "
+        f"{corenlp}; choose one of these: parser.dependencies=true parser.constituency=false, for trees of arcs (shipped: "
+        f"{_shipped('depparse')}); name: spacy, benepar or supar with your own model; models that you train on a treebank "
+        "(docs/parsers.md); name: given with trees in the input; name: words with a control tree"
     )
 
 

@@ -1,7 +1,7 @@
 """Shards read through memory maps: rows as zero-copy NumPy views."""
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -91,8 +91,15 @@ def split_records(folder: AnyPath, split: str) -> Sequence[ShardRecord]:
     index = read_index(folder)
     records = index.records(split)
     if not records:
-        raise UserError(f"{folder / 'index.json'} has no split {split!r}; there are: {', '.join(index['totals'])}")
+        raise _no_split(folder, split, index["totals"])
     return records
+
+
+def _no_split(folder: AnyPath, split: str, there: Collection[str]) -> UserError:
+    """Return the error for a split that is not among those of a data set; an exported run has a vocabulary without examples."""
+    if there:
+        return UserError(f"{folder / 'index.json'} has no split {split!r}; there are: {', '.join(there)}")
+    return UserError(f"{folder.parent} holds a vocabulary without examples; give a data set: data=DATA")
 
 
 class SplitShards(Sequence[Shard]):
@@ -166,7 +173,7 @@ def check_hashes(folder: AnyPath, *splits: str) -> None:
     sizes = {}
     for split, of_split in records.items():
         if not of_split:
-            raise UserError(f"{folder / 'index.json'} has no split {split!r}; there are: {', '.join(index['totals'])}")
+            raise _no_split(folder, split, index["totals"])
         for record in of_split:
             hashes[record.name], sizes[record.name] = record.sha256, record.bytes
     for name in hashes:

@@ -147,7 +147,7 @@ class Inputs:
         files = self.splits[split]
         names = " and ".join(" + ".join(map(str, side)) for side in (files.source, files.target) if side)
         what = f"no example of format {self.format} in {names}" if names else f"splits.{split}: hold_out takes no example"
-        return UserError(f"{what}; at least one is needed")
+        return UserError(f"{what}; {'at least one is needed' if names else 'set a smaller hold_out'}")
 
 
 class _Form(TypedDict):

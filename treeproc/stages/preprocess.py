@@ -1,6 +1,7 @@
 """The preprocessing job: text -> parsed -> vocabulary -> encoded, each stage resumable."""
 
 import logging
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -247,7 +248,7 @@ def _describe_target_parser(config: PreprocessConfig) -> dict | None:
     try:
         return describe_parser(config.target_parser)
     except UserError as error:  # it names settings of `parser`
-        raise UserError(f"target_{error}") from None
+        raise UserError(re.sub(r"(?<![\w/])parser\.", "target_parser.", str(error))) from None
 
 
 # Settings that may change until the named stage is finished: its shards are redone by fingerprint, those before it stay.
