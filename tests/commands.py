@@ -59,12 +59,17 @@ class Started(PROCESSES.Process):
         self.start()
 
 
+def print_to(path: Path) -> None:
+    """Append all that this process writes from now on to a file."""
+    with open(path, "a") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+
+
 def _start(log: Path, argv: list[str], environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    with open(log, "a") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
+    print_to(log)
     sys.argv = argv
     run_cli(main_of(argv[0]))
 

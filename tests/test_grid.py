@@ -1,7 +1,6 @@
 """Grids of runs: the ledger through kills and changes, and cells that fail, with work that takes no time."""
 
 import json
-import multiprocessing
 import os
 import re
 import signal
@@ -12,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import toyruns  # noqa: F401 (the forkserver's modules: its processes start without the seconds that they take to load)
+from commands import PROCESSES, print_to
 
 from treenet.config import TrainConfig
 from treenet.experiments.grid import CellWork
@@ -90,9 +90,6 @@ def test_a_run_that_was_stopped_stops_the_grid_and_comes_first_next_time(tmp_pat
     assert set(run(tmp_path, cells[::-1], make_work(log)).values()) == {DONE} and log == ["a", "b", "b", "c"]
 
 
-PROCESSES = multiprocessing.get_context("forkserver")
-
-
 def run_and_wait_in_c(folder: Path) -> None:
     work = make_work([])
 
@@ -167,9 +164,7 @@ class Slow:
 
 def work_side_by_side(folder: Path, names: str, parallel: int, output: Path) -> None:
     """A command of a grid. All that it writes goes to `output`."""
-    with open(output, "w") as file:
-        for stream in (1, 2):
-            os.dup2(file.fileno(), stream)
+    print_to(output)
     slow = Slow(folder, 0.1)
     with messages_shown(), locked(folder, shared=True):
         cells = make_cells(folder, *names)

@@ -238,7 +238,7 @@ run_cli(main_of("compare_seeds.py"))
 
 
 def test_a_killed_study_ends_as_one_that_was_not(compared, tmp_path):
-    """Of a trained encoder and of one with states in files. The kills come before files have their names."""
+    """The study has a trained encoder and one with states in files. The kills come before files have their names."""
     encoder, data = compared
     write_states(data, encoder, tmp_path / "states", in_this_process=True)
     frozen = {"freeze": ["encoder.embedding.pretrained.*"], "lr_scale": {}, "frozen_states": str(tmp_path / "states")}

@@ -76,7 +76,7 @@ def test_on_ray_the_bytes_are_those_of_one_process(inputs, tmp_path, small_is_la
 
 
 def test_on_ray_pieces_of_a_pretrained_tokenizer_are_those_of_one_process(tmp_path, small_is_large):
-    """Of accents, emoji, signs without a piece, contractions, other scripts and long words."""
+    """The text has accents, emoji, signs without a piece, contractions, other scripts and long words."""
     pytest.importorskip("tokenizers")
     odd = ["a cafe\u0301, naïve 👩\u200d👧", "again\u200b and\u00a0so", "I can't; they've", "東京 at night", "long" * 90]
     lines = [f"{'bad' if number % 3 else 'good'}\tLine {number}: {odd[number % len(odd)]}." for number in range(120)]

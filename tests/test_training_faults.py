@@ -5,7 +5,6 @@ Whatever happens, the losses must be those of `undisturbed`, bit for bit: two ra
 
 import importlib
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -18,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import PROCESSES
 from safetensors.torch import load_file
 from toydata import write_toy_data
 from toyruns import losses, save_for_ever, train_ranks
@@ -209,7 +209,7 @@ def test_a_submitted_job_is_stopped_with_a_checkpoint_and_continues(data, tmp_pa
 def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(data, tmp_path, job):
     if job == "limited_files":  # any process can do this
         (tmp_path / "data").symlink_to(data)
-        process = multiprocessing.get_context("forkserver").Process(target=run_and_note, args=(job, tmp_path))
+        process = PROCESSES.Process(target=run_and_note, args=(job, tmp_path))
         process.start()
         process.join()
         result = read_json(tmp_path / "result.json")
@@ -225,9 +225,8 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(data, tmp_path, 
 def test_a_checkpoint_that_was_cut_off_is_never_loaded(tmp_path):
     """A process that does nothing but save is killed ten times; some of the kills leave half a checkpoint."""
     rng, last, half = random.Random(0), 0, 0
-    processes = multiprocessing.get_context("forkserver")
     for _ in range(10):
-        child = processes.Process(target=save_for_ever, args=(tmp_path, last + 1))
+        child = PROCESSES.Process(target=save_for_ever, args=(tmp_path, last + 1))
         child.start()
         deadline = time.monotonic() + 60
         while not any(checkpoint_step(folder) > last for folder in checkpoint_folders(tmp_path)):

@@ -5,7 +5,7 @@ A figure keeps its place and its digits. Everything else on a page stays as it i
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
@@ -63,7 +63,13 @@ BY_SEED: tuple[Column, ...] = (
     *(partial(each, name) for name in ("", "chrf", VALID_NLL, TRAIN_NLL)),
     partial(each, SECONDS, unit=1 / 60),
 )
-ACCURACIES = tuple(partial(spread, f"{name}.accuracy") for name in ("valid", "test", "test.last"))
+
+
+def spreads(score: str) -> tuple[Column, ...]:
+    return tuple(partial(spread, f"{name}.{score}") for name in ("valid", "test", "test.last"))
+
+
+ACCURACIES = spreads("accuracy")
 _two, _peak, _difference = partial(spread, "test.binary_accuracy"), partial(spread, "test.peak.accuracy"), partial(difference, "")
 _p, _nll = partial(p_value, ""), partial(difference, VALID_NLL)
 CLASSIFIERS = (
@@ -87,6 +93,12 @@ _above = partial(Row, "sst5_pretrained_tuning", baseline="tree_r1_d3")
 _sick = partial(Row, "sick", baseline="bilstm")
 _split_words = partial(Row, "sst5_split_words", baseline="tree_transformer_pieces")
 _windows = partial(Row, "windows", baseline="one_window")
+
+
+def _above_encoder(study: str, scores: Sequence[Column]) -> list[list[Cell]]:
+    rows = (Row(study, name, baseline="tree") for name in ABOVE_ENCODER)
+    return grid((None, *scores, _difference, seen_by_test, holm), *rows)
+
 
 TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
     ("translation.md", "Does the tree pay in translation?#0"): turned(
@@ -135,21 +147,9 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         ),
         *map(_sick, SICK),
     ),
-    ("pretrained.md", "Results#0"): grid(
-        (None, *ACCURACIES, _difference, seen_by_test, holm),
-        *(Row("sst5_pretrained", name, baseline="tree") for name in ABOVE_ENCODER),
-    ),
-    ("pretrained.md", "Results#1"): grid(
-        (None, *ACCURACIES, _difference, seen_by_test, holm),
-        *(Row("sst5_pretrained_tenth", name, baseline="tree") for name in ABOVE_ENCODER),
-    ),
-    ("pretrained.md", "Relatedness: SICK#0"): grid(
-        (
-            None, *(partial(spread, name) for name in ("valid.pearson", "test.pearson", "test.last.pearson")),
-            _difference, seen_by_test, holm,
-        ),
-        *(Row("sick_pretrained", name, baseline="tree") for name in ABOVE_ENCODER),
-    ),
+    ("pretrained.md", "Results#0"): _above_encoder("sst5_pretrained", ACCURACIES),
+    ("pretrained.md", "Results#1"): _above_encoder("sst5_pretrained_tenth", ACCURACIES),
+    ("pretrained.md", "Relatedness: SICK#0"): _above_encoder("sick_pretrained", spreads("pearson")),
     ("pretrained.md", "Tuning#0"): [
         [None, *(partial(mean, "valid.accuracy", _above(f"{name}_{settings}")) for name in ("tree", "layer"))]
         for settings in ("r1_d3", "r1_d1", "r03_d3", "r03_d1")

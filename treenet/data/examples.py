@@ -67,7 +67,7 @@ class ExampleSource(Examples):
 
     def __init__(self, folder: AnyPath, split: str, reads: InputKind = TREES, states: AnyPath | None = None):
         self.reads, self.folder = reads, folder
-        check_columns(folder, read_index(folder), reads)
+        check_columns(folder, reads)
         self.lengths = open_lengths(folder, split)
         # Without counts a record takes half a kB, so that all are held: a batch asks for shards in any order.
         self._records = [replace(record, counts={}, longest={}) for record in split_records(folder, split)]
@@ -143,9 +143,9 @@ class ExampleSource(Examples):
         return shard.columns
 
 
-def check_columns(folder: AnyPath, index: Mapping, reads: InputKind) -> None:
-    """Raise UserError if DATA/encoded with this index lacks columns that a model that `reads` needs."""
-    if reads.reads_arcs and "arcs" not in index.get("columns", []):
+def check_columns(folder: AnyPath, reads: InputKind) -> None:
+    """Raise UserError if DATA/encoded lacks columns that a model that `reads` needs."""
+    if reads.reads_arcs and "arcs" not in read_index(folder).get("columns", []):
         raise UserError(f"{folder} has no arcs, which this model reads; preprocess again with parser.dependencies=true")
 
 

@@ -149,7 +149,7 @@ def load_model(
         torch.manual_seed(config.seed)
         model = build_task(config).build_model_that_fits(facts).eval()
         remember_precision(model, config.precision)
-    check_columns(data / "encoded", index, model.reads)
+    check_columns(data / "encoded", model.reads)
     return LoadedModel(
         model=model.to(device),
         config=config,

@@ -63,7 +63,7 @@ def check_structure(config: TrainConfig, index: Mapping, encoder: type[Encoder])
             f"{data} has trees that need not be binary, and model.name = {model.name} reads binary ones; preprocess again with "
             f"tree.binarize=right and parsed set to its folder, and {subwords}"
         )
-    check_columns(data / "encoded", index, reads)
+    check_columns(data / "encoded", reads)
     check_no_control(data, index, reads, model.name)
     encoder.check_data(model, DataFacts(data, partial(_says_anything, data)))
 
