@@ -115,6 +115,18 @@ def test_comparisons_of_the_other_tasks_have_the_settings_of_the_single_run(name
     assert names >= {"tree_transformer", "transformer", "bilstm"}
 
 
+def test_null_takes_a_system_of_the_file_away():
+    file, shared = CONFIGS[0].with_name("seeds_sst5_pretrained.yaml"), ["data=somewhere"]
+    whole = load_settings(SeedsConfig, file, shared).grid.systems
+    fewer = load_settings(SeedsConfig, file, [*shared, "grid.systems.child_sum=null"]).grid.systems
+    assert fewer == {name: system for name, system in whole.items() if name != "child_sum"} != whole
+    with pytest.raises(UserError, match="baseline must be one of tree_shuffled, .*, but is tree"):
+        load_settings(SeedsConfig, file, [*shared, "grid.systems.tree=null"])
+    file = CONFIGS[0].with_name("scaling_multi30k.yaml")
+    assert "shuffled" in load_settings(ScalingConfig, file, shared).grid.models
+    assert "shuffled" not in load_settings(ScalingConfig, file, [*shared, "grid.models.shuffled=null"]).grid.models
+
+
 @pytest.mark.parametrize("name", ["iwslt14", "iwslt14_tuning", "multi30k"])
 def test_the_translation_study_follows_its_protocol(name):
     """docs/results/translation.md, "Protocol"."""

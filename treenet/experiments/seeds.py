@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
@@ -20,7 +20,7 @@ from treenet.config import TrainConfig
 from treenet.evaluation.significance import SeedTest, compare_correlations, compare_examples
 from treenet.experiments.ledger import Cell
 from treenet.experiments.records import show_numbers
-from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, check_name, check_once
+from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, Systems, check_name, check_once
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
 from treeproc.common.settings import Settings, UserError
@@ -150,7 +150,7 @@ SCORED = ("valid", "test", "valid.last", "test.last")
 class SeedGridConfig(Settings):
     """Settings of a comparison: the systems, their baselines and the seeds."""
 
-    systems: dict[str, dict[str, Any]] = Field(
+    systems: Systems = Field(
         {name: {"model": {"name": name}} for name in ("tree_transformer", "transformer")},
         min_length=1,
         description="the compared systems: {name: {model: {...}, data: DIR, ...}}; these settings override the others",

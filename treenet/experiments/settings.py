@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 from treenet.config import TrainConfig
 from treenet.experiments.control_data import MOST_WORDS
 from treenet.experiments.ledger import Cell
-from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, check_name, check_once
+from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, Systems, check_name, check_once
 from treenet.tasks.translation_metrics import MAIN, OF_STUDIES
 from treeproc.common.settings import Settings, UserError
 
@@ -32,7 +32,7 @@ class GridConfig(Settings):
         min_length=1,
         description="shares of the training examples; a larger share contains the smaller ones",
     )
-    models: dict[str, dict[str, Any]] = Field(
+    models: Systems = Field(
         {name: {"model": {"name": name}} for name in ("tree_transformer", "transformer")},
         min_length=1,
         description="the compared models: {name: {model: {...}, ...}}; these settings override those of the study",

@@ -10,7 +10,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_origin
 
-from pydantic import Field, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveInt
 
 from treenet.config import TrainConfig
 from treenet.experiments.ledger import Cell
@@ -34,6 +34,14 @@ Parallel = Annotated[
         "cluster has room for, or one with workers=0"
     ),
 ]
+
+
+def _without_null(systems: object) -> object:
+    return {name: one for name, one in systems.items() if one is not None} if isinstance(systems, dict) else systems
+
+
+# The compared systems by name, each with the settings that are its own. NAME=null takes one of a file away.
+Systems = Annotated[dict[str, dict[str, Any]], BeforeValidator(_without_null)]
 
 
 def check_once(values: tuple) -> tuple:

@@ -14,7 +14,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from treenet.config import TrainConfig, flatten
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, STOPPED, Cell, CellResult, Entry, Ledger, refuse_changes
-from treenet.experiments.study_grid import check_name, check_once, overlay
+from treenet.experiments.study_grid import Systems, check_name, check_once, overlay
 from treeproc.common.errors import CommandEnded
 from treeproc.common.folder_kinds import CONFIG
 from treeproc.common.messages import warn
@@ -61,7 +61,7 @@ class Dimension(Settings):
 class TuneSettings(Settings):
     """The search: systems, space, number of trials, and how trials are chosen and stopped."""
 
-    systems: dict[str, dict[str, Any]] = Field(
+    systems: Systems = Field(
         {name: {"model": {"name": name}} for name in ("tree_transformer", "transformer")},
         min_length=1,
         description="the tuned systems: {name: {model: {...}, ...}}; these settings override the others",
