@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from treeproc import __version__
+from treeproc.common.extras import importing
 
 if TYPE_CHECKING:
     from treenet.api.modules import TreeAttention, TreeEncoder, TreeStates
@@ -58,7 +59,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'treenet' has no attribute {name!r}")
-    return getattr(import_module(_PLACES[name]), name)
+    with importing():
+        return getattr(import_module(_PLACES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 from treeproc.common.command_names import as_called, command_runs, note_command, running_command
 from treeproc.common.errors import CommandEnded, UserError, one_line, quoted
-from treeproc.common.extras import describe_missing
+from treeproc.common.extras import describe_missing, importing
 from treeproc.common.files import way_out
 from treeproc.common.messages import choose_messages, messages_shown, warn
 from treeproc.common.progress import phase
@@ -44,18 +44,9 @@ INTERRUPTED, PIPE_CLOSED = 130, 141  # 128 + SIGINT, 128 + SIGPIPE
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """Tell that a command loads its libraries: on a busy machine, PyTorch takes a minute. For the imports after the settings.
-
-    Python looks for no garbage meanwhile: modules are none, and the search would take a tenth of the time.
-    """
-    with phase(f"loading the libraries of {running_command()}", after=LOADING_S):
-        searches = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if searches:
-                gc.enable()
+    """Tell that a command loads its libraries: on a busy machine, PyTorch takes a minute. For the imports after the settings."""
+    with phase(f"loading the libraries of {running_command()}", after=LOADING_S), importing():
+        yield
 
 
 def split_arguments(cls: type[Settings], arguments: Sequence[str]) -> tuple[list[str], list[str]]:
