@@ -1,30 +1,32 @@
 """RUN/averaged/model.safetensors: the mean of the last or best checkpoints of a run, or its moving average of the weights."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from treenet.runs.checkpoint import (
     AVERAGE,
     AVERAGED,
+    FROZEN,
     META,
     WEIGHTS,
+    check_frozen,
     checkpoint_folders,
     checkpoint_step,
     find_fault,
+    frozen_weights,
     is_checkpoint_name,
     is_complete,
     publish,
     read_meta,
     validation_criterion,
 )
-from treenet.runs.checkpoint_io import rename_weights
+from treenet.runs.checkpoint_io import open_weights
 from treeproc.common.errors import check_choice
 from treeproc.common.files import LOCK, TEMPORARY_PREFIX
 from treeproc.common.settings import UserError
@@ -65,12 +67,14 @@ def average_checkpoints(
     file = AVERAGE if choice == "ema" else WEIGHTS
     metas = [read_meta(folder) for folder in chosen.folders]
     meta = {name: value for name, value in metas[-1].items() if name not in ("files", "sha256")}
+    if any(facts.get(FROZEN) != meta.get(FROZEN) for facts in metas):
+        meta.pop(FROZEN, None)
     meta["averaged_steps"] = [checkpoint_step(folder) for folder in chosen.folders]
     meta["averaged_files"] = [{"name": file, **facts["files"][file]} for facts in metas]
     meta |= {"averaged_choice": choice, "averaged_asked": chosen.asked, "averaged_left_out": chosen.damaged | chosen.ignored}
     folder = run_dir / AVERAGED
     if not (is_complete(folder) and meta.items() <= read_meta(folder).items()):
-        weights = average_weights(checkpoint / file for checkpoint in chosen.folders)
+        weights = average_weights((checkpoint / file for checkpoint in chosen.folders), frozen_weights(meta))
         publish(folder, {WEIGHTS: lambda path: save_file(weights, str(path))}, meta)
     return folder
 
@@ -140,6 +144,7 @@ def _check(run_dir: Path, chosen: Selection, choice: Choice, allow_fewer: bool, 
     steps = ", ".join(str(checkpoint_step(folder)) for folder in chosen.folders) or "none"
     if chosen.damaged and not (allow_damaged and chosen.folders):
         name, why = next(iter(chosen.damaged.items()))
+        check_frozen(place / name)
         raise UserError(
             f"cannot average {place / name}: {why}; the checkpoints stay as they are; {script} "
             f"{choice}={'true' if choice == 'ema' else chosen.asked} allow_fewer=true averages the complete ones (steps {steps})"
@@ -178,20 +183,23 @@ def _differences(first: object, second: object, name: str) -> list[str]:
     return [] if first == second else [name]
 
 
-def average_weights(paths: Iterable[Path]) -> dict[str, Tensor]:
-    """Return the mean of weight files, summed in float64. Raises UserError if names, shapes or number types differ."""
+def average_weights(paths: Iterable[Path], left_out: Collection[str] = ()) -> dict[str, Tensor]:
+    """Return the mean of weight files, summed in float64, without the weights `left_out`.
+
+    Raises UserError if names, shapes or number types differ.
+    """
     sums: dict[str, Tensor] = {}
     types: dict[str, torch.dtype] = {}
     first, count = None, 0
     for path in paths:
-        with safe_open(path, framework="pt") as file:
-            stored = rename_weights(dict(zip(file.keys(), file.keys(), strict=True)))
+        with open_weights(path) as found:
+            stored = {name: weight for name, weight in found.items() if name not in left_out}
             if first is not None and stored.keys() != sums.keys():
                 raise UserError(
                     f"{path} and {first} have weights with different names: {', '.join(sorted(stored.keys() ^ sums.keys())[:5])}"
                 )
-            for name, stored_name in stored.items():
-                value = file.get_tensor(stored_name)
+            for name, weight in stored.items():
+                value = weight.read()
                 if first is None:
                     sums[name], types[name] = torch.zeros(value.shape, dtype=torch.float64), value.dtype
                 _check_alike(path, first, name, "shape", tuple(value.shape), tuple(sums[name].shape))

@@ -5,6 +5,9 @@ temporary folder, synced and renamed. `meta.json` holds the size and hash of the
 checkpoint that does not match its hashes. Nothing that is loaded can execute code. A checkpoint has no random state, because
 every step makes its own seeds.
 
+Weights that `freeze` keeps as they are stand once in a run that has RUN/initial: there. The checkpoints and the average of such a
+run leave them out, and their meta.json has the entry `frozen`: the names of these weights, and the hash of the file with them.
+
 Tensors may be in parts, one per rank (DTensor). The code recognises them by their methods. The import of their class takes two
 seconds, which most runs can save.
 """
@@ -64,7 +67,8 @@ def copy_complete(value: "Tensor", into: "Tensor") -> None:
 
 WEIGHTS, AVERAGE, TRAINER, META = "model.safetensors", "ema.safetensors", "trainer.pt", "meta.json"
 AVERAGED = "averaged"  # the folder of the trained model in a run: the mean of checkpoints
-INITIAL = "initial"  # the folder of the weights before the first update, in a run that started from another run
+INITIAL = "initial"  # the folder of the weights before the first update, of a run that starts from other weights than its seed's
+FROZEN = "frozen"  # in meta.json: {"names": [...], "sha256": of RUN/initial/model.safetensors}
 
 _PREFIX = "step_"
 # In every meta.json with a hash. If the hash is damaged, this mark tells the file from an older one without a hash.
@@ -96,10 +100,10 @@ def find_fault(folder: Path, needed: Collection[str] = (WEIGHTS,)) -> str | None
     """Return the fault of a folder that is not a complete checkpoint or average, in a few words; None for a complete one.
 
     meta.json must match its hash (earlier versions have none) and the step in the folder's name. It must name the files `needed`.
-    Every file that it names must exist with its size and hash.
+    Every file that it names must exist with its size and hash. So must the file with its frozen weights.
     """
     try:
-        return _find_fault(folder, needed)
+        return _find_fault(folder, needed) or find_fault_of_frozen(folder)
     except OSError as error:
         return f"cannot be read: {error.strerror}"
 
@@ -112,6 +116,8 @@ def _find_fault(folder: Path, needed: Collection[str]) -> str | None:
         return f"{META} is damaged"
     if is_checkpoint_name(folder.name) and meta.get("step", checkpoint_step(folder)) != checkpoint_step(folder):
         return f"its {META} is of step {meta['step']}"
+    if FROZEN in meta and not frozen_weights(meta):
+        return f"its {META} does not name its frozen weights"
     files = meta.get("files")
     if not isinstance(files, dict) or not files.keys() >= set(needed):
         return f"its {META} does not name {' and '.join(needed)}"
@@ -125,6 +131,40 @@ def _find_fault(folder: Path, needed: Collection[str]) -> str | None:
         if facts.get("sha256") != file_sha256(folder / name):
             return f"{name} is damaged"
     return None
+
+
+def find_fault_of_frozen(folder: Path) -> str | None:
+    """Return the fault of the file with the frozen weights of a checkpoint or an average; None without one."""
+    if not (sha256 := frozen_sha256(read_meta(folder))):
+        return None
+    place = initial_folder(folder)
+    fault = _find_fault(place, (WEIGHTS,))
+    if fault is None and read_meta(place)["files"][WEIGHTS]["sha256"] != sha256:
+        fault = "it has other weights"
+    return fault and f"its frozen weights are in {place}: {fault}"
+
+
+def check_frozen(folder: Path) -> None:
+    """Raise UserError if the frozen weights of a checkpoint or an average are missing or damaged."""
+    if fault := find_fault_of_frozen(folder):
+        raise UserError(f"{folder}: {fault}; copy that folder back, or run the training command of the run, which writes it")
+
+
+def frozen_weights(meta: Mapping) -> list[str]:
+    """Return the names of the weights that a checkpoint leaves out, because they are frozen."""
+    frozen = meta.get(FROZEN)
+    names = frozen.get("names") if isinstance(frozen, dict) and isinstance(frozen.get("sha256"), str) else None
+    return names if isinstance(names, list) and all(isinstance(name, str) for name in names) else []
+
+
+def frozen_sha256(meta: Mapping) -> str | None:
+    """Return the hash of the file with the frozen weights of a checkpoint; None if the checkpoint leaves none out."""
+    return meta[FROZEN]["sha256"] if frozen_weights(meta) else None
+
+
+def initial_folder(folder: Path) -> Path:
+    """Return RUN/initial of a checkpoint or an average."""
+    return (folder.parent.parent if is_checkpoint_name(folder.name) else folder.parent) / INITIAL
 
 
 def is_complete(folder: Path) -> bool:
@@ -239,12 +279,18 @@ def take_snapshot(
 ) -> Snapshot:
     """Copy the training state. `state` holds plain numbers; `meta`, for readers, becomes meta.json.
 
-    Shared weights are copied once.
+    Shared weights are copied once, and those that `meta` names as frozen are left out.
 
     If weights are in parts, all ranks must call this.
     """
     trainer = {"optimizer": optimizer.state_dict(), "state": state}
-    return Snapshot(step, _copy(stored_weights(model)), _copy(average), _copy(trainer), {"step": step, **meta})
+    frozen = frozenset(frozen_weights(meta))
+
+    def copy(named: "dict[str, Tensor]") -> "dict[str, Tensor]":
+        return _copy({name: value for name, value in named.items() if name not in frozen})
+
+    averaged = None if average is None else copy(average)
+    return Snapshot(step, copy(stored_weights(model)), averaged, _copy(trainer), {"step": step, **meta})
 
 
 def stored_weights(model: "nn.Module") -> "dict[str, Tensor]":

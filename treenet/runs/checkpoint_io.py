@@ -3,15 +3,18 @@
 The weights may be in parts. Checkpoints of earlier versions, from before encoders and decoders were modules, are read too.
 """
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, load_model
+from safetensors.torch import load_model, save_file
 from torch import Tensor, nn
 
 from treenet.runs.checkpoint import (
@@ -21,8 +24,12 @@ from treenet.runs.checkpoint import (
     WEIGHTS,
     Snapshot,
     copy_complete,
+    frozen_weights,
     in_parts_like,
+    initial_folder,
     is_sharded,
+    read_meta,
+    stored_weights,
     write_checkpoint,
 )
 from treeproc.common.files import check_archive, read_json
@@ -129,8 +136,9 @@ def load_checkpoint(
         _cut_moments(moments["state"], optimizer)
     optimizer.load_state_dict(moments)
     if average is not None:
-        for name, value in rename_weights(load_file(folder / AVERAGE)).items():
-            copy_complete(value, average[name])
+        with open_weights(folder / AVERAGE) as stored:
+            for name, weight in stored.items():
+                copy_complete(weight.read(), average[name])
     return trainer["state"]
 
 
@@ -142,15 +150,55 @@ def _cut_moments(state: dict, optimizer: torch.optim.Optimizer) -> None:
         state[number] = {name: in_parts_like(v, like) if v.shape == like.shape else v for name, v in values.items()}
 
 
-def load_weights(model: nn.Module, folder: Path) -> bool:
-    """Load model.safetensors of a checkpoint or of RUN/averaged. Returns whether its names were those of an old checkpoint.
+@dataclass(frozen=True)
+class StoredWeight:
+    """A weight in an open file."""
 
-    Raises UserError if it is missing or does not fit.
+    file: Any
+    name: str  # in the file
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.file.get_slice(self.name).get_shape())
+
+    def read(self) -> Tensor:
+        return self.file.get_tensor(self.name)
+
+
+@contextmanager
+def open_weights(path: Path) -> Iterator[dict[str, StoredWeight]]:
+    """Open a file of weights in the folder of a checkpoint or an average, and return all weights by their present names.
+
+    Those that the checkpoint leaves out as frozen come from RUN/initial. Raises OSError or SafetensorError, also from `read`.
+    """
+    frozen = frozen_weights(read_meta(path.parent))
+    with ExitStack() as stack:
+        file = stack.enter_context(safe_open(path, "pt"))
+        found = {name: StoredWeight(file, name) for name in file.keys()}  # noqa: SIM118
+        if frozen:
+            file = stack.enter_context(safe_open(initial_folder(path.parent) / WEIGHTS, "pt"))
+            found |= {name: StoredWeight(file, name) for name in frozen}
+        yield rename_weights(found)
+
+
+def copy_weights(folder: Path, path: Path) -> None:
+    """Write all weights of a checkpoint or an average into one file: a copy of its file, or this with the frozen ones."""
+    if not frozen_weights(read_meta(folder)):
+        shutil.copyfile(folder / WEIGHTS, path)
+        return
+    with open_weights(folder / WEIGHTS) as stored:
+        save_file({name: weight.read() for name, weight in stored.items()}, path, {"format": "pt"})
+
+
+def load_weights(model: nn.Module, folder: Path) -> bool:
+    """Load the weights of a checkpoint or of RUN/averaged. Returns whether their names were those of an old checkpoint.
+
+    Raises UserError if some are missing or do not fit.
     """
     try:
         with safe_open(folder / WEIGHTS, "pt") as file:
             was_old = is_old(dict.fromkeys(file.keys()))
-        if was_old or any(map(is_sharded, model.parameters())):
+        if was_old or frozen_weights(read_meta(folder)) or any(map(is_sharded, model.parameters())):
             _load_by_name(model, folder)
         else:
             load_model(model, folder / WEIGHTS)
@@ -160,14 +208,15 @@ def load_weights(model: nn.Module, folder: Path) -> bool:
 
 
 def _load_by_name(model: nn.Module, folder: Path) -> None:
-    """Load weights by the names of parameters, also old names, into a model whose weights may be in parts."""
-    weights, parameters = rename_weights(load_file(folder / WEIGHTS)), dict(model.named_parameters())
-    if weights.keys() != parameters.keys():
-        raise RuntimeError(f"its parameters and the model's differ: {', '.join(sorted(weights.keys() ^ parameters.keys()))}")
-    for name, value in weights.items():
-        if value.shape != parameters[name].shape:
-            raise RuntimeError(f"{name} has the shape {list(value.shape)}, but in the model {list(parameters[name].shape)}")
-        copy_complete(value, parameters[name])
+    """Load weights by their names, also old ones and those of frozen weights, into a model whose weights may be in parts."""
+    own = stored_weights(model)
+    with open_weights(folder / WEIGHTS) as stored:
+        if stored.keys() != own.keys():
+            raise RuntimeError(f"its parameters and the model's differ: {', '.join(sorted(stored.keys() ^ own.keys()))}")
+        for name, weight in stored.items():
+            if weight.shape != tuple(own[name].shape):
+                raise RuntimeError(f"{name} has the shape {list(weight.shape)}, but in the model {list(own[name].shape)}")
+            copy_complete(weight.read(), own[name])
 
 
 class CheckpointWriter:

@@ -7,7 +7,16 @@ from typing import Annotated
 
 from pydantic import Field
 
-from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, checkpoint_folders, checkpoint_step, is_complete
+from treenet.runs.checkpoint import (
+    AVERAGED,
+    INITIAL,
+    META,
+    WEIGHTS,
+    check_frozen,
+    checkpoint_folders,
+    checkpoint_step,
+    is_complete,
+)
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, DataPath
 
@@ -44,6 +53,7 @@ def checkpoint_folder(run: Path, checkpoint: str) -> Path:
     folder = checkpoint_path(run, checkpoint)
     if is_complete(folder):
         return folder
+    check_frozen(folder)
     if (folder / WEIGHTS).is_file():
         raise UserError(f"{folder} is damaged; run workflows/average_checkpoints.py --out {run}, or choose another checkpoint")
     steps = ", ".join(str(checkpoint_step(path)) for path in checkpoint_folders(run)) or "none"

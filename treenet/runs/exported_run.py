@@ -5,13 +5,13 @@ card. It is a run folder that every machine may read, so it names no place of th
 """
 
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from treenet.config import TrainConfig
-from treenet.runs.checkpoint import AVERAGED, META, WEIGHTS, publish, publish_folder, read_meta
+from treenet.runs.checkpoint import AVERAGED, FROZEN, META, WEIGHTS, publish, publish_folder, read_meta
+from treenet.runs.checkpoint_io import copy_weights
 from treenet.runs.loading import CARD, EXPORT_FACTS, HELD_DATA, Exported, LoadedModel
 from treenet.runs.model_card import PARSER_FOLDER, model_card
 from treenet.runs.run_json import FACTS as RUN_FACTS
@@ -99,13 +99,13 @@ def read_vocabulary(run: LoadedModel) -> dict[str, bytes]:
 def export_run(run: LoadedModel, out: Path, option: str = "--out") -> None:
     """Write a run folder that `load_run` and all commands read: `out`, with the vocabulary in `out`/data, and a model card.
 
-    The weights are a copy, byte for byte, of those that `run` was loaded from. Raises UserError as `write_export` does, and for a
-    model without trained weights.
+    The weights are those that `run` was loaded from, byte for byte, and in the same file the frozen ones. Raises UserError as
+    `write_export` does, and for a model without trained weights.
     """
     if run.weights is None:
         raise UserError(f"{run.run} was loaded without trained weights, so there is nothing to write; load a checkpoint")
     weights, held = run.weights, f"{HELD_DATA}/encoded"
-    meta = {name: value for name, value in read_meta(weights).items() if name not in ("files", "sha256")}
+    meta = {name: value for name, value in read_meta(weights).items() if name not in ("files", "sha256", FROZEN)}
     config = TrainConfig.model_validate(without_places(run.config.model_dump(mode="json")))
     held_card = run.run / CARD  # of an exported run, perhaps edited
 
@@ -113,7 +113,7 @@ def export_run(run: LoadedModel, out: Path, option: str = "--out") -> None:
         (folder / held / "vocab").mkdir(parents=True)
         (folder / CONFIG).write_text(dump_settings(config.model_copy(update={"data": Path(HELD_DATA)})), "utf-8")
         (folder / RUN_FACTS).write_bytes(json_bytes(without_places(read_facts(run.run))))
-        publish(folder / AVERAGED, {WEIGHTS: lambda path: shutil.copyfile(weights / WEIGHTS, path)}, without_places(meta))
+        publish(folder / AVERAGED, {WEIGHTS: lambda path: copy_weights(weights, path)}, without_places(meta))
         (folder / held / "index.json").write_bytes(json_bytes(_held_index(run)))
         vocabulary = {f"{held}/{name}": content for name, content in read_vocabulary(run).items()}
         for name, content in vocabulary.items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -22,13 +22,15 @@ from treenet.runs.checkpoint import (
     WEIGHTS,
     checkpoint_folders,
     checkpoint_step,
+    find_fault_of_frozen,
+    frozen_sha256,
     is_checkpoint_name,
     publish,
     read_meta,
     remove_checkpoint,
     stored_weights,
 )
-from treenet.runs.checkpoint_io import rename_weights
+from treenet.runs.checkpoint_io import open_weights
 from treenet.runs.chosen_checkpoint import checkpoint_folder, checkpoint_names, checkpoint_path, recorded_sha256
 from treenet.runs.loading import data_of
 from treenet.runs.mirror import read_run
@@ -44,7 +46,8 @@ from treenet.runs.parameter_matching import (
 from treenet.runs.run_json import InitFacts, read_facts
 from treenet.tasks.base import Task
 from treenet.tasks.registry import build_task
-from treeproc.common.messages import tell
+from treeproc.common.files import file_sha256
+from treeproc.common.messages import tell, warn
 from treeproc.common.progress import phase
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
@@ -57,8 +60,7 @@ class _Source:
     """Complete weights of another run, in a local folder."""
 
     folder: Path
-    parameters: dict[str, Parameter]  # of the file, by present names
-    stored: dict[str, str]  # present name -> name in the file
+    parameters: dict[str, Parameter]  # by present names
     vocabularies: Vocabularies
     sha256: str
 
@@ -67,24 +69,46 @@ def start_from_init(config: TrainConfig, sizes: Mapping, run_dir: Path) -> dict[
     """Write RUN/initial if the run has no checkpoint, and print what was taken. Returns the entry `init` of run.json.
 
     `sizes` are those of the model, with the fingerprint of its vocabulary. A run that continues reads nothing of the other run.
-    Raises UserError if the other run cannot be read, or if none of its weights fit.
+    It does so only if its checkpoints need the frozen weights in RUN/initial, and these are missing or damaged: then the same
+    file is written again. Raises UserError if the other run cannot be read, if none of its weights fit, or if they are no longer
+    the same.
     """
-    if checkpoint_folders(run_dir):
-        return {"init": facts} if (facts := read_facts(run_dir).get("init")) else {}
-    remove_checkpoint(run_dir / INITIAL)
+    needed, begun = None, checkpoint_folders(run_dir)
+    if begun:
+        frozen = [folder for folder in begun if frozen_sha256(read_meta(folder))]
+        if not (frozen and find_fault_of_frozen(frozen[-1])):
+            return {"init": facts} if (facts := read_facts(run_dir).get("init")) else {}
+        needed = frozen_sha256(read_meta(frozen[-1]))
+        warn(f"warning: {run_dir / INITIAL} has the frozen weights of this run, and is missing or damaged; writing it again")
+    else:
+        remove_checkpoint(run_dir / INITIAL)
     if config.init is None:
         if config.model.pretrained.folder is not None:
             weights, meta = _pretrained_weights(config, sizes), _shape_facts(sizes)
             _check_states(config, sizes, weights)
             meta["model"] = config.model.model_dump(mode="json")
-            publish(run_dir / INITIAL, {WEIGHTS: lambda path: save_file(weights, path, {"format": "pt"})}, meta)
+            _publish_initial(run_dir / INITIAL, weights, meta, needed)
         return {}
-    meta = _write_initial(config, config.init, sizes, run_dir / INITIAL)
+    meta = _write_initial(config, config.init, sizes, run_dir / INITIAL, needed)
     facts = meta["init"]
     lines = [describe_start(facts), *describe_matches(meta["matches"])]
     lines += [f"  other settings of the model: {', '.join(meta['changes'])}"] if meta["changes"] else []
     tell("\n".join(lines))
     return {"init": facts}
+
+
+def _publish_initial(folder: Path, weights: dict[str, Tensor], meta: dict, needed: str | None) -> None:
+    """Write RUN/initial. Raises UserError if the file does not have the hash `needed`."""
+
+    def write(path: Path) -> None:
+        save_file(weights, path, {"format": "pt"})
+        if needed not in (None, file_sha256(path)):
+            raise UserError(
+                f"{folder} has the frozen weights of this run, and is missing or damaged; what the run began with has other "
+                "weights now. Copy the folder or the encoder back, or choose another --out"
+            )
+
+    publish(folder, {WEIGHTS: write}, meta)
 
 
 def describe_start(facts: InitFacts) -> str:
@@ -114,7 +138,7 @@ def split_init(init: AnyPath) -> tuple[AnyPath, str]:
     return init, AVERAGED
 
 
-def _write_initial(config: TrainConfig, init: AnyPath, sizes: Mapping, target: Path) -> dict:
+def _write_initial(config: TrainConfig, init: AnyPath, sizes: Mapping, target: Path, needed: str | None) -> dict:
     """Write the folder `target`, with all weights of the new model. Returns the content of its meta.json."""
     run, checkpoint = split_init(init)
     if not (run / "config.yaml").is_file():
@@ -143,7 +167,7 @@ def _write_initial(config: TrainConfig, init: AnyPath, sizes: Mapping, target: P
     meta = _shape_facts(sizes)
     changes = _changed_settings(their_config, config)
     meta |= {"model": config.model.model_dump(mode="json"), "init": facts, "changes": changes, "matches": matches.record()}
-    publish(target, {WEIGHTS: lambda path: save_file(weights, path, {"format": "pt"})}, meta)
+    _publish_initial(target, weights, meta, needed)
     return meta
 
 
@@ -196,23 +220,22 @@ def _open_source(run: Path, folder: Path, task: Task) -> _Source:
     except KeyError as error:
         raise UserError(f"init: {run} does not record {error}; continue that run with its training command") from None
     try:
-        with safe_open(folder / WEIGHTS, "pt") as file:
-            stored = rename_weights(dict(zip(file.keys(), file.keys(), strict=True)))
-            shapes = {name: tuple(file.get_slice(key).get_shape()) for name, key in stored.items()}
+        with open_weights(folder / WEIGHTS) as stored:
+            shapes = {name: weight.shape for name, weight in stored.items()}
     except (OSError, SafetensorError) as error:
         raise UserError(f"init: cannot read {folder / WEIGHTS}: {error}") from None
     parameters = {name: Parameter(shape, own[name].place if name in own else None) for name, shape in shapes.items()}
     vocabularies = Vocabularies(data_of(run, task.config), fingerprint, sizes)
-    return _Source(folder, parameters, stored, vocabularies, meta["files"][WEIGHTS]["sha256"])
+    return _Source(folder, parameters, vocabularies, meta["files"][WEIGHTS]["sha256"])
 
 
 def _copy_values(source: _Source, matches: Matches, weights: Mapping[str, Tensor]) -> None:
     """Copy the matched values into `weights`, in place. Raises UserError if the file is replaced meanwhile."""
-    with safe_open(source.folder / WEIGHTS, "pt") as file:
+    with open_weights(source.folder / WEIGHTS) as stored:
         for name in set(matches.taken) - matches.rows.keys():
-            weights[name].copy_(file.get_tensor(source.stored[name]))
+            weights[name].copy_(stored[name].read())
         for name, rows in matches.rows.items():
-            values = file.get_tensor(source.stored[name]).to(weights[name].dtype)
+            values = stored[name].read().to(weights[name].dtype)
             weights[name].index_copy_(rows.dim, rows.own, values.index_select(rows.dim, rows.theirs))
     if recorded_sha256(source.folder) != source.sha256:
         raise UserError(f"init: {source.folder} changed while it was read; run the same command again")

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 
 from treenet.config import TrainConfig
 from treenet.data.examples import check_columns
-from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, find_fault
+from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, check_frozen, find_fault
 from treenet.runs.checkpoint_io import load_weights
 from treenet.runs.chosen_checkpoint import checkpoint_folder, recorded_sha256
 from treenet.runs.precision import remember_precision
@@ -183,6 +183,7 @@ def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainCo
             f"{folder} is missing; run workflows/train.py to the end, or workflows/average_checkpoints.py --out {run_dir}"
         )
     if checkpoint is None and (fault := find_fault(folder)):
+        check_frozen(folder)
         raise UserError(f"{folder} is damaged ({fault}); run workflows/average_checkpoints.py --out {run_dir}")
     with phase("loading the model"):
         model = build_task(config).build_model_that_fits(read_json(folder / META))

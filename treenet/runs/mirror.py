@@ -71,7 +71,7 @@ class RunMirror:
         if CONFIG in names:
             self._upload(CONFIG)  # first: it says that the folder is a run
         run_all(self._upload, [n for n in names if _folder_of(n) not in folders and not n.startswith("checkpoints/")])
-        for folder in sorted(folders):
+        for folder in sorted(folders, key=lambda name: (name != INITIAL, name)):  # checkpoints may need those weights
             with suppress(FileNotFoundError):  # a later checkpoint has replaced it
                 self._push_folder(folder, [name for name in names if _folder_of(name) == folder])
         if self.only is None:

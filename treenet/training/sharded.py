@@ -39,8 +39,7 @@ def shard_model(model: nn.Module, ranks: Ranks, output: str, sum_dtype: torch.dt
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    if output != "forward":
-        register_fsdp_forward_method(model, output)
+    register_fsdp_forward_method(model, output)  # training calls the method, also `forward`, and not the module
 
 
 class ShardedGradient:

@@ -16,6 +16,7 @@ from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import plan_in_order
 from treenet.runs.checkpoint import (
+    FROZEN,
     INITIAL,
     checkpoint_folders,
     checkpoint_step,
@@ -26,12 +27,14 @@ from treenet.runs.checkpoint import (
     take_snapshot,
 )
 from treenet.runs.checkpoint_io import CheckpointWriter, load_checkpoint, load_weights
+from treenet.runs.chosen_checkpoint import recorded_sha256
 from treenet.runs.metrics_log import MetricLog, describe_metrics
 from treenet.tasks.base import Task
 from treenet.training.batch_stream import BatchStream, TrainingData
 from treenet.training.decoded_validation import DecodedValidation
 from treenet.training.micro_batches import MicroBatches, RankBatch
 from treenet.training.modes import bound_kernel_cache, deterministic_mode, expand_segments, keep_freed_memory, peak_memory
+from treenet.training.optimizer import frozen_names
 from treenet.training.ranks import Ranks
 from treenet.training.state import StepResult, Stopwatch, TrainState, is_finished
 from treenet.training.step import TrainStep, Updates
@@ -132,7 +135,8 @@ class Trainer:
     def resume(self, run_dir: Path) -> None:
         """Continue from the latest complete checkpoint, if there is one. All ranks take the one that the leader finds.
 
-        Without a checkpoint, a run with `init` or a pretrained encoder starts from the weights in RUN/initial.
+        Without a checkpoint, a run with `init` or a pretrained encoder starts from the weights in RUN/initial. Its checkpoints
+        leave out the frozen ones of these. The next ones of a continued run have what the first one has.
         """
         if folder := self.ranks.from_leader(latest_checkpoint(run_dir) if self.ranks.leads else None):
             average = self.train_step.average.weights if self.train_step.average else None
@@ -144,6 +148,7 @@ class Trainer:
                 average=average,
             )
             self.updates.state = TrainState(**state)
+            self.meta |= {name: value for name, value in read_meta(folder).items() if name == FROZEN}
             if self.train_step.loss_scale and self.state.loss_scale:
                 self.train_step.loss_scale.load(self.state.loss_scale)
         elif self.config.starts_from_weights:
@@ -154,6 +159,8 @@ class Trainer:
         if fault := find_fault(folder):
             raise UserError(f"{folder} is damaged ({fault}); run the training command again, which writes it")
         load_weights(self.train_step.model, folder)
+        if frozen := frozen_names(self.config, self.train_step.model):
+            self.meta[FROZEN] = {"names": sorted(frozen), "sha256": recorded_sha256(folder)}
         if self.train_step.average:
             self.train_step.average.restart()
 

@@ -1,0 +1,204 @@
+"""Weights that a run freezes stand once in its folder, in RUN/initial: checkpoints and average read them there."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+pytest.importorskip("transformers")
+pytest.importorskip("tokenizers")
+
+from commands import run_here
+from folder_store import store  # noqa: F401  # a fixture
+from test_pretrained import config_of, damage_config
+from tiny_pretrained import write_both
+from toyruns import losses, train_ranks
+
+from treenet import from_pretrained, load_run
+from treenet.jobs.train_run import run_training
+from treenet.runs.checkpoint import checkpoint_folders, latest_checkpoint
+from treenet.runs.checkpoint_io import load_weights
+from treenet.runs.loading import load_model
+from treeproc.common.files import file_sha256
+from treeproc.common.settings import UserError, dump_settings
+from treeproc.common.storage import as_path
+
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+
+ENCODER = "encoder.embedding.pretrained."
+LINES, TREES = ["We do n't know"], ["(S (X We) (S (S (X do) (X n't)) (X know)))"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return write_both(tmp_path_factory.mktemp("bert"))
+
+
+def frozen_config(made, **changes):
+    values = {"freeze": [f"{ENCODER}*"], "log_every": 1, "keep_checkpoints": 5, "average_checkpoints": 2}
+    return config_of(made, **values | {"model": {"name": "tree_transformer"}} | changes)
+
+
+@pytest.fixture(scope="module")
+def run(made, tmp_path_factory) -> Path:
+    """A finished run with a moving average, so that all files of weights are there."""
+    return run_training(frozen_config(made, ema_decay=0.9), tmp_path_factory.mktemp("run") / "run").run_dir
+
+
+def names_in(path: Path) -> set[str]:
+    with safe_open(path, "pt") as file:
+        return set(file.keys())
+
+
+def same_model(one: Path, other: Path, **options) -> bool:
+    first, second = (load_model(folder, **options).model.state_dict() for folder in (one, other))
+    return first.keys() == second.keys() and all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def test_frozen_weights_stand_once_in_a_run(run):
+    whole = load_file(run / "initial" / "model.safetensors")
+    frozen = {name for name in whole if name.startswith(ENCODER)}
+    files = [path for path in run.rglob("*.safetensors") if path.parent.name != "initial"]
+    assert sorted(path.name for path in files) == 2 * ["ema.safetensors"] + 3 * ["model.safetensors"]
+    assert frozen and all(names_in(path) == whole.keys() - frozen for path in files)
+    trained = load_model(run).model.state_dict()
+    assert all(torch.equal(trained[name], whole[name]) for name in frozen)
+    assert any(not torch.equal(trained[name], whole[name]) for name in whole.keys() - frozen)
+
+
+def make_whole(folder: Path) -> None:
+    """Make a checkpoint or an average as earlier versions wrote it: with all weights."""
+    whole = load_file(
+        (folder.parents[1] if folder.parent.name == "checkpoints" else folder.parent) / "initial" / "model.safetensors"
+    )
+    meta = json.loads((folder / "meta.json").read_text())
+    del meta["frozen"], meta["sha256"], meta["meta_version"]
+    for name in ("model.safetensors", "ema.safetensors"):
+        if (folder / name).exists():
+            save_file({**whole, **load_file(folder / name)}, folder / name, {"format": "pt"})
+            meta["files"][name] = {"bytes": (folder / name).stat().st_size, "sha256": file_sha256(folder / name)}
+    (folder / "meta.json").write_text(json.dumps(meta))
+
+
+@pytest.mark.parametrize("settings", [{}, {"ema_decay": 0.9, "average": "ema"}, {"freeze": [f"{ENCODER}embeddings.*"]}])
+def test_a_run_in_parts_and_one_of_an_earlier_version_end_as_one_at_once(made, tmp_path, settings):
+    """An earlier version wrote all weights into each checkpoint; the later ones of its run have them too, without RUN/initial."""
+    config = frozen_config(made, **settings)
+    run_training(config, tmp_path / "whole")
+    for name in ("parts", "old"):
+        run_training(config.model_copy(update={"max_steps": 2}), tmp_path / name)
+    for folder in (*checkpoint_folders(tmp_path / "old"), tmp_path / "old" / "averaged"):
+        make_whole(folder)
+    shutil.rmtree(tmp_path / "old" / "initial")
+    for name in ("parts", "old"):
+        assert run_training(config, tmp_path / name).step == 4
+        assert same_model(tmp_path / "whole", tmp_path / name) and losses(tmp_path / "whole") == losses(tmp_path / name)
+    files = [f"averaged/{name}" for name in ("model.safetensors", "meta.json")] + ["checkpoints/step_00000004/trainer.pt"]
+    assert (tmp_path / "whole" / files[0]).read_bytes() == (tmp_path / "parts" / files[0]).read_bytes()
+    assert all(
+        f"{ENCODER}embeddings.word_embeddings.weight" in names_in(path) for path in (tmp_path / "old").rglob("*.safetensors")
+    )
+
+
+def test_a_saved_run_and_a_run_that_starts_from_one_have_all_weights(made, run, tmp_path):
+    wanted = load_run(run).classify(LINES, trees=TREES)
+    load_run(run).save_pretrained(tmp_path / "saved")
+    assert from_pretrained(tmp_path / "saved").classify(LINES, trees=TREES) == wanted
+    assert names_in(tmp_path / "saved" / "averaged" / "model.safetensors") == names_in(run / "initial" / "model.safetensors")
+    assert same_model(run, tmp_path / "saved")
+    for name, init in {"first": run, "second": tmp_path / "saved", "step": run / "checkpoints" / "step_00000002"}.items():
+        run_training(frozen_config(made, init=init, max_steps=2), tmp_path / name)
+    start = load_model(tmp_path / "first", untrained=True).model.state_dict()
+    assert all(torch.equal(value, start[name]) for name, value in load_model(run).model.state_dict().items())
+    assert same_model(tmp_path / "first", tmp_path / "second")
+
+
+def test_two_ranks_with_weights_in_parts_learn_as_one_and_leave_out_the_same(made, tmp_path):
+    encoder = shutil.copytree(made[0], tmp_path / "encoder")
+    damage_config(encoder, attention_probs_dropout_prob=0.0)  # PyTorch's generator draws it, not keys
+    config = frozen_config((encoder, made[1]), batch={"max_tokens": 64}, shard_weights=True)
+    run_training(config, tmp_path / "one")
+    (tmp_path / "two").mkdir()
+    shutil.copytree(tmp_path / "one" / "initial", tmp_path / "two" / "initial")
+    assert train_ranks(2, config, tmp_path / "two") == [None, None]
+    one, two = (names_in(tmp_path / name / "checkpoints" / "step_00000004" / "model.safetensors") for name in ("one", "two"))
+    assert one == two and latest_checkpoint(tmp_path / "two").name == "step_00000004"
+    first, second = ([loss for _, loss in losses(tmp_path / name)] for name in ("one", "two"))
+    assert len(first) == 4 and first == pytest.approx(second, rel=1e-4)
+
+
+def test_a_run_in_a_store_is_loaded_from_there(made, store, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "first"))
+    out = as_path(f"{store}/run")
+    run_training(frozen_config(made, max_steps=2), out)
+    monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "second"))
+    assert run_training(frozen_config(made), out).step == 4
+    run_training(frozen_config(made), tmp_path / "here")
+    assert load_run(str(out)).classify(LINES, trees=TREES) == load_run(tmp_path / "here").classify(LINES, trees=TREES)
+
+
+# Damage.
+
+
+def cut(run: Path) -> None:
+    (run / "initial" / "model.safetensors").write_bytes(b"cut off")
+
+
+def remove(run: Path) -> None:
+    shutil.rmtree(run / "initial")
+
+
+@pytest.mark.parametrize(("damage", "fault"), [(cut, "model.safetensors has another size"), (remove, "meta.json is missing")])
+def test_missing_frozen_weights_are_named_and_the_training_command_writes_them_again(made, run, tmp_path, damage, fault, capsys):
+    config = frozen_config(made, ema_decay=0.9)
+    (tmp_path / "config.yaml").write_text(dump_settings(config))
+    shutil.copytree(run, tmp_path / "run")
+    damage(tmp_path / "run")
+    line = f"{tmp_path / 'run' / 'averaged'}: its frozen weights are in {tmp_path / 'run' / 'initial'}: {fault}"
+    (tmp_path / "lines.txt").write_text("We know\n")
+    for options in (["classify.py", f"input={tmp_path / 'lines.txt'}"], ["evaluate.py"], ["serve.py"]):
+        done = run_here(options[0], "--out", str(tmp_path / "run"), *options[1:])
+        assert done.returncode == 2 and line in done.stderr and "run the training command" in done.stderr, done.stderr
+    (tmp_path / "run" / "averaged" / "meta.json").unlink()
+    done = run_here("average_checkpoints.py", "--out", str(tmp_path / "run"))
+    assert done.returncode == 2 and "its frozen weights are in" in done.stderr and "training command" in done.stderr
+    done = run_here("train.py", "--config", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "run"))
+    assert done.returncode == 0 and "missing or damaged; writing it again" in done.stderr, done.stderr
+    for name in ("initial", "averaged"):
+        assert (tmp_path / "run" / name / "model.safetensors").read_bytes() == (run / name / "model.safetensors").read_bytes()
+
+
+def test_frozen_weights_that_the_encoder_no_longer_has_are_not_written(made, run, tmp_path):
+    encoder = shutil.copytree(made[0], tmp_path / "encoder")
+    weights = load_file(encoder / "model.safetensors")
+    weights["embeddings.word_embeddings.weight"] += 1
+    save_file(weights, encoder / "model.safetensors", {"format": "pt"})
+    shutil.copytree(run, tmp_path / "run")
+    cut(tmp_path / "run")
+    with pytest.raises(UserError, match="what the run began with has other weights now"):
+        run_training(frozen_config((encoder, made[1]), ema_decay=0.9), tmp_path / "run")
+    assert (tmp_path / "run" / "initial" / "model.safetensors").read_bytes() == b"cut off"
+
+
+def test_a_weight_that_is_missing_for_another_reason_is_named(run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    folder = tmp_path / "run" / "averaged"
+    weights = load_file(folder / "model.safetensors")
+    del weights["head.bias"]
+    save_file(weights, folder / "model.safetensors")
+    with pytest.raises(UserError, match=r"averaged/model.safetensors: its parameters and the model's differ: head.bias"):
+        load_weights(load_model(run).model, folder)
+
+
+@pytest.mark.parametrize("frozen", [7, {}, {"names": "x", "sha256": "y"}, {"names": [7], "sha256": "y"}, {"names": ["x"]}])
+def test_a_damaged_list_of_frozen_weights_is_no_traceback(run, tmp_path, frozen):
+    shutil.copytree(run, tmp_path / "run")
+    path = tmp_path / "run" / "averaged" / "meta.json"
+    meta = {name: value for name, value in json.loads(path.read_text()).items() if name not in ("sha256", "meta_version")}
+    path.write_text(json.dumps({**meta, "frozen": frozen}))
+    with pytest.raises(UserError, match="averaged is damaged"):
+        load_run(tmp_path / "run")
