@@ -5,8 +5,8 @@ temporary folder, synced and renamed. `meta.json` holds the size and hash of the
 checkpoint that does not match its hashes. Nothing that is loaded can execute code. A checkpoint has no random state, because
 every step makes its own seeds.
 
-Weights that `freeze` keeps as they are stand once in a run that has RUN/initial: there. The checkpoints and the average of such a
-run leave them out, and their meta.json has the entry `frozen`: the names of these weights, and the hash of the file with them.
+If a run has RUN/initial, the weights that `freeze` keeps stand only there. Its checkpoints and its average leave them out. Their
+meta.json has the entry `frozen`: the names of these weights, and the hash of the file with them.
 
 Tensors may be in parts, one per rank (DTensor). The code recognises them by their methods. The import of their class takes two
 seconds, which most runs can save.
