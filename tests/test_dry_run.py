@@ -12,8 +12,11 @@ from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import BatchPlan
 from treenet.jobs import dry_run as dry_run_module
-from treenet.jobs.dry_run import dry_run
+from treenet.jobs.dry_run import disk_of_run, dry_run, show_size
 from treenet.jobs.train_run import run_training
+from treenet.runs import averaging as averaging_module
+from treenet.runs import checkpoint as checkpoint_module
+from treenet.runs.run_json import read_facts
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.shards.store import read_index
 
@@ -58,7 +61,7 @@ def test_sizes_are_those_of_the_plan_and_nothing_is_left_behind(data, tmp_path, 
 
 
 def write_probe(folder: Path, config: TrainConfig) -> None:
-    """Metrics of a run of two seconds an update, the first one ten, 4 s a validation, checkpoints of 3 MiB."""
+    """Metrics of a run of two seconds an update, the first one ten, 4 s a validation."""
     lines = [
         {
             "event": "train", "step": step, "seconds": 10.0 if step == 1 else 2.0, "padding": 0.25, "data_wait": 0.01,
@@ -70,8 +73,7 @@ def write_probe(folder: Path, config: TrainConfig) -> None:
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     checkpoint = folder / "checkpoints" / f"step_{config.max_steps:08d}"
     checkpoint.mkdir(parents=True)
-    files = {"model.safetensors": {"bytes": 2**20}, "trainer.pt": {"bytes": 2**21}}
-    (checkpoint / "meta.json").write_text(json.dumps({"files": files}))
+    (checkpoint / "meta.json").write_text("{}")
 
 
 def test_hours_are_those_of_the_probe(data, tmp_path, monkeypatch):
@@ -81,10 +83,33 @@ def test_hours_are_those_of_the_probe(data, tmp_path, monkeypatch):
     assert (probes[0].max_steps, probes[0].log_every, probes[0].workers) == (11, 1, 4)
     assert "probe: 10 updates in 20.0 s, " in text and "padding 25.0%, data wait 1.0%; validation 4.0 s" in text
     assert "memory: 5.5 GiB at most, in the process of a worker" in text  # 0.5 GiB at each of 11 updates
-    assert "disk: 3 MiB a checkpoint, 1.5 GiB for the 500 that are kept" in text
     assert "on 4 CPU workers" in text
     # 1000 updates of 2 s and 10 validations of 4 s.
     assert text.splitlines()[-1] == "  training takes about 0.57 hours (34:00), 0:40 of them validation"
+
+
+@pytest.mark.parametrize("overrides", [(), ("ema_decay=0.9", "keep_checkpoints=2"), ("average=best", "keep_checkpoints=1")])
+def test_the_disk_is_that_of_the_largest_state_of_the_run(data, tmp_path, monkeypatch, overrides):
+    sizes = []
+
+    def size_of(folder: Path) -> int:
+        return sum(path.stat().st_size for path in folder.rglob("*") if path.suffix in (".safetensors", ".pt"))
+
+    def publish(*arguments, **options):
+        before(*arguments, **options)
+        sizes.append(size_of(tmp_path / "run"))
+
+    before = checkpoint_module.publish
+    monkeypatch.setattr(checkpoint_module, "publish", publish)
+    monkeypatch.setattr(averaging_module, "publish", publish)
+    model = ("model.d_model=128", "model.d_ff=512")
+    config = make_config(data, "max_steps=15", "validate_every=5", "average_checkpoints=1", *model, *overrides)
+    run_training(config, tmp_path / "run")
+    of_checkpoint, of_run = disk_of_run(config, read_facts(tmp_path / "run"))
+    assert of_checkpoint == pytest.approx(size_of(tmp_path / "run" / "checkpoints" / "step_00000015"), rel=0.05)
+    assert 0.95 * max(sizes) < of_run < 1.8 * max(sizes)  # the best checkpoint may be the latest
+    text = dry_run(config, None)
+    assert f"disk: {show_size(of_run)} at most, {show_size(of_checkpoint)} a checkpoint" in text
 
 
 def test_a_run_that_is_there_is_only_looked_at(data, tmp_path, monkeypatch):

@@ -3,11 +3,13 @@
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,9 +24,10 @@ from tiny_pretrained import write_both
 from toyruns import losses, train_ranks
 
 from treenet import from_pretrained, load_run
+from treenet.experiments import study as study_module
 from treenet.experiments.seeds import SeedsConfig
 from treenet.experiments.seeds_report import FORM
-from treenet.experiments.study import make_study, run_study
+from treenet.experiments.study import make_study, run_study, show_study
 from treenet.extras.frozen_states import write_states
 from treenet.jobs.train_run import run_training
 from treenet.runs.loading import load_model
@@ -221,6 +224,27 @@ def test_a_system_takes_back_a_rate_and_a_finished_study_needs_no_encoder(compar
     shutil.rmtree(tmp_path / "out" / "cells" / "frozen-seed2")
     with pytest.raises(UserError, match="^frozen-seed2: model.pretrained.folder: .* has no config.json"):
         run_study(study_of(*arguments, **scale))
+
+
+def test_the_dry_run_of_a_study_says_how_much_disk_all_cells_take(compared, tmp_path, monkeypatch, capsys):
+    """Two cells have a trained encoder, two a frozen one, which stands once in each."""
+    frozen = {"freeze": ["encoder.embedding.pretrained.*"], "lr_scale": {}}
+    study = study_of(compared, tmp_path / "out", {"trained": {}, "frozen": frozen}, log_every=1)
+    monkeypatch.setattr(study_module, "show_size", lambda count: f"{count} bytes")
+
+    def said() -> int:
+        return int(re.search(r"\ndisk: (\d+) bytes at most for all cells that are not done; the disk has ", show_study(study))[1])
+
+    needed = said()
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(study_module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed - 1))
+    run_study(study)
+    warned = (
+        f"warning: the cells that are not done may take {needed} bytes, and the disk of {tmp_path / 'out'} has {needed - 1} bytes"
+    )
+    assert warned in capsys.readouterr().err and said() == 0
+    taken = sum(path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.suffix in (".safetensors", ".pt"))
+    assert 0.5 * needed < taken < needed
 
 
 KILLED = """

@@ -1,8 +1,11 @@
 """Studies: they run the missing cells of a grid, report, and list the remaining ones."""
 
 import io
+import math
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treenet.evaluation.evaluate import References
@@ -11,6 +14,7 @@ from treenet.experiments.grid import CellWork, run_cells_here, run_cells_in_proc
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
 from treenet.experiments.records import HINT, Record, Recording, describe_unlike
 from treenet.experiments.study_grid import StudyConfig, study_cells
+from treenet.jobs.dry_run import disk_of_run, show_size
 from treenet.jobs.train_job import check_model
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
 from treenet.loggers.feed import check_loggers
@@ -175,35 +179,50 @@ def _is_scored(folder: AnyPath) -> bool:
     return (folder / SCORES).exists()
 
 
-def _check_cells(study: Study) -> None:
+def _check_cells(study: Study) -> int:
     """Check loggers and models of the cells that are not done, of those that differ in the seed one.
 
-    Raises UserError if a cell cannot be trained.
+    Returns the most bytes that all cells take that are not done. Raises UserError if a cell cannot be trained.
     """
     entries = Ledger.read(study.out).entries
     done = {name for name, entry in entries.items() if entry.status == DONE and _is_scored(study.out / "cells" / name)}
     done |= study.recording.find_done(study.cells)
-    first: dict[str, Cell] = {}
+    alike: dict[str, list[Cell]] = {}
     for cell in study.cells:
         if cell.name not in done:
-            first.setdefault(cell.config.model_dump_json(exclude={"seed"}), cell)
-    for cell in first.values():
+            alike.setdefault(cell.config.model_dump_json(exclude={"seed"}), []).append(cell)
+    needed = 0
+    for cell, *others in alike.values():
         try:
             check_loggers(cell.config, cell.folder)
-            check_model(cell.config, read_index(cell.config.data / "encoded"), build_task(cell.config))
+            facts = check_model(cell.config, read_index(cell.config.data / "encoded"), build_task(cell.config))
         except UserError as error:
             raise UserError(f"{cell.name}: {error}") from None
+        needed += (1 + len(others)) * disk_of_run(cell.config, facts)[1]
+    return needed
+
+
+def _free_space(out: AnyPath) -> float:
+    """Return the free bytes of the disk; a store has room for all."""
+    if not isinstance(out, Path):
+        return math.inf
+    return shutil.disk_usage(next(folder for folder in (out, *out.parents) if folder.exists())).free
 
 
 def show_study(study: Study) -> str:
-    """Return the state of every cell, one per line, and the table so far. Raises UserError as `_check_cells`."""
-    _check_cells(study)
+    """Return the state of every cell, one per line, the disk that they need, and the table so far.
+
+    Raises UserError as `_check_cells`.
+    """
+    needed, free = _check_cells(study), _free_space(study.out)
     ledger, recorded = Ledger.read(study.out), study.recording.find_done(study.cells)
 
     def state(name: str) -> str:
         return ledger.entries[name].status if name in ledger.entries else "recorded" if name in recorded else "new"
 
     lines = [f"{cell.name}: {state(cell.name)}" for cell in study.cells]
+    there = f"; the disk has {show_size(free)} free" if math.isfinite(free) else ""
+    lines.append(f"disk: {show_size(needed)} at most for all cells that are not done{there}")
     report = study.form.build(study.config, study.recording.read_all(ledger, study.out))
     return "\n".join([*lines, study.form.table(report)])
 
@@ -218,7 +237,11 @@ def run_study(study: Study) -> None:
     claim_folder(out, study.form.kind, type(study.config))
     if recording.folder is not None:
         claim_folder(recording.folder, RECORDS, option="--records")
-    _check_cells(study)
+    needed, free = _check_cells(study), _free_space(out)
+    if needed > free:
+        warn(
+            f"warning: the cells that are not done may take {show_size(needed)}, and the disk of {out} has {show_size(free)} free"
+        )
     make_run_folder(out)
     with locked(out, shared=not need_ray(study.cells)):
         recorded = recording.find_done(study.cells)

@@ -147,7 +147,7 @@ def _check_same_pieces(indices: Mapping[Path, Mapping]) -> None:
 
 def add_study_options(parser: ArgumentParser) -> None:
     """Add the options of the workflows of studies."""
-    parser.add_argument("--dry-run", action="store_true", help="show the cells, their state and the table so far; run nothing")
+    parser.add_argument("--dry-run", action="store_true", help="show the cells, their disk and the table so far; run nothing")
     add_records_option(parser)
 
 

@@ -1,16 +1,16 @@
 """The dry run of a training: its sizes, and its memory, disk space and hours, measured in ten updates."""
 
+import math
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from treenet.config import TrainConfig
 from treenet.jobs.train_job import Job, check_job, describe_corpora, train_job
-from treenet.runs.checkpoint import META, checkpoint_folders
 from treenet.runs.initial_weights import start_from_init
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import RunMirror
 from treenet.tasks.registry import build_task
-from treeproc.common.files import read_json
 from treeproc.common.progress import format_seconds
 from treeproc.common.settings import refuse_relative_in_job
 from treeproc.common.storage import AnyPath
@@ -73,7 +73,6 @@ def _probe(job: Job, folder: Path) -> dict:
     train = [line for line in lines if line["event"] == "train"]
     valid = [line for line in lines if line["event"] == "valid"]
     timed = train[1:] or train
-    files = read_json(checkpoint_folders(folder)[-1] / META)["files"].values()
     return {
         "steps": len(timed),
         "seconds": sum(line["seconds"] for line in timed),
@@ -81,7 +80,6 @@ def _probe(job: Job, folder: Path) -> dict:
         "data_wait": sum(line["data_wait"] for line in timed) / len(timed),
         "memory_gib": max(line["memory_gib"] for line in train),
         "validation_seconds": valid[-1]["seconds"] if valid else 0.0,
-        "checkpoint_bytes": sum(file["bytes"] for file in files),
     }
 
 
@@ -91,19 +89,31 @@ def _costs(job: Job, probe: dict, left: int) -> list[str]:
     per_update = probe["seconds"] / probe["steps"]
     rate = facts["target_tokens"] / facts["batches_per_epoch"] / per_update / max(1, config.workers)
     training, validating = left * per_update, left // config.validate_every * probe["validation_seconds"]
-    checkpoint = probe["checkpoint_bytes"]
+    of_checkpoint, of_run = disk_of_run(config, facts)
     return [
         f"  probe: {probe['steps']} updates in {probe['seconds']:.1f} s, {rate:,.0f} {build_task(config).targets}/s a device, "
         f"padding {probe['padding']:.1%}, data wait {probe['data_wait']:.1%}; validation {probe['validation_seconds']:.1f} s",
-        f"  memory: {_size(probe['memory_gib'] * 2**30)} at most, {'on the GPU' if config.use_gpu else 'in the process'} of a "
-        "worker",
-        f"  disk: {_size(checkpoint)} a checkpoint, {_size(config.keep_checkpoints * checkpoint)} for the "
-        f"{config.keep_checkpoints} that are kept",
+        f"  memory: {show_size(probe['memory_gib'] * 2**30)} at most, "
+        f"{'on the GPU' if config.use_gpu else 'in the process'} of a worker",
+        f"  disk: {show_size(of_run)} at most, {show_size(of_checkpoint)} a checkpoint",
         f"  training takes about {(training + validating) / 3600:.2f} hours ({format_seconds(training + validating)}), "
         f"{format_seconds(validating)} of them validation",
     ]
 
 
-def _size(count: float) -> str:
+def disk_of_run(config: TrainConfig, facts: Mapping) -> tuple[int, int]:
+    """Return the bytes of a checkpoint, and the most bytes that the weights in a run folder take: a checkpoint replaces another.
+
+    Weights and the two moments of Adam are float32. `facts` has the numbers of all parameters and of frozen ones.
+    """
+    trained = facts["parameters"] - facts.get("frozen", 0)
+    initial = 4 * facts["parameters"] if config.starts_from_weights else 0
+    weights = 4 * (trained if initial else facts["parameters"])  # frozen ones stand in RUN/initial
+    checkpoint = (1 + bool(config.ema_decay)) * weights + 8 * trained
+    kept = min(config.keep_checkpoints + (config.average == "best"), math.ceil(config.max_steps / config.checkpoint_every))
+    return checkpoint, initial + (kept + 1) * checkpoint + weights
+
+
+def show_size(count: float) -> str:
     """Format bytes for a person."""
     return f"{count / 2**30:,.1f} GiB" if count >= 2**30 else f"{count / 2**20:,.0f} MiB"
