@@ -17,7 +17,7 @@ from measure import emit
 from treeproc.extras.parser_training.treebank import Sentence, Tree, sentences_in, trees_in
 from treeproc.parsers import Given, ParserConfig, build_parser, read_trees
 from treeproc.readers.numbered_lines import read_texts
-from treeproc.shards.ragged import edges_of
+from treeproc.shards.rows import edges_of
 from treeproc.trees.dependency_trees import DependencySentences, dependency_phrases
 from treeproc.trees.flat_trees import control_spans
 from treeproc.trees.scores import score

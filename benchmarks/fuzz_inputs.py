@@ -41,9 +41,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from treeproc.common.settings import UserError
-from treeproc.readers.brackets import read_sentiment, read_trees
-from treeproc.readers.conllu import read_sentences
 from treeproc.readers.segments import segments
+from treeproc.readers.treebanks import read_sentences, read_sentiment, read_trees
 
 LIMIT_SECONDS = 5
 ROUND = 2000

@@ -20,9 +20,8 @@ import sacremoses
 from measure import emit
 
 from treeproc.parsers import Given, ParserConfig, build_parser, read_trees
-from treeproc.readers.brackets import read_treebank
-from treeproc.readers.conllu import read_conllu
 from treeproc.readers.line_forms import undo_moses
+from treeproc.readers.treebanks import read_conllu, read_treebank
 from treeproc.stages.preprocess import SAMPLE
 from treeproc.trees.scores import PUNCTUATION
 from treeproc.trees.spans import ROOT_LABELS, SpanTree, plain_label

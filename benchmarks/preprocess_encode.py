@@ -20,11 +20,11 @@ from treenet.data.input_kinds import LEAVES, TREES
 from treeproc.parsers import ParserConfig
 from treeproc.shards.schema import TEXT_SCHEMA, shard_name
 from treeproc.shards.store import ShardRecord, read_index, stage_folder, write_index, write_shard
-from treeproc.stages.encode_shard import EncodeShard
+from treeproc.stages.encode import EncodeShard
+from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.lengths import write_lengths
 from treeproc.stages.parse_and_encode import ParseShard
 from treeproc.stages.preprocess import SAMPLE
-from treeproc.stages.tree_config import TreeConfig
 from treeproc.stages.vocabulary import write_vocabulary
 from treeproc.subwords import SubwordConfig
 

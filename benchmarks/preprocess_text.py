@@ -26,13 +26,12 @@ from treeproc.parsers import ParserConfig
 from treeproc.shards.schema import auto_rows_per_shard
 from treeproc.shards.store import ShardRecord
 from treeproc.stages.filters import FilterConfig
-from treeproc.stages.inputs import Inputs, SplitFiles
+from treeproc.stages.inputs import Inputs, SplitFiles, TreeConfig
 from treeproc.stages.job_report import DROPPED, line_list
 from treeproc.stages.parse_and_encode import ParseShard
 from treeproc.stages.run_jobs import run_here
 from treeproc.stages.text_warnings import TextNotices, Wanted
 from treeproc.stages.text_work import TextWork, remove_work
-from treeproc.stages.tree_config import TreeConfig
 from treeproc.stages.vocabulary import count_vocabulary
 from treeproc.subwords import SubwordConfig
 

@@ -14,7 +14,7 @@ from treeproc.common.settings import dump_settings
 from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.shards.schema import ENCODED_SCHEMA
 from treeproc.shards.store import fingerprint_of, read_index, write_index
-from treeproc.stages.tree_config import TreeConfig
+from treeproc.stages.inputs import TreeConfig
 from treeproc.subwords import SubwordConfig, train_pieces
 
 SEARCH_WORDS = [consonant + vowel for consonant in "bdgk" for vowel in "aeiou"]

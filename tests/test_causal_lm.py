@@ -26,7 +26,7 @@ from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.settings import UserError, load_settings
 from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.shards.schema import PAD_ID
-from treeproc.stages.tree_config import TreeConfig
+from treeproc.stages.inputs import TreeConfig
 
 pytestmark = pytest.mark.slow
 

@@ -31,7 +31,7 @@ from treenet.runs.loading import load_trained
 from treenet.runs.run_results import read_scores
 from treenet.tasks.classification import class_scores, wilson_interval
 from treeproc.common.settings import UserError, load_settings
-from treeproc.readers.brackets import read_sentiment
+from treeproc.readers.treebanks import read_sentiment
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from reference_dependency import ReferenceSentence, reference_projective
 
-from treeproc.shards.ragged import edges_of
+from treeproc.shards.rows import edges_of
 from treeproc.trees.arcs import check_arcs, depths, make_projective
 from treeproc.trees.dependency_trees import DependencySentences, dependency_phrases
 from treeproc.trees.spans import SpanTree, check_tree, draw

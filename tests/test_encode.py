@@ -14,7 +14,7 @@ from reference_encoding import encode_example
 from treeproc.shards.rows import Batches, batch_views, ipc_bytes, pick, record_batches
 from treeproc.shards.schema import ENCODED_SCHEMA, FULL_ENCODED_SCHEMA, PARSED_SCHEMA, TEXT_SCHEMA
 from treeproc.stages.encode import RowEncoder
-from treeproc.stages.tree_config import TreeConfig
+from treeproc.stages.inputs import TreeConfig
 from treeproc.subwords import LabelVocab, SubwordConfig, train_pieces
 from treeproc.trees.flat_trees import FlatTrees, binarise, normal_form, read_flat_trees, with_classes
 from treeproc.trees.spans import SpanTree, check_tree, normalise, parents_and_subtree_ends, read_brackets, write_brackets

@@ -37,8 +37,7 @@ TREEPROC_ROOMS = (
 )
 # The files of `treeproc` that run models; nothing loads them before a parser is built.
 RUN_MODELS = {
-    f"treeproc/parsers/{name}.py"
-    for name in ("constituency_model", "dependency", "shift_reduce", "stanza_parser", "tagger", "tokenizer", "weights")
+    f"treeproc/parsers/{name}.py" for name in ("dependency", "shift_reduce", "stanza_parser", "tagger", "tokenizer", "weights")
 }
 # The rooms of `treenet`, lowest first: a room imports from itself and from lower ones.
 TREENET_ROOMS = (

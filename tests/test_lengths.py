@@ -14,8 +14,8 @@ from treeproc.common.settings import UserError
 from treeproc.shards.schema import LENGTHS_SCHEMA
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import Index, read_index
-from treeproc.stages import encode_shard, lengths
-from treeproc.stages.encode_shard import count_classes
+from treeproc.stages import encode, lengths
+from treeproc.stages.encode import count_classes
 from treeproc.stages.lengths import MeasureShards, kept_lengths, row_sizes, write_lengths
 
 FILES = ["lengths.arrow", "size_counts.arrow"]
@@ -105,7 +105,7 @@ def test_lengths_are_those_of_the_rows(encoded):
 
 def test_classes_are_counted_by_tasks_too(tmp_path, monkeypatch):
     folder = write_toy_labels(tmp_path / "data") / "encoded"
-    monkeypatch.setattr(encode_shard, "TASK_ROWS", 1)
+    monkeypatch.setattr(encode, "TASK_ROWS", 1)
     records = list(read_index(folder).records())
     assert count_classes(folder, records) == count_classes(folder, records, last_first) == NUM_CLASSES
 

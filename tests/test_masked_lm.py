@@ -31,7 +31,7 @@ from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.settings import UserError, load_settings
 from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.shards.schema import PAD_ID
-from treeproc.stages.tree_config import TreeConfig
+from treeproc.stages.inputs import TreeConfig
 from treeproc.trees.spans import read_brackets
 
 pytestmark = pytest.mark.slow

@@ -9,8 +9,7 @@ from conftest import REPOSITORY
 
 from treenet.experiments.study_grid import add_study_options
 from treeproc.common.command_line import build_arg_parser, run_cli
-from treeproc.common.messages import messages_shown, tell, warn
-from treeproc.common.progress import Progress, phase
+from treeproc.common.messages import Progress, messages_shown, phase, tell, warn
 from treeproc.common.settings import Settings, UserError
 
 PROMPTS = {"treenet/cli/translate.py"}  # a prompt and the end of its line

@@ -22,8 +22,8 @@ from treeproc.extras.parser_training.layers import _LevelLSTM
 from treeproc.extras.parser_training.loop import fit
 from treeproc.extras.parser_training.settings import CONSTITUENCY_CONSTANTS as FIXED
 from treeproc.extras.parser_training.settings import ConstituencySettings, FitSettings
-from treeproc.parsers.constituency_model import ConstituencyModel
 from treeproc.parsers.shift_reduce import ShiftReduceParser
+from treeproc.parsers.weights import ConstituencyModel
 from treeproc.trees.spans import SpanTree, parents_and_subtree_ends, read_brackets
 
 pytestmark = pytest.mark.slow

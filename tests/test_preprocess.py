@@ -365,7 +365,7 @@ def test_separate_vocabularies_and_lower_case(data):
 def test_vocabularies_learn_from_lines_spread_over_all(data, tmp_path):
     """A limit on the lines takes some of every part of the text, and the same ones for other shards."""
     from treeproc.shards.store import ShardRecord
-    from treeproc.stages.tree_config import TreeConfig
+    from treeproc.stages.inputs import TreeConfig
     from treeproc.stages.vocabulary import count_vocabulary
     from treeproc.subwords import SubwordConfig
 

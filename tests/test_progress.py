@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from treeproc.common.progress import Progress, Rate, format_seconds, phase
+from treeproc.common.messages import Progress, Rate, format_seconds, phase
 
 pytestmark = pytest.mark.slow
 
@@ -81,7 +81,7 @@ def test_a_rate_keeps_few_samples_however_often_it_is_told():
 
 def run_phase(seconds: float, after: float, stream) -> None:
     code = (
-        "import sys, time; from treeproc.common.progress import phase\n"
+        "import sys, time; from treeproc.common.messages import phase\n"
         "with phase('loading the model', after=float(sys.argv[2])): time.sleep(float(sys.argv[1]))"
     )
     command = [sys.executable, "-c", code, str(seconds), str(after)]

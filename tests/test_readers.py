@@ -12,9 +12,9 @@ from data_beside import DATA
 
 from treeproc.common.settings import UserError, build_settings
 from treeproc.readers import FORMATS, read_lines, read_rows
-from treeproc.readers.conllu import read_sentences
 from treeproc.readers.line_forms import compose_row
 from treeproc.readers.numbered_lines import read_byte_lines, refuse_pipes
+from treeproc.readers.treebanks import read_sentences
 from treeproc.stages.preprocess import PreprocessConfig
 from treeproc.trees.spans import check_tree, read_brackets
 

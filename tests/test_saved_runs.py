@@ -25,8 +25,8 @@ from treenet.runs.run_results import read_scores
 from treeproc.common.files import file_sha256, json_bytes, read_json
 from treeproc.common.settings import load_settings
 from treeproc.parsers import ParserConfig, describe_parser
+from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.preprocess import preprocess
-from treeproc.stages.tree_config import TreeConfig
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.readers import FORMATS, numbered_lines
 from treeproc.readers.line_ranges import CutSide, cut_file, look_at_ends, read_range, stamp_of
 from treeproc.readers.numbered_lines import read_lines
-from treeproc.stages import cut_inputs, keys, language, run_jobs, text_work
+from treeproc.stages import cut_inputs, filters, keys, run_jobs, text_work
 from treeproc.stages.cut_inputs import bytes_that_can_be_cut
 from treeproc.stages.filters import FilterConfig, drop_reason
 from treeproc.stages.inputs import Inputs, SplitFiles
@@ -43,7 +43,7 @@ def small(monkeypatch):
     monkeypatch.setattr(cut_inputs, "CHUNK_BYTES", 7)
     monkeypatch.setattr(cut_inputs, "COUNTED_BYTES", 20)
     monkeypatch.setattr(keys, "_PARTITION_KEYS", 4)
-    monkeypatch.setattr(language, "_MOST_LINES", 3)
+    monkeypatch.setattr(filters, "_MOST_LINES", 3)
     monkeypatch.setattr(run_jobs, "GROUP_ROWS", 5)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
@@ -428,7 +428,7 @@ def test_files_that_change_are_refused(tmp_path):
 
 def test_a_sample_of_lines_is_neither_large_nor_small():
     for count in range(40):
-        assert min(count, 2) <= len(range(0, count, language.stride_of(count))) <= 3
+        assert min(count, 2) <= len(range(0, count, filters.stride_of(count))) <= 3
 
 
 def test_inputs_that_cannot_be_cut_are_read_in_this_process(tmp_path):

@@ -15,12 +15,11 @@ from treeproc.inspect import describe
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
-from treeproc.stages import language
+from treeproc.stages import filters
 from treeproc.stages.config import PreprocessConfig
-from treeproc.stages.filters import FilterConfig
+from treeproc.stages.filters import FilterConfig, other_language, stride_of
 from treeproc.stages.job_report import notice_lines, summary
 from treeproc.stages.keys import normalised
-from treeproc.stages.language import other_language, stride_of
 from treeproc.stages.preprocess import preprocess
 from treeproc.stages.text_warnings import TextNotices, has_several_sentences, wanted
 from treeproc.verify import verify
@@ -350,9 +349,9 @@ def test_no_language_model_is_loaded_where_no_parser_reads_the_lines():
 
 
 def test_without_the_package_no_language_is_checked_and_a_note_says_so_once(monkeypatch, capsys):
-    monkeypatch.setattr(language, "is_installed", lambda module: False)
-    language._can_identify.cache_clear()
-    assert (language.known("en"), language.known("de"), language.known(None)) == (None, None, None)
-    language._can_identify.cache_clear()
+    monkeypatch.setattr(filters, "is_installed", lambda module: False)
+    filters._can_identify.cache_clear()
+    assert (filters.known("en"), filters.known("de"), filters.known(None)) == (None, None, None)
+    filters._can_identify.cache_clear()
     note = "note: no line is checked for its language, since py3langid is not installed: pip install 'tree-attention[parse]'\n"
     assert capsys.readouterr().err == note

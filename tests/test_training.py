@@ -33,7 +33,7 @@ from treenet.tasks.registry import build_task
 from treenet.training.optimizer import build_optimizer, learning_rate
 from treenet.training.trainer import train
 from treeproc.common.files import locked
-from treeproc.common.progress import Progress
+from treeproc.common.messages import Progress
 from treeproc.common.settings import UserError, dump_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -22,9 +22,9 @@ from treeproc.shards.rows import column_views, ipc_bytes, record_batches
 from treeproc.shards.schema import ENCODED_SCHEMA, FULL_ENCODED_SCHEMA, LENGTHS_SCHEMA, STAGE_SCHEMAS, TEXT_SCHEMA, select
 from treeproc.shards.shard import Shard
 from treeproc.stages import ray_job
-from treeproc.stages.encode_shard import EncodeShard
+from treeproc.stages.encode import EncodeShard
+from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
-from treeproc.stages.tree_config import TreeConfig
 from treeproc.verify import verify
 
 pytestmark = pytest.mark.slow

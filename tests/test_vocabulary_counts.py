@@ -10,9 +10,9 @@ import pytest
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import read_index
 from treeproc.stages import run_jobs
+from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.stages.ray_job import _packed, _unpacked
-from treeproc.stages.tree_config import TreeConfig
 from treeproc.stages.vocabulary import count_vocabulary
 from treeproc.subwords import SubwordConfig
 

@@ -14,7 +14,7 @@ from treenet.data.plan import BatchPlan, plan_in_order
 from treenet.data.windows import ShardSizes, cut_batches, cut_runs
 from treeproc.common.settings import UserError
 from treeproc.shards.lengths import Column, CountedLengths, SizeCounts
-from treeproc.shards.ragged import window_bounds
+from treeproc.shards.rows import window_bounds
 from treeproc.shards.store import fingerprint_of
 
 SIZES = ("leaves", "tgt_pieces", "nodes")

@@ -15,8 +15,8 @@ import pyarrow as pa
 from treeproc.common.errors import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import FIRST_PIECE, UNK_ID
+from treeproc.shards.shard import decode_tokens, read_tokenizer, tokenizer_names
 from treeproc.shards.store import TOKENIZER_FILE
-from treeproc.shards.vocabulary_files import decode_tokens, read_tokenizer, tokenizer_names
 from treeproc.subwords import Subwords, WordEnds
 
 # Number of words in the cache of words that are cut by themselves. When it is full, the cache is emptied.

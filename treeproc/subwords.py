@@ -23,9 +23,9 @@ from sentencepiece import sentencepiece_model_pb2
 
 from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
-from treeproc.shards.ragged import arrow_array, edges_of, flatten, numbers_of, string_bytes, strings_of, take
+from treeproc.shards.rows import arrow_array, edges_of, flatten, numbers_of, string_bytes, strings_of, take
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_LABEL, UNKNOWN_LABEL_ID
-from treeproc.shards.vocabulary_files import names_bytes, read_names, read_pieces
+from treeproc.shards.shard import names_bytes, read_names, read_pieces
 
 # Marks word boundaries without a blank in training text. It is never part of a vocabulary.
 BOUNDARY = "\x01"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from treeproc.common.command_line import ArgumentParser, run_cli
 from treeproc.common.command_names import as_called
 from treeproc.common.errors import CommandEnded, printable
-from treeproc.common.progress import Progress
+from treeproc.common.messages import Progress
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, as_path
 from treeproc.inspection.checks import Problem, StageFindings

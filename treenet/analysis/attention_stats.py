@@ -24,7 +24,7 @@ from treenet.translation.translate import translate_examples
 from treeproc.common.errors import check_choice
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLIT_WORD_PREFIX
-from treeproc.shards.vocabulary_files import read_names
+from treeproc.shards.shard import read_names
 
 Targets = Literal["reference", "translation"]
 

@@ -30,10 +30,9 @@ from treeproc.common.settings import Settings, UserError, load_settings
 from treeproc.shards.schema import SPLITS
 from treeproc.shards.store import read_index
 from treeproc.stages.encode import RowEncoder
-from treeproc.stages.inputs import SplitFiles
+from treeproc.stages.inputs import SplitFiles, TreeConfig
 from treeproc.stages.job_report import summary
 from treeproc.stages.preprocess import PreprocessConfig, preprocess, sample_splits
-from treeproc.stages.tree_config import TreeConfig
 from treeproc.trees.spans import draw
 
 if TYPE_CHECKING:

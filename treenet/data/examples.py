@@ -22,8 +22,8 @@ from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.common.store_requests import AT_ONCE
 from treeproc.shards.gather import Gather, PickedRows
 from treeproc.shards.lengths import LENGTHS, Column, open_counts, open_lengths
-from treeproc.shards.ragged import edges_of
 from treeproc.shards.records import ShardRecord
+from treeproc.shards.rows import edges_of
 from treeproc.shards.schema import ROWS_PER_RECORD_BATCH
 from treeproc.shards.shard import Shard, check_names, check_size, split_records
 from treeproc.shards.store import read_index

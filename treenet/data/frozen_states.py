@@ -22,7 +22,7 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.arrow_file import BadArrowFile, read_arrow
 from treeproc.shards.lengths import Column
-from treeproc.shards.ragged import edges_of
+from treeproc.shards.rows import edges_of
 from treeproc.shards.shard import check_size, lacks
 from treeproc.shards.store import Index, fingerprint_of, pieces_fingerprint, read_index
 

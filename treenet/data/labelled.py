@@ -23,7 +23,7 @@ from treeproc.common.errors import check_choice
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.gather import PickedRows
-from treeproc.shards.ragged import ranges
+from treeproc.shards.rows import ranges
 from treeproc.shards.store import read_index
 
 NO_CLASS = -1

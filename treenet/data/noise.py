@@ -27,9 +27,9 @@ from treenet.data.input_kinds import RowLists
 from treenet.structure.span_table import Ragged
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.shards.ragged import edges_of, flatten, take
+from treeproc.shards.rows import edges_of, flatten, take
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNK_ID, UNKNOWN_LABEL_ID
-from treeproc.shards.vocabulary_files import read_names, read_pieces
+from treeproc.shards.shard import read_names, read_pieces
 from treeproc.trees.flat_trees import BINARY_PREFIX, FlatTrees, binarise, split_words
 
 

@@ -17,7 +17,7 @@ from treenet.data.input_kinds import ALWAYS, InputKind, RowLists
 from treenet.data.noise import Merges, PieceTrees, WordDraws, add_noise, over_words
 from treenet.structure.span_table import Ragged
 from treeproc.common.storage import AnyPath
-from treeproc.shards.ragged import edges_of, take
+from treeproc.shards.rows import edges_of, take
 from treeproc.shards.store import read_index
 
 # The purposes of draws, which must differ for independent draws.

@@ -14,7 +14,7 @@ from treenet.data.corpora import Corpora
 from treenet.data.hashed_sampling import choose_fraction, choose_in_cells, share_of_cells
 from treeproc.common.errors import check_choice
 from treeproc.shards.lengths import Column, SizeCounts
-from treeproc.shards.ragged import edges_of, window_bounds
+from treeproc.shards.rows import edges_of, window_bounds
 
 
 def example_costs(lengths: Mapping[str, np.ndarray | Column], budget_counts: str = "leaves") -> np.ndarray:

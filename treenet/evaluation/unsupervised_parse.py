@@ -32,9 +32,8 @@ from treenet.runs.run_results import SCORES, read_scores
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.shards.shard import check_hashes
+from treeproc.shards.shard import check_hashes, read_names
 from treeproc.shards.store import read_index
-from treeproc.shards.vocabulary_files import read_names
 from treeproc.trees.flat_trees import BINARY_PREFIX
 
 Bracket = tuple[int, int]

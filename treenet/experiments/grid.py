@@ -25,8 +25,7 @@ from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, Cell,
 from treenet.jobs.train_run import RunSummary
 from treenet.runs.metrics_log import read_metrics
 from treeproc.common.files import atomic_write
-from treeproc.common.messages import is_quiet, messages_shown, tell, warn
-from treeproc.common.progress import Progress, format_seconds
+from treeproc.common.messages import Progress, format_seconds, is_quiet, messages_shown, tell, warn
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath
 

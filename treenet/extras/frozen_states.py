@@ -41,7 +41,7 @@ from treeproc.common.files import atomic_output, atomic_write, json_bytes, locke
 from treeproc.common.messages import tell
 from treeproc.common.provenance import recorded
 from treeproc.common.storage import AnyPath
-from treeproc.shards.ragged import edges_of
+from treeproc.shards.rows import edges_of
 from treeproc.shards.schema import PAD_ID
 from treeproc.shards.shard import Shard, check_hashes
 from treeproc.shards.store import ShardRecord, fingerprint_of, pieces_fingerprint, read_index, sidecar_path, write_index

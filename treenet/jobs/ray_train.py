@@ -40,8 +40,7 @@ from treenet.training.ranks import Ranks, TrainingFailed
 from treenet.training.trainer import TrainOutcome, train
 from treeproc.common.command_line import describe_refusal
 from treeproc.common.files import locked
-from treeproc.common.messages import tell, warn
-from treeproc.common.progress import Progress, phase
+from treeproc.common.messages import Progress, phase, tell, warn
 from treeproc.common.provenance import Meter
 from treeproc.common.ray_session import describe_wait, start_ray
 from treeproc.common.settings import UserError, build_settings

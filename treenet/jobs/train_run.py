@@ -27,8 +27,7 @@ from treeproc.common.errors import CommandEnded
 from treeproc.common.extras import how_to_install, is_installed
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.folder_kinds import RUN, claim_folder
-from treeproc.common.messages import tell, warn
-from treeproc.common.progress import format_seconds
+from treeproc.common.messages import format_seconds, tell, warn
 from treeproc.common.provenance import recorded
 from treeproc.common.settings import UserError, differences, dump_settings, is_below, load_settings, refuse_relative_in_job
 from treeproc.common.storage import AnyPath

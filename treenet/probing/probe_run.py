@@ -23,7 +23,7 @@ from treenet.runs.precision import choose_device
 from treenet.runs.result_provenance import origin
 from treenet.runs.run_results import PROBES
 from treeproc.common.files import atomic_write, json_bytes
-from treeproc.common.progress import Progress
+from treeproc.common.messages import Progress
 from treeproc.common.provenance import software
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath

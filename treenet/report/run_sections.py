@@ -8,7 +8,7 @@ from treenet.report.markup import TableCell, code, number, show_hash, table, tag
 from treenet.report.report_inputs import ReportRun
 from treenet.report.report_model import Page, Report
 from treenet.runs.metrics_log import best_validation
-from treeproc.common.progress import format_seconds
+from treeproc.common.messages import format_seconds
 from treeproc.common.provenance import Session, describe_machines, describe_packages, describe_software, read_sessions
 from treeproc.common.storage import AnyPath
 

@@ -19,12 +19,11 @@ from treenet.runs.precision import remember_precision
 from treenet.runs.run_json import read_facts
 from treenet.tasks.registry import build_task
 from treeproc.common.files import file_sha256, file_size, read_json
-from treeproc.common.progress import phase
+from treeproc.common.messages import phase
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath, inside
-from treeproc.shards.shard import check_vocabulary_files
+from treeproc.shards.shard import check_vocabulary_files, decode_tokens, read_pieces, read_tokenizer
 from treeproc.shards.store import TOKENIZER_FILE, class_names, read_index
-from treeproc.shards.vocabulary_files import decode_tokens, read_pieces, read_tokenizer
 
 UNTRAINED = "untrained"
 # By the task that a command needs: what a run of another task cannot do, and a remedy.

@@ -14,8 +14,8 @@ from treenet.runs.loading import load_processor
 from treenet.tasks.base import Task
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.shards.shard import read_names, read_tokenizer, tokenizer_names
 from treeproc.shards.store import TOKENIZER_FILE, read_index
-from treeproc.shards.vocabulary_files import read_names, read_tokenizer, tokenizer_names
 
 # What a size of `Task.sizes` counts.
 KINDS = {

@@ -26,8 +26,8 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.lengths import open_lengths
 from treeproc.shards.schema import PAD_ID, SPLIT_WORD_PREFIX, UNANALYSED, UNKNOWN_LABEL
+from treeproc.shards.shard import read_names
 from treeproc.shards.store import read_index
-from treeproc.shards.vocabulary_files import read_names
 from treeproc.trees.flat_trees import BINARY_PREFIX
 
 

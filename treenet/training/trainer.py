@@ -38,7 +38,7 @@ from treenet.training.optimizer import frozen_names
 from treenet.training.ranks import Ranks
 from treenet.training.state import StepResult, Stopwatch, TrainState, is_finished
 from treenet.training.step import TrainStep, Updates
-from treeproc.common.progress import Progress, phase
+from treeproc.common.messages import Progress, phase
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_index
 

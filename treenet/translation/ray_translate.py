@@ -9,8 +9,7 @@ import ray
 from treenet.runs.chosen_checkpoint import absolute_checkpoint
 from treenet.translation.line_translator import LineSource, LineWorker, Translated
 from treenet.translation.settings import LineSettings
-from treeproc.common.messages import tell
-from treeproc.common.progress import phase
+from treeproc.common.messages import phase, tell
 from treeproc.common.ray_session import describe_wait, refuse_without_gpu, start_ray
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath

@@ -19,8 +19,7 @@ from treenet.translation.settings import LineSettings
 from treeproc.common.command_line import check_output
 from treeproc.common.extras import require
 from treeproc.common.files import atomic_write, is_stream, json_bytes, named_output, read_json, remove_leftovers
-from treeproc.common.messages import tell, warn
-from treeproc.common.progress import Progress
+from treeproc.common.messages import Progress, tell, warn
 from treeproc.common.settings import Effect, UserError, excluded
 from treeproc.common.storage import AnyPath
 

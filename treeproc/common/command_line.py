@@ -19,8 +19,7 @@ from treeproc.common.command_names import as_called, command_runs, note_command,
 from treeproc.common.errors import CommandEnded, UserError, one_line, quoted
 from treeproc.common.extras import describe_missing, importing
 from treeproc.common.files import way_out
-from treeproc.common.messages import choose_messages, messages_shown, warn
-from treeproc.common.progress import phase
+from treeproc.common.messages import choose_messages, messages_shown, phase, warn
 from treeproc.common.ray_session import FAILED, describe_ray_failure
 from treeproc.common.setting_errors import explain_unknown, has_setting, nearest
 from treeproc.common.settings import Settings, describe_fields

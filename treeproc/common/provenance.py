@@ -23,8 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 import treeproc
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_write, json_bytes
-from treeproc.common.messages import warn
-from treeproc.common.progress import format_seconds
+from treeproc.common.messages import format_seconds, warn
 from treeproc.common.storage import AnyPath
 
 DISTRIBUTION = "tree-attention"

@@ -14,8 +14,7 @@ from contextlib import contextmanager, suppress
 
 from treeproc.common.command_names import advise
 from treeproc.common.errors import UserError, one_line
-from treeproc.common.messages import warn
-from treeproc.common.progress import phase
+from treeproc.common.messages import phase, warn
 from treeproc.common.ray_internals import (
     end_failed_start,
     logs_folder,

@@ -9,19 +9,18 @@ from urllib.parse import urlsplit
 import numpy as np
 import pyarrow as pa
 
-from treeproc.common.progress import phase
+from treeproc.common.messages import phase
 from treeproc.common.settings import UserError, build_settings, differences
 from treeproc.common.storage import AnyPath, inside
 from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, describe_parser
 from treeproc.parsers.config import PARSED, check_endpoint, flat_arcs, public_endpoint
 from treeproc.readers import read_rows
 from treeproc.readers.line_forms import FORMS, is_blank
-from treeproc.shards.ragged import arrow_array
-from treeproc.shards.rows import batch_views, pick, record_batches
+from treeproc.shards.rows import arrow_array, batch_views, pick, record_batches
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, select
 from treeproc.shards.store import read_index, stage_folder
 from treeproc.stages.encode import RowEncoder
-from treeproc.stages.tree_config import TreeConfig
+from treeproc.stages.inputs import TreeConfig
 
 
 def _endpoint(data: Path, recorded: str) -> str:

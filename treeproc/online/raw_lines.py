@@ -13,11 +13,11 @@ from treeproc.inspection.drawing import draw_row
 from treeproc.online.line_encoder import CONSTRAINTS, Constraints, LineEncoder
 from treeproc.parsers import Given, ParsedLine
 from treeproc.parsers.config import PARTLY, TAG_FORM, is_fallback
-from treeproc.readers.brackets import read_trees
 from treeproc.readers.line_forms import is_blank, join_with_blanks
 from treeproc.readers.numbered_lines import pair_up, read_byte_lines
+from treeproc.readers.treebanks import read_trees
 from treeproc.shards.schema import UNK_ID
-from treeproc.stages.language import is_doubtful, known, stride_of
+from treeproc.stages.filters import is_doubtful, known, stride_of
 from treeproc.stages.text_warnings import SideNotices, Wanted, is_noticed
 
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from treeproc.parsers.constituency_model import ACTIVATIONS, CLOSE, OPEN, SHIFT, ConstituencyModel
 from treeproc.parsers.lines import batches
-from treeproc.parsers.weights import UNKNOWN, Direction, Layer, Packing, step
+from treeproc.parsers.weights import ACTIVATIONS, CLOSE, OPEN, SHIFT, UNKNOWN, ConstituencyModel, Direction, Layer, Packing, step
 from treeproc.trees.spans import SpanTree
 
 _EXTRA_OPENS = 10  # as in Stanza: at most this many more open nodes than words

@@ -14,10 +14,9 @@ from treeproc.common.errors import UserError, one_line
 from treeproc.common.files import check_archive, load_archive
 from treeproc.parsers import dependency, shift_reduce, tagger, tokenizer
 from treeproc.parsers.config import PARSED, ParserConfig
-from treeproc.parsers.constituency_model import ConstituencyModel, can_read
 from treeproc.parsers.lines import Arcs, Line, LineParser, Sentence, Tags, Token, batches, cut_at, is_out_of_memory
 from treeproc.parsers.model_files import VECTORS, ModelFiles, find_models
-from treeproc.parsers.weights import Vocabulary, Weights, tensors_of
+from treeproc.parsers.weights import ConstituencyModel, Vocabulary, Weights, can_read, tensors_of
 from treeproc.trees.spans import SpanTree, flat_tree
 
 _PROBE = "A dog barks ."

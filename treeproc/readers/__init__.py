@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Literal
 
 from treeproc.common.errors import check_choice
-from treeproc.readers.brackets import read_sentiment, read_sst, read_treebank, read_trees
-from treeproc.readers.conllu import read_conllu, read_sentences
 from treeproc.readers.labelled import LabelledConfig, read_labelled
 from treeproc.readers.labelled_corpora import read_agreement, read_imdb, read_linzen, read_prefixes, read_sick
 from treeproc.readers.line_forms import Normalization, compose_row, undo_moses
 from treeproc.readers.numbered_lines import Reading, join_names, pair_up, read_lines
 from treeproc.readers.segments import read_iwslt, read_sgm
+from treeproc.readers.treebanks import read_conllu, read_sentences, read_sentiment, read_sst, read_treebank, read_trees
 
 FormatName = Literal[
     "parallel", "sgm", "iwslt_xml", "brackets", "sst", "imdb", "agreement", "linzen", "labelled", "sick", "conllu"

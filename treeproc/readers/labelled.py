@@ -16,10 +16,10 @@ from pydantic import Field, field_validator, model_validator
 from treeproc.common.errors import quoted
 from treeproc.common.messages import warn
 from treeproc.common.settings import Settings, UserError, later_field
-from treeproc.readers.brackets import read_trees
 from treeproc.readers.line_forms import is_blank
 from treeproc.readers.numbered_lines import read_texts
 from treeproc.readers.packed_files import plain_name
+from treeproc.readers.treebanks import read_trees
 from treeproc.shards.schema import line_end_in
 
 MOST_CLASSES = 1000  # more are texts in the place of labels

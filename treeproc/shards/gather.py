@@ -14,7 +14,7 @@ import numpy as np
 
 from treeproc.common.store_requests import in_parallel
 from treeproc.shards.lengths import memory_of, place_of
-from treeproc.shards.ragged import edges_of, ranges
+from treeproc.shards.rows import edges_of, ranges
 
 # Shards that are open at once. A window of rows in the smallest shards of the default, 2,000 rows, has 4,194 of them, and a batch
 # has rows of most: a lower limit would open shards anew for every batch. Linux allows a process 65,530 memory maps.

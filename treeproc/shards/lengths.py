@@ -15,7 +15,7 @@ from treeproc.common.cache import local_copy
 from treeproc.common.errors import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.arrow_file import BadArrowFile, ReadAhead, read_arrow
-from treeproc.shards.ragged import edges_of
+from treeproc.shards.rows import edges_of
 from treeproc.shards.schema import LENGTHS_SCHEMA, SIZE_COUNTS_SCHEMA
 from treeproc.shards.shard import lacks
 from treeproc.shards.store import read_index

@@ -15,6 +15,7 @@ from sentencepiece import sentencepiece_model_pb2
 from treeproc.common.files import atomic_write, read_text, remove_leftovers
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.shards.shard import read_names, read_pieces
 from treeproc.shards.store import (
     OPTIONAL_VOCABULARY_FILES,
     PIECES_FILES,
@@ -24,9 +25,8 @@ from treeproc.shards.store import (
     fingerprint_of,
     read_index,
 )
-from treeproc.shards.vocabulary_files import read_names, read_pieces
+from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.run_jobs import Run, run_here
-from treeproc.stages.tree_config import TreeConfig
 from treeproc.stages.vocabulary import count_vocabulary, fingerprint_of_inputs, node_labels, vocabulary_note
 from treeproc.subwords import BOUNDARY, LabelVocab, SubwordConfig
 

@@ -14,9 +14,8 @@ from treeproc.readers.line_forms import Normalization
 from treeproc.shards.schema import auto_rows_per_shard
 from treeproc.shards.store import class_names, read_index, stage_folder
 from treeproc.stages.filters import FilterConfig
-from treeproc.stages.inputs import Inputs, SplitFiles
+from treeproc.stages.inputs import Inputs, SplitFiles, TreeConfig
 from treeproc.stages.text_warnings import TextNotices, wanted
-from treeproc.stages.tree_config import TreeConfig
 from treeproc.subwords import SubwordConfig
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from treeproc.common.files import atomic_output, atomic_write, file_size, json_bytes, read_json
-from treeproc.common.progress import phase
+from treeproc.common.messages import phase
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.common.store_requests import StoreRefuses

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from treeproc.common.progress import format_seconds, phase
+from treeproc.common.messages import format_seconds, phase
 from treeproc.common.ray_session import start_ray, there_is_a_cluster
 from treeproc.parsers import describe_in_words
 from treeproc.shards.shard import Shard

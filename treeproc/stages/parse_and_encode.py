@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from treeproc.common.files import file_sha256, remove_leftovers
-from treeproc.common.progress import Progress, phase
+from treeproc.common.messages import Progress, phase
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -29,8 +29,7 @@ from treeproc.shards.store import (
 )
 from treeproc.stages.borrowed_vocabulary import copy_vocabulary, grow_vocabulary
 from treeproc.stages.config import PreprocessConfig
-from treeproc.stages.encode import encoded_columns
-from treeproc.stages.encode_shard import EncodeShard, count_classes
+from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
 from treeproc.stages.job_report import dropped, has_files, write_fallbacks
 from treeproc.stages.lengths import kept_lengths, write_lengths
 from treeproc.stages.run_jobs import Jobs, StageWork, make_shards, previous_index, ray_runner, run_here

@@ -10,8 +10,7 @@ from treeproc.common.errors import quoted, without_credentials
 from treeproc.common.extras import require
 from treeproc.common.files import atomic_write, locked
 from treeproc.common.folder_kinds import DATA_SET, claim_folder
-from treeproc.common.messages import tell
-from treeproc.common.progress import phase
+from treeproc.common.messages import phase, tell
 from treeproc.common.provenance import Recorder, recorded
 from treeproc.common.settings import Effect, UserError, differences, dump_settings, excluded, load_settings, read_yaml
 from treeproc.common.storage import AnyPath
@@ -25,10 +24,10 @@ from treeproc.shards.schema import SMALLEST, SPLIT_NAME, SPLITS
 from treeproc.shards.store import class_names, read_index, stage_folder
 from treeproc.stages.config import PreprocessConfig, check_extension, check_reuse, settle_tree
 from treeproc.stages.encode import encoded_columns
+from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.parse_and_encode import ParseAndEncode, check_columns, parsed_columns
 from treeproc.stages.text_stage import NothingLeft, TextStage
 from treeproc.stages.text_work import BadInput, has_work, remove_work
-from treeproc.stages.tree_config import TreeConfig
 
 SAMPLE = Path(__file__).parent.parent / "sample"
 COMMAND = "preprocess"  # in DATA/provenance.json, where a session counts the shards that it wrote, by stage

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, overload
 
 from treeproc.common.files import read_json
 from treeproc.common.hash_cache import HashFiles, hash_here, sha256_of
-from treeproc.common.progress import Progress, phase
+from treeproc.common.messages import Progress, phase
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath

@@ -17,8 +17,7 @@ import pyarrow as pa
 
 from treeproc.common.storage import AnyPath
 from treeproc.shards.gather import MOST_OPEN
-from treeproc.shards.ragged import edges_of, window_bounds
-from treeproc.shards.rows import pick
+from treeproc.shards.rows import edges_of, pick, window_bounds
 from treeproc.shards.schema import ROWS_PER_RECORD_BATCH, WINDOW_ROWS
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, read_index

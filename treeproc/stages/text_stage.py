@@ -8,7 +8,7 @@ from pathlib import Path
 
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, remove_leftovers
 from treeproc.common.hash_cache import hash_here
-from treeproc.common.progress import Progress
+from treeproc.common.messages import Progress
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError, differences
 from treeproc.common.storage import AnyPath

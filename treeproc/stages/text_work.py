@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 
 from treeproc.common.files import atomic_write, json_bytes, read_json
-from treeproc.common.progress import Progress, phase
+from treeproc.common.messages import Progress, phase
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.common.store_requests import StoreRefuses, in_parallel
@@ -24,11 +24,10 @@ from treeproc.shards.records import PackedRecords
 from treeproc.shards.schema import in_order, shard_name
 from treeproc.shards.store import ShardRecord, fingerprint_of, finished_shards
 from treeproc.stages.cut_inputs import CannotRead, CutInputs, TextRange, cut_inputs, mark_of
-from treeproc.stages.filters import FilterConfig
+from treeproc.stages.filters import FilterConfig, stride_of
 from treeproc.stages.inputs import Inputs, input_stamp
 from treeproc.stages.job_report import LineList
 from treeproc.stages.keys import SplitHash, keys_file, number_of_partitions
-from treeproc.stages.language import stride_of
 from treeproc.stages.run_jobs import Jobs, Run, grouped, hasher, in_number_order, run_here
 from treeproc.stages.text_blocks import NEAR, OVERLAP, CheckBlock, GatherKeys, ReadLines, WriteText, gathered_file, read_notes
 from treeproc.stages.text_warnings import TextNotices, Wanted

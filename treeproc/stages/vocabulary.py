@@ -23,8 +23,8 @@ from treeproc.shards.store import (
     fingerprint_of,
     read_index,
 )
+from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.run_jobs import Jobs, Run, grouped, run_here
-from treeproc.stages.tree_config import TreeConfig
 from treeproc.subwords import LabelVocab, SubwordConfig, WordEnds, blank_separated, mark_boundaries, train_pieces
 from treeproc.trees.dependency_trees import PHRASE_LABELS, phrase_label
 from treeproc.trees.flat_trees import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_flat_trees

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 
 from treeproc.common.errors import check_choice
-from treeproc.shards.ragged import numbers_of
+from treeproc.shards.rows import numbers_of
 from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.arcs import make_projective, yields
 from treeproc.trees.flat_trees import FlatTrees

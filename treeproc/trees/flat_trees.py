@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from treeproc.common.errors import check_choice
-from treeproc.shards.ragged import cut_strings, edges_of, numbers_of, string_bytes
+from treeproc.shards.rows import cut_strings, edges_of, numbers_of, string_bytes
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED
 from treeproc.trees.spans import EMPTY_TAG, ROOT_LABELS, plain_label, read_brackets
 

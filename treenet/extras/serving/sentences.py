@@ -44,7 +44,7 @@ from treeproc.common.messages import warn
 from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.pretrained_pieces import load_pieces
-from treeproc.shards.vocabulary_files import read_names
+from treeproc.shards.shard import read_names
 from treeproc.trees.spans import SpanTree, write_brackets
 
 _DIGITS = 4  # of an attention weight

@@ -33,8 +33,7 @@ from treenet.extras.serving.settings import ServeSettings, read_token
 from treenet.runs.chosen_checkpoint import absolute_checkpoint, checkpoint_folder, checkpoint_names
 from treenet.runs.mirror import read_run
 from treeproc.common.errors import UserError, one_line
-from treeproc.common.messages import tell
-from treeproc.common.progress import phase
+from treeproc.common.messages import phase, tell
 from treeproc.common.ray_session import can_grow, describe_wait, start_ray
 from treeproc.common.storage import AnyPath
 

@@ -27,9 +27,9 @@ from treeproc.extras.parser_training.derivations import Derivations, transition_
 from treeproc.extras.parser_training.layers import word_vectors
 from treeproc.extras.parser_training.settings import CONSTITUENCY_CONSTANTS as FIXED
 from treeproc.extras.parser_training.settings import ConstituencySettings
-from treeproc.parsers.constituency_model import ConstituencyModel
 from treeproc.parsers.shift_reduce import ShiftReduceParser
-from treeproc.shards.ragged import edges_of, flatten, ranges
+from treeproc.parsers.weights import ConstituencyModel
+from treeproc.shards.rows import edges_of, flatten, ranges
 from treeproc.trees.scores import score
 from treeproc.trees.spans import SpanTree
 

@@ -19,7 +19,7 @@ from stanza.models.constituency.lstm_model import LSTMModel
 from torch import Tensor, nn
 
 from treeproc.extras.parser_training.layers import dropout, level_lstm, one_way
-from treeproc.shards.ragged import edges_of, ranges
+from treeproc.shards.rows import edges_of, ranges
 from treeproc.trees.spans import SpanTree
 
 SHIFT, CLOSE = 0, 1  # in Stanza's order of transitions; opens follow

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_output, atomic_write, load_archive, remove_leftovers
-from treeproc.common.progress import Progress
+from treeproc.common.messages import Progress
 from treeproc.common.settings import differences
 from treeproc.extras.parser_training.settings import FIT_CONSTANTS, FitSettings
 

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from treeproc.common.files import atomic_write, file_size
-from treeproc.common.progress import Progress
+from treeproc.common.messages import Progress
 from treeproc.extras.parser_training.config import TrainParserConfig
 from treeproc.extras.parser_training.corpus import SPLITS, Treebank, tagged, texts, with_arcs
 from treeproc.extras.parser_training.loop import read_fit_metrics

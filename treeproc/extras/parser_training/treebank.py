@@ -14,7 +14,7 @@ from typing import NamedTuple
 from pydantic import Field
 
 from treeproc.common.settings import Settings
-from treeproc.readers.brackets import parse_tree, tree_texts
+from treeproc.readers.treebanks import parse_tree, tree_texts
 from treeproc.trees.conllu import Leaves, read_leaves
 from treeproc.trees.spans import EMPTY_TAG, ROOT_LABELS, SpanTree, keep_leaves, plain_label, write_brackets
 

@@ -1,4 +1,4 @@
-"""Trees in brackets: Penn Treebank files, and the Stanford Sentiment Treebank with a class at every node."""
+"""Treebanks in bracketed files and in CoNLL-U."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,8 @@ from treeproc.common.settings import UserError
 from treeproc.readers.line_forms import join_with_blanks
 from treeproc.readers.numbered_lines import read_texts
 from treeproc.shards.schema import UNANALYSED, line_end_in
-from treeproc.trees.spans import EMPTY_TAG, SpanTree, keep_leaves, read_brackets, write_brackets
+from treeproc.trees.conllu import Leaves, read_leaves
+from treeproc.trees.spans import EMPTY_TAG, SpanTree, flat_tree, keep_leaves, read_brackets, write_brackets
 
 _BRACKET = re.compile(r"[()]")
 _ESCAPE = re.compile(r"-(?:LRB|RRB|LSB|RSB|LCB|RCB)-|\\([/*])")
@@ -104,3 +105,23 @@ def read_treebank(source: Sequence[Path], target: Sequence[Path]) -> Iterator[di
 def read_sst(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
     """Read the Stanford Sentiment Treebank's `train.txt`, `dev.txt`, `test.txt`."""
     return (row for name, lines in read_texts(source) for row in read_sentiment(lines, name))
+
+
+def read_conllu(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
+    """Read the sentences of `.conllu` files."""
+    return (row for name, lines in read_texts(source) for row in read_sentences(lines, name))
+
+
+def read_sentences(lines: Iterator[str], name: str) -> Iterator[dict]:
+    """Return rows: source, words, arcs, and one flat tree with the tags. Raises UserError with file and line."""
+    return map(_row, read_leaves(lines, name))
+
+
+def _row(leaves: Leaves) -> dict:
+    tags = [xpos or upos or UNANALYSED for xpos, upos in zip(leaves.xpos, leaves.upos, strict=True)]
+    return {
+        "source": leaves.text,
+        "words": {"text": leaves.words, "start_char": leaves.starts, "end_char": leaves.ends},
+        "trees": [write_brackets(flat_tree(len(tags)), leaves.words, tags)],
+        "arcs": {"governor": leaves.governors, "deprel": leaves.deprels},
+    }
