@@ -11,7 +11,7 @@ from treenet.runs.initial_weights import start_from_init
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import RunMirror
 from treenet.tasks.registry import build_task
-from treeproc.common.progress import format_seconds
+from treeproc.common.messages import format_seconds
 from treeproc.common.settings import refuse_relative_in_job
 from treeproc.common.storage import AnyPath
 

@@ -47,8 +47,7 @@ from treenet.runs.run_json import InitFacts, read_facts
 from treenet.tasks.base import Task
 from treenet.tasks.registry import build_task
 from treeproc.common.files import file_sha256
-from treeproc.common.messages import tell, warn
-from treeproc.common.progress import phase
+from treeproc.common.messages import phase, tell, warn
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
 
