@@ -82,7 +82,7 @@ _SETTINGS = {
     "translate": "treenet.translation.line_translator.TranslateSettings",
     "probe": "treenet.probing.probe_tasks.ProbeSettings",
     "report": "treenet.report.report_inputs.ReportSettings",
-    "scaling": "treenet.experiments.scaling.ScalingConfig",
+    "scaling": "treenet.experiments.scaling_report.ScalingConfig",
     "compare_seeds": "treenet.experiments.seeds.SeedsConfig",
     "unsupervised_parse": "treenet.evaluation.unsupervised_parse.ParseSettings",
     "score_lm": "treenet.evaluation.language_models.ScoreLMSettings",

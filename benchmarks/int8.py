@@ -26,7 +26,7 @@ from torch import nn
 from treenet.config import DecodingConfig, TrainConfig
 from treenet.data.splits import read_references, read_split
 from treenet.runs.loading import load_run
-from treenet.runs.run_json import read_facts
+from treenet.runs.run_folder import read_facts
 from treenet.tasks.registry import build_task
 from treenet.translation.translate import score_examples, translate_examples
 from treeproc.common.extras import is_installed

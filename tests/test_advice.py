@@ -38,7 +38,7 @@ IN_WORDS = {
 # Their texts name arguments of functions, of other programs, attributes of HTML, or commands that a variable names.
 NOT_OURS = (
     "treenet.api.", "treenet.structure.", "treenet.report.", "treenet.cli.completion.", "treeproc.readers.",
-    "treeproc.common.synonyms.", "treenet.runs.model_card.",
+    "treeproc.common.synonyms.", "treenet.runs.exported_run.",
 )  # fmt: skip
 OTHER_PROGRAMS = re.compile(
     r"\bpip install [^;]*|\btensorboard --logdir\b|<[^>]*>|\bkey=value\b|\bcharset=utf-8\b|\{\} (?:COMMAND )?--\w+|"

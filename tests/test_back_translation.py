@@ -11,7 +11,7 @@ from treenet.cli import back_translate
 from treenet.cli.back_translate import main
 from treenet.cli.synthetic_pairs import mix, sample_lines
 from treenet.config.training import BatchConfig
-from treenet.data.corpora import read_corpora
+from treenet.data.hashed_sampling import read_corpora
 from treenet.jobs import train_run
 from treenet.translation import translate_job
 from treeproc.common.folder_kinds import BACK_TRANSLATION, kind_of

@@ -18,7 +18,7 @@ from treenet.runs.checkpoint import (
     write_checkpoint,
 )
 from treenet.runs.checkpoint_io import load_checkpoint
-from treenet.runs.chosen_checkpoint import absolute_checkpoint
+from treenet.runs.run_folder import absolute_checkpoint
 from treeproc.common.settings import UserError
 
 META = {"data_fingerprint": "abc"}

@@ -16,7 +16,7 @@ from test_plan import build, random_lengths
 from toyruns import TINY_RUN
 
 from treenet.config import BatchConfig, TrainConfig
-from treenet.data.corpora import Corpora, read_corpora
+from treenet.data.hashed_sampling import Corpora, read_corpora
 from treenet.data.plan import BatchPlan
 from treenet.data.windows import ShardSizes
 from treenet.jobs.train_job import check_job

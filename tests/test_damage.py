@@ -12,7 +12,7 @@ from treenet.config import TrainConfig
 from treenet.jobs.train_run import run_training
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
-from treenet.runs.run_json import read_facts
+from treenet.runs.run_folder import read_facts
 from treenet.runs.run_results import read_scores
 from treeproc.common.command_line import build_arg_parser, run_cli
 from treeproc.common.errors import CommandEnded

@@ -16,7 +16,7 @@ from treenet.jobs.dry_run import disk_of_run, dry_run, show_size
 from treenet.jobs.train_run import run_training
 from treenet.runs import averaging as averaging_module
 from treenet.runs import checkpoint as checkpoint_module
-from treenet.runs.run_json import read_facts
+from treenet.runs.run_folder import read_facts
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.shards.store import read_index
 

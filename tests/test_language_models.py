@@ -20,8 +20,8 @@ from strategies import Tree, batches, right_branching
 from treenet.config import ModelConfig
 from treenet.data.batch import collate_rows
 from treenet.data.input_kinds import ACTIONS, ALWAYS, COLUMNS, SPLIT_POINTS, RowLists
+from treenet.layers.blocks import compute_sinusoids
 from treenet.layers.constituents import tree_reg_losses
-from treenet.layers.positions import compute_sinusoids
 from treenet.layers.relations import FARTHEST, NEAREST, DepthAttention, depth_differences
 from treenet.models import CausalLM, build_causal_lm
 from treenet.structure import Actions

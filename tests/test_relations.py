@@ -28,7 +28,7 @@ from treenet.data.input_kinds import DEPENDENCIES, LEAVES, WORDS
 from treenet.evaluation.evaluate import evaluate_run
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.jobs.train_run import run_training
-from treenet.layers.positions import SinusoidalPositions, StructuralPositions, compute_sinusoids
+from treenet.layers.blocks import SinusoidalPositions, StructuralPositions, compute_sinusoids
 from treenet.layers.relations import (
     Related,
     RelatedSelfAttention,

@@ -9,7 +9,7 @@ from treenet.evaluation.bootstrap import bleu_statistics, compare_seeds, sample_
 from treenet.experiments.scaling_report import FORM
 from treenet.report import answer as answers
 from treenet.report.answer import answer_runs, answer_study, group_systems
-from treenet.report.answer_section import draw_answer
+from treenet.report.answer_sections import draw_answer
 from treenet.report.compare import score_tables
 from treenet.report.report_inputs import ReportRun, ReportStudy
 from treenet.runs.result_provenance import ResultStatus

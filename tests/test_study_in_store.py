@@ -18,7 +18,7 @@ from toylabels import write_toy_labels
 from toyruns import losses
 
 from treenet.config import TrainConfig
-from treenet.experiments import scaling
+from treenet.experiments import scaling_report
 from treenet.experiments.ledger import DONE, FAILED, Ledger
 from treenet.experiments.settings import ScalingConfig
 from treenet.experiments.study_grid import study_cells
@@ -123,7 +123,7 @@ def test_a_failed_cell_leaves_its_error_in_the_store(bucket, study, monkeypatch)
     def fail(*arguments: object) -> tuple:
         raise ValueError("no figure")
 
-    monkeypatch.setattr(scaling, "evaluate_run", fail)
+    monkeypatch.setattr(scaling_report, "evaluate_run", fail)
     out = bucket / "failing"
     done = run_here(*study, "--out", out, "grid.seeds=[1]", "max_steps=2")
     assert done.returncode == 1 and f"2 of 2 cells failed, see {out}/ledger.json" in done.stderr

@@ -15,8 +15,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from treenet.data.batch import TreeBatch
-from treenet.data.in_order import in_order_with_rows, longer_side
+from treenet.data.batch import TreeBatch, in_order_with_rows, longer_side
 from treenet.data.splits import read_split
 from treenet.models.composed import Seq2Seq, attend_batch
 from treenet.runs.loading import LoadedRun

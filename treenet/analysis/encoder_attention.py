@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from treenet.analysis.attention_stats import Group, GroupSums, display_label, node_heights, read_labels
-from treenet.data.batch import TreeBatch
-from treenet.data.in_order import count_leaves, in_order
+from treenet.data.batch import TreeBatch, count_leaves, in_order
 from treenet.data.splits import read_split
 from treenet.layers.attention import SelfAttention
 from treenet.models.composed import Seq2Seq

@@ -26,10 +26,10 @@ from treenet.evaluation.line_classifier import (
 )
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.runs.checkpoint import AVERAGED
-from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.loading import LoadedClassifier, LoadedModel, LoadedRun, load_classifier, task_of
 from treenet.runs.loading import load_run as load_folder
 from treenet.runs.mirror import read_run
+from treenet.runs.run_folder import checkpoint_names
 from treenet.structure.base import refusing_device
 from treenet.translation.hypotheses import Hypothesis, check_num_best
 from treenet.translation.line_constraints import check_method, constraint_columns, unmet

@@ -22,8 +22,8 @@ from pydantic import Field, PositiveInt
 
 from treenet.cli.shipped import find_config, given_run
 from treenet.runs.checkpoint import AVERAGED
-from treenet.runs.chosen_checkpoint import Checkpoint, checkpoint_names
 from treenet.runs.mirror import read_run
+from treenet.runs.run_folder import Checkpoint, checkpoint_names
 from treeproc.common.command_line import build_arg_parser, check_output, loading
 from treeproc.common.files import is_stream, named_output
 from treeproc.common.folder_kinds import claim_output

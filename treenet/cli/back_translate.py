@@ -31,7 +31,7 @@ from treenet.cli.synthetic_pairs import (
 )
 from treenet.config import TrainConfig
 from treenet.runs.checkpoint import AVERAGED, META
-from treenet.runs.chosen_checkpoint import checkpoint_path
+from treenet.runs.run_folder import checkpoint_path
 from treenet.translation.settings import TranslateSettings
 from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.command_names import as_called

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from treenet.cli.shipped import find_config
 from treenet.cli.translate import STDIN, count_if_files, typed_lines
 from treenet.evaluation.settings import ClassifyLinesSettings
-from treenet.runs.chosen_checkpoint import checkpoint_names
+from treenet.runs.run_folder import checkpoint_names
 from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job

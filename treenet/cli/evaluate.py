@@ -37,8 +37,8 @@ from typing import TYPE_CHECKING
 from treenet.cli.shipped import find_config
 from treenet.config import TrainConfig
 from treenet.evaluation.settings import ClassifySettings, EvaluateSettings
-from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results, read_run
+from treenet.runs.run_folder import checkpoint_names
 from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.folder_kinds import COMPARISON, claim_folder

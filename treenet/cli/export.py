@@ -18,8 +18,8 @@ from pydantic import Field, PositiveInt, model_validator
 
 from treenet.cli.shipped import find_config
 from treenet.runs.checkpoint import AVERAGED
-from treenet.runs.chosen_checkpoint import Checkpoint, checkpoint_names
 from treenet.runs.mirror import read_run
+from treenet.runs.run_folder import Checkpoint, checkpoint_names
 from treeproc.common.command_line import build_arg_parser, loading, split_arguments
 from treeproc.common.extras import require
 from treeproc.common.settings import Settings, UserError, load_settings, refuse_relative_in_job

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 from treenet.cli.shipped import find_config, given_run
 from treenet.probing.settings import ProbeSettings
-from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results
+from treenet.runs.run_folder import checkpoint_names
 from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.extras import require
 from treeproc.common.settings import load_settings

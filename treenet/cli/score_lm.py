@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 from treenet.cli.shipped import find_config, given_run
 from treenet.evaluation.settings import ScoreLMSettings
-from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results
+from treenet.runs.run_folder import checkpoint_names
 from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.settings import load_settings
 from treeproc.online.line_encoder import read_treebank

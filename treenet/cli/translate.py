@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from treenet.cli.shipped import find_config, given_run
-from treenet.runs.chosen_checkpoint import checkpoint_names
+from treenet.runs.run_folder import checkpoint_names
 from treenet.translation.settings import CONSTRAINTS, TranslateSettings
 from treeproc.common.command_line import INTERRUPTED, build_arg_parser, loading
 from treeproc.common.errors import CommandEnded

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from treenet.cli.shipped import find_config, given_run
 from treenet.evaluation.settings import ParseSettings
-from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.mirror import open_results
+from treenet.runs.run_folder import checkpoint_names
 from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.settings import load_settings
 from treeproc.common.storage import AnyPath

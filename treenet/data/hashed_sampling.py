@@ -1,8 +1,21 @@
-"""Draws that depend on ids alone: hashes of examples, and shares of a data set that nest."""
+"""Draws that depend on ids alone: hashes of examples, shares of a data set that nest, and how often an epoch has each example.
+
+The last follows from the weights of the files of the training split. Ids of examples count over the files, in the order of the
+data set's settings. The index of the text stage has the number of examples of each file.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 import numpy as np
 
+from treenet.config import CorpusConfig
+from treeproc.common.command_names import as_called
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 from treeproc.shards.lengths import SizeCounts
+from treeproc.shards.store import read_index, stage_folder
 
 _AT_ONCE = 1 << 20  # ids that are hashed together: temporary arrays are several times as large
 
@@ -83,3 +96,107 @@ def keys_of_parts(keys: np.ndarray, counts: np.ndarray) -> np.ndarray:
     ends = np.cumsum(counts)
     numbers = np.arange(counts.sum()) - np.repeat(ends - counts, counts)
     return hash_ids(np.repeat(keys, counts) + numbers.astype(np.uint64))
+
+
+# Keeps these draws apart from those of shares and of samples.
+_PURPOSE = 0x636F70696573
+
+
+@dataclass(frozen=True)
+class Corpora:
+    """The files of the training split [files], in the order of the examples."""
+
+    files: tuple[str, ...]
+    examples: np.ndarray  # those that a filter dropped included
+    weights: np.ndarray
+
+    def places(self, example_ids: np.ndarray) -> np.ndarray:
+        """Return the number of the file [n] that each example came from. Raises UserError for an example of no file."""
+        places = np.searchsorted(np.cumsum(self.examples), example_ids, side="right")
+        if (places == len(self.files)).any():
+            raise UserError(
+                f"train has example {int(np.max(example_ids)) + 1:,}, but its files have {self.examples.sum():,}; run "
+                "workflows/preprocess.py again"
+            )
+        return places
+
+    def count_copies(self, example_ids: np.ndarray, seed: int | None) -> np.ndarray:
+        """Return how often [n] each example occurs in an epoch: the whole part of the weight of its file, or once more.
+
+        The share of examples that occur once more is about the fraction of the weight. They follow from the ids and the seed.
+        """
+        weights = self.weights[self.places(example_ids)]
+        whole = np.floor(weights)
+        drawn = (keys_of_examples(example_ids, _PURPOSE, 0 if seed is None else seed + 1) >> np.uint64(11)) / 2.0**53
+        return (whole + (drawn < weights - whole)).astype(np.int64)
+
+    def describe(self, used_ids: np.ndarray) -> list[dict]:
+        """Return the facts of every file for run.json. `used_ids` are the ids of all examples of an epoch."""
+        counts = np.bincount(self.places(used_ids), minlength=len(self.files))
+        columns = (self.files, self.examples.tolist(), self.weights.tolist(), counts.tolist())
+        return [dict(zip(("file", "examples", "weight", "in_epoch"), row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def read_corpora(data: AnyPath, corpora: Sequence[CorpusConfig], sentences: int = 1) -> Corpora | None:
+    """Return the files of train with the weights of `batch.corpora`; None without weights. An id is of so many `sentences`.
+
+    Raises UserError if the data set does not know its files, or if the weights do not fit them.
+    """
+    if not corpora:
+        return None
+    folder = stage_folder(data, "text")
+    if not (found := read_index(folder).get("train_files")):
+        raise UserError(
+            f"batch.corpora: an earlier version made {folder.parent}, which does not count the examples of each file; to count "
+            "them, run its workflows/preprocess.py command again"
+        )
+    files = tuple(one["file"] for one in found)
+    examples = np.array([one["examples"] for one in found], dtype=np.int64) // sentences
+    of_files = corpora[0].file is not None
+    weights = _weights_of_files(files, corpora) if of_files else _weights_of_counts(files, examples, corpora)
+    return Corpora(files, examples, weights)
+
+
+def _weights_of_files(files: Sequence[str], corpora: Sequence[CorpusConfig]) -> np.ndarray:
+    """Return the weight of every file. Raises UserError for a name that fits no file, or several, or a file named before."""
+    weights: dict[str, float] = {}
+    for corpus in corpora:
+        name = corpus.file or ""
+        fitting = {file for file in files if _ends_with(file, name)}
+        exact = {name} & fitting
+        if len(chosen := exact or fitting) != 1:
+            raise UserError(
+                f"batch.corpora must name files of train, but {name} fits {len(chosen) or 'none'} of {', '.join(files)}"
+                + ("; give more of the path" if chosen else "")
+            )
+        (file,) = chosen
+        if file in weights:
+            raise UserError(f"batch.corpora names {file} twice; give it one weight")
+        weights[file] = corpus.weight
+    return np.array([weights.get(file, 1.0) for file in files])
+
+
+def _ends_with(file: str, name: str) -> bool:
+    parts = PurePosixPath(name).parts
+    return PurePosixPath(file).parts[-len(parts) :] == parts
+
+
+def _weights_of_counts(files: Sequence[str], examples: np.ndarray, corpora: Sequence[CorpusConfig]) -> np.ndarray:
+    """Return the weight of every file from numbers of examples, as runs of earlier versions have them.
+
+    Raises UserError if a corpus does not end where a file ends.
+    """
+    ends = np.cumsum([corpus.examples or 0 for corpus in corpora])
+    if corpora[-1].examples is None:
+        ends[-1] = examples.sum()
+    of_files = np.cumsum(examples)
+    if ends[-1] != of_files[-1] or not np.isin(ends, of_files).all():
+        counts = ", ".join(f"{file} ({count:,})" for file, count in zip(files, examples.tolist(), strict=True))
+        raise UserError(
+            as_called(
+                f"batch.corpora: numbers of examples must be those of the files of train, {counts}, but corpora end after "
+                f"{', '.join(f'{end:,}' for end in ends.tolist())}; give the files: batch.corpora={{FILE: WEIGHT}}"
+            )
+        )
+    places = np.searchsorted(ends, of_files, side="left")
+    return np.array([corpus.weight for corpus in corpora])[places]

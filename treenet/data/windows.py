@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from treenet.config import BatchConfig
-from treenet.data.corpora import Corpora
-from treenet.data.hashed_sampling import choose_fraction, choose_in_cells, share_of_cells
+from treenet.data.hashed_sampling import Corpora, choose_fraction, choose_in_cells, share_of_cells
 from treeproc.common.errors import check_choice
 from treeproc.shards.lengths import Column, SizeCounts
 from treeproc.shards.rows import edges_of, window_bounds

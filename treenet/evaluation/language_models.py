@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.data.batch import TreeBatch, collate
+from treenet.data.batch import TreeBatch, collate, count_leaves
 from treenet.data.examples import SourceSide
-from treenet.data.in_order import count_leaves
 from treenet.data.input_kinds import ACTIONS, InputKind
 from treenet.data.plan import plan_in_order
 from treenet.evaluation.settings import ScoreLMSettings

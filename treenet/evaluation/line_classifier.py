@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from treenet.data.batch import TreeBatch
-from treenet.data.in_order import WINDOW, count_leaves, in_order_with_rows
+from treenet.data.batch import WINDOW, TreeBatch, count_leaves, in_order_with_rows
 from treenet.evaluation.settings import ClassifyLinesSettings
 from treenet.runs.loading import LoadedClassifier, load_classifier
 from treenet.runs.precision import choose_device, scoring

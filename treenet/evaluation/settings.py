@@ -7,7 +7,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import DecodingConfig
 from treenet.runs.checkpoint import AVERAGED
-from treenet.runs.chosen_checkpoint import Checkpoint, OtherData
+from treenet.runs.run_folder import Checkpoint, OtherData
 from treenet.translation.settings import LineSettings
 from treeproc.common.settings import Effect, Settings
 from treeproc.common.storage import DataPath

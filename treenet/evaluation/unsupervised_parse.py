@@ -19,8 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from treenet.data.batch import TreeBatch
-from treenet.data.in_order import WINDOW, count_leaves, in_order
+from treenet.data.batch import WINDOW, TreeBatch, count_leaves, in_order
 from treenet.data.splits import read_split
 from treenet.evaluation.settings import ParseSettings, ParsingConfig
 from treenet.models.encoders.latent import ConstituentEncoder

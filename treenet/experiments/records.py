@@ -21,7 +21,7 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 from treenet.experiments.ledger import DONE, Cell, Entry, Ledger, changed_settings, check_labels
 from treenet.runs.checkpoint import META
 from treenet.runs.metrics_log import read_metrics
-from treenet.runs.run_json import RunFacts, read_facts
+from treenet.runs.run_folder import RunFacts, read_facts
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_write, read_json
 from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError

@@ -6,12 +6,16 @@ model, and form a second family at the largest share. The p-values of both famil
 
 A difference has two p-values, for two questions. The first is about other seeds of training, scored on other sentences. It needs
 three seeds, and only it gives a star. The second is about the present weights on the present sentences.
+
+A study is a training configuration with a grid. Each cell is the training run of `workflows/train.py` with another model,
+`batch.fraction` and `seed`, in STUDY/cells/MODEL-FRACTION-seedSEED.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
@@ -25,7 +29,7 @@ from treenet.evaluation.bootstrap import (
     sentence_statistics,
     statistics_of,
 )
-from treenet.evaluation.evaluate import References, more_fingerprint, tokenizer_of
+from treenet.evaluation.evaluate import References, evaluate_run, more_fingerprint, tokenizer_of
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.evaluation.significance import (
     ABOUT_WEIGHTS_OF_SEEDS,
@@ -41,8 +45,8 @@ from treenet.evaluation.significance import (
     correct_family,
     summarize,
 )
+from treenet.experiments.grid import CellWork
 from treenet.experiments.records import Record, find_unlike, numbers, show_numbers
-from treenet.experiments.scaling import describe_other_references, study_work
 from treenet.experiments.scaling_table import (
     ABOUT_VALID,
     NLL_COMPARISON,
@@ -57,13 +61,50 @@ from treenet.experiments.scaling_table import (
     read_test,
 )
 from treenet.experiments.settings import GridConfig, ScalingConfig
-from treenet.experiments.study import StudyForm, read_fresh_scores
+from treenet.experiments.study import StudyForm, describe_stale, read_fresh_scores
+from treenet.jobs.train_run import run_training
+from treenet.loggers.feed import log_scores
+from treenet.runs.checkpoint import AVERAGED
+from treenet.runs.mirror import open_results
 from treenet.runs.result_provenance import recorded_origin
-from treenet.runs.run_results import read_nll, read_system
+from treenet.runs.run_results import read_nll, read_scores, read_system
 from treenet.tasks.translation_metrics import COMPARED, MAIN, METRICS, SCORE_TYPES, SECOND
 from treeproc.common import folder_kinds
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+
+
+def study_work(config: ScalingConfig, more: References = ()) -> CellWork:
+    """Return the work of a cell: it trains as workflows/train.py does, and scores as workflows/evaluate.py does.
+
+    `more` has the lines of the files `grid.more_references`.
+    """
+    split, files = config.grid.split, config.grid.more_references
+    options: dict[str, Any] = {"more_references": files} if files else {}
+    settings = EvaluateSettings(split=split, use_gpu=config.use_gpu, **options)
+    stale = partial(describe_stale_cell, split, more_fingerprint(more))
+    return CellWork(run_training, partial(score_cell, settings, more), stale)
+
+
+def score_cell(settings: EvaluateSettings, more: References, folder: AnyPath) -> dict:
+    """Translate and score a trained cell. Returns its line for the log."""
+    with open_results(folder, AVERAGED) as run:
+        _, scores = evaluate_run(run, settings, more)
+        log_scores(run)
+    return {name: scores[name] for name in COMPARED}
+
+
+def describe_stale_cell(split: str, more: str | None, folder: AnyPath) -> str:
+    """Describe why scores of a cell do not fit its model or the fingerprint of further references; empty if they fit."""
+    return describe_stale((split,), folder) or describe_other_references(read_scores(folder).get(split), more)
+
+
+def describe_other_references(scores: Mapping[str, Any] | None, more: str | None) -> str:
+    """Describe why scores are not of the further references with this fingerprint; empty if they are."""
+    if scores is None or scores.get("more_references_fingerprint") == more:
+        return ""
+    return "the files of grid.more_references are others"
+
 
 # Of each sentence in a record: the nll of its reference, in whole ten-thousandths of a nat, and the tokens of the reference.
 NLL, TARGET_TOKENS, NLL_SCALE = "nll", "target_tokens", 10_000

@@ -19,7 +19,7 @@ from treenet.runs.initial_weights import describe_start, keep_recorded_init, sta
 from treenet.runs.metrics_log import CURVES, best_validation, plot_curves, read_metrics
 from treenet.runs.mirror import open_run
 from treenet.runs.precision import best_precision_here
-from treenet.runs.run_json import read_facts
+from treenet.runs.run_folder import read_facts
 from treenet.tasks.base import describe_windows
 from treenet.tasks.registry import build_task
 from treenet.training.modes import expand_segments

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field, PositiveInt, field_validator
 
 from treenet.runs.checkpoint import AVERAGED
-from treenet.runs.chosen_checkpoint import Checkpoint, OtherData
+from treenet.runs.run_folder import Checkpoint, OtherData
 from treeproc.common.settings import Settings
 
 TaskName = Literal["depth", "top_constituents", "length", "word_order", "pos_tag", "phrase", "deprel", "arc_depth"]

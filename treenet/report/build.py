@@ -16,9 +16,17 @@ from treenet.experiments.recorded_study import FORMS
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.probing.probe_results import draw_layers
 from treenet.report.answer import answer_runs, answer_study
-from treenet.report.answer_section import ANSWER, draw_answer, show_answer
-from treenet.report.class_sections import CLASSIFICATION, choose_class_examples, show_class_examples, show_classes
+from treenet.report.answer_sections import ANSWER, draw_answer, show_answer, show_comparison, show_scaling, show_studies
 from treenet.report.compare import ablations, choose_baseline, score_tables, settings_of, warnings
+from treenet.report.example_sections import (
+    CLASSIFICATION,
+    choose_class_examples,
+    pack,
+    show_class_examples,
+    show_classes,
+    show_lines,
+    show_sentences,
+)
 from treenet.report.figures import draw_tree, run_colors, save_chart, save_figure, style
 from treenet.report.inside_sections import draw_attention, probes_name, show_attention, show_encoder, show_probes
 from treenet.report.lines import collect_lines, score_frequencies
@@ -28,10 +36,8 @@ from treenet.report.report_inputs import Missing, ReportRun, own_index, read_rep
 from treenet.report.report_model import Inside, Page, Report, Scored, report_numbers
 from treenet.report.run_sections import read_making, show_curves, show_making, show_runs
 from treenet.report.score_sections import draw_scores, show_ablations, show_scores
-from treenet.report.sentence_sections import pack, show_lines, show_sentences
 from treenet.report.sentence_views import View, build_views, choose_examples, lay_out
 from treenet.report.settings import ReportSettings
-from treenet.report.study_sections import show_comparison, show_scaling, show_studies
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import draw_curves
 from treenet.runs.precision import choose_device

@@ -16,11 +16,10 @@ from treenet.experiments.seeds_report import SeedsReport
 from treenet.experiments.study import StudyForm
 from treenet.probing.probe_results import read_probes
 from treenet.runs.checkpoint import AVERAGED, is_complete
-from treenet.runs.chosen_checkpoint import recorded_sha256
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import RunMirror
 from treenet.runs.result_provenance import PARSE, ResultStatus, RunState
-from treenet.runs.run_json import FACTS, read_facts
+from treenet.runs.run_folder import FACTS, read_facts, recorded_sha256
 from treenet.runs.run_results import PROBES, SCORES, read_scores, read_system
 from treenet.tasks.registry import TASKS
 from treeproc.common.command_names import as_called

@@ -31,7 +31,6 @@ from treenet.runs.checkpoint import (
     stored_weights,
 )
 from treenet.runs.checkpoint_io import open_weights
-from treenet.runs.chosen_checkpoint import checkpoint_folder, checkpoint_names, checkpoint_path, recorded_sha256
 from treenet.runs.loading import data_of
 from treenet.runs.mirror import read_run
 from treenet.runs.parameter_matching import (
@@ -43,7 +42,7 @@ from treenet.runs.parameter_matching import (
     match_parameters,
     model_parameters,
 )
-from treenet.runs.run_json import InitFacts, read_facts
+from treenet.runs.run_folder import InitFacts, checkpoint_folder, checkpoint_names, checkpoint_path, read_facts, recorded_sha256
 from treenet.tasks.base import Task
 from treenet.tasks.registry import build_task
 from treeproc.common.files import file_sha256

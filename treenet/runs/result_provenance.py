@@ -13,8 +13,8 @@ from functools import cached_property
 
 from treenet.config import UNRECORDED, flatten
 from treenet.runs.checkpoint import AVERAGED, INITIAL, checkpoint_folders
-from treenet.runs.chosen_checkpoint import checkpoint_path, recorded_sha256
 from treenet.runs.loading import LoadedModel
+from treenet.runs.run_folder import checkpoint_path, recorded_sha256
 from treenet.tasks.registry import TASKS
 from treeproc.common.command_names import as_called
 from treeproc.common.files import read_json, read_text

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 
 from treenet.config import TrainConfig
-from treenet.data.corpora import Corpora, read_corpora
 from treenet.data.examples import ExampleSource, Prefetcher
+from treenet.data.hashed_sampling import Corpora, read_corpora
 from treenet.data.loader_processes import LoaderProcesses
 from treenet.data.packing import Packed, Sender, pack
 from treenet.data.plan import BatchPlan

@@ -27,8 +27,8 @@ from treenet.runs.checkpoint import (
     take_snapshot,
 )
 from treenet.runs.checkpoint_io import CheckpointWriter, load_checkpoint, load_weights
-from treenet.runs.chosen_checkpoint import recorded_sha256
 from treenet.runs.metrics_log import MetricLog, describe_metrics
+from treenet.runs.run_folder import recorded_sha256
 from treenet.tasks.base import Task
 from treenet.training.batch_stream import BatchStream, TrainingData
 from treenet.training.decoded_validation import DecodedValidation

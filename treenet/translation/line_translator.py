@@ -12,10 +12,10 @@ import torch
 from treenet.config import DecodingConfig
 from treenet.data.input_kinds import LEAVES
 from treenet.models.compiling import wants_compiling
-from treenet.runs.chosen_checkpoint import checkpoint_names
 from treenet.runs.loading import LoadedModel
 from treenet.runs.mirror import read_run
 from treenet.runs.precision import choose_device
+from treenet.runs.run_folder import checkpoint_names
 from treenet.translation.ensemble import load_ensemble
 from treenet.translation.hypotheses import Hypothesis, check_num_best
 from treenet.translation.line_constraints import check_method, unmet

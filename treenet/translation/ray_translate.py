@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import ray
 
-from treenet.runs.chosen_checkpoint import absolute_checkpoint
+from treenet.runs.run_folder import absolute_checkpoint
 from treenet.translation.line_translator import LineSource, LineWorker, Translated
 from treenet.translation.settings import LineSettings
 from treeproc.common.messages import phase, tell

@@ -24,8 +24,7 @@ import torch
 from torch import nn
 
 from treenet.config import DecodingConfig
-from treenet.data.batch import TreeBatch
-from treenet.data.in_order import in_order_with_rows, longer_side
+from treenet.data.batch import TreeBatch, in_order_with_rows, longer_side
 from treenet.models.composed import attend_batch
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.translation.hypotheses import Hypothesis, sort_hypotheses

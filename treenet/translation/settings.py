@@ -6,7 +6,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import DecodingConfig
 from treenet.runs.checkpoint import AVERAGED
-from treenet.runs.chosen_checkpoint import Checkpoint
+from treenet.runs.run_folder import Checkpoint
 from treeproc.common.settings import Effect, Settings
 from treeproc.common.storage import DataPath
 

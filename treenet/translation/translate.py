@@ -10,8 +10,7 @@ from sentencepiece import SentencePieceProcessor
 from torch import nn
 
 from treenet.config import DecodingConfig
-from treenet.data.batch import TreeBatch
-from treenet.data.in_order import WINDOW, count_leaves, in_order, in_order_with_rows, longer_side
+from treenet.data.batch import WINDOW, TreeBatch, count_leaves, in_order, in_order_with_rows, longer_side
 from treenet.runs.loading import LoadedRun
 from treenet.runs.precision import scoring
 from treenet.translation.caches import choose_steps, has_static_cache

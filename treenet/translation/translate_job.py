@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from treenet.runs.checkpoint import META
-from treenet.runs.chosen_checkpoint import checkpoint_path
+from treenet.runs.run_folder import checkpoint_path
 from treenet.translation.line_translator import LineSource, LineTranslator, LineWorker, Translated, local_runs
 from treenet.translation.settings import LineSettings
 from treeproc.common.command_line import check_output

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from treenet.layers.positions import compute_sinusoids
+from treenet.layers.blocks import compute_sinusoids
 from treenet.models.composed import Seq2Seq
 from treenet.runs.exported_run import read_vocabulary, write_export
 from treenet.runs.loading import LoadedRun

@@ -19,7 +19,7 @@ from torch.export import Dim
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import TREES
 from treenet.layers.attention import BeamLayout, padding_to_attend_mask
-from treenet.layers.positions import SinusoidalPositions, compute_sinusoids
+from treenet.layers.blocks import SinusoidalPositions, compute_sinusoids
 from treenet.models.composed import Seq2Seq
 from treenet.models.decoders.base import DecoderState
 from treenet.models.encoders.base import Memory

@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from treenet.config import DecodingConfig
 from treenet.runs.checkpoint import AVERAGED
-from treenet.runs.chosen_checkpoint import Checkpoint
+from treenet.runs.run_folder import Checkpoint
 from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from treenet.config import ModelConfig
 from treenet.layers.attention import CausalSelfAttention, CrossAttention, GrowingPast, KeysValues, padding_to_attend_mask
-from treenet.layers.blocks import DecoderLayer, end_stack
+from treenet.layers.blocks import DecoderLayer, SinusoidalPositions, end_stack
 from treenet.layers.convolution import CausalConvolution, DynamicKernels, LightweightKernels, kernel_size
 from treenet.layers.dropout import Dropout, WordDropout
-from treenet.layers.positions import SinusoidalPositions
 from treenet.layers.relations import RelativeCausalSelfAttention
 from treenet.layers.torch_internals import product_dtype
 from treenet.models.decoders.base import Decoder, DecoderState, StaticState

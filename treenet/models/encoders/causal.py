@@ -14,8 +14,8 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import ACTIONS, LEAVES, SPLIT_POINTS, InputKind
 from treenet.layers.attention import PrefixAttention
+from treenet.layers.blocks import compute_sinusoids
 from treenet.layers.constituents import tree_reg_losses
-from treenet.layers.positions import compute_sinusoids
 from treenet.layers.relations import FARTHEST, NEAREST, DepthAttention, depth_differences
 from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding, VocabSizes
 from treenet.models.encoders.transformer import TransformerEncoder, build_layers

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
+from treenet.layers.blocks import LearnedPositions
 from treenet.layers.convolution import (
     EMBEDDING_STD,
     HALF,
@@ -20,7 +21,6 @@ from treenet.layers.convolution import (
     build_normalised_linear,
     kernel_size,
 )
-from treenet.layers.positions import LearnedPositions
 from treenet.models.decoders.convs2s import ConvMemory, ConvS2SDecoder
 from treenet.models.decoders.transformer import build_dynamicconv_decoder, build_lightconv_decoder
 from treenet.models.encoders.base import Encoder, PieceEmbedding, VocabSizes

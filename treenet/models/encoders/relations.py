@@ -12,7 +12,7 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import DEPENDENCIES, LEAVES, WORDS, InputKind
 from treenet.layers.attention import padding_to_attend_mask
-from treenet.layers.positions import StructuralPositions
+from treenet.layers.blocks import StructuralPositions
 from treenet.layers.relations import Related, RelatedSelfAttention, Relations
 from treenet.models.decoders.transformer import build_relative_decoder
 from treenet.models.encoders.base import DataFacts, Memory, PieceEmbedding, VocabSizes, build_embedding

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
-from treenet.layers.blocks import EncoderLayer, end_stack
+from treenet.layers.blocks import EncoderLayer, SinusoidalPositions, end_stack
 from treenet.layers.dropout import WordDropout
-from treenet.layers.positions import SinusoidalPositions
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding, VocabSizes
 from treenet.models.registry import Architecture, register
