@@ -102,6 +102,12 @@ def _no_ray_after_a_module() -> Iterator[None]:
         ray.shutdown()
 
 
+@pytest.fixture
+def one_core_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ray that starts in the test has one core: a process each for what it runs, which takes seconds to start."""
+    monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", '{"CPU": 1}')
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     return REPOSITORY

@@ -107,7 +107,7 @@ def test_a_server_grows_the_cluster_and_gives_it_back(data, tmp_path):
     assert "needs 2 CPUs, the cluster has 0, waiting for nodes since" in result["said"]
 
 
-def test_ray_of_this_machine_refuses_more_workers_than_cpus(data, tmp_path):
+def test_ray_of_this_machine_refuses_more_workers_than_cpus(data, tmp_path, one_core_of_ray):
     import ray
 
     try:

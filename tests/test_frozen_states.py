@@ -122,7 +122,7 @@ def test_the_bytes_are_those_of_one_call_however_the_job_is_run(made, tmp_path, 
     assert len(found._open[0].batches) > 2
 
 
-def test_ray_s_workers_write_the_same_bytes(made, tmp_path):
+def test_ray_s_workers_write_the_same_bytes(made, tmp_path, one_core_of_ray):
     encoder, data, states = made
     write_states(data, encoder, tmp_path / "states", in_this_process=False)
     assert files(tmp_path / "states") == files(states)

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from moto_store import s3_server
 from tiny_tokenizers import write_tokenizer
 
+from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError
 from treeproc.common.storage import as_path
 from treeproc.stages import ray_job, run_jobs, text_stage, text_work
@@ -58,11 +60,32 @@ def small_is_large(monkeypatch):
     monkeypatch.setattr("treeproc.stages.parse_and_encode.LEAST_ROWS", 1)  # of the lengths
 
 
-def test_on_ray_the_bytes_are_those_of_one_process(inputs, tmp_path, small_is_large):
+@pytest.fixture
+def stages(monkeypatch) -> list[str]:
+    """Run the tasks of Ray in this process, the last job first. Returns the workers that have run."""
+    names = []
+
+    def run_jobs(worker, arguments, jobs, **options):
+        names.append(worker.__name__)
+        built = worker(**pickle.loads(pickle.dumps(arguments))) if jobs else None
+        for number, job in reversed(list(enumerate(jobs))):
+            values = json.loads(json.dumps({name: ray_job._packed(value) for name, value in job.items()}))
+            result = built(**{name: ray_job._unpacked(value) for name, value in values.items()})
+            yield number, ray_job._unpacked(json.loads(json.dumps(ray_job._packed(result))))
+
+    monkeypatch.setattr(ray_job, "run_jobs", run_jobs)
+    monkeypatch.setattr(ray_job, "all_nodes_see", lambda inputs: True)
+    return names
+
+
+def test_on_ray_the_bytes_are_those_of_one_process(inputs, tmp_path, small_is_large, one_core_of_ray):
     preprocess(PreprocessConfig.model_validate(inputs | {"workers": 0}), tmp_path / "here")
     config = PreprocessConfig.model_validate(inputs)
     preprocess(config, tmp_path / "there")
     expected = contents(tmp_path / "here")
+    (session,) = read_sessions(tmp_path / "there")
+    assert session.did == {"text": 10, "parsed": 10, "encoded": 10} and session.outcome == "finished"
+    assert "Ray's workers" in session.cpu_covers and session.cpu_s > 1 and len(session.workers) == 1
     assert contents(tmp_path / "there") == expected and not list((tmp_path / "there").glob(".work-*"))
     assert b"duplicate" in expected["text/dropped.tsv"] and b"overlap" in expected["text/dropped.tsv"]
     # Bad input leaves nothing, whether it is found before any task runs or by one.
@@ -75,7 +98,7 @@ def test_on_ray_the_bytes_are_those_of_one_process(inputs, tmp_path, small_is_la
         target.unlink(missing_ok=True)
 
 
-def test_on_ray_pieces_of_a_pretrained_tokenizer_are_those_of_one_process(tmp_path, small_is_large):
+def test_in_tasks_pieces_of_a_pretrained_tokenizer_are_those_of_one_process(tmp_path, small_is_large, stages):
     """The text has accents, emoji, signs without a piece, contractions, other scripts and long words."""
     pytest.importorskip("tokenizers")
     odd = ["a cafe\u0301, naïve 👩\u200d👧", "again\u200b and\u00a0so", "I can't; they've", "東京 at night", "long" * 90]
@@ -88,23 +111,12 @@ def test_on_ray_pieces_of_a_pretrained_tokenizer_are_those_of_one_process(tmp_pa
     }  # fmt: skip
     preprocess(PreprocessConfig.model_validate(values | {"workers": 0}), tmp_path / "here")
     preprocess(PreprocessConfig.model_validate(values), tmp_path / "there")
-    assert contents(tmp_path / "there") == contents(tmp_path / "here")
+    assert stages and contents(tmp_path / "there") == contents(tmp_path / "here")
 
 
-def test_a_whole_job_in_tasks_has_the_bytes_of_one_process(inputs, tmp_path, small_is_large, monkeypatch):
-    """Run the tasks of Ray in this process, the last job first."""
-    stages = []
-
-    def run_jobs(worker, arguments, jobs, **options):
-        stages.append(worker.__name__)
-        built = worker(**arguments) if jobs else None
-        for number, job in reversed(list(enumerate(jobs))):
-            values = json.loads(json.dumps({name: ray_job._packed(value) for name, value in job.items()}))
-            result = built(**{name: ray_job._unpacked(value) for name, value in values.items()})
-            yield number, ray_job._unpacked(json.loads(json.dumps(ray_job._packed(result))))
-
-    monkeypatch.setattr(ray_job, "run_jobs", run_jobs)
-    monkeypatch.setattr(ray_job, "all_nodes_see", lambda inputs: True)
+def test_a_whole_job_in_tasks_has_the_bytes_of_one_process(inputs, tmp_path, small_is_large, stages):
+    """With the shipped parser, whose models the worker loads."""
+    inputs["parser"] = {"name": "shipped"}
     preprocess(PreprocessConfig.model_validate(inputs | {"workers": 0}), tmp_path / "here")
     assert not stages
     config = PreprocessConfig.model_validate(inputs)
@@ -125,7 +137,7 @@ def test_inputs_that_not_all_nodes_see_are_read_by_one_process(inputs, tmp_path,
     assert "put the files on shared storage" in caplog.text
 
 
-def test_a_node_that_has_just_died_ends_no_job(monkeypatch, caplog):
+def test_a_node_that_has_just_died_ends_no_job(monkeypatch, caplog, one_core_of_ray):
     """Ray still lists it, and refuses the task that is sent there."""
     ray_job.start_ray()
     gone = {"NodeID": "a" * 56, "Alive": True}

@@ -68,7 +68,7 @@ def test_no_reader_of_a_shard_runs_its_pickles(form, data, tmp_path):
 
 
 @pytest.mark.parametrize("form", HOSTILE_FORMS[:2])
-def test_no_ray_worker_runs_the_pickles_of_a_shard(form, job, tmp_path):
+def test_no_ray_worker_runs_the_pickles_of_a_shard(form, job, tmp_path, one_core_of_ray):
     """The encode stage in an actor, as preprocess.py runs it, and the reader of training in a worker."""
     data, marker = tmp_path / "data", tmp_path / "marker"
     shutil.copytree(job, data)

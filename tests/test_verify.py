@@ -257,7 +257,7 @@ def test_wrong_trees_of_the_target_side_are_named(job, tmp_path):
     }
 
 
-def test_processes_and_ray_find_the_same_in_the_same_order(job, tmp_path, monkeypatch):
+def test_processes_and_ray_find_the_same_in_the_same_order(job, tmp_path, monkeypatch, one_core_of_ray):
     """Damage in the first shards of all stages, rows that are wrong though their hash is right, and lines in the wrong order."""
     data = tmp_path / "data"
     shutil.copytree(job[1], data)
