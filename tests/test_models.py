@@ -163,25 +163,35 @@ def test_decoding_steps_equal_teacher_forcing(name, config, sentences):
 
 @pytest.mark.parametrize("name", MODEL_CASES)
 def test_selected_hypotheses_continue_their_own_sentence(name):
-    """Expand to a beam, reorder within sentences, drop a sentence: each row equals teacher forcing of its history."""
-    model = tiny_model(name)
-    batch = batch_of([right_branching(n) for n in (4, 1, 7)], model.reads, target_length=5)
+    """Expand to a beam, reorder within sentences, drop sentences: each row equals teacher forcing of its history."""
+    model, lengths = tiny_model(name), (4, 1, 7, 2, 3)
+    batch = batch_of([right_branching(n) for n in lengths], model.reads, target_length=5)
     torch.manual_seed(1)
     memory = model.encode(batch)
-    state, sources = model.start_decoding(memory), torch.arange(3)
-    history = torch.zeros(3, 0, dtype=torch.long)
-    selections = [[0, 0, 1, 1, 2, 2], [1, 0, 2, 2, 5, 4], [0, 1, 4, 4], [3, 1], [1]]
-    for rows in map(torch.tensor, selections):
-        before, state = state, state.select(rows)
-        sources, history = sources[rows], history[rows]
-        if isinstance(state, DecoderState) and len(before.sources) == len(rows):  # reordered within sentences
-            assert all(now is then for now, then in zip(state.memory, before.memory, strict=True))  # the memory was not copied
+    state, sources = model.start_decoding(memory), torch.arange(5)
+    history = torch.zeros(5, 0, dtype=torch.long)
+    # The sentences of which the memory is kept after each selection. A quarter without hypotheses is worth a copy.
+    selections = {
+        (0, 0, 1, 1, 2, 2, 3, 4): 5,
+        (1, 0, 2, 2, 5, 4, 6, 7): 5,
+        (0, 1, 4, 4, 6, 7): 5,
+        (5, 3, 1, 2): 3,
+        (2, 1): 2,
+        (1,): 1,
+    }
+    for chosen, kept in selections.items():
+        rows, before = torch.tensor(chosen), state
+        state, sources, history = state.select(rows), sources[rows], history[rows]
+        if isinstance(state, DecoderState):
+            assert len(state.memory_attend_mask) == kept
+            if kept == len(before.memory_attend_mask):
+                assert all(now is then for now, then in zip(state.memory, before.memory, strict=True))  # it was not copied
         tokens = torch.randint(4, VOCAB.pieces, (len(rows),))
         history = torch.cat([history, tokens[:, None]], dim=1)
         logits, state = model.decode_step(tokens, state)
         assert state.step == history.shape[1]
         for row, source in enumerate(sources.tolist()):
-            alone = collate([example_of(right_branching((4, 1, 7)[source]), seed=source, target_length=5)], model.reads)
+            alone = collate([example_of(right_branching(lengths[source]), seed=source, target_length=5)], model.reads)
             alone.tgt_in = history[row : row + 1]
             torch.testing.assert_close(logits[row], model(alone)[0, -1], rtol=1e-12, atol=1e-12)
 

@@ -148,10 +148,9 @@ class BeamLayout:
         return cls(num_sentences * beam_width, beam_width, None)
 
     @classmethod
-    def build(cls, sentence: Tensor, num_sentences: int) -> BeamLayout:
-        """Build from `sentence` [R]: index of the memory of a hypothesis; each of the A memories has at least one."""
-        counts = sentence.bincount(minlength=num_sentences)
-        beam_width = int(counts.max())
+    def build(cls, sentence: Tensor, counts: Tensor) -> BeamLayout:
+        """Build from `sentence` [R], the index of the memory of a hypothesis, and the number [A] of hypotheses of each memory."""
+        num_sentences, beam_width = len(counts), int(counts.max())
         order = sentence.argsort(stable=True)
         rank = torch.empty_like(sentence)
         rank[order] = torch.arange(len(sentence), device=sentence.device) - (counts.cumsum(0) - counts)[sentence[order]]
@@ -287,6 +286,8 @@ class CrossAttention(_Attention):
         self, x: Tensor, keys_values: KeysValues, attend_mask: Tensor | None = None, layout: BeamLayout | None = None
     ) -> Tensor:
         """Let x [B, T, D] attend to projected memory -> [B, T, D]; with `layout`, x is [R, 1, D], the memory of A sentences."""
-        if layout is None:
-            return self.attend(self.split_heads(self.queries(x)), *keys_values, attend_mask)
-        return layout.unpad(self.attend(self.split_heads(self.queries(layout.pad(x))), *keys_values, attend_mask))
+        queries = self.queries(x)
+        if layout is not None:
+            queries = layout.pad(queries)
+        attended = merge_heads(attend(self.split_heads(queries), *keys_values, attend_mask, self.dropout_p))
+        return self.output(attended if layout is None else layout.unpad(attended))

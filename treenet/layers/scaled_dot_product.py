@@ -20,7 +20,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from treenet.layers.torch_internals import compiled, flash_attention, flash_attention_backward, has_flash_attention
+from treenet.layers.torch_internals import (
+    compiled,
+    flash_attention,
+    flash_attention_backward,
+    has_flash_attention,
+    without_autocast,
+)
 from treenet.structure import TreeStructure
 from treenet.structure.attention_maps import Blocks, OneCall, TwoCalls, Windows
 
@@ -50,7 +56,7 @@ def fused_attention(queries: Tensor, keys: Tensor, values: Tensor, maps: TwoCall
 
 def widen(x: Tensor) -> Tensor:
     """Convert half precision to float32: in bf16, the gradient of the CPU's kernel takes fifteen times as long."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.float() if x.dtype.itemsize < 4 else x
 
 
 @dataclass
@@ -229,7 +235,7 @@ def attend(
         queries, keys, values = map(widen, (queries, keys, values))
     if attend_mask is not None and attend_mask.is_floating_point():
         attend_mask = attend_mask.to(queries.dtype)
-    with torch.autocast("cpu", enabled=False) if on_cpu else nullcontext():
+    with without_autocast(queries.device) if on_cpu else nullcontext():
         if prior is None:
             attended = F.scaled_dot_product_attention(queries, keys, values, attend_mask, dropout_p=dropout_p, is_causal=causal)
         else:

@@ -22,8 +22,9 @@ uncompiled = getattr(torch, "_disable_dynamo", torch.compiler.disable)
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
     """Return a context in which operations compute in the types of their inputs."""
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
+    kind = device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
     return nullcontext()
 
 

@@ -110,7 +110,6 @@ class DecoderStep(nn.Module):
         memory, past = (list(zip(*pair, strict=True)) for pair in ((memory_keys, memory_values), (past_keys, past_values)))
         state = DecoderState(
             sources=pieces,
-            active=pieces,
             layout=BeamLayout.full(pieces.shape[0], beam_width=1),
             memory=memory,
             memory_attend_mask=memory_mask[:, None, None],

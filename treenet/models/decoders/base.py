@@ -16,6 +16,7 @@ from treenet.layers.attention import BeamLayout, KeysValues, Paths, StaticPast, 
 from treenet.models.encoders.base import Encoder, Memory
 
 FIRST_CAPACITY = 32  # positions; then twice as many, whenever they are used up
+KEPT_MEMORY = 0.75  # the memory of sentences is kept while more than this share has hypotheses
 
 
 @dataclass
@@ -77,11 +78,10 @@ class StaticState:
 class DecoderState:
     """R hypotheses of A sentences after `step` positions. Steps and selections make new states; no state is changed in place.
 
-    The memory is kept once per sentence, for any number of hypotheses.
+    The memory is kept once per sentence, for any number of hypotheses. A sentence without hypotheses stays for a while.
     """
 
-    sources: Tensor  # [R] row of the encoded batch that a hypothesis translates
-    active: Tensor  # [A] the rows that are translated, ascending
+    sources: Tensor  # [R] row of the memory that a hypothesis translates
     layout: BeamLayout
     memory: list[KeysValues]  # per layer, [A, H, S, K]
     memory_attend_mask: Tensor  # [A, 1, 1, S]
@@ -95,7 +95,7 @@ class DecoderState:
         """Make one empty hypothesis for each sentence. `pad_mask` [B, S] of the memory is True at padding."""
         sources = torch.arange(len(pad_mask), device=pad_mask.device)
         layout = BeamLayout.full(len(sources), beam_width=1)
-        return cls(sources, sources, layout, memory, padding_to_attend_mask(pad_mask), past, step=0, **more)
+        return cls(sources, layout, memory, padding_to_attend_mask(pad_mask), past, step=0, **more)
 
     def select(self, rows: Tensor, beam_width: int | None = None) -> "DecoderState":
         """Return the state of hypotheses `rows` [R'], in that order. A row may occur several times, or not at all.
@@ -106,21 +106,20 @@ class DecoderState:
         if self.selects_past:
             going, past = None, [tuple(part.index_select(0, rows) for part in parts) for parts in past]
         if beam_width is not None:
-            layout = BeamLayout.full(len(self.active), beam_width)
-            sources = self.active.repeat_interleave(beam_width)
+            layout = BeamLayout.full(len(self.memory_attend_mask), beam_width)
+            sources = torch.arange(len(self.memory_attend_mask), device=rows.device).repeat_interleave(beam_width)
             return replace(self, sources=sources, layout=layout, past=past, going=going)
-        sources, active, layout = self.sources[rows], self.active, self.layout
-        memory, attend_mask = self.memory, self.memory_attend_mask
+        sources, layout, memory, attend_mask = self.sources[rows], self.layout, self.memory, self.memory_attend_mask
         if not torch.equal(sources, self.sources):
-            active, place = sources.unique(return_inverse=True)
-            layout = BeamLayout.build(place, len(active))
-            # Beam search mostly reorders hypotheses of one sentence. The memory, by far the larger part, stays in place.
-            if not torch.equal(active, self.active):
-                kept = torch.searchsorted(self.active, active)
+            counts = sources.bincount(minlength=len(attend_mask))
+            kept = counts.nonzero()[:, 0]
+            # The memory is by far the larger part: it is copied when a quarter of it is not read any more.
+            if len(kept) <= KEPT_MEMORY * len(counts):
                 memory = [(keys.index_select(0, kept), values.index_select(0, kept)) for keys, values in memory]
-                attend_mask = attend_mask[kept]
+                sources, counts, attend_mask = torch.searchsorted(kept, sources), counts[kept], attend_mask[kept]
+            layout = BeamLayout.build(sources, counts)
         changed = {"memory": memory, "memory_attend_mask": attend_mask, "past": past, "going": going}
-        return replace(self, sources=sources, active=active, layout=layout, **changed)
+        return replace(self, sources=sources, layout=layout, **changed)
 
 
 class Decoder(nn.Module, ABC):
