@@ -1,7 +1,11 @@
-"""Parsing with the shipped models: this project's fast path against Stanza's own pipeline, same models, same trees.
+"""Parsing with Stanza's models: this project's fast path against Stanza's own pipeline, same models, same trees.
 
     python benchmarks/preprocess.py --captions multi30k/train.en.gz --wmt wmt_sample/src-train-case.txt.gz
     python benchmarks/preprocess.py --quick     # 400 lines of the shipped sample, 60 of them plain, one round
+    python tests/character_models.py OUT        # models of the sizes of Stanza's published ones, with the shipped parser's trees
+    STANZA_RESOURCES_DIR=OUT python benchmarks/preprocess.py --quick --plain 20
+
+Models are Stanza's own if they are installed, else the shipped ones.
 
 One JSON line per figure. `plain` is one `nlp(line)` per line, on every n-th line (`--plain` of them): its cost per line
 does not depend on how many there are. `bulk` is Stanza's own call on all lines, at the fastest of the batch sizes of
@@ -30,7 +34,7 @@ from treeproc.parsers.stanza_parser import span_tree, stanza_options
 from treeproc.stages.preprocess import SAMPLE
 from treeproc.trees.spans import write_brackets
 
-CONFIG = ParserConfig(name="shipped", device="cpu")
+CONFIG = ParserConfig(device="cpu")
 BULK_BATCHES = (50, 128, 256, 512)
 CURVE = (512, 1024, 2048, 4096, 8192, 16384)
 

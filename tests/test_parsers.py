@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 import stanza
 import torch
+from character_models import write_resources
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
@@ -28,6 +29,7 @@ from treeproc.parsers import (
     read_trees,
     shift_reduce,
 )
+from treeproc.parsers.characters import CharacterReader
 from treeproc.parsers.config import split_at_blanks
 from treeproc.parsers.lines import Line, LineParser, Sentence, Token
 from treeproc.parsers.stanza_parser import DocumentTagger, DocumentTokenizer, ObjectParser, span_tree, stanza_options
@@ -152,6 +154,29 @@ def test_fast_paths_give_what_stanzas_processors_give(parser, plain):
     assert tags == parser._tagger.tag(words, 100)[0] and arcs is None
     tagged = [list(zip(w, (xpos for _, xpos in t), strict=True)) for w, t in zip(words, tags, strict=True)]
     assert ObjectParser(plain.processors["constituency"].trainer.model).parse(tagged, 500) == parser._parser.parse(tagged, 100)
+
+
+def test_language_models_of_characters_are_read_once(tmp_path, monkeypatch):
+    """As those of the published models, which tagger and parser share. Other models' states decide tags and trees here."""
+    write_resources(tmp_path, size=12, tagger_hidden=130, parser_hidden=132, noise=0.1)
+    monkeypatch.setenv("STANZA_RESOURCES_DIR", str(tmp_path))
+    config = ParserConfig(device="cpu", batch_words=150)
+    pipeline = stanza.Pipeline(**stanza_options(config, find_models(config)))
+    lines = [*sample_lines(40), *ODD]
+    parser, read = build_parser(config), []
+    for reader in parser._readers:
+        monkeypatch.setattr(reader, "_read", lambda new, call=reader._read: (read.append(len(new)), call(new)))
+    parsed = parser.parse(lines)
+    # The tagger has "?" for "?!?!", which is another sentence than the parser's.
+    assert len(parser._readers) == 2 and sum(read) == 2 * (len(lines) + 1)
+    assert not any(reader._kept for reader in parser._readers)
+    for line, one in zip(lines, parsed, strict=True):
+        check_against_stanza(line, one, *pipeline(line).sentences)
+    tagger = pipeline.processors["pos"].trainer.model
+    sentences = [["A", "café", "is", "\u200b", "!"], ["One"], ["I", "see", "…"]]
+    for model in (tagger.charmodel_forward, tagger.charmodel_backward):
+        expected = model.build_char_representation(sentences)
+        torch.testing.assert_close(CharacterReader(model).read(sentences), expected, atol=1e-6, rtol=0)
 
 
 def test_transitions_without_end_are_a_named_fallback(parser, monkeypatch):

@@ -4,8 +4,8 @@ Leaves and nodes share layer norms and feed-forward weights. Pre-norm (Wang et a
 of a sub-layer, and the output of the last layer. Layer-drop (Fan et al., 2020, arXiv 1909.11556) skips a layer in training. It
 draws for each example by itself, so a batch-mate changes nothing.
 
-Positions are sinusoids of the place in the sentence (Vaswani et al., 2017) or of the depth in its dependency tree (Wang et al.,
-2019), and learned vectors (Gehring et al., 2017).
+Positions are sinusoids of the place in the sentence (Vaswani et al., 2017), or of the depth in its dependency tree (Wang et al.,
+2019). They may also be learned vectors (Gehring et al., 2017).
 
 Shapes: B batch, T target positions, S source positions (leaves, then nodes), D model.
 """

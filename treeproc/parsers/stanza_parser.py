@@ -4,6 +4,7 @@ Models that the fast path does not support run on Stanza's own processors and do
 """
 
 import bisect
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ import torch
 from treeproc.common.errors import UserError, one_line
 from treeproc.common.files import check_archive, load_archive
 from treeproc.parsers import dependency, shift_reduce, tagger, tokenizer
+from treeproc.parsers.characters import CharacterReader, share_readers
 from treeproc.parsers.config import PARSED, ParserConfig
 from treeproc.parsers.lines import Arcs, Line, LineParser, Sentence, Tags, Token, batches, cut_at, is_out_of_memory
 from treeproc.parsers.model_files import VECTORS, ModelFiles, find_models
@@ -125,6 +127,7 @@ class Processors(NamedTuple):
     arcs: dependency.DependencyParser | None  # None also if the tagger gives them
     parser: shift_reduce.ShiftReduceParser | ObjectParser | None
     uses_xpos: bool  # the parser reads XPOS, else UPOS
+    readers: Sequence[CharacterReader]  # that steps share
 
 
 def load_processors(config: ParserConfig, models: ModelFiles) -> Processors:
@@ -186,6 +189,7 @@ def _without_stanza(config: ParserConfig, files: Mapping[str, Mapping]) -> Proce
         arcs=dependency.DependencyParser(arcs) if arcs else None,
         parser=shift_reduce.ShiftReduceParser(brackets) if brackets else None,
         uses_xpos=brackets is not None and brackets.reads_xpos,
+        readers=(),
     )
 
 
@@ -195,12 +199,14 @@ def _with_stanza(config: ParserConfig, models: ModelFiles) -> Processors:
     loaded = stanza.Pipeline(**stanza_options(config, models)).processors
     depparse, constituency = (loaded.get(name) for name in ("depparse", "constituency"))
     arcs = _supported(depparse, dependency.supports)
+    read_characters = [one.trainer.model for name in ("pos", "depparse", "constituency") if (one := loaded.get(name))]
     return Processors(
         tokenizer=_tokenizer(loaded, config.split_sentences) if loaded["tokenize"].trainer else None,
         tagger=_tagger(loaded, document_arcs=bool(depparse) and arcs is None) if "pos" in loaded else None,
         arcs=dependency.DependencyParser(arcs) if arcs else None,
         parser=_constituency_parser(constituency.trainer.model) if constituency else None,
         uses_xpos=bool(constituency) and constituency.trainer.model.uses_xpos(),
+        readers=share_readers(read_characters),
     )
 
 
@@ -243,7 +249,7 @@ class StanzaParser(LineParser):
         super().__init__(config)
         models = find_models(config)
         loaded = load_processors(config, models)
-        self._tokenizer, self._tagger, self._arcs, self._parser, self._uses_xpos = loaded
+        self._tokenizer, self._tagger, self._arcs, self._parser, self._uses_xpos, self._readers = loaded
         with blamed_on(models):  # models of wrong sizes fail at their first use, and every line would get a flat tree
             self._analyse([Line(_PROBE, None)])
 
@@ -271,8 +277,12 @@ class StanzaParser(LineParser):
                     sentence.status = "flat_too_long"
                 else:
                     short.append(sentence)
-        if short:
-            self._parse(short)
+        # States of characters stay until all steps have read them, so only a batch of sentences goes through all steps at once.
+        short.sort(key=lambda sentence: -len(sentence.words))
+        for batch in batches([len(sentence.words) for sentence in short], self._batch_words if self._readers else sys.maxsize):
+            self._parse(short[batch.start : batch.stop])
+            for reader in self._readers:
+                reader.forget()
         return groups
 
     def _parse(self, sentences: list[Sentence]) -> None:
