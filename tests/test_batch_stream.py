@@ -1,6 +1,8 @@
 """Batches from loader processes: those of the thread, to the bit, through a whole training."""
 
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +12,10 @@ from toydata import write_toy_data
 from toylabels import make_rows, write_labelled
 from toyruns import final_weights, losses, make_config, make_task, same
 
+from treenet.data.loader_server import SLOT_BYTES, _answer
+from treenet.data.packing import Packed
 from treenet.tasks.registry import build_task
-from treenet.training.batch_stream import MOST_WORKERS, BatchStream, TrainingData, count_workers
+from treenet.training.batch_stream import MOST_WORKERS, BatchStream, OpenTraining, TrainingData, count_workers
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError
@@ -44,10 +48,9 @@ def data(tmp_path_factory) -> dict[str, Path]:
     return from_toy | {"classification": classes, "relatedness": scores}
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_processes_make_what_the_training_would_make_itself(data, name):
+def test_processes_make_what_the_training_would_make_itself(data):
     """The second of two ranks reads from the middle of an epoch into the next. Meanwhile, the limit of micro-batches falls."""
-    task = build_task(make_config(data[name], *TASKS[name], "loader_workers=2"))
+    task = build_task(make_config(data["translation"], *TASKS["translation"], "loader_workers=2"))
     here, limits, most = (TrainingData(task, 1, 2, CPU), TrainingData(task, 1, 2, CPU)), [], 0
     with BatchStream(task, Ranks(1, 2, CPU), here[0], range(5, 25)) as stream:
         for step, rank_batch in zip(range(5, 25), stream, strict=True):
@@ -58,6 +61,26 @@ def test_processes_make_what_the_training_would_make_itself(data, name):
             if step == 13:
                 here[0].micro_batches.limit = 12
     assert limits[0] != 12 and limits[-1] == 12 and most > 1
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_what_a_process_receives_and_sends_is_whole(data, name):
+    """The data and the batches of every task go the way of a process, within this one."""
+
+    def sent(value: object) -> Any:
+        return ForkingPickler.loads(ForkingPickler.dumps(value))
+
+    task = build_task(make_config(data[name], *TASKS[name]))
+    make, here = sent(OpenTraining(task, 1, 2, "cpu"))(), TrainingData(task, 1, 2, CPU)
+    room, most = torch.empty(SLOT_BYTES, dtype=torch.uint8), 0
+    for step in range(5, 25):
+        here.micro_batches.limit = 12 if step > 15 else here.micro_batches.limit
+        answer, rest = _answer(make, room, step, {"limit": here.micro_batches.limit})
+        found = Packed(room, sent(answer).layout).unpack()
+        assert rest is None
+        assert_same(found, here.prepared(step))
+        most = max(most, len(found.batches))
+    assert most > 1
 
 
 @pytest.mark.parametrize("workers", [0, 1])

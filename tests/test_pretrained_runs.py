@@ -6,7 +6,6 @@ import pickle
 import re
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 
-from commands import run_here, without_times
+from commands import PROCESSES, main_of, print_to, run_here, without_times
 from test_pretrained import config_of, damage_config, leaves_of
 from tiny_pretrained import write_both
 from toyruns import losses, train_ranks
@@ -31,11 +30,10 @@ from treenet.experiments.study import make_study, run_study, show_study
 from treenet.extras.frozen_states import write_states
 from treenet.jobs.train_run import run_training
 from treenet.runs.loading import load_model
+from treeproc.common.command_line import run_cli
 from treeproc.common.settings import UserError, load_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -247,18 +245,17 @@ def test_the_dry_run_of_a_study_says_how_much_disk_all_cells_take(compared, tmp_
     assert 0.5 * needed < taken < needed
 
 
-KILLED = """
-import os, re, signal, sys
-from pathlib import Path
-from commands import main_of
-from treeproc.common.command_line import run_cli
-pattern = sys.argv.pop(1)
-def kill(event, arguments):
-    if event in ("open", "os.rename", "os.remove") and re.search(pattern, f"{event} {arguments[0]}"):
-        os.kill(os.getpid(), signal.SIGKILL)
-sys.addaudithook(kill)
-run_cli(main_of("compare_seeds.py"))
-"""
+def killed_at(pattern: str, argv: list[str], log: Path) -> None:
+    """Run the command until it renames a file that fits the pattern."""
+
+    def kill(event: str, arguments: tuple) -> None:
+        if event == "os.rename" and re.search(pattern, str(arguments[0])):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    print_to(log)
+    sys.argv = argv
+    sys.addaudithook(kill)
+    run_cli(main_of(argv[0]))
 
 
 def test_a_killed_study_ends_as_one_that_was_not(compared, tmp_path):
@@ -276,11 +273,13 @@ def test_a_killed_study_ends_as_one_that_was_not(compared, tmp_path):
         places = {"--config": tmp_path / "study.yaml", "--out": tmp_path / name, "--records": tmp_path / f"{name}_records"}
         return [str(part) for pair in places.items() for part in pair]
 
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    for pattern in ("os.rename .*trained-seed1/.*step_00000004", "os.rename .*tree-seed1/.*initial"):
-        command = [sys.executable, "-c", KILLED, pattern, *arguments("killed")]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
-        assert done.returncode == -signal.SIGKILL, (pattern, done.stderr)
+    for pattern in ("trained-seed1/.*step_00000004", "tree-seed1/.*initial"):
+        process = PROCESSES.Process(
+            target=killed_at, args=(pattern, ["compare_seeds.py", *arguments("killed")], tmp_path / "log")
+        )
+        process.start()
+        process.join()
+        assert process.exitcode == -signal.SIGKILL, (pattern, (tmp_path / "log").read_text())
     for name in ("killed", "whole"):
         done = run_here("compare_seeds.py", *arguments(name))
         assert done.returncode == 0, done.stderr

@@ -41,10 +41,16 @@ def valid_losses(run_dir: Path) -> list[float]:
     "overrides",
     [
         (),
-        ("batch.tokens_per_device=12", "optimizer.r_drop=1"),
-        ("model.name=transformer", "checkpoint_activations=true", "optimizer.clip_norm=0.5", "batch.max_tokens=16"),
+        (
+            "model.name=transformer",
+            "checkpoint_activations=true",
+            "optimizer.clip_norm=0.5",
+            "batch.max_tokens=16",
+            "batch.tokens_per_device=12",
+            "optimizer.r_drop=1",
+        ),
     ],
-    ids=["tree", "micro_batches", "recomputed"],
+    ids=["tree", "recomputed micro-batches"],
 )
 def test_sharded_ranks_train_as_one_process(data, tmp_path, overrides):
     """Two examples a batch and a rank that has none are among the batches of 16 tokens."""

@@ -167,7 +167,7 @@ def test_a_line_by_itself_has_no_partner(data, tmp_path):
         LineEncoder(tmp_path / "out", given_trees=True)
 
 
-def test_ray_gives_the_same_bytes(data, tmp_path):
+def test_ray_gives_the_same_bytes(data, tmp_path, one_core_of_ray):
     shuffled(data, tmp_path / "here")
     shuffled(data, tmp_path / "ray", workers=None)
     for path in sorted((tmp_path / "here" / "encoded").glob("*.arrow")):

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.fs
 import pytest
-from commands import run_here
+from commands import Started, run_here
 from moto_store import SECRET, s3_server
 
 from treenet.config import TrainConfig
@@ -189,14 +189,12 @@ def data(bucket, command, tmp_path_factory):
     """The data set in the store, of a job that was killed without Ray and run again on it, and the same one on disk."""
     logs, local = tmp_path_factory.mktemp("logs"), tmp_path_factory.mktemp("local") / "data"
     remote = as_path(bucket) / "data"
-    with open(logs / "killed", "w") as log:
-        job = subprocess.Popen([*command, str(remote), "workers=0"], stdout=log, stderr=log)
-        deadline = time.monotonic() + 200
-        while not list((remote / "parsed").glob("train-*.json")):
-            assert job.poll() is None and time.monotonic() < deadline, (logs / "killed").read_text()
-            time.sleep(0.05)
-        job.kill()
-        job.wait()
+    job, deadline = Started(logs / "killed", "preprocess.py", *command[2:], remote, "workers=0"), time.monotonic() + 200
+    while not list((remote / "parsed").glob("train-*.json")):
+        assert job.is_alive() and time.monotonic() < deadline, (logs / "killed").read_text()
+        time.sleep(0.05)
+    job.kill()
+    job.join()
     assert not (remote / "encoded" / "index.json").exists()
     run = run_here("preprocess.py", *command[2:], remote, "workers=0")
     assert run.returncode == 0, run.stderr

@@ -148,6 +148,23 @@ def test_a_node_that_has_just_died_ends_no_job(monkeypatch, caplog, one_core_of_
         ray_job._on_all_nodes(lambda value: 2 / value, 0)
 
 
+def test_a_result_keeps_the_number_of_its_job_in_whatever_order_it_comes(tmp_path, monkeypatch, one_core_of_ray):
+    class Double:
+        def __call__(self, value: int) -> int:
+            return 2 * value
+
+    class LastFirst(list):
+        set_name = staticmethod(lambda name: None)
+
+        def iter_rows(self):
+            return reversed(self)
+
+    in_tasks = ray_job._map_in_tasks
+    monkeypatch.setattr(ray_job, "_map_in_tasks", lambda source, given: LastFirst(in_tasks(source, given).iter_rows()))
+    jobs = [{"value": value} for value in range(7, 11)]
+    assert list(ray_job.run_jobs(Double, {}, jobs, folder=tmp_path, in_tasks=True)) == [(3, 20), (2, 18), (1, 16), (0, 14)]
+
+
 def test_inputs_that_did_not_change_are_not_read_again(inputs, tmp_path, monkeypatch):
     config, out, reads = PreprocessConfig.model_validate(inputs | {"workers": 0}), tmp_path / "out", []
     preprocess(config, out)
