@@ -125,6 +125,13 @@ def spread(name: str, row: Row) -> Figures:
     return [fmean(row.values(name)), stdev(row.values(name))]
 
 
+def by_class(row: Row) -> Figures:
+    """Accuracy on test as the mean over classes, and its deviation over seeds."""
+    tables = [one["scores"]["test"]["confusion"] for one in records(row.study) if one["labels"]["system"] == row.system]
+    shares = [100 * fmean(counts[i] / sum(counts) for i, counts in enumerate(table)) for table in tables]
+    return [fmean(shares), stdev(shares)]
+
+
 def difference(name: str, row: Row) -> Figures:
     """The difference of a score, and its interval."""
     test = row.test(name)

@@ -24,6 +24,7 @@ from figures import (
     as_published,
     batches_per_epoch,
     budget,
+    by_class,
     control_grid,
     convergence,
     correlation,
@@ -150,6 +151,7 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
     ("pretrained.md", "Results#0"): _above_encoder("sst5_pretrained", ACCURACIES),
     ("pretrained.md", "Results#1"): _above_encoder("sst5_pretrained_tenth", ACCURACIES),
     ("pretrained.md", "Relatedness: SICK#0"): _above_encoder("sick_pretrained", spreads("pearson")),
+    ("pretrained.md", "The probe: agreement#0"): _above_encoder("agreement_pretrained", (*ACCURACIES, by_class)),
     ("pretrained.md", "Tuning#0"): [
         [None, *(partial(mean, "valid.accuracy", _above(f"{name}_{settings}")) for name in ("tree", "layer"))]
         for settings in ("r1_d3", "r1_d1", "r03_d3", "r03_d1")
