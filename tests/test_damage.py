@@ -170,7 +170,11 @@ def test_not_a_number_is_no_setting(data):
         (KeyboardInterrupt(), 130, "interrupted; the same command continues\n"),
         (CommandEnded(143, "stopped; the same command continues"), 143, "stopped; the same command continues\n"),
         (CommandEnded(2), 2, ""),
-        (PermissionError(13, "Permission denied", "x"), 2, "error: x: Permission denied; free space, or choose another --out\n"),
+        (
+            PermissionError(13, "Permission denied", "x"),
+            2,
+            "error: x: Permission denied; make its folder writable, or choose another --out\n",
+        ),
     ],
 )
 def test_every_end_has_its_status_and_one_line(error, status, message, capsys):

@@ -237,9 +237,7 @@ def test_the_dry_run_of_a_study_says_how_much_disk_all_cells_take(compared, tmp_
     assert not (tmp_path / "out").exists()
     monkeypatch.setattr(study_module.shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed - 1))
     run_study(study)
-    warned = (
-        f"warning: the cells that are not done may take {needed} bytes, and the disk of {tmp_path / 'out'} has {needed - 1} bytes"
-    )
+    warned = f"warning: the cells that are not done may take {needed} bytes, and {tmp_path / 'out'} has {needed - 1} bytes free"
     assert warned in capsys.readouterr().err and said() == 0
     taken = sum(path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.suffix in (".safetensors", ".pt"))
     assert 0.5 * needed < taken < needed

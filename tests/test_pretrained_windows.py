@@ -99,6 +99,13 @@ def test_dropout_and_gradients_of_a_long_text_do_not_depend_on_its_neighbours(ma
     assert not torch.allclose(leaves.encode(long_batch(made, [3]))[0][0], alone[0])
 
 
+def test_a_validation_reads_more_long_texts_than_the_training_batch_before_it(made):
+    leaves = leaves_of(*made)
+    wanted = leaves.encode(long_batch(made))[0]
+    share_dropout_keys(leaves).set(torch.ones(1, dtype=torch.int32))
+    assert torch.equal(leaves.encode(long_batch(made))[0], wanted)
+
+
 def test_a_run_trains_on_long_texts_and_says_how_many_there_are(made, tmp_path, capsys):
     config = config_of(made, model={"name": "tree_transformer"}, batch={"max_leaves": 1000})
     run_training(config, tmp_path / "run")

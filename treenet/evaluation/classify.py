@@ -108,7 +108,7 @@ def _has_states(folder: AnyPath, index: Index, facts: Mapping, split: str) -> bo
             return True
         why = f"{folder} has the states of another encoder"
     except UserError as error:
-        why = str(error)
+        why = str(error).partition("; ")[0]  # its remedy is that of a training
     warn(f"note: the encoder computes the states of {split} again, because it cannot read them: {why}")
     return False
 

@@ -239,9 +239,7 @@ def run_study(study: Study) -> None:
         claim_folder(recording.folder, RECORDS, option="--records")
     needed, free = _check_cells(study), _free_space(out)
     if needed > free:
-        warn(
-            f"warning: the cells that are not done may take {show_size(needed)}, and the disk of {out} has {show_size(free)} free"
-        )
+        warn(f"warning: the cells that are not done may take {show_size(needed)}, and {out} has {show_size(free)} free")
     make_run_folder(out)
     with locked(out, shared=not need_ray(study.cells)):
         recorded = recording.find_done(study.cells)

@@ -136,7 +136,7 @@ class PretrainedLeaves(nn.Module):
     def _keys_of(self, rows: Tensor, starts: Tensor) -> Iterator[None]:
         """Let dropout have a key for each window [N], from the key of its text and its first leaf."""
         shared = next((module.shared for module in self.pretrained.modules() if isinstance(module, _KeyedDropout)), None)
-        if shared is None or shared.keys is None:
+        if not self.training or shared is None or shared.keys is None:  # a validation has those of the last training batch
             yield
             return
         keys = shared.keys

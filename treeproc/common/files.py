@@ -33,6 +33,7 @@ _MESSAGE_CHARS = 150
 _OF_NAMES = {
     errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.EEXIST
 }  # fmt: skip
+_OF_RIGHTS = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 def file_sha256(path: AnyPath) -> str:
@@ -56,7 +57,9 @@ def atomic_write(path: AnyPath, content: bytes) -> None:
 
 def way_out(error: OSError) -> str:
     """Return what a user can do if the file system refuses a path or a write."""
-    return "check the name of the path" if error.errno in _OF_NAMES else advise("free space", "choose another --out")
+    if error.errno in _OF_NAMES:
+        return "check the name of the path"
+    return advise("make its folder writable" if error.errno in _OF_RIGHTS else "free space", "choose another --out")
 
 
 @contextmanager
