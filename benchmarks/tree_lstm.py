@@ -26,7 +26,6 @@ from toydata import random_spans
 
 from treenet.config import ClassifierConfig, ModelConfig, OptimizerConfig
 from treenet.data.batch import collate_rows
-from treenet.data.hashed_sampling import hash_ids
 from treenet.data.input_kinds import LEAVES, RowLists
 from treenet.data.labelled import LabelledBatch
 from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm
@@ -35,6 +34,7 @@ from treenet.models import VocabSizes, build_classifier, find_encoder, names_for
 from treenet.structure import ArcLevels, SpanTable, TreeLevels
 from treenet.tasks.losses import label_smoothed_nll
 from treenet.training.optimizer import build_optimizer
+from treeproc.shards.rows import hash_ids
 
 WIDTH, PIECES, LABELS, CLASSES, NO_CLASS = 64, 8000, 100, 5, -1
 NAMES = [name for name in names_for("classification") if name != "pretrained"]  # it needs a folder with weights

@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 
 from treenet.config import BatchConfig
-from treenet.data.hashed_sampling import hash_ids
 from treenet.data.plan import BatchPlan, plan_in_order
 from treenet.data.windows import ShardSizes, cut_batches, cut_runs
 from treeproc.common.settings import UserError
 from treeproc.shards.lengths import Column, CountedLengths, SizeCounts
-from treeproc.shards.rows import window_bounds
+from treeproc.shards.rows import hash_ids, window_bounds
 from treeproc.shards.store import fingerprint_of
 
 SIZES = ("leaves", "tgt_pieces", "nodes")

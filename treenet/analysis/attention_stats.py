@@ -180,21 +180,39 @@ class GroupSums:
         self.mass: dict = {}
         self.even: dict = {}
 
-    def add(self, keys: Iterable, attention: np.ndarray, even: float | np.ndarray) -> None:
-        """Add `attention` [A, H, positions] of all queries together; `even` is what each position would get, or [positions]."""
-        evens = np.broadcast_to(even, attention.shape[2])
+    def add(self, keys: Iterable, attention: np.ndarray, even: np.ndarray) -> None:
+        """Add `attention` [A, H, positions] of all queries together; `even` [positions] is what each position would get."""
         for index, key in enumerate(keys):
             self.positions[key] = self.positions.get(key, 0) + 1
             self.mass[key] = self.mass.get(key, 0.0) + attention[:, :, index]
-            self.even[key] = self.even.get(key, 0.0) + float(evens[index])
+            self.even[key] = self.even.get(key, 0.0) + float(even[index])
 
     def groups(self, total: int) -> list[Group]:
         return [Group(str(key), count, self.mass[key] / total, self.even[key] / total) for key, count in self.positions.items()]
 
 
+class PhraseSums:
+    """Attention to nodes by label, and to all positions by height: 0 for leaves. `labels` are names by id."""
+
+    def __init__(self, labels: list[str]) -> None:
+        self._labels, self._by_label, self._by_height = labels, GroupSums(), GroupSums()
+
+    def add(self, example: dict, num_leaves: int, num_nodes: int, attention: np.ndarray, even: np.ndarray) -> None:
+        """Add `attention` [A, H, S] to the positions of an example, and `even` [S], what each would get."""
+        names = [display_label(self._labels[label]) for label in example["nodes"]["label"][:num_nodes]]
+        heights = node_heights(example["spans"]["subtree_end"][:num_nodes])
+        self._by_label.add(names, attention[:, :, num_leaves:], even[num_leaves:])
+        self._by_height.add([0] * num_leaves + heights.tolist(), attention, even)
+
+    def groups(self, total: int) -> tuple[list[Group], list[Group]]:
+        """Return the shares of `total` by label, most attention first, and by height."""
+        by_label = sorted(self._by_label.groups(total), key=lambda group: (-group.mass.mean(), group.name))
+        return by_label, sorted(self._by_height.groups(total), key=lambda group: int(group.name))
+
+
 def collect_attention(sentences: Iterable[SentenceAttention], labels: list[str], targets: Targets) -> AttentionStats:
     """Return the statistics over sentences; `labels` are the names of node labels by id."""
-    by_label, by_height = GroupSums(), GroupSums()
+    groups = PhraseSums(labels)
     count = target_positions = leaves = nodes = 0
     on_nodes: np.ndarray | float = np.zeros((1, 1))
     for sentence in sentences:
@@ -202,21 +220,9 @@ def collect_attention(sentences: Iterable[SentenceAttention], labels: list[str],
         attention = sentence.weights.sum(axis=2, dtype=np.float64)  # [A, H, S]
         num_targets = sentence.weights.shape[2]
         even = num_targets / (num_leaves + num_nodes)
-        names = [display_label(labels[label]) for label in sentence.example["nodes"]["label"][:num_nodes]]
-        heights = node_heights(sentence.example["spans"]["subtree_end"][:num_nodes])
-        by_label.add(names, attention[:, :, num_leaves:], even)
-        by_height.add([0] * num_leaves + heights.tolist(), attention, even)
+        groups.add(sentence.example, num_leaves, num_nodes, attention, np.full(num_leaves + num_nodes, even))
         on_nodes = on_nodes + attention[:, :, num_leaves:].sum(axis=2)
         count, target_positions = count + 1, target_positions + num_targets
         leaves, nodes = leaves + num_leaves, nodes + num_nodes
     total = max(1, target_positions)
-    return AttentionStats(
-        targets,
-        count,
-        target_positions,
-        leaves,
-        nodes,
-        on_nodes / total,
-        sorted(by_label.groups(total), key=lambda group: (-group.mass.mean(), group.name)),
-        sorted(by_height.groups(total), key=lambda group: int(group.name)),
-    )
+    return AttentionStats(targets, count, target_positions, leaves, nodes, on_nodes / total, *groups.groups(total))

@@ -7,7 +7,6 @@ attend to. With the subtree mask, a leaf may attend to leaves, and a node to its
 Shapes: A encoder layers, H heads, L leaves, N nodes, S = L + N positions: leaves, then nodes in pre-order (plain models: S = L).
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,10 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.analysis.attention_stats import Group, GroupSums, display_label, node_heights, read_labels
+from treenet.analysis.attention_stats import Group, PhraseSums, read_labels
 from treenet.data.batch import TreeBatch, count_leaves, in_order
 from treenet.data.splits import read_split
 from treenet.layers.attention import SelfAttention
+from treenet.layers.scaled_dot_product import attention_weights
 from treenet.models.composed import Seq2Seq
 from treenet.runs.loading import LoadedRun
 from treenet.structure import TreeStructure
@@ -55,11 +55,7 @@ def compute_self_weights(
     if module.accumulation is not None and structure is not None:
         keys, _ = module.accumulation(x, keys, values, structure)
     attend_mask = _attend_mask(module, attend_mask, structure)
-    queries, keys = module.split_heads(queries), module.split_heads(keys)
-    scores = queries @ keys.transpose(2, 3) / math.sqrt(queries.shape[3])
-    if attend_mask is not None:
-        scores = scores.masked_fill(~attend_mask, -torch.inf)
-    weights = scores.to(torch.promote_types(scores.dtype, torch.float32)).softmax(dim=3)
+    weights = attention_weights(module.split_heads(queries), module.split_heads(keys), attend_mask)
     return weights if prior is None else weights * prior[:, None]
 
 
@@ -186,7 +182,7 @@ def run_encoder_attention(run: LoadedRun, split: str) -> EncoderStats:
 def collect_encoder_attention(model: Seq2Seq, examples: Iterable[dict], labels: list[str]) -> EncoderStats:
     """Return the statistics over encoded examples; `labels` are the names of node labels by id."""
     given, kept = tee(examples)
-    by_label, by_height = GroupSums(), GroupSums()
+    groups = PhraseSums(labels)
     totals, count = [_Total(), _Total()], 0
     for example, found in zip(kept, reduce_examples(model, given, _sum_queries), strict=True):
         if found is None:
@@ -194,21 +190,12 @@ def collect_encoder_attention(model: Seq2Seq, examples: Iterable[dict], labels: 
         num_leaves = len(example["leaves"]["piece"])
         num_nodes = found[0].mass.shape[2] - num_leaves
         mass, even = found[0].mass + found[1].mass, found[0].even + found[1].even
-        names = [display_label(labels[label]) for label in example["nodes"]["label"][:num_nodes]]
-        heights = node_heights(example["spans"]["subtree_end"][:num_nodes])
-        by_label.add(names, mass[:, :, num_leaves:], even[num_leaves:])
-        by_height.add([0] * num_leaves + heights.tolist(), mass, even)
+        groups.add(example, num_leaves, num_nodes, mass, even)
         for total, sums in zip(totals, found, strict=True):
             total.add(sums, num_leaves)
         count += 1
     queries = max(1, sum(total.queries for total in totals))
-    return EncoderStats(
-        count,
-        totals[0].stats(),
-        totals[1].stats(),
-        sorted(by_label.groups(queries), key=lambda group: (-group.mass.mean(), group.name)),
-        sorted(by_height.groups(queries), key=lambda group: int(group.name)),
-    )
+    return EncoderStats(count, totals[0].stats(), totals[1].stats(), *groups.groups(queries))
 
 
 def _sum_queries(weights: np.ndarray, allowed: np.ndarray, num_leaves: int) -> tuple[_Sums, _Sums]:

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, PositiveInt
 
-from treenet.cli.shipped import find_config, given_run
+from treenet.cli.shipped import read_command
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import read_run
 from treenet.runs.run_folder import Checkpoint, checkpoint_names
-from treeproc.common.command_line import build_arg_parser, check_output, loading
+from treeproc.common.command_line import check_output, loading
 from treeproc.common.files import is_stream, named_output
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.messages import warn
-from treeproc.common.settings import Effect, Settings, UserError, load_settings, refuse_relative_in_job
+from treeproc.common.settings import Effect, Settings, UserError, refuse_relative_in_job
 from treeproc.common.storage import DataPath
 from treeproc.online.raw_lines import RawLine, RawLineEncoder, count_lines, read_raw_lines
 from treeproc.readers import read_lines
@@ -137,10 +137,7 @@ def check_reference(references: "Sequence[ReferenceLinks]", number: int, line: "
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = build_arg_parser(__doc__, AlignSettings, find_config=find_config, remote_out=True, reads_run=True)
-    args = parser.parse_intermixed_args(argv)
-    out = given_run(args)
-    settings = load_settings(AlignSettings, args.config, args.overrides)
+    out, settings = read_command(argv, __doc__, AlignSettings)
     named = {name: getattr(settings, name) for name in ("input", "target", "trees", "references", "output")}
     paths = {"--out": out} | {name: path for name, path in named.items() if path is not None}
     refuse_relative_in_job(paths)

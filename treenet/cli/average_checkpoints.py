@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt, model_validator
 
-from treenet.cli.shipped import find_config, given_run
+from treenet.cli.shipped import read_command
 from treenet.config import TrainConfig
 from treenet.runs.checkpoint import META, WEIGHTS
 from treenet.runs.mirror import open_results
-from treeproc.common.command_line import build_arg_parser, loading
+from treeproc.common.command_line import loading
 from treeproc.common.files import read_json
 from treeproc.common.settings import Settings, load_settings
 
@@ -47,11 +47,7 @@ class AverageConfig(Settings):
 
 
 def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(
-        __doc__, AverageConfig, find_config=find_config, remote_out=True, reads_run=True
-    ).parse_intermixed_args(argv)
-    out = given_run(args)
-    settings = load_settings(AverageConfig, args.config, args.overrides)
+    out, settings = read_command(argv, __doc__, AverageConfig)
     chosen, allow_fewer = settings.chosen(), settings.allow_fewer
     with loading():
         from treenet.runs.averaging import average_checkpoints, describe_gaps  # here, as below, because it loads PyTorch

@@ -14,21 +14,16 @@ RUN/probes.<checkpoint>.png shows accuracy by layer.
 
 from collections.abc import Sequence
 
-from treenet.cli.shipped import find_config, given_run
+from treenet.cli.shipped import read_command
 from treenet.probing.settings import ProbeSettings
 from treenet.runs.mirror import open_results
 from treenet.runs.run_folder import checkpoint_names
-from treeproc.common.command_line import build_arg_parser, loading
+from treeproc.common.command_line import loading
 from treeproc.common.extras import require
-from treeproc.common.settings import load_settings
 
 
 def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(
-        __doc__, ProbeSettings, find_config=find_config, remote_out=True, reads_run=True
-    ).parse_intermixed_args(argv)
-    out = given_run(args)
-    settings = load_settings(ProbeSettings, args.config, args.overrides)
+    out, settings = read_command(argv, __doc__, ProbeSettings)
     if settings.layer == "all":
         require("matplotlib", "the figure of layer=all")
     with loading():

@@ -16,12 +16,11 @@ It writes RUN/language_model.<split>.tsv, an example a line, and adds the scores
 
 from collections.abc import Sequence
 
-from treenet.cli.shipped import find_config, given_run
+from treenet.cli.shipped import read_command
 from treenet.evaluation.settings import ScoreLMSettings
 from treenet.runs.mirror import open_results
 from treenet.runs.run_folder import checkpoint_names
-from treeproc.common.command_line import build_arg_parser, loading
-from treeproc.common.settings import load_settings
+from treeproc.common.command_line import loading
 from treeproc.online.line_encoder import read_treebank
 
 TITLES = {
@@ -35,11 +34,7 @@ _KINDS = {"exact": "", "joint": ", with the tree of the data set: an upper bound
 
 
 def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(
-        __doc__, ScoreLMSettings, find_config=find_config, remote_out=True, reads_run=True
-    ).parse_intermixed_args(argv)
-    out = given_run(args, "train_lm.py")
-    settings = load_settings(ScoreLMSettings, args.config, args.overrides)
+    out, settings = read_command(argv, __doc__, ScoreLMSettings, "train_lm.py")
     with loading():
         from treenet.evaluation.language_models import score_lm_run  # here, as below, because it loads PyTorch
         from treenet.loggers.feed import log_scores

@@ -11,12 +11,16 @@ import textwrap
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TypeVar
 
-from treeproc.common.command_line import ArgumentParser
+from treeproc.common.command_line import ArgumentParser, build_arg_parser
 from treeproc.common.errors import UserError, quoted
+from treeproc.common.settings import Settings, load_settings
 from treeproc.common.storage import AnyPath
 
 CONFIGS = Path(__file__).parent / "configs"
+
+Given = TypeVar("Given", bound=Settings)
 
 
 def find_config(text: str) -> Path:
@@ -64,6 +68,13 @@ def given_run(args: argparse.Namespace, sample: str = "train.py") -> AnyPath:
     if args.out is None:
         raise UserError("give --out RUN, the folder of a training run")
     return args.out
+
+
+def read_command(argv: Sequence[str], doc: str | None, settings: type[Given], sample: str = "train.py") -> tuple[AnyPath, Given]:
+    """Read the command line of a command that reads a run. Returns --out and the settings."""
+    parser = build_arg_parser(str(doc), settings, find_config=find_config, remote_out=True, reads_run=True)
+    args = parser.parse_intermixed_args(argv)
+    return given_run(args, sample), load_settings(settings, args.config, args.overrides)
 
 
 def _no_name(text: str) -> str:

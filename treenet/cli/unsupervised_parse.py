@@ -15,12 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from treenet.cli.shipped import find_config, given_run
+from treenet.cli.shipped import read_command
 from treenet.evaluation.settings import ParseSettings
 from treenet.runs.mirror import open_results
 from treenet.runs.run_folder import checkpoint_names
-from treeproc.common.command_line import build_arg_parser, loading
-from treeproc.common.settings import load_settings
+from treeproc.common.command_line import loading
 from treeproc.common.storage import AnyPath
 from treeproc.online.line_encoder import read_treebank
 from treeproc.trees.spans import normalise, read_brackets
@@ -46,11 +45,7 @@ def read_tree(text: str) -> "GoldTree":
 
 
 def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(
-        __doc__, ParseSettings, find_config=find_config, remote_out=True, reads_run=True
-    ).parse_intermixed_args(argv)
-    out = given_run(args, "train_lm.py")
-    settings = load_settings(ParseSettings, args.config, args.overrides)
+    out, settings = read_command(argv, __doc__, ParseSettings, "train_lm.py")
     with loading():
         from treenet.evaluation.unsupervised_parse import format_parse, parse_run
         from treenet.loggers.feed import log_scores

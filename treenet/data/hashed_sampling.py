@@ -15,18 +15,10 @@ from treeproc.common.command_names import as_called
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.lengths import SizeCounts
+from treeproc.shards.rows import hash_ids
 from treeproc.shards.store import read_index, stage_folder
 
 _AT_ONCE = 1 << 20  # ids that are hashed together: temporary arrays are several times as large
-
-
-def hash_ids(example_ids: np.ndarray) -> np.ndarray:
-    """Compute splitmix64 of the ids as uint64 [n]: spread evenly, the same on every machine and in every run."""
-    with np.errstate(over="ignore"):
-        mixed = example_ids.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return mixed ^ (mixed >> np.uint64(31))
 
 
 def choose_fraction(example_ids: np.ndarray, fraction: float, seed: int | None = None) -> np.ndarray:

@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from treenet.config import SamplingConfig
-from treenet.data.hashed_sampling import hash_ids, keys_of_examples, keys_of_parts
+from treenet.data.hashed_sampling import keys_of_examples, keys_of_parts
 from treenet.data.input_kinds import RowLists
 from treenet.structure.span_table import Ragged
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.shards.rows import edges_of, flatten, take
+from treeproc.shards.rows import edges_of, flatten, hash_ids, take
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNK_ID, UNKNOWN_LABEL_ID
 from treeproc.shards.shard import read_names, read_pieces
 from treeproc.trees.flat_trees import BINARY_PREFIX, FlatTrees, binarise, split_words

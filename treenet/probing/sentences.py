@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from treenet.data.hashed_sampling import hash_ids
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.lengths import read_lengths
+from treeproc.shards.rows import hash_ids
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index, stage_folder
 from treeproc.trees.flat_trees import normal_form, read_flat_trees

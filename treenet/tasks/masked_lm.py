@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from treenet.config import MaskedLMConfig
 from treenet.data.batch import SourceBatch
 from treenet.data.examples import ExampleSource, SourceSide
-from treenet.data.hashed_sampling import hash_ids
 from treenet.data.input_kinds import InputKind
 from treenet.data.plan import BatchPlan
 from treenet.models import build_masked_lm, find_encoder
 from treenet.tasks.base import Task, vocab_sizes
 from treenet.tasks.losses import LossSums, sum_tied_losses
 from treeproc.common.storage import AnyPath
+from treeproc.shards.rows import hash_ids
 from treeproc.shards.schema import EOS_ID, PAD_ID
 from treeproc.shards.store import read_index
 

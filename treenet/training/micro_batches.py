@@ -13,13 +13,13 @@ from torch import Tensor
 from treenet.config import BatchConfig, TrainConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.examples import Examples, ExampleSource
-from treenet.data.hashed_sampling import hash_ids
 from treenet.data.packing import send_packed
 from treenet.data.windows import cut_batches, example_costs
 from treenet.layers.dropout import keys_of
 from treenet.tasks.base import Task
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
+from treeproc.shards.rows import hash_ids
 
 
 @dataclass

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 
 from treenet.config import DecodingConfig
-from treenet.data.hashed_sampling import hash_ids
 from treenet.layers.dropout import mix
 from treenet.translation.hypotheses import Hypothesis, TakesAllAtOnce, best_pieces
 from treenet.translation.restrictions import Lengths
+from treeproc.shards.rows import hash_ids
 from treeproc.shards.schema import BOS_ID, EOS_ID
 
 _LOWEST, _HIGHEST = 2.0**-32, 1 - 2.0**-24  # of uniform numbers in float32

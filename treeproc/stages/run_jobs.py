@@ -54,19 +54,16 @@ def run_here(worker: type, arguments: dict, jobs: Sequence[dict]) -> Iterator[tu
         yield from ((number, built(**job)) for number, job in enumerate(jobs))
 
 
-def grouped(items: Sequence[tuple[int, Item]], of_rows: int | None = None) -> list[list[Item]]:
-    """Group items, given with their numbers of rows, with neighbours until they have `of_rows` rows or little more together.
-
-    GROUP_ROWS if nothing else is given.
-    """
+def grouped(items: Sequence[tuple[int, Item]], size: int | None = None) -> list[list[Item]]:
+    """Group items, given with their sizes, with neighbours until they have `size` (GROUP_ROWS) or little more together."""
     groups: list[list[Item]] = []
     left = 0
-    for rows, item in items:
+    for own, item in items:
         if left <= 0:
             groups.append([])
-            left = of_rows or GROUP_ROWS
+            left = size or GROUP_ROWS
         groups[-1].append(item)
-        left -= rows
+        left -= own
     return groups
 
 
@@ -93,7 +90,8 @@ def hasher(run: Run) -> HashFiles:
     def hash_files(folder: AnyPath, sizes: Mapping[str, int]) -> Iterable[str | None]:
         if sum(sizes.values()) < LEAST_BYTES:
             return hash_here(folder, sizes)
-        results = run(HashNames, {"folder": folder}, Jobs(list(_groups(sizes)), lambda names: {"names": names}))
+        groups = grouped([(size, name) for name, size in sizes.items()], JOB_BYTES)
+        results = run(HashNames, {"folder": folder}, Jobs(groups, lambda names: {"names": names}))
         return (sha256 for some in in_number_order(results) for sha256 in some)
 
     return hash_files
@@ -108,19 +106,6 @@ class HashNames:
     def __call__(self, names: Sequence[str]) -> list[str | None]:
         """Return the sha256 of each file; None for one that cannot be read."""
         return list(in_parallel(lambda name: sha256_of(self._folder / name), names, _FILES_AT_ONCE))
-
-
-def _groups(sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Yield the names in groups of neighbours that have JOB_BYTES or little more together."""
-    group, left = list[str](), JOB_BYTES
-    for name, size in sizes.items():
-        group.append(name)
-        left -= size
-        if left <= 0:
-            yield group
-            group, left = [], JOB_BYTES
-    if group:
-        yield group
 
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from treeproc.common.errors import check_choice
-from treeproc.shards.rows import cut_strings, edges_of, numbers_of, string_bytes
+from treeproc.shards.rows import cut_strings, edges_of, hash_ids, numbers_of, string_bytes
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED
 from treeproc.trees.spans import EMPTY_TAG, ROOT_LABELS, plain_label, read_brackets
 
@@ -308,7 +308,7 @@ def control_spans(kind: ControlTree, lengths: np.ndarray, ids: np.ndarray, seed:
 
 def hash_examples(ids: np.ndarray, seed: int) -> np.ndarray:
     """Return a pseudo-random 64-bit number for every example id and the seed."""
-    return _mixed(_mixed(np.full(len(ids), seed % 2**64, dtype=np.uint64)) + ids.astype(np.uint64))
+    return hash_ids(hash_ids(np.full(len(ids), seed % 2**64, dtype=np.uint64)) + ids.astype(np.uint64))
 
 
 def _middles(kind: ControlTree, keys: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -319,14 +319,6 @@ def _middles(kind: ControlTree, keys: np.ndarray, start: np.ndarray, end: np.nda
         return end - 1
     if kind == "right":
         return start + 1
-    draw = _mixed(keys + (start.astype(np.uint64) << np.uint64(32)) + end.astype(np.uint64)) >> np.uint64(32)
+    draw = hash_ids(keys + (start.astype(np.uint64) << np.uint64(32)) + end.astype(np.uint64)) >> np.uint64(32)
     choices = np.maximum(end - start - 1, 0).astype(np.uint64)
     return start + 1 + (draw * choices >> np.uint64(32)).astype(np.int64)
-
-
-def _mixed(numbers: np.ndarray) -> np.ndarray:
-    """Return a hash of every number: the output function of SplitMix64, which gives pseudo-random 64 bits."""
-    x = numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return x ^ x >> np.uint64(31)
