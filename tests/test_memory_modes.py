@@ -10,9 +10,8 @@ from toydata import write_toy_data
 from toyruns import final_weights, losses, make_config, make_task, same
 
 from treenet.tasks.registry import build_task
-from treenet.training import modes
-from treenet.training.modes import deterministic_mode, expand_segments
-from treenet.training.ranks import Ranks
+from treenet.training import ranks
+from treenet.training.ranks import Ranks, deterministic_mode, expand_segments
 from treenet.training.trainer import Trainer, train, use_gpu
 from treeproc.common.settings import UserError
 
@@ -90,22 +89,22 @@ def test_the_deterministic_mode_refuses_what_is_not(monkeypatch):
         assert not torch.are_deterministic_algorithms_enabled()
 
 
-@pytest.mark.parametrize("name", modes._ALLOCATOR)
+@pytest.mark.parametrize("name", ranks._ALLOCATOR)
 def test_the_allocator_is_set_unless_the_user_has_set_it(monkeypatch, name):
-    for one in modes._ALLOCATOR:
+    for one in ranks._ALLOCATOR:
         monkeypatch.delenv(one, raising=False)
     expand_segments()
-    assert os.environ.pop(modes._ALLOCATOR[0]) == "expandable_segments:True"
+    assert os.environ.pop(ranks._ALLOCATOR[0]) == "expandable_segments:True"
     monkeypatch.setenv(name, "max_split_size_mb:64")
     expand_segments()
-    assert [os.environ.get(one) for one in modes._ALLOCATOR if one != name] == [None]
+    assert [os.environ.get(one) for one in ranks._ALLOCATOR if one != name] == [None]
     assert os.environ[name] == "max_split_size_mb:64"
 
 
 def test_a_gpu_without_a_number_is_the_present_one(monkeypatch):
     chosen = []
     monkeypatch.setattr(torch._C, "_cuda_setDevice", chosen.append, raising=False)
-    monkeypatch.setenv(modes._ALLOCATOR[0], "")
+    monkeypatch.setenv(ranks._ALLOCATOR[0], "")
     for name in ("cuda", "cuda:1"):
         use_gpu(torch.device(name))
     assert chosen == [1]

@@ -9,9 +9,9 @@ from axe import NO_AXE, WIDTHS, violations
 from browser import MISSING, browser
 
 from treenet.cli.report import main
-from treenet.report import live as module
+from treenet.report import run_sections as module
 from treenet.report.build import write_report
-from treenet.report.live import Live, watch
+from treenet.report.run_sections import Live, watch
 from treenet.report.settings import ReportSettings
 from treeproc.common.settings import UserError
 

@@ -94,7 +94,7 @@ def test_padding_is_counted_as_it_is(data, tmp_path):
 def test_freed_memory_stays_with_the_process():
     code = """
 import resource, torch
-from treenet.training.modes import keep_freed_memory
+from treenet.training.ranks import keep_freed_memory
 
 def held():
     return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
@@ -115,7 +115,7 @@ def test_few_kernels_of_products_are_kept(chosen, kept):
     """After a hundred other shapes, the kernel of the first shape is made again, unless the user has chosen a larger cache."""
     code = """
 import torch
-from treenet.training.modes import bound_kernel_cache
+from treenet.training.ranks import bound_kernel_cache
 
 bound_kernel_cache()
 for rows in [*range(33, 133), 33]:

@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
     refuse_relative_in_job({"--out": args.out, **{f"runs: {run}": as_path(run) for run in settings.runs}})
     with loading():
         from treenet.report.build import write_report  # here, as below, because it loads PyTorch and matplotlib
-        from treenet.report.live import Live, watch
+        from treenet.report.run_sections import Live, watch
 
     def make(live: Live | None) -> Path:
         page, numbers, *figures = write_report(settings, args.out, tell if live is None else lambda line: None, live)

@@ -16,8 +16,7 @@ from treenet.config.models import (
     TreeAttentionConfig,
     TreeRegConfig,
 )
-from treenet.config.sampling import SamplingConfig
-from treenet.config.tasks import ClassifierConfig, MaskedLMConfig
+from treenet.config.tasks import ClassifierConfig, MaskedLMConfig, SamplingConfig
 from treenet.config.training import (
     MAY_CHANGE,
     OPERATIONAL,

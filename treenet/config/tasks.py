@@ -1,4 +1,4 @@
-"""The names of tasks, and the settings that single tasks have."""
+"""The names of tasks, the settings that single tasks have, and those of other forms of the training examples."""
 
 from typing import Literal, Self
 
@@ -66,3 +66,42 @@ class MaskedLMConfig(Settings):
         if self.mask + self.random > 1:
             raise ValueError(f"mask + random must be at most 1, but is {self.mask + self.random:g}")
         return self
+
+
+class SamplingConfig(Settings):
+    """Other forms of the training examples in every epoch. Validation, scoring and translation read the data as they are."""
+
+    bpe_dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="probability that a merge is skipped when a word is cut into pieces (BPE-dropout; Provilkov et al., 2020); "
+        "0: the pieces of the data set",
+    )
+    sides: Literal["both", "source", "target"] = Field(
+        "both", description="sides with bpe_dropout. 'source': the side that models read; 'target': the side that they write"
+    )
+
+    shuffle_distance: int = Field(
+        0, ge=0, le=1000, description="places that a source word moves at most (Lample et al., 2018); its tree stays; 0: none"
+    )
+    word_dropout: float = Field(
+        0.0, ge=0, lt=1, description="probability that a source word is left out, and its place in the tree"
+    )
+    word_mask: float = Field(0.0, ge=0, lt=1, description="probability that a source word becomes one unknown piece")
+
+    @model_validator(mode="after")
+    def _check_sides(self) -> Self:
+        if self.sides != "both" and not self.bpe_dropout:
+            raise ValueError(f"sides = '{self.sides}' needs bpe_dropout, for example 0.1, but it is 0")
+        return self
+
+    @property
+    def has_noise(self) -> bool:
+        """Return whether source words move, are left out or become unknown."""
+        return bool(self.shuffle_distance or self.word_dropout or self.word_mask)
+
+    @property
+    def is_off(self) -> bool:
+        """Return whether training reads the examples as they are."""
+        return not (self.bpe_dropout or self.has_noise)

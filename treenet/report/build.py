@@ -30,11 +30,10 @@ from treenet.report.example_sections import (
 from treenet.report.figures import draw_tree, run_colors, save_chart, save_figure, style
 from treenet.report.inside_sections import draw_attention, probes_name, show_attention, show_encoder, show_probes
 from treenet.report.lines import collect_lines, score_frequencies
-from treenet.report.live import Live, show_live
 from treenet.report.markup import code, paragraph, tag
 from treenet.report.report_inputs import Missing, ReportRun, own_index, read_report_inputs
 from treenet.report.report_model import Inside, Page, Report, Scored, report_numbers
-from treenet.report.run_sections import read_making, show_curves, show_making, show_runs
+from treenet.report.run_sections import Live, read_making, show_curves, show_live, show_making, show_runs
 from treenet.report.score_sections import draw_scores, show_ablations, show_scores
 from treenet.report.sentence_views import View, build_views, choose_examples, lay_out
 from treenet.report.settings import ReportSettings

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from treenet.runs.checkpoint import INITIAL, META, checkpoint_folders, checkpoint_step, is_checkpoint_name, remove_checkpoint
-from treenet.runs.packed_run import is_packed_run, unpack_run
+from treenet.runs.run_folder import is_packed_run, unpack_run
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_output, cache_folder, file_lock, locked, remove_leftovers
 from treeproc.common.folder_kinds import CONFIG, RESULTS, claim_folder
 from treeproc.common.messages import warn

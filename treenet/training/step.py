@@ -28,7 +28,6 @@ from treenet.tasks.base import Task
 from treenet.tasks.losses import LossSums
 from treenet.training.gradients import FlatGradient, MustRepeat, OverlappedSums, add_gradients_by_row
 from treenet.training.micro_batches import MicroBatches, RankBatch, StepInputs, StepSeeds
-from treenet.training.modes import recompute_layers
 from treenet.training.optimizer import (
     LossScale,
     MovingAverage,
@@ -38,7 +37,7 @@ from treenet.training.optimizer import (
     rate_factors,
     set_rate,
 )
-from treenet.training.ranks import Ranks, TrainingFailed
+from treenet.training.ranks import Ranks, TrainingFailed, recompute_layers
 from treenet.training.state import REPEATS, PendingResult, StepResult, TrainState, is_unsound
 from treeproc.common.settings import UserError
 

@@ -33,9 +33,8 @@ from treenet.tasks.base import Task
 from treenet.training.batch_stream import BatchStream, TrainingData
 from treenet.training.decoded_validation import DecodedValidation
 from treenet.training.micro_batches import MicroBatches, RankBatch
-from treenet.training.modes import bound_kernel_cache, deterministic_mode, expand_segments, keep_freed_memory, peak_memory
 from treenet.training.optimizer import frozen_names
-from treenet.training.ranks import Ranks
+from treenet.training.ranks import Ranks, bound_kernel_cache, deterministic_mode, expand_segments, keep_freed_memory, peak_memory
 from treenet.training.state import StepResult, Stopwatch, TrainState, is_finished
 from treenet.training.step import TrainStep, Updates
 from treeproc.common.messages import Progress, phase
