@@ -80,7 +80,7 @@ _SETTINGS = {
     "train_parser": "treeproc.extras.parser_training.config.TrainParserConfig",
     "evaluate": "treenet.evaluation.evaluate.EvaluateSettings",
     "translate": "treenet.translation.line_translator.TranslateSettings",
-    "probe": "treenet.probing.probe_tasks.ProbeSettings",
+    "probe": "treenet.probing.inputs.ProbeSettings",
     "report": "treenet.report.report_inputs.ReportSettings",
     "scaling": "treenet.experiments.scaling_report.ScalingConfig",
     "compare_seeds": "treenet.experiments.seeds.SeedsConfig",

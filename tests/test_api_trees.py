@@ -27,7 +27,7 @@ from treenet.models import VocabSizes
 from treenet.models.encoders.base import PieceEmbedding
 from treenet.models.encoders.tree import TreeEncoder as BatchEncoder
 from treenet.models.registry import names_for
-from treenet.probing.probe_tasks import build_probe_task
+from treenet.probing.inputs import build_probe_task
 from treenet.runs.averaging import choose_checkpoints
 from treenet.runs.precision import computing_in
 from treeproc.readers import read_rows

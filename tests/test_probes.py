@@ -26,17 +26,21 @@ from treenet.data.input_kinds import LEAVES, TREES, InputKind
 from treenet.jobs.train_run import run_training
 from treenet.probing import probe_run as probing
 from treenet.probing.inputs import (
+    OTHER,
+    UNSEEN,
     ProbeInputs,
+    bin_values,
+    build_probe_task,
     collect_states,
     encode_layers,
     exchange,
     exchangeable_pairs,
+    frequent_classes,
     leaf_states,
     num_layers,
 )
 from treenet.probing.probe_results import format_probes, table_rows
 from treenet.probing.probe_run import Examples, fit, probe_run, scores, train_probe
-from treenet.probing.probe_tasks import OTHER, UNSEEN, bin_values, build_probe_task, frequent_classes
 from treenet.probing.sentences import choose_sentences, read_syntax
 from treenet.probing.settings import ProbeSettings
 from treenet.report.build import write_report

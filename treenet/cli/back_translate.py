@@ -269,7 +269,7 @@ def main(argv: Sequence[str]) -> None:
     config = load_settings(BackTranslateConfig, args.config, args.overrides)
     paths = {"--out": args.out, "data": config.data, "run": config.run} | {f"text.{i}": p for i, p in enumerate(config.text)}
     paths |= {f"translate.ensemble.{i}": path for i, path in enumerate(config.translate.ensemble)}
-    refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
+    refuse_relative_in_job(paths)
     out = args.out.absolute()
     claim_folder(out, BACK_TRANSLATION, BackTranslateConfig)
     out.mkdir(parents=True, exist_ok=True)

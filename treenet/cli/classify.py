@@ -37,9 +37,8 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("phrases: are only in JSON; add --json")
     source = settings.input if settings.input or settings.trees else STDIN
     paths = {"--out": args.out, "input": settings.input, "trees": settings.trees, "output": settings.output}
-    if not checkpoint_names(settings.checkpoint):
-        paths["checkpoint"] = as_path(settings.checkpoint)
-    refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
+    paths["checkpoint"] = None if checkpoint_names(settings.checkpoint) else as_path(settings.checkpoint)
+    refuse_relative_in_job(paths)
     with loading():
         from treenet.evaluation.line_classifier import LineClassifier  # here, as below, because it loads PyTorch
         from treenet.translation.translate_job import answer_lines, translate_lines

@@ -67,10 +67,8 @@ def main(argv: Sequence[str]) -> None:
     source, out = as_path(runs[0]), Path(args.out)
     if source.resolve() == out.resolve():
         raise UserError(f"--out must be another folder than RUN, which it would replace, but both are {source}")
-    paths = {"RUN": source, "--out": out}
-    if not checkpoint_names(settings.checkpoint):
-        paths["checkpoint"] = as_path(settings.checkpoint)
-    refuse_relative_in_job(paths)
+    own = None if checkpoint_names(settings.checkpoint) else as_path(settings.checkpoint)
+    refuse_relative_in_job({"RUN": source, "--out": out, "checkpoint": own})
     with loading():
         from treenet.extras.export.ctranslate2_files import export_ctranslate2  # here, as below, because it loads PyTorch
         from treenet.extras.export.onnx_files import export_onnx

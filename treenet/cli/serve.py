@@ -26,10 +26,8 @@ def main(argv: Sequence[str]) -> None:
         require(package, "a server")
     out = given_run(args)
     settings = load_settings(ServeSettings, args.config, args.overrides)
-    paths = {"--out": out, "token_file": settings.token_file}
-    if not checkpoint_names(settings.checkpoint):
-        paths["checkpoint"] = as_path(settings.checkpoint)
-    refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
+    own = None if checkpoint_names(settings.checkpoint) else as_path(settings.checkpoint)
+    refuse_relative_in_job({"--out": out, "token_file": settings.token_file, "checkpoint": own})
     with loading():
         from treenet.extras.serving.server import serve_run  # here, because it loads Ray and PyTorch
 

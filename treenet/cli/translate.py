@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> None:
     paths = {"--out": out, "input": settings.input, "trees": settings.trees, "score": settings.score, **constraints}
     paths |= {"output": settings.output} | {f"ensemble.{i}": path for i, path in enumerate(settings.ensemble)}
     paths |= {f"checkpoint {name}": as_path(name) for name in settings.checkpoints if not checkpoint_names(name)}
-    refuse_relative_in_job({name: path for name, path in paths.items() if path is not None})
+    refuse_relative_in_job(paths)
     if args.interactive and (asked_for := _not_interactive(settings)):
         raise UserError(f"--interactive reads lines that you type, and shows text; leave out {', '.join(asked_for)}")
     typed = source is STDIN and sys.stdin is not None and sys.stdin.isatty()

@@ -25,9 +25,7 @@ def dry_run(config: TrainConfig, out: AnyPath | None) -> str:
     The probe begins with the batch that needs the most memory, as every run does. It ends with one validation and one checkpoint.
     Raises UserError as the run would.
     """
-    refuse_relative_in_job(
-        {"data": config.data, **({"init": config.init} if config.init else {}), **({"--out": out} if out else {})}
-    )
+    refuse_relative_in_job({"data": config.data, "init": config.init, "--out": out})
     job = check_job(config)
     done = RunMirror(out).last_step() if out else 0
     # Near --out: on a cluster, all nodes see that place.

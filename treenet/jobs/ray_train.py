@@ -39,6 +39,7 @@ from treenet.tasks.registry import build_task
 from treenet.training.ranks import Ranks, TrainingFailed
 from treenet.training.trainer import TrainOutcome, train
 from treeproc.common.command_line import describe_refusal
+from treeproc.common.errors import first_line
 from treeproc.common.files import locked
 from treeproc.common.messages import Progress, phase, tell, warn
 from treeproc.common.provenance import Meter
@@ -114,8 +115,8 @@ def _fit_with_restarts(
             failures = 1 if reached > before else failures + 1
             if failures > MAX_FAILURES:
                 raise
-            what = f"worker {lost[0][0]} failed: {_one_line(lost[0][1])}" if lost else f"training failed: {_one_line(error)}"
-            warn(f"warning: {what}; new workers continue from step {reached}")
+            what, failure = (f"worker {lost[0][0]}", lost[0][1]) if lost else ("training", error)
+            warn(f"warning: {what} failed: {first_line(failure)[:200]}; new workers continue from step {reached}")
             follow.begin(_RESTARTING)
 
 
@@ -171,11 +172,6 @@ def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path, follow: "_Foll
     if not given or outcome.get("node_ends"):
         room.give_back()
     return outcome
-
-
-def _one_line(error: BaseException) -> str:
-    """Return the first line of Ray's message. Its logs have the rest."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 class _Follow:

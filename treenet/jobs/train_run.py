@@ -90,7 +90,7 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
     """
     encoder = config.model.pretrained.folder
     others = {"init": config.init, "model.pretrained.folder": encoder, "frozen_states": config.frozen_states}
-    refuse_relative_in_job({"data": config.data, **{name: path for name, path in others.items() if path}, "--out": out})
+    refuse_relative_in_job({"data": config.data, **others, "--out": out})
     out = out.resolve()
     claim_folder(out, RUN, TrainConfig)
     check_loggers(config, out)

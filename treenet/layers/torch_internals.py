@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from treeproc.common.errors import first_line
 from treeproc.common.messages import warn
 
 # Decorator of a function that torch.compile must leave as it is. The public one loads the compiler at once.
@@ -107,8 +108,7 @@ class CompiledOnGpu:
                 return compiled(self._function)(x, *arguments)
         except TorchDynamoException as error:
             self._failed = True
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            warn(f"warning: {self._function.__name__} runs slower, because it is not compiled: {reason}")
+            warn(f"warning: {self._function.__name__} runs slower, because it is not compiled: {first_line(error)}")
             return self._function(x, *arguments)
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 
 from treenet.config import TrainConfig
 from treenet.loggers.content import LOGGERS, RunContent, RunIdentity, RunReader, identify, read_identity
-from treeproc.common.errors import UserError
+from treeproc.common.errors import UserError, first_line
 from treeproc.common.extras import describe_missing, require
 from treeproc.common.files import file_lock
 from treeproc.common.messages import warn
@@ -189,7 +189,7 @@ class Feed:
             yield
         except (Exception, SystemExit) as error:
             known = describe_missing(error) if isinstance(error, ModuleNotFoundError) else None
-            self._warn(_public(known or (str(error).strip() or type(error).__name__).splitlines()[0]))
+            self._warn(_public(known or first_line(error)))
 
     def _warn(self, fault: str) -> None:
         if not self._fault:

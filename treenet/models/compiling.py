@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.fx.experimental._config as shapes_config
 
+from treeproc.common.errors import first_line
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 
@@ -83,8 +84,7 @@ class Compiled:
             self._tell()
         except TorchDynamoException as error:
             self._failed = True
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            warn(f"warning: PyTorch cannot compile the model, which runs slower: {reason}")
+            warn(f"warning: PyTorch cannot compile the model, which runs slower: {first_line(error)}")
         return self._method(*arguments)
 
     def _tell(self) -> None:

@@ -25,7 +25,7 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.layers.dropout import Dropout, mix
 from treenet.layers.linear import build_linear
-from treeproc.common.errors import UserError, one_line
+from treeproc.common.errors import UserError, first_line, one_line
 from treeproc.common.extras import require
 from treeproc.common.files import read_json
 from treeproc.common.storage import AnyPath
@@ -224,7 +224,7 @@ def load_pretrained(leaves: PretrainedLeaves, folder: Path) -> None:
     except MemoryError:
         raise
     except Exception as error:  # transformers and safetensors raise any kind on damaged files
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = first_line(error)
         raise UserError(f"model.pretrained.folder: cannot read the weights of {folder}: {reason[:200]}") from None
     finally:
         logging.set_verbosity(verbosity)

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from treenet.probing.inputs import EMBEDDINGS, ProbeInputs, States, collect_states, num_layers
+from treenet.probing.inputs import EMBEDDINGS, ProbeInputs, ProbeTask, States, build_probe_task, collect_states, num_layers
 from treenet.probing.probe_results import draw_layers, figure_name, read_probes
-from treenet.probing.probe_tasks import ProbeTask, build_probe_task
 from treenet.probing.sentences import choose_sentences, has_arcs
 from treenet.probing.settings import ARC_TASKS, PROBE_TASKS, ProbeSettings, TaskName
 from treenet.runs.loading import UNTRAINED, LoadedModel, load_model

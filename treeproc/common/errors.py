@@ -37,6 +37,11 @@ class CommandEnded(Exception):
         self.status = status
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message; the name of its class where there is none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def one_line(text: str, most: int = MOST_CHARACTERS) -> str:
     """Return text of any length and any characters as one printable line of at most `most` characters."""
     text = without_credentials(text)

@@ -275,15 +275,15 @@ def _is_settings(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Settings)
 
 
-def refuse_relative_in_job(paths: Mapping[str, AnyPath]) -> None:
+def refuse_relative_in_job(paths: Mapping[str, AnyPath | None]) -> None:
     """Refuse relative paths in a job of `ray job submit`, whose working folder is a temporary copy that is lost.
 
-    Raises UserError for the first of the named paths that is relative.
+    Raises UserError for the first of the named paths that is relative. None stands for a path that is not set.
     """
     if not in_submitted_job():
         return
     for name, path in paths.items():
-        if not path.is_absolute():
+        if path is not None and not path.is_absolute():
             raise UserError(
                 f"{name} must be an absolute path in a submitted job, but is {path}: "
                 "a job runs in a temporary copy of the working folder"
