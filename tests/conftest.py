@@ -35,6 +35,8 @@ _messages = messages_shown()
 _messages.__enter__()
 logging.getLogger("treeproc").setLevel(logging.WARNING)
 logging.getLogger("treeproc.common.messages").setLevel(logging.INFO)
+# pytest listens to loggers that do not propagate. This one describes each step of a compilation as soon as anybody listens.
+logging.getLogger("torch.__trace").propagate = True
 # Ray's workers are nice to other processes, and get next to nothing where these are busy.
 os.environ.setdefault("RAY_worker_niceness", "0")
 # A shell's background jobs ignore Ctrl-C, and so do the processes that they start; tests that interrupt a process need it.
