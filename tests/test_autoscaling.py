@@ -14,10 +14,6 @@ import pytest
 import yaml
 from search_runs import write_run, write_vocabulary
 from toydata import write_toy_data
-from toyruns import make_config
-
-from treenet.jobs.train_run import run_training
-from treeproc.common.settings import UserError
 
 pytestmark = pytest.mark.slow
 
@@ -105,13 +101,3 @@ def test_a_server_grows_the_cluster_and_gives_it_back(data, tmp_path):
     result = run_job("serving", tmp_path, data, {})
     grows_and_shrinks(result["nodes"], most=2)
     assert "needs 2 CPUs, the cluster has 0, waiting for nodes since" in result["said"]
-
-
-def test_ray_of_this_machine_refuses_more_workers_than_cpus(data, tmp_path, one_core_of_ray):
-    import ray
-
-    try:
-        with pytest.raises(UserError, match=r"workers = 1000 need as many CPUs, but Ray on this machine has \d+; lower workers"):
-            run_training(make_config(data, "workers=1000"), tmp_path / "run")
-    finally:
-        ray.shutdown()

@@ -167,13 +167,6 @@ def test_a_line_by_itself_has_no_partner(data, tmp_path):
         LineEncoder(tmp_path / "out", given_trees=True)
 
 
-def test_ray_gives_the_same_bytes(data, tmp_path, one_core_of_ray):
-    shuffled(data, tmp_path / "here")
-    shuffled(data, tmp_path / "ray", workers=None)
-    for path in sorted((tmp_path / "here" / "encoded").glob("*.arrow")):
-        assert path.read_bytes() == (tmp_path / "ray" / "encoded" / path.name).read_bytes()
-
-
 def slow_donors(ids: list[int], lengths: list[int], seed: int, shapes: list | None = None) -> list[int]:
     """From the definition: the lines of a length in the order of their hashes, each with the place of the next one.
 

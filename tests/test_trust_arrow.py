@@ -1,6 +1,5 @@
 """Arrow files of others never execute code, and take no more memory than they have bytes."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import ray.data  # registers extension types that unpickle
+import ray.data  # noqa: F401 (registers extension types that unpickle)
 from hostile_files import HOSTILE_FORMS, first_record, hostile, ipc, make_job, one_line, put, read_table, with_column
 from toydata import write_toy_data
 
 from treenet.data.examples import ExampleSource
-from treeproc.common.ray_session import start_ray
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe
 from treeproc.shards.arrow_file import BadArrowFile, read_arrow
@@ -21,10 +19,6 @@ from treeproc.shards.lengths import read_lengths
 from treeproc.shards.rows import column_views, ipc_bytes, record_batches
 from treeproc.shards.schema import ENCODED_SCHEMA, FULL_ENCODED_SCHEMA, LENGTHS_SCHEMA, STAGE_SCHEMAS, TEXT_SCHEMA, select
 from treeproc.shards.shard import Shard
-from treeproc.stages import ray_job
-from treeproc.stages.encode import EncodeShard
-from treeproc.stages.inputs import TreeConfig
-from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.verify import verify
 
 pytestmark = pytest.mark.slow
@@ -64,37 +58,6 @@ def test_no_reader_of_a_shard_runs_its_pickles(form, data, tmp_path):
     put(data / "text", name, hostile(table, "source", form, marker))
     with pytest.raises(UserError, match="column source must be string, but is the extension type"):
         Shard(data / "text", first_record(data / "text"))
-    assert not marker.exists()
-
-
-def test_no_ray_worker_runs_the_pickles_of_a_shard(job, tmp_path, one_core_of_ray):
-    """The encode stage in an actor, as preprocess.py runs it, and the reader of training in a worker."""
-    form = HOSTILE_FORMS[0]  # readers know no other way for the others
-    data, marker = tmp_path / "data", tmp_path / "marker"
-    shutil.copytree(job, data)
-    text, parsed = first_record(data / "text"), first_record(data / "parsed")
-    put(data / "parsed", parsed.name, hostile(read_table(data / "parsed" / parsed.name), "parse_status", form, marker))
-    jobs = [{"text": text, "parsed": first_record(data / "parsed"), "fingerprint": "x"}]
-    arguments = {"data": data, "tree": TreeConfig(tree_source="balanced"), "base": None}
-    with pytest.raises(UserError) as error:
-        list(ray_job.run_shards(EncodeShard, arguments, jobs, folder=data / "encoded"))
-    message = "column parse_status must be string, but is the extension type ray.data.arrow_pickled_object"
-    one_line(error.value, parsed.name, message)
-    with pytest.raises(UserError, match="column parse_status must be string"):
-        preprocess(PreprocessConfig(parsed=data, tree=TreeConfig(tree_source="left")), tmp_path / "other")
-
-    def read_in_worker(folder: Path) -> str:
-        import ray.data  # noqa: F401
-
-        try:
-            ExampleSource(folder, "train")
-        except UserError as error:
-            return str(error)
-
-    encoded = data / "encoded"
-    put(encoded, parsed.name, hostile(read_table(encoded / parsed.name), "leaves", form, marker))
-    start_ray()
-    one_line(ray.get(ray.remote(num_cpus=0)(read_in_worker).remote(encoded)), "column leaves must be", "extension type")
     assert not marker.exists()
 
 

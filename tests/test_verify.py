@@ -257,30 +257,6 @@ def test_wrong_trees_of_the_target_side_are_named(job, tmp_path):
     }
 
 
-def test_processes_and_ray_find_the_same_in_the_same_order(job, tmp_path, monkeypatch, one_core_of_ray):
-    """Damage in the first shards of all stages, rows that are wrong though their hash is right, and lines in the wrong order."""
-    data = tmp_path / "data"
-    shutil.copytree(job[1], data)
-    for stage in ("text", "parsed", "encoded"):
-        flipped, cut, missing, swapped = sorted((data / stage).glob("train-*.arrow"))[:4]
-        flipped.write_bytes(flipped.read_bytes()[:-9] + b"?" + flipped.read_bytes()[-8:])
-        cut.write_bytes(cut.read_bytes()[:-100])
-        missing.unlink()
-        index = json.loads((data / stage / "index.json").read_bytes())
-        later = index["shards"][5]
-        record = index["shards"][3] | {name: later[name] for name in ("rows", "bytes", "sha256")}
-        swapped.write_bytes((data / stage / later["name"]).read_bytes())
-        swapped.with_suffix(".json").write_bytes(json_bytes(record))
-        index["shards"][3] = record
-        (data / stage / "index.json").write_bytes(json_bytes(index))
-    here = [str(problem) for problem in verify(data).problems]
-    assert sum("example_id does not rise" in one for one in here) == 3 and len(here) == 12
-    monkeypatch.setattr("treeproc.verify._FEW_ROWS", 0)
-    assert [str(problem) for problem in verify(data).problems] == here
-    run = run_installed_here("verify", data, "--ray")
-    assert run.returncode == 2 and run.stdout.splitlines()[:-1] == here, run.stderr
-
-
 def test_a_process_that_is_killed_is_one_line(job, monkeypatch):
     monkeypatch.setattr("treeproc.verify._FEW_ROWS", 0)
     monkeypatch.setattr(shard_verifier, "_run", kill_this_process)

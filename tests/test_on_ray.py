@@ -1,4 +1,4 @@
-"""The text stage of whole jobs: on a real Ray to the bytes of one process, killed, and begun again without reading."""
+"""Jobs on a real Ray, which starts once for all of them: the bytes of one process, killed, and begun again."""
 
 import gzip
 import json
@@ -12,15 +12,28 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import ray
+from commands import run_installed_here
+from hostile_files import HOSTILE_FORMS, first_record, hostile, make_job, one_line, put, read_table
 from moto_store import s3_server
+from test_shuffled_trees import data as to_shuffle  # noqa: F401
+from test_shuffled_trees import shuffled
 from tiny_tokenizers import write_tokenizer
+from toydata import write_toy_data
+from toyruns import make_config
 
+from treenet.data.examples import ExampleSource
+from treenet.jobs.train_run import run_training
+from treeproc.common.files import json_bytes
 from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError
 from treeproc.common.storage import as_path
 from treeproc.stages import ray_job, run_jobs, text_stage, text_work
+from treeproc.stages.encode import EncodeShard
+from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.stages.text_blocks import CheckBlock
+from treeproc.verify import verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -200,6 +213,79 @@ def test_the_old_stage_of_a_data_set_without_a_note_is_kept(inputs, tmp_path):
     (out / "text" / "inputs.json").unlink()
     preprocess(config, out)
     assert contents(out) == before and all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
+
+
+def test_verify_finds_the_same_in_the_same_order_in_processes_and_on_ray(tmp_path, monkeypatch, one_core_of_ray):
+    """Damage in the first shards of all stages, rows that are wrong though their hash is right, and lines in the wrong order."""
+    for side in ("en", "de"):
+        (tmp_path / side).write_text("".join(f"The cat number {i} sees a dog .\n" for i in range(24)))
+    values = {
+        "splits": {"train": {"source": [tmp_path / "en"], "target": [tmp_path / "de"]}}, "parser": {"name": "words"},
+        "subwords": {"vocab_size": 300}, "rows_per_shard": 4, "workers": 0,
+    }  # fmt: skip
+    data = tmp_path / "data"
+    preprocess(PreprocessConfig.model_validate(values), data)
+    for stage in ("text", "parsed", "encoded"):
+        flipped, cut, missing, swapped = sorted((data / stage).glob("train-*.arrow"))[:4]
+        flipped.write_bytes(flipped.read_bytes()[:-9] + b"?" + flipped.read_bytes()[-8:])
+        cut.write_bytes(cut.read_bytes()[:-100])
+        missing.unlink()
+        index = json.loads((data / stage / "index.json").read_bytes())
+        later = index["shards"][5]
+        record = index["shards"][3] | {name: later[name] for name in ("rows", "bytes", "sha256")}
+        swapped.write_bytes((data / stage / later["name"]).read_bytes())
+        swapped.with_suffix(".json").write_bytes(json_bytes(record))
+        index["shards"][3] = record
+        (data / stage / "index.json").write_bytes(json_bytes(index))
+    here = [str(problem) for problem in verify(data).problems]
+    assert sum("example_id does not rise" in one for one in here) == 3 and len(here) == 12
+    monkeypatch.setattr("treeproc.verify._FEW_ROWS", 0)
+    assert [str(problem) for problem in verify(data).problems] == here
+    run = run_installed_here("verify", data, "--ray")
+    assert run.returncode == 2 and run.stdout.splitlines()[:-1] == here, run.stderr
+
+
+def test_shuffled_trees_have_the_same_bytes(to_shuffle, tmp_path, one_core_of_ray):  # noqa: F811
+    shuffled(to_shuffle, tmp_path / "here")
+    shuffled(to_shuffle, tmp_path / "ray", workers=None)
+    for path in sorted((tmp_path / "here" / "encoded").glob("*.arrow")):
+        assert path.read_bytes() == (tmp_path / "ray" / "encoded" / path.name).read_bytes()
+
+
+def test_no_ray_worker_runs_the_pickles_of_a_shard(tmp_path, one_core_of_ray):
+    """The encode stage in an actor, as preprocess.py runs it, and the reader of training in a worker."""
+    form = HOSTILE_FORMS[0]  # readers know no other way for the others
+    data, marker = make_job(tmp_path), tmp_path / "marker"
+    text, parsed = first_record(data / "text"), first_record(data / "parsed")
+    put(data / "parsed", parsed.name, hostile(read_table(data / "parsed" / parsed.name), "parse_status", form, marker))
+    jobs = [{"text": text, "parsed": first_record(data / "parsed"), "fingerprint": "x"}]
+    arguments = {"data": data, "tree": TreeConfig(tree_source="balanced"), "base": None}
+    with pytest.raises(UserError) as error:
+        list(ray_job.run_shards(EncodeShard, arguments, jobs, folder=data / "encoded"))
+    message = "column parse_status must be string, but is the extension type ray.data.arrow_pickled_object"
+    one_line(error.value, parsed.name, message)
+    with pytest.raises(UserError, match="column parse_status must be string"):
+        preprocess(PreprocessConfig(parsed=data, tree=TreeConfig(tree_source="left")), tmp_path / "other")
+
+    def read_in_worker(folder: Path) -> str:
+        import ray.data  # noqa: F401
+
+        try:
+            ExampleSource(folder, "train")
+        except UserError as error:
+            return str(error)
+
+    encoded = data / "encoded"
+    put(encoded, parsed.name, hostile(read_table(encoded / parsed.name), "leaves", form, marker))
+    ray_job.start_ray()
+    one_line(ray.get(ray.remote(num_cpus=0)(read_in_worker).remote(encoded)), "column leaves must be", "extension type")
+    assert not marker.exists()
+
+
+def test_more_workers_than_cores_are_refused(tmp_path, one_core_of_ray):
+    config = make_config(write_toy_data(tmp_path / "data"), "workers=1000")
+    with pytest.raises(UserError, match="workers = 1000 need as many CPUs, but Ray on this machine has 1; lower workers"):
+        run_training(config, tmp_path / "run")
 
 
 LARGE = """
