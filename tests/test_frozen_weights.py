@@ -162,10 +162,10 @@ def test_missing_frozen_weights_are_named_and_the_training_command_writes_them_a
     (tmp_path / "lines.txt").write_text("We know\n")
     for options in (["classify.py", f"input={tmp_path / 'lines.txt'}"], ["evaluate.py"], ["serve.py"]):
         done = run_here(options[0], "--out", str(tmp_path / "run"), *options[1:])
-        assert done.returncode == 2 and line in done.stderr and "run the training command" in done.stderr, done.stderr
+        assert done.returncode == 2 and line in done.stderr and "repeat its training command" in done.stderr, done.stderr
     (tmp_path / "run" / "averaged" / "meta.json").unlink()
     done = run_here("average_checkpoints.py", "--out", str(tmp_path / "run"))
-    assert done.returncode == 2 and "its frozen weights are in" in done.stderr and "training command" in done.stderr
+    assert done.returncode == 2 and "its frozen weights are in" in done.stderr and "repeat its training command" in done.stderr
     done = run_here("train.py", "--config", str(tmp_path / "config.yaml"), "--out", str(tmp_path / "run"))
     assert done.returncode == 0 and "missing or damaged; writing it again" in done.stderr, done.stderr
     for name in ("initial", "averaged"):

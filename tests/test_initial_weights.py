@@ -308,8 +308,11 @@ def damaged(run: Path, folder: Path) -> Path:
 
 
 def test_unreadable_initial_weights_give_one_line(data, other_data, run, tmp_path):
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "config.yaml").write_text("grid: {seeds: [1]}\n")
     for init, message in (
         (tmp_path / "none", "init: .*none is not a run: config.yaml is missing"),
+        (tmp_path / "study", "init: .*study is not a run: run.json is missing"),
         (run / "checkpoints" / "step_00000009", "step_00000009/model.safetensors is missing; .*there are: 1, 2"),
         (damaged(run, tmp_path / "damaged"), "averaged is damaged"),
     ):

@@ -147,7 +147,9 @@ def find_fault_of_frozen(folder: Path) -> str | None:
 def check_frozen(folder: Path) -> None:
     """Raise UserError if the frozen weights of a checkpoint or an average are missing or damaged."""
     if fault := find_fault_of_frozen(folder):
-        raise UserError(f"{folder}: {fault}; copy that folder back, or run the training command of the run, which writes it")
+        raise UserError(
+            f"{folder}: {fault}; copy that folder from a copy of the run, or repeat its training command, which writes it"
+        )
 
 
 def frozen_weights(meta: Mapping) -> list[str]:

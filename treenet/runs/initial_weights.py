@@ -139,8 +139,8 @@ def split_init(init: AnyPath) -> tuple[AnyPath, str]:
 def _write_initial(config: TrainConfig, init: AnyPath, sizes: Mapping, target: Path, needed: str | None) -> dict:
     """Write the folder `target`, with all weights of the new model. Returns the content of its meta.json."""
     run, checkpoint = split_init(init)
-    if not (run / "config.yaml").is_file():
-        raise UserError(f"init: {run} is not a run: config.yaml is missing; give the --out folder of a training command")
+    if missing := next((name for name in ("config.yaml", "run.json") if not (run / name).is_file()), None):
+        raise UserError(f"init: {run} is not a run: {missing} is missing; give the --out folder of a training command")
     task = build_task(config)
     own = Vocabularies(config.data, sizes["vocab_fingerprint"], sizes)
     with read_run(run, *checkpoint_names(checkpoint)) as local:
