@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from toydata import write_toy_data
 
-from treenet.analysis.random_trees import random_spans, with_random_tree
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.data.batch import collate
 from treenet.data.splits import read_references, read_split
 from treenet.evaluation import evaluate as evaluation
-from treenet.evaluation.evaluate import evaluate_run, translate_split
+from treenet.evaluation.evaluate import evaluate_run, random_spans, translate_split, with_random_tree
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.extras.learned_metrics import bertscore
 from treenet.jobs.train_run import run_training

@@ -16,12 +16,12 @@ from stanza.models.constituency.parse_tree import Tree
 from stanza.models.constituency.trainer import Trainer
 
 from tests.strategies import trees
+from treeproc.extras.parser_training.config import CONSTITUENCY_CONSTANTS as FIXED
+from treeproc.extras.parser_training.config import ConstituencySettings, FitSettings
 from treeproc.extras.parser_training.constituency import ConstituencyLearner, TaggedTree, build_model, write_vectors
 from treeproc.extras.parser_training.derivations import transitions_of
 from treeproc.extras.parser_training.layers import _LevelLSTM
 from treeproc.extras.parser_training.loop import fit
-from treeproc.extras.parser_training.settings import CONSTITUENCY_CONSTANTS as FIXED
-from treeproc.extras.parser_training.settings import ConstituencySettings, FitSettings
 from treeproc.parsers.shift_reduce import ShiftReduceParser
 from treeproc.parsers.weights import ConstituencyModel
 from treeproc.trees.spans import SpanTree, parents_and_subtree_ends, read_brackets

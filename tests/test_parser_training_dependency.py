@@ -11,10 +11,10 @@ from stanza.models.depparse.data import DataLoader
 from stanza.models.depparse.trainer import unpack_batch
 from torch import nn
 
+from treeproc.extras.parser_training.config import DEPENDENCY_CONSTANTS as FIXED
+from treeproc.extras.parser_training.config import DependencySettings, FitSettings
 from treeproc.extras.parser_training.dependency import DependencyLearner, TagNoise
 from treeproc.extras.parser_training.loop import fit
-from treeproc.extras.parser_training.settings import DEPENDENCY_CONSTANTS as FIXED
-from treeproc.extras.parser_training.settings import DependencySettings, FitSettings
 from treeproc.extras.parser_training.treebank import sentences_in
 from treeproc.parsers.dependency import DependencyParser, supports
 from treeproc.parsers.weights import Weights

@@ -8,8 +8,8 @@ from torch import nn
 
 from treeproc.common.errors import UserError
 from treeproc.extras.parser_training import loop
+from treeproc.extras.parser_training.config import FitSettings
 from treeproc.extras.parser_training.loop import fit
-from treeproc.extras.parser_training.settings import FitSettings
 
 pytestmark = pytest.mark.slow
 

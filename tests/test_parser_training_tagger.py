@@ -12,10 +12,10 @@ from stanza.models.pos.data import Dataset
 from stanza.models.pos.trainer import unpack_batch
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from treeproc.extras.parser_training.config import TAGGER_CONSTANTS as FIXED
+from treeproc.extras.parser_training.config import FitSettings, TaggerSettings
 from treeproc.extras.parser_training.layers import both_ways, dropout, word_vectors
 from treeproc.extras.parser_training.loop import fit
-from treeproc.extras.parser_training.settings import TAGGER_CONSTANTS as FIXED
-from treeproc.extras.parser_training.settings import FitSettings, TaggerSettings
 from treeproc.extras.parser_training.tagger import Source, TaggerLearner, score, tag, with_upos
 from treeproc.extras.parser_training.treebank import Tagged
 from treeproc.parsers.tagger import supports

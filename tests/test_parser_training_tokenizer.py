@@ -9,9 +9,9 @@ import torch
 from stanza.models.tokenization.data import TokenizationDataset
 from stanza.models.tokenization.trainer import Trainer
 
+from treeproc.extras.parser_training.config import TOKENIZER_CONSTANTS as FIXED
+from treeproc.extras.parser_training.config import FitSettings, TokenizerSettings
 from treeproc.extras.parser_training.loop import fit
-from treeproc.extras.parser_training.settings import TOKENIZER_CONSTANTS as FIXED
-from treeproc.extras.parser_training.settings import FitSettings, TokenizerSettings
 from treeproc.extras.parser_training.tokenizer import Spaced, TokenizerLearner, f1, line_of, spans
 from treeproc.parsers.tokenizer import supports
 from treeproc.parsers.weights import Weights

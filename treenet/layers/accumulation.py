@@ -51,12 +51,9 @@ if TYPE_CHECKING:
     from treenet.config import TreeAttentionConfig
 
 
-def replace_nodes(vectors: Tensor, weights: Tensor, embedding: Tensor | None, entries: Entries, num_heads: int) -> Tensor:
-    """Replace the nodes by sums of vectors [B, S, D] with `weights` [W, E], plus `embedding` [B, N, W, K]."""
-    return _ReplaceNodes.apply(vectors, weights, embedding, entries, num_heads)
-
-
 class _ReplaceNodes(torch.autograd.Function):
+    """Replaces the nodes by sums of vectors [B, S, D] with `weights` [W, E], plus `embedding` [B, N, W, K]."""
+
     @staticmethod
     def forward(ctx, vectors: Tensor, weights: Tensor, embedding: Tensor | None, entries: Entries, num_heads: int) -> Tensor:
         leaves = vectors.shape[1] - entries.num_nodes
@@ -274,7 +271,7 @@ class HierarchicalAccumulation(nn.Module):
             pair_weights = sum_pairs(weights, branches)  # [W, Q]
             embedding = self._embed(weights, pair_weights, structure) if self.embeds else None
             entries = torch.cat([weights, pair_weights], dim=1)
-            return replace_nodes(vectors.to(dtype), entries, embedding, branches.entries, self.num_heads).to(given)
+            return _ReplaceNodes.apply(vectors.to(dtype), entries, embedding, branches.entries, self.num_heads).to(given)
 
     def _weigh_branches(self, states: Tensor, branches: BranchMaps) -> Tensor:
         """Return a_ij [W, P]. The rule 'paper' divides a branch by its nodes and the leaf, 'released' by its nodes alone."""

@@ -23,10 +23,10 @@ from stanza.models.constituency_parser import parse_args
 from torch import Tensor, nn
 
 from treeproc.common.files import atomic_output
+from treeproc.extras.parser_training.config import CONSTITUENCY_CONSTANTS as FIXED
+from treeproc.extras.parser_training.config import ConstituencySettings
 from treeproc.extras.parser_training.derivations import Derivations, transition_logits, transitions_of, word_states
 from treeproc.extras.parser_training.layers import word_vectors
-from treeproc.extras.parser_training.settings import CONSTITUENCY_CONSTANTS as FIXED
-from treeproc.extras.parser_training.settings import ConstituencySettings
 from treeproc.parsers.shift_reduce import ShiftReduceParser
 from treeproc.parsers.weights import ConstituencyModel
 from treeproc.shards.rows import edges_of, flatten, ranges

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from treeproc.extras.parser_training.config import DependencySettings
 from treeproc.extras.parser_training.layers import highway, replace_dropout, save_halved, spell, start_words
-from treeproc.extras.parser_training.settings import DependencySettings
 from treeproc.extras.parser_training.treebank import Sentence
 from treeproc.parsers.dependency import DependencyParser
 from treeproc.parsers.tagger import simplify_marks

@@ -20,7 +20,7 @@ from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_output, atomic_write, load_archive, remove_leftovers
 from treeproc.common.messages import Progress
 from treeproc.common.settings import differences
-from treeproc.extras.parser_training.settings import FIT_CONSTANTS, FitSettings
+from treeproc.extras.parser_training.config import FIT_CONSTANTS, FitSettings
 
 CHECKPOINT, METRICS = "checkpoint.pt", "metrics.jsonl"
 _SECONDS_BETWEEN_CHECKPOINTS = 60.0

@@ -24,9 +24,9 @@ from stanza.models.tagger import build_argparse
 from torch import Tensor
 from torch.nn import functional as F
 
+from treeproc.extras.parser_training.config import TAGGER_CONSTANTS as FIXED
+from treeproc.extras.parser_training.config import TaggerSettings
 from treeproc.extras.parser_training.layers import dropout, highway, save_halved, spell, start_words
-from treeproc.extras.parser_training.settings import TAGGER_CONSTANTS as FIXED
-from treeproc.extras.parser_training.settings import TaggerSettings
 from treeproc.extras.parser_training.treebank import Tagged
 from treeproc.parsers.tagger import Tagger
 from treeproc.parsers.weights import Weights

@@ -16,9 +16,9 @@ from stanza.models.tokenizer import build_argparse
 from torch import Tensor
 from torch.nn import functional as F
 
+from treeproc.extras.parser_training.config import TOKENIZER_CONSTANTS as FIXED
+from treeproc.extras.parser_training.config import TokenizerSettings
 from treeproc.extras.parser_training.layers import both_ways, replace_dropout, save_halved
-from treeproc.extras.parser_training.settings import TOKENIZER_CONSTANTS as FIXED
-from treeproc.extras.parser_training.settings import TokenizerSettings
 from treeproc.parsers.tokenizer import LONGEST_TOKEN, Tokenizer
 from treeproc.parsers.weights import Vocabulary, Weights, tensors_of
 
