@@ -66,8 +66,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the long modules, mark quick tests, and leave out the tests of real data where there is none."""
-    # So no process ends long after the others.
-    items.sort(key=lambda item: (not item.get_closest_marker("long"), not item.get_closest_marker("slow")))
+    # So no process ends long after the others. The tests of a module stay together, or its fixtures would be made twice.
+    long, slow = ({item.path for item in items if item.get_closest_marker(mark)} for mark in ("long", "slow"))
+    items.sort(key=lambda item: (item.path not in long, item.path not in slow))
     for item in items:
         if not any(map(item.get_closest_marker, ("slow", "cluster", "data"))):
             item.add_marker("quick")
