@@ -15,7 +15,7 @@ from treenet.cli import export
 from treenet.config import DecodingConfig
 from treenet.data.batch import TreeBatch
 from treenet.extras.export.ctranslate2_files import export_ctranslate2
-from treenet.extras.export.onnx_files import DecoderStep, TreeEncoderStep, with_positions
+from treenet.extras.export.onnx_files import DecoderStep, PlainEncoderStep, TreeEncoderStep, _encoder, _write, with_positions
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.translation.search import search_batch
 from treenet.translation.translate import score_examples, translate_examples
@@ -97,13 +97,13 @@ def open_batch(number: int, run: LoadedRun) -> TreeBatch:
     return batch
 
 
-@pytest.fixture(scope="module", params=["transformer", "tree_transformer"])
-def exported(request, tmp_path_factory) -> tuple[LoadedRun, Path]:
-    """A run and its graphs."""
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> tuple[LoadedRun, Path]:
+    """A run of trees and its graphs."""
     for package in ("onnx", "onnxruntime", "onnxscript"):
         pytest.importorskip(package)
-    folder = tmp_path_factory.mktemp(request.param)
-    run = write_run(folder / "run", write_vocabulary(folder / "data"), name=request.param)
+    folder = tmp_path_factory.mktemp("exported")
+    run = write_run(folder / "run", write_vocabulary(folder / "data"))
     export.main([str(run), "--out", str(folder / "onnx"), "--to", "onnx", "max_positions=100"])
     return load_run(run), folder / "onnx"
 
@@ -113,17 +113,21 @@ def exported(request, tmp_path_factory) -> tuple[LoadedRun, Path]:
     [
         {"leaf_weights": "per_head", "accumulation_rule": "released", "subtree_mask": False},
         {"accumulate_on": "key", "hierarchical_embeddings": False},
+        None,
     ],
 )
 @torch.inference_mode()
 def test_the_steps_behind_the_graphs_take_every_setting_of_trees(tmp_path, tree):
-    run = load_run(write_run(tmp_path / "run", write_vocabulary(tmp_path / "data"), name="tree_transformer", tree=tree))
+    """And models without trees."""
+    settings = {"name": "tree_transformer", "tree": tree} if tree else {"name": "transformer"}
+    run = load_run(write_run(tmp_path / "run", write_vocabulary(tmp_path / "data"), **settings))
     run.model.double()  # processors round float32 differently
     model = with_positions(run.model, 100)
-    encoder, decoder = TreeEncoderStep(model), DecoderStep(model)
+    encoder, decoder = (TreeEncoderStep if tree else PlainEncoderStep)(model), DecoderStep(model)
     for number in range(len(BATCHES)):
         batch = open_batch(number, run)
-        keys, values, mask = encoder(*map(torch.from_numpy, inputs_of(batch, ["leaves", "labels", "spans"]).values()))
+        names = ["leaves", "labels", "spans"] if tree else ["leaves"]
+        keys, values, mask = encoder(*map(torch.from_numpy, inputs_of(batch, names).values()))
         expected, past = run.model(batch).log_softmax(2), (keys[:, :, :, :0], values[:, :, :, :0])
         for place in range(batch.tgt_in.shape[1]):
             found, *past = decoder(batch.tgt_in[:, place], keys, values, mask, *past)
@@ -143,6 +147,24 @@ def test_graphs_give_the_log_probabilities_of_the_model(exported):
             found, state = onnx.decode_step(batch.tgt_in[:, place], state)
             real = batch.tgt_in[:, place] != PAD_ID
             torch.testing.assert_close(found[real], expected[real, place], atol=1e-4, rtol=0)  # the graphs compute in float32
+
+
+@torch.inference_mode()
+def test_the_encoder_of_a_model_without_trees_is_a_graph_of_leaves(tmp_path):
+    """Its decoder step is that of every model."""
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package)
+    onnxruntime = pytest.importorskip("onnxruntime")
+    run = load_run(write_run(tmp_path / "run", write_vocabulary(tmp_path / "data"), name="transformer"))
+    model = with_positions(run.model, 100)
+    graph = _encoder(model)
+    _write(tmp_path / "encoder.onnx", graph, 100)
+    encoder = onnxruntime.InferenceSession(tmp_path / "encoder.onnx")
+    assert list(graph.describe()["inputs"]) == [one.name for one in encoder.get_inputs()] == ["leaves"]
+    for number in range(len(BATCHES)):
+        batch = open_batch(number, run)
+        for found, expected in zip(encoder.run(None, inputs_of(batch, ["leaves"])), graph.step(batch.leaf_pieces), strict=True):
+            torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-4, rtol=0)
 
 
 def test_search_over_the_graphs_finds_the_same(exported):
