@@ -271,7 +271,7 @@ def test_a_killed_study_ends_as_one_that_was_not(compared, tmp_path):
         places = {"--config": tmp_path / "study.yaml", "--out": tmp_path / name, "--records": tmp_path / f"{name}_records"}
         return [str(part) for pair in places.items() for part in pair]
 
-    for pattern in ("trained-seed1/.*step_00000004", "tree-seed1/.*initial"):
+    for pattern in ("trained-seed1/.*step_00000004", "tree-seed1/.*initial", "tree-seed2/.*step_00000004"):
         process = PROCESSES.Process(
             target=killed_at, args=(pattern, ["compare_seeds.py", *arguments("killed")], tmp_path / "log")
         )
