@@ -215,6 +215,10 @@ def test_a_system_takes_back_a_rate_and_a_finished_study_needs_no_encoder(compar
     arguments = ((encoder, compared[1]), tmp_path / "out", {"trained": {}, "frozen": frozen})
     scale = {"lr_scale": {"encoder.embedding.pretrained.*": 0.05}}
     run_study(study_of(*arguments, **scale))
+    weights = load_file(path := encoder / "model.safetensors")
+    save_file({name: weight + 0.01 for name, weight in weights.items()}, path, {"format": "pt"})
+    with pytest.raises(UserError, match=rf"holds cells with other settings \(trained-seed1: the weights in {encoder}\)"):
+        run_study(study_of(*arguments, **scale))
     shutil.rmtree(encoder)
     capsys.readouterr()
     run_study(study_of(*arguments, **scale))

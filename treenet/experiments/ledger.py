@@ -28,13 +28,17 @@ STOPPED = "stopped"  # by a search over settings, before its end
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a grid. `labels` are its coordinates, for reports; `data_fingerprint` is of the encoded data set."""
+    """One run of a grid. `labels` are its coordinates, for reports; `data_fingerprint` is of the encoded data set.
+
+    `encoder` is the hash of the pretrained encoder's weights; empty without one, and in ledgers of earlier versions.
+    """
 
     name: str
     labels: Mapping[str, Any]
     config: TrainConfig
     folder: AnyPath
     data_fingerprint: str
+    encoder: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class Entry:
     seconds: float = 0.0  # of all starts, without those whose process died
     result: dict = field(default_factory=dict)
     error: str = ""
+    encoder: str = ""
 
 
 class _EntryForm(TypedDict, total=False):
@@ -76,6 +81,7 @@ class _EntryForm(TypedDict, total=False):
     seconds: float
     result: dict[str, float | None]
     error: str
+    encoder: str
 
 
 class _LedgerForm(TypedDict):
@@ -227,7 +233,7 @@ class Ledger:
 
 
 def _entry_of(cell: Cell) -> Entry:
-    return Entry(dict(cell.labels), cell.config.model_dump(mode="json"), cell.data_fingerprint)
+    return Entry(dict(cell.labels), cell.config.model_dump(mode="json"), cell.data_fingerprint, encoder=cell.encoder)
 
 
 def _hold(folder: AnyPath, stack: ExitStack) -> bool:
@@ -256,7 +262,10 @@ def changed_settings(settings: dict, data_fingerprint: str, cell: Cell, where: s
 
 def refuse_changes(folder: AnyPath, cell: Cell, old: Entry) -> None:
     """Raise UserError if an entry of the ledger in `folder` has other settings or other data than the present cell."""
-    if changed := changed_settings(old.settings, old.data_fingerprint, cell, str(folder / LEDGER)):
+    changed = changed_settings(old.settings, old.data_fingerprint, cell, str(folder / LEDGER))
+    if old.encoder and cell.encoder and old.encoder != cell.encoder:
+        changed.append(f"the weights in {cell.config.model.pretrained.folder}")
+    if changed:
         raise UserError(
             f"{folder} holds cells with other settings ({cell.name}: {'; '.join(changed)}); choose another --out, or give the "
             "old settings"

@@ -3,6 +3,7 @@
 The axes are sizes of the training data, systems and seeds. A place in the grid is a cell, one training run.
 """
 
+import hashlib
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +16,8 @@ from pydantic import BeforeValidator, Field, PositiveInt
 from treenet.config import TrainConfig
 from treenet.experiments.ledger import Cell
 from treeproc.common.command_line import ArgumentParser, any_path
+from treeproc.common.files import file_sha256
+from treeproc.common.messages import phase
 from treeproc.common.settings import Effect, UserError, build_settings
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import pieces_fingerprint, read_index
@@ -114,17 +117,27 @@ def study_cells(config: StudyConfig, out: AnyPath) -> list[Cell]:
     """
     shared = config.model_dump(mode="json", exclude={"grid"})
     cells, indices = [], {config.data.resolve(): read_index(config.data / "encoded")}
+    encoders: dict[Path | None, str] = {None: ""}
     for system, labels, settings in config.places():
         run = build_settings(TrainConfig, reduce(overlay, settings, shared), f"grid.{system}")
         config.check_task(run, f"grid.{system}")
         run = run.with_absolute_paths()
         if run.data not in indices:
             indices[run.data] = read_index(run.data / "encoded")
+        if (encoder := run.model.pretrained.folder) not in encoders:
+            encoders[encoder] = _hash_encoder(encoder)
         name = "-".join(_SHOWN.get(axis, "{}").format(value) for axis, value in labels.items())
-        cells.append(Cell(name, labels, run, out / "cells" / name, indices[run.data]["fingerprint"]))
+        cells.append(Cell(name, labels, run, out / "cells" / name, indices[run.data]["fingerprint"], encoders[encoder]))
     _check_same_pieces(indices)
     config.check_data(cells, indices)
     return cells
+
+
+def _hash_encoder(folder: Path) -> str:
+    """Return the hash of the weights of a pretrained encoder, which may change while a study runs; empty if there are none."""
+    files = sorted(folder.glob("*.safetensors"))
+    with phase(f"hashing the encoder in {folder}"):
+        return hashlib.sha256("".join(map(file_sha256, files)).encode()).hexdigest() if files else ""
 
 
 def _check_same_pieces(indices: Mapping[Path, Mapping]) -> None:
