@@ -296,7 +296,7 @@ from treeproc.stages import text_stage, text_work
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.stages import run_jobs
 if __name__ == "__main__":
-    text_stage.LEAST_BYTES, text_work.LEAST_BLOCK, text_work.MOST_BLOCK, run_jobs.GROUP_ROWS = 1, 64, 64, 80
+    text_stage.LEAST_BYTES, text_work.LEAST_BLOCK, text_work.MOST_BLOCK, run_jobs.GROUP_ROWS = 1, 1000, 1000, 80
     preprocess(PreprocessConfig.model_validate(json.loads(Path(sys.argv[1]).read_text())), as_path(sys.argv[2]))
 """
 
