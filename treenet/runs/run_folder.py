@@ -1,4 +1,4 @@
-"""What a run folder says of itself: its facts in run.json, and the checkpoint that a command takes. Run folders in a zip file.
+"""The facts of a run folder in run.json, the checkpoint that a command takes, and run folders in a zip file.
 
 A checkpoint is `averaged`, `initial`, the number of a step, or the path of a folder.
 

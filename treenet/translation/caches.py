@@ -17,6 +17,7 @@ from torch import Tensor
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import InputKind
 from treenet.layers.linear import Scratch
+from treeproc.common.errors import first_line
 from treeproc.common.messages import warn
 
 
@@ -48,7 +49,7 @@ class Captured:
             self._graph = capture(self._step, self._device)
         except RuntimeError as error:
             Captured._failed = True
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            reason = first_line(error)
             warn(f"warning: searches run slower, because a step cannot become a CUDA graph: {reason}")
 
 
