@@ -44,8 +44,8 @@ def parts(report: Report, data: Path, long_data: Path, device: torch.device) -> 
     def train(size: str, model: str, tokens: int, compiled: bool) -> Callable[[], None]:
         return lambda: measure_training(report, data, size, model, tokens, 30, device, compiled)
 
-    def search(size: str) -> Callable[[], None]:
-        return lambda: measure_search(report, size, SearchCase(ModelConfig(**SIZES[size]), 32_000), device, 64, 5)
+    def search(size: str, compiled: bool) -> Callable[[], None]:
+        return lambda: measure_search(report, size, SearchCase(ModelConfig(**SIZES[size]), 32_000), device, 64, 5, compiled)
 
     def layers(case: str, compiled: bool) -> Callable[[], None]:
         return lambda: measure_layers(report, case, CASES[case], device, compiled, 20)
@@ -54,12 +54,12 @@ def parts(report: Report, data: Path, long_data: Path, device: torch.device) -> 
     sizes = (("base", 32_768), ("tiny", 4_096), ("big", 16_384))
     yield lambda: run_checks(report, data, long_data, device)
     yield from (train("base", model, 32_768, False) for model in MODELS)
-    yield search("base")
     yield lambda: measure_losses(report, 32_768, 512, 32_000, device, 10)
-    yield from (layers(case, compiled) for compiled in (False, True) for case in ("base, sentences", "base, documents"))
+    yield from (layers(case, False) for case in ("base, sentences", "base, documents"))
+    yield from (search(size, False) for size in ("base", "tiny", "big"))
     yield from (train(size, model, tokens, True) for size, tokens in sizes for model in MODELS)
-    yield from (search(size) for size in ("tiny", "big"))
-    yield layers("big, sentences", True)
+    yield from (layers(case, True) for case in ("base, sentences", "base, documents", "big, sentences"))
+    yield from (search(size, True) for size in ("base", "tiny", "big"))
 
 
 def quick_parts(report: Report, data: Path, long_data: Path, device: torch.device) -> Iterator[Callable[[], None]]:

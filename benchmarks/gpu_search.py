@@ -16,8 +16,13 @@ from treenet.translation.caches import Steps
 CACHES = {Steps.GRID: "growing cache", Steps.STATIC: "static cache", Steps.COMPILED: "static cache, compiled"}
 
 
-def measure_search(report: Report, size: str, case: SearchCase, device: torch.device, sentences: int, rounds: int) -> None:
-    """Measure a batch of sentences, beam 5, exactly TARGET_PIECES pieces and EOS for every hypothesis; bf16 on a GPU."""
+def measure_search(
+    report: Report, size: str, case: SearchCase, device: torch.device, sentences: int, rounds: int, compiled: bool = False
+) -> None:
+    """Measure a batch of sentences, beam 5, exactly TARGET_PIECES pieces and EOS for every hypothesis; bf16 on a GPU.
+
+    `compiled`: our search with compiled steps, which takes minutes. Without it, all other searches.
+    """
     half = device.type == "cuda"
     ways: dict[str, Callable[[], None]] = {}
     sources = random_sentences(sentences, case.pieces, np.random.default_rng(0), LEAVES).to(device)
@@ -27,20 +32,19 @@ def measure_search(report: Report, size: str, case: SearchCase, device: torch.de
         model = build_model(sizes, VocabSizes(case.pieces, NUM_LABELS)).eval().to(device)
         batch = random_sentences(sentences, case.pieces, np.random.default_rng(0), model.reads.for_device(device)).to(device)
         for steps, cache in CACHES.items():
-            if steps is not Steps.COMPILED or half:
+            if (steps is Steps.COMPILED) == compiled:
                 ways[f"{name}, {cache}"] = autocast(searcher(model, batch, steps), device, half)
-        if name == "transformer":
+        if name == "transformer" and not compiled:
             try:
                 ways["CTranslate2"] = ctranslate2_searcher(model, sizes, sources, half)
             except ImportError:
                 report.note("the search of CTranslate2: the library is not installed")
-    if not half:
-        report.note("searches with compiled steps: measured on GPUs alone, since compiling for a CPU takes minutes")
-    theirs = marian_searcher(case, sources, torch.bfloat16 if half else torch.float32)
-    if theirs is None:
-        report.note("the search of transformers: the library is not installed")
-    else:
-        ways["transformers"] = theirs
+    if not compiled:
+        theirs = marian_searcher(case, sources, torch.bfloat16 if half else torch.float32)
+        if theirs is None:
+            report.note("the search of transformers: the library is not installed")
+        else:
+            ways["transformers"] = theirs
     seconds = {name: seconds_of(way, device, warm_up=2, rounds=rounds) for name, way in ways.items()}
     for name, way in ways.items():
         report.add(
