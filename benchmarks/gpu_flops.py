@@ -11,6 +11,7 @@ import torch
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.structure import TreeStructure
+from treenet.training.micro_batches import StepInputs
 from treeproc.shards.schema import PAD_ID
 
 # Dense bf16 rates with float32 sums, TFLOP/s, from the makers' data sheets.
@@ -38,7 +39,8 @@ class Work:
     entries: int  # weights of leaves and nodes in nodes; hierarchical accumulation multiplies vectors by these
 
     @classmethod
-    def of(cls, batch: TreeBatch, tree: bool) -> "Work":
+    def of(cls, batch: TreeBatch | StepInputs, tree: bool) -> "Work":
+        batch = batch.batch if isinstance(batch, StepInputs) else batch  # a GPU gets more than the batch
         leaves = (~batch.leaf_pad_mask).sum(1).numpy(force=True).astype(np.int64)
         targets = (batch.tgt_out != PAD_ID).sum(1).numpy(force=True).astype(np.int64)
         nodes, pairs, entries = np.zeros_like(leaves), leaves**2, 0

@@ -45,6 +45,8 @@ def measure_search(
             report.note("the search of transformers: the library is not installed")
         else:
             ways["transformers"] = theirs
+        if not half:
+            report.note("searches with compiled steps: measured on GPUs alone, since compiling for a CPU takes minutes")
     seconds = {name: seconds_of(way, device, warm_up=2, rounds=rounds) for name, way in ways.items()}
     for name, way in ways.items():
         report.add(

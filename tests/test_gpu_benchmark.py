@@ -12,6 +12,7 @@ from model_cases import batch_of
 from strategies import Tree
 
 from treenet.config import ModelConfig
+from treenet.training.micro_batches import StepInputs
 from treeproc.common import provenance
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -81,6 +82,7 @@ def test_work_is_counted_by_position():
     assert work.encoder_pairs == 25 + 1 + spans_and_subtrees
     assert work.decoder_pairs == 2 * (4 * 5 // 2) and work.cross_pairs == 4 * (5 + 3) + 4 * (1 + 1)
     assert gpu_flops.Work.of(batch, tree=False).encoder_pairs == 25 + 1
+    assert gpu_flops.Work.of(StepInputs(batch, (), None), tree=True) == work  # what a GPU gets
 
 
 def test_flops_are_those_that_torch_counts():

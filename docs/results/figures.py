@@ -253,9 +253,8 @@ def test_p_values(row: Row) -> Figures:
 
 
 def last_valid(row: Row) -> Figures:
-    """The nll on valid after the last update of the only seed."""
-    (record,) = row.records
-    return [record["curve"]["valid"]["nll"][-1]]
+    """The nll on valid after the last update, by seed."""
+    return [record["curve"]["valid"]["nll"][-1] for record in row.records]
 
 
 def batches_per_epoch(row: Row) -> Figures:

@@ -123,6 +123,14 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         (None, partial(mean, TRAIN_NLL), last_valid, partial(mean, "nll"), partial(mean, "")),
         *(Row("iwslt14_relative_gate", model) for model in ("updates3000", "updates4500")),
     ),
+    ("translation.md", "The second study#4"): grid(
+        (None, partial(each, "nll"), partial(each, ""), last_valid, partial(each, TRAIN_NLL)),
+        *(Row("iwslt14_relative", model) for model in ("relative", "relative_tree", "relative_shuffled")),
+    ),
+    ("translation.md", "The second study#5"): grid(
+        (None, *(partial(unpaired, "nll", names=(name,), level=0.975) for name in ("difference", "interval"))),
+        *(Row("iwslt14_relative", "relative_tree", baseline=other) for other in ("relative", "relative_shuffled")),
+    ),
     ("translation.md", "IWSLT'14#0"): grid(
         (None, pairs, *BY_SEED),
         *(Row("iwslt14", model) for model in ("transformer", "tree_transformer", "shuffled", "relative_positions")),
