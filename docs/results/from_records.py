@@ -159,9 +159,11 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
     ),
     ("pretrained.md", "Results#0"): _above_encoder("sst5_pretrained", ACCURACIES),
     ("pretrained.md", "Results#1"): _above_encoder("sst5_pretrained_tenth", ACCURACIES),
+    ("pretrained.md", "Results#2"): _above_encoder("sst5_pretrained_mean", ACCURACIES, WITH_MEAN),
     ("pretrained.md", "Relatedness: SICK#0"): _above_encoder("sick_pretrained", spreads("pearson")),
     ("pretrained.md", "Relatedness: SICK#1"): _above_encoder("sick_pretrained_mean", spreads("pearson"), WITH_MEAN),
     ("pretrained.md", "The probe: agreement#0"): _above_encoder("agreement_pretrained", (*ACCURACIES, by_class)),
+    ("pretrained.md", "The probe: agreement#1"): _above_encoder("agreement_pretrained_mean", (*ACCURACIES, by_class), WITH_MEAN),
     ("pretrained.md", "Tuning#0"): [
         [None, *(partial(mean, "valid.accuracy", _above(f"{name}_{settings}")) for name in ("tree", "layer"))]
         for settings in ("r1_d3", "r1_d1", "r03_d3", "r03_d1")
