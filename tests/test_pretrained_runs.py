@@ -186,11 +186,11 @@ def compared(tmp_path_factory):
     return write_both(folder, splits=splits)
 
 
-def study_of(made, out: Path, systems: dict, **changes: object):
+def study_of(made, out: Path, systems: dict, records: Path | None = None, **changes: object):
     """A study of two seeds over the settings of `config_of`."""
     grid = {"systems": {name: {"model": {"name": "pretrained"}, **one} for name, one in systems.items()}, "seeds": [1, 2]}
     values = config_of(made).model_dump(mode="json") | {"max_steps": 2, "average_checkpoints": 1, "keep_checkpoints": 1} | changes
-    return make_study(FORM, load_settings(SeedsConfig, None, **values, grid={**grid, "baseline": next(iter(systems))}), out, None)
+    return make_study(FORM, load_settings(SeedsConfig, None, **values, grid={**grid, "baseline": next(iter(systems))}), out, records)
 
 
 @pytest.mark.parametrize(
@@ -213,12 +213,14 @@ def test_a_system_takes_back_a_rate_and_a_finished_study_needs_no_encoder(compar
     encoder = shutil.copytree(compared[0], tmp_path / "encoder")
     frozen = {"freeze": ["encoder.embedding.pretrained.*"], "lr_scale": {}}
     arguments = ((encoder, compared[1]), tmp_path / "out", {"trained": {}, "frozen": frozen})
-    scale = {"lr_scale": {"encoder.embedding.pretrained.*": 0.05}}
-    run_study(study_of(*arguments, **scale))
+    scale, records = {"lr_scale": {"encoder.embedding.pretrained.*": 0.05}}, tmp_path / "records"
+    run_study(study_of(*arguments, records, **scale))
     weights = load_file(path := encoder / "model.safetensors")
     save_file({name: weight + 0.01 for name, weight in weights.items()}, path, {"format": "pt"})
     with pytest.raises(UserError, match=rf"holds cells with other settings \(trained-seed1: the weights in {encoder}\)"):
         run_study(study_of(*arguments, **scale))
+    with pytest.raises(UserError, match=rf"trained-seed1.json is a record with other settings \(the weights in {encoder}\)"):
+        run_study(study_of(arguments[0], tmp_path / "other", arguments[2], records, **scale))
     shutil.rmtree(encoder)
     capsys.readouterr()
     run_study(study_of(*arguments, **scale))

@@ -246,10 +246,10 @@ def _hold(folder: AnyPath, stack: ExitStack) -> bool:
     return True
 
 
-def changed_settings(settings: dict, data_fingerprint: str, cell: Cell, where: str) -> list[str]:
+def changed_settings(settings: dict, data_fingerprint: str, encoder: str, cell: Cell, where: str) -> list[str]:
     """Return the differences between a recorded cell, in the file `where`, and the present one.
 
-    They are all settings and data that its scores depend on.
+    They are all settings, data and pretrained weights that its scores depend on.
     """
     # Settings of an earlier version lack new fields; these have their defaults.
     before = build_settings(TrainConfig, settings, where).model_dump(mode="json")
@@ -257,15 +257,14 @@ def changed_settings(settings: dict, data_fingerprint: str, cell: Cell, where: s
     changed = [line for line in lines if not is_below(line.partition(":")[0], OPERATIONAL)]
     if data_fingerprint != cell.data_fingerprint:
         changed.append(f"data fingerprint: {data_fingerprint} -> {cell.data_fingerprint}")
+    if encoder and cell.encoder and encoder != cell.encoder:
+        changed.append(f"the weights in {cell.config.model.pretrained.folder}")
     return changed
 
 
 def refuse_changes(folder: AnyPath, cell: Cell, old: Entry) -> None:
     """Raise UserError if an entry of the ledger in `folder` has other settings or other data than the present cell."""
-    changed = changed_settings(old.settings, old.data_fingerprint, cell, str(folder / LEDGER))
-    if old.encoder and cell.encoder and old.encoder != cell.encoder:
-        changed.append(f"the weights in {cell.config.model.pretrained.folder}")
-    if changed:
+    if changed := changed_settings(old.settings, old.data_fingerprint, old.encoder, cell, str(folder / LEDGER)):
         raise UserError(
             f"{folder} holds cells with other settings ({cell.name}: {'; '.join(changed)}); choose another --out, or give the "
             "old settings"

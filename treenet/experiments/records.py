@@ -55,6 +55,7 @@ class Record(TypedDict, total=False):
     labels: Required[dict[str, str | float | int]]
     settings: Required[dict]
     data_fingerprint: Required[str]
+    encoder: str  # the hash of the weights of a pretrained encoder; empty without one, and missing in earlier records
     facts: Required[RunFacts]
     training: Required[Training]
     scores: Required[dict[str, dict]]
@@ -90,6 +91,7 @@ class Recording:
             labels=dict(entry.labels),
             settings=_without_places(entry.settings),
             data_fingerprint=entry.data_fingerprint,
+            encoder=entry.encoder,
             facts=facts,
             training=_read_training(run_dir),
             scores=scores,
@@ -107,13 +109,13 @@ class Recording:
         return found
 
     def find_done(self, cells: Sequence[Cell]) -> set[str]:
-        """Return the names of cells that have a record. Raises UserError for a record of other settings or other data."""
+        """Return the names of cells that have a record. Raises UserError for a record of other settings, data or encoder."""
         kept = self.kept()
         for cell in cells:
             if record := kept.get(cell.name):
                 before = _with_places(record["settings"], cell.config.model_dump(mode="json"))
-                path = self.folder / f"{cell.name}.json"
-                if changed := changed_settings(before, record["data_fingerprint"], cell, str(path)):
+                fingerprints, path = (record["data_fingerprint"], record.get("encoder", "")), self.folder / f"{cell.name}.json"
+                if changed := changed_settings(before, *fingerprints, cell, str(path)):
                     raise UserError(
                         f"{path} is a record with other settings ({'; '.join(changed)}); choose another --records, or give the "
                         "old settings"
