@@ -188,9 +188,10 @@ def compared(tmp_path_factory):
 
 def study_of(made, out: Path, systems: dict, records: Path | None = None, **changes: object):
     """A study of two seeds over the settings of `config_of`."""
-    grid = {"systems": {name: {"model": {"name": "pretrained"}, **one} for name, one in systems.items()}, "seeds": [1, 2]}
+    cells = {name: {"model": {"name": "pretrained"}, **one} for name, one in systems.items()}
+    grid = {"systems": cells, "seeds": [1, 2], "baseline": next(iter(systems))}
     values = config_of(made).model_dump(mode="json") | {"max_steps": 2, "average_checkpoints": 1, "keep_checkpoints": 1} | changes
-    return make_study(FORM, load_settings(SeedsConfig, None, **values, grid={**grid, "baseline": next(iter(systems))}), out, records)
+    return make_study(FORM, load_settings(SeedsConfig, None, **values, grid=grid), out, records)
 
 
 @pytest.mark.parametrize(
