@@ -107,6 +107,6 @@ def measure_layers(report: Report, name: str, case: LayerCase, device: torch.dev
             compiled=compiled,
             ms=1e3 * times.best(kind),
             **{"to plain": times.ratio(kind, "plain")[1]["median"]},
-            **{"memory, GiB": peak_gib(step, device), "kernels": count_kernels(step, device)},
+            **{"memory, GiB": peak_gib(step, device), **count_kernels(step, device).columns()},
             entries=entries if kind == "tree" else None,
         )

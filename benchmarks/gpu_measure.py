@@ -5,6 +5,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -29,14 +30,28 @@ def seconds_of(step: Callable[[], object], device: torch.device, *, warm_up: int
     return statistics.median(times)
 
 
-def count_kernels(step: Callable[[], object], device: torch.device) -> int | None:
-    """Count kernels and copies that a step puts on the GPU; None on a CPU."""
+class Kernels(NamedTuple):
+    """What a step puts on the GPU: the number of kernels and copies, and their time in ms. None on a CPU.
+
+    If the time is well below the time of the step, the host bounds it.
+    """
+
+    count: int | None
+    ms: float | None
+
+    def columns(self) -> dict[str, float | None]:
+        return {"kernels": self.count, "ms of kernels": self.ms}
+
+
+def count_kernels(step: Callable[[], object], device: torch.device) -> Kernels:
+    """Count kernels and copies that a step puts on the GPU."""
     if device.type != "cuda":
-        return None
+        return Kernels(None, None)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         step()
         synchronize(device)
-    return sum(event.device_type == torch.autograd.DeviceType.CUDA for event in profiler.events())
+    events = [event for event in profiler.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return Kernels(len(events), sum(event.time_range.elapsed_us() for event in events) / 1e3)
 
 
 @contextlib.contextmanager

@@ -55,16 +55,12 @@ def measure_search(
             by=name,
             **{"pieces/s": sentences * TARGET_PIECES / seconds[name]},
             **{f"time of {other}": ratio(seconds, other, name) for other in ("transformers", "CTranslate2")},
-            **{"kernels a step": per_step(count_kernels(way, device)), "waits": count_waits(way, device)},
+            **{"ms": 1e3 * seconds[name], **count_kernels(way, device).columns(), "waits": count_waits(way, device)},
         )
 
 
 def ratio(seconds: dict[str, float], other: str, name: str) -> float | None:
     return seconds[other] / seconds[name] if other in seconds else None
-
-
-def per_step(count: int | None) -> float | None:
-    return None if count is None else count / (TARGET_PIECES + 1)
 
 
 def autocast(search: Callable[[], None], device: torch.device, half: bool) -> Callable[[], None]:

@@ -58,7 +58,8 @@ def measure_training(
         seconds = time.perf_counter() - begin
         share = (stream.waited - waited) / seconds
     last = measured[-1]
-    kernels, waits = (count(lambda: trainer.step(last), device) for count in (count_kernels, count_waits))
+    kernels = count_kernels(lambda: trainer.step(last), device)
+    waits = count_waits(lambda: trainer.step(last), device)
     memory = peak_gib(lambda: trainer.step(last), device)
     targets, flops, padding, positions = 0, 0, 0, 0
     for rank_batch in measured:
@@ -75,7 +76,7 @@ def measure_training(
         model=model,
         compiled=compiled,
         **{"tokens/s": targets / seconds, "TFLOP/s": rate, "MFU": rate / peak if peak else None},
-        **{"memory, GiB": memory, "kernels a step": kernels, "waits a step": waits},
+        **{"ms": 1e3 * seconds / steps, "memory, GiB": memory, **kernels.columns(), "waits": waits},
         **{"padding": padding / positions, "waited for data": share, "batch": tokens},
     )
 
@@ -106,7 +107,7 @@ def measure_losses(report: Report, tokens: int, d_model: int, pieces: int, devic
             value.backward()
 
         seconds = seconds_of(step, device, warm_up=3, rounds=rounds)
-        counts = {"kernels": count_kernels(step, device), "waits": count_waits(step, device)}
+        counts = {**count_kernels(step, device).columns(), "waits": count_waits(step, device)}
         report.add(
             "Loss", by=name, tokens=tokens, pieces=pieces, ms=1e3 * seconds, **{"memory, GiB": peak_gib(step, device)}, **counts
         )

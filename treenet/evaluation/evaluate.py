@@ -34,6 +34,7 @@ from treenet.tasks.translation_metrics import (
 from treenet.translation.hypotheses import Hypothesis
 from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
 from treeproc.common.files import read_text
+from treeproc.common.messages import phase
 from treeproc.common.provenance import software
 from treeproc.common.settings import UserError, load_settings, read_yaml
 from treeproc.common.storage import AnyPath
@@ -153,7 +154,8 @@ def score_lines(
     more: References = (),
 ) -> dict:
     """Score translations, as in scores.json; also by bucket if a data set gives the sources."""
-    scores = compute_scores(lines, references, tokenizer_of(data, settings), more)
+    with phase(f"scoring {len(lines):,} translations"):  # TER takes some 10 ms for each
+        scores = compute_scores(lines, references, tokenizer_of(data, settings), more)
     scores["split"] = settings.split
     if more:
         scores["more_references_fingerprint"] = more_fingerprint(more)
