@@ -29,7 +29,7 @@ from treenet.runs.loading import load_run
 from treenet.runs.run_folder import read_facts
 from treenet.tasks.registry import build_task
 from treenet.translation.translate import score_examples, translate_examples
-from treeproc.common.extras import is_installed
+from treeproc.common.errors import is_installed
 from treeproc.common.settings import load_settings
 
 BEAMS = (1, 5)

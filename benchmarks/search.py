@@ -46,7 +46,7 @@ from treenet.layers.attention import padding_to_attend_mask
 from treenet.models import Memory, Seq2Seq, VocabSizes, build_model
 from treenet.translation.caches import Decodable, Steps
 from treenet.translation.search import search_batch
-from treeproc.common.extras import is_installed
+from treeproc.common.errors import is_installed
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
 
 REPOSITORY = Path(__file__).resolve().parent.parent

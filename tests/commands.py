@@ -14,7 +14,7 @@ from unittest import mock
 
 from treenet.cli.main import COMMANDS, main
 from treeproc.common.command_line import run_cli
-from treeproc.common.command_names import command_of
+from treeproc.common.errors import command_of
 from treeproc.common.storage import AnyPath
 
 

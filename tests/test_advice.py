@@ -19,9 +19,7 @@ from treenet.config import TrainConfig
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.translation.settings import TranslateSettings
 from treeproc.common.command_line import build_arg_parser, parser_of
-from treeproc.common.command_names import advise, command_of, command_runs
-from treeproc.common.errors import UserError
-from treeproc.common.extras import require
+from treeproc.common.errors import UserError, advise, command_of, command_runs, require
 from treeproc.common.setting_errors import has_setting, nearest
 from treeproc.common.settings import load_settings
 from treeproc.common.synonyms import SYNONYMS, settings_in

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from treenet import UserError, collate, load_run, read_shards
 from treenet.cli import preprocess, train, translate
 from treenet.data.examples import ExampleSource
-from treeproc.common.command_names import command_runs
+from treeproc.common.errors import command_runs
 from treeproc.shards import shard as shard_module
 from treeproc.shards.shard import SplitShards
 

@@ -18,7 +18,7 @@ from search_runs import write_vocabulary
 from treenet.cli import shipped
 from treenet.cli.main import COMMANDS
 from treenet.cli.shipped import CONFIGS
-from treeproc.common.command_names import command_of
+from treeproc.common.errors import command_of
 from treeproc.common.settings import load_settings
 
 pytestmark = pytest.mark.slow

@@ -137,7 +137,7 @@ def test_what_is_neither_free_nor_an_export_is_refused(world):
     ],
 )
 def test_export_refuses_unfit_models_in_one_line(world, monkeypatch, name, settings, message):
-    monkeypatch.setattr("treeproc.common.extras.is_installed", lambda module: True)
+    monkeypatch.setattr("treeproc.common.errors.is_installed", lambda module: True)
     with pytest.raises(UserError, match=message) as error:
         run_export(world, name, *settings)
     assert "\n" not in str(error.value) and not (world / "exported").exists()
@@ -150,7 +150,7 @@ def test_a_run_and_a_folder_are_needed(world):
 
 
 def test_a_package_that_is_missing_is_named(world, monkeypatch):
-    monkeypatch.setattr("treeproc.common.extras.is_installed", lambda module: False)
+    monkeypatch.setattr("treeproc.common.errors.is_installed", lambda module: False)
     for form, package in (("onnx", "onnx"), ("ctranslate2", "ctranslate2")):
         with pytest.raises(UserError, match=rf"{package}, which is not installed: pip install 'tree-attention\[export\]'"):
             export.main(["--to", form])  # before the command asks for anything else

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from treenet.tasks.translation_metrics import METRICS
-from treeproc.common.extras import EXTRAS
+from treeproc.common.errors import EXTRAS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("treeproc", "treenet")

@@ -24,7 +24,7 @@ from treenet.jobs import ray_interrupt
 from treenet.jobs.ray_interrupt import InterruptibleTrainer, callbacks_into
 from treenet.layers import torch_internals
 from treenet.layers.attention import SelfAttention
-from treeproc.common import ray_internals
+from treeproc.common import ray_internals, settings
 from treeproc.extras.parser_training import layers
 
 SENTENCES = [FIGURE_1, UNARY, right_branching(9)]
@@ -166,19 +166,19 @@ def test_without_a_name_that_ray_train_uses_a_room_is_given_back(monkeypatch, mi
 
 def test_a_submitted_job_is_known_by_its_environment_or_by_its_folder(monkeypatch, tmp_path):
     monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR", raising=False)
-    assert not ray_internals.in_submitted_job()
+    assert not settings.in_submitted_job()
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")
-    assert ray_internals.in_submitted_job()
+    assert settings.in_submitted_job()
     monkeypatch.delenv("RAY_JOB_CONFIG_JSON_ENV_VAR")
     folder = tmp_path / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
-    assert ray_internals.in_submitted_job()
+    assert settings.in_submitted_job()
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     Path(gone).rmdir()
-    assert not ray_internals.in_submitted_job()
+    assert not settings.in_submitted_job()
 
 
 class Node:

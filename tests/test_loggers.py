@@ -182,7 +182,7 @@ def test_a_run_in_a_store_needs_the_address_of_a_server(data, monkeypatch):
 
 def test_a_missing_package_is_said_before_the_work(data, tmp_path, monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr("treeproc.common.extras.is_installed", lambda module: False)
+    monkeypatch.setattr("treeproc.common.errors.is_installed", lambda module: False)
     with pytest.raises(UserError, match=r"pip install 'tree-attention\[wandb\]'"):
         run_training(make_config(data, "loggers=[wandb]"), tmp_path / "run")
     assert not (tmp_path / "run").exists()

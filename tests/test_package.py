@@ -19,9 +19,8 @@ from toyruns import without_phases
 from treenet import __version__
 from treenet.cli.main import COMMANDS, describe_commands
 from treenet.cli.shipped import CONFIGS, find_config, shipped_names
-from treeproc.common import command_names
-from treeproc.common.command_names import as_called, command_of
-from treeproc.common.extras import EXTRAS, describe_missing, require
+from treeproc.common import errors
+from treeproc.common.errors import EXTRAS, as_called, command_of, describe_missing, require
 from treeproc.common.settings import UserError
 
 pytestmark = pytest.mark.long
@@ -216,7 +215,7 @@ def test_messages_name_commands_as_they_were_called(monkeypatch):
     )
     monkeypatch.setattr(sys, "argv", ["tree-attention train"])
     assert str(UserError(text)) == as_called(text) == as_called(named) == named
-    monkeypatch.setattr(command_names, "_HAS_SCRIPTS", False)  # an installation has no scripts, but a submitted job brings some
+    monkeypatch.setattr(errors, "_HAS_SCRIPTS", False)  # an installation has no scripts, but a submitted job brings some
     for program, expected in (("ipykernel_launcher.py", named), ("job/workflows/evaluate.py", text), ("", named)):
         monkeypatch.setattr(sys, "argv", [program])
         assert as_called(text) == expected

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from treeproc import __version__
-from treeproc.common.extras import importing
+from treeproc.common.errors import importing
 
 if TYPE_CHECKING:
     from treenet.api.modules import TreeAttention, TreeEncoder, TreeStates

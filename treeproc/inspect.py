@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from treeproc.common.command_line import ArgumentParser, run_cli
-from treeproc.common.errors import UserError, printable
-from treeproc.common.extras import require
+from treeproc.common.errors import UserError, printable, require
 from treeproc.common.files import named_output
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.provenance import describe_sessions, read_sessions

@@ -12,8 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from treeproc.common.command_line import ArgumentParser, run_cli
-from treeproc.common.command_names import as_called
-from treeproc.common.errors import CommandEnded, printable
+from treeproc.common.errors import CommandEnded, as_called, printable
 from treeproc.common.messages import Progress
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, as_path

@@ -16,8 +16,7 @@ from treenet.models.encoders.transformer import build_layers
 from treenet.models.encoders.tree import build_tree_attention
 from treenet.structure import TreeStructure
 from treenet.structure.base import refusing_device
-from treeproc.common.command_names import from_python
-from treeproc.common.errors import UserError, as_integer, check_flag, check_number, check_type, quoted
+from treeproc.common.errors import UserError, as_integer, check_flag, check_number, check_type, from_python, quoted
 from treeproc.common.settings import Settings, build_settings
 
 

@@ -36,8 +36,7 @@ from treenet.translation.line_constraints import check_method, constraint_column
 from treenet.translation.line_translator import EncodedLine, LineSource, build_line_source
 from treenet.translation.settings import MUST_APPEAR
 from treenet.translation.translate import ScoredTarget, decoding_of, detokenize, score_examples, translate_examples
-from treeproc.common.command_names import as_called, from_python
-from treeproc.common.errors import UserError, as_integer, as_list, check_string, quoted
+from treeproc.common.errors import UserError, as_called, as_integer, as_list, check_string, from_python, quoted
 from treeproc.common.settings import build_settings
 from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import RawLine, RawLineEncoder

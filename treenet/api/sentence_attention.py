@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from sentencepiece import SentencePieceProcessor
 
-from treeproc.common.extras import require
+from treeproc.common.errors import require
 
 if TYPE_CHECKING:
     import pandas

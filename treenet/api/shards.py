@@ -12,9 +12,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
-from treeproc.common.command_names import from_python
-from treeproc.common.errors import UserError, as_integer, check_choice, check_flag, check_string, quoted
-from treeproc.common.extras import require
+from treeproc.common.errors import UserError, as_integer, check_choice, check_flag, check_string, from_python, quoted, require
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.shards.shard import HELD_SHARDS, Shard, SplitShards, tables
 

@@ -34,8 +34,7 @@ from treenet.runs.checkpoint import AVERAGED, META
 from treenet.runs.run_folder import checkpoint_path
 from treenet.translation.settings import TranslateSettings
 from treeproc.common.command_line import build_arg_parser, loading
-from treeproc.common.command_names import as_called
-from treeproc.common.errors import CommandEnded, quoted
+from treeproc.common.errors import CommandEnded, as_called, quoted
 from treeproc.common.files import atomic_write, file_sha256, locked, remove_leftovers
 from treeproc.common.folder_kinds import BACK_TRANSLATION, claim_folder, is_same_file
 from treeproc.common.messages import tell

@@ -12,7 +12,7 @@ from pkgutil import resolve_name
 from treenet.cli.main import COMMANDS
 from treenet.cli.shipped import shipped_names
 from treeproc.common.command_line import ArgumentParser, parser_of
-from treeproc.common.command_names import PROGRAM
+from treeproc.common.errors import PROGRAM
 from treeproc.common.settings import UserError, list_settings
 
 # After `=`, and where no word fits, bash completes names of files.

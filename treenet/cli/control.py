@@ -22,8 +22,7 @@ from treenet.experiments.ledger import Ledger
 from treenet.experiments.settings import ControlSettings
 from treenet.experiments.study_grid import add_records_option
 from treeproc.common.command_line import build_arg_parser, loading
-from treeproc.common.errors import CommandEnded
-from treeproc.common.extras import require
+from treeproc.common.errors import CommandEnded, require
 from treeproc.common.files import atomic_write, json_bytes, read_text
 from treeproc.common.folder_kinds import CONTROL, claim_folder
 from treeproc.common.settings import load_settings, refuse_relative_in_job

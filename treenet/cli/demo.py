@@ -20,9 +20,7 @@ from treenet.evaluation.settings import EvaluateSettings
 from treenet.runs.metrics_log import plot_curves, read_metrics
 from treenet.tasks.translation_metrics import MAIN, SECOND
 from treeproc.common.command_line import build_arg_parser, loading
-from treeproc.common.command_names import as_called
-from treeproc.common.errors import CommandEnded
-from treeproc.common.extras import require
+from treeproc.common.errors import CommandEnded, as_called, require
 from treeproc.common.files import atomic_write
 from treeproc.common.folder_kinds import DEMO, claim_folder
 from treeproc.common.messages import tell

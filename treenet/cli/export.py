@@ -21,7 +21,7 @@ from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import read_run
 from treenet.runs.run_folder import Checkpoint, checkpoint_names
 from treeproc.common.command_line import build_arg_parser, loading, split_arguments
-from treeproc.common.extras import require
+from treeproc.common.errors import require
 from treeproc.common.settings import Settings, UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
 

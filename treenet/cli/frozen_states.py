@@ -15,8 +15,7 @@ from pydantic import Field
 
 from treenet.cli.shipped import find_config
 from treeproc.common.command_line import build_arg_parser, loading
-from treeproc.common.command_names import as_called
-from treeproc.common.extras import require
+from treeproc.common.errors import as_called, require
 from treeproc.common.folder_kinds import STATES, claim_folder
 from treeproc.common.settings import Settings, UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import AnyPath

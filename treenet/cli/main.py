@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 from typing import NoReturn
 
 from treeproc import __version__
-from treeproc.common.command_names import PROGRAM, command_of
+from treeproc.common.errors import PROGRAM, command_of
 
 # Commands in the order of the work, with their functions and what they do.
 COMMANDS = {

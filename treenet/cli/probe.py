@@ -19,7 +19,7 @@ from treenet.probing.settings import ProbeSettings
 from treenet.runs.mirror import open_results
 from treenet.runs.run_folder import checkpoint_names
 from treeproc.common.command_line import loading
-from treeproc.common.extras import require
+from treeproc.common.errors import require
 
 
 def main(argv: Sequence[str]) -> None:

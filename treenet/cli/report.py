@@ -17,7 +17,7 @@ from pathlib import Path
 from treenet.cli.shipped import find_config
 from treenet.report.settings import ReportSettings
 from treeproc.common.command_line import build_arg_parser, loading, split_arguments
-from treeproc.common.extras import require
+from treeproc.common.errors import require
 from treeproc.common.messages import tell
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path

@@ -14,7 +14,7 @@ from treenet.cli.shipped import find_config, given_run
 from treenet.extras.serving.settings import ServeSettings
 from treenet.runs.run_folder import checkpoint_names
 from treeproc.common.command_line import build_arg_parser, loading
-from treeproc.common.extras import require
+from treeproc.common.errors import require
 from treeproc.common.settings import load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
 

@@ -9,7 +9,7 @@ from treenet.experiments.seeds import SeedsConfig
 from treenet.experiments.settings import ScalingConfig
 from treenet.experiments.study_grid import StudyConfig, add_study_options
 from treeproc.common.command_line import build_arg_parser, loading
-from treeproc.common.extras import require
+from treeproc.common.errors import require
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.readers import read_lines
 

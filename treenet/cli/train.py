@@ -26,7 +26,7 @@ from treenet.config import TrainConfig
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
 from treeproc.common.command_line import build_arg_parser, loading
-from treeproc.common.command_names import as_called
+from treeproc.common.errors import as_called
 from treeproc.common.settings import UserError, load_settings
 
 

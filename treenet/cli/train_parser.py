@@ -12,8 +12,7 @@ from pathlib import Path
 
 from treenet.cli.shipped import find_config, find_settings
 from treeproc.common.command_line import build_arg_parser, loading
-from treeproc.common.command_names import as_called
-from treeproc.common.extras import require
+from treeproc.common.errors import as_called, require
 from treeproc.common.files import file_size
 from treeproc.common.settings import UserError, load_settings
 from treeproc.extras.parser_training.config import TrainParserConfig

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
 from treenet.extras.tuning.trials import Trials, TuningConfig, end_without_result
 from treeproc.common.command_line import build_arg_parser, loading
-from treeproc.common.extras import require
+from treeproc.common.errors import require
 from treeproc.common.files import atomic_write, locked
 from treeproc.common.folder_kinds import CONFIG, SEARCH, claim_folder
 from treeproc.common.messages import tell

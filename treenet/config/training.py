@@ -17,8 +17,7 @@ from pydantic import (
 from treenet.config.decoding import DecodingConfig
 from treenet.config.models import ModelConfig
 from treenet.config.tasks import ClassifierConfig, MaskedLMConfig, SamplingConfig, TaskName
-from treeproc.common.ray_internals import is_sent_to_a_cluster
-from treeproc.common.settings import Effect, Settings, is_below, keys_with, later_field
+from treeproc.common.settings import Effect, Settings, is_below, is_sent_to_a_cluster, keys_with, later_field
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.schema import WINDOW_ROWS
 

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from treenet.config import CorpusConfig
-from treeproc.common.command_names import as_called
+from treeproc.common.errors import as_called
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.lengths import SizeCounts

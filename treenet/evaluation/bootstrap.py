@@ -26,7 +26,7 @@ from treenet.evaluation.significance import (
 from treenet.runs.result_provenance import describe_origin, recorded_origin
 from treenet.runs.run_results import System
 from treenet.tasks.translation_metrics import METRIC_TITLES, METRICS, build_tokenizer, check_lines, sentence_chrf
-from treeproc.common.command_names import as_called
+from treeproc.common.errors import as_called
 from treeproc.common.provenance import software
 from treeproc.shards.store import fingerprint_of
 

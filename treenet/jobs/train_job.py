@@ -21,7 +21,7 @@ from treenet.tasks.registry import build_task
 from treenet.training.batch_stream import plan_batches, weighted_files
 from treenet.training.optimizer import count_frozen, frozen_names
 from treenet.training.trainer import TrainOutcome, finished_outcome, train
-from treeproc.common.extras import require
+from treeproc.common.errors import require
 from treeproc.common.messages import phase
 from treeproc.common.provenance import STOPPED, Recorder
 from treeproc.common.settings import UserError

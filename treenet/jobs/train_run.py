@@ -23,8 +23,7 @@ from treenet.runs.run_folder import read_facts
 from treenet.tasks.base import describe_windows
 from treenet.tasks.registry import build_task
 from treenet.training.ranks import expand_segments
-from treeproc.common.errors import CommandEnded
-from treeproc.common.extras import how_to_install, is_installed
+from treeproc.common.errors import CommandEnded, how_to_install, is_installed
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.folder_kinds import RUN, claim_folder
 from treeproc.common.messages import format_seconds, tell, warn

@@ -11,8 +11,7 @@ from typing import ClassVar, Protocol
 
 from treenet.config import TrainConfig
 from treenet.loggers.content import LOGGERS, RunContent, RunIdentity, RunReader, identify, read_identity
-from treeproc.common.errors import UserError, first_line
-from treeproc.common.extras import describe_missing, require
+from treeproc.common.errors import UserError, describe_missing, first_line, require
 from treeproc.common.files import file_lock
 from treeproc.common.messages import warn
 from treeproc.common.settings import load_settings

@@ -25,8 +25,7 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.layers.dropout import Dropout, mix
 from treenet.layers.linear import build_linear
-from treeproc.common.errors import UserError, first_line, one_line
-from treeproc.common.extras import require
+from treeproc.common.errors import UserError, first_line, one_line, require
 from treeproc.common.files import read_json
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import FIRST_PIECE, PAD_ID, UNK_ID

@@ -37,7 +37,7 @@ from treenet.report.markup import TableCell, bullets, code, number, paragraph, s
 from treenet.report.report_inputs import Missing, ReportStudy
 from treenet.report.report_model import Page
 from treenet.tasks.translation_metrics import METRIC_TITLES
-from treeproc.common.command_names import as_called
+from treeproc.common.errors import as_called
 
 ANSWER = "answer"
 # The axis of the plot reaches so far to both sides at least: small differences look small.

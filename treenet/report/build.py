@@ -40,7 +40,7 @@ from treenet.report.settings import ReportSettings
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import draw_curves
 from treenet.runs.precision import choose_device
-from treeproc.common.command_names import as_called
+from treeproc.common.errors import as_called
 from treeproc.common.files import atomic_write, json_bytes, read_json, remove_leftovers
 from treeproc.common.folder_kinds import REPORT, claim_folder
 from treeproc.common.settings import UserError

@@ -13,7 +13,7 @@ from treenet.report.figures import draw_groups, gather, group_names
 from treenet.report.markup import TableCell, number, paragraph, show_hash, status_name, table, tag, text
 from treenet.report.report_model import Page, Report
 from treenet.runs.result_provenance import describe_origin
-from treeproc.common.command_names import as_called
+from treeproc.common.errors import as_called
 
 # Prefixes of the names of charts.
 CROSS, ENCODER = "attention", "encoder_attention"

@@ -22,8 +22,7 @@ from treenet.runs.result_provenance import PARSE, ResultStatus, RunState
 from treenet.runs.run_folder import FACTS, read_facts, recorded_sha256
 from treenet.runs.run_results import PROBES, SCORES, read_scores, read_system
 from treenet.tasks.registry import TASKS
-from treeproc.common.command_names import as_called
-from treeproc.common.errors import quoted
+from treeproc.common.errors import as_called, quoted
 from treeproc.common.files import check_form, is_plausible, read_json, read_text
 from treeproc.common.folder_kinds import SEARCH, SEEDS, kind_of
 from treeproc.common.settings import UserError, read_yaml

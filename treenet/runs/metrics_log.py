@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from treeproc.common.extras import is_installed
+from treeproc.common.errors import is_installed
 from treeproc.common.files import atomic_write, is_plausible
 from treeproc.common.storage import AnyPath
 

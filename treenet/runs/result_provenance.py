@@ -16,7 +16,7 @@ from treenet.runs.checkpoint import AVERAGED, INITIAL, checkpoint_folders
 from treenet.runs.loading import LoadedModel
 from treenet.runs.run_folder import checkpoint_path, recorded_sha256
 from treenet.tasks.registry import TASKS
-from treeproc.common.command_names import as_called
+from treeproc.common.errors import as_called
 from treeproc.common.files import read_json, read_text
 from treeproc.common.provenance import describe_software, software
 from treeproc.common.settings import Effect, Settings, UserError, excluded, read_yaml

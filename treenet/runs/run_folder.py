@@ -30,8 +30,7 @@ from treenet.runs.checkpoint import (
     checkpoint_step,
     is_complete,
 )
-from treeproc.common.command_names import advise
-from treeproc.common.errors import quoted
+from treeproc.common.errors import advise, quoted
 from treeproc.common.files import TEMPORARY_PREFIX, cache_folder, file_lock, read_json
 from treeproc.common.folder_kinds import CONFIG
 from treeproc.common.settings import UserError

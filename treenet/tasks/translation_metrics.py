@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from treeproc.common.extras import require
+from treeproc.common.errors import require
 from treeproc.common.settings import UserError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from treenet.runs.run_folder import checkpoint_path
 from treenet.translation.line_translator import LineSource, LineTranslator, LineWorker, Translated, local_runs
 from treenet.translation.settings import LineSettings
 from treeproc.common.command_line import check_output
-from treeproc.common.extras import require
+from treeproc.common.errors import require
 from treeproc.common.files import atomic_write, is_stream, json_bytes, named_output, read_json, remove_leftovers
 from treeproc.common.messages import Progress, tell, warn
 from treeproc.common.settings import Effect, UserError, excluded

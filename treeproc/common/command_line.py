@@ -15,9 +15,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from treeproc.common.command_names import as_called, command_runs, note_command, running_command
-from treeproc.common.errors import CommandEnded, UserError, one_line, quoted
-from treeproc.common.extras import describe_missing, importing
+from treeproc.common.errors import (
+    CommandEnded,
+    UserError,
+    as_called,
+    command_runs,
+    describe_missing,
+    importing,
+    note_command,
+    one_line,
+    quoted,
+    running_command,
+)
 from treeproc.common.files import way_out
 from treeproc.common.messages import choose_messages, messages_shown, phase, warn
 from treeproc.common.ray_session import FAILED, describe_ray_failure

@@ -22,8 +22,7 @@ from typing import IO, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from treeproc.common.command_names import advise
-from treeproc.common.errors import UserError, one_line, quoted
+from treeproc.common.errors import UserError, advise, one_line, quoted
 from treeproc.common.storage import AnyPath, RemotePath
 
 TEMPORARY_PREFIX = ".tmp-"

@@ -17,28 +17,10 @@ from pathlib import Path
 from treeproc.common.errors import one_line
 from treeproc.common.messages import warn
 
-# Ray sets it in the process of a submitted job alone, and unpacks the job's working folder into a folder of that name.
-_JOB_VARIABLE, _WORKING_FOLDERS = "RAY_JOB_CONFIG_JSON_ENV_VAR", "working_dir_files"
-
 # The end of the first line of a notice whose other lines, which are not shown, are of a log.
 _LOG_FOLLOWS = re.compile(r"\s*Last \d+ lines of the Raylet logs:$")
 # HOST:PORT, and the bytes of a note.
 _ADDRESS, _MOST_BYTES = re.compile(rb"[0-9A-Za-z.:\[\]_-]+:([0-9]{1,5})"), 300
-
-
-def in_submitted_job() -> bool:
-    """Return whether this process is a job of `ray job submit`, by its environment or by its working folder, a temporary copy."""
-    if _JOB_VARIABLE in os.environ:
-        return True
-    try:
-        return _WORKING_FOLDERS in Path.cwd().parts
-    except FileNotFoundError:  # the folder is gone
-        return False
-
-
-def is_sent_to_a_cluster() -> bool:
-    """Return whether this process is a submitted job, or RAY_ADDRESS names a cluster."""
-    return in_submitted_job() or os.environ.get("RAY_ADDRESS", "") not in ("", "local")
 
 
 def end_failed_start(error: Exception) -> None:

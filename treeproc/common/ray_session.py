@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from treeproc.common.command_names import advise
-from treeproc.common.errors import UserError, one_line
+from treeproc.common.errors import UserError, advise, one_line
 from treeproc.common.messages import phase, warn
 from treeproc.common.ray_internals import (
     end_failed_start,

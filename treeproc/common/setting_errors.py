@@ -9,8 +9,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from treeproc.common.command_names import advise, is_from_python
-from treeproc.common.errors import one_line, quoted
+from treeproc.common.errors import advise, is_from_python, one_line, quoted
 from treeproc.common.synonyms import SYNONYMS, settings_in
 
 COMMAND_LINE = "the command line"

@@ -5,6 +5,7 @@ the effect of its setting: `Annotated[int, Effect.NONE]`. Without one, it change
 """
 
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from functools import partial
@@ -15,12 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, get_args, 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator, model_validator
 
-from treeproc.common.command_names import advise, from_python
-from treeproc.common.errors import UserError, quoted
-from treeproc.common.ray_internals import in_submitted_job
+from treeproc.common.errors import UserError, advise, from_python, quoted
 from treeproc.common.setting_errors import COMMAND_LINE, describe_error
 from treeproc.common.storage import AnyPath, as_path
 from treeproc.common.yaml_reader import MOST_BYTES, read_yaml
+
+# Ray sets it in the process of a submitted job alone, and unpacks the job's working folder into a folder of that name. Its
+# documentation promises neither.
+_JOB_VARIABLE, _WORKING_FOLDERS = "RAY_JOB_CONFIG_JSON_ENV_VAR", "working_dir_files"
 
 
 class Effect(Enum):
@@ -273,6 +276,21 @@ def describe_default(value: object) -> str:
 
 def _is_settings(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, Settings)
+
+
+def in_submitted_job() -> bool:
+    """Return whether this process is a job of `ray job submit`, by its environment or by its working folder, a temporary copy."""
+    if _JOB_VARIABLE in os.environ:
+        return True
+    try:
+        return _WORKING_FOLDERS in Path.cwd().parts
+    except FileNotFoundError:  # the folder is gone
+        return False
+
+
+def is_sent_to_a_cluster() -> bool:
+    """Return whether this process is a submitted job, or RAY_ADDRESS names a cluster."""
+    return in_submitted_job() or os.environ.get("RAY_ADDRESS", "") not in ("", "local")
 
 
 def refuse_relative_in_job(paths: Mapping[str, AnyPath | None]) -> None:

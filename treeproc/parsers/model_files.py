@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-from treeproc.common.extras import require
+from treeproc.common.errors import require
 from treeproc.common.files import check_archive, file_sha256, read_json
 from treeproc.common.settings import UserError
 from treeproc.parsers.config import CORENLP_LANGUAGES, PARSERS, ParserConfig, ParserName

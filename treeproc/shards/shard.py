@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from treeproc.common.cache import drop_damaged, local_copy
-from treeproc.common.errors import UserError
-from treeproc.common.extras import require
+from treeproc.common.errors import UserError, require
 from treeproc.common.hash_cache import find_changed
 from treeproc.common.storage import AnyPath, RemotePath, inside
 from treeproc.shards.arrow_file import BadArrowFile, read_arrow

@@ -22,7 +22,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from treeproc.common.extras import how_to_install, is_installed
+from treeproc.common.errors import how_to_install, is_installed
 from treeproc.common.messages import warn
 from treeproc.common.settings import Settings
 from treeproc.readers.line_forms import is_blank

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from treeproc.common.errors import quoted, without_credentials
-from treeproc.common.extras import require
+from treeproc.common.errors import quoted, require, without_credentials
 from treeproc.common.files import atomic_write, locked
 from treeproc.common.folder_kinds import DATA_SET, claim_folder
 from treeproc.common.messages import phase, tell

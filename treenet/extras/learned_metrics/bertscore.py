@@ -22,8 +22,7 @@ import torch
 
 from treenet.evaluation.learned_metrics import SentenceScores, folder_sha256
 from treenet.evaluation.settings import BertScoreConfig
-from treeproc.common.errors import one_line
-from treeproc.common.extras import require
+from treeproc.common.errors import one_line, require
 from treeproc.common.settings import UserError
 
 Weights = dict[int, float]  # of tokens; a token that is not in it has `_UNSEEN`

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from treenet.extras.tuning.trials import ENDS, Trials, TuningConfig, best_trial, describe_values
 from treenet.runs.metrics_log import write_png
 from treenet.tasks.registry import build_task
-from treeproc.common.command_names import as_called
+from treeproc.common.errors import as_called
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import dump_settings
 from treeproc.common.storage import AnyPath

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from treeproc.common.extras import require
+from treeproc.common.errors import require
 from treeproc.common.settings import UserError
 from treeproc.parsers.config import CORENLP_LANGUAGES, PARSED, ParserConfig, public_endpoint
 from treeproc.parsers.lines import Line, LineParser, Sentence, Token, batches
