@@ -13,7 +13,7 @@ from search import NUM_LABELS, random_sentences
 
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.models import VocabSizes, build_model
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer
 from treenet.translation.search import search_batch

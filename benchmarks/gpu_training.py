@@ -12,8 +12,8 @@ from gpu_report import Report
 from torch import Tensor
 
 from treenet.config import TrainConfig
+from treenet.tasks.base import build_task
 from treenet.tasks.losses import projected_nll
-from treenet.tasks.registry import build_task
 from treenet.training.batch_stream import BatchStream
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer

@@ -27,7 +27,7 @@ from treenet.config import DecodingConfig, TrainConfig
 from treenet.data.splits import read_references, read_split
 from treenet.runs.loading import load_run
 from treenet.runs.run_folder import read_facts
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.translation.translate import score_examples, translate_examples
 from treeproc.common.errors import is_installed
 from treeproc.common.settings import load_settings

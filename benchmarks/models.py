@@ -34,7 +34,7 @@ from treenet.data.batch import TreeBatch, collate
 from treenet.data.examples import Examples
 from treenet.data.input_kinds import InputKind
 from treenet.models import Seq2Seq, VocabSizes, build_model, names_for
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training.micro_batches import MicroBatches
 from treenet.training.ranks import Ranks
 from treenet.training.step import TrainStep

@@ -29,7 +29,7 @@ from treenet.config import TrainConfig
 from treenet.data.frozen_states import SHARDS
 from treenet.extras.frozen_states import StatesOfShard, write_states
 from treenet.models.pretrained import PretrainedLeaves
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer
 from treeproc.shards.shard import Shard

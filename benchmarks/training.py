@@ -44,7 +44,7 @@ from treenet.data.examples import Prefetcher
 from treenet.jobs.train_run import run_training
 from treenet.runs.checkpoint import take_snapshot, write_checkpoint
 from treenet.runs.metrics_log import read_metrics
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import load_settings

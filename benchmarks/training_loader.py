@@ -18,7 +18,7 @@ from treenet.data.examples import Prefetcher
 from treenet.data.loader_processes import LoaderProcesses
 from treenet.data.loader_server import DEPTH
 from treenet.data.packing import Packed, pack
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training.batch_stream import OpenTraining, TrainingData
 
 CPU, ACCELERATOR = torch.device("cpu"), torch.device("meta")  # "meta" asks for batches as a GPU does, and takes no time

@@ -8,7 +8,7 @@ from safetensors.torch import save_model
 
 from treenet.config import ModelConfig, TrainConfig
 from treenet.runs.checkpoint import WEIGHTS, publish
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import dump_settings
 from treeproc.parsers import ParserConfig, describe_parser

@@ -20,6 +20,7 @@ from treenet.config import RelationsConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.labelled import LabelledSource
 from treenet.data.windows import example_costs
+from treenet.layers.backend import computing_in
 from treenet.layers.recurrent import build_recurrence
 from treenet.layers.relations import Relations
 from treenet.layers.scaled_dot_product import merge_heads
@@ -29,7 +30,6 @@ from treenet.models.encoders.tree import TreeEncoder as BatchEncoder
 from treenet.models.registry import names_for
 from treenet.probing.inputs import build_probe_task
 from treenet.runs.averaging import choose_checkpoints
-from treenet.runs.precision import computing_in
 from treeproc.readers import read_rows
 from treeproc.trees.dependency_trees import dependency_phrases
 from treeproc.trees.flat_trees import binarise, control_spans

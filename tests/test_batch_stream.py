@@ -14,7 +14,7 @@ from toyruns import final_weights, losses, make_config, make_task, same
 
 from treenet.data.loader_server import SLOT_BYTES, _answer
 from treenet.data.packing import Packed
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training.batch_stream import MOST_WORKERS, BatchStream, OpenTraining, TrainingData, count_workers
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer, train

@@ -18,8 +18,7 @@ from treenet.evaluation.language_models import Scored, example_batches, score_ba
 from treenet.jobs.train_run import run_training
 from treenet.runs.loading import load_trained
 from treenet.runs.metrics_log import read_metrics
-from treenet.tasks.base import vocab_sizes
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task, vocab_sizes
 from treenet.training.batch_stream import plan_batches
 from treenet.training.trainer import train
 from treeproc.common.files import atomic_write, json_bytes, read_json

@@ -8,8 +8,8 @@ import torch
 from torch._dynamo.exc import TorchDynamoException
 from torch._dynamo.utils import counters
 
-from treenet.layers import torch_internals
-from treenet.layers.torch_internals import CompiledOnGpu
+from treenet.layers import backend
+from treenet.layers.backend import CompiledOnGpu
 
 
 def double(x: torch.Tensor, factor: float) -> torch.Tensor:
@@ -20,9 +20,9 @@ def double(x: torch.Tensor, factor: float) -> torch.Tensor:
 def on_gpu(monkeypatch):
     """CPUs count as GPUs; graphs are found as for Inductor and run by the kernels of always."""
     true_compile = torch.compile
-    monkeypatch.setattr(torch_internals, "_is_gpu", lambda device: True)
+    monkeypatch.setattr(backend, "_is_gpu", lambda device: True)
     monkeypatch.setattr(torch, "compile", lambda function, **options: true_compile(function, backend="eager", **options))
-    monkeypatch.setattr(torch_internals, "compiled", cache(torch_internals.compiled.__wrapped__))
+    monkeypatch.setattr(backend, "compiled", cache(backend.compiled.__wrapped__))
     torch._dynamo.reset()
     counters.clear()
     yield
@@ -51,7 +51,7 @@ def test_every_float_has_a_graph_in_every_thread(on_gpu):
 
 
 def test_on_cpus_nothing_is_compiled(monkeypatch):
-    monkeypatch.setattr(torch_internals, "compiled", lambda function: pytest.fail("compiled on a CPU"))
+    monkeypatch.setattr(backend, "compiled", lambda function: pytest.fail("compiled on a CPU"))
     assert CompiledOnGpu(double)(torch.ones(2), 1.0).tolist() == [2, 2]
 
 
@@ -59,7 +59,7 @@ def test_a_function_that_cannot_compile_warns_once_and_runs_uncompiled(on_gpu, m
     def fails(function):
         raise TorchDynamoException("no compiler")
 
-    monkeypatch.setattr(torch_internals, "compiled", fails)
+    monkeypatch.setattr(backend, "compiled", fails)
     function = CompiledOnGpu(double)
     for _ in range(2):
         assert function(torch.ones(2), 1.0).tolist() == [2, 2]

@@ -16,10 +16,10 @@ from torch._inductor import config as inductor
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.data.input_kinds import LEAVES, TREES
 from treenet.layers.accumulation import HierarchicalAccumulation
+from treenet.layers.blocks import prepare
 from treenet.models import build_model, compiling
 from treenet.models.compiling import Compiled, wants_compiling, what_is_missing
 from treenet.structure import TreeStructure
-from treenet.structure.on_device import prepare
 from treeproc.common.settings import UserError
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

@@ -21,7 +21,7 @@ from treenet.data.plan import BatchPlan
 from treenet.data.windows import ShardSizes
 from treenet.jobs.train_job import check_job
 from treenet.jobs.train_run import run_training
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training.batch_stream import plan_batches
 from treeproc.common.settings import UserError, load_settings
 from treeproc.readers import FORMATS

@@ -10,9 +10,8 @@ from strategies import Tree
 
 from treenet.analysis.attention_stats import attend_examples
 from treenet.config import DecodingConfig
-from treenet.translation.ensemble import Ensemble
 from treenet.translation.reranking import coverage_penalty, leaf_attention
-from treenet.translation.translate import translate_examples
+from treenet.translation.translate import Ensemble, translate_examples
 from treeproc.common.settings import UserError
 
 TREES = [Tree(5, [(0, 5, 3), (0, 2, 2), (3, 5, 3)]), Tree(1, [(0, 1, 1)]), Tree(3, [(0, 3, 2), (1, 3, 2)])]

@@ -30,11 +30,11 @@ from test_tree_attention import check_close_with_grads, randomise
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.data.input_kinds import TREES
 from treenet.layers.attention import SelfAttention
+from treenet.layers.blocks import find_intervals, prepare
 from treenet.models import build_model
 from treenet.structure import TreeStructure
 from treenet.structure.attention_maps import Blocks
 from treenet.structure.branches import BranchMaps, BranchMatrices
-from treenet.structure.on_device import find_intervals, prepare
 from treeproc.shards.schema import PAD_ID
 
 SIZES = dict(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=2, num_decoder_layers=2)

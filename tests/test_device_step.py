@@ -13,7 +13,7 @@ from toyruns import final_weights, losses, make_config, make_task, same
 from treenet.runs.checkpoint import checkpoint_folders
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks import losses as task_losses
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training.micro_batches import StepInputs
 from treenet.training.ranks import Ranks, TrainingFailed
 from treenet.training.step import TrainStep

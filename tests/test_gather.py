@@ -15,7 +15,7 @@ from treenet.data.batch import collate
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import TREES
 from treenet.data.labelled import LabelledSource, PhraseSource
-from treenet.structure.span_table import Ragged, SpanTable
+from treenet.structure.base import Ragged, SpanTable
 from treeproc.shards.gather import Gather
 from treeproc.shards.shard import SplitShards
 

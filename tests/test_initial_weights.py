@@ -21,7 +21,7 @@ from treenet.runs.exported_run import export_run
 from treenet.runs.initial_weights import split_init, start_from_init
 from treenet.runs.loading import load_model, load_run
 from treenet.runs.parameter_matching import vocabulary_places
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer, train
 from treeproc.common.provenance import read_sessions

@@ -22,7 +22,7 @@ from torch._inductor.ir import Layout
 from treenet.config import TreeAttentionConfig
 from treenet.jobs import ray_interrupt
 from treenet.jobs.ray_interrupt import InterruptibleTrainer, callbacks_into
-from treenet.layers import torch_internals
+from treenet.layers import backend
 from treenet.layers.attention import SelfAttention
 from treeproc.common import ray_internals, settings
 from treeproc.extras.parser_training import layers
@@ -55,9 +55,9 @@ def agree(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
 
 def test_the_private_parts_are_there():
     """Their lack changes no result, but costs time: a version that lacks one is worth a look."""
-    assert all(getattr(torch_internals, name) is not None for name in FLASH + BAGS)
+    assert all(getattr(backend, name) is not None for name in FLASH + BAGS)
     assert layers._lstm is not None
-    assert torch_internals.uncompiled is not torch.compiler.disable
+    assert backend.uncompiled is not torch.compiler.disable
     assert hasattr(Layout, "_stride_expr_ge_or_false")
     assert hasattr(ray_interrupt.worker_group, "placement_group")
     assert default_autoscaling_coordinator.get_or_create_autoscaling_coordinator
@@ -73,12 +73,12 @@ def test_subtree_attention_without_the_operators_of_the_cpu(monkeypatch, path, m
     x = states(structure)
     inputs = [x, *module.parameters()]
     called = []
-    kernel = torch_internals.flash_attention
+    kernel = backend.flash_attention
     monkeypatch.setattr("treenet.layers.scaled_dot_product.flash_attention", lambda *a, **k: called.append(1) or kernel(*a, **k))
     private = values_and_gradients(real_rows(module(x, None, structure), structure), inputs)
     assert called
     called.clear()
-    monkeypatch.setattr(torch_internals, missing, None)
+    monkeypatch.setattr(backend, missing, None)
     agree(values_and_gradients(real_rows(module(x, None, structure), structure), inputs), private)
     assert not called
 
@@ -92,7 +92,7 @@ def test_accumulation_without_the_operators_of_embedding_bags(monkeypatch, leaf_
     inputs = [x, *module.parameters()]
     private = values_and_gradients(module.accumulate(x, 2 * x, structure), inputs)
     for name in missing:
-        monkeypatch.setattr(torch_internals, name, None)
+        monkeypatch.setattr(backend, name, None)
     agree(values_and_gradients(module.accumulate(x, 2 * x, structure), inputs), private)
 
 

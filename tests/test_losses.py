@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from treenet.layers.torch_internals import compiled
+from treenet.layers.backend import compiled
 from treenet.tasks import losses
 from treenet.tasks.losses import label_smoothed_nll, projected_nll, r_drop_loss, symmetric_divergence
 from treeproc.shards.schema import PAD_ID

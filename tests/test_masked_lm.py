@@ -24,8 +24,8 @@ from treenet.jobs.train_run import run_training
 from treenet.models import VocabSizes, build_masked_lm, names_for
 from treenet.runs.loading import load_processor, load_trained
 from treenet.runs.metrics_log import read_metrics
+from treenet.tasks.base import build_task
 from treenet.tasks.masked_lm import MaskedBatch, MaskedSource, count_masked, mask_pieces
-from treenet.tasks.registry import build_task
 from treenet.training.trainer import train
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.settings import UserError, load_settings

@@ -9,7 +9,7 @@ from meta_device import DeviceOperations, stand_in_for_a_gpu
 from toydata import write_toy_data
 from toyruns import final_weights, losses, make_config, make_task, same
 
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training import ranks
 from treenet.training.ranks import Ranks, deterministic_mode, expand_segments
 from treenet.training.trainer import Trainer, train, use_gpu

@@ -18,7 +18,7 @@ from treenet.extras.frozen_states import write_states  # noqa: E402
 from treenet.jobs.train_run import run_training  # noqa: E402
 from treenet.models.pretrained import load_pretrained  # noqa: E402
 from treenet.runs.loading import load_model  # noqa: E402
-from treenet.tasks.registry import build_task  # noqa: E402
+from treenet.tasks.base import build_task  # noqa: E402
 from treeproc.pretrained_pieces import TokenizerPieces  # noqa: E402
 from treeproc.shards.store import read_index  # noqa: E402
 from treeproc.stages.preprocess import PreprocessConfig, preprocess  # noqa: E402

@@ -12,8 +12,8 @@ from test_static_search import DECODING, SENTENCES, graphs, model_of, same, smal
 
 from treenet.config import UNRECORDED, DecodingConfig
 from treenet.translation.caches import Steps
+from treenet.translation.hypotheses import restrictions_of
 from treenet.translation.line_constraints import BatchConstraints, LineConstraints, unmet
-from treenet.translation.restrictions import restrictions_of
 from treenet.translation.search import search_batch
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID

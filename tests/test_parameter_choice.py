@@ -13,7 +13,7 @@ from treenet.jobs.train_job import check_job
 from treenet.jobs.train_run import check_same_run, describe_run, run_training
 from treenet.runs.averaging import average_checkpoints
 from treenet.runs.checkpoint import latest_checkpoint
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training.optimizer import FACTOR, build_optimizer, frozen_names, learning_rate, rate_factors
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer, train

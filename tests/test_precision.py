@@ -13,8 +13,8 @@ from toyruns import final_weights, losses, make_config, make_task, same
 from treenet.config import TrainConfig
 from treenet.jobs import train_run
 from treenet.jobs.train_run import choose_for_gpu, run_training
-from treenet.runs import precision
-from treenet.runs.precision import computing_in, precision_of_scores, resolve_precision
+from treenet.layers import backend
+from treenet.layers.backend import computing_in, precision_of_scores, resolve_precision
 from treenet.tasks import losses as task_losses
 from treenet.training import optimizer, step
 from treenet.training.optimizer import LossScale
@@ -41,7 +41,7 @@ def test_auto_is_float32_on_cpus_and_by_the_gpu_on_gpus(data, monkeypatch):
     assert make_config(data, "use_gpu=true").precision == "auto"
     assert make_config(data, "use_gpu=true", "precision=float32").precision == "float32"
     for with_bf16, expected in ((True, "bf16"), (False, "fp16")):
-        monkeypatch.setattr(precision, "has_bf16", lambda device, answer=with_bf16: answer)
+        monkeypatch.setattr(backend, "has_bf16", lambda device, answer=with_bf16: answer)
         assert resolve_precision("auto", CUDA) == expected
     assert resolve_precision("auto", CPU) == resolve_precision("auto", torch.device("meta")) == "float32"
     assert resolve_precision("tf32", CUDA) == "tf32"
@@ -171,18 +171,18 @@ def test_a_trained_model_remembers_its_precision(monkeypatch):
             yield SimpleNamespace(device=CUDA)
 
     seen = []
-    monkeypatch.setattr(precision, "computing_in", lambda name, device: seen.append((name, device.type)) or nullcontext())
-    monkeypatch.setattr(precision, "allow_tf32", lambda name, device: None)
+    monkeypatch.setattr(backend, "computing_in", lambda name, device: seen.append((name, device.type)) or nullcontext())
+    monkeypatch.setattr(backend, "allow_tf32", lambda name, device: None)
     alone, together = OnGpu(), OnGpu()
-    precision.remember_precision(alone, "bf16")
+    backend.remember_precision(alone, "bf16")
     together.members = torch.nn.ModuleList([alone])
     for with_bf16 in (True, False):
-        monkeypatch.setattr(precision, "has_bf16", lambda device, answer=with_bf16: answer)
+        monkeypatch.setattr(backend, "has_bf16", lambda device, answer=with_bf16: answer)
         for model in (alone, together):
-            with precision.scoring(model):
+            with backend.scoring(model):
                 pass
     assert seen == 2 * [("bf16", "cuda")] + 2 * [("fp16", "cuda")]
     on_cpu = torch.nn.Linear(1, 1)
-    precision.remember_precision(on_cpu, "bf16")
-    with precision.scoring(on_cpu):
+    backend.remember_precision(on_cpu, "bf16")
+    with backend.scoring(on_cpu):
         assert on_cpu(torch.ones(1, 1)).dtype == torch.float32

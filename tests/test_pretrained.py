@@ -25,7 +25,7 @@ from treenet.jobs.train_run import run_training  # noqa: E402
 from treenet.models.pretrained import PretrainedLeaves, load_pretrained, pretrained_facts  # noqa: E402
 from treenet.probing.inputs import encode_layers, num_layers  # noqa: E402
 from treenet.runs.loading import load_model  # noqa: E402
-from treenet.tasks.registry import build_task  # noqa: E402
+from treenet.tasks.base import build_task  # noqa: E402
 from treenet.training.optimizer import freeze_parameters  # noqa: E402
 from treeproc.common.settings import UserError  # noqa: E402
 from treeproc.shards.shard import SplitShards  # noqa: E402

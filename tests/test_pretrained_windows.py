@@ -18,7 +18,7 @@ from treenet.jobs.train_run import run_training  # noqa: E402
 from treenet.layers.dropout import share_dropout_keys  # noqa: E402
 from treenet.models.pretrained import Windows  # noqa: E402
 from treenet.runs.loading import load_model  # noqa: E402
-from treenet.tasks.registry import build_task  # noqa: E402
+from treenet.tasks.base import build_task  # noqa: E402
 
 pytestmark = pytest.mark.slow
 

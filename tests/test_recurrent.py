@@ -20,7 +20,7 @@ from treenet.jobs.train_run import run_training
 from treenet.layers.dropout import Dropout
 from treenet.layers.recurrent import build_bilstm, build_lstm, last_state, last_states, lstm_cells, run_bilstm, run_lstm
 from treenet.runs.loading import load_run
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
 

@@ -25,7 +25,7 @@ from treenet.jobs.train_run import run_training
 from treenet.models import ClassLogits, VocabSizes, build_relatedness, find_encoder
 from treenet.models.composed import PairHead, expected_score, score_distribution
 from treenet.runs.metrics_log import read_metrics
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.tasks.relatedness import Relatedness, average_ranks, correlations, moments, pearson, summarize_moments
 from treeproc.common.settings import UserError, load_settings
 from treeproc.readers import read_rows

@@ -41,8 +41,7 @@ from treenet.models.encoders.relations import RelationEncoder
 from treenet.runs.loading import load_run
 from treenet.structure import Dependencies, Words
 from treenet.structure.words import build_path_ids, list_paths
-from treenet.tasks.base import check_structure, vocab_sizes
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task, check_structure, vocab_sizes
 from treenet.translation.line_translator import LineTranslator
 from treenet.translation.settings import TranslateSettings
 from treeproc.common.settings import UserError, load_settings

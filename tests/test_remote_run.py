@@ -23,7 +23,7 @@ from treenet.runs.averaging import average_checkpoints
 from treenet.runs.checkpoint import checkpoint_folders, is_complete, latest_checkpoint
 from treenet.runs.mirror import STOP_FILE, RunMirror, read_run
 from treenet.runs.run_results import read_system, warn_of_stale_results
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training.trainer import train
 from treeproc.common.cache import cache_folder
 from treeproc.common.provenance import read_sessions

@@ -14,9 +14,8 @@ from treenet.config import DecodingConfig
 from treenet.data.batch import collate
 from treenet.translation import beam
 from treenet.translation.caches import Steps
-from treenet.translation.hypotheses import best_by_key, best_pieces, length_penalties
+from treenet.translation.hypotheses import Lengths, best_by_key, best_pieces, length_penalties
 from treenet.translation.line_constraints import BatchConstraints, LineConstraints
-from treenet.translation.restrictions import Lengths
 from treenet.translation.search import search_batch
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID

@@ -11,9 +11,9 @@ from strategies import Tree
 from treenet.config import DecodingConfig
 from treenet.translation.beam import END_TEST_EVERY
 from treenet.translation.caches import Steps, has_static_cache
-from treenet.translation.ensemble import Ensemble
 from treenet.translation.hypotheses import best_by_key
 from treenet.translation.search import search_batch
+from treenet.translation.translate import Ensemble
 
 SENTENCES = [
     Tree(5, [(0, 5, 3), (0, 2, 2), (3, 5, 3)]),

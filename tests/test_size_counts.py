@@ -12,7 +12,7 @@ from toydata import write_toy_data
 from treenet.config import BatchConfig, TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import BatchPlan
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training import batch_stream
 from treenet.training.batch_stream import TrainingData
 from treeproc.common.files import file_sha256, json_bytes

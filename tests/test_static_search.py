@@ -12,13 +12,13 @@ from recorded_graph import RecordedGraph, operations_of
 from strategies import Tree, right_branching
 
 from treenet.config import DecodingConfig
-from treenet.models.decoders import base
+from treenet.models.decoders import transformer
 from treenet.translation import caches
 from treenet.translation.caches import Steps, choose_steps, has_static_cache
-from treenet.translation.ensemble import Ensemble
+from treenet.translation.hypotheses import Lengths
 from treenet.translation.line_constraints import BatchConstraints, LineConstraints
-from treenet.translation.restrictions import Lengths
 from treenet.translation.search import Search, begin_beam_search, search_batch
+from treenet.translation.translate import Ensemble
 
 SENTENCES = [
     Tree(5, [(0, 5, 3), (0, 2, 2), (3, 5, 3)]),
@@ -34,7 +34,7 @@ STATIC = [name for name in MODEL_CASES if has_static_cache(tiny_model(name))]
 @pytest.fixture(autouse=True)
 def small_capacity(monkeypatch):
     """Searches begin with 4 positions and go on with 8, 16 and 32."""
-    monkeypatch.setattr(base, "FIRST_CAPACITY", 4)
+    monkeypatch.setattr(transformer, "FIRST_CAPACITY", 4)
 
 
 @pytest.fixture

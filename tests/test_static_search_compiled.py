@@ -7,7 +7,7 @@ from test_static_search import DECODING, LINES, SENTENCES, model_of, same
 from torch._dynamo.utils import counters
 
 from treenet.models.compiling import what_is_missing
-from treenet.models.decoders import base
+from treenet.models.decoders import transformer
 from treenet.translation.caches import Steps
 from treenet.translation.line_constraints import BatchConstraints
 from treenet.translation.search import compiled_steps, search_batch
@@ -25,7 +25,7 @@ def test_compiled_steps_find_the_same_with_few_graphs(monkeypatch):
 
     Each model has one graph of its step, and both models share that of the choice of pieces.
     """
-    monkeypatch.setattr(base, "FIRST_CAPACITY", 4)
+    monkeypatch.setattr(transformer, "FIRST_CAPACITY", 4)
     compiled_steps.cache_clear()
     torch._dynamo.reset()
     counters.clear()

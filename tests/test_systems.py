@@ -12,7 +12,7 @@ from treenet.evaluation.settings import EvaluateSettings
 from treenet.jobs.train_run import run_training
 from treenet.models import names_for
 from treenet.runs.loading import load_run
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training.trainer import train
 from treenet.translation.translate import translate_examples
 from treeproc.common.settings import UserError

@@ -21,7 +21,7 @@ from treenet.extras.serving.settings import ServeSettings
 from treenet.jobs.train_run import run_training
 from treenet.models import VocabSizes, build_classifier, find_encoder
 from treenet.models.composed import PairHead
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treeproc.common.settings import UserError, load_settings
 from treeproc.shards.store import read_index
 

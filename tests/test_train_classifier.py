@@ -34,7 +34,7 @@ from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step, take_sn
 from treenet.runs.loading import load_run, load_trained
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.run_results import warn_of_stale_results
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer, train
 from treeproc.common.files import file_sha256, read_json

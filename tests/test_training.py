@@ -29,7 +29,7 @@ from treenet.runs.checkpoint import checkpoint_folders, latest_checkpoint
 from treenet.runs.loading import load_trained
 from treenet.runs.metrics_log import MetricLog, read_metrics
 from treenet.tasks import losses as task_losses
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training.optimizer import build_optimizer, learning_rate
 from treenet.training.trainer import train
 from treeproc.common.files import locked

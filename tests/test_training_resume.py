@@ -17,7 +17,7 @@ from treenet.runs import checkpoint_io
 from treenet.runs.checkpoint import checkpoint_folders, latest_checkpoint, take_snapshot
 from treenet.runs.checkpoint_io import CheckpointWriter
 from treenet.runs.metrics_log import read_metrics
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training.ranks import Ranks
 from treenet.training.state import TrainState
 from treenet.training.trainer import Trainer, finished_outcome, train

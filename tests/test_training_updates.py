@@ -19,8 +19,8 @@ from treenet.data.windows import example_costs
 from treenet.runs.checkpoint import checkpoint_folders, is_complete
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks import losses as task_losses
+from treenet.tasks.base import build_task
 from treenet.tasks.losses import projected_nll
-from treenet.tasks.registry import build_task
 from treenet.training.micro_batches import MicroBatches
 from treenet.training.optimizer import MovingAverage
 from treenet.training.ranks import Ranks

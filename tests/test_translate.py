@@ -15,8 +15,8 @@ from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from toyruns import without_phases
 
 from treenet.runs.loading import load_run
-from treenet.translation.ensemble import load_ensemble
 from treenet.translation.line_translator import LineTranslator
+from treenet.translation.translate import load_ensemble
 from treeproc.common.settings import UserError
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import EncodedLine, RawLineEncoder, place_trees

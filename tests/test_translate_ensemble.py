@@ -10,9 +10,8 @@ from toydata import encode_row
 from treenet.config import DecodingConfig, ModelConfig
 from treenet.data.batch import collate
 from treenet.models import VocabSizes, build_model
-from treenet.translation.ensemble import Ensemble
 from treenet.translation.search import search_batch
-from treenet.translation.translate import score_examples, score_targets, translate_examples
+from treenet.translation.translate import Ensemble, score_examples, score_targets, translate_examples
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 pytestmark = pytest.mark.slow

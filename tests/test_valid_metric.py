@@ -14,7 +14,7 @@ from treenet.runs.averaging import choose_checkpoints
 from treenet.runs.checkpoint import checkpoint_folders, latest_checkpoint, read_meta
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training.state import TrainState
 from treenet.training.trainer import train
 from treenet.translation.translate import detokenize, translate_examples

@@ -13,8 +13,7 @@ from safetensors.torch import load_file
 from treenet.config import TrainConfig
 from treenet.runs.checkpoint import latest_checkpoint, take_snapshot, write_checkpoint
 from treenet.runs.metrics_log import read_metrics
-from treenet.tasks.base import Task
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import Task, build_task
 from treenet.training.trainer import train
 from treeproc.common.settings import UserError, load_settings
 

@@ -12,7 +12,7 @@ from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import CrossAttention, SelfAttention, padding_to_attend_mask
 from treenet.layers.blocks import attend_mask_of, position_pad_mask, prepare_trees, run_layers
 from treenet.layers.scaled_dot_product import attention_weights
-from treenet.models.encoders.transformer import build_layers
+from treenet.models.encoders.base import build_layers
 from treenet.models.encoders.tree import build_tree_attention
 from treenet.structure import TreeStructure
 from treenet.structure.base import refusing_device

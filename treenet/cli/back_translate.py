@@ -95,7 +95,7 @@ class BackTranslation:
             if any(is_same_file(path, out / name) for name in _OWN_TEXT):
                 raise UserError(f"text: {path} is a file that this command writes into --out; choose another --out")
         with loading():
-            from treenet.runs.precision import choose_device  # here, as below, because it loads PyTorch
+            from treenet.layers.backend import choose_device  # here, as below, because it loads PyTorch
 
         if config.translate.workers == 0:
             choose_device(config.translate.use_gpu)
@@ -112,7 +112,7 @@ class BackTranslation:
         if backward.task != "translation":
             raise UserError(f"backward.task must be translation, but is {backward.task}")
         from treenet.data.input_kinds import LEAVES
-        from treenet.tasks.registry import build_task
+        from treenet.tasks.base import build_task
         from treenet.translation.translate import change_decoding
 
         if build_task(backward).reads is not LEAVES and self.config.backward_parser is None:

@@ -150,8 +150,7 @@ def main(argv: Sequence[str]) -> None:
 
 def prediction_task(run: Path) -> "PredictionTask | None":
     """Return the task of a run that predicts classes or scores; None for any other folder."""
-    from treenet.tasks.base import PredictionTask
-    from treenet.tasks.registry import build_task
+    from treenet.tasks.base import PredictionTask, build_task
 
     path = run / "config.yaml"
     task = build_task(load_settings(TrainConfig, path)) if path.is_file() else None

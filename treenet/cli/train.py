@@ -47,8 +47,7 @@ def main(argv: Sequence[str], sample: str | None = "sample", **defaults: Any) ->
         from treenet.jobs.train_run import run_to_end
         from treenet.loggers.feed import log_scores
         from treenet.runs.run_results import warn_of_stale_results
-        from treenet.tasks.base import PredictionTask
-        from treenet.tasks.registry import build_task
+        from treenet.tasks.base import PredictionTask, build_task
 
     if args.dry_run:
         print(dry_run(config, args.out))

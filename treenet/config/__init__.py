@@ -1,6 +1,5 @@
 """Settings of models and of training runs."""
 
-from treenet.config.decoding import UNRECORDED, DecodingConfig
 from treenet.config.models import (
     PHRASE_LEVELS,
     ArchitectureSection,
@@ -16,7 +15,7 @@ from treenet.config.models import (
     TreeAttentionConfig,
     TreeRegConfig,
 )
-from treenet.config.tasks import ClassifierConfig, MaskedLMConfig, SamplingConfig
+from treenet.config.tasks import UNRECORDED, ClassifierConfig, DecodingConfig, MaskedLMConfig, SamplingConfig
 from treenet.config.training import (
     MAY_CHANGE,
     OPERATIONAL,

@@ -14,9 +14,8 @@ from pydantic import (
     model_validator,
 )
 
-from treenet.config.decoding import DecodingConfig
 from treenet.config.models import ModelConfig
-from treenet.config.tasks import ClassifierConfig, MaskedLMConfig, SamplingConfig, TaskName
+from treenet.config.tasks import ClassifierConfig, DecodingConfig, MaskedLMConfig, SamplingConfig, TaskName
 from treeproc.common.settings import Effect, Settings, is_below, is_sent_to_a_cluster, keys_with, later_field
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.schema import WINDOW_ROWS

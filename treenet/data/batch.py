@@ -16,7 +16,7 @@ from treenet.data.input_kinds import ALWAYS, COLUMNS, TREES, InputKind, RowLists
 from treenet.data.packing import send_packed
 from treenet.data.windows import cut_batches
 from treenet.structure import Structure
-from treenet.structure.span_table import Ragged, round_up
+from treenet.structure.base import Ragged, round_up
 from treeproc.common.errors import UserError, as_list, check_type
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNKNOWN_LABEL_ID
 

@@ -16,7 +16,7 @@ from treenet.data.frozen_states import FrozenStates
 from treenet.data.input_kinds import ALWAYS, COLUMNS, TREES, InputKind, RowLists
 from treenet.data.plan import BatchPlan
 from treenet.data.windows import ShardSizes
-from treenet.structure.span_table import Ragged
+from treenet.structure.base import Ragged
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.common.store_requests import AT_ONCE

@@ -24,8 +24,8 @@ from treenet.structure import (
     TreeStructure,
     Words,
 )
+from treenet.structure.base import Ragged
 from treenet.structure.branches import WIDTH_MULTIPLE
-from treenet.structure.span_table import Ragged
 
 # The place of a field of `RowLists` in a shard: its column, and the field of the column's structs.
 COLUMNS: dict[str, tuple[str, str | None]] = {

@@ -18,7 +18,7 @@ from treenet.data.examples import Examples, ExampleSource
 from treenet.data.input_kinds import LEAVES, InputKind, RowLists
 from treenet.data.plan import BatchPlan
 from treenet.structure import ArcLevels
-from treenet.structure.span_table import Ragged
+from treenet.structure.base import Ragged
 from treeproc.common.errors import check_choice
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath

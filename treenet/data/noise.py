@@ -24,7 +24,7 @@ import numpy as np
 from treenet.config import SamplingConfig
 from treenet.data.hashed_sampling import keys_of_examples, keys_of_parts
 from treenet.data.input_kinds import RowLists
-from treenet.structure.span_table import Ragged
+from treenet.structure.base import Ragged
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.rows import edges_of, flatten, hash_ids, take

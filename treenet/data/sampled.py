@@ -15,7 +15,7 @@ from treenet.data.examples import Examples, ExampleSource
 from treenet.data.hashed_sampling import keys_of_examples, keys_of_parts
 from treenet.data.input_kinds import ALWAYS, InputKind, RowLists
 from treenet.data.noise import Merges, PieceTrees, WordDraws, add_noise, over_words
-from treenet.structure.span_table import Ragged
+from treenet.structure.base import Ragged
 from treeproc.common.storage import AnyPath
 from treeproc.shards.rows import edges_of, take
 from treeproc.shards.store import read_index

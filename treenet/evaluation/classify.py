@@ -10,15 +10,14 @@ from treenet.data.frozen_states import check_states
 from treenet.data.labelled import LabelledBatch, LabelledSource, PairBatch, PairSource
 from treenet.data.plan import plan_in_order
 from treenet.evaluation.settings import ClassifySettings
+from treenet.layers.backend import choose_device, scoring
 from treenet.models import ClassLogits
 from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders, checkpoint_step
 from treenet.runs.loading import data_of, load_trained
-from treenet.runs.precision import choose_device, scoring
 from treenet.runs.result_provenance import LAST, asked_for, fingerprints
 from treenet.runs.run_folder import checkpoint_folder, read_facts, recorded_sha256
 from treenet.runs.run_results import SCORES, read_scores
-from treenet.tasks.base import PredictionTask
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import PredictionTask, build_task
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.messages import warn
 from treeproc.common.provenance import software

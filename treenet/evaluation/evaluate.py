@@ -13,9 +13,9 @@ from treenet.evaluation.bootstrap import compare
 from treenet.evaluation.buckets import measure_sources, score_buckets, score_tags, without_tags
 from treenet.evaluation.learned_metrics import LearnedMetrics, compare_learned, entries_of
 from treenet.evaluation.settings import EvaluateSettings
+from treenet.layers.backend import choose_device
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import LoadedRun, load_run
-from treenet.runs.precision import choose_device
 from treenet.runs.result_provenance import asked_for, fingerprints, origin
 from treenet.runs.run_results import ReferenceNll, System, read_scores, write_result
 from treenet.tasks.base import check_no_control

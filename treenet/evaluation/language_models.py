@@ -22,15 +22,14 @@ from treenet.data.examples import SourceSide
 from treenet.data.input_kinds import ACTIONS, InputKind
 from treenet.data.plan import plan_in_order
 from treenet.evaluation.settings import ScoreLMSettings
+from treenet.layers.backend import choose_device, scoring
 from treenet.models import CausalLM, MaskedLM, VocabSizes
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_model
-from treenet.runs.precision import choose_device, scoring
 from treenet.runs.result_provenance import origin
 from treenet.runs.run_results import SCORES, read_scores
-from treenet.tasks.base import vocab_sizes
+from treenet.tasks.base import build_task, vocab_sizes
 from treenet.tasks.causal_lm import to_causal
-from treenet.tasks.registry import build_task
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath

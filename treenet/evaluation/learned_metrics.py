@@ -14,7 +14,7 @@ import numpy as np
 
 from treenet.evaluation.bootstrap import Comparison, compare_means
 from treenet.evaluation.settings import BertScoreConfig, CometConfig
-from treenet.runs.precision import choose_device
+from treenet.layers.backend import choose_device
 from treenet.tasks.translation_metrics import LEARNED_TITLES
 from treeproc.common.files import file_sha256
 from treeproc.common.messages import warn

@@ -13,8 +13,8 @@ import torch
 
 from treenet.data.batch import WINDOW, TreeBatch, count_leaves, in_order_with_rows
 from treenet.evaluation.settings import ClassifyLinesSettings
+from treenet.layers.backend import choose_device, scoring
 from treenet.runs.loading import LoadedClassifier, load_classifier
-from treenet.runs.precision import choose_device, scoring
 from treenet.structure import ArcLevels
 from treenet.translation.line_translator import EncodedLine, LineSource, Translated, build_line_source, local_runs
 from treeproc.common.settings import UserError

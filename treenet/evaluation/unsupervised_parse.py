@@ -22,10 +22,10 @@ from torch import nn
 from treenet.data.batch import WINDOW, TreeBatch, count_leaves, in_order
 from treenet.data.splits import read_split
 from treenet.evaluation.settings import ParseSettings, ParsingConfig
+from treenet.layers.backend import choose_device, scoring
 from treenet.models.encoders.latent import ConstituentEncoder
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_decoder, load_model
-from treenet.runs.precision import choose_device, scoring
 from treenet.runs.result_provenance import PARSE, origin
 from treenet.runs.run_results import SCORES, read_scores
 from treeproc.common.files import atomic_write, json_bytes

@@ -21,7 +21,7 @@ from treenet.loggers.feed import check_loggers
 from treenet.runs.metrics_log import write_png
 from treenet.runs.result_provenance import NOT_RECORDED
 from treenet.runs.run_results import SCORES, stale_scores
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treeproc.common.errors import CommandEnded, require
 from treeproc.common.files import atomic_write, file_lock, json_bytes, lock_place, locked, read_json
 from treeproc.common.folder_kinds import RECORDS, Kind, claim_folder

@@ -31,11 +31,11 @@ from treenet.data.frozen_states import (
     states_schema,
 )
 from treenet.data.windows import cut_batches
+from treenet.layers.backend import choose_device
 from treenet.models.pretrained import FACTS as PRETRAINED
 from treenet.models.pretrained import PretrainedLeaves, hash_encoder, load_pretrained, pretrained_facts
 from treenet.runs.checkpoint import stored_weights
-from treenet.runs.precision import choose_device
-from treenet.structure.span_table import Ragged
+from treenet.structure.base import Ragged
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_output, atomic_write, json_bytes, locked, remove_leftovers
 from treeproc.common.messages import tell

@@ -10,7 +10,7 @@ from treenet.jobs.train_job import Job, check_job, describe_corpora, train_job
 from treenet.runs.initial_weights import start_from_init
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import RunMirror
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treeproc.common.messages import format_seconds
 from treeproc.common.settings import refuse_relative_in_job
 from treeproc.common.storage import AnyPath

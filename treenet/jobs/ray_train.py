@@ -32,10 +32,10 @@ from treenet.jobs.ray_room import (
     take_given,
     worker_resources,
 )
+from treenet.layers.backend import best_precision_here
 from treenet.runs.metrics_log import describe_metrics, read_metrics
 from treenet.runs.mirror import RAY_FOLDER, RunMirror
-from treenet.runs.precision import best_precision_here
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.training.ranks import Ranks, TrainingFailed
 from treenet.training.trainer import TrainOutcome, train
 from treeproc.common.command_line import describe_refusal

@@ -16,8 +16,7 @@ from treenet.models.pretrained import ENCODER
 from treenet.models.registry import only_shapes
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step
 from treenet.runs.mirror import STOP_FILE, RunMirror
-from treenet.tasks.base import Task
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import Task, build_task
 from treenet.training.batch_stream import plan_batches, weighted_files
 from treenet.training.optimizer import count_frozen, frozen_names
 from treenet.training.trainer import TrainOutcome, finished_outcome, train

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from treenet.config import MAY_CHANGE, TrainConfig
 from treenet.jobs.train_job import COMMAND, check_job, describe_corpora, train_job
+from treenet.layers.backend import best_precision_here
 from treenet.loggers.feed import check_loggers, logged_training
 from treenet.models.pretrained import FACTS as PRETRAINED
 from treenet.models.pretrained import OF_THE_FILE
@@ -18,10 +19,8 @@ from treenet.runs.checkpoint import META, WEIGHTS, checkpoint_folders
 from treenet.runs.initial_weights import describe_start, keep_recorded_init, start_from_init
 from treenet.runs.metrics_log import CURVES, best_validation, plot_curves, read_metrics
 from treenet.runs.mirror import open_run
-from treenet.runs.precision import best_precision_here
 from treenet.runs.run_folder import read_facts
-from treenet.tasks.base import describe_windows
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task, describe_windows
 from treenet.training.ranks import expand_segments
 from treeproc.common.errors import CommandEnded, how_to_install, is_installed
 from treeproc.common.files import atomic_write, json_bytes, read_json

@@ -25,8 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from treenet.layers.backend import without_autocast
 from treenet.layers.linear import build_linear
-from treenet.layers.torch_internals import without_autocast
 from treenet.structure import SplitPoints
 
 if TYPE_CHECKING:

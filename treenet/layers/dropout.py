@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.layers.torch_internals import CompiledOnGpu
+from treenet.layers.backend import CompiledOnGpu
 
 FIRST, SECOND = 0x45D9F3B, 0x2C1B3C6D  # odd multipliers of the hash
 POSITION, CALL, NODES = 0x1E3779B1, 0x5851F42D, 0x40000000  # offsets of positions, calls and nodes in a key

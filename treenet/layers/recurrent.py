@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from treenet.layers.backend import uncompiled
 from treenet.layers.dropout import Dropout
-from treenet.layers.torch_internals import uncompiled
 from treeproc.common.errors import UserError, check_choice
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from treenet.layers.torch_internals import (
+from treenet.layers.backend import (
     compiled,
     flash_attention,
     flash_attention_backward,

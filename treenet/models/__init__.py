@@ -7,7 +7,7 @@ from importlib import import_module
 
 from treenet.models import encoders
 from treenet.models.composed import CausalLM, Classifier, ClassLogits, MaskedLM, Seq2Seq
-from treenet.models.decoders.base import DecoderState
+from treenet.models.decoders.transformer import DecoderState
 from treenet.models.encoders.base import DataFacts, Encoder, Memory, VocabSizes
 from treenet.models.registry import (
     ARCHITECTURES,

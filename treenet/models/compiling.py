@@ -20,7 +20,7 @@ from treeproc.common.settings import UserError
 # Graphs of one model. If a form of a batch needs more, it is computed without a graph.
 MOST_GRAPHS = 32
 _SETTINGS = {
-    "specialize_float": True,  # see `torch_internals.compiled`
+    "specialize_float": True,  # see `backend.compiled`
     "recompile_limit": MOST_GRAPHS,
     "accumulated_recompile_limit": 8 * MOST_GRAPHS,
     "fail_on_recompile_limit_hit": True,

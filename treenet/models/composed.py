@@ -29,7 +29,7 @@ from treenet.layers.attention import CrossAttention, KeysValues
 from treenet.layers.dropout import Dropout
 from treenet.layers.linear import Scratch, build_linear
 from treenet.layers.scaled_dot_product import attention_weights
-from treenet.models.decoders.base import Decoder, DecoderState, StaticState
+from treenet.models.decoders.transformer import Decoder, DecoderState, StaticState
 from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding, mean_state
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID, UNK_ID

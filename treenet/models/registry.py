@@ -1,6 +1,6 @@
 """The registry of architectures: models by name, made of the registered encoders.
 
-The file of an encoder registers it. `import treenet.models` imports all of them.
+The file of an encoder registers it, but for the plain Transformer. `import treenet.models` imports all of them.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,8 +24,8 @@ from treenet.models.composed import (
     Seq2Seq,
     check_supervision,
 )
-from treenet.models.decoders.base import Decoder
-from treenet.models.encoders.base import Encoder, PieceEmbedding, VocabSizes
+from treenet.models.decoders.transformer import Decoder, TransformerDecoder
+from treenet.models.encoders.base import Encoder, PieceEmbedding, TransformerEncoder, VocabSizes
 from treeproc.common.errors import check_choice
 from treeproc.common.settings import UserError
 
@@ -46,7 +46,7 @@ class Architecture:
         return self.decoder is not None if use == "translation" else use in self.uses
 
 
-ARCHITECTURES: dict[str, Architecture] = {}
+ARCHITECTURES = {"transformer": Architecture(TransformerEncoder, TransformerDecoder, uses=("classification", "masked_lm"))}
 
 
 def register(name: str, architecture: Architecture) -> None:

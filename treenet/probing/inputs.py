@@ -21,9 +21,9 @@ from treenet.data.batch import TreeBatch, pad
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind
 from treenet.data.windows import cut_batches
+from treenet.layers.backend import scoring
 from treenet.probing.sentences import ProbeSentences, keys
 from treenet.probing.settings import BINS, TOP_SEQUENCES, WORD_TASKS, TaskName
-from treenet.runs.precision import scoring
 from treeproc.common.errors import check_choice
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath

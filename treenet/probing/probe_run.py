@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from treenet.layers.backend import choose_device
 from treenet.probing.inputs import EMBEDDINGS, ProbeInputs, ProbeTask, States, build_probe_task, collect_states, num_layers
 from treenet.probing.probe_results import draw_layers, figure_name, read_probes
 from treenet.probing.sentences import choose_sentences, has_arcs
 from treenet.probing.settings import ARC_TASKS, PROBE_TASKS, ProbeSettings, TaskName
 from treenet.runs.loading import UNTRAINED, LoadedModel, load_model
 from treenet.runs.metrics_log import write_png
-from treenet.runs.precision import choose_device
 from treenet.runs.result_provenance import origin
 from treenet.runs.run_results import PROBES
 from treeproc.common.files import atomic_write, json_bytes

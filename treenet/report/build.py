@@ -13,6 +13,7 @@ from treenet.analysis.attention_stats import run_attention
 from treenet.analysis.encoder_attention import has_self_attention, run_encoder_attention
 from treenet.experiments import scaling_report, seeds_report
 from treenet.experiments.recorded_study import FORMS
+from treenet.layers.backend import choose_device
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.probing.probe_results import draw_layers
 from treenet.report.answer import answer_runs, answer_study
@@ -39,7 +40,6 @@ from treenet.report.sentence_views import View, build_views, choose_examples, la
 from treenet.report.settings import ReportSettings
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import draw_curves
-from treenet.runs.precision import choose_device
 from treeproc.common.errors import as_called
 from treeproc.common.files import atomic_write, json_bytes, read_json, remove_leftovers
 from treeproc.common.folder_kinds import REPORT, claim_folder

@@ -21,7 +21,7 @@ from treenet.runs.mirror import RunMirror
 from treenet.runs.result_provenance import PARSE, ResultStatus, RunState
 from treenet.runs.run_folder import FACTS, read_facts, recorded_sha256
 from treenet.runs.run_results import PROBES, SCORES, read_scores, read_system
-from treenet.tasks.registry import TASKS
+from treenet.tasks.base import TASKS, task_of
 from treeproc.common.errors import as_called, quoted
 from treeproc.common.files import check_form, is_plausible, read_json, read_text
 from treeproc.common.folder_kinds import SEARCH, SEEDS, kind_of
@@ -251,7 +251,7 @@ def _place_of_scores(task: str, given: str, *, is_scored: bool) -> str:
         return "train it again with a task that this version has"
     if is_scored:
         return f"its scores are in {given}/{SCORES}"
-    return f"workflows/{TASKS[task].scorer} --out {shlex.quote(given)} scores it"
+    return f"workflows/{task_of(task).scorer} --out {shlex.quote(given)} scores it"
 
 
 def _check_numbers(values: object, path: Path) -> None:

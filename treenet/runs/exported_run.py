@@ -19,7 +19,7 @@ from treenet.runs.loading import CARD, EXPORT_FACTS, HELD_DATA, Exported, Loaded
 from treenet.runs.run_folder import FACTS as RUN_FACTS
 from treenet.runs.run_folder import read_facts
 from treenet.runs.run_results import read_scores
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treenet.tasks.translation_metrics import HUB_NAMES, METRIC_TITLES
 from treeproc.common.files import file_sha256, json_bytes, read_json
 from treeproc.common.folder_kinds import CONFIG, EXPORT, claim_folder

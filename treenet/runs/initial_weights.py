@@ -43,8 +43,7 @@ from treenet.runs.parameter_matching import (
     model_parameters,
 )
 from treenet.runs.run_folder import InitFacts, checkpoint_folder, checkpoint_names, checkpoint_path, read_facts, recorded_sha256
-from treenet.tasks.base import Task
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import Task, build_task
 from treeproc.common.files import file_sha256
 from treeproc.common.messages import phase, tell, warn
 from treeproc.common.settings import UserError, load_settings

@@ -12,11 +12,11 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 
 from treenet.config import TrainConfig
 from treenet.data.examples import check_columns
+from treenet.layers.backend import remember_precision
 from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, check_frozen, find_fault
 from treenet.runs.checkpoint_io import load_weights
-from treenet.runs.precision import remember_precision
 from treenet.runs.run_folder import checkpoint_folder, read_facts, recorded_sha256
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treeproc.common.files import file_sha256, file_size, read_json
 from treeproc.common.messages import phase
 from treeproc.common.settings import UserError, load_settings

@@ -15,7 +15,7 @@ from treenet.config import UNRECORDED, flatten
 from treenet.runs.checkpoint import AVERAGED, INITIAL, checkpoint_folders
 from treenet.runs.loading import LoadedModel
 from treenet.runs.run_folder import checkpoint_path, recorded_sha256
-from treenet.tasks.registry import TASKS
+from treenet.tasks.base import TASKS, task_of
 from treeproc.common.errors import as_called
 from treeproc.common.files import read_json, read_text
 from treeproc.common.provenance import describe_software, software
@@ -117,7 +117,8 @@ class RunState:
     @property
     def _scorer(self) -> str:
         """The script that scores the task of the run; that of translations in a folder without settings."""
-        return TASKS.get(self._config.get("task", ""), TASKS["translation"]).scorer
+        task = self._config.get("task")
+        return task_of(task if task in TASKS else "translation").scorer
 
     @cached_property
     def _facts(self) -> dict:

@@ -1,13 +1,12 @@
 """Trees of a batch as integer maps: built once per batch, shared by every layer, head and attention."""
 
 from treenet.structure.attention_maps import AttentionMaps, AttentionPath, choose_attention_path
-from treenet.structure.base import Structure
+from treenet.structure.base import SpanTable, Structure
 from treenet.structure.branches import BranchMaps, choose_sparse
 from treenet.structure.collation import TreeCollator
 from treenet.structure.maps import TreeStructure
 from treenet.structure.phrases import NO_TAG, Partition, PhraseLevels, SplitPoints
 from treenet.structure.sequences import Actions, LinearizedTrees
-from treenet.structure.span_table import SpanTable
 from treenet.structure.tree_levels import ArcLevels, TreeLevels
 from treenet.structure.words import Dependencies, Words
 

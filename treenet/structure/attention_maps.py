@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
-from treenet.structure.span_table import SpanTable
+from treenet.structure.base import SpanTable
 from treeproc.common.errors import check_choice
 
 AttentionPath = Literal["one", "two", "window"]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.structure.span_table import SpanTable, expand, round_up
+from treenet.structure.base import SpanTable, expand, round_up
 
 # Summing E rows one by one takes as long as a dense product of about 8 E cells (one CPU thread, D = 512).
 SPARSE_BELOW_DENSITY = 1 / 8

@@ -23,11 +23,10 @@ from treenet.structure.attention_maps import (
     build_attention_maps,
     choose_attention_path,
 )
-from treenet.structure.base import Structure
+from treenet.structure.base import SpanTable, Structure
 from treenet.structure.branches import COMPACT_BELOW_POSITIONS, WIDTH_MULTIPLE, BranchMaps, BranchMatrices, Depths, to_int32
 from treenet.structure.from_packages import read_conllu, read_nltk, read_spacy, read_stanza
 from treenet.structure.from_trees import NumberedTree, Span, read_arcs, read_bracketed, read_spans
-from treenet.structure.span_table import SpanTable
 from treeproc.common.errors import UserError, as_integer, as_list, check_type, quoted
 from treeproc.trees.dependency_trees import PhraseShape
 

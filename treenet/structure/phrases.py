@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from treenet.config import PHRASE_LEVELS
-from treenet.structure.base import Structure
-from treenet.structure.span_table import NodeLookup, SpanTable, expand, find_parents
+from treenet.structure.base import NodeLookup, SpanTable, Structure, expand, find_parents
 
 NO_TAG = -1  # of a phrase without a node (a single leaf), and of padding
 

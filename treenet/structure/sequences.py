@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.structure.base import Structure
-from treenet.structure.span_table import Ragged, SpanTable, find_parents
+from treenet.structure.base import Ragged, SpanTable, Structure, find_parents
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.structure.base import Structure
-from treenet.structure.span_table import SpanTable
+from treenet.structure.base import SpanTable, Structure
 from treeproc.common.errors import UserError
 
 

@@ -1,4 +1,4 @@
 """The tasks of training: their data, models, losses, metrics and scores.
 
-A new task needs a file in this room, a line in `registry.py`, its name and settings in `treenet/config/tasks.py`, and tests.
+A new task needs a file in this room, a line in `base.py`, its name and settings in `treenet/config/tasks.py`, and tests.
 """

@@ -1,4 +1,7 @@
-"""The interface of a task: its data, its model, its losses, and the criterion of a validation; checks that all tasks share."""
+"""The interface of a task: its data, its model, its losses, and the criterion of a validation; checks that all tasks share.
+
+The module of a task is loaded when the task is asked for.
+"""
 
 import math
 import os
@@ -7,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -249,3 +253,24 @@ class PredictionTask(Task):
         self, predictions: Iterable[tuple[LabelledBatch | PairBatch, ClassLogits]]
     ) -> tuple[list[str], dict[str, Any]]:
         """Return the lines of predictions.tsv in the order of examples, after a header, and the metrics of all predictions."""
+
+
+# The tasks by their names in a configuration.
+TASKS: dict[str, str] = {
+    "translation": "treenet.tasks.translation:Translation",
+    "classification": "treenet.tasks.classification:Classification",
+    "relatedness": "treenet.tasks.relatedness:Relatedness",
+    "masked_lm": "treenet.tasks.masked_lm:MaskedLanguageModel",
+    "causal_lm": "treenet.tasks.causal_lm:CausalLanguageModel",
+}
+
+
+def task_of(name: str) -> type[Task]:
+    """Return the class of a task."""
+    task: type[Task] = resolve_name(TASKS[name])
+    return task
+
+
+def build_task(config: TrainConfig) -> Task:
+    """Build the task of a configuration."""
+    return task_of(config.task)(config)

@@ -12,8 +12,8 @@ from torch import nn
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import plan_in_order
 from treenet.data.splits import read_references
+from treenet.layers.backend import computing_in
 from treenet.runs.loading import load_processor
-from treenet.runs.precision import computing_in
 from treenet.tasks.base import Task
 from treenet.training.ranks import Ranks
 from treenet.training.step import TrainStep

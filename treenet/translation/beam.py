@@ -23,9 +23,17 @@ import torch
 from torch import Tensor
 
 from treenet.translation.caches import Steps
-from treenet.translation.hypotheses import Finished, Hypothesis, TakesAllAtOnce, best_by_key, best_pieces, sort_hypotheses
+from treenet.translation.hypotheses import (
+    Finished,
+    Hypotheses,
+    Hypothesis,
+    Lengths,
+    TakesAllAtOnce,
+    best_by_key,
+    best_pieces,
+    sort_hypotheses,
+)
 from treenet.translation.line_constraints import RequiredPhrases
-from treenet.translation.restrictions import Hypotheses, Lengths
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
 
 END_TEST_EVERY = 8  # steps over whole grids; a search over live hypotheses checks every step

@@ -24,7 +24,7 @@ from sentencepiece import SentencePieceProcessor
 from torch import Tensor
 
 from treenet.config import DecodingConfig
-from treenet.translation.restrictions import Hypotheses, Restriction, restrictions_of
+from treenet.translation.hypotheses import Hypotheses, Restriction, restrictions_of
 from treenet.translation.settings import MUST_APPEAR, MUST_NOT_APPEAR, PREFIX
 from treeproc.common.errors import UserError, as_list, check_string
 from treeproc.shards.schema import EOS_ID

@@ -11,17 +11,24 @@ import torch
 
 from treenet.config import DecodingConfig
 from treenet.data.input_kinds import LEAVES
+from treenet.layers.backend import choose_device
 from treenet.models.compiling import wants_compiling
 from treenet.runs.loading import LoadedModel
 from treenet.runs.mirror import read_run
-from treenet.runs.precision import choose_device
 from treenet.runs.run_folder import checkpoint_names
-from treenet.translation.ensemble import load_ensemble
 from treenet.translation.hypotheses import Hypothesis, check_num_best
 from treenet.translation.line_constraints import check_method, unmet
 from treenet.translation.reranking import check_attends
 from treenet.translation.settings import LineSettings, TranslateSettings
-from treenet.translation.translate import ScoredTarget, can_compile, decoding_of, detokenize, score_examples, translate_rows
+from treenet.translation.translate import (
+    ScoredTarget,
+    can_compile,
+    decoding_of,
+    detokenize,
+    load_ensemble,
+    score_examples,
+    translate_rows,
+)
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 

@@ -19,9 +19,17 @@ from treenet.data.batch import TreeBatch
 from treenet.models.compiling import Compiled
 from treenet.translation.beam import Beam, DiverseBeam
 from treenet.translation.caches import Cache, Decodable, GrowingCache, StaticCache, Steps, choose_steps, decode
-from treenet.translation.hypotheses import Hypothesis, Proposals, check_num_best, normalise
+from treenet.translation.hypotheses import (
+    Hypotheses,
+    Hypothesis,
+    Lengths,
+    Proposals,
+    Restriction,
+    check_num_best,
+    normalise,
+    restrictions_of,
+)
 from treenet.translation.line_constraints import BatchConstraints, RequiredPhrases, check_method
-from treenet.translation.restrictions import Hypotheses, Lengths, Restriction, restrictions_of
 from treenet.translation.sampling import Samples
 from treeproc.common.settings import UserError
 

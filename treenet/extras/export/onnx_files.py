@@ -21,7 +21,7 @@ from treenet.data.input_kinds import TREES
 from treenet.layers.attention import BeamLayout, padding_to_attend_mask
 from treenet.layers.blocks import SinusoidalPositions, compute_sinusoids
 from treenet.models.composed import Seq2Seq
-from treenet.models.decoders.base import DecoderState
+from treenet.models.decoders.transformer import DecoderState
 from treenet.models.encoders.base import Memory
 from treenet.runs.exported_run import read_vocabulary, write_export
 from treenet.runs.loading import LoadedRun

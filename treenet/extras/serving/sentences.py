@@ -30,10 +30,10 @@ from treenet.extras.serving.messages import (
     Tree,
 )
 from treenet.extras.serving.settings import ServeSettings
+from treenet.layers.backend import choose_device
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.runs.loading import LoadedClassifier, LoadedRun, load_classifier, load_run, task_of
 from treenet.runs.mirror import read_run
-from treenet.runs.precision import choose_device
 from treenet.runs.run_folder import checkpoint_names
 from treenet.translation import hypotheses
 from treenet.translation.line_constraints import check_method

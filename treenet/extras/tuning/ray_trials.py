@@ -32,7 +32,7 @@ from treenet.extras.tuning.trials import Dimension, Trial, Trials, TuningConfig,
 from treenet.jobs.ray_room import Room, Rooms, bundles_of, given_to_training, refuse_more_than_there_is
 from treenet.jobs.train_run import make_run_folder, run_training
 from treenet.runs.metrics_log import read_metrics
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treeproc.common.messages import tell
 from treeproc.common.ray_session import refuse_without_gpu, start_ray
 from treeproc.common.settings import UserError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from treenet.extras.tuning.trials import ENDS, Trials, TuningConfig, best_trial, describe_values
 from treenet.runs.metrics_log import write_png
-from treenet.tasks.registry import build_task
+from treenet.tasks.base import build_task
 from treeproc.common.errors import as_called
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import dump_settings

@@ -14,7 +14,7 @@ from treenet.data.batch import TreeBatch
 from treenet.layers.attention import BeamLayout, CrossAttention, KeysValues, padding_to_attend_mask
 from treenet.layers.dropout import Dropout
 from treenet.layers.linear import build_linear
-from treenet.models.decoders.base import Decoder, DecoderState
+from treenet.models.decoders.transformer import Decoder, DecoderState
 from treenet.models.encoders.base import LSTMEncoder, LSTMState, Memory, PieceEmbedding
 
 # Width of the self-attentive pooling, as in the authors' code.

@@ -1,22 +1,178 @@
-"""The Transformer decoder, over any encoder. It has tree cross-attention if the memory has trees.
+"""The base of all decoders, the state of a search, and the Transformer decoder, over any encoder.
 
-Shapes: B batch, T target positions, R hypotheses, D model.
+A state grows, or has fixed shapes for GPUs. The Transformer decoder has tree cross-attention if the memory has trees.
+
+Shapes: B batch (sentences), S memory positions, T target positions, D model, H heads, K = D / H, R live hypotheses, A sentences
+with at least one of them. Of fixed shapes: M hypotheses of each sentence, C positions that the state can hold.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 
 from treenet.config import ModelConfig
-from treenet.layers.attention import CausalSelfAttention, CrossAttention, GrowingPast, KeysValues, padding_to_attend_mask
+from treenet.data.batch import TreeBatch
+from treenet.layers.attention import (
+    BeamLayout,
+    CausalSelfAttention,
+    CrossAttention,
+    GrowingPast,
+    KeysValues,
+    Paths,
+    StaticPast,
+    as_bias,
+    grown,
+    padding_to_attend_mask,
+)
+from treenet.layers.backend import product_dtype
 from treenet.layers.blocks import DecoderLayer, SinusoidalPositions, end_stack
 from treenet.layers.convolution import CausalConvolution, DynamicKernels, LightweightKernels, kernel_size
 from treenet.layers.dropout import Dropout, WordDropout
 from treenet.layers.relations import RelativeCausalSelfAttention
-from treenet.layers.torch_internals import product_dtype
-from treenet.models.decoders.base import Decoder, DecoderState, StaticState
-from treenet.models.encoders.base import Memory, PieceEmbedding
+from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding
+
+FIRST_CAPACITY = 32  # positions; then twice as many, whenever they are used up
+KEPT_MEMORY = 0.75  # the memory of sentences is kept while more than this share has hypotheses
+
+
+@dataclass
+class StaticState:
+    """M hypotheses of each of B sentences, sentence after sentence. Steps and selections change it in place."""
+
+    memory: list[KeysValues]  # per layer, [B, H, S, K]
+    memory_bias: Tensor  # [B, 1, 1, S], -inf at padding, else 0
+    past: list[KeysValues]  # per layer, [B, H, M, C, K]
+    paths: Paths
+    position: Tensor  # [1] int64, of the next step
+
+    @classmethod
+    def begin(cls, pad_mask: Tensor, memory: list[KeysValues], beam_width: int, dtype: torch.dtype) -> "StaticState":
+        """Make `beam_width` empty hypotheses for each sentence. `pad_mask` [B, S] of the memory is True at padding.
+
+        Self-attention has keys and values of type `dtype`.
+        """
+        capacity, device = FIRST_CAPACITY, pad_mask.device
+
+        def empty(like: Tensor) -> Tensor:
+            batch, heads, _, width = like.shape
+            return torch.zeros(batch, heads, beam_width, capacity, width, dtype=dtype, device=device)
+
+        past = [(empty(keys), empty(values)) for keys, values in memory]
+        paths = Paths(len(pad_mask), beam_width, capacity, device)
+        position = torch.zeros(1, dtype=torch.long, device=device)
+        return cls(memory, as_bias(padding_to_attend_mask(pad_mask), dtype), past, paths, position)
+
+    @property
+    def beam_width(self) -> int:
+        """Return M."""
+        return self.paths.table.shape[1]
+
+    @property
+    def capacity(self) -> int:
+        """Return C."""
+        return self.paths.table.shape[2]
+
+    def grow(self) -> None:
+        """Double the capacity, in new memory. What is stored stays."""
+        capacity = 2 * self.capacity
+        self.past = [(grown(keys, 3, capacity), grown(values, 3, capacity)) for keys, values in self.past]
+        self.paths.grow(capacity)
+
+    def next_pasts(self) -> list[StaticPast]:
+        """Return the past of each layer at the next position, before its keys and values are stored."""
+        self.paths.stay(self.position)
+        bias = as_bias(self.paths.attend_mask(), self.past[0][0].dtype)
+        return [StaticPast(keys, values, self.position, bias) for keys, values in self.past]
+
+    def select(self, rows: Tensor, beam_width: int | None = None) -> "StaticState":
+        """Go on with hypotheses `rows` [B * M], each of the sentence of its new place. `beam_width` is always M."""
+        self.paths.select(rows)
+        return self
+
+
+@dataclass
+class DecoderState:
+    """R hypotheses of A sentences after `step` positions. Steps and selections make new states; no state is changed in place.
+
+    The memory is kept once per sentence, for any number of hypotheses. A sentence without hypotheses stays for a while.
+    """
+
+    sources: Tensor  # [R] row of the memory that a hypothesis translates
+    layout: BeamLayout
+    memory: list[KeysValues]  # per layer, [A, H, S, K]
+    memory_attend_mask: Tensor  # [A, 1, 1, S]
+    past: list[tuple[Tensor, ...]]  # per layer, [R, ...]: keys and values of self-attention, last inputs of a convolution
+    step: int
+    selects_past: bool = field(default=True, kw_only=True)  # else the next step selects the rows of `going`
+    going: Tensor | None = field(default=None, kw_only=True)  # [R] rows of `past`; None: all, in order
+
+    @classmethod
+    def begin(cls, pad_mask: Tensor, memory: list[KeysValues], past: list[tuple[Tensor, ...]], **more: Any) -> Self:
+        """Make one empty hypothesis for each sentence. `pad_mask` [B, S] of the memory is True at padding."""
+        sources = torch.arange(len(pad_mask), device=pad_mask.device)
+        layout = BeamLayout.full(len(sources), beam_width=1)
+        return cls(sources, layout, memory, padding_to_attend_mask(pad_mask), past, step=0, **more)
+
+    def select(self, rows: Tensor, beam_width: int | None = None) -> "DecoderState":
+        """Return the state of hypotheses `rows` [R'], in that order. A row may occur several times, or not at all.
+
+        With `beam_width`, there are so many rows for each sentence, sentence after sentence.
+        """
+        going, past = rows if self.going is None else self.going[rows], self.past
+        if self.selects_past:
+            going, past = None, [tuple(part.index_select(0, rows) for part in parts) for parts in past]
+        if beam_width is not None:
+            layout = BeamLayout.full(len(self.memory_attend_mask), beam_width)
+            sources = torch.arange(len(self.memory_attend_mask), device=rows.device).repeat_interleave(beam_width)
+            return replace(self, sources=sources, layout=layout, past=past, going=going)
+        sources, layout, memory, attend_mask = self.sources[rows], self.layout, self.memory, self.memory_attend_mask
+        if not torch.equal(sources, self.sources):
+            counts = sources.bincount(minlength=len(attend_mask))
+            kept = counts.nonzero()[:, 0]
+            # The memory is by far the larger part: it is copied when a quarter of it is not read any more.
+            if len(kept) <= KEPT_MEMORY * len(counts):
+                memory = [(keys.index_select(0, kept), values.index_select(0, kept)) for keys, values in memory]
+                sources, counts, attend_mask = torch.searchsorted(kept, sources), counts[kept], attend_mask[kept]
+            layout = BeamLayout.build(sources, counts)
+        changed = {"memory": memory, "memory_attend_mask": attend_mask, "past": past, "going": going}
+        return replace(self, sources=sources, layout=layout, **changed)
+
+
+class Decoder(nn.Module, ABC):
+    """Maps the memory of a source and the pieces so far to the state that predicts the next piece."""
+
+    def read(self, encoder: Encoder, batch: TreeBatch) -> Memory:
+        """Make the memory of a batch for this decoder."""
+        return encoder(batch)
+
+    @abstractmethod
+    def forward(self, tgt_in: Tensor, memory: Memory) -> Tensor:
+        """Run with teacher forcing: tgt_in [B, T] -> states [B, T, D]."""
+
+    @abstractmethod
+    def start(self, memory: Memory) -> DecoderState:
+        """Start with one empty hypothesis per sentence. Everything that depends only on the sources is computed here, once."""
+
+    @property
+    def has_static_cache(self) -> bool:
+        """Return whether `start_static` exists: a search whose steps all have the same shapes."""
+        return False
+
+    def start_static(self, memory: Memory, beam_width: int, most_positions: int) -> StaticState:
+        """Start with `beam_width` empty hypotheses per sentence, of up to `most_positions` steps, in memory of fixed shape."""
+        raise NotImplementedError(f"{type(self).__name__} has no static cache")
+
+    def step_static(self, tokens: Tensor, state: StaticState) -> Tensor:
+        """Map the last token of each hypothesis [B * M] to states [B * M, D] of the next one. Changes `state` in place."""
+        raise NotImplementedError(f"{type(self).__name__} has no static cache")
+
+    @abstractmethod
+    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+        """Map the last token of each hypothesis [R] to states [R, D] of the next one, and the new state of the search."""
 
 
 class TransformerDecoder(Decoder):

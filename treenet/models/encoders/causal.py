@@ -17,8 +17,7 @@ from treenet.layers.attention import PrefixAttention
 from treenet.layers.blocks import compute_sinusoids
 from treenet.layers.constituents import tree_reg_losses
 from treenet.layers.relations import FARTHEST, NEAREST, DepthAttention, depth_differences
-from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding, VocabSizes
-from treenet.models.encoders.transformer import TransformerEncoder, build_layers
+from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding, TransformerEncoder, VocabSizes, build_layers
 from treenet.models.registry import Architecture, register
 from treenet.structure import SplitPoints
 from treenet.structure.sequences import PADDING

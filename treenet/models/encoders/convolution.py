@@ -23,8 +23,7 @@ from treenet.layers.convolution import (
 )
 from treenet.models.decoders.convs2s import ConvMemory, ConvS2SDecoder
 from treenet.models.decoders.transformer import build_dynamicconv_decoder, build_lightconv_decoder
-from treenet.models.encoders.base import Encoder, PieceEmbedding, VocabSizes
-from treenet.models.encoders.transformer import TransformerEncoder
+from treenet.models.encoders.base import Encoder, PieceEmbedding, TransformerEncoder, VocabSizes
 from treenet.models.registry import Architecture, register
 
 

@@ -14,8 +14,7 @@ from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.constituents import NeighbouringAttention, constituent_prior
 from treenet.layers.recurrent import RecurrentLayer
 from treenet.models.decoders.transformer import TransformerDecoder
-from treenet.models.encoders.base import Memory, PieceEmbedding, VocabSizes
-from treenet.models.encoders.transformer import TransformerEncoder
+from treenet.models.encoders.base import Memory, PieceEmbedding, TransformerEncoder, VocabSizes
 from treenet.models.registry import Architecture, register
 from treeproc.common.errors import UserError
 

@@ -15,8 +15,7 @@ from treenet.layers.attention import padding_to_attend_mask
 from treenet.layers.blocks import StructuralPositions
 from treenet.layers.relations import Related, RelatedSelfAttention, Relations
 from treenet.models.decoders.transformer import build_relative_decoder
-from treenet.models.encoders.base import DataFacts, Memory, PieceEmbedding, VocabSizes, build_embedding
-from treenet.models.encoders.transformer import TransformerEncoder
+from treenet.models.encoders.base import DataFacts, Memory, PieceEmbedding, TransformerEncoder, VocabSizes, build_embedding
 from treenet.models.registry import Architecture, register
 from treeproc.common.errors import UserError
 

@@ -14,8 +14,15 @@ from treenet.layers.blocks import prepare_trees, run_layers
 from treenet.layers.phrase_attention import PhraseAttention
 from treenet.layers.relations import Related, RelatedSelfAttention, Relations, RelativeTreeSelfAttention
 from treenet.models.decoders.transformer import TransformerDecoder, build_relative_decoder, build_tree_decoder
-from treenet.models.encoders.base import DataFacts, Memory, PieceEmbedding, VocabSizes, build_embedding
-from treenet.models.encoders.transformer import TransformerEncoder, build_self_attention
+from treenet.models.encoders.base import (
+    DataFacts,
+    Memory,
+    PieceEmbedding,
+    TransformerEncoder,
+    VocabSizes,
+    build_embedding,
+    build_self_attention,
+)
 from treenet.models.registry import Architecture, register
 from treenet.structure import Partition, TreeStructure
 from treeproc.common.errors import UserError
