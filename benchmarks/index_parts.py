@@ -18,7 +18,7 @@ from pathlib import Path
 
 from measure import emit
 
-from treeproc.common.hash_cache import find_changed
+from treeproc.common.cache import find_changed
 from treeproc.shards import records as records_module
 from treeproc.shards import store
 from treeproc.shards.schema import LARGEST, shard_name

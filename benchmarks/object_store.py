@@ -30,9 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from moto_store import s3_server
 
 from treeproc.common import storage
-from treeproc.common.cache import local_copy, prefetch
+from treeproc.common.cache import find_changed, local_copy, prefetch
 from treeproc.common.files import file_sha256
-from treeproc.common.hash_cache import find_changed
 from treeproc.common.storage import AnyPath, as_path
 from treeproc.common.store_requests import run_all
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from treeproc.common import hash_cache
+from treeproc.common import cache
+from treeproc.common.cache import find_changed
 from treeproc.common.files import cache_folder, file_sha256
-from treeproc.common.hash_cache import find_changed
 from treeproc.common.store_requests import in_parallel
 from treeproc.stages import run_jobs
 from treeproc.stages.run_jobs import HashNames, hasher
@@ -20,7 +20,7 @@ def reads(tmp_path, monkeypatch):
     """Names of the files that were read."""
     monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "cache"))
     names: list[str] = []
-    monkeypatch.setattr(hash_cache, "file_sha256", lambda path: names.append(path.name) or file_sha256(path))
+    monkeypatch.setattr(cache, "file_sha256", lambda path: names.append(path.name) or file_sha256(path))
     return names
 
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 
 from treenet.config import BatchConfig
+from treenet.data.batch import cut_batches
 from treenet.data.hashed_sampling import choose_fraction
 from treenet.data.plan import BatchPlan, plan_in_order
-from treenet.data.windows import cut_batches
 from treeproc.common.settings import UserError
 
 

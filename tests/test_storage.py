@@ -247,13 +247,13 @@ def test_checking_objects_copies_the_first_shard_alone(data, fresh_cache):
 
 def test_finished_objects_are_read_once(data, monkeypatch):
     """The listing of the store shows that objects are unchanged since they were read."""
-    from treeproc.common import hash_cache
+    from treeproc.common import cache
 
     folder, reads = data[0] / "encoded", []
     records = read_index(folder).records()
     asked = folder, [record.name for record in records], [record.fingerprint for record in records]
-    monkeypatch.setattr(hash_cache, "SETTLED_NS", 0)
-    monkeypatch.setattr(hash_cache, "file_sha256", lambda path: reads.append(path) or file_sha256(path))
+    monkeypatch.setattr(cache, "SETTLED_NS", 0)
+    monkeypatch.setattr(cache, "file_sha256", lambda path: reads.append(path) or file_sha256(path))
     assert list(finished_shards(*asked)) == records
     reads.clear()
     assert list(finished_shards(*asked)) == records and not reads

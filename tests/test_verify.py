@@ -18,7 +18,7 @@ from reference_encoding import slow_depths
 from strategies import batches, trees
 from toydata import write_toy_data
 
-from treeproc.common import hash_cache
+from treeproc.common import cache
 from treeproc.common.files import file_sha256, json_bytes
 from treeproc.common.provenance import PROVENANCE
 from treeproc.common.settings import UserError
@@ -163,7 +163,7 @@ def test_what_was_verified_is_not_hashed_again(tmp_path, monkeypatch):
         os.utime(path, (time.time() - 10,) * 2)  # a file that changed just now is not noted
     assert wrong_files(data) == []
     read: list[str] = []
-    monkeypatch.setattr(hash_cache, "file_sha256", lambda path: read.append(path.name) or file_sha256(path))
+    monkeypatch.setattr(cache, "file_sha256", lambda path: read.append(path.name) or file_sha256(path))
     check_hashes(data / "encoded", "train", "valid")
     assert not read
     victim = data / "encoded" / "train-00002-of-00004.arrow"

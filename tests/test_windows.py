@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 
 from treenet.config import BatchConfig
+from treenet.data.batch import cut_batches, cut_runs
 from treenet.data.plan import BatchPlan, plan_in_order
-from treenet.data.windows import ShardSizes, cut_batches, cut_runs
+from treenet.data.windows import ShardSizes
 from treeproc.common.settings import UserError
 from treeproc.shards.lengths import Column, CountedLengths, SizeCounts
 from treeproc.shards.rows import hash_ids, window_bounds

@@ -1,4 +1,4 @@
-"""Padded batches of examples; results of examples in their order, computed in batches of similar size.
+"""Padded batches of examples, and where ascending costs are cut into batches; results of examples in their order.
 
 Shapes: B batch, L leaves, N nonterminals, T target pieces with BOS or EOS.
 """
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from treenet.data.input_kinds import ALWAYS, COLUMNS, TREES, InputKind, RowLists
 from treenet.data.packing import send_packed
-from treenet.data.windows import cut_batches
 from treenet.structure import Structure
 from treenet.structure.base import Ragged, round_up
 from treeproc.common.errors import UserError, as_list, check_type
@@ -122,6 +121,34 @@ def _target_pieces(rows: Ragged, least_width: int) -> tuple[np.ndarray, np.ndarr
     after[:, :-1][real] = rows.flat
     after[np.arange(len(rows)), lengths] = EOS_ID
     return before, after
+
+
+def cut_batches(sorted_costs: np.ndarray, max_tokens: int) -> np.ndarray:
+    """Return the starts of batches [num_batches + 1] over ascending costs: width * count <= max_tokens.
+
+    An example that is longer than the budget gets a batch alone.
+    """
+    begins = np.flatnonzero(np.diff(sorted_costs, prepend=sorted_costs[:1] - 1)) if len(sorted_costs) else np.zeros(0, np.int64)
+    return cut_runs(sorted_costs[begins], np.diff(begins, append=len(sorted_costs)), max_tokens)
+
+
+def cut_runs(costs: np.ndarray, counts: np.ndarray, max_tokens: int) -> np.ndarray:
+    """Run `cut_batches` on costs [k] that ascend and occur `counts` [k] times each. The time does not grow with the counts."""
+    starts, end, in_batch = [np.zeros(1, dtype=np.int64)], 0, 0  # `in_batch` rows so far are in the last batch
+    for cost, count in zip(costs.tolist(), counts.tolist(), strict=True):
+        most = max(1, max_tokens // max(1, cost))  # rows of a batch whose widest row has this cost
+        if in_batch:
+            taken = min(count, max(0, most - in_batch))
+            in_batch, end, count = in_batch + taken, end + taken, count - taken
+            if count:
+                starts.append(np.array([end]))
+        if count:
+            full = (count - 1) // most  # the last batch may go on with the next cost
+            starts.append(end + most * np.arange(1, full + 1))
+            in_batch, end = count - full * most, end + count
+    if end:
+        starts.append(np.array([end]))
+    return np.concatenate(starts).astype(np.int64)
 
 
 # Examples sorted by length at a time: enough for even batches, few enough for an endless input.

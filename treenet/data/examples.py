@@ -13,7 +13,7 @@ import numpy as np
 
 from treenet.data.batch import TreeBatch, collate_rows
 from treenet.data.frozen_states import FrozenStates
-from treenet.data.input_kinds import ALWAYS, COLUMNS, TREES, InputKind, RowLists
+from treenet.data.input_kinds import ALWAYS, COLUMNS, TREES, InputKind, RowLists, check_columns
 from treenet.data.plan import BatchPlan
 from treenet.data.windows import ShardSizes
 from treenet.structure.base import Ragged
@@ -141,12 +141,6 @@ class ExampleSource(Examples):
                 f"{self.folder / LENGTHS} names rows that are not in {record.name}; run workflows/preprocess.py again"
             )
         return shard.columns
-
-
-def check_columns(folder: AnyPath, reads: InputKind) -> None:
-    """Raise UserError if DATA/encoded lacks columns that a model that `reads` needs."""
-    if reads.reads_arcs and "arcs" not in read_index(folder).get("columns", []):
-        raise UserError(f"{folder} has no arcs, which this model reads; preprocess again with parser.dependencies=true")
 
 
 class Prefetcher(Generic[Item]):

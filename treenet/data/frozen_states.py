@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
+from treeproc.common.cache import find_changed
 from treeproc.common.files import read_json
-from treeproc.common.hash_cache import find_changed
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.arrow_file import BadArrowFile, read_arrow

@@ -26,6 +26,9 @@ from treenet.structure import (
 )
 from treenet.structure.base import Ragged
 from treenet.structure.branches import WIDTH_MULTIPLE
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
+from treeproc.shards.store import read_index
 
 # The place of a field of `RowLists` in a shard: its column, and the field of the column's structs.
 COLUMNS: dict[str, tuple[str, str | None]] = {
@@ -109,6 +112,12 @@ class InputKind:
 
     def __str__(self) -> str:
         return self.name
+
+
+def check_columns(folder: AnyPath, reads: InputKind) -> None:
+    """Raise UserError if DATA/encoded lacks columns that a model that `reads` needs."""
+    if reads.reads_arcs and "arcs" not in read_index(folder).get("columns", []):
+        raise UserError(f"{folder} has no arcs, which this model reads; preprocess again with parser.dependencies=true")
 
 
 def _trees(rows: RowLists) -> TreeStructure:

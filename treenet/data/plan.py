@@ -15,8 +15,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from treenet.config import BatchConfig
+from treenet.data.batch import cut_batches
 from treenet.data.hashed_sampling import Corpora
-from treenet.data.windows import Lengths, ShardSizes, WindowFacts, WindowRows, Windows, cut_batches, example_costs
+from treenet.data.windows import Lengths, ShardSizes, WindowFacts, WindowRows, Windows, example_costs
 from treeproc.common.settings import UserError
 from treeproc.shards.lengths import SizeCounts
 from treeproc.shards.schema import WINDOW_ROWS

@@ -1,4 +1,4 @@
-"""Windows of shards, and where a list of ascending costs is cut into batches within a budget.
+"""Windows of shards, and the costs of their examples.
 
 A window is a run of consecutive shards. A rank holds one window at a time. Bounds follow from the numbers of rows of the shards,
 which all stages of a text share. So control trees and all models have the same windows.
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from treenet.config import BatchConfig
+from treenet.data.batch import cut_batches, cut_runs
 from treenet.data.hashed_sampling import Corpora, choose_fraction, choose_in_cells, share_of_cells
 from treeproc.common.errors import check_choice
 from treeproc.shards.lengths import Column, SizeCounts
@@ -23,34 +24,6 @@ def example_costs(lengths: Mapping[str, np.ndarray | Column], budget_counts: str
     if budget_counts == "leaves_and_nodes":
         source = source + np.asarray(lengths["nodes"])
     return np.maximum(source, np.asarray(lengths["tgt_pieces"]) + 1)
-
-
-def cut_batches(sorted_costs: np.ndarray, max_tokens: int) -> np.ndarray:
-    """Return the starts of batches [num_batches + 1] over ascending costs: width * count <= max_tokens.
-
-    An example that is longer than the budget gets a batch alone.
-    """
-    begins = np.flatnonzero(np.diff(sorted_costs, prepend=sorted_costs[:1] - 1)) if len(sorted_costs) else np.zeros(0, np.int64)
-    return cut_runs(sorted_costs[begins], np.diff(begins, append=len(sorted_costs)), max_tokens)
-
-
-def cut_runs(costs: np.ndarray, counts: np.ndarray, max_tokens: int) -> np.ndarray:
-    """Run `cut_batches` on costs [k] that ascend and occur `counts` [k] times each. The time does not grow with the counts."""
-    starts, end, in_batch = [np.zeros(1, dtype=np.int64)], 0, 0  # `in_batch` rows so far are in the last batch
-    for cost, count in zip(costs.tolist(), counts.tolist(), strict=True):
-        most = max(1, max_tokens // max(1, cost))  # rows of a batch whose widest row has this cost
-        if in_batch:
-            taken = min(count, max(0, most - in_batch))
-            in_batch, end, count = in_batch + taken, end + taken, count - taken
-            if count:
-                starts.append(np.array([end]))
-        if count:
-            full = (count - 1) // most  # the last batch may go on with the next cost
-            starts.append(end + most * np.arange(1, full + 1))
-            in_batch, end = count - full * most, end + count
-    if end:
-        starts.append(np.array([end]))
-    return np.concatenate(starts).astype(np.int64)
 
 
 def batch_widths(costs: np.ndarray, counts: np.ndarray, starts: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ import pyarrow as pa
 import torch
 
 from treenet.config import ModelConfig
-from treenet.data.batch import pad
+from treenet.data.batch import cut_batches, pad
 from treenet.data.frozen_states import (
     BLOCK_POSITIONS,
     FACTS,
@@ -30,7 +30,6 @@ from treenet.data.frozen_states import (
     read_states_facts,
     states_schema,
 )
-from treenet.data.windows import cut_batches
 from treenet.layers.backend import choose_device
 from treenet.models.pretrained import FACTS as PRETRAINED
 from treenet.models.pretrained import PretrainedLeaves, hash_encoder, load_pretrained, pretrained_facts

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from treenet.data.batch import TreeBatch, pad
+from treenet.data.batch import TreeBatch, cut_batches, pad
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind
-from treenet.data.windows import cut_batches
 from treenet.layers.backend import scoring
 from treenet.probing.sentences import ProbeSentences, keys
 from treenet.probing.settings import BINS, TOP_SEQUENCES, WORD_TASKS, TaskName

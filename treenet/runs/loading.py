@@ -11,7 +11,7 @@ from torch import nn
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.config import TrainConfig
-from treenet.data.examples import check_columns
+from treenet.data.input_kinds import check_columns
 from treenet.layers.backend import remember_precision
 from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, check_frozen, find_fault
 from treenet.runs.checkpoint_io import load_weights

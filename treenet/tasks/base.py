@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from treenet.config import TrainConfig
 from treenet.data.batch import TreeBatch
-from treenet.data.examples import ExampleSource, check_columns
-from treenet.data.input_kinds import InputKind
+from treenet.data.examples import ExampleSource
+from treenet.data.input_kinds import InputKind, check_columns
 from treenet.data.labelled import LabelledBatch, PairBatch
 from treenet.models import ClassLogits, DataFacts, Encoder, VocabSizes, find_encoder
 from treenet.models.pretrained import FACTS as PRETRAINED

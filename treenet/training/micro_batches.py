@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from treenet.config import BatchConfig, TrainConfig
-from treenet.data.batch import TreeBatch
+from treenet.data.batch import TreeBatch, cut_batches
 from treenet.data.examples import Examples, ExampleSource
 from treenet.data.packing import send_packed
-from treenet.data.windows import cut_batches, example_costs
+from treenet.data.windows import example_costs
 from treenet.layers.dropout import keys_of
 from treenet.tasks.base import Task
 from treeproc.common.messages import warn

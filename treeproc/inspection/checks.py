@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from treeproc.common.cache import KnownHashes, stamps
 from treeproc.common.errors import UserError
 from treeproc.common.files import file_sha256
-from treeproc.common.hash_cache import KnownHashes, stamps
 from treeproc.common.storage import AnyPath, inside
 from treeproc.parsers import read_trees
 from treeproc.shards.lengths import StoredCounts, open_lengths

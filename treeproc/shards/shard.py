@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import pyarrow as pa
 
-from treeproc.common.cache import drop_damaged, local_copy
+from treeproc.common.cache import drop_damaged, find_changed, local_copy
 from treeproc.common.errors import UserError, require
-from treeproc.common.hash_cache import find_changed
 from treeproc.common.storage import AnyPath, RemotePath, inside
 from treeproc.shards.arrow_file import BadArrowFile, read_arrow
 from treeproc.shards.rows import column_views, pick
@@ -167,7 +166,7 @@ def tables(folder: AnyPath, split: str) -> dict[str, pa.Table]:
 def check_hashes(folder: AnyPath, *splits: str) -> None:
     """Check the shards of these splits, and what the index names beside them, and open the first shard of each split.
 
-    Files are hashed, but for those that were found right before and have not changed since (`hash_cache`). Objects must be
+    Files are hashed, but for those that were found right before and have not changed since (`common/cache.py`). Objects must be
     there in their size: each is hashed when it is copied here, and copies that are here are hashed as files are. Raises UserError
     for the first file that is missing, cut off, or whose bytes are not what the index says.
     """

@@ -17,9 +17,9 @@ from typing import Literal, NoReturn
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
+from treeproc.common.cache import HashFiles, find_changed, hash_here
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, read_json
-from treeproc.common.hash_cache import HashFiles, find_changed, hash_here
 from treeproc.common.storage import AnyPath, as_path, inside
 from treeproc.common.store_requests import in_parallel
 from treeproc.shards.records import (
@@ -292,7 +292,7 @@ def finished_shards(
 ) -> RecordSlots:
     """Return the record of every shard that is complete and up to date, by the place of its name; None for the others.
 
-    `hash_files` hashes the shards, but for those that were found right before and have not changed (`hash_cache`).
+    `hash_files` hashes the shards, but for those that were found right before and have not changed (`common/cache.py`).
     """
     found, hashes = RecordSlots(len(names)), {}
     sidecars = in_parallel(lambda shard: read_sidecar(folder, *shard), zip(names, fingerprints, strict=True))

@@ -15,8 +15,8 @@ from typing import Literal, cast
 from pydantic import Field, model_validator
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
 
+from treeproc.common.cache import SETTLED_NS
 from treeproc.common.files import atomic_write, json_bytes, read_json
-from treeproc.common.hash_cache import SETTLED_NS
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.readers import Format, find_format, read_rows

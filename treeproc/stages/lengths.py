@@ -11,8 +11,8 @@ from dataclasses import asdict
 import numpy as np
 import pyarrow as pa
 
+from treeproc.common.cache import find_changed
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_output
-from treeproc.common.hash_cache import find_changed
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, open_seekable
 from treeproc.shards.arrow_file import BadArrowFile, has_schema, read_arrow

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
+from treeproc.common.cache import HashFiles, hash_here, sha256_of
 from treeproc.common.files import read_json
-from treeproc.common.hash_cache import HashFiles, hash_here, sha256_of
 from treeproc.common.messages import Progress, phase
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError

@@ -6,8 +6,8 @@ from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+from treeproc.common.cache import hash_here
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, remove_leftovers
-from treeproc.common.hash_cache import hash_here
 from treeproc.common.messages import Progress
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError, differences
