@@ -29,7 +29,7 @@ from treenet.data.batch import collate_rows
 from treenet.data.input_kinds import LEAVES, RowLists
 from treenet.data.labelled import LabelledBatch
 from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm
-from treenet.layers.dropout import share_dropout_keys
+from treenet.layers.core import share_dropout_keys
 from treenet.models import VocabSizes, build_classifier, find_encoder, names_for
 from treenet.structure import ArcLevels, SpanTable, TreeLevels
 from treenet.tasks.losses import label_smoothed_nll

@@ -13,7 +13,7 @@ from toylabels import LABELLED_COLUMNS, NUM_CLASSES, NUM_LABELS, NUM_PIECES, lab
 from treenet.config import BatchConfig, ClassifierConfig, ModelConfig
 from treenet.data.labelled import NO_CLASS, LabelledSource, PhraseSource
 from treenet.data.plan import BatchPlan
-from treenet.layers.dropout import share_dropout_keys
+from treenet.layers.core import share_dropout_keys
 from treenet.models import VocabSizes, build_classifier, find_encoder, names_for
 from treenet.tasks.classification import above_neutral, count_right, summarize_counts
 from treenet.tasks.losses import label_smoothed_nll, r_drop_loss

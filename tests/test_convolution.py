@@ -23,7 +23,7 @@ from treenet.layers.convolution import (
     LightweightKernels,
     convolve,
 )
-from treenet.layers.dropout import share_dropout_keys
+from treenet.layers.core import share_dropout_keys
 from treenet.models import VocabSizes, build_model
 from treenet.models.encoders.convolution import scale_gradient
 from treeproc.common.settings import load_settings

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from treenet.layers.dropout import Dropout, DropoutKeys, call_offsets, drop, keyed_dropout, keys_of, numbers, share_dropout_keys
+from treenet.layers.core import Dropout, DropoutKeys, call_offsets, drop, keyed_dropout, keys_of, numbers, share_dropout_keys
 
 
 def dropout(p: float, ids: list[int], shape: tuple[int, int], num_leaves: int | None = None, calls: int = 1) -> torch.Tensor:

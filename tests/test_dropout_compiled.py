@@ -9,8 +9,8 @@ from torch._dynamo.utils import counters
 
 from treenet.config import ModelConfig
 from treenet.data.input_kinds import TREES
-from treenet.layers import dropout
-from treenet.layers.dropout import keys_of, share_dropout_keys
+from treenet.layers import core
+from treenet.layers.core import keys_of, share_dropout_keys
 from treenet.models import build_model
 from treenet.models.compiling import Compiled
 
@@ -34,7 +34,7 @@ def test_a_compiled_model_drops_what_it_drops_on_a_cpu(monkeypatch):
         batch = batch_of([right_branching(leaves), right_branching(leaves - 3)], kind, target_length=target)
         found = []
         for on_gpu, forward in ((False, model.decode), (True, decode)):
-            monkeypatch.setattr(dropout, "_in_kernel", lambda device, answer=on_gpu: answer)
+            monkeypatch.setattr(core, "_in_kernel", lambda device, answer=on_gpu: answer)
             shared.set(keys_of(np.arange(len(batch), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)))
             found.append(forward(batch))
         torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)

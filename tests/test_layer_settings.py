@@ -17,7 +17,7 @@ from test_tree_attention import D_MODEL, HEADS, build_on_path, check_close_with_
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
 from treenet.layers.blocks import EncoderLayer, FeedForward, end_stack
-from treenet.layers.dropout import DropoutKeys, WordDropout, share_dropout_keys
+from treenet.layers.core import DropoutKeys, WordDropout, share_dropout_keys
 from treenet.layers.relations import RelativeTreeSelfAttention
 from treenet.models import build_model
 from treenet.models.registry import build_causal_lm, build_classifier

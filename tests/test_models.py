@@ -10,7 +10,7 @@ from strategies import Tree, batches, right_branching
 
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch, collate
-from treenet.layers.dropout import share_dropout_keys
+from treenet.layers.core import share_dropout_keys
 from treenet.models import DecoderState, build_model
 from treenet.structure import TreeStructure
 from treenet.structure.attention_maps import OneCall

@@ -15,7 +15,7 @@ from tiny_pretrained import write_encoder  # noqa: E402
 
 from treenet.data.batch import collate  # noqa: E402
 from treenet.jobs.train_run import run_training  # noqa: E402
-from treenet.layers.dropout import share_dropout_keys  # noqa: E402
+from treenet.layers.core import share_dropout_keys  # noqa: E402
 from treenet.models.pretrained import Windows  # noqa: E402
 from treenet.runs.loading import load_model  # noqa: E402
 from treenet.tasks.base import build_task  # noqa: E402

@@ -17,7 +17,7 @@ from treenet.data.input_kinds import BINARY_TREES
 from treenet.evaluation.evaluate import evaluate_run, translate_split
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.jobs.train_run import run_training
-from treenet.layers.dropout import Dropout
+from treenet.layers.core import Dropout
 from treenet.layers.recurrent import build_bilstm, build_lstm, last_state, last_states, lstm_cells, run_bilstm, run_lstm
 from treenet.runs.loading import load_run
 from treenet.tasks.base import build_task

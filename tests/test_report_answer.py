@@ -37,7 +37,7 @@ def make_run(name: str, model: str, seed: int, wrong: int, **config) -> ReportRu
 def references(monkeypatch):
     """The data set of every run has these references."""
     monkeypatch.setattr(answers, "references_of", lambda table, runs: (next(iter(runs)), REFERENCES))
-    monkeypatch.setattr(answers, "tokenizer_of", lambda data, settings: "intl")
+    monkeypatch.setattr(answers, "tokenizer_of", lambda data: "intl")
 
 
 def answer(runs: list[ReportRun], baseline: ReportRun | None):

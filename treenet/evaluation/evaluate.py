@@ -28,18 +28,17 @@ from treenet.tasks.translation_metrics import (
     NO_TOKENIZER,
     build_tokenizer,
     check_lines,
-    choose_tokenizer,
     compute_scores,
+    tokenizer_of,
 )
 from treenet.translation.hypotheses import Hypothesis
 from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
-from treeproc.common.files import read_text
 from treeproc.common.messages import phase
 from treeproc.common.provenance import software
-from treeproc.common.settings import UserError, load_settings, read_yaml
+from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
 from treeproc.shards.shard import check_hashes
-from treeproc.shards.store import fingerprint_of, read_index, stage_folder
+from treeproc.shards.store import fingerprint_of, read_index
 from treeproc.trees.flat_trees import FlatTrees
 
 References = Sequence[Sequence[str]]  # further references, each with a line for every example
@@ -117,7 +116,7 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
     check_hashes(run.data / "encoded", settings.split)
     # Before hours of search.
     read_scores(folder)
-    build_tokenizer(tokenizer_of(run.data, settings))
+    build_tokenizer(tokenizer_of(run.data, settings.target_language))
     _learned_metrics(settings).check(has_sources=True)
     references = read_references(run.data, settings.split)
     check_given(references, GivenLines(more=more), settings)
@@ -138,14 +137,6 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
     return name, write_result(folder, name, lines, references, scores, nll)
 
 
-def tokenizer_of(data: AnyPath | None, settings: EvaluateSettings) -> str:
-    """Return the name of the tokeniser for tokenised BLEU. If the input of a data set was tokenised, its tokens are kept."""
-    path = stage_folder(data, "text").parent / "config.yaml" if data is not None else None
-    made_with = read_yaml(read_text(path, "restore it"), str(path)) if path is not None and path.exists() else None
-    tokenized = isinstance(made_with, dict) and made_with.get("tokenized", "none") != "none"
-    return choose_tokenizer(tokenized, settings.target_language)
-
-
 def score_lines(
     lines: Sequence[str],
     references: Sequence[str],
@@ -155,7 +146,7 @@ def score_lines(
 ) -> dict:
     """Score translations, as in scores.json; also by bucket if a data set gives the sources."""
     with phase(f"scoring {len(lines):,} translations"):  # TER takes some 10 ms for each
-        scores = compute_scores(lines, references, tokenizer_of(data, settings), more)
+        scores = compute_scores(lines, references, tokenizer_of(data, settings.target_language), more)
     scores["split"] = settings.split
     if more:
         scores["more_references_fingerprint"] = more_fingerprint(more)

@@ -29,7 +29,7 @@ from treenet.evaluation.bootstrap import (
     sentence_statistics,
     statistics_of,
 )
-from treenet.evaluation.evaluate import References, evaluate_run, more_fingerprint, tokenizer_of
+from treenet.evaluation.evaluate import References, evaluate_run, more_fingerprint
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.evaluation.significance import (
     ABOUT_WEIGHTS_OF_SEEDS,
@@ -68,7 +68,7 @@ from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
 from treenet.runs.result_provenance import recorded_origin
 from treenet.runs.run_results import read_nll, read_scores, read_system
-from treenet.tasks.translation_metrics import COMPARED, MAIN, METRICS, SCORE_TYPES, SECOND
+from treenet.tasks.translation_metrics import COMPARED, MAIN, METRICS, SCORE_TYPES, SECOND, tokenizer_of
 from treeproc.common import folder_kinds
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -132,7 +132,7 @@ def read_result(config: ScalingConfig, folder: AnyPath, more: References = ()) -
         )
     if changed := describe_other_references(scores[split], more_fingerprint(more)):
         raise UserError(f"{folder}: the scores of {split} are stale ({changed}); run the same command again without --dry-run")
-    tokenizer, references = tokenizer_of(config.data, EvaluateSettings()), read_references(config.data, split)
+    tokenizer, references = tokenizer_of(config.data), read_references(config.data, split)
     statistics = sentence_statistics(metric, read_system(folder, split).lines, references, tokenizer, more)
     sentences = dict(zip(statistics_of(metric), map(show_numbers, statistics.T), strict=True))
     if nll := read_nll(folder, split):

@@ -42,7 +42,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treenet.layers.backend import multiply_rows, sum_weighted_rows, without_autocast
-from treenet.layers.linear import generator_of
+from treenet.layers.core import generator_of
 from treenet.layers.scaled_dot_product import merge_heads, split_heads
 from treenet.structure import BranchMaps, TreeStructure
 from treenet.structure.branches import BranchMatrices, Entries, EntryOrder, PathMaps

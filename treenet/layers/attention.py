@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from treenet.layers.accumulation import HierarchicalAccumulation
-from treenet.layers.linear import ATTENTION_GAIN, build_linear
+from treenet.layers.core import ATTENTION_GAIN, build_linear
 from treenet.layers.scaled_dot_product import attend, attend_subtrees, merge_heads, split_heads
 from treenet.structure import TreeStructure
 

@@ -26,8 +26,7 @@ from torch import Tensor, nn
 
 from treenet.layers.attention import BeamLayout, CrossAttention, KeysValues, Past, padding_to_attend_mask
 from treenet.layers.backend import product_dtype
-from treenet.layers.dropout import Dropout
-from treenet.layers.linear import build_linear
+from treenet.layers.core import Dropout, build_linear
 from treenet.structure import TreeStructure
 
 if TYPE_CHECKING:

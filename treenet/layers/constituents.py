@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treenet.layers.backend import without_autocast
-from treenet.layers.linear import build_linear
+from treenet.layers.core import build_linear
 from treenet.structure import SplitPoints
 
 if TYPE_CHECKING:

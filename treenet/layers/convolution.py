@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from treenet.layers.attention import BeamLayout, KeysValues
-from treenet.layers.dropout import Dropout
-from treenet.layers.linear import build_linear
+from treenet.layers.core import Dropout, build_linear
 from treenet.layers.scaled_dot_product import attend, merge_heads, split_heads
 
 if TYPE_CHECKING:

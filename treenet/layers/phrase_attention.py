@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from treenet.layers.attention import KeysValues, padding_to_attend_mask
 from treenet.layers.backend import uncompiled
-from treenet.layers.linear import ATTENTION_GAIN, build_linear
+from treenet.layers.core import ATTENTION_GAIN, build_linear
 from treenet.layers.recurrent import build_recurrence
 from treenet.layers.scaled_dot_product import attend, merge_heads, split_heads
 from treenet.structure import NO_TAG, Partition

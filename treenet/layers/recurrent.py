@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from treenet.layers.backend import uncompiled
-from treenet.layers.dropout import Dropout
+from treenet.layers.core import Dropout
 from treeproc.common.errors import UserError, check_choice
 
 if TYPE_CHECKING:

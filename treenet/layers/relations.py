@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treenet.layers.attention import CausalSelfAttention, KeysValues, Past, SelfAttention, padding_to_attend_mask
-from treenet.layers.linear import build_linear, generator_of
+from treenet.layers.core import build_linear, generator_of
 from treenet.layers.scaled_dot_product import attend, attend_subtrees, merge_heads, widen
 from treenet.structure import TreeStructure
 from treenet.structure.words import Dependencies, Words, build_path_ids, list_paths

@@ -26,8 +26,7 @@ from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import InputKind
 from treenet.data.labelled import LabelledBatch
 from treenet.layers.attention import CrossAttention, KeysValues
-from treenet.layers.dropout import Dropout
-from treenet.layers.linear import Scratch, build_linear
+from treenet.layers.core import Dropout, Scratch, build_linear
 from treenet.layers.scaled_dot_product import attention_weights
 from treenet.models.decoders.transformer import Decoder, DecoderState, StaticState
 from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding, mean_state

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
-from treenet.layers.dropout import Dropout, mix
-from treenet.layers.linear import build_linear
+from treenet.layers.core import Dropout, build_linear, mix
 from treeproc.common.errors import UserError, first_line, one_line, require
 from treeproc.common.files import read_json
 from treeproc.common.storage import AnyPath

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from treenet.config import ClassifierConfig, ModelConfig
-from treenet.layers.linear import build_linear, drawing_apart
+from treenet.layers.core import build_linear, drawing_apart
 from treenet.models.composed import (
     NUM_SCORES,
     CausalLM,

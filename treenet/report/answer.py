@@ -13,13 +13,11 @@ import numpy as np
 
 from treenet.config import OPERATIONAL, flatten
 from treenet.evaluation.bootstrap import compare_seeds, sample_metric, sentence_statistics
-from treenet.evaluation.evaluate import tokenizer_of
-from treenet.evaluation.settings import EvaluateSettings
 from treenet.evaluation.significance import FEWEST_SEEDS, SYSTEMS, SeedTest, correct_family
 from treenet.experiments.scaling_table import against_of, metric_of, read_comparison
 from treenet.report.compare import ScoreTable, references_of
 from treenet.report.report_inputs import ReportRun, ReportStudy
-from treenet.tasks.translation_metrics import MAIN, MAIN_OF_TOKENS, METRIC_TITLES, NO_TOKENIZER, SECOND
+from treenet.tasks.translation_metrics import MAIN, MAIN_OF_TOKENS, METRIC_TITLES, NO_TOKENIZER, SECOND, tokenizer_of
 from treeproc.common.folder_kinds import SEEDS
 
 
@@ -102,7 +100,7 @@ def answer_runs(
     own = [row.run for row in table.rows if row.result == split and not row.status.changed]
     scored = [run for run in runs if run.name in own]
     where, references = references_of(table, runs) or (None, None)
-    tokenizer = tokenizer_of(where.data, EvaluateSettings()) if where else None
+    tokenizer = tokenizer_of(where.data) if where else None
     metric = MAIN_OF_TOKENS if tokenizer == NO_TOKENIZER else MAIN
     systems = {
         name: seeds for name, seeds in group_systems(scored).items() if all(metric in r.scores[split] for r in seeds.values())

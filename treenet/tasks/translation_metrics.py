@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from treeproc.common.errors import require
-from treeproc.common.settings import UserError
+from treeproc.common.errors import UserError, require
+from treeproc.common.files import read_text
+from treeproc.common.storage import AnyPath
+from treeproc.common.yaml_reader import read_yaml
+from treeproc.shards.store import stage_folder
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric as SacrebleuMetric
@@ -90,6 +93,13 @@ def choose_tokenizer(tokenized: bool, language: str | None) -> str:
     if tokenized:
         return NO_TOKENIZER
     return f"{MOSES}{language}" if language else INTERNATIONAL
+
+
+def tokenizer_of(data: AnyPath | None, language: str | None = None) -> str:
+    """Return the name of the tokeniser for tokenised BLEU. If the input of a data set was tokenised, its tokens are kept."""
+    path = stage_folder(data, "text").parent / "config.yaml" if data is not None else None
+    made_with = read_yaml(read_text(path, "restore it"), str(path)) if path is not None and path.exists() else None
+    return choose_tokenizer(isinstance(made_with, dict) and made_with.get("tokenized", "none") != "none", language)
 
 
 def build_tokenizer(name: str) -> Callable[[str], str]:

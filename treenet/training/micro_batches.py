@@ -15,7 +15,7 @@ from treenet.data.batch import TreeBatch, cut_batches
 from treenet.data.examples import Examples, ExampleSource
 from treenet.data.packing import send_packed
 from treenet.data.windows import example_costs
-from treenet.layers.dropout import keys_of
+from treenet.layers.core import keys_of
 from treenet.tasks.base import Task
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from treenet.layers.blocks import DecoderLayer, EncoderLayer
-from treenet.layers.dropout import DropoutKeys
+from treenet.layers.core import DropoutKeys
 from treeproc.common.settings import UserError
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from treenet.data.batch import TreeBatch
 from treenet.data.packing import send
 from treenet.layers.backend import allow_tf32, computing_in, resolve_precision
-from treenet.layers.dropout import share_dropout_keys
+from treenet.layers.core import share_dropout_keys
 from treenet.models.compiling import Compiled, wants_compiling
 from treenet.tasks.base import Task
 from treenet.tasks.losses import LossSums

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import InputKind
-from treenet.layers.linear import Scratch
+from treenet.layers.core import Scratch
 from treeproc.common.errors import first_line
 from treeproc.common.messages import warn
 

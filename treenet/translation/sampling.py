@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from treenet.config import DecodingConfig
-from treenet.layers.dropout import mix
+from treenet.layers.core import mix
 from treenet.translation.hypotheses import Hypothesis, Lengths, TakesAllAtOnce, best_pieces
 from treeproc.shards.rows import hash_ids
 from treeproc.shards.schema import BOS_ID, EOS_ID

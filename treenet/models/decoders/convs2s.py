@@ -11,7 +11,7 @@ from treenet.config import ModelConfig
 from treenet.layers.attention import KeysValues, padding_to_attend_mask
 from treenet.layers.blocks import LearnedPositions
 from treenet.layers.convolution import EMBEDDING_STD, MultiStepAttentionLayer, build_normalised_linear
-from treenet.layers.dropout import Dropout
+from treenet.layers.core import Dropout
 from treenet.models.decoders.transformer import Decoder, DecoderState
 from treenet.models.encoders.base import Memory, PieceEmbedding
 

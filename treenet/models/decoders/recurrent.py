@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.layers.attention import BeamLayout, CrossAttention, KeysValues, padding_to_attend_mask
-from treenet.layers.dropout import Dropout
-from treenet.layers.linear import build_linear
+from treenet.layers.core import Dropout, build_linear
 from treenet.models.decoders.transformer import Decoder, DecoderState
 from treenet.models.encoders.base import LSTMEncoder, LSTMState, Memory, PieceEmbedding
 

@@ -31,7 +31,7 @@ from treenet.layers.attention import (
 from treenet.layers.backend import product_dtype
 from treenet.layers.blocks import DecoderLayer, SinusoidalPositions, end_stack
 from treenet.layers.convolution import CausalConvolution, DynamicKernels, LightweightKernels, kernel_size
-from treenet.layers.dropout import Dropout, WordDropout
+from treenet.layers.core import Dropout, WordDropout
 from treenet.layers.relations import RelativeCausalSelfAttention
 from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding
 

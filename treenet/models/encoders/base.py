@@ -18,8 +18,7 @@ from treenet.data.input_kinds import LEAVES, InputKind
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
 from treenet.layers.backend import product_dtype
 from treenet.layers.blocks import EncoderLayer, SinusoidalPositions, end_stack
-from treenet.layers.dropout import Dropout, WordDropout
-from treenet.layers.linear import Scratch, multiply_by_table
+from treenet.layers.core import Dropout, Scratch, WordDropout, multiply_by_table
 from treenet.models.pretrained import PretrainedLeaves
 from treenet.structure import TreeStructure
 from treeproc.common.storage import AnyPath

@@ -16,7 +16,7 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import ARCS, BINARY_TREES
 from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm
-from treenet.layers.linear import build_linear
+from treenet.layers.core import build_linear
 from treenet.layers.recurrent import build_bilstm, build_lstm, last_state, last_states, run_bilstm, run_lstm
 from treenet.models.decoders.recurrent import RecurrentDecoder
 from treenet.models.encoders.base import LSTMEncoder, LSTMStates, Memory, PieceEmbedding, VocabSizes
