@@ -59,13 +59,14 @@ package:
 	.venv-package/bin/python -m twine check --strict dist/*
 	.venv-package/bin/check-wheel-contents dist/*.whl
 
-# Tests with the newest PyTorch, Ray and Stanza, beyond the bounds of pyproject.toml, in a separate environment
+# Tests with the newest PyTorch, Ray, Stanza and uvicorn, beyond the bounds of pyproject.toml, in a separate environment
 # (docs/development.md).
 upgrade-check:
 	rm -rf $(NEWEST)
 	$(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python $(INSTALL) --editable '.[test]'
-	$(NEWEST)/bin/python $(INSTALL) --upgrade 'ray[data,default,serve,train]' stanza torch
-	$(NEWEST)/bin/python -m pip freeze | grep -iE '^(ray|stanza|torch)=='
+	$(NEWEST)/bin/python $(INSTALL) --upgrade 'ray[data,default,serve,train]' stanza torch uvicorn
+	$(NEWEST)/bin/python -m pip freeze | grep -iE '^(ray|stanza|torch|uvicorn)=='
 	$(NEWEST)/bin/python -m pytest -m quick
-	$(NEWEST)/bin/python -m pytest tests/test_parsers.py tests/test_ray_session.py tests/test_training_faults.py
+	$(NEWEST)/bin/python -m pytest tests/test_parsers.py tests/test_ray_session.py tests/test_serving_slow_clients.py \
+		tests/test_training_faults.py

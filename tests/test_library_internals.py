@@ -1,6 +1,6 @@
 """Parts of libraries that no documentation promises, against the public ones that stand in for them where they are gone.
 
-`make upgrade-check` runs these tests on the newest PyTorch, Ray and Stanza.
+`make upgrade-check` runs these tests on the newest PyTorch, Ray, Stanza and uvicorn.
 """
 
 from pathlib import Path

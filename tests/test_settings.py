@@ -35,7 +35,7 @@ class Inner(Settings):
 class Outer(Settings):
     name: str = Field(description="a name")
     steps: int = Field(5, description="a number")
-    inner: Inner = Inner()
+    inner: Inner = Field(Inner(), description="all rates")
     files: list[DataPath] = Field([], description="files")
     folder: Path | None = Field(None, description="a folder")
     size: PositiveInt | Literal["auto"] | None = Field(None, description="a size")
@@ -121,6 +121,7 @@ def test_help_has_every_field():
     text = build_arg_parser("What it does.", Outer, has_sample=True).format_help()
     for words in ("name: a name (required)", "steps: a number (default 5)", "inner.rate: a rate (default 0.1)", "--sample"):
         assert words in text
+    assert text.index("inner: all rates") < text.index("inner.rate:")
 
 
 def test_help_of_a_command_that_reads_a_run():

@@ -132,7 +132,7 @@ class BatchConfig(Settings):
     tokens_per_device: Annotated[PositiveInt | None, Effect.NONE] = Field(
         None,
         description="largest micro-batch of a worker, in the units of max_tokens. A worker adds the gradients of its "
-        "micro-batches; an update has max_tokens either way. null: one micro-batch",
+        "micro-batches; an update has max_tokens either way. null: one micro-batch, halved if memory runs out",
     )
 
     @field_validator("corpora", mode="before")

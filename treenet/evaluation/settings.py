@@ -92,7 +92,7 @@ class EvaluateSettings(Settings):
     random_trees: bool = Field(False, description="a control: every sentence gets a random tree of another shape over its leaves")
     seed: int = Field(1, ge=0, description="seed of random_trees")
     use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="translate on the GPU")
-    decoding: DecodingConfig = Field(DecodingConfig(), description="the search; other settings are as in the run")
+    decoding: DecodingConfig = Field(DecodingConfig(), description="the search; what is not set here is as in the run")
     target_language: str | None = Field(
         None,
         pattern=r"^[a-z]{2,3}$",

@@ -19,7 +19,7 @@ class ReportSettings(Settings):
     baseline: str | None = Field(
         None,
         description="name of the run against which the others are tested, in records of a study that of a model; unset, the "
-        "first run without trees, else the first run",
+        "first run of a transformer, else the first run",
     )
     main: str | None = Field(
         None,

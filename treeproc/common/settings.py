@@ -261,11 +261,23 @@ def list_settings(cls: type[Settings], prefix: str = "") -> Iterator[SettingFact
 
 
 def describe_fields(cls: type[Settings]) -> str:
-    """Return one line for each setting, for `--help`."""
-    lines = []
+    """Return one line for each setting, for `--help`, and one before the settings of a section that has a description."""
+    lines, sections = [], dict(_described_sections(cls))
     for name, _, default, description in list_settings(cls):
+        for section in [section for section in sections if name.startswith(f"{section}.")]:
+            lines.append(f"  {section}: {sections.pop(section)}")
         lines.append(f"  {name}: {description} ({'required' if default is REQUIRED else f'default {describe_default(default)}'})")
     return "\n".join(lines)
+
+
+def _described_sections(cls: type[Settings], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted names and the descriptions of sections that have one."""
+    for name, field in cls.model_fields.items():
+        inner: Any = field.annotation
+        if _is_settings(inner):
+            if field.description:
+                yield f"{prefix}{name}", field.description
+            yield from _described_sections(inner, f"{prefix}{name}.")
 
 
 def describe_default(value: object) -> str:

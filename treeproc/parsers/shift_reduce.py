@@ -20,7 +20,7 @@ from treeproc.parsers.weights import ACTIVATIONS, CLOSE, OPEN, SHIFT, UNKNOWN, C
 from treeproc.trees.spans import SpanTree
 
 _EXTRA_OPENS = 10  # as in Stanza: at most this many more open nodes than words
-_WORDS_PER_SLOT = 32  # measured: docs/parsers.md
+_WORDS_PER_SLOT = 32  # of a batch; a slot holds a running sentence
 _STEPS_PER_WORD = 20  # as in Stanza: a sentence with more transitions "went infinite"
 
 

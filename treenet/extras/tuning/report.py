@@ -20,7 +20,7 @@ from treeproc.common.storage import AnyPath
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Fewer trials than these have no importance: PED-ANOVA compares the best tenth of them with all.
+# Fewer trials than these have no importance: PED-ANOVA compares the best quarter of them with all.
 LEAST_TRIALS = 8
 _BEST_SHARE = 0.25
 
