@@ -20,9 +20,9 @@ from treenet.models.pretrained import load_pretrained  # noqa: E402
 from treenet.runs.loading import load_model  # noqa: E402
 from treenet.tasks.base import build_task  # noqa: E402
 from treeproc.pretrained_pieces import TokenizerPieces  # noqa: E402
+from treeproc.shards.rows import WordEnds  # noqa: E402
 from treeproc.shards.store import read_index  # noqa: E402
 from treeproc.stages.preprocess import PreprocessConfig, preprocess  # noqa: E402
-from treeproc.subwords import WordEnds  # noqa: E402
 from treeproc.verify import verify  # noqa: E402
 
 _FOLDER = Path(os.environ.get("TREE_ATTENTION_MINILM", Path(__file__).resolve().parents[1] / ".minilm"))

@@ -20,13 +20,14 @@ from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import Given
-from treeproc.pretrained_pieces import TokenizerPieces, _without_first_blank, load_pieces
+from treeproc.pretrained_pieces import TokenizerPieces, _without_first_blank
+from treeproc.shards.rows import WordEnds
 from treeproc.shards.schema import FIRST_PIECE, UNK_ID
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.stages.job_report import summary
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
-from treeproc.subwords import SubwordConfig, WordEnds
+from treeproc.subwords import SubwordConfig, load_pieces
 from treeproc.verify import verify
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -14,9 +14,10 @@ from sentencepiece import sentencepiece_model_pb2
 from treenet.data.noise import Merges
 from treenet.runs.loading import load_processor
 from treeproc.common.settings import UserError, build_settings
+from treeproc.shards.rows import WordEnds
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from treeproc.shards.shard import read_names
-from treeproc.subwords import LabelVocab, SubwordConfig, Subwords, WordEnds, blank_separated, mark_boundaries, train_pieces
+from treeproc.subwords import LabelVocab, SubwordConfig, Subwords, blank_separated, mark_boundaries, train_pieces
 
 LINES = ["I don't know (yet).", "We don't know him.", "He knows  her, doesn't he?", "They know us."] * 5
 COUNTS = Counter(word for line in LINES for word in line.split(" "))

@@ -19,13 +19,12 @@ from treeproc.common.storage import AnyPath, as_path
 from treeproc.inspection.checks import node_depths
 from treeproc.inspection.drawing import draw_row
 from treeproc.parsers import describe_in_words
-from treeproc.pretrained_pieces import load_pieces
 from treeproc.shards.lengths import open_lengths
 from treeproc.shards.schema import in_order
 from treeproc.shards.shard import Shard, SplitShards
 from treeproc.shards.store import describe_trees, read_index
 from treeproc.stages.job_report import class_notes, noticed, parse_statuses, tree_notes
-from treeproc.subwords import LabelVocab, Subwords
+from treeproc.subwords import LabelVocab, Subwords, load_pieces
 from treeproc.verify import stage_folders
 
 _BAR = 40

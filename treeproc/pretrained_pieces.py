@@ -14,10 +14,9 @@ import pyarrow as pa
 
 from treeproc.common.errors import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.shards.rows import WordEnds
 from treeproc.shards.schema import FIRST_PIECE, UNK_ID
 from treeproc.shards.shard import decode_tokens, read_tokenizer, tokenizer_names
-from treeproc.shards.store import TOKENIZER_FILE
-from treeproc.subwords import Subwords, WordEnds
 
 # Number of words in the cache of words that are cut by themselves. When it is full, the cache is emptied.
 _MOST_KNOWN = 200_000
@@ -119,15 +118,6 @@ class TokenizerPieces:
         """Return ids of the tokenizer as pieces of our vocabularies."""
         pieces = np.asarray(ids, dtype=np.int64) + FIRST_PIECE
         return pieces if self._unknown is None else np.where(pieces == FIRST_PIECE + self._unknown, UNK_ID, pieces)
-
-
-Pieces = Subwords | TokenizerPieces
-
-
-def load_pieces(vocab: AnyPath) -> Pieces:
-    """Load the pieces of leaves from the folder `vocab` of a data set. Raises UserError if the file is missing or broken."""
-    tokenizer = vocab / TOKENIZER_FILE.rpartition("/")[2]
-    return TokenizerPieces(tokenizer) if tokenizer.exists() else Subwords(vocab / "pieces.model")
 
 
 def _word_at(words: WordEnds, row: np.ndarray, place: np.ndarray) -> np.ndarray:

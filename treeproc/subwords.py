@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -23,9 +22,11 @@ from sentencepiece import sentencepiece_model_pb2
 
 from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
-from treeproc.shards.rows import arrow_array, edges_of, flatten, numbers_of, string_bytes, strings_of, take
+from treeproc.pretrained_pieces import TokenizerPieces
+from treeproc.shards.rows import WordEnds, arrow_array, edges_of, flatten, numbers_of, string_bytes, strings_of, take
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_LABEL, UNKNOWN_LABEL_ID
 from treeproc.shards.shard import names_bytes, read_names, read_pieces
+from treeproc.shards.store import TOKENIZER_FILE
 
 # Marks word boundaries without a blank in training text. It is never part of a vocabulary.
 BOUNDARY = "\x01"
@@ -165,14 +166,6 @@ def _without_paths(model: bytes) -> bytes:
     return proto.SerializeToString()
 
 
-@dataclass(frozen=True)
-class WordEnds:
-    """Words of many lines: line r has words [edges[r], edges[r + 1]), word w ends before character ends[w] of its line."""
-
-    edges: np.ndarray
-    ends: np.ndarray
-
-
 def blank_separated(lines: pa.Array) -> pa.Array:
     """Return the words of all lines, separated at blanks."""
     import pyarrow.compute as pc  # here, because it loads slowly, and only training of pieces needs it
@@ -269,6 +262,15 @@ class Subwords:
         self._known.update(zip(missing, self._encoder.encode(missing, num_threads=1), strict=True))
         flat, counts = flatten([self._known[text] for text in different])
         return take(flat, edges_of(counts), numbers_of(coded.indices))
+
+
+Pieces = Subwords | TokenizerPieces
+
+
+def load_pieces(vocab: AnyPath) -> Pieces:
+    """Load the pieces of leaves from the folder `vocab` of a data set. Raises UserError if the file is missing or broken."""
+    tokenizer = vocab / TOKENIZER_FILE.rpartition("/")[2]
+    return TokenizerPieces(tokenizer) if tokenizer.exists() else Subwords(vocab / "pieces.model")
 
 
 class LabelVocab:

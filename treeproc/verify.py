@@ -18,11 +18,10 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, as_path
 from treeproc.inspection.checks import Problem, StageFindings
 from treeproc.inspection.shard_verifier import STAGES, file_problem, run_here, run_in_processes, run_on_ray, schema_facts
-from treeproc.pretrained_pieces import load_pieces
 from treeproc.shards.lengths import SIZE_COUNTS
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import Index, read_index, stage_folder
-from treeproc.subwords import LabelVocab
+from treeproc.subwords import LabelVocab, load_pieces
 
 # Processes cost a second or two.
 _FEW_ROWS = 20_000

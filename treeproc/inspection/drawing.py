@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from treeproc.common.storage import AnyPath
-from treeproc.pretrained_pieces import load_pieces
-from treeproc.subwords import LabelVocab
+from treeproc.subwords import LabelVocab, load_pieces
 from treeproc.trees.spans import SpanTree, draw
 
 

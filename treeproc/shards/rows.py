@@ -11,6 +11,14 @@ import pyarrow as pa
 from treeproc.shards.schema import ROWS_PER_RECORD_BATCH
 
 
+@dataclass(frozen=True)
+class WordEnds:
+    """Words of many lines: line r has words [edges[r], edges[r + 1]), word w ends before character ends[w] of its line."""
+
+    edges: np.ndarray
+    ends: np.ndarray
+
+
 def edges_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """Return [n + 1] where each row begins, and the total."""
     edges = np.zeros(len(lengths) + 1, dtype=np.int64)

@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.pretrained_pieces import load_pieces
-from treeproc.shards.rows import Batches, Lists, batch_views, column_batch, edges_of, numbers_of, record_batches
+from treeproc.shards.rows import Batches, Lists, WordEnds, batch_views, column_batch, edges_of, numbers_of, record_batches
 from treeproc.shards.schema import FULL_ENCODED_SCHEMA, FULL_PARSED_SCHEMA, UNANALYSED, select
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, write_shard
@@ -20,7 +19,7 @@ from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.lengths import TASK_ROWS
 from treeproc.stages.run_jobs import Jobs, Run, grouped, run_here
 from treeproc.stages.shuffle import Donated, DonorTrees, cut
-from treeproc.subwords import LabelVocab, Subwords, WordEnds
+from treeproc.subwords import LabelVocab, Subwords, load_pieces
 from treeproc.trees.arcs import check_arcs
 from treeproc.trees.dependency_trees import DependencySentences, dependency_phrases
 from treeproc.trees.flat_trees import (

@@ -13,7 +13,6 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, describe_in_words, read_trees
 from treeproc.parsers.config import split_at_blanks
-from treeproc.pretrained_pieces import load_pieces
 from treeproc.shards.records import PackedRecords
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, line_end_in, select
 from treeproc.shards.shard import Shard
@@ -35,7 +34,7 @@ from treeproc.stages.lengths import kept_lengths, write_lengths
 from treeproc.stages.run_jobs import Jobs, StageWork, make_shards, previous_index, ray_runner, run_here
 from treeproc.stages.shuffle import OTHER_SHAPES, donor_windows
 from treeproc.stages.vocabulary import sampled_rows, write_vocabulary
-from treeproc.subwords import LabelVocab
+from treeproc.subwords import LabelVocab, load_pieces
 from treeproc.trees.spans import normalise
 
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from treeproc.common.files import atomic_write, file_sha256, remove_leftovers
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.shards.rows import WordEnds
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import (
@@ -25,7 +26,7 @@ from treeproc.shards.store import (
 )
 from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.run_jobs import Jobs, Run, grouped, run_here
-from treeproc.subwords import LabelVocab, SubwordConfig, WordEnds, blank_separated, mark_boundaries, train_pieces
+from treeproc.subwords import LabelVocab, SubwordConfig, blank_separated, mark_boundaries, train_pieces
 from treeproc.trees.dependency_trees import PHRASE_LABELS, phrase_label
 from treeproc.trees.flat_trees import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_flat_trees
 from treeproc.trees.spans import EMPTY_TAG

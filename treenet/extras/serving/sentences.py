@@ -43,8 +43,8 @@ from treeproc.common.errors import UserError
 from treeproc.common.messages import warn
 from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
-from treeproc.pretrained_pieces import load_pieces
 from treeproc.shards.shard import read_names
+from treeproc.subwords import load_pieces
 from treeproc.trees.spans import SpanTree, write_brackets
 
 _DIGITS = 4  # of an attention weight
