@@ -171,7 +171,9 @@ def test_help_and_version_load_nothing(repository):
 
 
 def test_every_script_is_a_command(repository):
-    scripts = {path.stem for path in (repository / "workflows").glob("*.py")} - {"train_wmt"}  # another name of train.py
+    paths = list((repository / "workflows").glob("*.py"))
+    assert all(path.read_text().endswith("\n    run_script(__file__)\n") for path in paths)
+    scripts = {path.stem for path in paths} - {"train_wmt"}  # another name of train.py
     assert set(COMMANDS) >= {command_of(script) for script in scripts}
     assert set(COMMANDS) - {command_of(script) for script in scripts} == {"inspect", "verify", "configs", "completion"}
     assert all(f"\n  {name} " in describe_commands() for name in COMMANDS)

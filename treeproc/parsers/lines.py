@@ -3,8 +3,7 @@
 English Moses tokens become the words of treebanks, on which taggers and parsers are trained. Moses writes `don 't`, treebanks
 write `do n't`. The parser reads the treebank's words; leaves stay the characters of the line. So a token is still a leaf, except
 if treebanks split it (`cannot`) or join it with another (`o 'clock`). The rules are those of the Penn Treebank as GUM, CRAFT and
-EWT follow them. Treebanks also split hyphenated tokens, which stay whole here: to split them does not improve the trees
-(docs/results/parser.md).
+EWT follow them. Treebanks also split hyphenated tokens, which stay whole here: to split them does not improve the trees.
 """
 
 import bisect
