@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from data_beside import DATA
+from pictures import pictures
 
 from treeproc.common.messages import messages_shown
 from treeproc.common.provenance import software
@@ -109,6 +110,13 @@ def _no_ray_after_a_module() -> Iterator[None]:
 def one_core_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Ray that starts in the test has one core: a process each for what it runs, which takes seconds to start."""
     monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", '{"CPU": 1}')
+
+
+@pytest.fixture
+def rendered() -> Iterator[None]:
+    """The test looks at pictures, which `tests/pictures.py` leaves empty in others."""
+    with pictures():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -71,7 +71,7 @@ def test_runs_keep_their_colours_and_controls_are_hollow(charts):
     assert len({line.get_marker() for line in lines}) == 3  # without colours too
 
 
-def test_the_chart_is_saved_wide_and_narrow_with_its_labels(charts, tmp_path):
+def test_the_chart_is_saved_wide_and_narrow_with_its_labels(charts, tmp_path, rendered):
     with style():
         svg = save_chart(charts["scores_by_words_1"], tmp_path, "scores_by_words_1")
     assert svg.count("<svg") == 2 and svg.count("21 and more (1,021)") == 2 and "<script" not in svg

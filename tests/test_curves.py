@@ -59,7 +59,7 @@ def test_scores_of_validations_stand_below():
 
 
 @pytest.mark.parametrize("lines", [[], LINES[:1], [train_line(1, None)], LINES[-2:]])
-def test_a_picture_of_little_is_a_picture(tmp_path, lines):
+def test_a_picture_of_little_is_a_picture(tmp_path, lines, rendered):
     path = plot_curves({"run": lines}, tmp_path / "curves.png", "short")
     assert image.imread(path).shape[:2] == (825, 1125)
 

@@ -64,7 +64,7 @@ def check_demo(out: Path, message: str) -> None:
     assert len({run["data_fingerprint"] for run in same_data}) == len({run["batches_per_epoch"] for run in same_data}) == 1
 
 
-def test_demo_interrupted_after_training_does_nothing_twice_and_reports(slice_config, tmp_path, capsys, monkeypatch):
+def test_demo_interrupted_after_training_does_nothing_twice_and_reports(slice_config, tmp_path, capsys, monkeypatch, rendered):
     command = ["--config", str(slice_config), "--out", str(tmp_path), "workers=0"]
 
     def interrupt(out: Path) -> None:

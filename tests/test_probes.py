@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from model_cases import MODEL_CASES, batch_of, tiny_model
+from pictures import pictures
 from strategies import right_branching
 from toyprobes import SUFFIX, TAGS, make_example, pieces_of, write_parsed, write_probe_data
 from toyruns import make_config
@@ -332,7 +333,8 @@ def test_the_fit_is_the_minimum():
 @pytest.fixture(scope="module")
 def probed(folder, tmp_path_factory) -> Path:
     run = shutil.copytree(folder / "tree", tmp_path_factory.mktemp("probed") / "tree")
-    probe_run(run, SMALL.model_copy(update={"layer": "all", "tasks": ("depth", "word_order", "pos_tag", "arc_depth")}))
+    with pictures():
+        probe_run(run, SMALL.model_copy(update={"layer": "all", "tasks": ("depth", "word_order", "pos_tag", "arc_depth")}))
     return run
 
 

@@ -18,6 +18,7 @@ from commands import main_of
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
+from pictures import pictures
 from PIL import Image
 from strategies import trees
 from toydata import write_toy_data
@@ -83,7 +84,8 @@ def report_settings(folder: Path, *names: str, **more) -> ReportSettings:
 
 @pytest.fixture(scope="module")
 def out(folder) -> Path:
-    files = write_report(report_settings(folder, sentences=3, title="A <i>title</i>"), folder / "out", lambda line: None)
+    with pictures():
+        files = write_report(report_settings(folder, sentences=3, title="A <i>title</i>"), folder / "out", lambda line: None)
     assert all(path.stat().st_size for path in files)
     return folder / "out"
 
@@ -349,8 +351,11 @@ def test_a_run_without_a_transformer_decoder_has_scores_and_curves_but_no_attent
 
 def test_the_same_command_writes_the_same_bytes_and_removes_old_figures(folder, tmp_path):
     chosen = report_settings(folder, "plain", sentences=1)
-    first = {path.name: path.read_bytes() for path in write_report(chosen, tmp_path, lambda line: None)}
-    assert {path.name: path.read_bytes() for path in write_report(chosen, tmp_path, lambda line: None)} == first
+    with pictures():
+        first, again = (
+            {path.name: path.read_bytes() for path in write_report(chosen, tmp_path, lambda line: None)} for _ in range(2)
+        )
+    assert first == again
     (tmp_path / "figures" / "mine.png").write_bytes(b"")
     write_report(report_settings(folder, "plain", sentences=0), tmp_path, lambda line: None)
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {
@@ -418,7 +423,8 @@ def test_a_comparison_over_seeds_brings_its_table_and_picture(task, folder, tmp_
     records = Recording(SEEDS_LABELS, lambda path: ({}, {}), ROOT / "docs" / "results" / "runs" / task).kept()
     records["tree_transformer-seed1"]["labels"]["system"] = records["tree_transformer-seed1"]["cell"] = EVIL
     SEEDS_FORM.write(config, list(records.values()), study)
-    write_report(settings, tmp_path / "out", lambda line: None)
+    with pictures():
+        write_report(settings, tmp_path / "out", lambda line: None)
     report = json.loads((study / "comparison.json").read_text())
     text = (tmp_path / "out" / "index.html").read_text()
     page, measures = Reader(text), MEASURES[config.task]
@@ -524,7 +530,7 @@ def test_numbers_whose_sums_overflow_are_one_line(folder, tmp_path, file, key, v
 
 @pytest.mark.parametrize("value", ["-9e99", "Infinity", "NaN"])
 @pytest.mark.filterwarnings("ignore")  # of matplotlib
-def test_unlikely_numbers_are_drawn_and_shown(folder, tmp_path, value, monkeypatch):
+def test_unlikely_numbers_are_drawn_and_shown(folder, tmp_path, value, monkeypatch, rendered):
     monkeypatch.setattr(build, "_look_inside", lambda *_: build.Inside())  # it takes seconds, and reads no numbers of these files
     for name in ("plain", "tree"):
         shutil.copytree(folder / name, tmp_path / name)

@@ -18,6 +18,7 @@ from commands import main_of, run_here, without_times
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
+from pictures import pictures
 from toydata import write_toy_data
 
 from treenet.config import BatchConfig
@@ -107,7 +108,8 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 @pytest.fixture(scope="module")
 def undisturbed(study, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("undisturbed")
-    done = run(study, out)
+    with pictures():
+        done = run(study, out)
     assert done.returncode == 0, done.stderr
     assert "two-sided paired bootstrap over sentences" in done.stdout and "critical value of Cochran and Cox" in done.stdout
     return out

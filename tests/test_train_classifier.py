@@ -268,7 +268,7 @@ SYSTEMS = {"trees": {}, "words": {"model": {"name": "bilstm"}}}
 GRID = {"systems": SYSTEMS, "seeds": [1, 2], "baseline": "trees", "fewer_seeds": {"words": 1}}
 
 
-def test_a_comparison_continues_after_a_kill_and_reports_all_seeds(data, tmp_path):
+def test_a_comparison_continues_after_a_kill_and_reports_all_seeds(data, tmp_path, rendered):
     settings = {**TINY, "data": str(data), "max_steps": 60, "log_every": 4, "grid": {**GRID, "peak_on_test": True}}
     (tmp_path / "config.yaml").write_text(json.dumps(settings))
     out = tmp_path / "out"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from matplotlib import image
+from pictures import pictures
 from safetensors.torch import load_file
 from toydata import write_toy_data
 from toyruns import make_config
@@ -38,7 +39,8 @@ def data(tmp_path_factory) -> Path:
 def summary(data, tmp_path_factory) -> RunSummary:
     """A finished run. Its learning rate is high, so that validations go up and down."""
     config = make_config(data, *SETTINGS)
-    return run_training(config, tmp_path_factory.mktemp("runs") / "run")
+    with pictures():
+        return run_training(config, tmp_path_factory.mktemp("runs") / "run")
 
 
 def average(run_dir: Path, monkeypatch, capsys, *overrides: str) -> str:
@@ -121,7 +123,7 @@ def test_an_average_whose_meta_was_changed_is_not_opened(data, tmp_path):
         load_run(done.run_dir)
 
 
-def test_a_picture_that_was_lost_comes_back(summary, data):
+def test_a_picture_that_was_lost_comes_back(summary, data, rendered):
     summary.curves.unlink()
     config = make_config(data, *SETTINGS)
     assert run_training(config, summary.run_dir).curves.stat().st_size > 5000

@@ -176,7 +176,7 @@ def record(data: Path, folder: Path, config: TuningConfig) -> dict[str, Trials]:
 
 
 @pytest.mark.slow
-def test_the_report_has_the_best_finished_trial_and_the_importances(data, tmp_path):
+def test_the_report_has_the_best_finished_trial_and_the_importances(data, tmp_path, rendered):
     config = settings(data)
     systems = record(data, tmp_path, config)
     said = write_tuning(config, systems, tmp_path)
