@@ -5,12 +5,15 @@ import io
 import json
 import multiprocessing
 import os
+import pickle
 import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest import mock
+
+import pytest
 
 from treenet.cli.main import COMMANDS, main
 from treeproc.common.command_line import run_cli
@@ -42,6 +45,28 @@ def run_here(script: str, *arguments: object, cwd: Path | None = None) -> subpro
 def run_installed_here(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess:
     """`tree-attention ARGS...`."""
     return _run(["tree-attention", *map(str, arguments)], main, cwd)
+
+
+def tasks_here(patch: pytest.MonkeyPatch) -> list[str]:
+    """Run the jobs of Ray in this process, the last one first. What is sent goes through pickle and JSON as on Ray.
+
+    Returns the names of the workers, and adds to them whenever one runs.
+    """
+    from treeproc.stages import ray_job  # loads Ray
+
+    names = []
+
+    def run_jobs(worker, arguments, jobs, **options):
+        names.append(worker.__name__)
+        built = worker(**pickle.loads(pickle.dumps(arguments))) if jobs else None
+        for number, job in reversed(list(enumerate(jobs))):
+            values = json.loads(json.dumps({name: ray_job._packed(value) for name, value in job.items()}))
+            result = built(**{name: ray_job._unpacked(value) for name, value in values.items()})
+            yield number, ray_job._unpacked(json.loads(json.dumps(ray_job._packed(result))))
+
+    patch.setattr(ray_job, "run_jobs", run_jobs)
+    patch.setattr(ray_job, "all_nodes_see", lambda inputs: True)
+    return names
 
 
 PROCESSES = multiprocessing.get_context("forkserver")

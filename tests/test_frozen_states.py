@@ -17,7 +17,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 
-from commands import PROCESSES, run_here  # noqa: E402
+from commands import PROCESSES, run_here, tasks_here  # noqa: E402
 from folder_store import store  # noqa: E402, F401
 from pretrained_data import write_data  # noqa: E402
 from test_pretrained import config_of, damage_config, leaves_of  # noqa: E402
@@ -122,6 +122,15 @@ def test_the_bytes_are_those_of_one_call_however_the_job_is_run(made, tmp_path, 
     assert len(found._open[0].batches) > 2
 
 
+def test_tasks_write_the_same_bytes(made, tmp_path, monkeypatch):
+    """What goes to a worker of Ray, and comes back, goes the same way within this process."""
+    encoder, data, states = made
+    ran = tasks_here(monkeypatch)
+    write_states(data, encoder, tmp_path / "states", in_this_process=False)
+    assert ran == ["StatesOfShard"] and files(tmp_path / "states") == files(states)
+
+
+@pytest.mark.cluster
 def test_ray_s_workers_write_the_same_bytes(made, tmp_path, one_core_of_ray):
     encoder, data, states = made
     write_states(data, encoder, tmp_path / "states", in_this_process=False)

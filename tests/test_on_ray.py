@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from commands import run_installed_here
+from commands import run_installed_here, tasks_here
 from hostile_files import HOSTILE_FORMS, first_record, hostile, make_job, one_line, put, read_table
 from moto_store import s3_server
 from test_shuffled_trees import data as to_shuffle  # noqa: F401
@@ -75,20 +74,8 @@ def small_is_large(monkeypatch):
 
 @pytest.fixture
 def stages(monkeypatch) -> list[str]:
-    """Run the tasks of Ray in this process, the last job first. Returns the workers that have run."""
-    names = []
-
-    def run_jobs(worker, arguments, jobs, **options):
-        names.append(worker.__name__)
-        built = worker(**pickle.loads(pickle.dumps(arguments))) if jobs else None
-        for number, job in reversed(list(enumerate(jobs))):
-            values = json.loads(json.dumps({name: ray_job._packed(value) for name, value in job.items()}))
-            result = built(**{name: ray_job._unpacked(value) for name, value in values.items()})
-            yield number, ray_job._unpacked(json.loads(json.dumps(ray_job._packed(result))))
-
-    monkeypatch.setattr(ray_job, "run_jobs", run_jobs)
-    monkeypatch.setattr(ray_job, "all_nodes_see", lambda inputs: True)
-    return names
+    """Run the tasks of Ray in this process. Returns the workers that have run."""
+    return tasks_here(monkeypatch)
 
 
 def test_on_ray_the_bytes_are_those_of_one_process(inputs, tmp_path, small_is_large, one_core_of_ray):

@@ -1,4 +1,4 @@
-"""Rooms of trainings on Ray: what is given is used, and nothing stays behind. Ray has a made-up GPU here."""
+"""Rooms of trainings, and workers, on a Ray of two cores and a made-up GPU: what is given is used, and nothing stays behind."""
 
 import os
 import time
@@ -6,12 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import ray
+from commands import run_here
 from ray.util.placement_group import placement_group_table
+from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from test_training_faults import fit_with_restarts
 from toydata import write_toy_data
-from toyruns import make_config
+from toyruns import make_config, without_phases
 from training_jobs import tiny_config
 
 from treenet.config import TrainConfig
@@ -107,6 +110,19 @@ def test_a_node_that_ends_takes_its_given_room_with_it(data, tmp_path, monkeypat
         assert fit_with_restarts(tiny_config(data, "workers=1"), tmp_path)["finished"]
     other.give_back()
     assert not groups()
+
+
+def test_two_workers_translate_to_the_bytes_of_one_process(tmp_path):
+    run, random = write_run(tmp_path / "run", write_vocabulary(tmp_path / "data")), np.random.default_rng(0)
+    lines = [" ".join(random.choice(SEARCH_WORDS, random.integers(1, 9))) for _ in range(23)]
+    (tmp_path / "in.txt").write_text("".join(f"{line}\n" for line in [*lines, "ba\x01", *lines[::-1]]))
+    command = ["translate.py", "--out", run, f"input={tmp_path / 'in.txt'}", "lines_at_once=4", "--json"]
+    here = run_here(*command)
+    there = run_here(*command, "workers=2", f"output={tmp_path / 'out.json'}")
+    assert (here.returncode, there.returncode, there.stdout) == (0, 0, ""), there.stderr
+    assert (tmp_path / "out.json").read_text() == here.stdout and here.stdout.count("\n") == 47
+    said, said_there = without_phases(here.stderr), without_phases(there.stderr)
+    assert len(said) == 3 and said_there[-3:] == said
 
 
 def test_a_trial_never_asks_for_more_cpus_than_a_node_has(data):

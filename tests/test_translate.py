@@ -278,16 +278,6 @@ def test_the_command_goes_on_after_bad_lines_and_reports_errors_in_one_line(run,
     ]
 
 
-def test_workers_write_the_same_bytes(translate, lines, tmp_path):
-    source = write(tmp_path / "in.txt", [*lines, "ba\x01", *lines[::-1]])
-    arguments = (f"input={source}", "lines_at_once=4", "--json")
-    expected, message = translate(*arguments)
-    printed, errors = translate(*arguments, "workers=2", f"output={tmp_path / 'out.json'}")
-    assert printed == []
-    assert (tmp_path / "out.json").read_text().split("\n") == [*expected, ""] and len(expected) == 47
-    assert errors[-len(message) :] == message and len(message) == 3
-
-
 def test_a_killed_command_goes_on_after_what_it_had_done(translate, run, lines, tmp_path, monkeypatch):
     source, output = write(tmp_path / "in.txt", [*lines, "ba\x01", *(2 * lines[::-1])]), tmp_path / "out.txt"
     arguments = (f"input={source}", f"output={output}", "lines_at_once=1", "--json")
