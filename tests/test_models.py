@@ -31,7 +31,7 @@ def real_logits(logits: torch.Tensor, batch: TreeBatch, row: int) -> torch.Tenso
 
 @pytest.mark.parametrize(("name", "config"), with_trees({"subtree_mask": False}, {"accumulation_rule": "released"}))
 @given(sentences=batches(max_size=4))
-@num_examples(10)
+@num_examples(6)
 def test_a_sentence_does_not_see_its_batch(name, config, sentences):
     """Alone, or in a batch with a much longer and deeper sentence first: the same logits."""
     model = tiny_model(name, **config)

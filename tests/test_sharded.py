@@ -38,29 +38,32 @@ def valid_losses(run_dir: Path) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "overrides",
+    ("ranks", "overrides"),
     [
-        (),
+        (2, ()),
         (
-            "model.name=transformer",
-            "checkpoint_activations=true",
-            "optimizer.clip_norm=0.5",
-            "batch.max_tokens=16",
-            "batch.tokens_per_device=12",
-            "optimizer.r_drop=1",
+            3,
+            (
+                "model.name=transformer",
+                "checkpoint_activations=true",
+                "optimizer.clip_norm=0.5",
+                "batch.max_tokens=16",
+                "batch.tokens_per_device=12",
+                "optimizer.r_drop=1",
+            ),
         ),
     ],
     ids=["tree", "recomputed micro-batches"],
 )
-def test_sharded_ranks_train_as_one_process(data, tmp_path, overrides):
+def test_sharded_ranks_train_as_one_process(data, tmp_path, ranks, overrides):
     """Two examples a batch and a rank that has none are among the batches of 16 tokens."""
     train_whole(data, tmp_path / "one", "max_steps=6", *BASE, *overrides)
     config = make_config(data, "max_steps=6", "shard_weights=true", *BASE, *overrides)
-    assert train_ranks(3, config, tmp_path / "three") == [None] * 3
+    assert train_ranks(ranks, config, tmp_path / "parts") == [None] * ranks
     for step, loss in losses(tmp_path / "one"):
-        assert dict(losses(tmp_path / "three"))[step] == pytest.approx(loss, rel=1e-5)
-    assert valid_losses(tmp_path / "three") == pytest.approx(valid_losses(tmp_path / "one"), rel=1e-5)
-    assert_close(final_weights(tmp_path / "three"), final_weights(tmp_path / "one"))
+        assert dict(losses(tmp_path / "parts"))[step] == pytest.approx(loss, rel=1e-5)
+    assert valid_losses(tmp_path / "parts") == pytest.approx(valid_losses(tmp_path / "one"), rel=1e-5)
+    assert_close(final_weights(tmp_path / "parts"), final_weights(tmp_path / "one"))
 
 
 def test_a_run_goes_on_with_weights_in_parts_and_back_again(data, tmp_path):

@@ -1,15 +1,17 @@
 """One update: micro-batches, memory that runs out, ranks, R-Drop, the moving average, what is logged."""
 
+import ctypes
 import itertools
 import os
 import platform
-import subprocess
-import sys
+import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from commands import PROCESSES, print_to
 from torch import nn
 from toydata import write_toy_data
 from toyruns import losses, make_config, make_task, train_ranks
@@ -23,7 +25,7 @@ from treenet.tasks.base import build_task
 from treenet.tasks.losses import projected_nll
 from treenet.training.micro_batches import MicroBatches
 from treenet.training.optimizer import MovingAverage
-from treenet.training.ranks import Ranks
+from treenet.training.ranks import Ranks, bound_kernel_cache, keep_freed_memory
 from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
@@ -91,39 +93,46 @@ def test_padding_is_counted_as_it_is(data, tmp_path):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
-def test_freed_memory_stays_with_the_process():
-    code = """
-import resource, torch
-from treenet.training.ranks import keep_freed_memory
+def test_freed_memory_stays_with_the_process(tmp_path):
+    assert int(printed_by(_free, tmp_path / "out")) < 10 * 2**20
 
-def held():
-    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
 
-keep_freed_memory()
-tensors = [torch.full((2**18,), 1.0) for _ in range(100)]
-before = held()
-del tensors
-print(before - held())
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) < 10 * 2**20
+def printed_by(function: Callable[..., None], place: Path, *arguments: object) -> str:
+    """Run a function in a new process; returns what it prints."""
+    process = PROCESSES.Process(target=function, args=(place, *arguments))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, place.read_text()
+    return place.read_text()
+
+
+def _free(place: Path) -> None:
+    def held() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    print_to(place)
+    keep_freed_memory()
+    tensors = [torch.full((2**18,), 1.0) for _ in range(100)]
+    before = held()
+    del tensors
+    print(before - held(), flush=True)
 
 
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no products in bfloat16")
 @pytest.mark.parametrize(("chosen", "kept"), [({}, 0), ({"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "200"}, 1)])
-def test_few_kernels_of_products_are_kept(chosen, kept):
+def test_few_kernels_of_products_are_kept(tmp_path, chosen, kept):
     """After a hundred other shapes, the kernel of the first shape is made again, unless the user has chosen a larger cache."""
-    code = """
-import torch
-from treenet.training.ranks import bound_kernel_cache
+    lines = printed_by(_multiply, tmp_path / "out", chosen)
+    assert lines.count("create:cache_miss") == 101 - kept and lines.count("create:cache_hit") == kept
 
-bound_kernel_cache()
-for rows in [*range(33, 133), 33]:
-    torch.ones(rows, 64, dtype=torch.bfloat16) @ torch.ones(64, 64, dtype=torch.bfloat16)
-"""
-    environment = {**os.environ, "ONEDNN_VERBOSE": "profile_create", **chosen}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.count("create:cache_miss") == 101 - kept and done.stdout.count("create:cache_hit") == kept
+
+def _multiply(place: Path, chosen: dict[str, str]) -> None:
+    print_to(place)
+    os.environ.update({"ONEDNN_VERBOSE": "profile_create", **chosen})
+    bound_kernel_cache()
+    for rows in [*range(33, 133), 33]:
+        torch.ones(rows, 64, dtype=torch.bfloat16) @ torch.ones(64, 64, dtype=torch.bfloat16)
+    ctypes.CDLL(None).fflush(None)  # what oneDNN has written
 
 
 def out_of_memory_above(examples: int) -> None:
@@ -284,13 +293,14 @@ def test_the_average_is_what_is_validated(data):
 def test_a_compiled_model_trains_alike(data, monkeypatch):
     """With frozen parameters. Traced as for Inductor, which would take minutes, but run by the kernels of always.
 
-    Updates alone: the graphs of one example and of validation take ten seconds each.
+    Updates of a plain model alone: the graphs of one example and of validation take ten seconds each, and `test_compiling.py`
+    has those of trees.
     """
     true_compile = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, **options: true_compile(model, backend="eager", **options))
     frozen, found = ["freeze=[encoder.embedding.*, '*.layers.0.feed_forward.*']"], {}
     for compiled in ("false", "true"):
-        trainer = Trainer(make_task(data, f"compile={compiled}", "model.dropout=0.1", *frozen), RANK_0)
+        trainer = Trainer(make_task(data, f"compile={compiled}", "model.name=transformer", "model.dropout=0.1", *frozen), RANK_0)
         assert trainer.train_step.compiled == (compiled == "true")
         results = [trainer.step(rank_batch) for rank_batch in itertools.islice(trainer.rank_batches(), 4)]
         found[compiled] = [(result.loss_sum, result.grad_norm) for result in results]
