@@ -271,7 +271,9 @@ def control(rung: str) -> Mapping[tuple[str, str | int], ControlRow]:
     seeds = [1, 2, 3] if rung == "b" else [1]
     settings = ControlSettings.model_validate({"rung": rung, "all": rung == "a", "seeds": seeds})
     # The sentences of rung c come from a parser; their table needs no bounds and no groups.
-    corpora = {one.corpus: Corpus({}) for one in systems_of(settings)} if rung == "c" else draw_corpora(settings)
+    corpora = (
+        {one.corpus: Corpus({}) for one in systems_of(settings)} if rung == "c" else draw_corpora(settings, ("train", "valid"))
+    )
     found = {corpus: records(f"control_{rung}/{corpus}") for corpus in corpora}
     rows = build_result(settings, systems_of(settings), corpora, found, {}).rows
     return {(row.system, row.pairs if rung == "b" else row.group): row for row in rows}
