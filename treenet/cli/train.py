@@ -10,8 +10,8 @@ The setting `task` names what the model learns: translation, classes of sentence
 model. The same command continues an interrupted run. It trains in this process; workers=2 trains in two processes, on Ray.
 
 A classifier and a model of relatedness are also scored on valid and test, with the trained model and the last checkpoint. Their
-scores are in RUN/scores.json and RUN/predictions.*.tsv. By default, their trained model is the checkpoint with the best
-validation. For many seeds, models and control trees, use workflows/compare_seeds.py.
+scores are in RUN/scores.json and RUN/predictions.*.tsv. The shipped configurations take the checkpoint with the best validation
+(average: best). For many seeds, models and control trees, use workflows/compare_seeds.py.
 
 workflows/train_wmt.py, train_classifier.py and train_lm.py are this command. The last two have other defaults without --config:
 a classifier and a masked language model.
