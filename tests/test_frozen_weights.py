@@ -133,7 +133,7 @@ def test_two_ranks_with_weights_in_parts_learn_as_one_and_leave_out_the_same(mad
 
 def test_a_run_in_a_store_is_loaded_from_there(made, store, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "first"))
-    out = as_path(f"{store}/run")
+    out = as_path("s3://bucket/run")
     run_training(frozen_config(made, max_steps=2), out)
     monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "second"))
     assert run_training(frozen_config(made), out).step == 4
