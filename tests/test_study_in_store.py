@@ -30,6 +30,7 @@ from treeproc.common.storage import AnyPath, as_path
 pytestmark = pytest.mark.slow
 
 GRID = {"fractions": [1.0], "seeds": [1, 2], "bootstrap_samples": 100}
+SHORT = {"max_steps": 12, "checkpoint_every": 4, "validate_every": 12}
 CELLS = ["transformer-1-seed1", "transformer-1-seed2", "tree_transformer-1-seed1", "tree_transformer-1-seed2"]
 
 
@@ -49,7 +50,7 @@ def study(tmp_path_factory) -> list[str]:
     """The arguments of a study of four cells, without --out."""
     folder = tmp_path_factory.mktemp("study")
     data = write_toy_data(folder / "data")
-    (folder / "study.yaml").write_text(json.dumps({**STUDY, "grid": GRID}))
+    (folder / "study.yaml").write_text(json.dumps({**STUDY, "grid": GRID, **SHORT}))
     return ["scaling.py", "--config", str(folder / "study.yaml"), f"data={data}"]
 
 
@@ -99,7 +100,7 @@ def test_another_machine_continues_the_study(bucket, study, local, tmp_path, mon
     first = run_here(*study, "--out", out, "grid.seeds=[1]")
     assert first.returncode == 0, first.stderr
     cell = study_cells(load_settings(ScalingConfig, Path(study[2]), study[3:]), out)[-1]
-    assert run_training(cell.config.model_copy(update={"max_steps": 10}), cell.folder).step == 10
+    assert run_training(cell.config.model_copy(update={"max_steps": 4}), cell.folder).step == 4
     monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "second disk"))
     done = run_here(*study, "--out", out)
     assert done.returncode == 0, done.stderr

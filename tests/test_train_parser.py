@@ -69,7 +69,7 @@ def folder(tmp_path_factory) -> Path:
         sentences.append(conllu(line, parsed.words, tags, arcs_of(tree, len(tags))))
     (folder / "toy.mrg").write_text("".join(brackets))
     (folder / "toy.conllu.gz").write_bytes(gzip.compress("".join(sentences).encode()))
-    fit = {"epochs": 12, "evaluations": 3, "learning_rate": 0.01, "average": 0.9}
+    fit = {"epochs": 8, "evaluations": 2, "learning_rate": 0.01, "average": 0.9}
     config = {
         "language": LANGUAGE,
         "treebanks": {
@@ -81,8 +81,8 @@ def folder(tmp_path_factory) -> Path:
         },
         "hold_out": 10,
         "tokenizer": {"batch_chars": 500, "dropout": 0.1, "fit": fit | {"epochs": 6}},
-        "pos": {"hidden_dim": 32, "batch_words": 300, "fit": fit},
-        "constituency": {"hidden_size": 32, "batch_words": 200, "fit": fit | {"epochs": 20}},
+        "pos": {"hidden_dim": 32, "batch_words": 300, "fit": fit | {"epochs": 12}},
+        "constituency": {"hidden_size": 32, "batch_words": 200, "fit": fit | {"epochs": 14}},
         "depparse": {"hidden_dim": 32, "batch_words": 300, "fit": fit},
     }
     (folder / "toy.yaml").write_text(yaml.safe_dump(config))
