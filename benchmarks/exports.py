@@ -24,6 +24,7 @@ from sacrebleu.metrics import BLEU
 
 from treenet.data.splits import read_references, read_split
 from treenet.extras.export.ctranslate2_files import export_ctranslate2
+from treenet.layers.backend import keep_freed_memory
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.translation.translate import score_examples, translate_examples
 
@@ -39,6 +40,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as our commands do
     run = load_run(args.run, data=args.data)
     rows, references = list(read_split(args.data, "encoded", args.split)), read_references(args.data, args.split)
     with tempfile.TemporaryDirectory() as folder:

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import pkgutil
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 
 from treenet.cli.main import COMMANDS, main
 from treeproc.common.command_line import run_cli
@@ -89,6 +91,27 @@ def print_to(path: Path) -> None:
     with open(path, "a") as file:
         for stream in (1, 2):
             os.dup2(file.fileno(), stream)
+
+
+def printed_by(function: Callable[..., None], place: Path, *arguments: object) -> str:
+    """Run a function in a new process, which gets `place` to print to; returns what it prints."""
+    process = PROCESSES.Process(target=function, args=(place, *arguments))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, place.read_text()
+    return place.read_text()
+
+
+def returned_memory() -> int:
+    """Make 100 MiB of tensors and free them; returns how many bytes of them the system gets back."""
+
+    def held() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    tensors = [torch.full((2**18,), 1.0) for _ in range(100)]
+    before = held()
+    del tensors
+    return before - held()
 
 
 def _start(log: Path, argv: list[str], environment: dict[str, str]) -> None:

@@ -4,20 +4,19 @@ import ctypes
 import itertools
 import os
 import platform
-import resource
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from commands import PROCESSES, print_to
+from commands import print_to, printed_by, returned_memory
 from torch import nn
 from toydata import write_toy_data
 from toyruns import losses, make_config, make_task, train_ranks
 
 from treenet.data.examples import ExampleSource
 from treenet.data.windows import example_costs
+from treenet.layers.backend import keep_freed_memory
 from treenet.runs.checkpoint import checkpoint_folders, is_complete
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks import losses as task_losses
@@ -25,7 +24,7 @@ from treenet.tasks.base import build_task
 from treenet.tasks.losses import projected_nll
 from treenet.training.micro_batches import MicroBatches
 from treenet.training.optimizer import MovingAverage
-from treenet.training.ranks import Ranks, bound_kernel_cache, keep_freed_memory
+from treenet.training.ranks import Ranks, bound_kernel_cache
 from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
@@ -97,25 +96,10 @@ def test_freed_memory_stays_with_the_process(tmp_path):
     assert int(printed_by(_free, tmp_path / "out")) < 10 * 2**20
 
 
-def printed_by(function: Callable[..., None], place: Path, *arguments: object) -> str:
-    """Run a function in a new process; returns what it prints."""
-    process = PROCESSES.Process(target=function, args=(place, *arguments))
-    process.start()
-    process.join()
-    assert process.exitcode == 0, place.read_text()
-    return place.read_text()
-
-
 def _free(place: Path) -> None:
-    def held() -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
     print_to(place)
     keep_freed_memory()
-    tensors = [torch.full((2**18,), 1.0) for _ in range(100)]
-    before = held()
-    del tensors
-    print(before - held(), flush=True)
+    print(returned_memory(), flush=True)
 
 
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no products in bfloat16")

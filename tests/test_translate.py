@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import platform
 import signal
 import subprocess
 import sys
@@ -10,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Started, main_of
+from commands import Started, main_of, print_to, printed_by, returned_memory
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from toyruns import without_phases
 
 from treenet.runs.loading import load_run
 from treenet.translation.line_translator import LineTranslator
+from treenet.translation.settings import TranslateSettings
 from treenet.translation.translate import load_ensemble
 from treeproc.common.settings import UserError
 from treeproc.online.line_encoder import LineEncoder
@@ -362,3 +364,14 @@ def test_another_language_and_tokens_are_told_where_a_parser_reads_plain_text(tm
     write_index(data / "text", [], columns=["example_id", "source", "target", "words"])
     encoder = RawLineEncoder(data, given_trees=False, max_pieces=500)
     assert notices("they go , they come .") == {}, "the model learned from tokens"
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
+def test_memory_that_a_step_frees_stays_for_the_next_one(tmp_path, run):
+    assert int(printed_by(_free_in_a_translator, tmp_path / "out", run)) < 10 * 2**20
+
+
+def _free_in_a_translator(place: Path, run: Path) -> None:
+    LineTranslator(TranslateSettings(), [run], RawLineEncoder)
+    print_to(place)
+    print(returned_memory(), flush=True)

@@ -3,7 +3,6 @@
 Modes are settings of its memory, activations that are computed again, and deterministic kernels.
 """
 
-import ctypes
 import os
 import resource
 import sys
@@ -91,7 +90,6 @@ class Ranks:
 _ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # all versions read the older name
 _EXPANDABLE = "expandable_segments:True"
 _KERNEL_CACHE, _MOST_KERNELS = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64"
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of mallopt(3)
 
 
 def peak_memory(device: torch.device) -> int:
@@ -112,18 +110,6 @@ def expand_segments() -> None:
     os.environ[_ALLOCATOR[0]] = _EXPANDABLE  # for this process before it uses CUDA, and for those that it starts
     if torch.cuda.is_initialized() and (change := getattr(torch.cuda.memory, "_set_allocator_settings", None)):
         change(_EXPANDABLE)
-
-
-def keep_freed_memory() -> None:
-    """Let the C library keep freed memory for the next tensors, on Linux with glibc.
-
-    By default, it returns the free end of its memory to the system. The system then clears that memory page by page at the next
-    update. This costs about a twentieth of a small model's update on a CPU. The library still returns pieces above 32 MiB.
-    """
-    tune = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if tune:
-        tune(_TRIM_THRESHOLD, 2**30)
-        tune(_MMAP_THRESHOLD, 2**25)  # glibc would reach this value by itself, but the other setting prevents that
 
 
 def bound_kernel_cache() -> None:

@@ -15,6 +15,7 @@ import torch
 from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import plan_in_order
+from treenet.layers.backend import keep_freed_memory
 from treenet.runs.checkpoint import (
     FROZEN,
     INITIAL,
@@ -34,7 +35,7 @@ from treenet.training.batch_stream import BatchStream, TrainingData
 from treenet.training.decoded_validation import DecodedValidation
 from treenet.training.micro_batches import MicroBatches, RankBatch
 from treenet.training.optimizer import frozen_names
-from treenet.training.ranks import Ranks, bound_kernel_cache, deterministic_mode, expand_segments, keep_freed_memory, peak_memory
+from treenet.training.ranks import Ranks, bound_kernel_cache, deterministic_mode, expand_segments, peak_memory
 from treenet.training.state import StepResult, Stopwatch, TrainState, is_finished
 from treenet.training.step import TrainStep, Updates
 from treeproc.common.messages import Progress, phase

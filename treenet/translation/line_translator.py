@@ -11,7 +11,7 @@ import torch
 
 from treenet.config import DecodingConfig
 from treenet.data.input_kinds import LEAVES
-from treenet.layers.backend import choose_device
+from treenet.layers.backend import choose_device, keep_freed_memory
 from treenet.models.compiling import wants_compiling
 from treenet.runs.loading import LoadedModel
 from treenet.runs.mirror import read_run
@@ -131,6 +131,7 @@ class LineTranslator:
     def __init__(self, settings: TranslateSettings, runs: Sequence[AnyPath], encoder: type[LineSource]):
         self._settings = settings
         self._device = choose_device(settings.use_gpu)
+        keep_freed_memory()
         self._run = load_ensemble(local_runs(settings, runs), settings.checkpoints, device=self._device)
         self._decoding = decoding_of(settings.decoding, self._run)
         check_num_best(settings.nbest, self._decoding, "nbest")
