@@ -13,7 +13,7 @@ from treenet.evaluation.bootstrap import compare
 from treenet.evaluation.buckets import measure_sources, score_buckets, score_tags, without_tags
 from treenet.evaluation.learned_metrics import LearnedMetrics, compare_learned, entries_of
 from treenet.evaluation.settings import EvaluateSettings
-from treenet.layers.backend import choose_device
+from treenet.layers.backend import choose_device, keep_freed_memory
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.runs.result_provenance import asked_for, fingerprints, origin
@@ -104,6 +104,7 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
     Returns NAME and its scores. Raises UserError if the folder is not a run, or if run and data do not fit.
     """
     device = choose_device(settings.use_gpu)
+    keep_freed_memory()
     run = load_run(folder, checkpoint=settings.checkpoint, data=settings.data, untrained=settings.untrained, device=device)
     if settings.random_trees and run.model.reads.binary:
         raise UserError(
