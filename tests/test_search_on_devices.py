@@ -37,8 +37,7 @@ def test_whole_grids_are_searched_without_waiting(case, steps):
     expected = search_batch(model, batch, DECODING, num_best=3)
     with ExitStack() as stack:
         stack.enter_context(patch("treenet.translation.beam.best_pieces", best_by_key))
-        for room in ("restrictions", "hypotheses"):
-            stack.enter_context(patch(f"treenet.translation.{room}.known_all_false", lambda mask: False))
+        stack.enter_context(patch("treenet.translation.hypotheses.known_all_false", lambda mask: False))
         waits = stack.enter_context(Waits())
         found = search_batch(model, batch, DECODING, num_best=3, steps=steps)
     for hypotheses, others in zip(found, expected, strict=True):

@@ -1,7 +1,7 @@
 """The search for translations, one loop for all methods.
 
 At every step, the model gives the log-probabilities of the piece that follows each hypothesis. Restrictions forbid pieces
-(`restrictions.py`, `line_constraints.py`). A chooser extends the hypotheses (`beam.py`, `sampling.py`). The past of the
+(`hypotheses.py`, `line_constraints.py`). A chooser extends the hypotheses (`beam.py`, `sampling.py`). The past of the
 hypotheses is in a cache (`caches.py`).
 
 Log-probabilities are float32, their sums float64. Shapes: B sentences of the batch, R decoded hypotheses, V vocabulary.
