@@ -9,8 +9,8 @@ out" names it.
 
 Sections: *Checks* compares gradients of whole updates (float32, with dropout), searches (float64) and repeated steps with the
 CPU. *Training* has target tokens per second of whole updates, with loader and optimiser. MFU is the FLOPs of matrix products on
-real tokens, divided by the peak of the card's data sheet. It also has the kernels of one update, their
-time, and how often the host waits.
+real tokens, divided by the peak of the card's data sheet. It also has the kernels of one update, their time, and how often
+the host waits.
 
 *Search*: batch 64, beam 5, 50 pieces. *Encoder layer*: forward and backward, beside `nn.TransformerEncoderLayer` and a plain
 layer with FlexAttention over packed rows. *Loss*: `projected_nll` beside others. Data and weights are random. A GPU computes in

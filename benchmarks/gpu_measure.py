@@ -31,7 +31,7 @@ def seconds_of(step: Callable[[], object], device: torch.device, *, warm_up: int
 
 
 class Kernels(NamedTuple):
-    """What a step puts on the GPU: the number of kernels and copies, and their time in ms. None on a CPU.
+    """The kernels and copies that a step puts on the GPU: their number, and their time in ms. None on a CPU.
 
     If the time is well below the time of the step, the host bounds it.
     """

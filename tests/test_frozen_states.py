@@ -123,7 +123,7 @@ def test_the_bytes_are_those_of_one_call_however_the_job_is_run(made, tmp_path, 
 
 
 def test_tasks_write_the_same_bytes(made, tmp_path, monkeypatch):
-    """What goes to a worker of Ray, and comes back, goes the same way within this process."""
+    """Jobs go to a worker of Ray, and their results back, by the same way within this process."""
     encoder, data, states = made
     ran = tasks_here(monkeypatch)
     write_states(data, encoder, tmp_path / "states", in_this_process=False)

@@ -1,4 +1,4 @@
-"""What is beneath the layers: the precision of a device, freed memory, functions compiled for GPUs, undocumented operators.
+"""The ground of the layers: the precision of a device, freed memory, functions compiled for GPUs, undocumented operators.
 
 The precision is the type of matrix products under autocast, and TF32. `auto` is the best choice for a device: float32 on CPUs,
 bfloat16 on GPUs. GPUs without bfloat16 use float16 with scaled losses. All else, with the sums of the loss, is at least float32.
