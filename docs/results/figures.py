@@ -109,8 +109,8 @@ def pairs(row: Row) -> Figures:
     return [Range(min(found), max(found))]
 
 
-def each(name: str, row: Row, unit: float = 1) -> Figures:
-    return [unit * value for value in row.values(name)]
+def each(name: str, row: Row) -> Figures:
+    return row.values(name)
 
 
 def mean(name: str, row: Row) -> Figures:
