@@ -22,7 +22,6 @@ WITHOUT_RECORD = {
     ("language_models.md", "Perplexity#0"): "language_models",
     ("language_models.md", "Agreement#0"): "language_models",
     ("multi30k.md", "Multi30k English-German: check against a published score#0"): "multi30k_check",
-    ("multi30k.md", "Multi30k English-German: check against a published score#1"): "multi30k_check",
     ("translation.md", "What the trained models do with their trees#0"): "iwslt14_trees",
     ("windows.md", "The effect of windows on quality#1"): "multi30k_windows",
 }
@@ -45,7 +44,6 @@ PARTS_WITHOUT_RECORD = {
 OTHER_TABLES = {
     ("control.md", "Every model that reads a tree#0"),
     ("README.md", "Where to go#0"),
-    ("finetuning.md", "Commands#0"),
     ("language_models.md", "Cost#0"),
     ("pretrained.md", "Protocol#0"),
     ("pretrained.md", "Protocol#1"),
