@@ -2,7 +2,8 @@
 
 import pytest
 
-from treeproc.common.settings import UserError
+from treeproc.common.provenance import read_sessions
+from treeproc.common.settings import UserError, dump_settings
 from treeproc.stages import text_blocks
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 
@@ -61,3 +62,31 @@ def test_a_finished_text_stage_refuses_other_inputs_and_stays(tmp_path):
     with pytest.raises(UserError, match="the text of train differs from the text of .*; choose another --out"):
         job(tmp_path, "data")
     assert files(tmp_path / "data") == before
+
+
+def test_bad_input_removes_no_settings_and_no_record_that_were_there(tmp_path):
+    write_inputs(tmp_path, 8)
+    bad = PreprocessConfig.model_validate(
+        {
+            "splits": {"train": {"source": [tmp_path / "en"], "target": [tmp_path / "short"]}},
+            "parser": {"name": "words"},
+            "workers": 0,
+        }
+    )
+    (tmp_path / "short").write_text("one line\n", encoding="utf-8")
+    own = tmp_path / "own"
+    own.mkdir()
+    own.joinpath("config.yaml").write_text("# notes of the user\n" + dump_settings(bad), encoding="utf-8")
+    before = files(own)
+    with pytest.raises(UserError, match="has 8 lines, but"):
+        preprocess(bad, own)
+    assert files(own) == before and [path.name for path in own.iterdir() if path.name != ".lock"] == ["config.yaml"]
+    job(tmp_path, "data")
+    again = tmp_path / "again"
+    preprocess(
+        PreprocessConfig.model_validate({"parsed": tmp_path / "data", "subwords": {"vocab_size": 300}, "workers": 0}), again
+    )
+    before, sessions = files(again), read_sessions(again)
+    with pytest.raises(UserError, match="has 8 lines, but"):
+        preprocess(bad, again)
+    assert files(again) == before and read_sessions(again) == sessions and len(sessions) == 1

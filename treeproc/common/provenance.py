@@ -111,14 +111,19 @@ class Recorder:
         session.machine = self._meter.machine()
         session.wall_s = round(time.monotonic() - self._started, 1)
         session.cpu_s = round((session.cpu_s or 0.0) + self._meter.cpu_s(), 1)
-        sessions = [session.model_dump(mode="json") for session in (*self._earlier, session)]
-        atomic_write(self._path, json_bytes({"sessions": sessions}))
+        self._write([*self._earlier, session])
         self._noted = time.monotonic()
 
     def withdraw(self) -> None:
-        """Take the session back, with the file: of a command that leaves nothing in a new folder."""
-        self._earlier = None
-        self._path.unlink(missing_ok=True)
+        """Take the session back, of a command that leaves nothing. The file goes if it holds no earlier session."""
+        earlier, self._earlier = self._earlier, None
+        if earlier:
+            self._write(earlier)
+        elif earlier is not None:
+            self._path.unlink(missing_ok=True)
+
+    def _write(self, sessions: list[Session]) -> None:
+        atomic_write(self._path, json_bytes({"sessions": [session.model_dump(mode="json") for session in sessions]}))
 
     def end(self, outcome: str) -> None:
         """Write how it ended, if it did anything."""

@@ -54,9 +54,9 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     with phase("checking settings and parser", after=30.0):
         parser, target_parser = check_settings(config)
     made = [folder for folder in (out, *out.parents) if not folder.exists()] if isinstance(out, Path) else []
-    first_text = not (out / "text").exists()
     out.mkdir(parents=True, exist_ok=True)
     with locked(out), recorded(out, COMMAND) as record:
+        there = [name for name in ("config.yaml", "text") if (out / name).exists()]
         try:
             stage = TextStage(config, out, record)
             config = stage.settle()
@@ -70,9 +70,9 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
             if isinstance(error, StoreRefuses) and has_work(out):
                 raise  # it may answer later, and the job then goes on
             remove_work(out)
-            if first_text:
+            if "text" not in there:
                 record.withdraw()
-                _forget(out, made)
+                _forget(out, made, there)
             raise
         job = ParseAndEncode(config, out, record, parser, target_parser)
         return job.encode(*job.parse(text))
@@ -88,9 +88,9 @@ def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[PreprocessCon
     return config, parser, stage.make()
 
 
-def _forget(out: AnyPath, made: Sequence[Path]) -> None:
-    """Remove the files and folders of a job that found no example to keep."""
-    for path in [*(out / "text").glob("*"), out / "config.yaml", out / ".lock"]:
+def _forget(out: AnyPath, made: Sequence[Path], there: Sequence[str]) -> None:
+    """Remove the files and folders of a job that found no example to keep, but not a config.yaml that was `there` before it."""
+    for path in [*(out / "text").glob("*"), *(out / name for name in ("config.yaml", ".lock") if name not in there)]:
         path.unlink(missing_ok=True)
     if isinstance(out, Path):
         for folder in (out / "text", *made):
