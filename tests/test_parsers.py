@@ -229,6 +229,15 @@ def test_out_of_memory_means_smaller_batches_and_the_same_trees(monkeypatch):
         parser.parse(lines)
 
 
+def test_a_gpu_that_fails_makes_no_flat_trees(parser, monkeypatch):
+    def broken(sentences, batch_words):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later")
+
+    monkeypatch.setattr(parser._parser, "parse", broken)
+    with pytest.raises(UserError, match=r"the GPU failed \(CUDA error: an illegal .*\); run the same command again"):
+        parser.parse(["I see a cat.", "You see two dogs."])
+
+
 def test_given_words_are_taken_as_they_are(parser):
     line = "New York is-big , don't"
     words = {"text": ["New York", "is-big", ",", "don't"], "start_char": [0, 9, 16, 18], "end_char": [8, 15, 17, 23]}
@@ -521,6 +530,22 @@ def test_answers_of_corenlp_become_lines():
     assert first.arcs == {"governor": [1, -1, 1], "deprel": ["nsubj", "ROOT", "obj"]}
     assert second.words["text"] == ["zu"] and second.trees == ["(ROOT (NP (NN zu)))"]
     assert second.arcs == {"governor": [-1], "deprel": ["ROOT"]}
+
+
+def test_a_corenlp_server_that_has_ended_makes_no_flat_trees():
+    server = http.server.ThreadingHTTPServer(("localhost", 0), FakeCoreNLP)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        parser = CoreNLPParser(ParserConfig(name="corenlp", endpoint=f"http://localhost:{server.server_port}"))
+        (other,) = parser.parse(["a line that fails, and a server that answers"])
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert other.parse_status == "flat_parser_failed"
+    with pytest.raises(
+        UserError, match="the CoreNLP server at http://localhost:.* does not answer any more .*; start a server again"
+    ):
+        parser.parse(["I see 🙂", "zu"])
 
 
 def test_a_real_corenlp():

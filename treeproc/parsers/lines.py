@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from treeproc.common.errors import UserError, one_line
 from treeproc.parsers.config import PARSED, PARTLY, Given, ParsedLine, ParserConfig, fallback, flat_arcs
 from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.spans import SpanTree, flat_tree, keep_leaves, write_brackets
@@ -147,8 +148,13 @@ class Line:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether an error means that memory ran out: of Python, of the GPU, or of PyTorch's CPU allocators."""
-    signs = ("out of memory", "can't allocate memory", "Cannot allocate memory", "not enough memory")
+    signs = ("out of memory", "can't allocate memory", "Cannot allocate memory", "not enough memory", "STATUS_ALLOC_FAILED")
     return isinstance(error, MemoryError) or any(sign in str(error) for sign in signs)
+
+
+def _is_broken_gpu(error: Exception) -> bool:
+    """Return whether an error is of the GPU. Then all later calls of this process fail, too."""
+    return any(sign in str(error) for sign in ("CUDA error", "cuDNN error"))
 
 
 class LineParser(ABC):
@@ -174,11 +180,16 @@ class LineParser(ABC):
         return False
 
     def _parse_or_halve(self, lines: list[Line]) -> list[ParsedLine]:
-        """Parse lines. If the parser fails, try halves again until the faulty line is alone."""
+        """Parse lines. If the parser fails, try halves again until the faulty line is alone.
+
+        Raises UserError if what fails is not a line: a server that has ended, or the GPU.
+        """
         if not lines:
             return []
         try:
             return self._analyse(lines)
+        except UserError:
+            raise
         except Exception as error:
             if is_out_of_memory(error):
                 # If memory runs out, the batch shrinks. If that cannot help, the job fails. The tree never changes.
@@ -187,6 +198,8 @@ class LineParser(ABC):
                 self._batch_words //= 2
                 logger.warning("out of memory: the parser goes on with batches of %d words", self._batch_words)
                 return self._parse_or_halve(lines)
+            if _is_broken_gpu(error):
+                raise UserError(f"the GPU failed ({one_line(str(error), 200)}); run the same command again") from None
             if len(lines) > 1:
                 middle = len(lines) // 2
                 return self._parse_or_halve(lines[:middle]) + self._parse_or_halve(lines[middle:])

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from treeproc.common.errors import require
+from treeproc.common.errors import one_line, require
 from treeproc.common.settings import UserError
 from treeproc.parsers.config import CORENLP_LANGUAGES, PARSED, ParserConfig, public_endpoint
 from treeproc.parsers.lines import Line, LineParser, Sentence, Token, batches
@@ -101,7 +101,15 @@ class CoreNLPParser(LineParser):
             properties = properties | {"tokenize.whitespace": "true", "tokenize.keepeol": "true"}
         # Every separator that CoreNLP may take for a line end becomes a blank.
         text = "\n".join(_SEPARATORS.sub(" ", part) for part in texts)
-        answer = self._client.annotate(text, properties=properties)
+        try:
+            answer = self._client.annotate(text, properties=properties)
+        except Exception as error:  # Stanza's client tells a server that is gone and a text that failed by the same error
+            if _is_alive(self._client.endpoint):
+                raise
+            raise UserError(
+                f"the CoreNLP server at {public_endpoint(self._client.endpoint)} does not answer any more "
+                f"({one_line(str(error), 200)}); start a server again (docs/parsers.md), then run the same command again"
+            ) from None
         offsets = [0]
         for part in texts:
             offsets.append(offsets[-1] + len(part) + 1)
