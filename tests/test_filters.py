@@ -11,6 +11,7 @@ from hypothesis_profiles import num_examples
 
 from treeproc.common.settings import UserError
 from treeproc.shards.shard import Shard
+from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.filters import FilterConfig, drop_reason, script_share
 from treeproc.stages.inputs import Inputs, SplitFiles
 from treeproc.stages.job_report import DROPPED, line_list
@@ -145,6 +146,13 @@ def test_classes_can_be_joined_and_left_out(tmp_path):
     assert [(row["example_id"], row["label"]) for row in rows["train"]] == [(0, 1), (2, 0)]
     assert rows["train"][0]["node_labels"].tolist() == [1] and rows["train"][0]["leaf_labels"].tolist() == [-1, 1]
     assert counts == {"dropped.label_2": 1, "class.0": 1, "class.1": 1}
+
+
+@pytest.mark.parametrize("number", [-1, 128])
+def test_classes_that_shards_cannot_hold_are_refused(number):
+    message = f"labels: a class of the data set must be a number from 0 to 127, but one is {number}"
+    with pytest.raises(UserError, match=message):
+        PreprocessConfig(format="sst", labels={0: 0, 4: number})
 
 
 def test_all_columns_come_back_from_the_shards(tmp_path):

@@ -13,7 +13,7 @@ from treeproc.common.files import file_sha256
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import LENGTHS_SCHEMA
 from treeproc.shards.shard import Shard
-from treeproc.shards.store import Index, read_index
+from treeproc.shards.store import Index, read_index, write_shard
 from treeproc.stages import encode, lengths
 from treeproc.stages.encode import count_classes
 from treeproc.stages.lengths import MeasureShards, kept_lengths, row_sizes, write_lengths
@@ -107,6 +107,7 @@ def test_classes_are_counted_by_tasks_too(tmp_path, monkeypatch):
     folder = write_toy_labels(tmp_path / "data") / "encoded"
     monkeypatch.setattr(encode, "TASK_ROWS", 1)
     records = list(read_index(folder).records())
+    records.append(write_shard(folder, "none.arrow", [], Shard(folder, records[0]).schema, split="x", index=0, fingerprint=""))
     assert count_classes(folder, records) == count_classes(folder, records, last_first) == NUM_CLASSES
 
 

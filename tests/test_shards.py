@@ -14,9 +14,9 @@ from toydata import write_toy_data
 import treeproc.shards.shard as shard_module
 from treenet.api.shards import read_shards
 from treeproc.common.settings import UserError
-from treeproc.shards.rows import ipc_bytes
+from treeproc.shards.rows import ipc_bytes, strings_of
 from treeproc.shards.schema import ENCODED_SCHEMA, PARSED_SCHEMA, ROWS_PER_RECORD_BATCH
-from treeproc.shards.shard import Shard, SplitShards, tables
+from treeproc.shards.shard import MOST_NAMES, Shard, SplitShards, names_bytes, tables
 from treeproc.shards.store import finished_shard, read_index, sidecar_path, write_index, write_shard
 
 
@@ -74,6 +74,14 @@ def test_views_are_not_copies(tmp_path):
     rows = [shard.row(i) for i in range(10)]
     assert pa.total_allocated_bytes() == before
     assert not rows[3]["leaves"]["piece"].flags.owndata and not rows[3]["leaves"]["piece"].flags.writeable
+
+
+def test_numbers_that_arrow_cannot_count_are_refused():
+    with pytest.raises(UserError, match="have 4,294,967,301 bytes of text, or words, but .*; cut long examples"):
+        strings_of(np.zeros(8, np.uint8), np.array([0, 2**32 + 5]))
+    assert names_bytes([str(number) for number in range(MOST_NAMES)])
+    with pytest.raises(UserError, match="the trees have 32,769 labels, tags or relations of one kind, but at most 32,768 are"):
+        names_bytes([str(number) for number in range(MOST_NAMES + 1)])
 
 
 def test_bytes_depend_on_rows_alone():

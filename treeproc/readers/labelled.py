@@ -17,7 +17,7 @@ from treeproc.common.errors import quoted
 from treeproc.common.messages import warn
 from treeproc.common.settings import Settings, UserError, later_field
 from treeproc.readers.line_forms import is_blank
-from treeproc.readers.numbered_lines import read_texts
+from treeproc.readers.numbered_lines import MOST_LINE_BYTES, read_texts
 from treeproc.readers.packed_files import plain_name
 from treeproc.readers.treebanks import read_trees
 from treeproc.shards.schema import line_end_in
@@ -175,6 +175,7 @@ def _setting_of(column: str, columns: LabelledConfig) -> str:
 
 def _csv_rows(lines: Iterator[str], name: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows of a table with commas, and the number of the first line of each."""
+    csv.field_size_limit(max(csv.field_size_limit(), MOST_LINE_BYTES))  # of the process; Python's own is 128 KiB
     reader = csv.reader((f"{line}\n" for line in lines), strict=True)
     while True:
         first = reader.line_num + 1

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from treeproc.common.errors import UserError
 from treeproc.shards.schema import ROWS_PER_RECORD_BATCH
 
 
@@ -65,8 +66,18 @@ def string_bytes(strings: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 def strings_of(data: np.ndarray, edges: np.ndarray) -> pa.Array:
     """Return strings that lie one after the other in `data`, UTF-8 bytes; the inverse of `string_bytes`."""
-    offsets, content = pa.py_buffer(edges.astype(np.int32)), pa.py_buffer(np.ascontiguousarray(data))
+    offsets, content = pa.py_buffer(_offsets(edges)), pa.py_buffer(np.ascontiguousarray(data))
     return pa.StringArray.from_buffers(len(edges) - 1, offsets, content)
+
+
+def _offsets(edges: np.ndarray) -> np.ndarray:
+    """Return edges as the offsets of Arrow's lists and strings. Raises UserError where these cannot count so far."""
+    if edges[-1] > np.iinfo(np.int32).max:
+        raise UserError(
+            f"up to {ROWS_PER_RECORD_BATCH:,} neighbouring examples have {edges[-1]:,} bytes of text, or words, but a data set "
+            "holds less than 2 GiB of them; cut long examples into shorter ones"
+        )
+    return edges.astype(np.int32)
 
 
 def cut_strings(data: np.ndarray, starts: np.ndarray, lengths: np.ndarray) -> pa.Array:
@@ -166,7 +177,7 @@ def _array(values: Sequence | np.ndarray | Lists, type_: pa.DataType) -> pa.Arra
         child = pa.StructArray.from_arrays([arrow_array(values.flat[f.name], f.type) for f in fields], fields=fields)
     else:
         child = arrow_array(values.flat, item)
-    return pa.ListArray.from_arrays(arrow_array(edges_of(values.lengths), pa.int32()), child, type=type_)
+    return pa.ListArray.from_arrays(arrow_array(_offsets(edges_of(values.lengths)), pa.int32()), child, type=type_)
 
 
 def ipc_bytes(rows: Sequence[dict] | Batches, schema: pa.Schema) -> bytes:

@@ -211,10 +211,16 @@ def _check_objects(folder: RemotePath, hashes: dict[str, str], sizes: dict[str, 
 
 
 _AGAIN = "run workflows/preprocess.py again"
+MOST_NAMES = 1 << 15  # their ids are int16
 
 
 def names_bytes(names: Sequence[str]) -> bytes:
-    """Encode a file of labels, tags or relations, for `read_names`. Raises UserError for a name with a line end."""
+    """Encode a file of labels, tags or relations, for `read_names`. Raises UserError for too many, and for one with a line end."""
+    if len(names) > MOST_NAMES:
+        raise UserError(
+            f"the trees have {len(names):,} labels, tags or relations of one kind, but at most {MOST_NAMES:,} are possible; join "
+            "some in the input, or choose another parser"
+        )
     if wrong := line_end_in(names):
         raise UserError(f"the trees have the label, tag or relation {wrong}; remove it from the input, or choose another parser")
     return "".join(f"{name}\n" for name in names).encode()

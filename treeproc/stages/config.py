@@ -19,6 +19,9 @@ from treeproc.stages.text_warnings import TextNotices, wanted
 from treeproc.subwords import SubwordConfig
 
 
+_MOST_CLASS = 127  # the classes of nodes and leaves are int8
+
+
 class PreprocessConfig(Settings):
     """A preprocessing job, as written to DATA/config.yaml."""
 
@@ -109,6 +112,8 @@ class PreprocessConfig(Settings):
             )
         if self.labels is not None and "label" not in form.columns:
             raise ValueError(f"labels: format {self.format} has no labels")
+        if wrong := [number for number in (self.labels or {}).values() if not 0 <= number <= _MOST_CLASS]:
+            raise ValueError(f"labels: a class of the data set must be a number from 0 to {_MOST_CLASS}, but one is {wrong[0]}")
         if self.labels is not None and self.format == "labelled":
             raise ValueError("labels: classes of format labelled have names; leave it out, and write other names into the files")
         if self.labelled != LabelledConfig() and self.format != "labelled":

@@ -301,7 +301,7 @@ class CountClasses:
         """Return one more than the highest class of an example, a node or a leaf, of these records of shards."""
         columns = (views for facts in shards for views in Shard(self._folder, ShardRecord(**facts)).columns)
         parts = (part for views in columns for part in (views["label"], *(views[n][1] for n in _CLASSES if n in views)))
-        return 1 + max(int(part.max(initial=-1)) for part in parts)
+        return 1 + max((int(part.max(initial=-1)) for part in parts), default=-1)  # the filters may drop all rows of a shard
 
 
 def count_classes(folder: AnyPath, records: Sequence[ShardRecord], run: Run = run_here) -> int:
