@@ -215,7 +215,7 @@ MOST_NAMES = 1 << 15  # their ids are int16
 
 
 def names_bytes(names: Sequence[str]) -> bytes:
-    """Encode a file of labels, tags or relations, for `read_names`. Raises UserError for too many, and for one with a line end."""
+    """Encode a file of labels, tags or relations, for `read_names`. Raises UserError for too many, and for a line end in one."""
     if len(names) > MOST_NAMES:
         raise UserError(
             f"the trees have {len(names):,} labels, tags or relations of one kind, but at most {MOST_NAMES:,} are possible; join "

@@ -18,7 +18,6 @@ from treeproc.stages.inputs import Inputs, SplitFiles, TreeConfig
 from treeproc.stages.text_warnings import TextNotices, wanted
 from treeproc.subwords import SubwordConfig
 
-
 _MOST_CLASS = 127  # the classes of nodes and leaves are int8
 
 
