@@ -33,6 +33,7 @@ from treenet.evaluation.bootstrap import (
 from treenet.evaluation.buckets import count_words, format_buckets, score_buckets, tree_depth
 from treenet.evaluation.settings import BucketConfig
 from treenet.report.score_sections import best_value
+from treenet.tasks import translation_metrics
 from treenet.tasks.translation_metrics import (
     METRICS,
     OF_STUDIES,
@@ -100,6 +101,15 @@ def test_further_references_count_as_in_the_definition_of_bleu():
     assert scores["bleu"] == pytest.approx(expected) and scores["bleu"] > compute_scores(hypotheses, first)["bleu"]
     assert scores["bleu_signature"].startswith("nrefs:2|")
     assert scores["ter"] < compute_scores(hypotheses, first)["ter"]
+
+
+@pytest.mark.slow
+def test_processes_share_lines_and_change_no_score(monkeypatch):
+    hypotheses, others = REFERENCES[1:] + REFERENCES[:1], REFERENCES[2:] + REFERENCES[:2]
+    expected = compute_scores(hypotheses, REFERENCES, more_references=[others])
+    monkeypatch.setattr(translation_metrics, "_FEWEST_LINES", 4)
+    monkeypatch.setattr(translation_metrics, "_LINES_AT_ONCE", 2)
+    assert compute_scores(hypotheses, REFERENCES, more_references=[others], processes=2) == expected
 
 
 def test_statistics_of_bleu_take_further_references():

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from treenet.config import DecodingConfig, TrainConfig
 from treenet.data.splits import read_references, read_sources, read_split
@@ -146,8 +147,8 @@ def score_lines(
     more: References = (),
 ) -> dict:
     """Score translations, as in scores.json; also by bucket if a data set gives the sources."""
-    with phase(f"scoring {len(lines):,} translations"):  # TER takes some 10 ms for each
-        scores = compute_scores(lines, references, tokenizer_of(data, settings.target_language), more)
+    with phase(f"scoring {len(lines):,} translations"):
+        scores = compute_scores(lines, references, tokenizer_of(data, settings.target_language), more, torch.get_num_threads())
     scores["split"] = settings.split
     if more:
         scores["more_references_fingerprint"] = more_fingerprint(more)

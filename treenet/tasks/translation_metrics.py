@@ -11,15 +11,18 @@ inserts, removes or replaces a word, or moves a block of words. Lower is better.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from treeproc.common.errors import UserError, require
 from treeproc.common.files import read_text
+from treeproc.common.processes import map_in_processes
 from treeproc.common.storage import AnyPath
 from treeproc.common.yaml_reader import read_yaml
 from treeproc.shards.store import stage_folder
@@ -50,6 +53,7 @@ class Metric:
     reads: Literal["lines", "tokens", "tokens_of_compounds"] = "lines"
     compared: bool = False  # whether it is shown where systems are compared, by tags and in studies
     lower_is_better: bool = False
+    is_slow: bool = False  # some 10 ms a line
 
     def build(self, tokenized: bool = True) -> "SacrebleuMetric":
         """Build the metric. Unless the input of the data set was `tokenized`, BLEU may advise to detokenise."""
@@ -65,7 +69,7 @@ METRICS = {
     "bleu_tokenized": Metric("tokenised BLEU", "tok. BLEU", "BLEU", {"tokenize": "none"}, "tokens"),
     "bleu_compound_split": Metric("compound-split BLEU", "split BLEU", "BLEU", {"tokenize": "none"}, "tokens_of_compounds"),
     "chrf": Metric("chrF", "chrF", "CHRF", compared=True),
-    "ter": Metric("TER (lower is better)", "TER", "TER", lower_is_better=True),
+    "ter": Metric("TER (lower is better)", "TER", "TER", lower_is_better=True, is_slow=True),
 }
 # The metric of a table with one, for lines, and for lines that came as tokens; and the second one of a small table.
 MAIN, MAIN_OF_TOKENS, SECOND = "bleu", "bleu_tokenized", "chrf"
@@ -81,6 +85,7 @@ METRIC_TITLES = {name: metric.title for name, metric in METRICS.items()} | LEARN
 HUB_NAMES = {"bleu": "sacrebleu", "chrf": "chrf", "ter": "ter", "bertscore": "bertscore", "comet": "comet"}
 # The types of scores and signatures in an entry of scores.json.
 SCORE_TYPES: dict[str, type] = dict.fromkeys(METRIC_TITLES, float) | {f"{name}_signature": str for name in METRICS}
+_FEWEST_LINES, _LINES_AT_ONCE = 500, 100  # of a slow metric: for each process, which takes a second to start, and of a job
 NO_TOKENIZER, INTERNATIONAL, MOSES = "none", "intl", "moses."
 
 
@@ -133,11 +138,12 @@ def compute_scores(
     references: Sequence[str],
     tokenizer: str = INTERNATIONAL,
     more_references: Sequence[Sequence[str]] = (),
+    processes: int = 1,
 ) -> dict:
     """Compute the `METRICS` of a corpus with their signatures, in the form of scores.json. `tokenizer` makes the tokens.
 
     `more_references` are further references, each with a line for every hypothesis. A signature names the tokeniser and the
-    number of references.
+    number of references. At most so many `processes` share the lines of a slow metric.
     """
     for more in (references, *more_references):
         check_lines(hypotheses, more)
@@ -152,10 +158,28 @@ def compute_scores(
     for name, one in METRICS.items():
         metric = one.build(tokenizer == NO_TOKENIZER)
         system, *every_reference = forms[one.reads]
-        scores[name] = metric.corpus_score(system, every_reference).score
+        shared = min(processes, len(system) // _FEWEST_LINES) if one.is_slow else 1
+        if shared > 1:
+            statistics = map_in_processes(partial(_statistics_of, one), _parts(forms[one.reads]), shared, "scored translations")
+            scores[name] = metric._aggregate_and_compute(list(chain.from_iterable(statistics))).score
+            metric.num_refs = len(every_reference)  # for its signature
+        else:
+            scores[name] = metric.corpus_score(system, every_reference).score
         signature, tokens_of = metric.get_signature().format(), names.get(one.reads)
         scores[f"{name}_signature"] = signature.replace("tok:none", f"tok:{tokens_of}") if tokens_of else signature
     return scores
+
+
+def _parts(sides: Sequence[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
+    """Yield a few lines of all sides at a time."""
+    for start in range(0, len(sides[0]), _LINES_AT_ONCE):
+        yield [side[start : start + _LINES_AT_ONCE] for side in sides]
+
+
+def _statistics_of(metric: Metric, sides: Sequence[Sequence[str]]) -> list:
+    """Return the statistics of every line, from which sacrebleu computes the score of a corpus."""
+    system, *references = sides
+    return metric.build()._extract_corpus_statistics(system, references)
 
 
 def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:

@@ -1,13 +1,7 @@
 """Everything that can be wrong with one shard, in all stages of a data set: files, rows, and its sizes in other files."""
 
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import chain, islice
 
 import numpy as np
@@ -15,8 +9,8 @@ import numpy as np
 from treeproc.common.cache import DamagedObject, local_copy
 from treeproc.common.errors import UserError
 from treeproc.common.files import file_sha256, file_size
+from treeproc.common.processes import map_in_processes
 from treeproc.common.storage import AnyPath, RemotePath
-from treeproc.common.store_requests import in_parallel
 from treeproc.inspection.checks import arc_problems, encoded_problems, id_problems, parsed_problems
 from treeproc.shards.lengths import Column, SizeCounts, StoredCounts, open_lengths
 from treeproc.shards.schema import ROWS_PER_RECORD_BATCH
@@ -198,7 +192,6 @@ def _side_problems(row: dict, line: str | None) -> Iterator[str]:
         yield from (what for _, what in problems)
 
 
-_JOBS_AHEAD = 4  # for each process
 _verifier: ShardVerifier  # of a process of the pool
 
 
@@ -210,17 +203,7 @@ def run_here(arguments: dict, jobs: Sequence[dict]) -> Iterator[tuple[int, dict]
 
 def run_in_processes(arguments: dict, jobs: Sequence[dict], processes: int) -> Iterator[tuple[int, dict]]:
     """Yield as `run_here` does. Raises UserError if a process dies."""
-    context = multiprocessing.get_context("spawn")  # a fork would copy the threads of Arrow
-    pool = ProcessPoolExecutor(processes, context, _begin, (arguments,))
-    with _without_interrupts():
-        for _ in range(processes):  # each starts one
-            pool.submit(os.getpid)
-    try:
-        yield from enumerate(in_parallel(_run, jobs, _JOBS_AHEAD * processes, pool))
-    except BrokenProcessPool:
-        raise UserError(
-            "the system killed a process that verified shards; free memory, then run the same command again"
-        ) from None
+    return enumerate(map_in_processes(_run, jobs, processes, "verified shards", _begin, (arguments,)))
 
 
 def run_on_ray(arguments: dict, jobs: Sequence[dict], folder: AnyPath) -> Iterator[tuple[int, dict]]:
@@ -230,30 +213,9 @@ def run_on_ray(arguments: dict, jobs: Sequence[dict], folder: AnyPath) -> Iterat
     return run_jobs(ShardVerifier, arguments, jobs, folder=folder)
 
 
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Let processes that start here ignore Ctrl-C: it reaches the command, which ends its processes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-
-
 def _begin(arguments: dict) -> None:
     global _verifier
-    threading.Thread(target=_end_with_parent, daemon=True).start()
     _verifier = ShardVerifier(**arguments)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _run(job: dict) -> dict:

@@ -1,0 +1,67 @@
+"""Work that processes of this machine share. They end with the process that started them, and leave Ctrl-C to it."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from treeproc.common.errors import UserError
+from treeproc.common.store_requests import in_parallel
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+_JOBS_AHEAD = 4  # for each process
+
+
+def map_in_processes(
+    function: Callable[[Job], Result],
+    jobs: Iterable[Job],
+    processes: int,
+    doing: str,
+    begin: Callable[..., None] | None = None,
+    arguments: tuple[Any, ...] = (),
+) -> Iterator[Result]:
+    """Yield the results of the jobs in their order. Each process first calls `begin(*arguments)`.
+
+    Raises UserError if a process dies; `doing` names its work.
+    """
+    context = multiprocessing.get_context("spawn")  # a fork would copy the threads of Arrow
+    pool = ProcessPoolExecutor(processes, context, _begin, (begin, arguments))
+    with _without_interrupts():
+        for _ in range(processes):  # each starts one
+            pool.submit(os.getpid)
+    try:
+        yield from in_parallel(function, jobs, _JOBS_AHEAD * processes, pool)
+    except BrokenProcessPool:
+        raise UserError(f"the system killed a process that {doing}; free memory, then run the same command again") from None
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Let processes that start here ignore Ctrl-C: it reaches the command, which ends its processes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if begin is not None:
+        begin(*arguments)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
