@@ -1,11 +1,18 @@
 """Inputs that change between a job that was killed and the next one."""
 
+import json
+
 import pytest
+from folder_store import store  # noqa: F401
 
 from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError, dump_settings
+from treeproc.common.storage import RemotePath, as_path
+from treeproc.common.store_requests import StoreRefuses, ask
+from treeproc.shards.store import read_index, write_index
 from treeproc.stages import text_blocks
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
+from treeproc.stages.run_jobs import previous_index
 
 
 class Killed(BaseException):
@@ -62,6 +69,51 @@ def test_a_finished_text_stage_refuses_other_inputs_and_stays(tmp_path):
     with pytest.raises(UserError, match="the text of train differs from the text of .*; choose another --out"):
         job(tmp_path, "data")
     assert files(tmp_path / "data") == before
+
+
+@pytest.mark.parametrize("stage", ["text", "parsed", "encoded"])
+def test_an_index_of_another_form_is_made_again(tmp_path, stage):
+    """The message of every reader says: run the job again."""
+    write_inputs(tmp_path, 8)
+    job(tmp_path, "data")
+    before, path = files(tmp_path / "data"), tmp_path / "data" / stage / "index.json"
+    whole = json.loads(path.read_text(encoding="utf-8"))
+    without = {name: value for name, value in whole.items() if name != "totals"}
+    for damaged in (without, whole | {"shards": [whole["shards"][0] | {"sha256": "?"}]}, whole | {"columns": 3}):
+        path.write_text(json.dumps(damaged), encoding="utf-8")
+        with pytest.raises(UserError, match="run workflows/preprocess.py again"):
+            read_index(path.parent)
+        job(tmp_path, "data")
+        assert files(tmp_path / "data") == before
+    path.write_text(json.dumps(whole | {"schema_version": 2}), encoding="utf-8")
+    with pytest.raises(UserError, match="schema version must be 1, but is 2; run workflows/preprocess.py into a new folder"):
+        job(tmp_path, "data")
+
+
+def test_a_damaged_index_over_a_vocabulary_from_elsewhere_is_made_again(tmp_path):
+    write_inputs(tmp_path, 8)
+    job(tmp_path, "data")
+    values = {"splits": {"test": {"source": [tmp_path / "en"], "target": [tmp_path / "de"]}}, "vocab_from": tmp_path / "data"}
+    config = PreprocessConfig.model_validate(values | {"workers": 0})
+    preprocess(config, tmp_path / "more")
+    before = files(tmp_path / "more")
+    (tmp_path / "more" / "encoded" / "index.json").write_text("{", encoding="utf-8")
+    preprocess(config, tmp_path / "more")
+    assert files(tmp_path / "more") == before
+
+
+def test_the_index_of_a_store_that_refuses_is_not_damaged(store):  # noqa: F811
+    folder = as_path("s3://bucket/data/text")
+    write_index(folder, [], inputs={})
+    assert previous_index(folder, "inputs") is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RemotePath, "read_bytes", lambda path: ask(path, refuses))
+        with pytest.raises(StoreRefuses):
+            previous_index(folder, "inputs")
+
+
+def refuses() -> bytes:
+    raise OSError("AWS Error ACCESS_DENIED")
 
 
 def test_bad_input_removes_no_settings_and_no_record_that_were_there(tmp_path):

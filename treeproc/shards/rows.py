@@ -71,7 +71,7 @@ def strings_of(data: np.ndarray, edges: np.ndarray) -> pa.Array:
 
 
 def _offsets(edges: np.ndarray) -> np.ndarray:
-    """Return edges as the offsets of Arrow's lists and strings. Raises UserError where these cannot count so far."""
+    """Return edges as the offsets of Arrow's lists and strings. Raises UserError if these cannot count so far."""
     if edges[-1] > np.iinfo(np.int32).max:
         raise UserError(
             f"up to {ROWS_PER_RECORD_BATCH:,} neighbouring examples have {edges[-1]:,} bytes of text, or words, but a data set "

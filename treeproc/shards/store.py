@@ -197,6 +197,10 @@ class Index(dict):
                 pass
 
 
+class OtherVersion(UserError):
+    """The index is of another version of the format."""
+
+
 def read_index(folder: AnyPath, hint: str | None = None) -> Index:
     """Read the index of a finished stage, or of states, whose message for a damaged one ends in `hint`.
 
@@ -208,7 +212,7 @@ def read_index(folder: AnyPath, hint: str | None = None) -> Index:
         raise UserError(f"{above} is a single stage of a data set; give the data set: {above.parent}")
     index = read_json(folder / "index.json", hint or "run workflows/preprocess.py to the end")
     if index.get("schema_version") != SCHEMA_VERSION:
-        raise UserError(
+        raise OtherVersion(
             f"{folder / 'index.json'}: schema version must be {SCHEMA_VERSION}, but is {index.get('schema_version')}; "
             "run workflows/preprocess.py into a new folder"
         )

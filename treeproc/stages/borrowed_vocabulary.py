@@ -26,7 +26,7 @@ from treeproc.shards.store import (
     read_index,
 )
 from treeproc.stages.inputs import TreeConfig
-from treeproc.stages.run_jobs import Run, run_here
+from treeproc.stages.run_jobs import Run, previous_index, run_here
 from treeproc.stages.vocabulary import count_vocabulary, fingerprint_of_inputs, node_labels, vocabulary_note
 from treeproc.subwords import BOUNDARY, LabelVocab, SubwordConfig
 
@@ -41,7 +41,8 @@ def copy_vocabulary(data: Path, other: AnyPath) -> str:
     Raises UserError when a file of it is missing or damaged, and when `data` was encoded with another one.
     """
     folder, index = data / "encoded", read_index(other / "encoded")
-    if (folder / "index.json").exists() and read_index(folder)["vocab_fingerprint"] != index["vocab_fingerprint"]:
+    own = previous_index(folder, "vocab_fingerprint")
+    if own is not None and own["vocab_fingerprint"] != index["vocab_fingerprint"]:
         raise UserError(f"{data} has another vocabulary than {other}; choose another --out")
     contents, inputs_fingerprint = _read_vocabulary(other)
     if not _is_done(folder, inputs_fingerprint):

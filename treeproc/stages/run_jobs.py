@@ -14,9 +14,9 @@ from treeproc.common.messages import Progress, phase
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.common.store_requests import in_parallel
+from treeproc.common.store_requests import StoreRefuses, in_parallel
 from treeproc.shards.records import PackedRecords
-from treeproc.shards.store import Index, ShardRecord, finished_shards, read_index
+from treeproc.shards.store import Index, OtherVersion, ShardRecord, finished_shards, read_index
 from treeproc.stages.job_report import fallbacks
 
 GROUP_ROWS = 50_000
@@ -194,20 +194,21 @@ def ray_runner(folder: AnyPath, record: Recorder) -> Run:
 
 
 def previous_index(folder: AnyPath, key: str) -> Index | None:
-    """Return the index of a finished stage. It has `key`. None if it is missing or damaged: the caller then reads the shards."""
+    """Return the index of a finished stage. It has `key`. None if it is missing or damaged: the caller then reads the shards.
+
+    Raises UserError if it is of another version, and if the store refuses.
+    """
     path = folder / "index.json"
     if not path.exists():
         return None
     try:
-        index = read_json(path)
-    except UserError:
-        index = {}
-    if {"schema_version", key} <= set(index) and {"shards", "parts"} & set(index):
-        found = read_index(folder)
-        try:
+        if {"schema_version", key} <= set(read_json(path)):
+            found = read_index(folder)
             found.check_parts()
             return found
-        except UserError as error:
-            logger.warning("%s", error)
+    except (OtherVersion, StoreRefuses):
+        raise
+    except UserError as error:
+        logger.warning("%s", error)
     logger.warning("%s is damaged; the job makes it again", path)
     return None

@@ -22,10 +22,9 @@ from treeproc.shards.store import (
     VOCABULARY_FILES,
     ShardRecord,
     fingerprint_of,
-    read_index,
 )
 from treeproc.stages.inputs import TreeConfig
-from treeproc.stages.run_jobs import Jobs, Run, grouped, run_here
+from treeproc.stages.run_jobs import Jobs, Run, grouped, previous_index, run_here
 from treeproc.subwords import LabelVocab, SubwordConfig, blank_separated, mark_boundaries, train_pieces
 from treeproc.trees.dependency_trees import PHRASE_LABELS, phrase_label
 from treeproc.trees.flat_trees import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_flat_trees
@@ -241,10 +240,9 @@ def write_vocabulary(
 def _read_tokenizer(data: Path, config: SubwordConfig) -> bytes:
     """Read the file of the tokenizer. Raises UserError if the data set is finished and has the pieces of another one."""
     content = config.tokenizer_file().read_bytes()
-    if (data / "encoded" / "index.json").exists():
-        known = read_index(data / "encoded")["files"].get(TOKENIZER_FILE)
-        if known != hashlib.sha256(content).hexdigest():
-            raise UserError(f"{data} has other pieces than {config.tokenizer}; choose another --out")
+    index = previous_index(data / "encoded", "files")
+    if index is not None and index["files"].get(TOKENIZER_FILE) != hashlib.sha256(content).hexdigest():
+        raise UserError(f"{data} has other pieces than {config.tokenizer}; choose another --out")
     return content
 
 
