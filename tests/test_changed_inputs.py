@@ -9,7 +9,7 @@ from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import RemotePath, as_path
 from treeproc.common.store_requests import StoreRefuses, ask
-from treeproc.shards.store import read_index, write_index
+from treeproc.shards.store import read_index, write_index, write_shard
 from treeproc.stages import text_blocks
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.stages.run_jobs import previous_index
@@ -58,6 +58,31 @@ def test_a_text_stage_that_was_killed_takes_the_new_inputs_and_leaves_nothing_of
     write_inputs(tmp_path, 14)
     job(tmp_path, "data")
     job(tmp_path, "fresh")
+    assert files(tmp_path / "data") == files(tmp_path / "fresh")
+
+
+def test_notes_of_other_classes_are_not_those_of_a_finished_shard(tmp_path, monkeypatch):
+    (tmp_path / "rows").write_text("VBZ\tthe dog\nVBP\tthe dogs\n" * 6, encoding="utf-8")
+
+    def classes(labels, out, most=9):
+        write, written = write_shard, []
+
+        def killed(folder, name, *arguments, **options):
+            if len(written) == most:
+                raise Killed
+            written.append(name)
+            return write(folder, name, *arguments, **options)
+
+        monkeypatch.setattr(text_blocks, "write_shard", killed)
+        values = {"splits": {"train": {"source": [tmp_path / "rows"]}}, "format": "agreement", "labels": labels}
+        values |= {"parser": {"name": "words"}, "subwords": {"vocab_size": None}, "rows_per_shard": 4, "workers": 0}
+        preprocess(PreprocessConfig.model_validate(values), tmp_path / out)
+
+    for labels, most in (({0: 0, 1: 1}, 2), ({0: 0}, 0)):  # the second leaves notes of a shard that stays
+        with pytest.raises(Killed):
+            classes(labels, "data", most)
+    classes({0: 0, 1: 1}, "data")
+    classes({0: 0, 1: 1}, "fresh")
     assert files(tmp_path / "data") == files(tmp_path / "fresh")
 
 

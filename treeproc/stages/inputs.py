@@ -19,6 +19,7 @@ from treeproc.common.cache import SETTLED_NS
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
+from treeproc.common.store_requests import StoreRefuses
 from treeproc.readers import Format, find_format, read_rows
 from treeproc.readers.labelled import LabelledConfig, find_classes
 from treeproc.readers.line_forms import Normalization
@@ -127,6 +128,8 @@ class Inputs:
             files = [cast(Path, path)]
             try:
                 counts.append(sum(1 for _ in self.form.read(files, files * beside)))
+            except StoreRefuses:
+                raise
             except UserError:  # all files together were read before, so this one has no example
                 counts.append(0)
         return counts

@@ -81,7 +81,7 @@ class TextWork:
 
         `notices` and `dropped` are complete after the last one.
         """
-        parts = self._work / f"shards-{rows_per_shard}"
+        parts = self._work / f"shards-{fingerprint}"  # its notes are those of these shards alone
         parts.mkdir(exist_ok=True)
         counts = self.counts()
         numbers = {split: -(-counts[split] // rows_per_shard) for split in in_order(self._inputs.splits)}
