@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 
 import pytest
 
-from treeproc.common.files import named_output
+from treeproc.common.files import atomic_output, named_output
 from treeproc.common.settings import UserError
 
 FULL = """
@@ -71,6 +72,18 @@ def test_a_full_device_is_one_line(tmp_path):
     (tmp_path / "link").symlink_to("/dev/full")
     with pytest.raises(UserError, match="cannot write .*link: No space left"):
         write(tmp_path / "link")
+
+
+def test_two_writers_of_one_file_leave_a_complete_one(tmp_path):
+    """Process ids may be equal: those of two containers that share a folder often are."""
+    path = tmp_path / "shard"
+    with ExitStack() as ends_last:
+        with atomic_output(path) as first:
+            first.write(b"first")
+            second = ends_last.enter_context(atomic_output(path))
+            second.write(b"second")
+        assert path.read_bytes() == b"first"
+    assert path.read_bytes() == b"second" and [one.name for one in tmp_path.iterdir()] == ["shard"]
 
 
 @pytest.mark.slow

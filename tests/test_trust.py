@@ -128,6 +128,7 @@ def test_names_in_ledgers_scores_and_checkpoints_stay_inside(tmp_path):
 
 
 def test_locks_and_outputs_are_never_written_through_links(tmp_path, monkeypatch):
+    monkeypatch.setattr("treeproc.common.files.temporary_beside", lambda path: path.with_name(f".tmp-guessed-{path.name}"))
     target, out = tmp_path / "target", tmp_path / "out"
     target.write_text("precious")
     out.mkdir()
@@ -139,7 +140,7 @@ def test_locks_and_outputs_are_never_written_through_links(tmp_path, monkeypatch
     os.link(target, out / ".lock")
     with locked(out), pytest.raises(UserError, match="another process is writing"), locked(out):
         pass
-    temporary = out / f".tmp-{os.getpid()}-result.txt"
+    temporary = out / ".tmp-guessed-result.txt"
     for make in (temporary.symlink_to, temporary.hardlink_to):
         make(target)
         atomic_write(out / "result.txt", b"new")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
-from treeproc.common.files import TEMPORARY_PREFIX, file_sha256, json_bytes, locked_entry, remove_leftovers, sync_folder
+from treeproc.common.files import file_sha256, json_bytes, locked_entry, remove_leftovers, sync_folder, temporary_beside
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 
@@ -213,7 +213,7 @@ def publish_folder(
     The facts are `meta` with the size and hash of every file, in `meta_name`. `remove` removes an earlier folder. Raises
     UserError if the disk refuses.
     """
-    temporary = folder.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{folder.name}")
+    temporary = temporary_beside(folder)
     try:
         remove_leftovers(folder.parent, folder.name)
         temporary.mkdir(parents=True)

@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import tempfile
+import uuid
 import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -61,6 +62,14 @@ def way_out(error: OSError) -> str:
     return advise("make its folder writable" if error.errno in _OF_RIGHTS else "free space", "choose another --out")
 
 
+def temporary_beside(path: Path) -> Path:
+    """Return a name beside `path` for what will be renamed to it.
+
+    No other process has it, also none of another container or machine, where process ids repeat.
+    """
+    return path.with_name(f"{TEMPORARY_PREFIX}{uuid.uuid4().hex[:12]}-{path.name}")
+
+
 @contextmanager
 def atomic_output(path: AnyPath) -> Iterator[IO[bytes]]:
     """Open a file that appears complete or not at all: a temporary file beside it, fsync, rename, fsync of the folder.
@@ -74,7 +83,7 @@ def atomic_output(path: AnyPath) -> Iterator[IO[bytes]]:
             file.flush()
             path.write_file(file)
         return
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}")
+    temporary = temporary_beside(path)
     try:
         with create(temporary) as file:
             yield file

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from treeproc.common.cache import local_copy
-from treeproc.common.files import TEMPORARY_PREFIX, atomic_output, atomic_write, create, json_bytes, read_json
+from treeproc.common.files import atomic_output, atomic_write, create, json_bytes, read_json, temporary_beside
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath, open_seekable
 from treeproc.common.store_requests import StoreRefuses, in_parallel
@@ -261,7 +261,7 @@ def _write_notes(path: AnyPath, notices: dict, dropped: bytes) -> None:
         path.write_bytes(content)
         return
     try:
-        with create(temporary := path.parent / f"{TEMPORARY_PREFIX}{os.getpid()}-{path.name}") as file:
+        with create(temporary := temporary_beside(path)) as file:
             file.write(content)
             file.flush()
             os.replace(temporary, path)
