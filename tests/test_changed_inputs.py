@@ -13,6 +13,7 @@ from treeproc.shards.store import read_index, write_index, write_shard
 from treeproc.stages import text_blocks
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.stages.run_jobs import previous_index
+from treeproc.verify import advice, verify
 
 
 class Killed(BaseException):
@@ -125,6 +126,25 @@ def test_a_damaged_index_over_a_vocabulary_from_elsewhere_is_made_again(tmp_path
     (tmp_path / "more" / "encoded" / "index.json").write_text("{", encoding="utf-8")
     preprocess(config, tmp_path / "more")
     assert files(tmp_path / "more") == before
+
+
+@pytest.mark.parametrize("stage", ["text", "parsed"])
+def test_a_damaged_data_set_gives_no_trees_to_another(tmp_path, stage):
+    write_inputs(tmp_path, 8)
+    job(tmp_path, "data")
+    config = PreprocessConfig.model_validate({"parsed": tmp_path / "data", "subwords": {"vocab_size": 300}, "workers": 0})
+    preprocess(config, tmp_path / "again")
+    shard = tmp_path / "data" / stage / "train-00001-of-00002.arrow"
+    shard.write_bytes(shard.read_bytes().replace(b"sees", b"seXs"))
+    with pytest.raises(UserError, match=f"parsed: {shard} is missing or damaged; .* --out {tmp_path / 'data'} makes it again"):
+        preprocess(config, tmp_path / "third")
+    assert not (tmp_path / "third").exists()
+    report = verify(tmp_path / "again")
+    assert [problem.path for problem in report.problems] == [shard]
+    assert advice(report, tmp_path / "again").endswith(f"--config {tmp_path / 'data' / 'config.yaml'} --out {tmp_path / 'data'}")
+    job(tmp_path, "data")
+    preprocess(config, tmp_path / "third")
+    assert files(tmp_path / "third") == files(tmp_path / "again")
 
 
 def test_the_index_of_a_store_that_refuses_is_not_damaged(store):  # noqa: F811

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from treeproc.common.cache import find_changed
 from treeproc.common.errors import quoted, require, without_credentials
 from treeproc.common.files import atomic_write, locked
 from treeproc.common.folder_kinds import DATA_SET, claim_folder
@@ -124,6 +125,8 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     if config.vocab_from is not None:
         of_text = stages[1]["parser"], stages[1]["target_parser"], old.normalization
         check_vocab_from(config, *of_text, [index["columns"] for index in stages])
+    for stage, records in (("text", text), ("parsed", parsed)):
+        _refuse_damaged(base, stage, records)
     if (config.vocab_from is None or config.new_pieces is not None) and "train" not in stages[0]["totals"]:
         needed = "give vocab_from=DATA as well" if config.vocab_from is None else "leave out new_pieces"
         raise UserError(f"parsed: {base} has no train split to learn a vocabulary from; {needed}")
@@ -133,6 +136,15 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
         of_text = ("parser", "target_parser", "normalization", "format", "labels", "labelled")
         complete = config.model_copy(update={name: getattr(old, name) for name in of_text})
         return ParseAndEncode(complete, out, record, stages[1]["parser"], stages[1]["target_parser"], base).encode(text, parsed)
+
+
+def _refuse_damaged(base: AnyPath, stage: str, records: PackedRecords) -> None:
+    """Raise UserError if a shard of another data set is not that of its index. Objects are hashed when they are read."""
+    with phase(f"checking the {stage} shards of {base}"):
+        hashes = {record.name: record.sha256 for record in records} if isinstance(base, Path) else {}
+        if damaged := find_changed(base / stage, hashes):
+            again = f"workflows/preprocess.py --config {base / 'config.yaml'} --out {base}"
+            raise UserError(f"parsed: {base / stage / damaged[0]} is missing or damaged; {again} makes it again")
 
 
 logger = logging.getLogger(__name__)
