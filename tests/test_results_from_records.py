@@ -43,7 +43,6 @@ PARTS_WITHOUT_RECORD = {
 # Tables without a score of a trained model.
 OTHER_TABLES = {
     ("control.md", "Every model that reads a tree#0"),
-    ("README.md", "Where to go#0"),
     ("language_models.md", "Cost#0"),
     ("pretrained.md", "Protocol#0"),
     ("pretrained.md", "Protocol#1"),
