@@ -7,6 +7,7 @@ import tarfile
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from data_beside import DATA
 
@@ -16,6 +17,7 @@ from treeproc.readers.line_forms import compose_row
 from treeproc.readers.numbered_lines import read_byte_lines, refuse_pipes
 from treeproc.readers.treebanks import read_sentences
 from treeproc.stages.preprocess import PreprocessConfig
+from treeproc.trees.flat_trees import read_flat_trees
 from treeproc.trees.spans import check_tree, read_brackets
 
 SAMPLES = Path(__file__).resolve().parent / "samples"
@@ -273,6 +275,13 @@ def test_a_tree_of_empty_nodes_alone_is_an_empty_example(tmp_path):
     assert rows_of(tmp_path, "brackets", "(S (-NONE- *))") == [
         {"source": "", "words": {"text": [], "start_char": [], "end_char": []}, "trees": []}
     ]
+
+
+def test_a_word_with_the_tag_of_empty_nodes_stays_in_a_treebank_of_arcs(tmp_path):
+    lines = ("1\tthe\t_\tDET\tDT\t_\t2\tdet\t_\t_", "2\tdog\t_\tNOUN\t-NONE-\t_\t0\troot\t_\t_")
+    (row,) = rows_of(tmp_path, "conllu", "\n".join([*lines, "\n"]))
+    found = read_flat_trees(pa.array(row["trees"]))
+    assert [found.tag_names[tag] for tag in found.tags] == ["DT", "X"] and words_of(row) == ["the", "dog"]
 
 
 def test_folders_and_archives_come_in_order_of_names(tmp_path):

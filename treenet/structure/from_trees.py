@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from treeproc.common.errors import UserError, as_integer, as_list, check_flag, check_string, quoted
 from treeproc.shards.schema import UNANALYSED
-from treeproc.trees.arcs import check_arcs
-from treeproc.trees.dependency_trees import DependencySentences, PhraseLabels, PhraseShape, dependency_phrases, phrase_label
+from treeproc.trees.arcs import check_arcs, plain_relation
+from treeproc.trees.dependency_trees import DependencySentences, PhraseLabels, PhraseShape, dependency_phrases
 from treeproc.trees.spans import EMPTY_TAG, SpanTree, keep_leaves, normalise, parents_and_subtree_ends, read_brackets
 
 # (start, end) or (start, end, label): leaves [start, end).
@@ -205,7 +205,7 @@ def _unread(sentence: Arcs, shape: PhraseShape) -> str:
     if shape != "layered":
         return ""
     for word, (above, relation) in enumerate(zip(sentence.governors, sentence.relations, strict=True)):
-        if above >= 0 and phrase_label(relation) not in UNIVERSAL_RELATIONS:
+        if above >= 0 and plain_relation(relation) not in UNIVERSAL_RELATIONS:
             return f"shape='layered' reads universal relations, but word {word} has {quoted(relation)}; choose another shape"
     return "" if any(sentence.tags) else "shape='layered' reads universal tags, but no word has one; choose another shape"
 

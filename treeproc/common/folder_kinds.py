@@ -261,7 +261,7 @@ def _holds(path: AnyPath, settings: type[Settings] | None) -> bool:
 
 
 def _names(folder: AnyPath) -> set[str]:
-    """Return the names right below a folder, without those of temporary files; none if it is not a readable folder."""
+    """Return the names right below a folder; none if it is not a readable folder."""
     if isinstance(folder, RemotePath):
         return {path.name for path in (*folder.glob("*"), *folder.folders())}
     with suppress(OSError):

@@ -130,7 +130,8 @@ def open_columns(folder: AnyPath, name: str, schema: pa.Schema, split: str) -> d
         if found != schema:
             raise BadArrowFile(f"must have the columns {', '.join(schema.names)}")
     except (OSError, BadArrowFile) as error:
-        raise UserError(lacks(error, path) or f"{path} {error}; run workflows/preprocess.py again") from None
+        what = "is missing" if isinstance(error, FileNotFoundError) else error
+        raise UserError(lacks(error, path) or f"{path} {what}; run workflows/preprocess.py again") from None
     parts = [part for batch in batches for part in _rows_of_split(batch, split)]
     return {field.name: _column(field, parts, memory) for field in schema if field.name != "split"}
 

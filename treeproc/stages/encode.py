@@ -281,7 +281,10 @@ class EncodeShard:
                 batches.append(self._encoder.encode(*views, counts, part))
                 first += rows
         except ValueError as error:
-            raise UserError(f"{self._base / 'parsed' / parsed.name}: {error}; run workflows/preprocess.py again") from None
+            raise UserError(
+                f"{self._base / 'parsed' / parsed.name}: {error}; correct that line of the input or choose another parser, with "
+                "another --out"
+            ) from None
         for name in ("leaves", "nodes", "tgt_pieces"):
             sizes = np.concatenate([[0], *(_lengths(batch, name) for batch in batches)])
             counts[name], longest[name] = int(sizes.sum()), int(sizes.max())

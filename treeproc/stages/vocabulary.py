@@ -26,7 +26,8 @@ from treeproc.shards.store import (
 from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.run_jobs import Jobs, Run, grouped, previous_index, run_here
 from treeproc.subwords import LabelVocab, SubwordConfig, blank_separated, mark_boundaries, train_pieces
-from treeproc.trees.dependency_trees import PHRASE_LABELS, phrase_label
+from treeproc.trees.arcs import plain_relation
+from treeproc.trees.dependency_trees import PHRASE_LABELS
 from treeproc.trees.flat_trees import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_flat_trees
 from treeproc.trees.spans import EMPTY_TAG
 
@@ -250,7 +251,7 @@ def node_labels(counts: VocabularyCounts, tree: TreeConfig) -> set[str]:
     """Return the labels of the trees in normal form, of split words, and of the nodes that the settings add."""
     labels = counts.labels | {SPLIT_WORD_PREFIX + tag for tag in counts.tags}
     if tree.tree_source == "dependencies" and tree.phrase_labels == "deprel":
-        labels |= {phrase_label(name) for name in counts.deprels}
+        labels |= {plain_relation(name) for name in counts.deprels}
     if tree.documents == "dummy_root":
         labels.add(DOCUMENT_LABEL)
     return labels | {BINARY_PREFIX + label for label in labels} if tree.binarize != "none" else labels

@@ -6,6 +6,11 @@ The words of all sentences are in one array. A governor is an index into it, -1 
 import numpy as np
 
 
+def plain_relation(relation: str) -> str:
+    """Return a relation without its subtype: nmod:poss -> nmod."""
+    return relation.partition(":")[0]
+
+
 def depths(governors: np.ndarray) -> np.ndarray:
     """Return the number of arcs from every word up to its root [W]; -1 for words whose arcs form a cycle."""
     above, depth = governors, (governors >= 0).astype(np.int64)

@@ -25,7 +25,7 @@ import pyarrow as pa
 from treeproc.common.errors import check_choice
 from treeproc.shards.rows import numbers_of
 from treeproc.shards.schema import UNANALYSED
-from treeproc.trees.arcs import make_projective, yields
+from treeproc.trees.arcs import make_projective, plain_relation, yields
 from treeproc.trees.flat_trees import FlatTrees
 
 PhraseShape = Literal["flat", "left", "right", "layered"]
@@ -88,11 +88,6 @@ class DependencySentences:
     words: pa.Array  # [W] strings
 
 
-def phrase_label(relation: str) -> str:
-    """Return a relation without its subtype: nmod:poss -> nmod."""
-    return relation.partition(":")[0]
-
-
 def dependency_phrases(sentences: DependencySentences, shape: PhraseShape, labels: PhraseLabels) -> tuple[FlatTrees, np.ndarray]:
     """Return one tree per sentence, with one root over all of its words, and the number of lifted arcs [S].
 
@@ -110,7 +105,7 @@ def dependency_phrases(sentences: DependencySentences, shape: PhraseShape, label
     heads, starts, ends, codes = _with_roots(sentences.edges, words, *_cut(words, layers, shape == "layered"))
     names = list(PHRASE_LABELS)
     if labels == "deprel":
-        names, codes = [phrase_label(name) for name in sentences.relation_names], sentences.relations[heads]
+        names, codes = [plain_relation(name) for name in sentences.relation_names], sentences.relations[heads]
     order = np.lexsort((-ends, starts))
     return FlatTrees(codes[order], starts[order], ends[order], names), lifted
 
@@ -131,7 +126,7 @@ class _Words:
 
     @classmethod
     def of(cls, sentences: DependencySentences, governors: np.ndarray) -> "_Words":
-        relations = np.array([phrase_label(name) for name in sentences.relation_names] or [""])[sentences.relations]
+        relations = np.array([plain_relation(name) for name in sentences.relation_names] or [""])[sentences.relations]
         universal = [_UNIVERSAL.get(name, name) for name in sentences.tag_names] or [""]
         tags = np.array(universal)[sentences.tags]
         labels = np.array([PHRASE_LABELS.index(_PHRASES.get(tag, UNANALYSED)) for tag in universal])[sentences.tags]

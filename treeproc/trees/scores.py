@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import astuple, dataclass
 
+from treeproc.trees.arcs import plain_relation
 from treeproc.trees.spans import ROOT_LABELS, SpanTree, keep_leaves, plain_label
 
 # Tags of punctuation: EVALB's (COLLINS.prm), UD's, and those of the German treebanks.
@@ -130,13 +131,8 @@ def attachment(
                 continue
             total += 1
             unlabelled += governor == other
-            labelled += governor == other and universal(relation) == universal(other_relation)
+            labelled += governor == other and plain_relation(relation) == plain_relation(other_relation)
     return ArcScore(Share(unlabelled, total), Share(labelled, total))
-
-
-def universal(relation: str) -> str:
-    """Return a relation without its subtype."""
-    return relation.partition(":")[0]
 
 
 def span_f1(gold: Sequence[Sequence[Hashable]], predicted: Sequence[Sequence[Hashable]]) -> tuple[float, float, float]:
