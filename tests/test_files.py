@@ -1,5 +1,7 @@
 """Outputs at the places that users name: files complete or not at all, links kept, devices and pipes written to."""
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -8,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from treeproc.common.files import atomic_output, named_output
+from treeproc.common.files import atomic_output, locked, named_output
 from treeproc.common.settings import UserError
 
 FULL = """
@@ -72,6 +74,17 @@ def test_a_full_device_is_one_line(tmp_path):
     (tmp_path / "link").symlink_to("/dev/full")
     with pytest.raises(UserError, match="cannot write .*link: No space left"):
         write(tmp_path / "link")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_one_line(tmp_path, monkeypatch, number):
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    message = rf"{tmp_path} is on a file system without locks \({os.strerror(number)}\); choose a folder on another one"
+    with pytest.raises(UserError, match=message), locked(tmp_path):
+        pass
 
 
 def test_two_writers_of_one_file_leave_a_complete_one(tmp_path):

@@ -16,6 +16,7 @@ from treeproc.stages.filters import FilterConfig, drop_reason, script_share
 from treeproc.stages.inputs import Inputs, SplitFiles
 from treeproc.stages.job_report import DROPPED, line_list
 from treeproc.stages.keys import later_duplicates
+from treeproc.stages.preprocess import preprocess
 from treeproc.stages.text_warnings import TextNotices
 from treeproc.stages.text_work import TextWork, remove_work
 
@@ -153,6 +154,17 @@ def test_classes_that_shards_cannot_hold_are_refused(number):
     message = f"labels: a class of the data set must be a number from 0 to 127, but one is {number}"
     with pytest.raises(UserError, match=message):
         PreprocessConfig(format="sst", labels={0: 0, 4: number})
+
+
+def test_more_splits_than_lengths_can_number_are_refused(tmp_path):
+    (tmp_path / "a").write_text("a\n")
+    files = {"source": [tmp_path / "a"], "target": [tmp_path / "a"]}
+    config = PreprocessConfig(
+        splits={"train": files, **{f"test_{i}": files for i in range(128)}}, parser={"name": "words"}, workers=0
+    )
+    with pytest.raises(UserError, match="splits: must be at most 128, but are 129; make other data sets .*vocab_from=DATA"):
+        preprocess(config, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_all_columns_come_back_from_the_shards(tmp_path):

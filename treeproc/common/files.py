@@ -33,6 +33,8 @@ _MESSAGE_CHARS = 150
 _OF_NAMES = {
     errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.EEXIST
 }  # fmt: skip
+# Errors of file systems that cannot lock: Lustre without its option, NFS without its daemon.
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 _OF_RIGHTS = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
@@ -197,7 +199,7 @@ def file_lock(lock: Path, *, wait: bool = True, shared: bool = False) -> Iterato
     """Hold a lock file, alone or with others that hold it `shared`. Makes a missing file, and never writes to it.
 
     Raises BlockingIOError if another process has it and `wait` is false. Raises UserError if `lock` is a link or not a
-    regular file: opening that would reach a place that another user chose.
+    regular file: opening that would reach a place that another user chose. Also if the file system has no locks.
     """
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
@@ -208,7 +210,15 @@ def file_lock(lock: Path, *, wait: bool = True, shared: bool = False) -> Iterato
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise _no_lock(lock)
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            raise UserError(
+                f"{lock.parent} is on a file system without locks ({error.strerror}); choose a folder on another one, or mount "
+                "this one with locks (Lustre: -o flock)"
+            ) from None
         yield
     finally:
         os.close(descriptor)

@@ -23,6 +23,7 @@ SCHEMA_VERSION = 1
 # The three that every data set may have; further test splits have names of their own.
 SPLITS = ("train", "valid", "test")
 SPLIT_NAME = re.compile("[a-z0-9_]{1,50}")
+MOST_SPLITS = 128  # their numbers in `lengths.arrow` are int8
 
 # Characters that some program takes for the end of a line.
 _LINE_END = re.compile("[\n-\r\x1c-\x1e\x85\u2028\u2029]")

@@ -20,7 +20,7 @@ from treeproc.pretrained_pieces import TokenizerPieces
 from treeproc.readers.line_ranges import FilesChanged
 from treeproc.readers.numbered_lines import refuse_pipes
 from treeproc.shards.records import PackedRecords
-from treeproc.shards.schema import SMALLEST, SPLIT_NAME, SPLITS
+from treeproc.shards.schema import MOST_SPLITS, SMALLEST, SPLIT_NAME, SPLITS
 from treeproc.shards.store import class_names, read_index, stage_folder
 from treeproc.stages.config import PreprocessConfig, check_extension, check_reuse, settle_tree
 from treeproc.stages.encode import encoded_columns
@@ -176,6 +176,11 @@ def _check_splits(config: PreprocessConfig) -> None:
         raise UserError(f"splits: must be {needed}, but are {there}; vocab_from=DATA makes a data set without train")
     if "train" not in config.splits and config.new_pieces is not None:
         raise UserError("new_pieces: learns from a train split, and there is none; give splits.train, or leave new_pieces out")
+    if len(config.splits) > MOST_SPLITS:
+        raise UserError(
+            f"splits: must be at most {MOST_SPLITS}, but are {len(config.splits)}; make other data sets of further test splits, with "
+            "vocab_from=DATA"
+        )
     for name in config.splits:
         if not SPLIT_NAME.fullmatch(name):
             raise UserError(f"splits: a name must have at most 50 characters, of a to z, 0 to 9 and _, but is {quoted(name)}")
