@@ -178,8 +178,8 @@ def _check_splits(config: PreprocessConfig) -> None:
         raise UserError("new_pieces: learns from a train split, and there is none; give splits.train, or leave new_pieces out")
     if len(config.splits) > MOST_SPLITS:
         raise UserError(
-            f"splits: must be at most {MOST_SPLITS}, but are {len(config.splits)}; make other data sets of further test splits, with "
-            "vocab_from=DATA"
+            f"splits: must be at most {MOST_SPLITS}, but are {len(config.splits)}; make other data sets of further test splits, "
+            "with vocab_from=DATA"
         )
     for name in config.splits:
         if not SPLIT_NAME.fullmatch(name):
