@@ -6,6 +6,7 @@ import re
 import signal
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -68,6 +69,20 @@ def test_cells_run_once_and_a_second_command_runs_nothing(tmp_path, capsys):
     assert run(tmp_path, cells, make_work(log)) == {"a": DONE, "b": DONE} and log == ["a", "b"]
     (tmp_path / "cells" / "a" / "scores.json").unlink()
     assert run(tmp_path, cells, make_work(log))["a"] == DONE and log == ["a", "b", "a"], "scores that are gone come again"
+
+
+def test_a_cell_whose_record_a_kill_prevented_runs_again(tmp_path):
+    """A record of earlier scores may be there, so the ledger must not say before the record that the cell is done."""
+    log, cells = [], make_cells(tmp_path, "a")
+
+    def kill(folder, entry):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, cells, replace(make_work(log), record=kill))
+    recorded = []
+    work = replace(make_work(log), record=lambda folder, entry: recorded.append(folder.name))
+    assert run(tmp_path, cells, work) == {"a": DONE} and recorded == ["a"] and log == ["a", "a"]
 
 
 def test_a_failing_cell_does_not_stop_the_others_and_is_tried_again_last(tmp_path):

@@ -111,10 +111,10 @@ def run_cells_here(
 
 
 def end_cell(cell: Cell, result: CellResult, work: CellWork, ledger: Ledger) -> None:
-    """Record and print how a cell ended."""
-    ledger.end(cell, result)
+    """Record and print how a cell ended. The ledger is last: a cell whose record a kill prevented, or left old, runs again."""
     if result.status == DONE:
         work.record(cell.folder, ledger.entries[cell.name])
+    ledger.end(cell, result)
     what = result.error or ", ".join(f"{name} {value:.2f}" for name, value in result.result.items())
     tell(f"{cell.name}: {result.status} after {format_seconds(result.seconds)}{': ' if what else ''}{what}")
 
