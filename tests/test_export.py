@@ -52,6 +52,14 @@ def test_an_exported_run_translates_alone(world, name):
     }
 
 
+def test_an_exported_run_names_no_folder_of_this_machine(world):
+    path = world / "transformer" / "config.yaml"
+    path.write_text(path.read_text() + f"frozen_states: {world / 'states'}\n")
+    out = run_export(world, "transformer")
+    for file in (path for path in out.rglob("*") if path.is_file()):
+        assert str(world).encode() not in file.read_bytes(), file
+
+
 def test_scoring_an_exported_run_says_that_it_needs_a_data_set(world):
     out = run_export(world, "tree_transformer")
     for split in ("test", "valid"):

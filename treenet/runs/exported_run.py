@@ -111,7 +111,7 @@ def export_run(run: LoadedModel, out: Path, option: str = "--out") -> None:
         raise UserError(f"{run.run} was loaded without trained weights, so there is nothing to write; load a checkpoint")
     weights, held = run.weights, f"{HELD_DATA}/encoded"
     meta = {name: value for name, value in read_meta(weights).items() if name not in ("files", "sha256", FROZEN)}
-    config = TrainConfig.model_validate(without_places(run.config.model_dump(mode="json")))
+    config = TrainConfig.model_validate(without_places(run.config.model_dump(mode="json", exclude={"frozen_states"})))
     held_card = run.run / CARD  # of an exported run, perhaps edited
 
     def fill(folder: Path) -> list[str]:
