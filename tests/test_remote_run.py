@@ -180,7 +180,8 @@ def test_results_in_the_store_are_judged_by_the_weights_there(finished, capsys):
 
 def test_asked_to_stop_through_the_store(bucket, data):
     out, outcome = bucket / "stopped", []
-    config = tiny_config(data, "max_steps=100000", "checkpoint_every=10", "keep_checkpoints=5")
+    config_of_checkpoints = ("checkpoint_every=10", "keep_checkpoints=5")
+    config = tiny_config(data, "max_steps=100000", *config_of_checkpoints)
     training = threading.Thread(target=lambda: outcome.append(run_training(config, out)))
     training.start()
     while not steps_there(out):
@@ -188,7 +189,8 @@ def test_asked_to_stop_through_the_store(bucket, data):
     RunMirror(out).ask_to_stop()
     training.join(timeout=60)
     assert not outcome[0].finished and steps_there(out)[-1] == f"step_{outcome[0].step:08d}"
-    RunMirror(out).forget_stop()
+    assert (out / STOP_FILE).exists()
+    assert run_training(tiny_config(data, f"max_steps={outcome[0].step + 5}", *config_of_checkpoints), out).finished, "only once"
 
 
 def test_training_goes_on_while_the_store_is_away_and_uploads_later(bucket, data, monkeypatch, capsys):

@@ -70,7 +70,6 @@ def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path, coun
     """
     start_ray()
     mirror.push()
-    mirror.forget_stop()
     try:
         with _Follow(config, mirror, stop_file) as follow:
             outcome = _fit_with_restarts(config, mirror, stop_file, follow, count_usage)

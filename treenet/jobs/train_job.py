@@ -130,6 +130,7 @@ def train_job(
         return outcome
     stop_file = run_dir / STOP_FILE
     stop_file.unlink(missing_ok=True)
+    mirror.forget_stop()
     with stop_on_sigterm(stop_file), _updates_noted(record, run_dir):
         if config.workers:
             from treenet.jobs.ray_train import train_with_ray  # training without Ray must not import it
