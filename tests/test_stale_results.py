@@ -252,3 +252,11 @@ def test_entries_of_earlier_versions_are_judged_by_what_they_name(runs):
     assert state.check({"bleu": 1.0, "split": "test"}) == ResultStatus(
         "", "python workflows/evaluate.py --out RUN split=test", False
     )
+
+
+def test_damaged_places_of_an_entry_are_unknown(runs):
+    """Data and checkpoints of an entry come from a file that anything may have written."""
+    state, entry = RunState(runs / "a", "RUN"), {"weights_sha256": "0" * 64, "own_data": False, "data": {"fingerprint": "x"}}
+    for place in (5, ["data"], {"data": 1}):
+        assert "data" not in state.check({**entry, "asked": {"data": place}}).changed
+    assert not state.check({"checkpoint": "step_²", "weights_sha256": "0" * 64}).changed

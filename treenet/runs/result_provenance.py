@@ -137,7 +137,7 @@ class RunState:
             return []
         if entry["own_data"]:
             now = self._facts.get("data_fingerprint")
-        elif place := asked.get("data") or self._config.get("data"):
+        elif isinstance(place := asked.get("data") or self._config.get("data"), str):
             with suppress(UserError):  # unknown if it has moved
                 now = read_index(as_path(place) / "encoded").get("fingerprint")
         return [f"data {short(then)}, now {short(now)}"] if None not in (then, now) and then != now else []
@@ -161,7 +161,7 @@ class RunState:
 def _asked_checkpoint(folder: str) -> str:
     """Convert `step_00001000` to `1000`, the form of the setting."""
     number = folder.removeprefix("step_")
-    return str(int(number)) if number.isdigit() else folder
+    return str(int(number)) if number.isdecimal() else folder
 
 
 def _as_yaml(value: object) -> str:
