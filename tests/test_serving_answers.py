@@ -143,12 +143,13 @@ def test_a_model_without_weights_says_so(tmp_path):
     assert line["attention"] is None and "no attention weights" in line["warnings"][0] and line["translation"]
 
 
-def test_a_request_that_fails_takes_no_other_with_it(translator, monkeypatch, capsys):
+@pytest.mark.parametrize("kind", [RuntimeError, IndexError])
+def test_a_request_that_fails_takes_no_other_with_it(translator, monkeypatch, capsys, kind):
     original = SentenceTranslator._answer_all
 
     def fails(self, questions):
         if any("bad" in question.lines for question in questions):
-            raise RuntimeError("out of memory")
+            raise kind("out of memory")
         return original(self, questions)
 
     monkeypatch.setattr(SentenceTranslator, "_answer_all", fails)

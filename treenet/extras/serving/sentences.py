@@ -72,7 +72,7 @@ class SentenceReader(ABC):
         """Return the answer to each question as JSON, or why there is none. What fails with a batch is tried again one by one."""
         try:
             return [answer.model_dump_json().encode() for answer in self._answer_all(questions)]
-        except (UserError, RuntimeError, MemoryError) as error:
+        except Exception as error:  # of any kind: the requests of other clients are in the same batch
             if len(questions) == 1:
                 warn(f"a request failed: {type(error).__name__}: {error}")
                 return [str(error) if isinstance(error, UserError) else "the request could not be answered"]
