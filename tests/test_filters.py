@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 
-from treeproc.common.settings import UserError
+from treeproc.common.settings import UserError, load_settings
 from treeproc.shards.shard import Shard
 from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.filters import FilterConfig, drop_reason, script_share
@@ -154,6 +154,12 @@ def test_classes_that_shards_cannot_hold_are_refused(number):
     message = f"labels: a class of the data set must be a number from 0 to 127, but one is {number}"
     with pytest.raises(UserError, match=message):
         PreprocessConfig(format="sst", labels={0: 0, 4: number})
+
+
+@pytest.mark.parametrize("value", ["2024", "[a]"])
+def test_a_data_set_that_is_no_path_is_one_line(value):
+    with pytest.raises(UserError, match=r"^the command line: vocab_from: must be a path or a URI, but is .*; write ./NAME for a"):
+        load_settings(PreprocessConfig, None, [f"vocab_from={value}"])
 
 
 def test_more_splits_than_lengths_can_number_are_refused(tmp_path):

@@ -71,6 +71,12 @@ def test_raw_lines_are_split_as_the_data_set_was(data):
     assert "has a sentence that was not parsed (partly_flat_too_long)" in result.note and roots(result.row) == 1
 
 
+def test_constraints_may_come_from_files_with_two_line_ends(data):
+    one = RawLine(b"She is here.\r", prefix=b"Sie ist\r", must_appear=b"hier\tda\r", must_not_appear=b" dort\r")
+    (found,) = RawLineEncoder(data, given_trees=False, max_pieces=1000).encode([one])
+    assert not found.problem and found.row["must_not_appear"] == [" dort"] and len(found.row["must_appear"]) == 2
+
+
 def test_given_words_are_split_where_their_sentences_end(parser):
     row = undo_moses({"source": "I don &apos;t know it . She won &apos;t go ."})
     (parsed,) = parser.parse([row["source"]], [Given(row["words"])])

@@ -26,7 +26,7 @@ import pyarrow
 import pyarrow.fs
 from pydantic import PlainSerializer, PlainValidator
 
-from treeproc.common.errors import UserError
+from treeproc.common.errors import UserError, quoted
 from treeproc.common.store_requests import AT_ONCE, Answer, InputStream, OutputStream, SeekableStream, ask, part_repeats
 
 _URI = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://(.*)", re.DOTALL)
@@ -322,7 +322,7 @@ def _validate(value: object) -> AnyPath:
     if value is None:
         raise ValueError("must be a path or a URI, but is empty")
     if not isinstance(value, str | Path | RemotePath):
-        raise ValueError("must be a path or a URI")
+        raise ValueError(f"must be a path or a URI, but is {quoted(value)}; write ./NAME for a name that is a number")
     try:
         return as_path(value)
     except UserError as error:

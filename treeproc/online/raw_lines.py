@@ -187,7 +187,7 @@ class RawLineEncoder:
                 draft.source = normalize(decode(line.text))
             if line.target is not None:
                 draft.target = normalize(decode(line.target, "target: ", control=True))
-            given = {name: getattr(line, name) for name in CONSTRAINTS if getattr(line, name) is not None}
+            given = {name: value.removesuffix(b"\r") for name in CONSTRAINTS if (value := getattr(line, name)) is not None}
             texts = {name: normalize(decode(value, f"{name}: ", strip=False)) for name, value in given.items()}
             draft.constraints = Constraints.read(**texts)
             if line.trees is not None:

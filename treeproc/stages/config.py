@@ -77,7 +77,8 @@ class PreprocessConfig(Settings):
     @model_validator(mode="before")
     @classmethod
     def _settings_left_open(cls, values):
-        return borrow_settings(values) if isinstance(values, dict) and values.get("vocab_from") else values
+        other = values.get("vocab_from") if isinstance(values, dict) else None
+        return borrow_settings(values) if other and isinstance(other, str | AnyPath) else values
 
     @model_validator(mode="after")
     def _inputs_fit_the_format(self):
