@@ -21,7 +21,7 @@ from treenet.experiments.settings import ScalingConfig
 from treenet.runs.exported_run import export_run
 from treenet.runs.loading import load_run
 from treeproc.common import folder_kinds as kinds
-from treeproc.common.files import create, locked_entry, remove_leftovers
+from treeproc.common.files import create, locked_entry, remove_leftovers, temporary_beside
 from treeproc.common.folder_kinds import claim_folder, claim_output, kind_of
 from treeproc.common.settings import Settings, UserError, dump_settings, load_settings
 from treeproc.common.storage import RemotePath
@@ -388,10 +388,11 @@ def test_a_command_removes_only_its_own_files(world, tmp_path):
     write(tmp_path / "output.parts" / "notes.json")
     done = run_here("translate.py", "--out", world / "run", f"input={world / 'text.en'}", f"output={tmp_path / 'output'}")
     assert done.returncode == 0, done.stderr
-    for name in (".work-notes/a", ".work-0123456789abcdef/a"):
+    for name in (".work-notes/a", ".work-0123456789abcdef/a", ".tmp-download/a", temporary_beside(tmp_path / "output").name):
         write(tmp_path / name)
     remove_work(tmp_path)
-    assert sorted(content(tmp_path)) == [".work-notes/a", "output", "output.parts/notes.json"]
+    claim_folder(tmp_path, kinds.REPORT)
+    assert sorted(content(tmp_path)) == [".tmp-download/a", ".work-notes/a", "output", "output.parts/notes.json"]
 
 
 def test_leftovers_of_dead_processes_are_removed_and_those_of_others_stay(tmp_path):

@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -27,6 +28,8 @@ from treeproc.common.errors import UserError, advise, one_line, quoted
 from treeproc.common.storage import AnyPath, RemotePath
 
 TEMPORARY_PREFIX = ".tmp-"
+# `temporary_beside`, what earlier versions had in its place (a process id), and files by which nodes find a folder.
+_LEFTOVER = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(?:[0-9a-f]+|shared)-.")
 LOCK = ".lock"  # of a locked folder
 _MESSAGE_CHARS = 150
 # Errors about the name of a path.
@@ -103,9 +106,10 @@ def remove_leftovers(folder: AnyPath, name: str | None = None) -> None:
     """Remove temporary files and folders right below `folder` that commands left when they were killed.
 
     With `name`, it removes only those that were to get this name. What a process still writes is locked, and stays. A store has
-    no locks: there, the caller holds the folder.
+    no locks: there, the caller holds the folder. Names of other programs, such as `.tmp-download`, stay.
     """
-    for path in folder.glob(f"{TEMPORARY_PREFIX}*" if name is None else f"{TEMPORARY_PREFIX}*-{glob.escape(name)}"):
+    found = folder.glob(f"{TEMPORARY_PREFIX}*" if name is None else f"{TEMPORARY_PREFIX}*-{glob.escape(name)}")
+    for path in (path for path in found if _LEFTOVER.match(path.name)):
         if isinstance(path, RemotePath):
             path.unlink(missing_ok=True)
             continue
