@@ -62,6 +62,24 @@ def test_a_text_stage_that_was_killed_takes_the_new_inputs_and_leaves_nothing_of
     assert files(tmp_path / "data") == files(tmp_path / "fresh")
 
 
+def test_a_damaged_note_of_a_killed_job_names_its_own_way_out(tmp_path, monkeypatch):
+    def killed(*_, **__):
+        raise Killed
+
+    write_inputs(tmp_path, 8)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(text_blocks, "write_shard", killed)
+        job(tmp_path, "data")
+    (note,) = (tmp_path / "data").glob(".work-*/checked.json")
+    note.write_text("{", encoding="utf-8")
+    with pytest.raises(UserError, match=f"cannot read {note}: .*; remove it and run the same command again"):
+        job(tmp_path, "data")
+    note.unlink()
+    job(tmp_path, "data")
+    job(tmp_path, "fresh")
+    assert files(tmp_path / "data") == files(tmp_path / "fresh")
+
+
 def test_notes_of_other_classes_are_not_those_of_a_finished_shard(tmp_path, monkeypatch):
     (tmp_path / "rows").write_text("VBZ\tthe dog\nVBP\tthe dogs\n" * 6, encoding="utf-8")
 

@@ -12,7 +12,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import IO, cast
 
-from treeproc.common.files import atomic_output, atomic_write, file_size, json_bytes, read_json
+from treeproc.common.files import MADE_AGAIN, atomic_output, atomic_write, file_size, json_bytes, read_json
 from treeproc.common.messages import phase
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath, as_path
@@ -218,7 +218,7 @@ def _counted(
     """Return what is known of the ends of examples in every chunk of each file, by the name of the file."""
     note = work / "ends.json"
     if note.exists():
-        return read_json(note)
+        return read_json(note, MADE_AGAIN)
     chunk, step = CHUNK_BYTES, max(CHUNK_BYTES, COUNTED_BYTES // CHUNK_BYTES * CHUNK_BYTES)
     jobs, owners = [], []
     for name, path in plain.items():

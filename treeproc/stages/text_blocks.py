@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from treeproc.common.cache import local_copy
-from treeproc.common.files import atomic_output, atomic_write, create, json_bytes, read_json, temporary_beside
+from treeproc.common.files import MADE_AGAIN, atomic_output, atomic_write, create, json_bytes, read_json, temporary_beside
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath, open_seekable
 from treeproc.common.store_requests import StoreRefuses, in_parallel
@@ -147,7 +147,7 @@ def gathered_file(work: AnyPath, kind: str, partition: int = 0) -> AnyPath:
 
 def _mapped(path: AnyPath, dtype: str) -> np.ndarray:
     """Return the array in a file, which may be empty, or in the copy of an object that the processes of a node share."""
-    local = local_copy(path, read_json(mark_of(path))["sha256"])
+    local = local_copy(path, read_json(mark_of(path), MADE_AGAIN, needed=["sha256"])["sha256"])
     return np.asarray(np.memmap(local, dtype, mode="r")) if local.stat().st_size else np.zeros(0, dtype)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 
-from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.files import MADE_AGAIN, atomic_write, json_bytes, read_json
 from treeproc.common.messages import Progress, phase
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, RemotePath
@@ -127,7 +127,7 @@ class TextWork:
         """Check all lines; return the number of examples and the hash of every split."""
         note = self._work / "checked.json"
         if note.exists():
-            return read_json(note)
+            return read_json(note, MADE_AGAIN, needed=("counts", "digests"))
         for other in work_folders(self._out):
             if other != self._work:
                 remove_folder(other)
@@ -228,7 +228,7 @@ class TextWork:
         there = set(self._work.glob("block-*.json"))
         marks = {part.number: keys_file(self._work, part.number, "json") for part in blocks}
         known = [number for number, mark in marks.items() if mark in there]
-        found = dict(zip(known, in_parallel(lambda number: read_json(marks[number]), known), strict=True))
+        found = dict(zip(known, in_parallel(lambda number: read_json(marks[number], MADE_AGAIN), known), strict=True))
         todo = [part for part in blocks if part.number not in found]
         partitions = number_of_partitions(self.counts().get("train", 0)) if self._is_cut else None
         arguments = {"work": self._work, "inputs": self._inputs, "filters": self._filters, "partitions": partitions}

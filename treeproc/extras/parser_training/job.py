@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from treeproc.common.files import atomic_write, file_sha256, json_bytes, locked, read_json, remove_leftovers
+from treeproc.common.files import MADE_AGAIN, atomic_write, file_sha256, json_bytes, locked, read_json, remove_leftovers
 from treeproc.common.folder_kinds import PARSER, claim_folder
 from treeproc.common.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
 from treeproc.extras.parser_training.config import MODELS, ModelName, TrainParserConfig
@@ -173,7 +173,7 @@ class _Job:
         scores = self.models / "scores.json"
         files = {name: self.models / f"{name}.pt" for name in MODELS}
         trained = {name: file_sha256(path) for name, path in files.items() if path.exists()}
-        if not scores.exists() or read_json(scores)["models"] != trained:
+        if not scores.exists() or read_json(scores, MADE_AGAIN, needed=["models"])["models"] != trained:
             results = evaluate(self.models, list(trained), self.treebanks, self.config.language)
             atomic_write(scores, json_bytes({"models": trained, "treebanks": results}))
         write_curves(self.out / "training", list(trained), self.models / "curves.png")
@@ -258,7 +258,7 @@ class _Job:
                     at = [rows[tuple(tree.words)] for tree in t.trees["train"]]
                     taggings[t.name] = [[copy[i] for i in at] for copy in copies]
             atomic_write(path, json.dumps(taggings).encode())
-        return read_json(path)
+        return read_json(path, MADE_AGAIN)
 
     def _depparse_learner(self) -> Learner:
         train = [s for t in self.treebanks for s in with_arcs(t, "train")]
