@@ -3,6 +3,7 @@
 import ast
 import functools
 import graphlib
+import re
 import runpy
 import subprocess
 import sys
@@ -247,11 +248,11 @@ def test_no_encoder_imports_another_encoder():
 def test_the_page_names_the_tests_of_every_room():
     page = (REPOSITORY / "docs" / "development.md").read_text()
     table = page.partition("## Where the tests of a room are")[2].partition("\n## ")[0]
-    rows = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")][1:]
+    rows = re.findall(r"^- (.+?): (.+?)\.$", table, re.MULTILINE | re.DOTALL)
     inits = [path for package in PACKAGES for path in (REPOSITORY / package).glob("*/__init__.py")]
     rooms = {f"`{path.parent.relative_to(REPOSITORY)}`" for path in inits}
     assert rooms - {room for room, _ in rows} <= {"`treeproc/sample`", "`treeproc/models`"}  # files of data
-    named = sorted(name for _, names in rows for name in names.split(", "))
+    named = sorted(name for _, names in rows for name in re.split(r",\s+", names))
     assert named == sorted(path.stem.removeprefix("test_") for path in (REPOSITORY / "tests").glob("test_*.py"))
 
 
