@@ -49,7 +49,6 @@ OTHER_TABLES = {
     ("pretrained.md", "Two more tasks#0"),
     ("translation.md", "Protocol#1"),
     ("translation.md", "The second study#0"),
-    ("translation.md", "The second study#3"),
     ("windows.md", "Seconds and memory of one rank#0"),
 }
 PAGES = sorted({page for page, _ in (*TABLES, *MIXED, *WITHOUT_RECORD, *OTHER_TABLES)})
