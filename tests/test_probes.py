@@ -47,7 +47,7 @@ from treenet.probing.settings import ProbeSettings
 from treenet.report.build import write_report
 from treenet.report.settings import ReportSettings
 from treenet.runs.loading import load_model
-from treenet.runs.run_results import warn_of_stale_results
+from treenet.runs.run_results import add_entry, warn_of_stale_results
 from treeproc.common.settings import UserError, load_settings
 
 pytestmark = pytest.mark.slow
@@ -388,6 +388,19 @@ def test_other_checkpoints_and_classifiers_have_entries_of_their_own(copied):
     name, entry = probe_run(run, SMALL.model_copy(update={"tasks": ("phrase",), "checkpoint": "1", "word_state": "mean"}))
     assert name == "step_00000001" and [one["of"] for one in entry["tasks"]["phrase"]["results"]] == ["mean"] * 3
     assert set(json.loads((run / "probes.json").read_text())) == {"averaged", name}
+
+
+def test_probes_of_another_checkpoint_at_the_same_time_are_kept(copied, monkeypatch):
+    run, real = copied("plain"), probing.train_probe
+    entry = {"settings": {}, "data": {}, "tasks": {}}
+
+    def train(*args):
+        add_entry(run / "probes.json", "of another command", entry)
+        return real(*args)
+
+    monkeypatch.setattr(probing, "train_probe", train)
+    probe_run(run, SMALL.model_copy(update={"tasks": ("length",)}))
+    assert json.loads((run / "probes.json").read_text())["of another command"] == entry
 
 
 def test_baselines_stand_beside_the_same_state():

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,9 @@ from treenet.evaluation.settings import EvaluateSettings
 from treenet.jobs.train_run import run_training
 from treenet.report.build import write_report
 from treenet.report.settings import ReportSettings
+from treenet.runs import run_results
 from treenet.runs.result_provenance import ResultStatus, RunState
-from treenet.runs.run_results import read_scores
+from treenet.runs.run_results import add_entry, read_scores
 from treeproc.common.files import file_sha256
 from treeproc.common.provenance import describe_packages, software
 from treeproc.common.settings import UserError, dump_settings
@@ -252,6 +254,27 @@ def test_entries_of_earlier_versions_are_judged_by_what_they_name(runs):
     assert state.check({"bleu": 1.0, "split": "test"}) == ResultStatus(
         "", "python workflows/evaluate.py --out RUN split=test", False
     )
+
+
+def test_commands_that_add_results_at_a_time_keep_each_others(runs, monkeypatch):
+    """Two other commands want to write when this one has read the file."""
+    folder, names = runs / "a", ("first", "second")
+    before = read_scores(folder).keys()
+    threads = [threading.Thread(target=add_entry, args=(folder / "scores.json", name, {"split": name})) for name in names]
+    real = run_results.atomic_write
+
+    def write(path, content):
+        for thread in threads:
+            if not thread.ident:
+                thread.start()
+                thread.join(0.3)
+        real(path, content)
+
+    monkeypatch.setattr(run_results, "atomic_write", write)
+    add_entry(folder / "scores.json", "own", {"split": "own"})
+    for thread in threads:
+        thread.join()
+    assert read_scores(folder).keys() == {*before, "own", *names}
 
 
 def test_damaged_places_of_an_entry_are_unknown(runs):

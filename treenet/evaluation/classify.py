@@ -16,9 +16,9 @@ from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders, checkpoi
 from treenet.runs.loading import data_of, load_trained
 from treenet.runs.result_provenance import LAST, asked_for, fingerprints
 from treenet.runs.run_folder import checkpoint_folder, read_facts, recorded_sha256
-from treenet.runs.run_results import SCORES, read_scores
+from treenet.runs.run_results import SCORES, add_entry, read_scores
 from treenet.tasks.base import PredictionTask, build_task
-from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.files import atomic_write, read_json
 from treeproc.common.messages import warn
 from treeproc.common.provenance import software
 from treeproc.common.settings import UserError
@@ -38,7 +38,7 @@ def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
     """
     name, lines, scores = _classify(folder, settings)
     atomic_write(folder / f"predictions.{name}.tsv", "".join(lines).encode())
-    atomic_write(folder / SCORES, json_bytes({**read_scores(folder), name: scores}))
+    add_entry(folder / SCORES, name, scores)
     return name, scores
 
 
@@ -53,7 +53,7 @@ def score_peak(folder: Path, split: str, *, use_gpu: bool = False) -> dict:
         found.append(_classify(folder, ClassifySettings(split=split, checkpoint=step, use_gpu=use_gpu))[2])
     best = max(found, key=lambda scores: scores["accuracy"] if "accuracy" in scores else scores["pearson"])
     peak = best | {"chosen_on": split, "chosen_from": len(found)}
-    atomic_write(folder / SCORES, json_bytes({**read_scores(folder), f"{split}.{PEAK}": peak}))
+    add_entry(folder / SCORES, f"{split}.{PEAK}", peak)
     return peak
 
 

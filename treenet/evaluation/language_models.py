@@ -27,10 +27,10 @@ from treenet.models import CausalLM, MaskedLM, VocabSizes
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_model
 from treenet.runs.result_provenance import origin
-from treenet.runs.run_results import SCORES, read_scores
+from treenet.runs.run_results import SCORES, add_entry, read_scores
 from treenet.tasks.base import build_task, vocab_sizes
 from treenet.tasks.causal_lm import to_causal
-from treeproc.common.files import atomic_write, json_bytes
+from treeproc.common.files import atomic_write
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import PAD_ID
@@ -95,7 +95,7 @@ def score_lm_run(
     }
     lines = [f"{one.example}\t{one.words}\t{one.pieces}\t{one.nll:.6f}\t{one.tree_nll:.6f}\n" for one in scored]
     atomic_write(folder / f"language_model.{name}.tsv", "".join(["example\twords\tpieces\tnll\ttree_nll\n", *lines]).encode())
-    atomic_write(folder / SCORES, json_bytes({**read_scores(folder), name: entry}))
+    add_entry(folder / SCORES, name, entry)
     return name, entry
 
 

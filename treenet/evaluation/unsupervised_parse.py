@@ -27,8 +27,8 @@ from treenet.models.encoders.latent import ConstituentEncoder
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_decoder, load_model
 from treenet.runs.result_provenance import PARSE, origin
-from treenet.runs.run_results import SCORES, read_scores
-from treeproc.common.files import atomic_write, json_bytes
+from treenet.runs.run_results import SCORES, add_entry, read_scores
+from treeproc.common.files import atomic_write
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.shard import check_hashes, read_names
@@ -206,7 +206,7 @@ def parse_run(
         "treebank": list(map(str, settings.treebank)),
     }
     atomic_write(folder / f"parses.{name}.txt", "".join(f"{write_tree(sentence)}\n" for sentence in sentences).encode())
-    atomic_write(folder / SCORES, json_bytes({**read_scores(folder), f"{PARSE}{name}": scores}))
+    add_entry(folder / SCORES, f"{PARSE}{name}", scores)
     return name, scores
 
 

@@ -20,8 +20,7 @@ from treenet.probing.settings import ARC_TASKS, PROBE_TASKS, ProbeSettings, Task
 from treenet.runs.loading import UNTRAINED, LoadedModel, load_model
 from treenet.runs.metrics_log import write_png
 from treenet.runs.result_provenance import origin
-from treenet.runs.run_results import PROBES
-from treeproc.common.files import atomic_write, json_bytes
+from treenet.runs.run_results import PROBES, add_entry
 from treeproc.common.messages import Progress
 from treeproc.common.provenance import software
 from treeproc.common.settings import UserError
@@ -133,12 +132,12 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
         raise UserError(f"{folder} is a run of causal_lm, whose model reads other inputs than an encoder; probes read encoders")
     layers = choose_layers(settings.layer, num_layers(trained.model))
     names = choose_tasks(settings.tasks, trained.data)
-    everything = read_probes(folder)
+    earlier = read_probes(folder)
     inputs = read_inputs(trained, settings)
     tasks = {name: build_probe_task(name, inputs) for name in names}
     entry = _start_entry(trained, settings)
     name = ".".join([trained.checkpoint, *([] if trained.own_data else [trained.data.resolve().name])])
-    old = everything.get(name, {})
+    old = earlier.get(name, {})
     if all(old.get(key) == entry.get(key) for key in (old.keys() | entry.keys()) - _MAY_DIFFER):
         entry["tasks"] = old["tasks"]
         kept = [name for name in ("software", "continued_with") if name in old]
@@ -152,7 +151,7 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
             results = entry["tasks"][cell.task]["results"]
             results.append({"states": cell.states, "layer": cell.layer, "of": cell.of, **vars(score)})
             results.sort(key=lambda one: Probe(cell.task, one["states"], one["layer"], one["of"]).place)
-        atomic_write(folder / PROBES, json_bytes({**everything, name: entry}))
+        add_entry(folder / PROBES, name, entry)
 
     done = {Probe(t, r["states"], r["layer"], r["of"]) for t, facts in entry["tasks"].items() for r in facts["results"]}
     rooted = trained.model.reads.rooted

@@ -15,7 +15,7 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 
 from treenet.runs.result_provenance import ResultStatus, RunState
 from treenet.tasks.translation_metrics import MAIN, SCORE_TYPES, check_lines
-from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.files import atomic_write, file_lock, json_bytes, read_json
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, inside
@@ -81,6 +81,12 @@ def _read(path: AnyPath) -> dict[str, dict]:
     return read_json(path, "remove it and run the same command again", form) if path.exists() else {}
 
 
+def add_entry(path: Path, name: str, entry: dict) -> None:
+    """Write an entry of scores.json or probes.json. Commands that work on one run at a time keep each other's entries."""
+    with file_lock(path.with_name(".results-lock")):
+        atomic_write(path, json_bytes({**_read(path), name: entry}))
+
+
 def stale_scores(folder: AnyPath, name: AnyPath | None = None) -> dict[str, ResultStatus]:
     """Return the stale results in scores.json. The folder is called `name` in commands."""
     found = RunState(folder, name).check_scores(read_scores(folder))
@@ -137,9 +143,9 @@ def write_result(
     if nll is not None:
         scores |= nll.entries()
         atomic_write(nll_path(folder, name), nll.to_bytes())
-    everything = {**read_scores(folder), name: scores}
+    read_scores(folder)  # a damaged file is refused before anything is replaced
     atomic_write(translations_path(folder, name), content)
-    atomic_write(folder / SCORES, json_bytes(everything))
+    add_entry(folder / SCORES, name, scores)
     return scores
 
 
