@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -206,6 +207,23 @@ def test_a_finished_run_and_no_tag(data, undisturbed, tmp_path, monkeypatch):
     assert (tmp_path / "text.translated").read_bytes() == (undisturbed / "text.translated").read_bytes()
     plain = (undisturbed / "synthetic.source").read_text().replace("<bt> ", "")
     assert (tmp_path / "synthetic.source").read_text() == plain
+
+
+def test_translations_of_another_zip_of_the_same_name_are_not_taken(data, undisturbed, tmp_path, monkeypatch):
+    def copy(lines, settings, *more, **named):
+        shutil.copy(undisturbed / "text.translated", settings.output)
+
+    monkeypatch.setattr(translate_job, "translate_lines", copy)
+    monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "cache"))
+    run, packed = tmp_path / "run", tmp_path / "run.zip"
+    shutil.copytree(undisturbed / "backward", run)
+    shutil.make_archive(str(tmp_path / "run"), "zip", run)
+    main(arguments(data, tmp_path / "out", f"run={packed}"))
+    meta = run / "averaged" / "meta.json"
+    meta.write_text(meta.read_text().replace("{", '{"of": "another training",', 1))
+    shutil.make_archive(str(tmp_path / "run"), "zip", run)
+    with pytest.raises(UserError, match="holds the step 'translations' of other data or settings"):
+        main(arguments(data, tmp_path / "out", f"run={packed}"))
 
 
 @pytest.mark.parametrize("num_synthetic", [0, 1, 3, 10, 25])

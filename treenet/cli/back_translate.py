@@ -31,7 +31,7 @@ from treenet.cli.synthetic_pairs import (
 )
 from treenet.config import TrainConfig
 from treenet.runs.checkpoint import AVERAGED, META
-from treenet.runs.run_folder import checkpoint_path
+from treenet.runs.run_folder import checkpoint_path, is_packed_run, unpack_run
 from treenet.translation.settings import TranslateSettings
 from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.errors import CommandEnded, as_called, quoted
@@ -207,7 +207,8 @@ class BackTranslation:
     def _translate(self, runs: list[AnyPath], text: Path) -> Path:
         """Return the file of the translations of `text`."""
         config, translations = self.config, self.out / "text.translated"
-        weights = [checkpoint_path(run, name) / META for run in runs for name in config.translate.checkpoints]
+        folders = [unpack_run(run) if is_packed_run(run) else run for run in runs]
+        weights = [checkpoint_path(run, name) / META for run in folders for name in config.translate.checkpoints]
         inputs = [file_sha256(text), config.translate.model_dump(mode="json", exclude=excluded(TranslateSettings, Effect.NONE))]
         inputs += [path.read_text(encoding="utf-8") for path in weights if path.exists()]
         if not self.made.has("translations", [translations], *inputs):
