@@ -22,7 +22,7 @@ from treenet.jobs.train_run import run_training
 from treenet.runs.averaging import average_checkpoints
 from treenet.runs.checkpoint import checkpoint_folders, is_complete, latest_checkpoint
 from treenet.runs.mirror import STOP_FILE, RunMirror, read_run
-from treenet.runs.run_results import read_system, warn_of_stale_results
+from treenet.runs.run_results import read_system, warn_of_stale_results, write_result
 from treenet.tasks.base import build_task
 from treenet.training.trainer import train
 from treeproc.common.cache import cache_folder
@@ -176,6 +176,45 @@ def test_results_in_the_store_are_judged_by_the_weights_there(finished, capsys):
     with read_run(finished) as run:  # without the weights
         status = read_system(run, "test", finished).status
     assert status.changed.startswith("weights ") and status.command == command
+
+
+def add_result(run: Path, name: str) -> None:
+    """Write a result as `evaluate` does."""
+    write_result(run, name, ["a"], ["a"], {"split": name, "bleu": 1.0})
+
+
+def test_results_that_two_machines_add_at_a_time_are_all_in_the_store(finished, tmp_path, monkeypatch):
+    out = finished.parent / "two"
+    for name in finished.objects():
+        (out / name).write_bytes((finished / name).read_bytes())
+    with read_run(out) as here:
+        monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "of another machine"))
+        with read_run(out) as there:
+            assert here != there
+            add_result(there, "valid")
+        add_result(here, "other")
+    assert {"valid", "other"} <= json.loads((out / "scores.json").read_bytes()).keys()
+    assert {"translations.valid.txt", "translations.other.txt"} <= out.objects().keys()
+
+
+def test_results_that_a_killed_command_left_or_that_were_removed_in_the_store_are_not_read(finished):
+    out = finished.parent / "left"
+    for name in finished.objects():
+        if not name.startswith(("scores", "translations", "nll")):
+            (out / name).write_bytes((finished / name).read_bytes())
+    mirror = RunMirror(out, only=())
+    mirror.pull()
+    add_result(mirror.folder, "killed")  # and no push
+    with read_run(out) as run:
+        assert not (run / "scores.json").exists() and not (run / "translations.killed.txt").exists()
+        add_result(run, "first")
+        with read_run(out) as other:
+            assert (other / "scores.json").exists(), "another command on this machine has not uploaded it yet"
+    assert json.loads((out / "scores.json").read_bytes()).keys() == {"first"}
+    for name in ("scores.json", "translations.first.txt"):
+        (out / name).unlink()
+    with read_run(out) as run:
+        assert not (run / "scores.json").exists()
 
 
 def test_asked_to_stop_through_the_store(bucket, data):

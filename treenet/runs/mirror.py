@@ -7,16 +7,25 @@ it changed. Several files travel at a time.
 
 import fnmatch
 import hashlib
+import json
 import os
 import shutil
 import threading
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path, PurePosixPath
 
 from treenet.runs.checkpoint import INITIAL, META, checkpoint_folders, checkpoint_step, is_checkpoint_name, remove_checkpoint
 from treenet.runs.run_folder import is_packed_run, unpack_run
-from treeproc.common.files import TEMPORARY_PREFIX, atomic_output, cache_folder, file_lock, locked, remove_leftovers
+from treeproc.common.files import (
+    TEMPORARY_PREFIX,
+    atomic_output,
+    cache_folder,
+    file_lock,
+    json_bytes,
+    locked,
+    remove_leftovers,
+)
 from treeproc.common.folder_kinds import CONFIG, RESULTS, claim_folder
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
@@ -27,6 +36,8 @@ from treeproc.common.store_requests import give_up_after, may_give_up, run_all
 POLL_S = 2.0
 RAY_FOLDER = "ray"  # Ray Train's own notes, in the run folder during training
 STOP_FILE = "stop-requested"
+_OF_ENTRIES = ("scores.json", "probes.json")  # to which several commands add
+_USED = ".used-lock"  # of a mirror to read, held by those that read and write there
 _NEVER_PULLED = (f"{RAY_FOLDER}/", "tensorboard/")  # a resumed run starts a new event file
 
 
@@ -43,9 +54,13 @@ class RunMirror:
         self.folder = out if self._remote is None else _place(self._remote, reads=only is not None)
         self._same: dict[str, tuple[int, int]] = {}  # size and time of local files that are the same in the store
         self._folders_there: set[str] = set()
+        self._entries: dict[str, dict] = {}  # of results, as they were pulled
 
     def pull(self) -> None:
-        """Make the local folder equal the one in the store, without incomplete uploads."""
+        """Make the local folder equal the one in the store, without incomplete uploads.
+
+        A mirror to read keeps local files that the store lacks while another process uses it, which may be about to upload them.
+        """
         if self._remote is None:
             return
         with _exclusive(self.folder):
@@ -53,7 +68,7 @@ class RunMirror:
             folders = _folders_with_meta(there)
             cut_off = {_folder_of(name) for name in there if name.startswith("checkpoints/")} - folders
             self._folders_there = set(folders)
-            self._remove_all_but(there, folders)
+            self._remove_all_but(there, folders, self.only is None or _is_free(self.folder))
             for folder in cut_off if self.only is None else ():
                 self._remove_there(folder)
             for folder in sorted(filter(self._reads, folders)):
@@ -61,6 +76,7 @@ class RunMirror:
                     self._pull_folder(folder, [name for name in there if _folder_of(name) == folder], there)
             run_all(self._download, [name for name in there if _is_pulled(name) and _folder_of(name) not in folders | cut_off])
             self._same = {name: _stamp(self.folder / name) for name in _files_below(self.folder)}
+            self._entries = {name: _read_entries(self.folder / name) for name in _OF_ENTRIES}
 
     def push(self) -> None:
         """Upload changed files, and remove checkpoints that were removed here. Raises UserError if the store refuses."""
@@ -153,15 +169,18 @@ class RunMirror:
     def _reads(self, folder: str) -> bool:
         return self.only is None or folder == INITIAL or any(fnmatch.fnmatchcase(folder, pattern) for pattern in self.only)
 
-    def _remove_all_but(self, there: Collection[str], folders: Collection[str]) -> None:
-        """Remove files that the store does not have. Either their upload was never finished, or their run was removed there."""
+    def _remove_all_but(self, there: Collection[str], folders: Collection[str], results: bool) -> None:
+        """Remove files that the store does not have, with `results` those outside of checkpoints too.
+
+        Either their upload was never finished, or they were removed there.
+        """
         shutil.rmtree(self.folder / "tensorboard", ignore_errors=True)
         for name in _files_below(self.folder):
             folder = _folder_of(name)
             if folder.startswith("checkpoints/"):
                 if folder not in folders:
                     remove_checkpoint(self.folder / folder)
-            elif name not in there and self.only is None:  # another process on this machine may be about to upload a result
+            elif name not in there and results:
                 (self.folder / name).unlink(missing_ok=True)
 
     def _pull_folder(self, folder: str, names: list[str], there: dict[str, int]) -> None:
@@ -206,8 +225,17 @@ class RunMirror:
         with suppress(FileNotFoundError), open(self.folder / name, "rb") as file:  # a file may disappear during this loop
             stamp = _stamp(self.folder / name)
             if self._same.get(name) != stamp:
-                (self._remote / name).write_file(file)
+                if self.only is not None and name in _OF_ENTRIES:
+                    (self._remote / name).write_bytes(self._with_entries_there(name))
+                else:
+                    (self._remote / name).write_file(file)
                 self._same[name] = stamp
+
+    def _with_entries_there(self, name: str) -> bytes:
+        """Return a file of results with the entries that other machines wrote since the pull."""
+        own, before = _read_entries(self.folder / name), self._entries.get(name, {})
+        new = {key: entry for key, entry in own.items() if before.get(key) != entry}
+        return json_bytes(_read_entries(self._remote / name) | new)
 
 
 @contextmanager
@@ -244,8 +272,9 @@ def read_run(out: AnyPath, *folders: str) -> Iterator[Path]:
     mirror = RunMirror(out, only=folders)
     mirror.pull()
     mirror.check_folders()
-    yield mirror.folder
-    mirror.push()
+    with file_lock(mirror.folder / _USED, shared=True) if isinstance(out, RemotePath) else nullcontext():
+        yield mirror.folder
+        mirror.push()
 
 
 @contextmanager
@@ -279,6 +308,24 @@ def _exclusive(folder: Path) -> Iterator[None]:
         ) from None
     with file_lock(folder / ".pull-lock"):
         yield
+
+
+def _is_free(folder: Path) -> bool:
+    """Return whether no other process reads a run in this mirror."""
+    try:
+        with file_lock(folder / _USED, wait=False):
+            return True
+    except BlockingIOError:
+        return False
+
+
+def _read_entries(path: AnyPath) -> dict:
+    """Read the entries of a file of results; none of a file that is missing or damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _is_pulled(name: str) -> bool:
