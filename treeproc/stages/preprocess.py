@@ -140,11 +140,13 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
 
 def _refuse_damaged(base: AnyPath, stage: str, records: PackedRecords) -> None:
     """Raise UserError if a shard of another data set is not that of its index. Objects are hashed when they are read."""
+    if not isinstance(base, Path):
+        return
     with phase(f"checking the {stage} shards of {base}"):
-        hashes = {record.name: record.sha256 for record in records} if isinstance(base, Path) else {}
-        if damaged := find_changed(base / stage, hashes):
-            again = f"workflows/preprocess.py --config {base / 'config.yaml'} --out {base}"
-            raise UserError(f"parsed: {base / stage / damaged[0]} is missing or damaged; {again} makes it again")
+        damaged = find_changed(base / stage, {record.name: record.sha256 for record in records})
+    if damaged:
+        again = f"workflows/preprocess.py --config {base / 'config.yaml'} --out {base}"
+        raise UserError(f"parsed: {base / stage / damaged[0]} is missing or damaged; {again} makes it again")
 
 
 logger = logging.getLogger(__name__)
