@@ -2,16 +2,18 @@
 
 import gzip
 import json
+import os
 import platform
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import Started, main_of, print_to, printed_by, returned_memory
+from commands import Started, main_of, print_to, printed_by, returned_memory, run_here
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from toyruns import without_phases
 
@@ -25,8 +27,6 @@ from treeproc.online.raw_lines import EncodedLine, RawLineEncoder, place_trees
 from treeproc.shards.store import write_index
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -265,16 +265,32 @@ def test_an_ensemble_of_runs_needs_the_same_trees_only_where_they_are_read(tmp_p
     assert load_ensemble([run], ["averaged"]).checkpoint == load_run(run).checkpoint == "averaged"
 
 
-def test_the_command_goes_on_after_bad_lines_and_reports_errors_in_one_line(run, lines, run_workflow):
-    command = [sys.executable, ROOT / "workflows" / "translate.py", "--out", run]
-    done = subprocess.run(command, input=lines[0].encode() + b"\n\xff\xfe\n" + lines[1].encode(), capture_output=True)
-    assert done.returncode == 0 and done.stdout.count(b"\n") == 3 and done.stdout.split(b"\n")[1] == b""
-    errors = without_phases(done.stderr.decode())
+@contextmanager
+def standard_input(content: bytes) -> Iterator[None]:
+    """Let this process read `content` from a pipe. It must fit into one."""
+    kept, (reader, writer) = os.dup(0), os.pipe()
+    os.write(writer, content)
+    os.dup2(reader, 0)
+    for end in (reader, writer):
+        os.close(end)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+
+
+def test_the_command_goes_on_after_bad_lines_and_reports_errors_in_one_line(run, lines):
+    with standard_input(lines[0].encode() + b"\n\xff\xfe\n" + lines[1].encode()):
+        done = run_here("translate.py", "--out", run)
+    assert done.returncode == 0 and done.stdout.count("\n") == 3 and done.stdout.split("\n")[1] == ""
+    errors = without_phases(done.stderr)
     assert errors[1:] == [
         "warning: /dev/stdin, line 2: not valid UTF-8 (byte 0xff at column 1); its translation is empty",
         "warning: 1 of 3 lines have no translation: 2",
     ]
-    done = run_workflow("translate.py", "--out", run, stdin=subprocess.DEVNULL)
+    with standard_input(b""):
+        done = run_here("translate.py", "--out", run)
     assert done.returncode == 2 and without_phases(done.stderr) == [
         "error: /dev/stdin is empty, but must have one sentence a line"
     ]

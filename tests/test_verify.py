@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import pytest
 from commands import run_installed_here
 from hypothesis import given
 from hypothesis_profiles import num_examples
+from killed import kill_this_process
 from reference_encoding import slow_depths
 from strategies import batches, trees
 from toydata import write_toy_data
@@ -262,10 +262,6 @@ def test_a_process_that_is_killed_is_one_line(job, monkeypatch):
     monkeypatch.setattr(shard_verifier, "_run", kill_this_process)
     with pytest.raises(UserError, match="^the system killed a process that verified shards; free memory"):
         verify(job[1])
-
-
-def kill_this_process(_):
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_a_shard_that_is_named_twice_is_found(job, tmp_path):
