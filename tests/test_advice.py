@@ -65,9 +65,14 @@ def sources() -> dict[str, str]:
 
 
 @cache
+def nodes_of(module: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(sources()[module])))
+
+
+@cache
 def imports(module: str) -> set[str]:
     """The modules of ours that a module imports."""
-    nodes = [node for node in ast.walk(ast.parse(sources()[module])) if isinstance(node, ast.ImportFrom)]
+    nodes = [node for node in nodes_of(module) if isinstance(node, ast.ImportFrom)]
     found = {node.module for node in nodes} | {f"{node.module}.{name.name}" for node in nodes for name in node.names}
     return found & sources().keys()
 
@@ -86,9 +91,9 @@ def users() -> dict[str, set[str]]:
     return found
 
 
-def texts(source: str) -> Iterator[tuple[str, bool]]:
+def texts(module: str) -> Iterator[tuple[str, bool]]:
     """The strings of a module except docstrings, and whether `advise` or `require` chooses from them."""
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes = nodes_of(module)
     left_out = {node.value for node in nodes if isinstance(node, ast.Expr)}
     left_out.update(part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values)
     calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
@@ -107,8 +112,8 @@ def texts(source: str) -> Iterator[tuple[str, bool]]:
 @cache
 def all_texts() -> list[tuple[str, str, bool]]:
     """(module, text, chosen) of all strings that may advise a user."""
-    ours = {name: source for name, source in sources().items() if not f"{name}.".startswith(NOT_OURS)}
-    return [(name, *found) for name, source in ours.items() for found in texts(source)]
+    ours = [name for name in sources() if not f"{name}.".startswith(NOT_OURS)]
+    return [(name, *found) for name in ours for found in texts(name)]
 
 
 def clauses(text: str) -> Iterator[tuple[set[str], set[str], set[str]]]:

@@ -1,8 +1,5 @@
 """The compact form of trees, as accelerators get it: from the same spans as the index lists, checked as strictly."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -83,10 +80,3 @@ def test_long_trees_keep_index_lists():
     assert isinstance(structure.branches, BranchMaps) and structure.attention is None
     with pytest.raises(UserError, match="must lie within its own"):
         TreeStructure.build_compact([4], [np.array([[0, 2, 2], [0, 4, 2]])])
-
-
-@pytest.mark.slow
-def test_processes_that_make_batches_do_not_load_the_compiler():
-    """It takes seconds of each."""
-    code = "import sys, treenet.data.examples; sys.exit('torch._dynamo' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

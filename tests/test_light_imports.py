@@ -63,9 +63,18 @@ def test_a_wrong_setting_is_refused_before_heavy_libraries_are_loaded(tmp_path):
     assert json.loads(found.stdout) == {command: [2, True, []] for command in commands}
 
 
-ONE_LINE = """
-import sys
+# What is loaded after each step of one process. A library stays loaded, so no step hides what one before it has loaded.
+STEPS = """
+import json, sys
 from pathlib import Path
+found = {{}}
+def note(step):
+    found[step] = [name for name in {heavy} if name in sys.modules]
+import treenet.data.examples
+note("processes that make batches")
+import treenet
+treenet.load_run, treenet.TreeAttention, treenet.TreeEncoder, treenet.collate
+note("the first names of the library")
 from treenet.config import ModelConfig
 from treenet.models import VocabSizes, build_model
 from treenet.models.registry import only_shapes
@@ -77,21 +86,22 @@ encoder = RawLineEncoder(Path({data!r}), given_trees=False, max_pieces=500)
 encoded = encoder.encode([RawLine(line.encode())])
 with only_shapes():
     model = build_model(ModelConfig(name="tree_transformer"), VocabSizes(pieces=100, labels=9))
-print(parser.parse([line])[0].trees[0][:8], len(encoded[0].row["nodes"]["label"]) > 5, encoder.notices(encoded))
-print(next(model.parameters()).is_meta, [name for name in {heavy} if name in sys.modules])
+assert parser.parse([line])[0].trees[0].startswith("(ROOT (S") and len(encoded[0].row["nodes"]["label"]) > 5
+assert encoder.notices(encoded) == {{}} and next(model.parameters()).is_meta
+note("one line")
+import treenet.jobs.train_run
+note("training without Ray")
+print(json.dumps(found))
 """
 
 
-def test_one_line_loads_no_library_that_it_does_not_need(tmp_path):
+def test_the_library_loads_nothing_that_it_does_not_need(tmp_path):
     data = write_vocabulary(tmp_path / "data", parser="shipped")
-    found = run_python(ONE_LINE.format(data=str(data), heavy=[*HEAVY[1:], "torch._dynamo", "py3langid", "sympy"]))
-    assert found.stdout == "(ROOT (S True {}\nTrue []\n", found.stderr
-
-
-def test_the_first_names_of_the_library_load_no_compiler():
-    names = "treenet.load_run, treenet.TreeAttention, treenet.TreeEncoder, treenet.collate"
-    found = run_python(f"import sys, treenet; {names}; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)")
-    assert found.stdout == "True False\n", found.stderr
+    done = run_python(STEPS.format(data=str(data), heavy=[*HEAVY[1:], "torch._dynamo", "py3langid", "sympy"]))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert "ray" not in found.pop("training without Ray")
+    assert found == {step: [] for step in ("processes that make batches", "the first names of the library", "one line")}
 
 
 # What is on the screen when a command begins to load a heavy library, which then ends it. `{heavy}` are none of it.

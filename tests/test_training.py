@@ -2,10 +2,8 @@
 
 import errno
 import io
-import os
 import runpy
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -303,8 +301,3 @@ def test_average_checkpoints_prints_what_it_averaged(uninterrupted, monkeypatch,
     monkeypatch.setattr(sys, "argv", ["average_checkpoints.py", "--out", str(uninterrupted), "last=2"])
     runpy.run_path(str(ROOT / "workflows" / "average_checkpoints.py"), run_name="__main__")
     assert capsys.readouterr().out.endswith("model.safetensors: mean of the last checkpoints, steps 15, 20\n")
-
-
-def test_training_without_ray_does_not_import_it():
-    code = "import sys, treenet.jobs.train_run; sys.exit('ray' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}).returncode == 0
