@@ -62,7 +62,8 @@ def leaves_of(encoder, data) -> PretrainedLeaves:
     return leaves
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
+# Of these, the first has a table of positions with another name, and the second needs its pooler.
+@pytest.mark.parametrize("kind", [*FAMILIES, "roformer", "squeezebert"])
 @torch.no_grad()
 def test_states_are_those_of_transformers(tmp_path, kind):
     """One sentence of the batch is longer, and none is transformers' batch: padding and neighbours change nothing."""
@@ -210,6 +211,11 @@ WRONG = {
     "no_weights": (no_weights, {}, "has no model.safetensors, and no other form of weights is read"),
     "no_config": (lambda folder: (folder / "config.json").unlink(), {}, "has no config.json; give the folder of a pretrained"),
     "decoder": (lambda folder: damage_config(folder, model_type="gpt2"), {}, "model of type gpt2, which is not an encoder"),
+    "no_width": (
+        lambda folder: (folder / "config.json").write_text('{"model_type": "perceiver", "d_latents": 16, "num_blocks": 0}'),
+        {},
+        "a perceiver has no hidden_size; choose BERT",
+    ),
     "few_pieces": (
         lambda folder: damage_config(folder, vocab_size=20),
         {},
@@ -237,6 +243,19 @@ def test_what_does_not_fit_is_one_line(made, tmp_path, case):
         run_training(config_of((encoder, made[1]), model=model), tmp_path / "run")
     assert isinstance(caught.value, UserError) <= ("\n" not in str(caught.value))
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("kind", ["fnet", "convbert"])
+def test_a_model_whose_states_change_with_padding_is_refused(tmp_path, kind):
+    with pytest.raises(UserError, match="the states of a text change with the padding after it; choose BERT"):
+        run_training(config_of(write_both(tmp_path, kind)), tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@torch.no_grad()
+def test_long_texts_are_cut_where_the_table_of_positions_ends(tmp_path):
+    leaves = leaves_of(*write_both(tmp_path, "roformer"))
+    assert leaves.most_leaves == 38  # of 40 positions, two are of [CLS] and [SEP]
 
 
 def test_a_data_set_of_other_pieces_is_refused(made, tmp_path):

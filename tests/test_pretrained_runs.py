@@ -222,6 +222,23 @@ def test_a_system_takes_back_a_rate_and_a_finished_study_needs_no_encoder(compar
         run_study(study_of(*arguments, **scale))
     with pytest.raises(UserError, match=rf"trained-seed1.json is a record with other settings \(the weights in {encoder}\)"):
         run_study(study_of(arguments[0], tmp_path / "other", arguments[2], records, **scale))
+    shutil.copytree(compared[0], encoder, dirs_exist_ok=True)
+    ledger = json.loads(kept := (tmp_path / "out" / "ledger.json").read_text())
+    for name, changes in (("config.json", {"hidden_act": "relu"}), ("tokenizer.json", {"version": "2.0"})):
+        described = (encoder / name).read_text()
+        (encoder / name).write_text(json.dumps(json.loads(described) | changes))
+        for folder, kind in ((tmp_path / "out", None), (tmp_path / "other", records)):
+            with pytest.raises(UserError, match=rf"with other settings \((trained-seed1: )?{name} in {encoder}\)"):
+                run_study(study_of(arguments[0], folder, arguments[2], kind, **scale))
+        for entry in ledger["cells"].values():  # as earlier versions wrote it
+            entry["encoder"] = entry["encoder"].split()[0]
+        (tmp_path / "out" / "ledger.json").write_text(json.dumps(ledger))
+        run_study(study_of(*arguments, **scale))
+        (tmp_path / "out" / "ledger.json").write_text(kept)
+        (encoder / name).write_text(described)
+    described = json.loads((encoder / "config.json").read_text())
+    (encoder / "config.json").write_text(json.dumps(described | {"transformers_version": "1"}))
+    run_study(study_of(*arguments, **scale))
     shutil.rmtree(encoder)
     capsys.readouterr()
     run_study(study_of(*arguments, **scale))

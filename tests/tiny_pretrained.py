@@ -18,14 +18,14 @@ def write_encoder(folder: Path, kind: str = "bert", *, seed: int = 1, positions:
     from tokenizers import Tokenizer
     from transformers import AutoConfig, AutoModel
 
-    family = FAMILIES[kind]
+    family = FAMILIES.get(kind, "wordpiece")
     write_tokenizer(folder, family)
     pieces = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
     pad = 0 if family in ("wordpiece", "metaspace") else 1
     sizes = {"hidden_size": WIDTH, "num_attention_heads": 2, "intermediate_size": 24, "num_hidden_layers": 3}
     own = {"modernbert": {"cls_token_id": 0, "sep_token_id": 2, "bos_token_id": 0, "eos_token_id": 2}, "deberta-v2": {
         "relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"], "position_buckets": 8
-    }}.get(kind, {})  # fmt: skip
+    }, "squeezebert": {"embedding_size": WIDTH}}.get(kind, {})  # fmt: skip
     config = AutoConfig.for_model(kind, vocab_size=pieces, pad_token_id=pad, max_position_embeddings=positions, **sizes, **own)
     torch.manual_seed(seed)
     model = AutoModel.from_config(config)

@@ -24,13 +24,15 @@ LEDGER = "ledger.json"
 _LOCK, _CELL_LOCK = ".ledger-lock", ".cell-lock"  # of FOLDER, held for one change, and of FOLDER/cells/NAME, held while it runs
 WAITING, RUNNING, INTERRUPTED, FAILED, DONE = "waiting", "running", "interrupted", "failed", "done"
 STOPPED = "stopped"  # by a search over settings, before its end
+_ENCODER_FILES = ("the weights", "config.json", "tokenizer.json")
 
 
 @dataclass(frozen=True)
 class Cell:
     """One run of a grid. `labels` are its coordinates, for reports; `data_fingerprint` is of the encoded data set.
 
-    `encoder` is the hash of the pretrained encoder's weights; empty without one, and in ledgers of earlier versions.
+    `encoder` has the hashes of the pretrained encoder's files (`_ENCODER_FILES`); it is empty without an encoder. Ledgers of
+    earlier versions have that of the weights alone, or none.
     """
 
     name: str
@@ -249,7 +251,7 @@ def _hold(folder: AnyPath, stack: ExitStack) -> bool:
 def changed_settings(settings: dict, data_fingerprint: str, encoder: str, cell: Cell, where: str) -> list[str]:
     """Return the differences between a recorded cell, in the file `where`, and the present one.
 
-    They are all settings, data and pretrained weights that its scores depend on.
+    They are all settings, data and files of a pretrained encoder that its scores depend on.
     """
     # Settings of an earlier version lack new fields; these have their defaults.
     before = build_settings(TrainConfig, settings, where).model_dump(mode="json")
@@ -257,8 +259,8 @@ def changed_settings(settings: dict, data_fingerprint: str, encoder: str, cell: 
     changed = [line for line in lines if not is_below(line.partition(":")[0], OPERATIONAL)]
     if data_fingerprint != cell.data_fingerprint:
         changed.append(f"data fingerprint: {data_fingerprint} -> {cell.data_fingerprint}")
-    if encoder and cell.encoder and encoder != cell.encoder:
-        changed.append(f"the weights in {cell.config.model.pretrained.folder}")
+    hashes = zip(_ENCODER_FILES, encoder.split(), cell.encoder.split(), strict=False)  # of the files that both know
+    changed += [f"{name} in {cell.config.model.pretrained.folder}" for name, before, now in hashes if before != now]
     return changed
 
 

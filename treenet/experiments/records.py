@@ -55,7 +55,7 @@ class Record(TypedDict, total=False):
     labels: Required[dict[str, str | float | int]]
     settings: Required[dict]
     data_fingerprint: Required[str]
-    encoder: str  # the hash of the weights of a pretrained encoder; empty without one, and missing in earlier records
+    encoder: str  # see `Cell.encoder`; missing in earlier records
     facts: Required[RunFacts]
     training: Required[Training]
     scores: Required[dict[str, dict]]

@@ -3,7 +3,6 @@
 The axes are sizes of the training data, systems and seeds. A place in the grid is a cell, one training run.
 """
 
-import hashlib
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ from pydantic import BeforeValidator, Field, PositiveInt
 from treenet.config import TrainConfig
 from treenet.experiments.ledger import Cell
 from treeproc.common.command_line import ArgumentParser, any_path
-from treeproc.common.files import file_sha256
 from treeproc.common.messages import phase
 from treeproc.common.settings import Effect, UserError, build_settings
 from treeproc.common.storage import AnyPath
@@ -134,10 +132,11 @@ def study_cells(config: StudyConfig, out: AnyPath) -> list[Cell]:
 
 
 def _hash_encoder(folder: Path) -> str:
-    """Return the hash of the weights of a pretrained encoder, which may change while a study runs; empty if there are none."""
-    files = sorted(folder.glob("*.safetensors"))
+    """Return the hashes of the files of a pretrained encoder, which may change while a study runs; empty without weights."""
+    from treenet.models.pretrained import hash_files  # here, because it loads PyTorch
+
     with phase(f"hashing the encoder in {folder}"):
-        return hashlib.sha256("".join(map(file_sha256, files)).encode()).hexdigest() if files else ""
+        return hash_files(folder)
 
 
 def _check_same_pieces(indices: Mapping[Path, Mapping]) -> None:

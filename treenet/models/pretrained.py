@@ -25,7 +25,7 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.layers.core import Dropout, build_linear, mix
 from treeproc.common.errors import UserError, first_line, one_line, require
-from treeproc.common.files import read_json
+from treeproc.common.files import file_sha256, read_json
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import FIRST_PIECE, PAD_ID, UNK_ID
 from treeproc.shards.store import TOKENIZER_FILE
@@ -36,6 +36,9 @@ OF_THE_FILE = ("_name_or_path", "transformers_version")  # of config.json: where
 _OF_NO_STATE = (*OF_THE_FILE, "architectures", "dtype", "torch_dtype")
 _OF_CODE = ("model_type", "auto_map", "attn_implementation", "experts_implementation")
 FACTS = "pretrained"  # of run.json and meta.json
+_CHOOSE = "choose BERT, RoBERTa, DeBERTa, XLM-R, ModernBERT or a similar one"
+_TRIED = 512  # pieces of the longest text that a new encoder reads to try it
+_TOLERANCE = 1e-4  # of states with and without padding, relative to the greatest
 _FLOATING = ("F64", "F32", "F16", "BF16")  # types that safetensors names, of weights without a scale
 
 
@@ -202,6 +205,25 @@ def hash_encoder(described: Mapping, weights: Mapping[str, Tensor]) -> str:
     return found.hexdigest()
 
 
+def hash_files(folder: Path) -> str:
+    """Return the sha256 of weights, config.json and tokenizer.json, with blanks between them; empty if there are no weights.
+
+    A file that is missing has "-". In config.json, place and writer do not count. The encoder is not loaded.
+    """
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        return ""
+    config = folder / "config.json"
+    described = read_json(config, "copy it from the pretrained encoder again") if config.exists() else None
+    settings = {name: value for name, value in (described or {}).items() if name not in OF_THE_FILE}
+    tokenizer = folder / "tokenizer.json"
+    return " ".join([
+        hashlib.sha256("".join(map(file_sha256, weights)).encode()).hexdigest(),
+        "-" if described is None else hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest(),
+        file_sha256(tokenizer) if tokenizer.exists() else "-",
+    ])  # fmt: skip
+
+
 def load_pretrained(leaves: PretrainedLeaves, folder: Path) -> None:
     """Load the weights of a folder, of safetensors alone and without the network.
 
@@ -243,6 +265,38 @@ def load_pretrained(leaves: PretrainedLeaves, folder: Path) -> None:
     if broken := sorted(name for name in wanted if not found[name].isfinite().all()):
         raise UserError(f"model.pretrained.folder: {folder} has weights that are not finite: {broken[0]}; copy it again")
     leaves.pretrained.load_state_dict({name: found[name] for name in wanted})
+    if reason := _what_fails(leaves):
+        kind = leaves.pretrained.config.model_type
+        raise UserError(
+            f"model.pretrained.folder: {folder} holds a model of type {kind}, which gives no state for each piece of a text: "
+            f"{reason}; {_CHOOSE}"
+        )
+
+
+@torch.no_grad()
+def _what_fails(leaves: PretrainedLeaves) -> str:
+    """Return why an encoder gives no state for each piece, or one that depends on padding; empty if it reads texts as it should.
+
+    It reads a short text by itself, and beside one that has as many pieces as it can read.
+    """
+    longest, training = min(leaves.most_leaves or _TRIED, _TRIED), leaves.training
+    pieces = FIRST_PIECE + (torch.arange(longest) * 7 % (len(leaves.numbers) - FIRST_PIECE)).expand(2, -1)
+    lengths = torch.tensor([longest, min(longest, 5)])
+    pad_mask = torch.arange(longest) >= lengths[:, None]
+    device = leaves.numbers.device
+    leaves.eval()
+    try:
+        states, first = leaves.read(pieces.to(device), pad_mask.to(device))
+        alone, _ = leaves.read(pieces[1:, : lengths[1]].to(device), pad_mask[1:, : lengths[1]].to(device))
+        wanted = (2, longest + first + len(leaves.after), leaves.width)
+        if tuple(states.shape) != wanted:
+            return f"its states have the shape {tuple(states.shape)} where {wanted} was expected"
+        far = (states[1, : first + lengths[1]] - alone[0, : first + lengths[1]]).abs().max() / alone.abs().max()
+        return "" if far < _TOLERANCE else "the states of a text change with the padding after it"
+    except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:  # of models with other arguments
+        return one_line(f"{type(error).__name__}: {error}", 200)
+    finally:
+        leaves.train(training)
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -259,7 +313,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(kind, str) or kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or decodes:
         raise UserError(
             f"model.pretrained.folder: {folder} holds a model of type {kind}, which is not an encoder that transformers "
-            "trains as a masked language model; choose BERT, RoBERTa, DeBERTa, XLM-R, ModernBERT or a similar one"
+            f"trains as a masked language model; {_CHOOSE}"
         )
     if "quantization_config" in described or not isinstance(described.get("vocab_size", 0), int):
         raise UserError(
@@ -328,8 +382,10 @@ def _build_encoder(described: Mapping) -> nn.Module:
     except Exception as error:  # transformers raises any kind on settings that fit no model
         reason = one_line(f"{type(error).__name__}: {error}", 200)
         raise UserError(f"config.json of the pretrained encoder describes no model ({reason}); copy it again") from None
+    if not hasattr(model.config, "hidden_size"):
+        raise UserError(f"config.json of the pretrained encoder: a {described['model_type']} has no hidden_size; {_CHOOSE}")
     if getattr(model, "pooler", None) is not None:
-        model.pooler = None  # a layer that no model here reads
+        model.pooler = nn.Identity()  # instead of a layer that no model here reads
     for module in list(model.modules()):
         for name, child in module.named_children():
             if type(child) is nn.Dropout:
@@ -347,7 +403,10 @@ class _KeyedDropout(Dropout):
 def _most_positions(model: nn.Module, around: int) -> int | None:
     """Return the most leaves of an example by the table of positions; None for encoders without such a table."""
     for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and isinstance(module, nn.Embedding):
-            first = 0 if module.padding_idx is None else module.padding_idx + 1
-            return module.num_embeddings - first - around
+        table = getattr(module, "weight", None)  # some families have their own class of tables
+        if name.endswith(("position_embeddings", "embed_positions")) and isinstance(table, Tensor) and table.dim() == 2:
+            padding = getattr(module, "padding_idx", None)
+            rows = len(table) - (0 if padding is None else padding + 1)
+            # A table may have rows that its model never reads.
+            return min(rows, getattr(model.config, "max_position_embeddings", rows)) - around
     return None
