@@ -210,6 +210,15 @@ def test_an_unknown_class_and_a_single_class(tmp_path):
         find_classes([tmp_path / "a"], LabelledConfig())
 
 
+def test_classes_that_differ_only_in_case_or_blanks_are_told(tmp_path, capsys):
+    rows_of(tmp_path, "a", "good\tc\nGood\td\nbad\te\nso so\tf\nbad\tg\nsoso\th\ngood\ti\n")
+    with messages_shown():
+        assert find_classes([tmp_path / "a"], LabelledConfig()) == ["Good", "bad", "good", "so so", "soso"]
+    error = capsys.readouterr().err
+    assert f"warning: {tmp_path / 'a'}: the classes 'Good' (1 examples) and 'good' (2) differ only in case or blanks" in error
+    assert "'so so' (1 examples) and 'soso' (1) differ" in error and error.count("\n") == 2
+
+
 def test_a_first_line_that_is_perhaps_a_header(tmp_path, capsys):
     for name in ("a", "b"):
         rows_of(tmp_path, name, "mood\treview\nx\tc\ny\td\nx\te\n")

@@ -115,6 +115,14 @@ def find_classes(source: Sequence[Path], columns: LabelledConfig) -> list[str]:
             f"{source[0]}: the first example has the class {quoted(first[:_SHOWN])}, as only {count} of {names.total():,} have; "
             "if it is a header, set labelled.label and labelled.text to its names"
         )
+    alike: dict[str, str] = {}
+    for name in sorted(names):
+        if (other := alike.setdefault("".join(name.casefold().split()), name)) != name:
+            warn(
+                f"warning: {source[0]}: the classes {quoted(other[:_SHOWN])} ({names[other]:,} examples) and "
+                f"{quoted(name[:_SHOWN])} ({names[name]:,}) differ only in case or blanks, and are two classes; if they are one, "
+                "write one name into the files"
+            )
     if all(map(_NUMBER.fullmatch, names)):
         return sorted(names, key=lambda name: (int(name), name))
     return sorted(names)
