@@ -124,6 +124,15 @@ def test_help_has_every_field():
     assert text.index("inner: all rates") < text.index("inner.rate:")
 
 
+def test_help_has_the_defaults_without_a_configuration_and_what_a_second_command_does():
+    text = build_arg_parser("What it does.", Outer, without_config={"steps": 7, "inner": {"rate": 0.2}}).format_help()
+    assert "steps: a number (default 5; without --config, 7)" in text
+    assert "inner.rate: a rate (default 0.1; without --config, 0.2)" in text
+    for continues, words in ((True, "the same command continues there"), (False, "the same command makes them again")):
+        text = build_arg_parser("What it does.", Outer, continues=continues).format_help()
+        assert words in " ".join(text.split())
+
+
 def test_help_of_a_command_that_reads_a_run():
     text = build_arg_parser("What it does.", Outer, reads_run=True).format_help()
     assert "--sample" not in text and "--out RUN" in text and "folder of a training run" in text

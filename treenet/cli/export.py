@@ -55,7 +55,7 @@ class ExportSettings(Settings):
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = build_arg_parser(__doc__, ExportSettings, find_config=find_config)
+    parser = build_arg_parser(__doc__, ExportSettings, find_config=find_config, continues=False)
     parser.add_argument("--to", choices=list(FORMATS), help="the same as to=FORMAT")
     args = parser.parse_intermixed_args(argv)
     runs, overrides = split_arguments(ExportSettings, args.overrides)

@@ -24,7 +24,7 @@ from treeproc.common.storage import as_path
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = build_arg_parser(__doc__, ReportSettings, find_config=find_config)
+    parser = build_arg_parser(__doc__, ReportSettings, find_config=find_config, continues=False)
     parser.add_argument("--watch", action="store_true", help="while runs train, make the page again after each change")
     args = parser.parse_intermixed_args(argv)
     for package in ("matplotlib", "scipy"):

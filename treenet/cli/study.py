@@ -48,7 +48,9 @@ def compare_seeds(argv: Sequence[str]) -> None:
 
 def _run(argv: Sequence[str], doc: str, settings: type[StudyConfig], sample: str | None = None, **defaults: Any) -> None:
     """Run the command of a kind of study. `sample` is the configuration of --sample, and `defaults` hold without one."""
-    parser = build_arg_parser(doc, settings, find_config=find_config, remote_out=True, has_sample=sample is not None)
+    parser = build_arg_parser(
+        doc, settings, find_config=find_config, remote_out=True, has_sample=sample is not None, without_config=defaults
+    )
     add_study_options(parser)
     args = parser.parse_intermixed_args(argv)
     for package in ("matplotlib", "scipy"):  # at the end of the study: refused here, before the first cell

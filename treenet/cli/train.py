@@ -32,7 +32,9 @@ from treeproc.common.settings import UserError, load_settings
 
 def main(argv: Sequence[str], sample: str | None = "sample", **defaults: Any) -> None:
     """Train. `sample` is the configuration of --sample. `defaults` are settings without a configuration."""
-    parser = build_arg_parser(__doc__, TrainConfig, find_config=find_config, remote_out=True, has_sample=sample is not None)
+    parser = build_arg_parser(
+        __doc__, TrainConfig, find_config=find_config, remote_out=True, has_sample=sample is not None, without_config=defaults
+    )
     parser.add_argument(
         "--dry-run", action="store_true", help="print what the run needs, measured in ten updates; keep --out as it is"
     )

@@ -9,10 +9,11 @@ import errno
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from treeproc.common.errors import (
@@ -167,22 +168,26 @@ def build_arg_parser(
     remote_out: bool = False,
     reads_run: bool = False,
     has_sample: bool = False,
+    continues: bool = True,
+    without_config: Mapping[str, Any] = MappingProxyType({}),
 ) -> ArgumentParser:
     """Build the command line that every workflow shares: --config, --out, --sample and overrides.
 
     `find_config` gives the file that a value of --config names. With `remote_out`, --out may be in an object store. With
-    `reads_run`, --out is the run that the command reads. `has_sample` shows --sample in the help.
+    `reads_run`, --out is the run that the command reads. `has_sample` shows --sample in the help. `continues` says whether the
+    same command continues in --out, or makes its results again. The help shows the settings that hold `without_config`.
     """
     parser = ArgumentParser(
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="settings (in the --config file, or as key=value):\n" + describe_fields(settings),
+        epilog="settings (in the --config file, or as key=value):\n" + describe_fields(settings, without_config),
     )
     config_help = "settings of the command: a file, or the name of a shipped configuration (workflows/configs)"
     parser.add_argument("--config", type=find_config, metavar="FILE.yaml", help=config_help)
     parser.settings, parser.reads_out = settings, reads_run
     out_path = any_path if remote_out else local_path
-    metavar, out_help = "DIR", "folder for the results; the same command continues there"
+    again = "continues there" if continues else "makes them again"
+    metavar, out_help = "DIR", f"folder for the results; the same command {again}"
     if reads_run:
         metavar, out_help = "RUN", "folder of a training run"
     parser.add_argument("--out", type=out_path, metavar=metavar, help=out_help)

@@ -8,7 +8,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
-from functools import partial
+from functools import partial, reduce
 from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin
@@ -260,13 +260,19 @@ def list_settings(cls: type[Settings], prefix: str = "") -> Iterator[SettingFact
             yield from list_settings(get_args(inner)[1], f"{prefix}{name}.NAME.")
 
 
-def describe_fields(cls: type[Settings]) -> str:
-    """Return one line for each setting, for `--help`, and one before the settings of a section that has a description."""
+def describe_fields(cls: type[Settings], without_config: Mapping[str, Any]) -> str:
+    """Return one line for each setting, for `--help`, and one before the settings of a section that has a description.
+
+    `without_config` has other defaults of a command, nested as the settings are, which hold only without a configuration.
+    """
     lines, sections = [], dict(_described_sections(cls))
     for name, _, default, description in list_settings(cls):
         for section in [section for section in sections if name.startswith(f"{section}.")]:
             lines.append(f"  {section}: {sections.pop(section)}")
-        lines.append(f"  {name}: {description} ({'required' if default is REQUIRED else f'default {describe_default(default)}'})")
+        said = "required" if default is REQUIRED else f"default {describe_default(default)}"
+        own = reduce(lambda values, key: values.get(key, {}), name.split("."), without_config)
+        said += f"; without --config, {describe_default(own)}" if own else ""
+        lines.append(f"  {name}: {description} ({said})")
     return "\n".join(lines)
 
 
