@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from treeproc.common.errors import UserError, one_line
 from treeproc.parsers.config import PARSED, PARTLY, Given, ParsedLine, ParserConfig, fallback, flat_arcs
 from treeproc.shards.schema import UNANALYSED
-from treeproc.trees.spans import SpanTree, flat_tree, keep_leaves, write_brackets
+from treeproc.trees.spans import EMPTY_TAG, SpanTree, flat_tree, keep_leaves, write_brackets
 
 _NEGATED = {"ain", "aren", "can", "couldn", "daren", "didn", "doesn", "don", "hadn", "hasn", "haven", "isn", "mayn", "mightn"}
 _NEGATED |= {"mustn", "needn", "oughtn", "shan", "shouldn", "wasn", "weren", "won", "wouldn"}
@@ -285,7 +285,7 @@ def _tag(sentence: Sentence, leaf: _Leaf) -> str:
     if not sentence.tags:
         return UNANALYSED
     upos, xpos = sentence.tags[leaf.words[0]]
-    return xpos or upos
+    return upos or UNANALYSED if xpos == EMPTY_TAG else xpos or upos  # readers of brackets drop words with that tag
 
 
 def _arcs(sentence: Sentence, leaves: Sequence[_Leaf], own: Sequence[int], first: int) -> dict[str, list]:

@@ -118,7 +118,9 @@ def read_sentences(lines: Iterator[str], name: str) -> Iterator[dict]:
 
 
 def _row(leaves: Leaves) -> dict:
-    tags = [xpos or upos or UNANALYSED for xpos, upos in zip(leaves.xpos, leaves.upos, strict=True)]
+    # Readers of brackets drop words with the tag of empty elements.
+    specific = ["" if xpos == EMPTY_TAG else xpos for xpos in leaves.xpos]
+    tags = [xpos or upos or UNANALYSED for xpos, upos in zip(specific, leaves.upos, strict=True)]
     return {
         "source": leaves.text,
         "words": {"text": leaves.words, "start_char": leaves.starts, "end_char": leaves.ends},

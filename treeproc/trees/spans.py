@@ -117,10 +117,7 @@ def read_brackets(text: str) -> tuple[list[str], list[str], SpanTree]:
 
 
 def write_brackets(tree: SpanTree, words: Sequence[str], tags: Sequence[str]) -> str:
-    """Write a tree with one root in Penn Treebank brackets; the inverse of `read_brackets`.
-
-    All words are words: one with the tag of empty elements, which readers drop, gets the tag X.
-    """
+    """Write a tree with one root in Penn Treebank brackets; the inverse of `read_brackets`."""
     out: list[str] = []
     open_ends: list[int] = []
     node = 0
@@ -129,7 +126,7 @@ def write_brackets(tree: SpanTree, words: Sequence[str], tags: Sequence[str]) ->
             out.append(f" ({tree.labels[node]}")
             open_ends.append(tree.ends[node])
             node += 1
-        out.append(f" ({UNANALYSED if tag == EMPTY_TAG else _escape(tag)} {_escape(word)})")
+        out.append(f" ({_escape(tag)} {_escape(word)})")
         while open_ends and open_ends[-1] == i + 1:
             open_ends.pop()
             out.append(")")
