@@ -32,7 +32,7 @@ from treenet.data.frozen_states import (
 )
 from treenet.layers.backend import choose_device
 from treenet.models.pretrained import FACTS as PRETRAINED
-from treenet.models.pretrained import PretrainedLeaves, hash_encoder, load_pretrained, pretrained_facts
+from treenet.models.pretrained import PretrainedLeaves, hash_encoder, load_pretrained, pretrained_facts, try_encoder
 from treenet.runs.checkpoint import stored_weights
 from treenet.structure.base import Ragged
 from treeproc.common.errors import UserError
@@ -88,6 +88,7 @@ def _load(data: AnyPath, encoder: Path) -> tuple[PretrainedLeaves, str]:
     facts = pretrained_facts(config, data, read_index(data / "encoded"))[PRETRAINED]
     leaves = PretrainedLeaves(facts, config.d_model)
     load_pretrained(leaves, encoder)
+    try_encoder(leaves, encoder)
     leaves.pretrained.requires_grad_(False)
     return leaves.eval(), hash_encoder(facts["config"], stored_weights(leaves.pretrained))
 

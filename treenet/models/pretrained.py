@@ -265,6 +265,10 @@ def load_pretrained(leaves: PretrainedLeaves, folder: Path) -> None:
     if broken := sorted(name for name in wanted if not found[name].isfinite().all()):
         raise UserError(f"model.pretrained.folder: {folder} has weights that are not finite: {broken[0]}; copy it again")
     leaves.pretrained.load_state_dict({name: found[name] for name in wanted})
+
+
+def try_encoder(leaves: PretrainedLeaves, folder: Path) -> None:
+    """Raise UserError if an encoder that was loaded from a folder gives no state for each piece, whatever its neighbours."""
     if reason := _what_fails(leaves):
         kind = leaves.pretrained.config.model_type
         raise UserError(

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from treenet.config import TrainConfig, flatten
-from treenet.models.pretrained import ENCODER, hash_encoder, load_pretrained
+from treenet.models.pretrained import ENCODER, hash_encoder, load_pretrained, try_encoder
 from treenet.models.pretrained import FACTS as PRETRAINED
 from treenet.runs.checkpoint import (
     AVERAGED,
@@ -175,6 +175,8 @@ def _pretrained_weights(config: TrainConfig, sizes: Mapping) -> dict[str, Tensor
     if (folder := config.model.pretrained.folder) is not None:
         with phase("loading the pretrained encoder"):
             load_pretrained(model.encoder.embedding, folder)
+            if config.frozen_states is None:  # else the command that made them has tried it
+                try_encoder(model.encoder.embedding, folder)
     return stored_weights(model)
 
 
