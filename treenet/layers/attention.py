@@ -160,12 +160,16 @@ class BeamLayout:
 
     def pad(self, x: Tensor) -> Tensor:
         """Map [R, 1, D] -> [A, M, D], padded with 0 where a sentence has fewer than M hypotheses."""
+        if self.slot is None and self.beam_width == 1:
+            return x
         if self.slot is not None:
             x = x.new_zeros(self.num_slots, *x.shape[1:]).index_copy(0, self.slot, x)
         return x.reshape(-1, self.beam_width, x.shape[2])
 
     def unpad(self, x: Tensor) -> Tensor:
         """Map [A, M, D] -> [R, 1, D], without the padding."""
+        if self.slot is None and self.beam_width == 1:
+            return x
         x = x.flatten(0, 1)[:, None]
         return x if self.slot is None else x.index_select(0, self.slot)
 
@@ -259,9 +263,12 @@ class CausalSelfAttention(_Attention):
 
         With a `StaticPast`, x [B, M, D] is the next position of M hypotheses per sentence.
         """
-        queries, keys, values = map(self.split_heads, self.queries_keys_values(x).chunk(3, dim=2))
+        projected = self.queries_keys_values(x)
         if past is None:
+            queries, keys, values = map(self.split_heads, projected.chunk(3, dim=2))
             return self.attend(queries, keys, values, causal=True), (keys, values)
+        # Fewer operations, but a slower gradient.
+        queries, keys, values = split_heads(projected, 3 * self.num_heads).chunk(3, dim=1)
         stored = past.write(keys, values)
         return self.attend(queries, *stored, past.attend_bias), stored
 

@@ -57,18 +57,18 @@ class SinusoidalPositions(nn.Module):
 
     def forward(self, x: Tensor, first: int = 0) -> Tensor:
         """Add positions first, first + 1, ... to x [B, T, D] -> [B, T, D]."""
-        return x + self.rows(first + x.shape[1])[first:]
+        return x + self.rows(first + x.shape[1], first)
 
     def at(self, x: Tensor, position: Tensor) -> Tensor:
         """Add the one `position` [1] to all of x [B, M, D]. It must be in the table: call `rows` first."""
         return x + self.table.index_select(0, position)
 
-    def rows(self, length: int) -> Tensor:
-        """Return positions 0 to length - 1: [length, D]."""
+    def rows(self, length: int, first: int = 0) -> Tensor:
+        """Return positions `first` to length - 1: [length - first, D]."""
         if length > len(self.table):
             with torch.inference_mode(False):  # a table of a search may be trained with later
                 self.table = compute_sinusoids(2 * length, self.table.shape[1]).to(self.table)
-        return self.table[:length]
+        return self.table[first:length]
 
 
 class StructuralPositions(nn.Module):
@@ -115,7 +115,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, num_leaves: int | None = None) -> Tensor:
         """Map [B, S, D] -> [B, S, D]. With `num_leaves`, positions from there on are nodes."""
-        return self.outer(self.dropout(F.relu(self.inner(x)), num_leaves))
+        return self.outer(self.dropout(self.inner(x).relu_(), num_leaves))
 
 
 class _Layer(nn.Module):
@@ -134,7 +134,7 @@ class _Layer(nn.Module):
 
     def leave(self, norm: nn.LayerNorm, x: Tensor, result: Tensor, num_leaves: int | None = None) -> Tensor:
         """Add the result of the sub-layer of this norm to x, both [B, S, D] -> [B, S, D]."""
-        x = x + self.dropout(result, num_leaves)
+        x = x + (self.dropout(result, num_leaves) if self.training else result)
         return x if self.pre_norm else norm(x)
 
     def end(self, before: Tensor, x: Tensor) -> Tensor:

@@ -12,7 +12,6 @@ trees of a call, T queries of a call.
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +24,6 @@ from treenet.layers.backend import (
     flash_attention,
     flash_attention_backward,
     has_flash_attention,
-    without_autocast,
 )
 from treenet.structure import TreeStructure
 from treenet.structure.attention_maps import Blocks, OneCall, TwoCalls, Windows
@@ -36,7 +34,7 @@ Place = Tensor | Range | list[Range]  # flat positions, a range, or ranges side 
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """Map [B, S, D] -> [B, H, S, K]."""
-    return x.unflatten(2, (num_heads, -1)).transpose(1, 2)
+    return torch.unflatten(x, 2, (num_heads, -1)).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -230,17 +228,17 @@ def attend(
     A `prior` [B, T, S] multiplies the weights of every head, which are not normalised again. On CPUs all runs in float32 at
     least, autocast or not, as `fused_attention` does.
     """
-    given, on_cpu = queries.dtype, queries.device.type == "cpu"
-    if on_cpu:
-        queries, keys, values = map(widen, (queries, keys, values))
+    if queries.device.type == "cpu" and (queries.dtype.itemsize < 4 or torch.is_autocast_enabled("cpu")):
+        with torch.autocast("cpu", enabled=False):
+            wide = map(widen, (queries, keys, values))
+            return attend(*wide, attend_mask, dropout_p, causal, prior).to(queries.dtype)
     if attend_mask is not None and attend_mask.is_floating_point():
         attend_mask = attend_mask.to(queries.dtype)
-    with without_autocast(queries.device) if on_cpu else nullcontext():
-        if prior is None:
-            attended = F.scaled_dot_product_attention(queries, keys, values, attend_mask, dropout_p=dropout_p, is_causal=causal)
-        else:
-            attended = _attend_with_prior(queries, keys, values, attend_mask, dropout_p, prior)
-    return attended.to(given)
+    if prior is None:
+        attended = F.scaled_dot_product_attention(queries, keys, values, attend_mask, dropout_p=dropout_p, is_causal=causal)
+    else:
+        attended = _attend_with_prior(queries, keys, values, attend_mask, dropout_p, prior)
+    return attended.to(queries.dtype)
 
 
 def attention_weights(queries: Tensor, keys: Tensor, attend_mask: Tensor | None) -> Tensor:

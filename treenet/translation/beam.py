@@ -94,7 +94,7 @@ class Beam:
         self.finished = Finished(count, width, lengths.longest + 1, device)
         self._whole = steps is not Steps.LIVE
         # [R] flat places of the decoded hypotheses; None for the whole grid.
-        self._places = None if steps.is_static else self._numbers[:, 0]
+        self._places = None if steps.is_static else self._numbers[:, 0].contiguous()
 
     @property
     def tokens(self) -> Tensor:
@@ -145,7 +145,7 @@ class Beam:
         """Return whether no hypothesis is live after this number of steps. If the whole grid is decoded, it may be late."""
         if self._whole:
             return num_steps % END_TEST_EVERY == 0 and bool(self.log_prob.isneginf().all())
-        return not len(self.tokens)
+        return self._places is not None and not len(self._places)
 
     def found(self) -> list[list[Hypothesis]]:
         """Return the best hypotheses of every sentence, best first."""
@@ -160,9 +160,13 @@ class Beam:
         width = self.log_prob.shape[1]
         values, candidates = proposals[0] if len(proposals) == 1 else map(torch.cat, zip(*proposals, strict=True))
         extended = self.log_prob[:, :, None] + self._in_grid(values)
-        extended.masked_fill_(self.log_prob.isneginf()[:, :, None], -torch.inf)
-        best, index = extended.flatten(1).sort(dim=1, descending=True, stable=True)
-        found = best, self._in_grid(candidates).flatten(1).gather(1, index), index // values.shape[1]
+        if self._places is None:
+            extended.masked_fill_(self.log_prob.isneginf()[:, :, None], -torch.inf)
+        best, candidates = extended.flatten(1), self._in_grid(candidates).flatten(1)
+        if best.shape[1] == 1:  # greedy search
+            return best, candidates, torch.zeros_like(candidates)
+        best, index = best.sort(dim=1, descending=True, stable=True)
+        found = best, candidates.gather(1, index), index // values.shape[1]
         if self._required:
             found = self._required.allocate(*found, self._past())
         best, chosen, origin = (x[:, :width] for x in found)
@@ -171,32 +175,39 @@ class Beam:
     def _find_place(self, best: Tensor) -> Tensor:
         """Return which extensions [B, K] find a place beside the finished hypotheses."""
         ranks = torch.arange(best.shape[1], device=best.device)
-        return (ranks < (best.shape[1] - self.finished.count)[:, None]) & best.isfinite()
+        return (ranks < (best.shape[1] - self.finished.count)[:, None]) & (best > -torch.inf)
 
     def _follow(self, best: Tensor, chosen: Tensor, origin: Tensor, kept: Tensor, log_prob: Tensor) -> Tensor:
         """Go on to the extensions that are `kept`. Those that end are finished with `log_prob`. Returns rows as `choose`."""
-        step = self.step
-        prefixes = self._pieces.gather(1, origin[:, :, None].expand(-1, -1, self._pieces.shape[2]))
+        step, width = self.step, best.shape[1]
+        prefixes = self._pieces
+        if width > 1:
+            prefixes = prefixes.gather(1, origin[:, :, None].expand(-1, -1, prefixes.shape[2]))
         ends = kept & (chosen == EOS_ID)
-        self.finished.add(ends, prefixes, step, log_prob, self._lengths.penalties[step])
-        live = best.masked_fill(~kept | ends, -torch.inf)
-        live = live.masked_fill(self._decided(live)[:, None], -torch.inf)
+        self.finished.add(ends, prefixes, step, log_prob, self._lengths.penalties)
+        live = best.masked_fill(kept == ends, -torch.inf)
+        if self._num_best < width:  # else a sentence is decided when all its places are finished
+            live = live.masked_fill(self._decided(live)[:, None], -torch.inf)
         if self._required:
             self._required.follow(chosen, origin, self._past())
         self.log_prob.copy_(live)
         self._last.copy_(chosen)
-        self._pieces.copy_(torch.where(self._places_of_pieces == step, chosen[:, :, None], prefixes))
+        if isinstance(step, int):
+            prefixes[:, :, step] = chosen
+            self._pieces = prefixes
+        else:
+            self._pieces.copy_(torch.where(self._places_of_pieces == step, chosen[:, :, None], prefixes))
         self.step += 1
 
-        rows = self._numbers
-        if self._places is not None:
-            rows = self._in_grid(torch.arange(len(self._places), device=rows.device)[:, None])[..., 0]
-        rows = rows.gather(1, origin).flatten()
+        extended = (self._numbers[:, :1] + origin).flatten()  # their flat places
         if self._whole:
+            rows = extended if self._places is None else extended // width  # at first, a sentence has one row
             self._places = None
             return rows
-        self._places = self.log_prob.isfinite().flatten().nonzero()[:, 0]
-        return rows.index_select(0, self._places)
+        going = (live > -torch.inf).flatten().nonzero().flatten()
+        rows = torch.searchsorted(self._places, extended.index_select(0, going))
+        self._places = going
+        return rows
 
     def _decided(self, live: Tensor) -> Tensor:
         """Return [B]: whether no live hypothesis, of log-probabilities `live` [B, K], can enter the n-best list of its sentence.

@@ -12,12 +12,13 @@ from itertools import islice
 from typing import Protocol, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from treenet.config import DecodingConfig
 from treenet.data.batch import TreeBatch
 from treeproc.common.errors import UserError
-from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from treeproc.shards.schema import EOS_ID, PAD_ID
 
 # What a chooser takes of log-probabilities: values and pieces, each [R, F], or all of them [R, V].
 Proposals = tuple[Tensor, Tensor] | Tensor
@@ -55,8 +56,7 @@ def best_pieces(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
         return best_by_key(log_probs, count)
     most = min(count + 1, log_probs.shape[1])  # one value more shows whether the cut divides equal values
     values, pieces = _largest(log_probs, most)
-    equal = values[:, 1:] == values[:, :-1]
-    if equal.any():
+    if not values.diff(dim=1).all():
         pieces = _in_order(log_probs, values, pieces, count)
         values = log_probs.gather(1, pieces)
     return values[:, :count], pieces[:, :count]
@@ -76,6 +76,7 @@ def _in_order(log_probs: Tensor, values: Tensor, pieces: Tensor, count: int) -> 
 
 
 _BLOCK = 64  # columns
+_FEW = 2**16  # values, of which `topk` alone finds the largest sooner
 
 
 def _largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -86,17 +87,16 @@ def _largest(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """
     rows, columns = x.shape
     blocks = columns // _BLOCK
-    if blocks < 4 * count:
+    if blocks < 4 * count or x.numel() < _FEW:
         return x.topk(count, dim=1)
-    in_blocks = x[:, : blocks * _BLOCK].unflatten(1, (blocks, _BLOCK))
+    in_blocks = x.unfold(1, _BLOCK, _BLOCK)
     best = in_blocks.amax(2).topk(count, dim=1, sorted=False).indices
     candidates = in_blocks[torch.arange(rows)[:, None], best].flatten(1)
-    first = best * _BLOCK
     if rest := columns - blocks * _BLOCK:
         candidates = torch.cat([candidates, x[:, -rest:]], dim=1)
-        first = torch.cat([first, first.new_full((rows, 1), blocks * _BLOCK)], dim=1)
+        best = F.pad(best, (0, 1), value=blocks)
     values, places = candidates.topk(count, dim=1)
-    return values, first.gather(1, places // _BLOCK) + places % _BLOCK
+    return values, best.gather(1, places // _BLOCK) * _BLOCK + places % _BLOCK
 
 
 def best_by_key(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -160,8 +160,8 @@ class Finished:
         """Return the scores [B, K], -inf where there is no hypothesis yet."""
         return self._score[:, :-1]
 
-    def add(self, ends: Tensor, pieces: Tensor, length: int | Tensor, log_prob: Tensor, penalty: Tensor) -> None:
-        """Keep the first `length` of `pieces` [B, K, T] where `ends` [B, K] is True.
+    def add(self, ends: Tensor, pieces: Tensor, length: int | Tensor, log_prob: Tensor, penalties: Tensor) -> None:
+        """Keep the first `length` of `pieces` [B, K, T] where `ends` [B, K] is True, with scores by `penalties` of lengths.
 
         In a captured step, the length is a tensor [1]. Other steps in which no hypothesis ends are skipped on CPUs.
         """
@@ -171,7 +171,7 @@ class Finished:
         self._pieces.scatter_(1, place[:, :, None].expand(-1, -1, pieces.shape[2]), pieces)
         self._length.scatter_(1, place, length if isinstance(length, int) else length.expand(place.shape))
         self._log_prob.scatter_(1, place, log_prob)
-        self._score.scatter_(1, place, log_prob / penalty)
+        self._score.scatter_(1, place, log_prob / penalties[length])
         self._score[:, -1].fill_(-torch.inf)
         self.count += ends.sum(1)
 
@@ -193,7 +193,7 @@ def sort_hypotheses(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
 
 
 # Search never produces these: UNK has no text. Their probability stays in the normalisation.
-NEVER_PRODUCED = (PAD_ID, UNK_ID, BOS_ID)
+NEVER_PRODUCED = slice(PAD_ID, EOS_ID)
 
 
 class Hypotheses(Protocol):
@@ -249,8 +249,7 @@ class Lengths:
 
     def apply(self, log_probs: Tensor, hypotheses: Hypotheses) -> None:
         step = hypotheses.step
-        for piece in NEVER_PRODUCED:
-            log_probs[:, piece].fill_(-torch.inf)
+        log_probs[:, NEVER_PRODUCED].fill_(-torch.inf)
         on_host = isinstance(step, int)
         if on_host and self._min_length <= step < self.shortest:
             return
