@@ -34,7 +34,8 @@ from treenet.evaluation.evaluate import evaluate_run
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS, ABOUT_WEIGHTS_OF_SEEDS
 from treenet.experiments.ledger import DONE, Entry, Ledger
-from treenet.experiments.records import Recording
+from treenet.experiments.recorded_study import report_records
+from treenet.experiments.records import Recording, read_records
 from treenet.experiments.scaling_report import FORM, LABELS, read_result
 from treenet.experiments.seeds import MEASURES, SeedsConfig
 from treenet.experiments.seeds_report import FORM as SEEDS_FORM
@@ -492,6 +493,48 @@ def test_bad_input_is_one_line_and_writes_nothing(folder, tmp_path, monkeypatch)
     assert not (tmp_path / "out").exists() and (tmp_path / "file").read_text() == ""
 
 
+RECORDS = Path(__file__).resolve().parent.parent / "docs" / "results" / "runs"
+
+
+@pytest.mark.parametrize(
+    ("study", "place", "value"),
+    [
+        ("control_a/arcs", "scores.test.bleu", None), ("control_a/arcs", "scores.test.bleu_signature", 5),
+        ("control_a/arcs", "scores.test.bleu_signature", "nrefs:" + 30 * "9"), ("agreement_pretrained", "facts", {}),
+        ("agreement_pretrained", "scores.test.accuracy", float("nan")), ("agreement_pretrained", "scores.test.accuracy", "x"),
+    ],
+)  # fmt: skip
+def test_damaged_records_are_one_line(tmp_path, study, place, value):
+    path = sorted((RECORDS / study).glob("*.json"))[0]
+    record = json.loads(path.read_text())
+    *parents, last = place.split(".")
+    inner = record
+    for name in parents:
+        inner = inner[name]
+    inner[last] = value
+    (tmp_path / path.name).write_text(json.dumps(record))
+    with pytest.raises(UserError, match="damaged|number of references"):
+        read_report_inputs([str(tmp_path)], "test")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("points", 5), ("points", [5]), ("metric", "x"), ("cells", [5]), ("baseline", None), ("points.0.pairs", float("nan")),
+     ("points.0.bleu", None), ("points.0.fraction", "x")],
+)  # fmt: skip
+def test_a_damaged_study_is_one_line(tmp_path, key, value):
+    report = report_records(list(read_records(RECORDS / "control_a" / "arcs").values())[:2])
+    *parents, last = [int(part) if part.isdigit() else part for part in key.split(".")]
+    inner = report
+    for name in parents:
+        inner = inner[name]
+    inner[last] = value
+    (tmp_path / "ledger.json").write_text('{"cells": {}}')
+    (tmp_path / "scaling.json").write_text(json.dumps(report))
+    with pytest.raises(UserError, match="scaling.json is damaged: "):
+        read_report_inputs([str(tmp_path)], "test")
+
+
 HUGE = ("1e308", "-1e308", "1" + 400 * "0")
 
 
@@ -512,8 +555,16 @@ def test_numbers_whose_sums_overflow_are_one_line(folder, tmp_path, file, key, v
     else:
         place.mkdir()
         (place / "ledger.json").write_text('{"cells": {}}')
-        row = {"model": "m", "system": "m", "seeds": [1], "parameters": 1, "seconds": 1.0, "bleu": {"mean": 1.0}}
-        content = {"task": "classification", "baseline": "m", "tests": "", "cells": [], key.partition(".")[0]: [row]}
+        row = {"model": "m", "system": "m", "seeds": [1], "parameters": 1, "seconds": 1.0, "fraction": 1.0, "pairs": 9.0}
+        row |= {metric: {"mean": 1.0, "values": [1.0]} for metric in ("bleu", "chrf")}
+        content = {
+            "split": "test",
+            "task": "classification",
+            "baseline": "m",
+            "tests": "",
+            "cells": [],
+            key.partition(".")[0]: [row],
+        }
         if file == "comparison.json":
             (place / "config.yaml").write_text("task: classification\ndata: d\nmodel: {name: bilstm}\n")
     *parents, last = [int(part) if part.isdigit() else part for part in key.split(".")]

@@ -56,7 +56,7 @@ def study_grid(records: Sequence[Record], baseline: str | None = None, main: str
         raise UserError(f"the record of {first['cell']} is damaged: it must have the scores of one split; restore it")
     ((split, scores),) = first["scores"].items()
     metric = next((name for name in OF_STUDIES if first["sentences"].keys() >= set(statistics_of(name))), MAIN)
-    references = re.match(r"nrefs:(\d+)", str(scores.get(f"{metric}_signature")))
+    references = re.match(r"nrefs:(\d{1,3})\b", str(scores.get(f"{metric}_signature")))
     base = _first((baseline, usual.baseline), names)
     return GridConfig(
         fractions=tuple(sorted({float(record["labels"]["fraction"]) for record in records})),

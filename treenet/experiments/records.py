@@ -22,7 +22,8 @@ from treenet.experiments.ledger import DONE, Cell, Entry, Ledger, changed_settin
 from treenet.runs.checkpoint import META
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.run_folder import RunFacts, read_facts
-from treeproc.common.files import TEMPORARY_PREFIX, atomic_write, read_json
+from treenet.runs.run_results import ScoredEntry
+from treeproc.common.files import TEMPORARY_PREFIX, atomic_write, check_form, read_json
 from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -170,6 +171,9 @@ def _read_record(path: AnyPath) -> Record:
     record = read_json(path, hint, Record)
     if record["version"] > VERSION or f"{record['cell']}.json" != path.name:
         raise UserError(f"{path} is of a later version, or of another cell ({record['cell']!r}); {hint}")
+    check_form(record["scores"], dict[str, ScoredEntry], path, hint)  # type: ignore[valid-type]
+    if "parameters" not in record["facts"]:
+        raise UserError(f"{path} is damaged: facts has no parameters; {hint}")
     return record
 
 

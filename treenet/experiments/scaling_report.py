@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal, NotRequired
 
 import numpy as np
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
@@ -67,8 +67,8 @@ from treenet.loggers.feed import log_scores
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
 from treenet.runs.result_provenance import recorded_origin
-from treenet.runs.run_results import read_nll, read_scores, read_system
-from treenet.tasks.translation_metrics import COMPARED, MAIN, METRICS, SCORE_TYPES, SECOND, tokenizer_of
+from treenet.runs.run_results import Finite, read_nll, read_scores, read_system
+from treenet.tasks.translation_metrics import COMPARED, MAIN, METRICS, OF_STUDIES, SCORE_TYPES, SECOND, tokenizer_of
 from treeproc.common import folder_kinds
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -114,6 +114,32 @@ EXPLAIN_FAMILIES = (
     "p, Holm: corrected over the two primary comparisons, {primary} - {baseline} at the largest share and its slope, and over "
     "the other models, each - {primary}, at that share. Everything else is exploratory, not corrected and without a star."
 )
+
+
+class _Summary(TypedDict):
+    mean: float
+    values: list[float]
+
+
+class _Point(TypedDict):
+    """The fields of a point that every scaling.json has."""
+
+    fraction: Finite
+    model: str
+    pairs: Finite
+    seeds: list[int]
+    bleu: _Summary
+    chrf: _Summary
+
+
+class ScalingReport(TypedDict):
+    """The fields of scaling.json that a report reads. Earlier versions have no metric and no cells."""
+
+    split: str
+    metric: NotRequired[Literal[OF_STUDIES]]  # type: ignore[valid-type]
+    baseline: str
+    cells: NotRequired[list[dict]]
+    points: list[_Point]
 
 
 _Scores = TypedDict("_Scores", {**SCORE_TYPES, "more_references_fingerprint": str}, total=False)  # type: ignore[misc]

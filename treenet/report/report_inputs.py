@@ -12,6 +12,7 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 from treenet.experiments.ledger import LEDGER, last_step
 from treenet.experiments.recorded_study import FORMS, form_of, report_records, systems_of
 from treenet.experiments.records import read_records
+from treenet.experiments.scaling_report import ScalingReport
 from treenet.experiments.seeds_report import SeedsReport
 from treenet.experiments.study import StudyForm
 from treenet.probing.probe_results import read_probes
@@ -150,7 +151,7 @@ def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = 
 
 def _read_study(name: str, given: str, folder: Path, form: StudyForm) -> ReportStudy:
     """Read the file of a study's results. Without a row in its table, there are no results yet."""
-    path, check = folder / form.report, SeedsReport if form.kind is SEEDS else None
+    path, check = folder / form.report, SeedsReport if form.kind is SEEDS else ScalingReport
     report = read_json(path, "its own command makes it again", check) if path.is_file() else None
     _check_numbers(report, path)
     if report is None or not report[form.rows]:

@@ -9,8 +9,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NotRequired
+from typing import Annotated, NotRequired
 
+from pydantic import Field
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.runs.result_provenance import ResultStatus, RunState
@@ -45,6 +46,9 @@ class _ReferenceNll(TypedDict):
     sha256: str
 
 
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
 class _Entry(TypedDict, total=False):
     """The types of the fields that readers use. Each kind of result has some of them."""
 
@@ -54,8 +58,11 @@ class _Entry(TypedDict, total=False):
     num_examples: int
     nll: float
     reference_nll: _ReferenceNll
-    accuracy: float
-    binary_accuracy: float
+    accuracy: Finite
+    binary_accuracy: Finite
+    pearson: Finite
+    spearman: Finite
+    mse: Finite
     sentence_f1: float
     buckets: dict[str, list[_Bucket]]
     data: dict[str, str | None] | str | None
@@ -68,7 +75,7 @@ class _Entry(TypedDict, total=False):
     decoding: dict | None
 
 
-_ScoredEntry = TypedDict("_ScoredEntry", {**_Entry.__annotations__, **SCORE_TYPES}, total=False)  # type: ignore[misc]
+ScoredEntry = TypedDict("ScoredEntry", {**_Entry.__annotations__, **SCORE_TYPES}, total=False)  # type: ignore[misc]
 
 
 def read_scores(folder: AnyPath) -> dict[str, dict]:
@@ -77,7 +84,7 @@ def read_scores(folder: AnyPath) -> dict[str, dict]:
 
 
 def _read(path: AnyPath) -> dict[str, dict]:
-    form = dict[str, _ScoredEntry]  # type: ignore[valid-type]
+    form = dict[str, ScoredEntry]  # type: ignore[valid-type]
     return read_json(path, "remove it and run the same command again", form) if path.exists() else {}
 
 
