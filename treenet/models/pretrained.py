@@ -268,7 +268,7 @@ def load_pretrained(leaves: PretrainedLeaves, folder: Path) -> None:
 
 
 def try_encoder(leaves: PretrainedLeaves, folder: Path) -> None:
-    """Raise UserError if an encoder that was loaded from a folder gives no state for each piece, or one that depends on padding."""
+    """Raise UserError if an encoder, loaded from a folder, gives no state for each piece, or one that depends on padding."""
     if reason := _what_fails(leaves):
         kind = leaves.pretrained.config.model_type
         raise UserError(
