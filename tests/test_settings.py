@@ -126,8 +126,8 @@ def test_help_has_every_field():
 
 def test_help_has_the_defaults_without_a_configuration_and_what_a_second_command_does():
     text = build_arg_parser("What it does.", Outer, without_config={"steps": 7, "inner": {"rate": 0.2}}).format_help()
-    assert "steps: a number (default 5; without --config, 7)" in text
-    assert "inner.rate: a rate (default 0.1; without --config, 0.2)" in text
+    assert "steps: a number (default 5; without a configuration, 7)" in text
+    assert "inner.rate: a rate (default 0.1; without a configuration, 0.2)" in text
     for continues, words in ((True, "the same command continues there"), (False, "the same command makes them again")):
         text = build_arg_parser("What it does.", Outer, continues=continues).format_help()
         assert words in " ".join(text.split())

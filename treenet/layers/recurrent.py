@@ -13,7 +13,7 @@ candidate g (H each).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -42,11 +42,22 @@ def build_lstm(width: int, size: int, num_layers: int) -> Layers:
     return nn.ModuleList([nn.LSTM(width, size, batch_first=True) for _ in range(num_layers)])
 
 
+def run_layer(layer: nn.LSTM, *inputs: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Return `layer(*inputs)`. Where oneDNN has no LSTM in bf16, on processors without AVX-512, PyTorch computes it itself."""
+    try:
+        return layer(*inputs)
+    except RuntimeError:
+        if layer.weight_ih_l0.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+            raise
+        with torch.backends.mkldnn.flags(enabled=False):
+            return layer(*inputs)
+
+
 def run_lstm(x: Tensor, layers: Layers, dropout: Dropout, *, with_cells: bool = False) -> tuple[Tensor, Tensor | None]:
     """Run the forward direction, as `run_bilstm` does. Padding comes last, so no real position reads it."""
     for layer in layers:
         before = x if layer is layers[0] else dropout(x)
-        x = layer(before)[0]
+        x = run_layer(layer, before)[0]
     return x, lstm_cells(layer, before, x) if with_cells else None
 
 
@@ -63,7 +74,7 @@ def run_bilstm(
         if ahead_layer is not forward[0]:
             x = dropout(x)
         back_x = _turn(x, turned)
-        ahead, back = ahead_layer(x)[0], back_layer(back_x)[0]
+        ahead, back = run_layer(ahead_layer, x)[0], run_layer(back_layer, back_x)[0]
         if with_cells and ahead_layer is forward[-1]:
             cells = lstm_cells(ahead_layer, x, ahead), _turn(lstm_cells(back_layer, back_x, back), turned)
         x = torch.cat([ahead, _turn(back, turned)], dim=2)

@@ -271,7 +271,7 @@ def describe_fields(cls: type[Settings], without_config: Mapping[str, Any]) -> s
             lines.append(f"  {section}: {sections.pop(section)}")
         said = "required" if default is REQUIRED else f"default {describe_default(default)}"
         own = reduce(lambda values, key: values.get(key, {}), name.split("."), without_config)
-        said += f"; without --config, {describe_default(own)}" if own else ""
+        said += f"; without a configuration, {describe_default(own)}" if own else ""
         lines.append(f"  {name}: {description} ({said})")
     return "\n".join(lines)
 

@@ -13,6 +13,7 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.layers.attention import BeamLayout, CrossAttention, KeysValues, padding_to_attend_mask
 from treenet.layers.core import Dropout, build_linear
+from treenet.layers.recurrent import run_layer
 from treenet.models.decoders.transformer import Decoder, DecoderState
 from treenet.models.encoders.base import LSTMEncoder, LSTMState, Memory, PieceEmbedding
 
@@ -98,7 +99,7 @@ class RecurrentDecoder(Decoder):
         x = self.dropout(self.embedding(tokens))
         states = []
         for layer, start in zip(self.layers, past, strict=True):
-            x, (hidden, cell) = layer(x, tuple(part[None].contiguous() for part in start))
+            x, (hidden, cell) = run_layer(layer, x, tuple(part[None].contiguous() for part in start))
             states.append((hidden[0], cell[0]))
             x = self.dropout(x)
         for keys_values in memory:
