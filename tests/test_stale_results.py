@@ -277,6 +277,18 @@ def test_commands_that_add_results_at_a_time_keep_each_others(runs, monkeypatch)
     assert read_scores(folder).keys() == {*before, "own", *names}
 
 
+def test_a_result_that_replaces_one_of_other_data_or_settings_is_told(tmp_path, capsys):
+    """`data=a/news` and `data=b/news` are both the result `test.news`."""
+    path, entry = tmp_path / "scores.json", {"asked": {"data": "a/news"}, "data": {"fingerprint": "one"}, "bleu": 1.0}
+    for one in (entry, entry | {"bleu": 2.0}):  # the same command once more
+        add_entry(path, "test.news", one)
+    assert not capsys.readouterr().err
+    add_entry(path, "test.news", {"asked": {"data": "b/news"}, "data": {"fingerprint": "two"}})
+    changed = "asked.data: 'a/news' -> 'b/news'; data.fingerprint: 'one' -> 'two'"
+    told = f"note: {path}, test.news: this result replaces one of other settings or data ({changed})\n"
+    assert capsys.readouterr().err == told
+
+
 def test_damaged_places_of_an_entry_are_unknown(runs):
     """Data and checkpoints of an entry come from a file that anything may have written."""
     state, entry = RunState(runs / "a", "RUN"), {"weights_sha256": "0" * 64, "own_data": False, "data": {"fingerprint": "x"}}

@@ -115,7 +115,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor, num_leaves: int | None = None) -> Tensor:
         """Map [B, S, D] -> [B, S, D]. With `num_leaves`, positions from there on are nodes."""
-        return self.outer(self.dropout(self.inner(x).relu_(), num_leaves))
+        return self.outer(self.dropout(F.relu(self.inner(x)), num_leaves))
 
 
 class _Layer(nn.Module):

@@ -13,6 +13,7 @@ candidate g (H each).
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,14 +44,10 @@ def build_lstm(width: int, size: int, num_layers: int) -> Layers:
 
 
 def run_layer(layer: nn.LSTM, *inputs: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Return `layer(*inputs)`. Where oneDNN has no LSTM in bf16, on processors without AVX-512, PyTorch computes it itself."""
-    try:
+    """Return `layer(*inputs)`. oneDNN has no LSTM in bf16 for processors without AVX-512; PyTorch then computes it itself."""
+    lacking = torch.is_autocast_enabled("cpu") and torch.backends.cpu.get_cpu_capability() != "AVX512"
+    with torch.backends.mkldnn.flags(enabled=False) if lacking else nullcontext():
         return layer(*inputs)
-    except RuntimeError:
-        if layer.weight_ih_l0.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
-            raise
-        with torch.backends.mkldnn.flags(enabled=False):
-            return layer(*inputs)
 
 
 def run_lstm(x: Tensor, layers: Layers, dropout: Dropout, *, with_cells: bool = False) -> tuple[Tensor, Tensor | None]:

@@ -18,7 +18,7 @@ from treenet.runs.result_provenance import ResultStatus, RunState
 from treenet.tasks.translation_metrics import MAIN, SCORE_TYPES, check_lines
 from treeproc.common.files import atomic_write, file_lock, json_bytes, read_json
 from treeproc.common.messages import warn
-from treeproc.common.settings import UserError
+from treeproc.common.settings import UserError, differences
 from treeproc.common.storage import AnyPath, inside
 from treeproc.shards.store import fingerprint_of
 
@@ -89,9 +89,17 @@ def _read(path: AnyPath) -> dict[str, dict]:
 
 
 def add_entry(path: Path, name: str, entry: dict) -> None:
-    """Write an entry of scores.json or probes.json. Commands that work on one run at a time keep each other's entries."""
+    """Write an entry of scores.json or probes.json. Commands that work on one run at a time keep each other's entries.
+
+    It prints a note if the entry replaces one of other settings or of other data with the same folder name.
+    """
     with file_lock(path.with_name(".results-lock")):
-        atomic_write(path, json_bytes({**_read(path), name: entry}))
+        entries = _read(path)
+        atomic_write(path, json_bytes({**entries, name: entry}))
+    before = entries.get(name, {})
+    compared = [key for key in ("asked", "data") if key in before and key in entry]
+    if changed := [line for key in compared for line in differences(before[key], entry[key], key)]:
+        warn(f"note: {path}, {name}: this result replaces one of other settings or data ({'; '.join(changed)})")
 
 
 def stale_scores(folder: AnyPath, name: AnyPath | None = None) -> dict[str, ResultStatus]:

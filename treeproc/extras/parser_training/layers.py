@@ -11,6 +11,7 @@ forget, cell, out.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 
@@ -40,7 +41,10 @@ def one_way(weights: Sequence[Tensor], x: Tensor, h: Tensor, c: Tensor) -> Tenso
         module = nn.LSTM(x.shape[2], h.shape[2], batch_first=True, device="meta")
         names = (name for name, _ in module.named_parameters())
         return functional_call(module, dict(zip(names, weights, strict=True)), (x, (h, c)))[0]
-    return _lstm(x, (h, c), list(weights), True, 1, 0.0, torch.is_grad_enabled(), False, True)[0]
+    # oneDNN has no LSTM in bf16 for processors without AVX-512; PyTorch then computes it itself.
+    lacking = torch.is_autocast_enabled("cpu") and torch.backends.cpu.get_cpu_capability() != "AVX512"
+    with torch.backends.mkldnn.flags(enabled=False) if lacking else nullcontext():
+        return _lstm(x, (h, c), list(weights), True, 1, 0.0, torch.is_grad_enabled(), False, True)[0]
 
 
 def both_ways(lstm: nn.LSTM, x: Tensor, sizes: Tensor, h: Tensor | None = None, c: Tensor | None = None) -> Tensor:
