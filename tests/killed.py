@@ -1,4 +1,4 @@
-"""What kills a process of a pool. The process imports this module, and nothing else of the tests."""
+"""A job that kills its process of a pool. The process imports this module, and nothing else of the tests."""
 
 import os
 import signal
