@@ -12,8 +12,8 @@ from treenet.config import TrainConfig
 from treenet.jobs.train_run import run_training
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
+from treenet.runs.result_entries import read_scores
 from treenet.runs.run_folder import read_facts
-from treenet.runs.run_results import read_scores
 from treeproc.common.command_line import build_arg_parser, run_cli
 from treeproc.common.errors import CommandEnded
 from treeproc.common.settings import Settings, UserError, load_settings, read_yaml

@@ -24,8 +24,9 @@ from treenet.jobs.train_run import run_training
 from treenet.models import VocabSizes, build_model
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
+from treenet.runs.result_entries import read_scores
 from treenet.runs.result_provenance import RunState
-from treenet.runs.run_results import read_nll, read_scores
+from treenet.runs.run_results import read_nll
 from treenet.structure import TreeStructure
 from treenet.translation.hypotheses import Hypothesis
 from treenet.translation.search import search_batch

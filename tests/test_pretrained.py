@@ -22,7 +22,8 @@ from treenet.config.models import PretrainedConfig  # noqa: E402
 from treenet.evaluation.classify import classify_run  # noqa: E402
 from treenet.evaluation.settings import ClassifySettings  # noqa: E402
 from treenet.jobs.train_run import run_training  # noqa: E402
-from treenet.models.pretrained import PretrainedLeaves, load_pretrained, pretrained_facts  # noqa: E402
+from treenet.models.pretrained import PretrainedLeaves, load_pretrained  # noqa: E402
+from treenet.models.pretrained_folder import pretrained_facts  # noqa: E402
 from treenet.probing.inputs import encode_layers, num_layers  # noqa: E402
 from treenet.runs.loading import load_model  # noqa: E402
 from treenet.tasks.base import build_task  # noqa: E402

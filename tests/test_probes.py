@@ -47,7 +47,8 @@ from treenet.probing.settings import ProbeSettings
 from treenet.report.build import write_report
 from treenet.report.settings import ReportSettings
 from treenet.runs.loading import load_model
-from treenet.runs.run_results import add_entry, warn_of_stale_results
+from treenet.runs.result_entries import add_entry
+from treenet.runs.run_results import warn_of_stale_results
 from treeproc.common.settings import UserError, load_settings
 
 pytestmark = pytest.mark.slow

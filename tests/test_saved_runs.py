@@ -21,7 +21,7 @@ from treenet import UserError, from_pretrained, load_run
 from treenet.config import TrainConfig
 from treenet.jobs.train_run import run_training
 from treenet.runs.exported_run import export_run
-from treenet.runs.run_results import read_scores
+from treenet.runs.result_entries import read_scores
 from treeproc.common.files import file_sha256, json_bytes, read_json
 from treeproc.common.settings import load_settings
 from treeproc.parsers import ParserConfig, describe_parser

@@ -16,9 +16,9 @@ from treenet.evaluation.settings import EvaluateSettings
 from treenet.jobs.train_run import run_training
 from treenet.report.build import write_report
 from treenet.report.settings import ReportSettings
-from treenet.runs import run_results
+from treenet.runs import result_entries
+from treenet.runs.result_entries import add_entry, read_scores
 from treenet.runs.result_provenance import ResultStatus, RunState
-from treenet.runs.run_results import add_entry, read_scores
 from treeproc.common.files import file_sha256
 from treeproc.common.provenance import describe_packages, software
 from treeproc.common.settings import UserError, dump_settings
@@ -261,7 +261,7 @@ def test_commands_that_add_results_at_a_time_keep_each_others(runs, monkeypatch)
     folder, names = runs / "a", ("first", "second")
     before = read_scores(folder).keys()
     threads = [threading.Thread(target=add_entry, args=(folder / "scores.json", name, {"split": name})) for name in names]
-    real = run_results.atomic_write
+    real = result_entries.atomic_write
 
     def write(path, content):
         for thread in threads:
@@ -270,7 +270,7 @@ def test_commands_that_add_results_at_a_time_keep_each_others(runs, monkeypatch)
                 thread.join(0.3)
         real(path, content)
 
-    monkeypatch.setattr(run_results, "atomic_write", write)
+    monkeypatch.setattr(result_entries, "atomic_write", write)
     add_entry(folder / "scores.json", "own", {"split": "own"})
     for thread in threads:
         thread.join()

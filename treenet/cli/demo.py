@@ -18,6 +18,7 @@ from treenet.config import TrainConfig
 from treenet.data.splits import read_split
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.runs.metrics_log import plot_curves, read_metrics
+from treenet.runs.result_entries import SCORES
 from treenet.tasks.translation_metrics import MAIN, SECOND
 from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.errors import CommandEnded, as_called, require
@@ -148,7 +149,6 @@ def main(argv: Sequence[str]) -> None:
         require(package, "the demo")
     with loading():
         from treenet.jobs.train_run import STOPPED_BY_SIGTERM
-        from treenet.runs.run_results import SCORES
 
     tell(f"1/4  sentences to trees to shards, in {out / 'data'}")
     overrides = [f"subwords.vocab_size={settings.vocab_size}"] if settings.vocab_size else []

@@ -38,6 +38,7 @@ from treenet.cli.shipped import find_config
 from treenet.config import TrainConfig
 from treenet.evaluation.settings import ClassifySettings, EvaluateSettings
 from treenet.runs.mirror import open_results, read_run
+from treenet.runs.result_entries import read_scores
 from treenet.runs.run_folder import checkpoint_names
 from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.files import atomic_write, json_bytes
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 def find_system(path: AnyPath, settings: EvaluateSettings, stack: ExitStack) -> "System":
     """Find the translations of the split: in a run folder, in a result of a run, or in the lines of another file."""
-    from treenet.runs.run_results import System, read_scores, read_system, result_in_run  # here, as below: it loads PyTorch
+    from treenet.runs.run_results import System, read_system, result_in_run  # here, as below: it loads PyTorch
 
     if isinstance(path, RemotePath) or path.is_dir():
         run, name = stack.enter_context(read_run(path)), settings.split

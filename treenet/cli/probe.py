@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from treenet.cli.shipped import read_command
 from treenet.probing.settings import ProbeSettings
 from treenet.runs.mirror import open_results
+from treenet.runs.result_entries import PROBES
 from treenet.runs.run_folder import checkpoint_names
 from treeproc.common.command_line import loading
 from treeproc.common.errors import require
@@ -29,7 +30,6 @@ def main(argv: Sequence[str]) -> None:
     with loading():
         from treenet.probing.probe_results import figure_name, format_probes  # here, as below, because it loads PyTorch
         from treenet.probing.probe_run import probe_run
-        from treenet.runs.run_results import PROBES
 
     with open_results(out, *checkpoint_names(settings.checkpoint)) as run:
         name, entry = probe_run(run, settings)

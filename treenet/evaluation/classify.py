@@ -14,9 +14,9 @@ from treenet.layers.backend import choose_device, scoring
 from treenet.models import ClassLogits
 from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders, checkpoint_step
 from treenet.runs.loading import data_of, load_trained
+from treenet.runs.result_entries import SCORES, add_entry, read_scores
 from treenet.runs.result_provenance import LAST, asked_for, fingerprints
 from treenet.runs.run_folder import checkpoint_folder, read_facts, recorded_sha256
-from treenet.runs.run_results import SCORES, add_entry, read_scores
 from treenet.tasks.base import PredictionTask, build_task
 from treeproc.common.files import atomic_write, read_json
 from treeproc.common.messages import warn

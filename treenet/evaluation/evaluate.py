@@ -17,8 +17,9 @@ from treenet.evaluation.settings import EvaluateSettings
 from treenet.layers.backend import choose_device, keep_freed_memory
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import LoadedRun, load_run
+from treenet.runs.result_entries import read_scores
 from treenet.runs.result_provenance import asked_for, fingerprints, origin
-from treenet.runs.run_results import ReferenceNll, System, read_scores, write_result
+from treenet.runs.run_results import ReferenceNll, System, write_result
 from treenet.tasks.base import check_no_control
 from treenet.tasks.translation_metrics import (
     LEARNED_TITLES,

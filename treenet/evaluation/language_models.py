@@ -26,8 +26,8 @@ from treenet.layers.backend import choose_device, scoring
 from treenet.models import CausalLM, MaskedLM, VocabSizes
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_model
+from treenet.runs.result_entries import SCORES, add_entry, read_scores
 from treenet.runs.result_provenance import origin
-from treenet.runs.run_results import SCORES, add_entry, read_scores
 from treenet.tasks.base import build_task, vocab_sizes
 from treenet.tasks.causal_lm import to_causal
 from treeproc.common.files import atomic_write

@@ -26,8 +26,8 @@ from treenet.layers.backend import choose_device, scoring
 from treenet.models.encoders.latent import ConstituentEncoder
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_decoder, load_model
+from treenet.runs.result_entries import SCORES, add_entry, read_scores
 from treenet.runs.result_provenance import PARSE, origin
-from treenet.runs.run_results import SCORES, add_entry, read_scores
 from treeproc.common.files import atomic_write
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath

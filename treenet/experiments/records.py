@@ -21,6 +21,7 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 from treenet.experiments.ledger import DONE, Cell, Entry, Ledger, changed_settings, check_labels
 from treenet.runs.checkpoint import META
 from treenet.runs.metrics_log import read_metrics
+from treenet.runs.result_entries import ScoredEntry
 from treenet.runs.run_folder import RunFacts, read_facts
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_write, check_form, read_json
 from treeproc.common.provenance import read_sessions
@@ -166,8 +167,6 @@ def read_records(folder: AnyPath) -> dict[str, Record]:
 
 
 def _read_record(path: AnyPath) -> Record:
-    from treenet.runs.run_results import ScoredEntry  # here, because it loads PyTorch, and help does not need it
-
     hint = "restore it, or remove it and run the same command again"
     record = read_json(path, hint, Record)
     if record["version"] > VERSION or f"{record['cell']}.json" != path.name:

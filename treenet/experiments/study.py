@@ -19,8 +19,9 @@ from treenet.jobs.train_job import check_model
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
 from treenet.loggers.feed import check_loggers
 from treenet.runs.metrics_log import write_png
+from treenet.runs.result_entries import SCORES
 from treenet.runs.result_provenance import NOT_RECORDED
-from treenet.runs.run_results import SCORES, stale_scores
+from treenet.runs.run_results import stale_scores
 from treenet.tasks.base import build_task
 from treeproc.common.errors import CommandEnded, require
 from treeproc.common.files import atomic_write, file_lock, json_bytes, lock_place, locked, read_json

@@ -133,7 +133,7 @@ def study_cells(config: StudyConfig, out: AnyPath) -> list[Cell]:
 
 def _hash_encoder(folder: Path) -> str:
     """Return the hashes of the files of a pretrained encoder, which may change while a study runs; empty without weights."""
-    from treenet.models.pretrained import hash_files  # here, because it loads PyTorch
+    from treenet.models.pretrained_folder import hash_files  # here, because it loads PyTorch
 
     with phase(f"hashing the encoder in {folder}"):
         return hash_files(folder)

@@ -31,8 +31,9 @@ from treenet.data.frozen_states import (
     states_schema,
 )
 from treenet.layers.backend import choose_device
-from treenet.models.pretrained import FACTS as PRETRAINED
-from treenet.models.pretrained import PretrainedLeaves, hash_encoder, load_pretrained, pretrained_facts, try_encoder
+from treenet.models.pretrained import PretrainedLeaves, hash_encoder, load_pretrained, try_encoder
+from treenet.models.pretrained_folder import FACTS as PRETRAINED
+from treenet.models.pretrained_folder import pretrained_facts
 from treenet.runs.checkpoint import stored_weights
 from treenet.structure.base import Ragged
 from treeproc.common.errors import UserError

@@ -12,8 +12,8 @@ from treenet.config import MAY_CHANGE, TrainConfig
 from treenet.jobs.train_job import COMMAND, check_job, describe_corpora, train_job
 from treenet.layers.backend import best_precision_here
 from treenet.loggers.feed import check_loggers, logged_training
-from treenet.models.pretrained import FACTS as PRETRAINED
-from treenet.models.pretrained import OF_THE_FILE
+from treenet.models.pretrained_folder import FACTS as PRETRAINED
+from treenet.models.pretrained_folder import OF_THE_FILE
 from treenet.runs.averaging import average_checkpoints, describe_gaps
 from treenet.runs.checkpoint import META, WEIGHTS, checkpoint_folders
 from treenet.runs.initial_weights import describe_start, keep_recorded_init, start_from_init

@@ -17,8 +17,8 @@ from treenet.config import MAY_CHANGE, TrainConfig
 from treenet.config.training import flatten
 from treenet.runs.checkpoint import checkpoint_folders
 from treenet.runs.metrics_log import read_metrics
+from treenet.runs.result_entries import read_scores
 from treenet.runs.run_folder import RunFacts, read_facts
-from treenet.runs.run_results import read_scores
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError, is_below, load_settings

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
-from treenet.runs.run_results import PROBES
+from treenet.runs.result_entries import PROBES
 from treeproc.common.files import read_json
 
 if TYPE_CHECKING:

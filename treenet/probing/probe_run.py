@@ -19,8 +19,8 @@ from treenet.probing.sentences import choose_sentences, has_arcs
 from treenet.probing.settings import ARC_TASKS, PROBE_TASKS, ProbeSettings, TaskName
 from treenet.runs.loading import UNTRAINED, LoadedModel, load_model
 from treenet.runs.metrics_log import write_png
+from treenet.runs.result_entries import PROBES, add_entry
 from treenet.runs.result_provenance import origin
-from treenet.runs.run_results import PROBES, add_entry
 from treeproc.common.messages import Progress
 from treeproc.common.provenance import software
 from treeproc.common.settings import UserError

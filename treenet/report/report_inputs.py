@@ -19,9 +19,10 @@ from treenet.probing.probe_results import read_probes
 from treenet.runs.checkpoint import AVERAGED, is_complete
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import RunMirror
+from treenet.runs.result_entries import PROBES, SCORES, read_scores
 from treenet.runs.result_provenance import PARSE, ResultStatus, RunState
 from treenet.runs.run_folder import FACTS, read_facts, recorded_sha256
-from treenet.runs.run_results import PROBES, SCORES, read_scores, read_system
+from treenet.runs.run_results import read_system
 from treenet.tasks.base import TASKS, task_of
 from treeproc.common.errors import as_called, quoted
 from treeproc.common.files import check_form, is_plausible, read_json, read_text

@@ -16,9 +16,9 @@ from treenet.config import TrainConfig
 from treenet.runs.checkpoint import AVERAGED, FROZEN, META, WEIGHTS, publish, publish_folder, read_meta
 from treenet.runs.checkpoint_io import copy_weights
 from treenet.runs.loading import CARD, EXPORT_FACTS, HELD_DATA, Exported, LoadedModel
+from treenet.runs.result_entries import read_scores
 from treenet.runs.run_folder import FACTS as RUN_FACTS
 from treenet.runs.run_folder import read_facts
-from treenet.runs.run_results import read_scores
 from treenet.tasks.base import build_task
 from treenet.tasks.translation_metrics import HUB_NAMES, METRIC_TITLES
 from treeproc.common.files import file_sha256, json_bytes, read_json

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from treenet.config import TrainConfig, flatten
 from treenet.models.pretrained import ENCODER, hash_encoder, load_pretrained, try_encoder
-from treenet.models.pretrained import FACTS as PRETRAINED
+from treenet.models.pretrained_folder import FACTS as PRETRAINED
 from treenet.runs.checkpoint import (
     AVERAGED,
     INITIAL,

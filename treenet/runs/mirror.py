@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path, PurePosixPath
 
 from treenet.runs.checkpoint import INITIAL, META, checkpoint_folders, checkpoint_step, is_checkpoint_name, remove_checkpoint
+from treenet.runs.result_entries import PROBES, SCORES
 from treenet.runs.run_folder import is_packed_run, unpack_run
 from treeproc.common.files import (
     TEMPORARY_PREFIX,
@@ -36,7 +37,7 @@ from treeproc.common.store_requests import give_up_after, may_give_up, run_all
 POLL_S = 2.0
 RAY_FOLDER = "ray"  # Ray Train's own notes, in the run folder during training
 STOP_FILE = "stop-requested"
-_OF_ENTRIES = ("scores.json", "probes.json")  # to which several commands add
+_OF_ENTRIES = (SCORES, PROBES)  # to which several commands add
 _USED = ".used-lock"  # of a mirror to read, held by those that read and write there
 _NEVER_PULLED = (f"{RAY_FOLDER}/", "tensorboard/")  # a resumed run starts a new event file
 

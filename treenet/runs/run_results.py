@@ -9,20 +9,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, NotRequired
 
-from pydantic import Field
-from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
-
+from treenet.runs.result_entries import PROBES, SCORES, add_entry, read_entries, read_scores
 from treenet.runs.result_provenance import ResultStatus, RunState
-from treenet.tasks.translation_metrics import MAIN, SCORE_TYPES, check_lines
-from treeproc.common.files import atomic_write, file_lock, json_bytes, read_json
+from treenet.tasks.translation_metrics import check_lines
+from treeproc.common.files import atomic_write
 from treeproc.common.messages import warn
-from treeproc.common.settings import UserError, differences
+from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, inside
 from treeproc.shards.store import fingerprint_of
 
-SCORES, PROBES = "scores.json", "probes.json"
 _TRANSLATIONS = re.compile(r"translations\.(.+)\.txt")
 
 
@@ -36,72 +32,6 @@ def nll_path(folder: AnyPath, name: str) -> AnyPath:
     return inside(folder, f"nll.{name}.tsv")
 
 
-_Bucket = TypedDict("_Bucket", {"from": int, "to": NotRequired[int | None], "num_examples": int, MAIN: float})  # type: ignore[misc]
-
-
-class _ReferenceNll(TypedDict):
-    total: float
-    tokens: int
-    per_sentence: float
-    sha256: str
-
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class _Entry(TypedDict, total=False):
-    """The types of the fields that readers use. Each kind of result has some of them."""
-
-    split: str
-    checkpoint: str
-    steps: list[int]
-    num_examples: int
-    nll: float
-    reference_nll: _ReferenceNll
-    accuracy: Finite
-    binary_accuracy: Finite
-    pearson: Finite
-    spearman: Finite
-    mse: Finite
-    sentence_f1: float
-    buckets: dict[str, list[_Bucket]]
-    data: dict[str, str | None] | str | None
-    weights_sha256: str | None
-    translations_sha256: str
-    references_fingerprint: str
-    more_references_fingerprint: str
-    own_data: bool
-    asked: dict
-    decoding: dict | None
-
-
-ScoredEntry = TypedDict("ScoredEntry", {**_Entry.__annotations__, **SCORE_TYPES}, total=False)  # type: ignore[misc]
-
-
-def read_scores(folder: AnyPath) -> dict[str, dict]:
-    """Read the entries of scores.json; empty if there is no such file yet."""
-    return _read(folder / SCORES)
-
-
-def _read(path: AnyPath) -> dict[str, dict]:
-    form = dict[str, ScoredEntry]  # type: ignore[valid-type]
-    return read_json(path, "remove it and run the same command again", form) if path.exists() else {}
-
-
-def add_entry(path: Path, name: str, entry: dict) -> None:
-    """Write an entry of scores.json or probes.json. Commands that work on one run at a time keep each other's entries.
-
-    It prints a note if the entry replaces one of other settings or of other data with the same folder name.
-    """
-    with file_lock(path.with_name(".results-lock")):
-        entries = _read(path)
-        atomic_write(path, json_bytes({**entries, name: entry}))
-    before = entries.get(name, {})
-    compared = [key for key in ("asked", "data") if key in before and key in entry]
-    if changed := [line for key in compared for line in differences(before[key], entry[key], key)]:
-        warn(f"note: {path}, {name}: this result replaces one of other settings or data ({'; '.join(changed)})")
-
-
 def stale_scores(folder: AnyPath, name: AnyPath | None = None) -> dict[str, ResultStatus]:
     """Return the stale results in scores.json. The folder is called `name` in commands."""
     found = RunState(folder, name).check_scores(read_scores(folder))
@@ -112,7 +42,7 @@ def warn_of_stale_results(folder: AnyPath, name: AnyPath | None = None) -> None:
     """Print on standard error which results in scores.json and probes.json are stale, and the command that renews each."""
     stale = {f"{SCORES}, {result}": status for result, status in stale_scores(folder, name).items()}
     state = RunState(folder, name)
-    stale |= {f"{PROBES}, {result}": state.check(entry, "probe.py") for result, entry in _read(folder / PROBES).items()}
+    stale |= {f"{PROBES}, {result}": state.check(entry, "probe.py") for result, entry in read_entries(folder / PROBES).items()}
     for result, status in stale.items():
         if status.changed:
             warn(f"warning: {name or folder}/{result} is {status.describe()}")

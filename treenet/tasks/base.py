@@ -22,8 +22,9 @@ from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind, check_columns
 from treenet.data.labelled import LabelledBatch, PairBatch
 from treenet.models import ClassLogits, DataFacts, Encoder, VocabSizes, find_encoder
-from treenet.models.pretrained import FACTS as PRETRAINED
-from treenet.models.pretrained import PretrainedLeaves, pretrained_facts
+from treenet.models.pretrained import PretrainedLeaves
+from treenet.models.pretrained_folder import FACTS as PRETRAINED
+from treenet.models.pretrained_folder import pretrained_facts
 from treenet.models.registry import Use, only_shapes
 from treenet.tasks.losses import LossSums
 from treeproc.common.settings import UserError

@@ -1,0 +1,84 @@
+"""Entries of scores.json and probes.json in a run folder: their names, their types, and how commands add one.
+
+This module loads no PyTorch.
+"""
+
+from pathlib import Path
+from typing import Annotated, NotRequired
+
+from pydantic import Field
+from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
+
+from treenet.tasks.translation_metrics import MAIN, SCORE_TYPES
+from treeproc.common.files import atomic_write, file_lock, json_bytes, read_json
+from treeproc.common.messages import warn
+from treeproc.common.settings import differences
+from treeproc.common.storage import AnyPath
+
+SCORES, PROBES = "scores.json", "probes.json"
+
+_Bucket = TypedDict("_Bucket", {"from": int, "to": NotRequired[int | None], "num_examples": int, MAIN: float})  # type: ignore[misc]
+
+
+class _ReferenceNll(TypedDict):
+    total: float
+    tokens: int
+    per_sentence: float
+    sha256: str
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Entry(TypedDict, total=False):
+    """The types of the fields that readers use. Each kind of result has some of them."""
+
+    split: str
+    checkpoint: str
+    steps: list[int]
+    num_examples: int
+    nll: float
+    reference_nll: _ReferenceNll
+    accuracy: Finite
+    binary_accuracy: Finite
+    pearson: Finite
+    spearman: Finite
+    mse: Finite
+    sentence_f1: float
+    buckets: dict[str, list[_Bucket]]
+    data: dict[str, str | None] | str | None
+    weights_sha256: str | None
+    translations_sha256: str
+    references_fingerprint: str
+    more_references_fingerprint: str
+    own_data: bool
+    asked: dict
+    decoding: dict | None
+
+
+ScoredEntry = TypedDict("ScoredEntry", {**_Entry.__annotations__, **SCORE_TYPES}, total=False)  # type: ignore[misc]
+
+
+def read_scores(folder: AnyPath) -> dict[str, dict]:
+    """Read the entries of scores.json; empty if there is no such file yet."""
+    return read_entries(folder / SCORES)
+
+
+def read_entries(path: AnyPath) -> dict[str, dict]:
+    """Read a file of entries; empty if there is no such file yet. Raises UserError for a damaged one."""
+    form = dict[str, ScoredEntry]  # type: ignore[valid-type]
+    return read_json(path, "remove it and run the same command again", form) if path.exists() else {}
+
+
+def add_entry(path: Path, name: str, entry: dict) -> None:
+    """Write an entry of scores.json or probes.json. Commands that work on one run at a time keep each other's entries.
+
+    It prints a note if the entry replaces one of other settings or of other data with the same folder name.
+    """
+    with file_lock(path.with_name(".results-lock")):
+        entries = read_entries(path)
+        atomic_write(path, json_bytes({**entries, name: entry}))
+    before = entries.get(name, {})
+    compared = [key for key in ("asked", "data") if key in before and key in entry]
+    if changed := [line for key in compared for line in differences(before[key], entry[key], key)]:
+        warn(f"note: {path}, {name}: this result replaces one of other settings or data ({'; '.join(changed)})")
