@@ -133,7 +133,14 @@ def test_files_that_are_no_zip_of_a_run(saved):
     (saved.parent / "text.zip").write_text("hello")
     with zipfile.ZipFile(saved.parent / "other.zip", "w") as archive:
         archive.writestr("notes.txt", "hello")
-    for name, message in (("cut", "damaged or not a zip"), ("text", "damaged or not a zip"), ("other", "not the zip of a run")):
+    with zipfile.ZipFile(saved.parent / "several.zip", "w") as archive:
+        for run in ("two", "one"):
+            archive.writestr(f"{run}/config.yaml", "seed: 1")
+    of_each = {
+        "cut": "damaged or not a zip", "text": "damaged or not a zip", "other": "not the zip of a run",
+        "several": r"has several runs \(one, two\); zip the folder of one",
+    }  # fmt: skip
+    for name, message in of_each.items():
         with pytest.raises(UserError, match=message) as error:
             from_pretrained(saved.parent / f"{name}.zip")
         assert "\n" not in str(error.value)

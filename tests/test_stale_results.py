@@ -289,6 +289,16 @@ def test_a_result_that_replaces_one_of_other_data_or_settings_is_told(tmp_path, 
     assert capsys.readouterr().err == told
 
 
+def test_a_checkpoint_of_another_run_has_a_result_of_its_own(runs):
+    before = read_scores(runs / "a")
+    assert evaluate_run(runs / "a", EvaluateSettings(checkpoint=str(runs / "a" / "averaged")))[0] == "test"
+    name, entry = evaluate_run(runs / "a", EvaluateSettings(checkpoint=str(runs / "b" / "averaged")))
+    assert name == "test.b-averaged" and entry["weights_sha256"] == RunState(runs / "b").weights_sha256()
+    assert evaluate_run(runs / "a", EvaluateSettings(checkpoint=f"{runs}/b/checkpoints/step_00000002"))[0] == "test.b-step_00000002"
+    found = RunState(runs / "a").check_scores(read_scores(runs / "a"))
+    assert found.keys() >= before.keys() and not any(status.changed for status in found.values())
+
+
 def test_damaged_places_of_an_entry_are_unknown(runs):
     """Data and checkpoints of an entry come from a file that anything may have written."""
     state, entry = RunState(runs / "a", "RUN"), {"weights_sha256": "0" * 64, "own_data": False, "data": {"fingerprint": "x"}}

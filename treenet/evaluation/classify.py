@@ -16,7 +16,7 @@ from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders, checkpoi
 from treenet.runs.loading import data_of, load_trained
 from treenet.runs.result_entries import SCORES, add_entry, read_scores
 from treenet.runs.result_provenance import LAST, asked_for, fingerprints
-from treenet.runs.run_folder import checkpoint_folder, read_facts, recorded_sha256
+from treenet.runs.run_folder import checkpoint_folder, checkpoint_names, name_in_results, read_facts, recorded_sha256
 from treenet.tasks.base import PredictionTask, build_task
 from treeproc.common.files import atomic_write, read_json
 from treeproc.common.messages import warn
@@ -81,7 +81,9 @@ def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str],
     source = task.open(settings.split, device=device)
     model.to(device)
     lines, found = task.score_predictions(predict(model, source))
-    name = ".".join([settings.split, *([] if settings.checkpoint == AVERAGED else [settings.checkpoint.split("/")[-1]])])
+    is_path = settings.checkpoint != LAST and not checkpoint_names(settings.checkpoint)
+    which = name_in_results(folder, checkpoint) if is_path else settings.checkpoint
+    name = ".".join([settings.split, *([] if which == AVERAGED else [which])])
     name += f".{data.resolve().name}" if index["fingerprint"] != facts["data_fingerprint"] else ""
     meta = read_json(checkpoint / META)
     scores = {
@@ -89,7 +91,7 @@ def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str],
         **({"classes": class_names(index)} if "confusion" in found else {}),
         "num_examples": len(source),
         "split": settings.split,
-        "checkpoint": checkpoint.name,
+        "checkpoint": name_in_results(folder, checkpoint),
         "steps": meta.get("averaged_steps", [meta["step"]]),
         "weights_sha256": recorded_sha256(checkpoint),
         "data": fingerprints(index),

@@ -15,7 +15,7 @@ from treenet.data.input_kinds import check_columns
 from treenet.layers.backend import remember_precision
 from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, check_frozen, find_fault
 from treenet.runs.checkpoint_io import load_weights
-from treenet.runs.run_folder import checkpoint_folder, read_facts, recorded_sha256
+from treenet.runs.run_folder import checkpoint_folder, name_in_results, read_facts, recorded_sha256
 from treenet.tasks.base import build_task
 from treeproc.common.files import file_sha256, file_size, read_json
 from treeproc.common.messages import phase
@@ -54,7 +54,7 @@ class LoadedModel:
 
     model: nn.Module
     config: TrainConfig
-    checkpoint: str  # name of its folder, for example "averaged" or "step_00001000", or "untrained"
+    checkpoint: str  # its name in results, for example "averaged" or "step_00001000", or "untrained"
     data: AnyPath  # data set folder
     own_data: bool  # whether that is the data set of the training, with the same trees
     weights_sha256: str | None  # of model.safetensors; None for an untrained model
@@ -151,7 +151,7 @@ def load_model(
     return LoadedModel(
         model=model.to(device),
         config=config,
-        checkpoint=folder.name if folder and not untrained else UNTRAINED,
+        checkpoint=name_in_results(run, folder) if folder and not untrained else UNTRAINED,
         data=data,
         own_data=index["fingerprint"] == facts["data_fingerprint"],
         weights_sha256=recorded_sha256(folder) if folder else None,

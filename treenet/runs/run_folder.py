@@ -30,7 +30,7 @@ from treenet.runs.checkpoint import (
     checkpoint_step,
     is_complete,
 )
-from treeproc.common.errors import advise, quoted
+from treeproc.common.errors import advise, one_line, quoted
 from treeproc.common.files import TEMPORARY_PREFIX, cache_folder, file_lock, read_json
 from treeproc.common.folder_kinds import CONFIG
 from treeproc.common.settings import UserError
@@ -131,6 +131,15 @@ def checkpoint_folder(run: Path, checkpoint: str) -> Path:
     raise UserError(f"{folder / WEIGHTS} is missing; train to the end, or choose a step as checkpoint (there are: {steps})")
 
 
+def name_in_results(run: Path, folder: Path) -> str:
+    """Return the name of a checkpoint folder in results of `run`. A checkpoint of another run has the name of that run too."""
+    place = folder.resolve()
+    if place.is_relative_to(run.resolve()):
+        return place.name
+    other = place.parent.parent if place.parent.name == "checkpoints" else place.parent
+    return f"{other.name}-{place.name}"
+
+
 def recorded_sha256(folder: AnyPath) -> str | None:
     """Return the sha256 of the weights in a checkpoint folder, from its meta.json; None if there are no weights."""
     try:
@@ -202,7 +211,9 @@ def _check(path: AnyPath, members: Sequence[zipfile.ZipInfo]) -> None:
         if member.file_size > _MOST_PER_BYTE * (member.compress_size + 100):
             raise UserError(f"{path}: the member {name} would become {member.file_size:,} bytes; {_AGAIN}")
     names = [PurePosixPath(member.filename) for member in members]
-    if not any(name.name == CONFIG and len(name.parts) <= 2 for name in names):
+    if not (runs := sorted((len(name.parts), str(name.parent)) for name in names if name.name == CONFIG and len(name.parts) <= 2)):
         raise UserError(f"{path} has no {CONFIG}, so it is not the zip of a run; zip the folder of a run")
+    if runs[0][0] == 2 and len(runs) > 1:
+        raise UserError(f"{path} has several runs ({one_line(', '.join(run for _, run in runs), 160)}); zip the folder of one")
     if len(set(names)) < len(names) or not {one for name in names for one in name.parents}.isdisjoint(names):
         raise UserError(f"{path} has a file twice, or one that is a folder too; {_AGAIN}")
