@@ -211,9 +211,10 @@ def _check(path: AnyPath, members: Sequence[zipfile.ZipInfo]) -> None:
         if member.file_size > _MOST_PER_BYTE * (member.compress_size + 100):
             raise UserError(f"{path}: the member {name} would become {member.file_size:,} bytes; {_AGAIN}")
     names = [PurePosixPath(member.filename) for member in members]
-    if not (runs := sorted((len(name.parts), str(name.parent)) for name in names if name.name == CONFIG and len(name.parts) <= 2)):
+    runs = sorted(str(name.parent) for name in names if name.name == CONFIG and len(name.parts) <= 2)
+    if not runs:
         raise UserError(f"{path} has no {CONFIG}, so it is not the zip of a run; zip the folder of a run")
-    if runs[0][0] == 2 and len(runs) > 1:
-        raise UserError(f"{path} has several runs ({one_line(', '.join(run for _, run in runs), 160)}); zip the folder of one")
+    if "." not in runs and len(runs) > 1:
+        raise UserError(f"{path} has several runs ({one_line(', '.join(runs), 160)}); zip the folder of one")
     if len(set(names)) < len(names) or not {one for name in names for one in name.parents}.isdisjoint(names):
         raise UserError(f"{path} has a file twice, or one that is a folder too; {_AGAIN}")
