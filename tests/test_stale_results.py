@@ -294,7 +294,8 @@ def test_a_checkpoint_of_another_run_has_a_result_of_its_own(runs):
     assert evaluate_run(runs / "a", EvaluateSettings(checkpoint=str(runs / "a" / "averaged")))[0] == "test"
     name, entry = evaluate_run(runs / "a", EvaluateSettings(checkpoint=str(runs / "b" / "averaged")))
     assert name == "test.b-averaged" and entry["weights_sha256"] == RunState(runs / "b").weights_sha256()
-    assert evaluate_run(runs / "a", EvaluateSettings(checkpoint=f"{runs}/b/checkpoints/step_00000002"))[0] == "test.b-step_00000002"
+    step = EvaluateSettings(checkpoint=f"{runs}/b/checkpoints/step_00000002")
+    assert evaluate_run(runs / "a", step)[0] == "test.b-step_00000002"
     found = RunState(runs / "a").check_scores(read_scores(runs / "a"))
     assert found.keys() >= before.keys() and not any(status.changed for status in found.values())
 
