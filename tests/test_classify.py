@@ -495,3 +495,5 @@ def test_macro_f1_and_intervals():
     assert wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)  # as in tables
     assert wilson_interval(10, 10)[1] == pytest.approx(1) and wilson_interval(0, 10)[0] == 0.0
     assert "confusion" not in class_scores({(0, 101): 1, (101, 101): 2}, 102)
+    right = class_scores({(0, 0): 2, (1, 1): 1}, 2)  # a bootstrap cannot tell what other examples would give
+    assert right["macro_f1"] == 1 and "macro_f1_interval" not in right

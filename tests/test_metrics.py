@@ -294,12 +294,24 @@ def test_a_bootstrap_of_means_is_that_of_its_definition():
     assert (same.p_two_sided, same.p_sacrebleu) == (1, 1)
 
 
+def test_few_sentences_cannot_give_a_small_p():
+    """Of equally good systems, one is better on all n sentences as often as 2^(1 - n)."""
+    for count, least in ((1, 1.0), (2, 0.5), (5, 0.0625), (11, 1 / 1001)):
+        references = (3 * REFERENCES)[:count]
+        found = compare_systems(["nothing"] * count, references, references)["chrf"]
+        assert found.p_two_sided == pytest.approx(least, rel=0.03), count
+        means = compare_means(np.zeros(count), np.ones(count), 1000, "metric")
+        assert means.p_two_sided == pytest.approx(least, rel=0.03)
+    one = [np.array([score, *[score] * 50]) for score in (10.0, 20.0)]
+    assert compare_seeds(one[:1], one[1:], 1).weights_p_two_sided == 1
+
+
 def test_the_two_sided_p_of_equally_good_systems_is_about_uniform():
     """Of 2,000 pairs of equally good systems. Sacrebleu's p is one-sided, so it is far from uniform."""
     random, pairs, samples, sentences = np.random.default_rng(5), 2000, 1000, 150
     scores = random.gamma(2.0, size=(sentences, pairs)) - random.gamma(2.0, size=(sentences, pairs))
     sampled = sample_counts(sentences, samples) @ scores / sentences
-    found = np.array([[compute(one[1:], one[0]) for compute in (two_sided_p, sacrebleu_p)] for one in sampled.T])
+    found = np.array([[two_sided_p(one[1:], one[0], sentences), sacrebleu_p(one[1:], one[0])] for one in sampled.T])
     for share in (0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9):
         spread = (share * (1 - share) / pairs) ** 0.5
         assert abs((found[:, 0] < share).mean() - share) < 4 * spread

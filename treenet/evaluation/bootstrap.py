@@ -48,10 +48,10 @@ class Comparison:
     about: str = ABOUT_WEIGHTS
 
     @classmethod
-    def of(cls, baseline: np.ndarray, system: np.ndarray, signature: str) -> Self:
+    def of(cls, baseline: np.ndarray, system: np.ndarray, num_sentences: int, signature: str) -> Self:
         """Make the test from scores [1 + samples] of all sentences, then of each sample."""
-        differences = system - baseline
-        p_values = (compute(differences[1:], float(differences[0])) for compute in (two_sided_p, sacrebleu_p))
+        sampled, difference = (system - baseline)[1:], float(system[0] - baseline[0])
+        p_values = two_sided_p(sampled, difference, num_sentences), sacrebleu_p(sampled, difference)
         return cls(float(baseline[0]), float(system[0]), *p_values, signature)
 
     @property
@@ -91,7 +91,7 @@ def compare_systems(
             signature = metric.get_signature()
             signature.update("bs", num_samples)
             signature.update("seed", SEED)
-            comparisons[name] = Comparison.of(*map(np.array, sides), signature.format())
+            comparisons[name] = Comparison.of(*map(np.array, sides), len(references), signature.format())
     return comparisons
 
 
@@ -99,12 +99,16 @@ def compare_means(baseline: np.ndarray, system: np.ndarray, num_samples: int, si
     """Make the bootstrap of `compare_systems`, with its samples, of a metric that is the mean over sentences [lines]."""
     counts = sample_counts(len(baseline), num_samples)
     sides = (counts @ one / len(one) for one in (baseline, system))
-    return Comparison.of(*sides, f"{signature}|bs:{num_samples}|seed:{SEED}")
+    return Comparison.of(*sides, len(baseline), f"{signature}|bs:{num_samples}|seed:{SEED}")
 
 
-def two_sided_p(sampled: np.ndarray, difference: float) -> float:
-    """Return the two-sided p of a difference, from those of samples: the share that is as far from its mean, or farther."""
-    return _p_of(np.abs(sampled - sampled.mean()) >= abs(difference))
+def two_sided_p(sampled: np.ndarray, difference: float, num_sentences: int) -> float:
+    """Return the two-sided p of a difference, from those of samples: the share that is as far from its mean, or farther.
+
+    It is at least 2^(1 - sentences): so often one of two equal systems is better on every sentence. Samples of one sentence are
+    all the same.
+    """
+    return max(_p_of(np.abs(sampled - sampled.mean()) >= abs(difference)), 2.0 ** (1 - num_sentences))
 
 
 def sacrebleu_p(sampled: np.ndarray, difference: float) -> float:
@@ -210,7 +214,7 @@ def compare_seeds(baselines: Sequence[np.ndarray], systems: Sequence[np.ndarray]
     differences = np.stack(systems) - np.stack(baselines)  # [seeds, 1 + samples]
     sampled = differences[:, 1:].mean(0)
     test = compare_over_seeds(differences[:, 0].tolist(), float(sampled.var()), num_sentences)
-    return SeedComparison(test, two_sided_p(sampled, test.difference))
+    return SeedComparison(test, two_sided_p(sampled, test.difference, num_sentences))
 
 
 def compare_slopes(baselines: np.ndarray, systems: np.ndarray, sizes: np.ndarray, num_sentences: int) -> SeedTest:

@@ -181,7 +181,8 @@ def class_scores(cells: Mapping[tuple[int, int], int], num_classes: int) -> dict
     """Return macro F1, 95 % intervals for other examples, and the confusion matrix, from counts by (class, predicted class).
 
     Macro F1 is the mean F1 of the classes that occur, as labels or predictions. The interval of the accuracy is Wilson's, that of
-    macro F1 has the percentiles of a bootstrap over examples. `confusion` has a row for each class, a column for each prediction.
+    macro F1 has the percentiles of a bootstrap over examples. It is left out if all samples have the same score, for example if
+    every prediction is right. `confusion` has a row for each class, a column for each prediction.
     """
     label, predicted = np.array(list(cells)).T
     counts = np.array(list(cells.values()))
@@ -194,11 +195,10 @@ def class_scores(cells: Mapping[tuple[int, int], int], num_classes: int) -> dict
         return float(np.mean(2 * hits[occurs] / (there + foreseen)[occurs]))
 
     samples = np.random.default_rng(_SEED).multinomial(total, counts / total, _SAMPLES)  # examples drawn with replacement
-    scores: dict[str, Any] = {
-        "macro_f1": macro_f1(counts),
-        "accuracy_interval": list(wilson_interval(right, total)),
-        "macro_f1_interval": np.percentile([macro_f1(sample) for sample in samples], [2.5, 97.5]).tolist(),
-    }
+    low, high = np.percentile([macro_f1(sample) for sample in samples], [2.5, 97.5]).tolist()
+    scores: dict[str, Any] = {"macro_f1": macro_f1(counts), "accuracy_interval": list(wilson_interval(right, total))}
+    if low < high:
+        scores["macro_f1_interval"] = [low, high]
     if num_classes <= _MOST_SHOWN:
         matrix = np.zeros((num_classes, num_classes), dtype=np.int64)
         matrix[label, predicted] = counts
