@@ -391,6 +391,24 @@ def test_other_checkpoints_and_classifiers_have_entries_of_their_own(copied):
     assert set(json.loads((run / "probes.json").read_text())) == {"averaged", name}
 
 
+def test_probes_of_other_tasks_at_the_same_time_are_kept(copied, tmp_path, monkeypatch):
+    """Another command probes the same model when this one has trained its first probe."""
+    run, real, begun = copied("tree"), probing.train_probe, []
+    both = SMALL.model_copy(update={"tasks": ("depth", "length")})
+    expected = probe_run(Path(shutil.copytree(run, tmp_path / "expected")), both)[1]["tasks"]
+
+    def train(*args):
+        if not begun:
+            begun.append(True)
+            probe_run(run, SMALL.model_copy(update={"tasks": ("depth",)}))
+        return real(*args)
+
+    monkeypatch.setattr(probing, "train_probe", train)
+    entry = probe_run(run, SMALL.model_copy(update={"tasks": ("length",)}))[1]
+    assert begun and entry == json.loads((run / "probes.json").read_text())["averaged"]
+    assert entry["tasks"] == expected
+
+
 def test_probes_of_another_checkpoint_at_the_same_time_are_kept(copied, monkeypatch):
     run, real = copied("plain"), probing.train_probe
     entry = {"settings": {}, "data": {}, "tasks": {}}

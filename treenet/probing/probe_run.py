@@ -3,7 +3,7 @@
 A probe is multinomial logistic regression on frozen states. Shapes: m examples, D width of the states, C classes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -138,22 +138,21 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
     entry = _start_entry(trained, settings)
     name = ".".join([trained.checkpoint, *([] if trained.own_data else [trained.data.resolve().name])])
     old = earlier.get(name, {})
-    if all(old.get(key) == entry.get(key) for key in (old.keys() | entry.keys()) - _MAY_DIFFER):
-        entry["tasks"] = old["tasks"]
+    if _are_alike(old, entry):
         kept = [name for name in ("software", "continued_with") if name in old]
         entry = {**entry, "software": None, **{name: old[name] for name in kept}}
-    for task in tasks.values():
-        entry["tasks"].setdefault(task.name, _describe(task))
-    entry["tasks"] = {name: entry["tasks"][name] for name in PROBE_TASKS if name in entry["tasks"]}
+    entry["tasks"] = {name: _describe(task) for name, task in tasks.items()}
+    entry = _join(old, entry)
 
     def write(cell: Probe | None = None, score: ProbeScore | None = None) -> None:
         if cell is not None:
-            results = entry["tasks"][cell.task]["results"]
-            results.append({"states": cell.states, "layer": cell.layer, "of": cell.of, **vars(score)})
-            results.sort(key=lambda one: Probe(cell.task, one["states"], one["layer"], one["of"]).place)
-        add_entry(folder / PROBES, name, entry)
+            entry["tasks"][cell.task]["results"].append(
+                {"states": cell.states, "layer": cell.layer, "of": cell.of, **vars(score)}
+            )
+        # Another command may probe other tasks or layers of the same model at the same time.
+        add_entry(folder / PROBES, name, entry, _join)
 
-    done = {Probe(t, r["states"], r["layer"], r["of"]) for t, facts in entry["tasks"].items() for r in facts["results"]}
+    done = {_probe(name, result) for name, facts in entry["tasks"].items() for result in facts["results"]}
     rooted = trained.model.reads.rooted
     cells = [cell for task in tasks.values() for cell in _cells(task, layers, rooted, settings.word_state) if cell not in done]
     made_by = [entry["software"], *entry.get("continued_with", [])]
@@ -171,7 +170,7 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
                 of_layer = {split: one[cell.layer] for split, one in found.items()}
                 write(cell, _train(cell, tasks[cell.task], of_layer, settings, device))
                 progress.update(1, f"{cell.task}, layer {cell.layer}")
-    path = folder / figure_name(name)
+    entry, path = read_probes(folder)[name], folder / figure_name(name)
     if figure := draw_layers(entry):
         write_png(figure, path)
     else:
@@ -230,6 +229,28 @@ def _start_entry(trained: LoadedModel, settings: ProbeSettings) -> dict:
         "layers": num_layers(trained.model),
         "tasks": {},
     }
+
+
+def _are_alike(before: Mapping, entry: Mapping) -> bool:
+    """Return whether two entries are of the same model, data and settings."""
+    return all(before.get(key) == entry.get(key) for key in (before.keys() | entry.keys()) - _MAY_DIFFER)
+
+
+def _join(before: dict, entry: dict) -> dict:
+    """Return an entry with the tasks and results of an earlier one, if they are alike."""
+    if not _are_alike(before, entry):
+        return entry
+    tasks = {}
+    for name in PROBE_TASKS:
+        if found := [one["tasks"][name] for one in (before, entry) if name in one["tasks"]]:
+            results = {_probe(name, result): result for facts in found for result in facts["results"]}
+            tasks[name] = {**found[0], "results": [results[probe] for probe in sorted(results, key=lambda probe: probe.place)]}
+    return {**entry, "tasks": tasks}
+
+
+def _probe(task: TaskName, result: Mapping) -> Probe:
+    """Return the probe that gave a result of an entry."""
+    return Probe(task, result["states"], result["layer"], result["of"])
 
 
 def _describe(task: ProbeTask) -> dict:

@@ -3,6 +3,7 @@
 This module loads no PyTorch.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NotRequired
 
@@ -70,15 +71,16 @@ def read_entries(path: AnyPath) -> dict[str, dict]:
     return read_json(path, "remove it and run the same command again", form) if path.exists() else {}
 
 
-def add_entry(path: Path, name: str, entry: dict) -> None:
+def add_entry(path: Path, name: str, entry: dict, join: Callable[[dict, dict], dict] = lambda before, entry: entry) -> None:
     """Write an entry of scores.json or probes.json. Commands that work on one run at a time keep each other's entries.
 
-    It prints a note if the entry replaces one of other settings or of other data with the same folder name.
+    `join` gets the entry that is there, empty if there is none, and the new one; it returns the one to write. It prints a note if
+    the entry replaces one of other settings or of other data with the same folder name.
     """
     with file_lock(path.with_name(".results-lock")):
         entries = read_entries(path)
-        atomic_write(path, json_bytes({**entries, name: entry}))
-    before = entries.get(name, {})
+        before = entries.get(name, {})
+        atomic_write(path, json_bytes({**entries, name: join(before, entry)}))
     compared = [key for key in ("asked", "data") if key in before and key in entry]
     if changed := [line for key in compared for line in differences(before[key], entry[key], key)]:
         warn(f"note: {path}, {name}: this result replaces one of other settings or data ({'; '.join(changed)})")
