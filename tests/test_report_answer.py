@@ -1,5 +1,6 @@
 """The answer of a report: systems of several seeds, differences, intervals, and the sentence that says them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from treenet.evaluation.bootstrap import bleu_statistics, compare_seeds, sample_bleu
 from treenet.experiments.scaling_report import FORM
 from treenet.report import answer as answers
+from treenet.report import compare
 from treenet.report.answer import answer_runs, answer_study, group_systems
 from treenet.report.answer_sections import draw_answer
 from treenet.report.compare import score_tables
@@ -83,11 +85,38 @@ def test_three_seeds_of_both_have_the_interval_of_the_house():
 
 def test_fewer_than_three_shared_seeds_have_no_interval():
     two = answer([*PLAIN, *TREE[:2]], PLAIN[0])
-    assert two.rows[1].test is None and "needs 3 seeds" in two.sentence
+    assert two.rows[1].test is None and "needs 3 seeds that both systems have" in two.sentence
+    assert "over the seeds that both have" in two.sentence
     shared = [tree.scores["test"]["bleu"] - plain.scores["test"]["bleu"] for tree, plain in zip(TREE[:2], PLAIN, strict=False)]
     assert two.rows[1].difference == pytest.approx(np.mean(shared))
     apart = answer([PLAIN[0], make_run("tree", "tree_transformer", 8, 2)], PLAIN[0])
     assert apart.rows[1].seed_differences == () and apart.rows[1].difference is not None
+    assert "both have." not in apart.sentence
+
+
+def test_equal_systems_are_both_the_highest():
+    twin = make_run("twin", "tree_transformer", 1, 9)
+    assert answer([PLAIN[0], twin], PLAIN[0]).sentence.startswith("On test: plain-1 and twin have the highest BLEU")
+
+
+def test_scores_of_more_references_are_not_compared_with_scores_of_one(monkeypatch):
+    """The bootstraps of a report have the references of the data set alone."""
+    more = [make_run(f"tree-{seed}", "tree_transformer", seed, 2) for seed in (1, 2, 3)]
+    for run in more:
+        scores = compute_scores(run.translations["test"], REFERENCES, more_references=[REFERENCES[::-1]])
+        run.scores["test"] = {**scores, "split": "test", "more_references_fingerprint": "f"}
+    monkeypatch.setattr(compare, "references_of", lambda table, runs: (PLAIN[0], REFERENCES))
+    table = score_tables([*PLAIN, *more], PLAIN[0], 10, lambda line: None)[0]
+    assert [bool(row.tests) for row in table.rows] == [False, True, True, False, False, False]
+    assert "tree-1, test: no test, because its scores are of more references." in table.notes
+    assert not any(row.tests for row in score_tables(more, more[0], 10, lambda line: None)[0].rows)
+    assert any("Do not compare the values of BLEU" in note and "nrefs:2" in note for note in table.notes)
+    found = answer([*PLAIN, *more], PLAIN[0])
+    assert [row.system for row in found.rows] == ["transformer"]
+    alike = answer(more, more[0])
+    assert [row.system for row in alike.rows] == ["tree_transformer"]
+    both = answer([*more, *(replace(run, name=f"{run.name}-b", config=run.config | {"max_steps": 7}) for run in more)], more[0])
+    assert [row.test for row in both.rows] == [None, None] and both.rows[1].difference == 0
 
 
 def test_a_baseline_that_is_best_is_said_to_be_so():

@@ -57,7 +57,9 @@ class Answer:
     def sentence(self) -> str:
         """Return the result in one to three sentences."""
         title, best = METRIC_TITLES[self.metric], self.best
-        first = f"{self.about}: {best.system} has the highest {title}, {best.score:.2f}"
+        *others, last = [row.system for row in self.rows if row.score == best.score]
+        who = f"{', '.join(others)} and {last} have" if others else f"{last} has"
+        first = f"{self.about}: {who} the highest {title}, {best.score:.2f}"
         if len(self.rows) == 1:
             return f"{first}. It is the only system."
         compared = best if best.difference is not None else next((r for r in self.rows if r.against == best.system), None)
@@ -65,7 +67,10 @@ class Answer:
             return f"{first}. Its differences from the others are not tested."
         other = best.against if compared is best else compared.system
         difference = compared.difference if compared is best else -compared.difference
-        return f"{first}, {_signed(difference)} against {other}. {_certainty(compared, compared is best)}"
+        seeds = {row.system: set(row.seeds) for row in self.rows}
+        shared = seeds[best.system] & seeds.get(other, set())
+        over = " over the seeds that both have" if shared and seeds[best.system] != seeds[other] else ""
+        return f"{first}, {_signed(difference)} against {other}{over}. {_certainty(compared, compared is best)}"
 
     def to_json(self) -> dict:
         return asdict(self) | {"sentence": self.sentence}
@@ -78,7 +83,8 @@ def _signed(value: float) -> str:
 def _certainty(row: SystemResult, as_given: bool) -> str:
     """Return what other seeds and sentences may change; `as_given` is False where the sentence turns the difference around."""
     if row.test is None or row.test.interval is None:
-        return f"There is no interval: it needs {FEWEST_SEEDS} seeds of each system. Other seeds may reverse the difference."
+        needed = f"{FEWEST_SEEDS} seeds that both systems have, with translations of the references of the data set"
+        return f"There is no interval: it needs {needed}. Other seeds may reverse the difference."
     low, high = row.test.interval if as_given else (-row.test.interval[1], -row.test.interval[0])
     message = f"The 95 % interval (t over {row.test.seeds} paired seeds) is {_signed(low)} to {_signed(high)}"
     return f"{message}. It contains 0, so the difference may be chance." if low <= 0 <= high else f"{message}."
@@ -97,8 +103,11 @@ def answer_runs(
     table = next((table for table in found if table.baseline), found[0] if found else None)
     if table is None:
         return None
-    own = [row.run for row in table.rows if row.result == split and not row.status.changed]
-    scored = [run for run in runs if run.name in own]
+    own = {row.run: row for row in table.rows if row.result == split and not row.status.changed}
+    if not own:
+        return None
+    more = (table.baseline or next(iter(own.values()))).more_references  # scores of other references are not comparable
+    scored = [run for run in runs if run.name in own and own[run.name].more_references == more]
     where, references = references_of(table, runs) or (None, None)
     tokenizer = tokenizer_of(where.data) if where else None
     metric = MAIN_OF_TOKENS if tokenizer == NO_TOKENIZER else MAIN
@@ -124,7 +133,7 @@ def answer_runs(
             shared = [seed for seed in seeds if seed in systems[base]]
             pairs = [(systems[base][seed], seeds[seed]) for seed in shared]
             readable = all(len(run.translations.get(split, ())) == len(references or ()) for pair in pairs for run in pair)
-            if references and readable and len(shared) >= FEWEST_SEEDS:
+            if references and not more and readable and len(shared) >= FEWEST_SEEDS:
                 say(f"interval over seeds: {name} against {base}")
                 theirs, ours = ([sampled(pair[side].name) for pair in pairs] for side in (0, 1))
                 row = replace(row, test=compare_seeds(theirs, ours, len(references)).over_seeds)

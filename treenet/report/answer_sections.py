@@ -96,7 +96,10 @@ def _table(page: Page, answer: Answer) -> str:
     against = {row.against for row in answer.rows if row.against}
     caption = f"{answer.about}. Means over seeds, highest {title} first{', after the baseline' if answer.baseline else ''}."
     if len(against) == 1:
-        caption += f" Differences are in {title}, from {next(iter(against))}."
+        shared = (
+            ", over the seeds that both have if there are any" if len({frozenset(row.seeds) for row in answer.rows}) > 1 else ""
+        )
+        caption += f" Differences are in {title}, from {next(iter(against))}{shared}."
     caption += f" Interval and p: {SEEDS_TEST}." if tested else ""
     return page.table(caption, head, rows)
 

@@ -10,6 +10,7 @@ from treenet.evaluation.bootstrap import Comparison, compare_systems
 from treenet.models import ARCHITECTURES
 from treenet.report.report_inputs import ReportRun, own_index
 from treenet.runs.result_provenance import ResultStatus
+from treenet.tasks.translation_metrics import METRIC_TITLES
 from treeproc.common.settings import differences
 
 # The values of sections that a run does not record: its architecture does not read them.
@@ -90,6 +91,11 @@ class ScoreRow:
     status: ResultStatus = field(default_factory=ResultStatus)
     tests: dict[str, Comparison] = field(default_factory=dict)
 
+    @property
+    def more_references(self) -> str | None:
+        """The fingerprint of the references beside those of the data set; None if there are none."""
+        return self.record.get("more_references_fingerprint")
+
 
 @dataclass
 class ScoreTable:
@@ -137,6 +143,7 @@ def score_tables(
     for table in tables.values():
         _test(table, {run.name: run for run in runs}, num_samples, progress)
         _note_decoding(table)
+        _note_signatures(table)
         _note_control_trees(table, runs)
     return list(tables.values())
 
@@ -152,6 +159,9 @@ def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int, progr
     if table.baseline.status.changed:
         table.notes.append(f"No tests: the scores of {table.baseline.run} are stale.")
         return
+    if table.baseline.more_references:
+        table.notes.append(f"No tests: the scores of {table.baseline.run} are of more references. evaluate --compare takes them.")
+        return
     base = runs[table.baseline.run].translations.get(table.baseline.result)
     if base is None or len(base) != len(references):
         table.notes.append(
@@ -164,6 +174,9 @@ def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int, progr
             continue
         if row.status.changed:
             table.notes.append(f"{row.run}, {row.result}: no test, because it is stale.")
+            continue
+        if row.more_references:
+            table.notes.append(f"{row.run}, {row.result}: no test, because its scores are of more references.")
             continue
         if lines is None or len(lines) != len(references):
             table.notes.append(
@@ -190,6 +203,13 @@ def _note_decoding(table: ScoreTable) -> None:
         if changed := [line for line in changed if not line.startswith("max_tokens:")]:
             listed = "; ".join(changed).replace(" -> ", ", now ")
             table.notes.append(f"{row.run}, {row.result}: decoded with other settings than {rows[0].run}, {listed}.")
+
+
+def _note_signatures(table: ScoreTable) -> None:
+    for metric, signatures in table.signatures().items():
+        if len(signatures) > 1:
+            title = METRIC_TITLES.get(metric, metric)
+            table.notes.append(f"Do not compare the values of {title}: their signatures differ: {', '.join(signatures)}.")
 
 
 def _note_control_trees(table: ScoreTable, runs: Sequence[ReportRun]) -> None:

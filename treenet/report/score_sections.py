@@ -127,7 +127,8 @@ def show_scores(page: Page) -> list[str]:
                 value = row.values.get(metric)
                 fresh = [other for other in scores.rows if not other.status.changed]
                 best = best_value(metric, [other.values[metric] for other in fresh if metric in other.values])
-                is_best = value is not None and value == best and row in fresh and len(scores.rows) > 1
+                comparable = len(scores.rows) > 1 and len(scores.signatures().get(metric, ())) < 2
+                is_best = value is not None and value == best and row in fresh and comparable
                 cells.append(number(value, ".3f" if metric == "nll" else ".2f", "n best" if is_best else "n"))
                 if metric in tested:
                     test = row.tests.get(metric)
