@@ -251,7 +251,6 @@ def of_translation() -> Sentences:
     yield "**0.002, 0.2**: {} and {}; 0.002, 0.3: {} and {}; 0.003", tried
     small = [on_valid("multi30k_small_budget", model) for model in ("transformer", "tree_transformer")]
     yield "Transformer: {}; Tree Transformer: {}. Given up", small
-    yield "reads its source: the nll on valid is {}, and", Row("iwslt14_tuning", "plain_2_drop20").values(VALID_NLL)
 
 
 def of_classification() -> Sentences:
