@@ -664,6 +664,16 @@ def test_primary_comparisons_and_other_systems_are_families_and_all_else_is_expl
     assert "two primary comparisons, tree - transformer at the largest share and its slope" in table
 
 
+def test_shares_of_equal_size_have_no_slope(recorded, data):
+    """A small share of few examples may be as large as the next one."""
+    config = make_config(data, models={"tree": {}, "transformer": {}}, fractions=[0.5, 1.0])
+    records = make_records(recorded, {name: {0.5: 3, 1.0: 3} for name in ("tree", "transformer")})
+    for record in records:
+        record["facts"]["examples"] = 30
+    report = build_report(config.grid, records)
+    assert report["slopes"] == [] and len(report["points"]) == 4
+
+
 def test_compared_cells_of_other_processors_packages_or_commits_are_named(recorded, data):
     """Only pairs that are compared count: seed 2 of one size has no partner."""
     config = make_config(data, models={"tree": {}, "transformer": {}})

@@ -18,6 +18,7 @@ from treenet.evaluation.significance import (
     summarize,
     t_quantile,
 )
+from treenet.experiments.study import show_p_values
 
 SENTENCES = 200
 # Deviations of what differs between systems: of a seed on all sentences, of a sentence for all seeds, of a seed on a sentence.
@@ -97,6 +98,17 @@ def test_fewer_than_three_seeds_get_neither_interval_nor_star(differences):
 
 def test_constant_differences_are_not_tested():
     assert compare_over_seeds([0.0, 0.0, 0.0], 0.0, 500).p_value is None
+
+
+def test_one_sentence_tells_nothing_about_others():
+    found = compare_examples(np.array([[1.0], [0.0], [1.0]]))
+    assert (found.interval, found.p_value, found.seen) == (None, None, None) and found.difference == pytest.approx(2 / 3)
+    assert compare_over_seeds([1.0, 0.0, 1.0], 0.0, None).interval == compare_over_seeds([1.0, 0.0, 1.0], 0.0, 9).interval
+
+
+def test_a_p_value_is_never_shown_as_0():
+    shown = show_p_values(replace(make_tests(1e-5)[0], family="systems", holm_p_value=2e-4))
+    assert shown == ("<0.001 ", "<0.001*")
 
 
 def test_t_quantiles_are_those_of_the_tables():

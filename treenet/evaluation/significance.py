@@ -42,9 +42,9 @@ EXPLAIN_WEIGHTS = f"p, weights: it holds only for {ABOUT_WEIGHTS_OF_SEEDS} ({PAI
 class SeedTest:
     """The mean difference of systems from baselines that share seeds, and the inference about other seeds and sentences.
 
-    `interval`, `p_value` and `seen` are None with fewer than `FEWEST_SEEDS` seeds, or if nothing varies. There are two standard
-    errors of the difference, over seeds and over sentences. The one over seeds is None with one seed. `seen` is the smallest true
-    difference that as many seeds and sentences find with probability 0.8, with the variance that was observed.
+    `interval`, `p_value` and `seen` are None with fewer than `FEWEST_SEEDS` seeds, with one sentence, or if nothing varies. There
+    are two standard errors of the difference, over seeds and over sentences. The one over seeds is None with one seed. `seen` is
+    the smallest true difference that as many seeds and sentences find with probability 0.8, with the variance that was observed.
     """
 
     difference: float
@@ -76,8 +76,10 @@ def half_interval(summary: dict) -> float | None:
     return summary["half_interval"] if len(summary["values"]) >= FEWEST_SEEDS else None
 
 
-def compare_over_seeds(differences: Sequence[float], sentence_variance: float, num_sentences: int) -> SeedTest:
+def compare_over_seeds(differences: Sequence[float], sentence_variance: float, num_sentences: int | None) -> SeedTest:
     """Return test and interval of the mean of `differences`, one per seed, all on the same `num_sentences` sentences.
+
+    With None, the test is about other seeds on these very sentences. One sentence tells nothing about others: it has no test.
 
     `sentence_variance` is the variance of the mean difference over new samples of sentences, the same for all seeds. It is added
     to the variance over seeds, divided by their number. The sum is a little too large, because the variance between seeds also
@@ -91,9 +93,9 @@ def compare_over_seeds(differences: Sequence[float], sentence_variance: float, n
     count, difference = len(differences), fmean(differences)
     over_seeds = variance(differences) / count if count > 1 else None
     interval = p_value = seen = None
-    if count >= FEWEST_SEEDS and (total := over_seeds + sentence_variance):
+    if count >= FEWEST_SEEDS and num_sentences != 1 and (total := over_seeds + sentence_variance):
         error, share = math.sqrt(total), over_seeds / total
-        freedoms = count - 1, max(num_sentences - 1, 1)
+        freedoms = count - 1, (num_sentences or 2) - 1
 
         def critical(level: float) -> float:
             return share * t_quantile(freedoms[0], level) + (1 - share) * t_quantile(freedoms[1], level)

@@ -208,7 +208,7 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
                 pairs += [(here[seed]["cell"], there[seed]["cell"]) for seed in seeds]
                 theirs, ours = (_values([side[seed] for seed in seeds], VALID_NLL) for side in (there, here))
                 if theirs and ours:
-                    test = compare_over_seeds([one - other for one, other in zip(ours, theirs, strict=True)], 0.0, 1)
+                    test = compare_over_seeds([one - other for one, other in zip(ours, theirs, strict=True)], 0.0, None)
                     point[NLL_COMPARISON] = asdict(replace(test, about=ABOUT_VALID, family=EXPLORATORY))
             points.append(point)
     slopes = []
@@ -314,7 +314,10 @@ def _of(cells: Iterable[dict], fraction: float, model: str) -> dict[int, dict]:
 def _slope(
     cells: Sequence[dict], bleu: Mapping[str, np.ndarray], model: str, against: str, num_examples: int
 ) -> tuple[dict, SeedTest] | None:
-    """Return the slope of a model's difference, over the seeds that have all its sizes; None with one size or no such seed."""
+    """Return the slope of a model's difference, over the seeds that have all its sizes; None with one size or no such seed.
+
+    Small shares of few examples may have the same size.
+    """
     fractions = sorted({cell["fraction"] for cell in cells if cell["model"] == model})
     by_size = [[_of(cells, fraction, name) for fraction in fractions] for name in (against, model)]
     seeds = sorted(set.intersection(*(set(here) for side in by_size for here in side))) if fractions else []
@@ -322,6 +325,8 @@ def _slope(
         return None
     sides = [np.array([[bleu[here[seed]["cell"]] for here in side] for seed in seeds]) for side in by_size]
     pairs = np.array([[here[seed]["pairs"] for here in by_size[1]] for seed in seeds])
+    if not np.ptp(pairs, axis=1).all():
+        return None
     return {"fractions": fractions, "seeds": seeds}, compare_slopes(*sides, pairs, num_examples)
 
 

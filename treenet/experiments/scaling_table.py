@@ -22,7 +22,7 @@ from treenet.evaluation.significance import (
     compare_with_baseline,
     half_interval,
 )
-from treenet.experiments.study import notes_about_cells, show_p_values
+from treenet.experiments.study import notes_about_cells, show_p_value, show_p_values
 from treenet.tasks.translation_metrics import COMPARED, MAIN, MAIN_OF_TOKENS, METRIC_TITLES, METRICS
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def list_pooled(report: Mapping) -> Table:
     for test in report.get("pooled", ()):  # files of earlier versions have none
         digits = 3 if test["metric"] == "nll" else 2
         low, high = test["interval"]
-        numbers = f"{test['difference']:+.{digits}f}", f"[{low:+.{digits}f}, {high:+.{digits}f}]", f"{test['p_value']:.3f}"
+        numbers = f"{test['difference']:+.{digits}f}", f"[{low:+.{digits}f}, {high:+.{digits}f}]", show_p_value(test["p_value"])
         name = f"{test['model']} - {test['against']}"
         rows.append((f"{test['pairs']:,.0f}", name, _TITLES[test["metric"]], *numbers, f"{test['seen']:.{digits}f}"))
     return _HEAD, rows, EXPLAIN_POOLED
@@ -166,7 +166,7 @@ def format_table(report: dict) -> str:
             test, of_weights = found
             p_value, holm = show_p_values(test)
             line += f"  {test.difference:>+10.2f} {against_of(report, point):<18}{_show_interval(test):>16}{p_value:>9}{holm:>10}"
-            line += f"{of_weights.value:>11.3f}{ONE_SIDED if of_weights.one_sided else ''}"
+            line += f"{show_p_value(of_weights.value):>11}{ONE_SIDED if of_weights.one_sided else ''}"
         lines.append(line)
     lines += describe_slopes(report)
     lines += report.get("explanations", [EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS])
@@ -205,7 +205,7 @@ def list_nll(report: Mapping) -> Table:
         if NLL_COMPARISON in point:
             test = read_test(point[NLL_COMPARISON])
             interval = "[{:+.3f}, {:+.3f}]".format(*test.interval) if test.interval else "-"
-            p_value = f"{test.p_value:.3f}" if test.p_value is not None else "-"
+            p_value = show_p_value(test.p_value) if test.p_value is not None else "-"
             name = f"{point['model']} - {against_of(report, point)}"
             rows.append((f"{point['pairs']:,.0f}", name, f"{test.difference:+.3f}", interval, p_value))
     return NLL_HEAD, rows, EXPLAIN_NLL

@@ -84,14 +84,19 @@ def notes_about_cells(report: Mapping) -> list[str]:
     return [*([f"{count} of {len(cells)} cells {NOT_RECORDED}"] if count else []), *describe_unlike(report)]
 
 
+def show_p_value(value: float) -> str:
+    """Format a p-value. None is 0."""
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
 def show_p_values(test: SeedTest) -> tuple[str, str]:
     """Format p and the corrected p of its family. The width is the same with and without a star."""
     star = "*" if test.starred else " "
     if test.p_value is None:
         return "- ", "- "
     if test.holm_p_value is None:
-        return f"{test.p_value:.3f}{star}", "explor. " if test.family == EXPLORATORY else "- "
-    return f"{test.p_value:.3f} ", f"{test.holm_p_value:.3f}{star}"
+        return f"{show_p_value(test.p_value)}{star}", "explor. " if test.family == EXPLORATORY else "- "
+    return f"{show_p_value(test.p_value)} ", f"{show_p_value(test.holm_p_value)}{star}"
 
 
 Read = Callable[[AnyPath], tuple[dict[str, dict], dict[str, str]]]  # see `Recording`
