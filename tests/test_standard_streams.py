@@ -1,5 +1,6 @@
 """Commands whose standard streams are closed, and what they say while their libraries load."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,21 @@ def test_a_command_without_standard_streams_does_its_work(repository, tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stderr
     assert content(tmp_path / "d2>&-") == content(tmp_path / "d<&- >&- 2>&-") == content(tmp_path / "d") != {}
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("place", ["/dev/full", "cut"])
+def test_an_output_that_is_not_complete_is_an_error(tmp_path, place, unbuffered):
+    program = """import sys
+from treeproc.common.command_line import run_cli
+sys.argv = ["tree-attention", "translate"]
+run_cli(lambda arguments: sys.stdout.buffer.write(3000 * b"x"))
+"""
+    limited = f'ulimit -f 1; exec {sys.executable} -c "$0" > {place}'  # of 1,024 bytes, or 512: a part of the text is written
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    done = subprocess.run(["bash", "-c", limited, program], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    why = "No space left on device" if place == "/dev/full" else "File too large"
+    assert (done.returncode, done.stderr) == (2, f"error: cannot write standard output: {why}; free space\n")
 
 
 @pytest.fixture

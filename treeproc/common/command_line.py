@@ -7,6 +7,7 @@ import argparse
 import atexit
 import errno
 import gc
+import io
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -209,6 +210,7 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
             note_lost_output(sys.argv[1:])
             main(sys.argv[1:])
             tell_repeats()
+            sys.stdout.flush()
         except UserError as error:
             warn(as_called(f"error: {error}"))  # once more: a worker may have made it
             sys.exit(2)
@@ -220,7 +222,6 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
             warn("interrupted; the same command continues")
             sys.exit(INTERRUPTED)
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains once more at exit
             sys.exit(PIPE_CLOSED)
         except ModuleNotFoundError as error:
             if not (reason := describe_missing(error)):
@@ -231,8 +232,20 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
             failure = describe_ray_failure(error)
             if not (reason := failure or describe_refusal(error)):
                 raise
-            warn(f"error: {reason}")
+            warn(f"error: {reason if _flush_output() else f'cannot write standard output: {reason}'}")
             sys.exit(FAILED if failure else 2)
+        finally:
+            _flush_output()
+
+
+def _flush_output() -> bool:
+    """Write what standard output still holds; return False, and drop it, if that fails: else Python complains at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
 
 
 def describe_refusal(error: Exception) -> str | None:
@@ -252,7 +265,7 @@ def describe_refusal(error: Exception) -> str | None:
 
 
 def open_lost_streams() -> None:
-    """Open the null device under the numbers of the closed streams.
+    """Open the null device under the numbers of the closed streams, and buffer standard output.
 
     Otherwise, the next file that the command opens would get the number of a closed stream, and messages of libraries would go
     into that file.
@@ -270,6 +283,9 @@ def open_lost_streams() -> None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w", encoding="utf-8")
+    if isinstance(getattr(sys.stdout, "buffer", None), io.RawIOBase):  # PYTHONUNBUFFERED: a full disk would cut text silently
+        buffer = open(sys.stdout.fileno(), "wb", closefd=False)
+        sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
 
 
 def check_output(hint: str = "") -> None:
