@@ -466,6 +466,17 @@ def test_a_report_needs_no_text_and_takes_every_result(run, tmp_path):
     done = run_here("report.py", "--out", tmp_path / "last", run, "split=test.last", "lines=[3]")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "last" / "report.json").read_text())["examples"][0]["text"] == texts()[2]
+    predictions = run / "predictions.test.last.tsv"
+    whole = predictions.read_text()
+    for damaged in (
+        whole.rpartition("\n24\t")[0] + "\n",
+        re.sub(r"(?m)^2\t\d", "2\t7", whole),
+    ):  # a line less, a class that is none
+        predictions.write_text(damaged)
+        done = run_here("report.py", "--out", tmp_path / "last", run, "split=test.last", "lines=[3]")
+        assert done.returncode == 2 and f"{predictions} is damaged: its examples or classes" in done.stderr
+        assert f"evaluate.py --out {run} split=test checkpoint=last\n" in done.stderr and done.stderr.count("\n") == 1
+    predictions.write_text(whole)
 
 
 def test_settings_of_translations_and_other_classes_are_refused(run, tmp_path):

@@ -9,7 +9,7 @@ from html import escape
 
 import numpy as np
 
-from treenet.data.splits import read_sources
+from treenet.data.splits import read_sources, read_split
 from treenet.report.figures import shade
 from treenet.report.lines import Lines
 from treenet.report.markup import TableCell, number, paragraph, show_status, tag, text
@@ -49,12 +49,15 @@ def choose_class_examples(runs: Sequence[ReportRun], settings: ReportSettings) -
     index = own_index(there[0]) if there else None
     if index is None or index.get("pairs"):
         return []
+    data, of = there[0].data, there[0].scores[split].get("split", split)
     try:
-        texts = read_sources(there[0].data, there[0].scores[split].get("split", split))
+        numbers = [row["example_id"] for row in read_split(data, "text", of)]
+        texts = dict(zip(numbers, read_sources(data, of), strict=True))
     except UserError as error:
         there[0].missing.append(Missing(f"no examples: {error}"))
         return []
-    names, rows = class_names(index), {run.name: _predictions(run, split) for run in there}
+    names = class_names(index)
+    rows = {run.name: _predictions(run, split, set(texts), len(names)) for run in there}
     first = rows[there[0].name]
     if settings.lines:
         numbers = [line - 1 for line in settings.lines]
@@ -68,22 +71,24 @@ def choose_class_examples(runs: Sequence[ReportRun], settings: ReportSettings) -
 
         wrong = [one for one in first if any(own[one][1] != first[one][0] for own in rows.values())]
         numbers = sorted(wrong, key=lambda one: (*doubt(one), one))[: settings.sentences]
-    places = {example: place for place, example in enumerate(sorted(first))}
     return [
-        ClassExample(one + 1, texts[places[one]], names[first[one][0]], {name: names[own[one][1]] for name, own in rows.items()})
+        ClassExample(one + 1, texts[one], names[first[one][0]], {name: names[own[one][1]] for name, own in rows.items()})
         for one in numbers
     ]
 
 
-def _predictions(run: ReportRun, result: str) -> dict[int, tuple[int, int]]:
-    """Return class and predicted class by example."""
+def _predictions(run: ReportRun, result: str, examples: set[int], num_classes: int) -> dict[int, tuple[int, int]]:
+    """Return class and predicted class by example. Raises UserError for a file of other examples or classes."""
     path = run.folder / f"predictions.{result}.tsv"
-    hint = f"run workflows/evaluate.py --out {run.given} split={result}"
+    hint = f"run {run.statuses[result].command}"
     try:
         rows = csv.DictReader(io.StringIO(read_text(path, hint)), delimiter="\t")
-        return {int(row["example_id"]): (int(row["label"]), int(row["predicted"])) for row in rows}
+        found = {int(row["example_id"]): (int(row["label"]), int(row["predicted"])) for row in rows}
     except (KeyError, ValueError, TypeError):
         raise UserError(f"{path} is damaged; {hint}") from None
+    if found.keys() != examples or not all(0 <= one < num_classes for both in found.values() for one in both):
+        raise UserError(f"{path} is damaged: its examples or classes are not those of {run.data}; {hint}")
+    return found
 
 
 def show_classes(page: Page) -> list[str]:
