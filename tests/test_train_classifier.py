@@ -236,15 +236,17 @@ def test_settings_that_do_not_fit_the_data_are_refused(tmp_path, facts, override
 
 def test_one_command_trains_and_scores_a_classifier_and_refuses_data_without_the_task(data, tmp_path):
     (tmp_path / "config.yaml").write_text(json.dumps({**TINY, "data": str(data), "max_steps": 8}))
+    run = tmp_path / "my run"
     command = ("train_classifier.py", "--config", tmp_path / "config.yaml")
-    done = run_here(*command, "--out", tmp_path / "run", "model.name=transformer")
+    done = run_here(*command, "--out", run, "model.name=transformer")
     assert done.returncode == 0, done.stderr
-    again = (*command[1:], "--out", tmp_path / "run", "model.name=transformer")
+    again = (*command[1:], "--out", run, "model.name=transformer")
     by_other_names = [run_here(name, *again) for name in ("train.py", "train_wmt.py", "train_lm.py")]
     assert {one.returncode for one in by_other_names} == {0}
     assert {one.stdout.partition("result")[2] for one in by_other_names} == {done.stdout.partition("result")[2]}
     assert "accuracy" in done.stdout and "\ntest.last" in done.stdout and "classes/s" in done.stdout
-    assert set(read_json(tmp_path / "run" / "scores.json")) == {"valid", "valid.last", "test", "test.last"}
+    assert f"workflows/classify.py --out '{run}' input=FILE" in done.stdout  # as a shell takes it
+    assert set(read_json(run / "scores.json")) == {"valid", "valid.last", "test", "test.last"}
     refused = run_here(*command, "--out", tmp_path / "other", "task=translation")
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "model.name" in refused.stderr
 

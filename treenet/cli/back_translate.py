@@ -12,6 +12,7 @@ After an interruption, the same command continues.
 """
 
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -278,6 +279,6 @@ def main(argv: Sequence[str]) -> None:
         claim(config, out)
         index = work()
     print(summary(index, out / "data"))
-    print(as_called(f"  train: python workflows/train.py --config FILE.yaml --out RUN data={out / 'data'}"))
+    print(as_called(f"  train: python workflows/train.py --config FILE.yaml --out RUN data={shlex.quote(str(out / 'data'))}"))
     if (out / f"{SYNTHETIC}.source").exists():
         print(f"  synthetic pairs half as often: 'batch.corpora={{{SYNTHETIC}.source: 0.5}}'")

@@ -5,6 +5,7 @@
 It takes some minutes on two cores. After an interruption, the same command continues.
 """
 
+import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +47,7 @@ NEXT = """
 Translate your own sentence:
   echo 'Where is my dog?' | .venv/bin/python workflows/translate.py --out {run}
 See scores, learning curves, trees and attention on one page:
-  .venv/bin/python workflows/report.py --out {out}/page {runs}
+  .venv/bin/python workflows/report.py --out {page} {runs}
 Train on your own text: the tutorial, docs/tutorial.md, takes half an hour."""
 
 
@@ -174,5 +175,6 @@ def main(argv: Sequence[str]) -> None:
     curves = {TITLES[name]: read_metrics(out / name) for name in MODELS}
     print(f"learning curves    {plot_curves(curves, out / 'learning_curves.png', 'Shipped sample, one seed')}")
     print(f"this report        {out / 'report.txt'}")
-    print(as_called(NEXT.format(run=out / MODELS[0], out=out, runs=" ".join(str(out / name) for name in MODELS))))
+    run, page = (shlex.quote(str(out / name)) for name in (MODELS[0], "page"))
+    print(as_called(NEXT.format(run=run, page=page, runs=shlex.join(str(out / name) for name in MODELS))))
     print(f"\ndone in {(time.monotonic() - started) / 60:.1f} minutes")

@@ -7,6 +7,7 @@ DATA is a data set with the pieces of the encoder's tokenizer. The run freezes t
 of the states before it computes them. After an interruption, the same command continues.
 """
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
         print(f"{split}: {total['states']:,} states of {total['rows']:,} examples{windows}")
     print(
         as_called(
-            f"  train: python workflows/train_classifier.py --config FILE.yaml --out RUN data={data} "
-            f'"freeze=[encoder.embedding.pretrained.*]" frozen_states={out}'
+            f"  train: python workflows/train_classifier.py --config FILE.yaml --out RUN data={shlex.quote(str(data))} "
+            f'"freeze=[encoder.embedding.pretrained.*]" frozen_states={shlex.quote(str(out))}'
         )
     )

@@ -17,6 +17,7 @@ workflows/train_wmt.py, train_classifier.py and train_lm.py are this command. Th
 a classifier and a masked language model.
 """
 
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -64,7 +65,7 @@ def main(argv: Sequence[str], sample: str | None = "sample", **defaults: Any) ->
     else:
         warn_of_stale_results(args.out)
     for what, script, arguments in task.next_commands():
-        print(as_called(f"  {what}: python workflows/{script} --out {args.out}{arguments}"))
+        print(as_called(f"  {what}: python workflows/{script} --out {shlex.quote(str(args.out))}{arguments}"))
 
 
 train_classifier = partial(main, sample=None, task="classification")

@@ -7,6 +7,7 @@ parser.models.
 """
 
 import logging
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
     size = sum(file_size(path) for path in models.glob("*.pt"))
     print(f"models: {models}, {size / 1e6:.1f} MB")
     print(f"scores: {Path(models) / 'README.md'}, scores.json, curves.png")
-    command = f"python workflows/preprocess.py ... parser.models={models} parser.language={config.language}"
+    command = f"python workflows/preprocess.py ... parser.models={shlex.quote(str(models))} parser.language={config.language}"
     if "constituency" not in trained_files(models):
         command += " parser.dependencies=true parser.constituency=false"
     print(as_called(f"use:    {command}"))
