@@ -154,3 +154,6 @@ def test_a_study_answers_at_its_largest_share():
         "The 95 % interval (t over 3 paired seeds) is +1.00 to +3.00."
     )
     assert answer_study(ReportStudy("study", "study", FORM, None)) is None
+    test["holm_p_value"] = 0.08  # of several comparisons
+    corrected = answer_study(ReportStudy("study", "study", FORM, report))
+    assert corrected.sentence.endswith("comparisons, p is 0.080: the difference may be chance.")

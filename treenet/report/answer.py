@@ -13,7 +13,7 @@ import numpy as np
 
 from treenet.config import OPERATIONAL, flatten
 from treenet.evaluation.bootstrap import compare_seeds, sample_metric, sentence_statistics
-from treenet.evaluation.significance import FEWEST_SEEDS, SYSTEMS, SeedTest, correct_family
+from treenet.evaluation.significance import FEWEST_SEEDS, SIGNIFICANT, SYSTEMS, SeedTest, correct_family
 from treenet.experiments.scaling_table import against_of, metric_of, read_comparison
 from treenet.report.compare import ScoreTable, references_of
 from treenet.report.report_inputs import ReportRun, ReportStudy
@@ -87,7 +87,13 @@ def _certainty(row: SystemResult, as_given: bool) -> str:
         return f"There is no interval: it needs {needed}. Other seeds may reverse the difference."
     low, high = row.test.interval if as_given else (-row.test.interval[1], -row.test.interval[0])
     message = f"The 95 % interval (t over {row.test.seeds} paired seeds) is {_signed(low)} to {_signed(high)}"
-    return f"{message}. It contains 0, so the difference may be chance." if low <= 0 <= high else f"{message}."
+    if low <= 0 <= high:
+        return f"{message}. It contains 0, so the difference may be chance."
+    if (p_value := row.test.holm_p_value) is not None and p_value >= SIGNIFICANT:
+        return (
+            f"{message}. But after Holm's correction for several comparisons, p is {p_value:.3f}: the difference may be chance."
+        )
+    return f"{message}."
 
 
 def answer_runs(
