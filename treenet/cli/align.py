@@ -158,13 +158,14 @@ def main(argv: Sequence[str]) -> None:
         file = stack.enter_context(named_output(settings.output)) if settings.output is not None else sys.stdout.buffer
         lines = read_raw_lines(settings.input, settings.trees, settings.target)
         found: list[list[tuple[int, int]]] = []  # kept only to be compared
-        number = 0
+        number = unread = 0
         while part := list(islice(lines, settings.lines_at_once)):
             for line, links, nodes in aligner.align(part, number):
                 if references is not None:
                     found.append(links)
                     check_reference(references, number, line, settings.references)
                 number += 1
+                unread += bool(line.problem)
                 if problem := line.problem or line.note:
                     warn(f"warning: {settings.input}, line {number}: {problem}")
                 record = {"line": number, "links": sorted(links), "nodes": nodes}
@@ -176,4 +177,6 @@ def main(argv: Sequence[str]) -> None:
     if references is not None:
         rate = alignment_error_rate(found, references)
         shown = "not defined, because neither side has a link," if rate is None else f"{100 * rate:.1f} %"
-        print(f"alignment error rate {shown} on {len(references):,} lines", file=sys.stderr)
+        message = f"alignment error rate {shown} on {len(references):,} lines"
+        message += f", {unread:,} of them not aligned" if unread else ""
+        print(message, file=sys.stderr)
