@@ -460,6 +460,9 @@ def test_a_report_needs_no_text_and_takes_every_result(run, tmp_path):
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     assert "text/index.json is missing" in report["runs"][0]["missing"][0]["said"] and "examples" not in report
+    assert run_here("report.py", "--out", tmp_path / "report", one, "split=test.last").returncode == 0
+    missing = json.loads((tmp_path / "report" / "report.json").read_text())["runs"][0]["missing"][0]
+    assert missing["said"] == "no scores of test.last" and missing["command"].endswith("split=test checkpoint=last")
     names = [classify_run(run, ClassifySettings(split="test", checkpoint=name))[0] for name in ("last", f"{run}/averaged/")]
     assert names == ["test.last", "test"]
     assert classify_run(run, ClassifySettings(split="test", checkpoint=str(one / "averaged")))[0] == "test.run-averaged"

@@ -20,7 +20,7 @@ from treenet.runs.checkpoint import AVERAGED, is_complete
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import RunMirror
 from treenet.runs.result_entries import PROBES, SCORES, read_scores
-from treenet.runs.result_provenance import PARSE, ResultStatus, RunState
+from treenet.runs.result_provenance import LAST, PARSE, ResultStatus, RunState
 from treenet.runs.run_folder import FACTS, read_facts, recorded_sha256
 from treenet.runs.run_results import read_system
 from treenet.tasks.base import TASKS, task_of
@@ -243,7 +243,8 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         run.missing.append(Missing(f"no averaged model, after {steps}", as_called(command)))
     what, there = ("translations", run.translations) if task == "translation" else ("scores", run.scores)
     if split not in there:
-        command = f"python workflows/evaluate.py --out {out} split={split}"
+        name = split.removesuffix(f".{LAST}")
+        command = f"python workflows/evaluate.py --out {out} split={name}" + (f" checkpoint={LAST}" if name != split else "")
         run.missing.append(Missing(f"no {what} of {split}", as_called(command)))
     return run
 
