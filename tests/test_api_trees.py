@@ -304,6 +304,7 @@ MISTAKES = {
     "span 0: end must be at most 2147483647, but is 1000": lambda: TreeStructure.from_spans([[(0, 10**30)]]),
     "embed_dim must be from 1 to 2147483647, but is 1000": lambda: TreeAttention(10**30, 2),
     "span 0: end must be an integer, but is True": lambda: TreeStructure.from_spans([[(0, True)]]),
+    "tree 1 of the batch has no spans, so its number of leaves is unknown": lambda: TreeStructure.from_spans([[(0, 2)], []]),
     r"num_leaves\[0\] must be an integer, but is 2.0": lambda: TreeStructure.from_spans([[(0, 2)]], [2.0]),
     r"num_leaves\[0\] must be from 1 to 2147483647, but is 0": lambda: TreeStructure.from_spans([[]], [0]),
     "embed_dim must be an integer, but is '8'": lambda: TreeAttention("8", 2),

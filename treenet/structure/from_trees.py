@@ -77,7 +77,7 @@ def read_spans(trees: Sequence[Sequence[Span]], num_leaves: Sequence[int] | None
     """Read nodes of each tree in any order; the first of equal spans is the upper one.
 
     Without `num_leaves` a tree ends with its last span. Raises UserError unless spans are two integers, and perhaps a label. It
-    also does so for a span outside of its tree or across another.
+    also does so for a span outside of its tree or across another, and for a tree without spans and number of leaves.
     """
     read = [_read_nodes(number, spans) for number, spans in enumerate(as_list("trees", trees, "trees, each a list of spans"))]
     if num_leaves is not None:
@@ -87,7 +87,9 @@ def read_spans(trees: Sequence[Sequence[Span]], num_leaves: Sequence[int] | None
             raise UserError(f"num_leaves must have a number for each of the {len(read)} trees, but has {len(num_leaves)}")
     out = []
     for number, spans in enumerate(read):
-        count = num_leaves[number] if num_leaves is not None else max((end for _, end, _ in spans), default=1)
+        if num_leaves is None and not spans:
+            raise UserError(f"tree {number} of the batch has no spans, so its number of leaves is unknown; give num_leaves")
+        count = num_leaves[number] if num_leaves is not None else max(end for _, end, _ in spans)
         ordered = sorted(spans, key=lambda span: (span[0], -span[1]))
         tree = SpanTree([label for _, _, label in ordered], [start for start, _, _ in ordered], [end for _, end, _ in ordered])
         _check_spans(number, tree, count)

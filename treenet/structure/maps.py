@@ -110,7 +110,8 @@ class TreeStructure(Structure):
         """Build one tree an example as its nodes: `[[(0, 3, "S"), (0, 2, "NP"), (2, 3, "VP")]]`, leaves [start, end).
 
         Labels are optional. Nodes may have any order. If two have the same span, the first is the upper one. `num_leaves` [B]
-        is needed where a tree goes on after its last span. Raises UserError for spans that cross or leave their tree.
+        is needed for a tree that goes on after its last span, or has no span. Raises UserError for spans that cross or leave
+        their tree.
         """
         return cls._of(read_spans(trees, num_leaves))
 
