@@ -32,8 +32,8 @@ _SMALLEST_P = 1e-12
 # For people, below a table.
 EXPLAIN_MEANS = f"± 95 %: interval of the mean over seeds on these sentences (Student's t); it needs {FEWEST_SEEDS} seeds."
 EXPLAIN_SEEDS = (
-    f"The interval and the p of a difference hold for {ABOUT_SEEDS} ({SEEDS_TEST}). They need {FEWEST_SEEDS} seeds. A star means "
-    f"p < {SIGNIFICANT}, by p, Holm if there is one."
+    f"A difference is over the seeds that both systems have. Its interval and its p hold for {ABOUT_SEEDS} ({SEEDS_TEST}). They "
+    f"need {FEWEST_SEEDS} seeds. A star means p < {SIGNIFICANT}, by p, Holm if there is one."
 )
 EXPLAIN_WEIGHTS = f"p, weights: it holds only for {ABOUT_WEIGHTS_OF_SEEDS} ({PAIRED_BOOTSTRAP})."
 
