@@ -24,6 +24,7 @@ from treeproc.shards.schema import line_end_in
 
 MOST_CLASSES = 1000  # more are texts in the place of labels
 _SHOWN = 40
+_JSON = (".jsonl", ".json", ".ndjson")
 _LINE_ENDS = re.compile(r"[\r\n]+")
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 
@@ -110,28 +111,35 @@ def find_classes(source: Sequence[Path], columns: LabelledConfig) -> list[str]:
             )
     if len(names) == 1:
         raise UserError(f"{source[0]}: all examples have the class {quoted(*names)}; a classifier needs two")
-    if names and (count := names[first := next(iter(names))]) <= len(source) and names.total() > 2 * len(source):
+    may_lack_header = any(_suffix(path.name) not in (".csv", *_JSON) for path in source)
+    if may_lack_header and (count := names[first := next(iter(names), "")]) <= len(source) and names.total() > 2 * len(source):
         warn(
             f"{source[0]}: the first example has the class {quoted(first[:_SHOWN])}, as only {count} of {names.total():,} have; "
             "if it is a header, set labelled.label and labelled.text to its names"
         )
     alike: dict[str, str] = {}
     for name in sorted(names):
-        if (other := alike.setdefault("".join(name.casefold().split()), name)) != name:
+        visible = "".join(character for character in name.casefold() if character.isprintable() and character != " ")
+        if (other := alike.setdefault(visible, name)) != name:
             warn(
                 f"warning: {source[0]}: the classes {quoted(other[:_SHOWN])} ({names[other]:,} examples) and "
-                f"{quoted(name[:_SHOWN])} ({names[name]:,}) differ only in case or blanks, and are two classes; if they are one, "
-                "write one name into the files"
+                f"{quoted(name[:_SHOWN])} ({names[name]:,}) differ only in case, blanks or invisible characters, and are two "
+                "classes; if they are one, write one name into the files"
             )
     if all(map(_NUMBER.fullmatch, names)):
         return sorted(names, key=lambda name: (int(name), name))
     return sorted(names)
 
 
+def _suffix(name: str) -> str:
+    """Return the suffix below that of a compression: it decides the form of a file."""
+    return PurePosixPath(plain_name(name)).suffix.lower()
+
+
 def _fields(lines: Iterator[str], name: str, columns: LabelledConfig) -> Iterator[tuple]:
     """Yield line number, label and texts of every example of one file."""
-    suffix = PurePosixPath(plain_name(name)).suffix.lower()
-    if suffix in (".jsonl", ".json", ".ndjson"):
+    suffix = _suffix(name)
+    if suffix in _JSON:
         yield from _objects(lines, name, columns)
     elif suffix == ".csv":
         yield from _of_table(_csv_rows(lines, name), name, columns, needs_header=True)
