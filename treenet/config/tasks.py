@@ -143,6 +143,7 @@ class DecodingConfig(Settings):
     diversity_strength: float = Field(
         0.5,
         ge=0,
+        le=1e6,
         description="diverse beam search: penalty of a piece for each hypothesis of earlier groups that took it at the same step",
     )
     seed: int = Field(1, ge=0, lt=2**63, description="sampling: seed; a sample depends on it, the line, and its own number")
