@@ -122,10 +122,11 @@ def _spans(random: Random) -> Call:
     sizes: Any = None
     if random.random() < 0.4:
         sizes = [random.choice([4, 8, 9, random.choice(_WRONG)]) for _ in batch]
-    valid = all(_are_spans(tree) for tree in batch) and (sizes is None or all(_is_integer(n) and 1 <= n < 2**31 for n in sizes))
+    known = all(batch) if sizes is None else all(_is_integer(n) and 1 <= n < 2**31 for n in sizes)  # the numbers of leaves
+    valid = known and all(_are_spans(tree) for tree in batch)
     wanted = None
     if valid:
-        counts = sizes if sizes is not None else [max((int(span[1]) for span in tree), default=1) for tree in batch]
+        counts = sizes if sizes is not None else [max(int(span[1]) for span in tree) for tree in batch]
         if all(_nest(tree, int(count)) for tree, count in zip(batch, counts, strict=True)):
             full = [[(str(span[2]) if len(span) > 2 else "X", int(span[0]), int(span[1])) for span in tree] for tree in batch]
             wanted = [_sorted(Counter(tree)) for tree in full]

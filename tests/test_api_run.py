@@ -188,6 +188,7 @@ PLACES = {
     ),
     "that are read as trees, but one lacks 'leaves'": lambda data, run: collate(list(read_shards(data, stage="text"))[:2]),
     "/nope is not a run: /nope/config.yaml is missing; give the folder of a training run": lambda data, run: load_run("/nope"),
+    "/run.json is missing; give the folder of a training run": lambda data, run: load_run(data),
     "path must be the path of a folder, but is None": lambda data, run: load_run(None),
     "checkpoint must be 'averaged', the number of a step or a folder, but is None": lambda data, run: load_run(
         run, checkpoint=None

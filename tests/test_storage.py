@@ -65,6 +65,8 @@ def test_settings_keep_uris(tmp_path):
     assert load_settings(TrainConfig, tmp_path / "c.yaml") == config
     with pytest.raises(UserError, match="data: http://...: must be a local path"):
         load_settings(TrainConfig, None, ["data=http://host/data"])
+    with pytest.raises(UserError, match="data: must be a path or a URI, but is -; write /dev/stdin or /dev/stdout$"):
+        load_settings(TrainConfig, None, ["data=-"])
     with pytest.raises(UserError, match="^the command line: data: must be a path or a URI, but is empty$"):
         load_settings(TrainConfig, None, ["data="])
 

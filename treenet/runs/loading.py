@@ -161,9 +161,9 @@ def load_model(
 
 
 def task_of(run: Path) -> str:
-    """Return the task of a run folder; empty if it has no settings. Raises UserError if these cannot be read."""
+    """Return the task of a run folder; empty for any other folder. Raises UserError if its settings cannot be read."""
     path = run / "config.yaml"
-    return load_settings(TrainConfig, path).task if path.is_file() else ""
+    return load_settings(TrainConfig, path).task if path.is_file() and (run / "run.json").is_file() else ""
 
 
 def data_of(run: Path, config: TrainConfig) -> AnyPath:

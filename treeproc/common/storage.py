@@ -321,6 +321,8 @@ def inside(root: AnyPath, name: str) -> AnyPath:
 def _validate(value: object) -> AnyPath:
     if value is None:
         raise ValueError("must be a path or a URI, but is empty")
+    if value == [None]:
+        raise ValueError("must be a path or a URI, but is -; write /dev/stdin or /dev/stdout")
     if not isinstance(value, str | Path | RemotePath):
         raise ValueError(f"must be a path or a URI, but is {quoted(value)}; write ./NAME for a name that is a number")
     try:
