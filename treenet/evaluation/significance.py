@@ -167,9 +167,9 @@ def slopes(values: np.ndarray, places: np.ndarray) -> np.ndarray:
 
 def t_quantile(freedom: float, level: float = LEVEL) -> float:
     """Return the value that |t| of Student's t stays below with probability `level`."""
-    from scipy.stats import t as student  # here: the import takes a second, which only commands with tests need
+    from scipy.special import stdtrit  # here, as below: only commands with tests need it. scipy.stats would take a second more
 
-    return float(student.ppf((1 + level) / 2, freedom))
+    return float(stdtrit(freedom, (1 + level) / 2))
 
 
 def p_value_of(critical: Callable[[float], float], value: float, smallest: float = _SMALLEST_P) -> float:
@@ -277,14 +277,14 @@ def _means() -> tuple[np.ndarray, np.ndarray]:
 @cache
 def _deviations(freedom: int | None) -> tuple[np.ndarray, np.ndarray]:
     """Return observed deviations of a true one of 1, and their weights."""
-    from scipy.stats import chi2
+    from scipy.special import gammaincinv
 
     if freedom is None:
         return np.ones(1), np.ones(1)
     place, weight = np.polynomial.legendre.leggauss(_NODES)
     # Of u in [0, 1]; u = v^2 (3 - 2 v) has more nodes at both ends, where the quantile is steep.
     v = (place + 1) / 2
-    return np.sqrt(chi2.ppf(v * v * (3 - 2 * v), freedom) / freedom), weight / 2 * 6 * v * (1 - v)
+    return np.sqrt(2 * gammaincinv(freedom / 2, v * v * (3 - 2 * v)) / freedom), weight / 2 * 6 * v * (1 - v)
 
 
 def _shift(critical: float, freedom: int | None) -> float:
