@@ -295,7 +295,7 @@ def test_a_bootstrap_of_means_is_that_of_its_definition():
 
 
 def test_few_sentences_cannot_give_a_small_p():
-    """Of equally good systems, one is better on all n sentences as often as 2^(1 - n)."""
+    """The p of n sentences is at least 2^(1 - n): so often one of two equally good systems is better on all of them."""
     for count, least in ((1, 1.0), (2, 0.5), (5, 0.0625), (11, 1 / 1001)):
         references = (3 * REFERENCES)[:count]
         found = compare_systems(["nothing"] * count, references, references)["chrf"]
