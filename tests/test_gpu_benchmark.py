@@ -56,8 +56,8 @@ def test_a_run_that_is_cut_off_leaves_its_rows(tmp_path, without_git):
 
 def test_a_part_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):
     def parts(report, *places):
-        yield lambda: torch.ones(2) @ torch.ones(3)
-        yield lambda: report.add("Loss", by="ours", tokens=64)
+        yield gpu.CHECKS, lambda: torch.ones(2) @ torch.ones(3)
+        yield gpu.LOSS, lambda: report.add("Loss", by="ours", tokens=64)
 
     monkeypatch.setattr(gpu, "quick_parts", parts)
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--out", str(tmp_path / "gpu.md"), "--quick", "--device", "cpu"])
