@@ -269,6 +269,19 @@ def test_processes_of_a_data_loader_share_the_rows(world):
     assert len(sent) < 2000 and sorted(map(place, pickle.loads(sent))) == everything
 
 
+def test_workers_that_are_no_forks_know_the_rank(world, monkeypatch):
+    """Such a process has no process group: it would take the rows of all ranks."""
+    dataset = read_shards(world / "data", "train").to_torch()
+    everything, sent = ids_of_worker(dataset), []
+    for rank in range(2):
+        with monkeypatch.context() as patch:
+            for name, value in (("is_initialized", True), ("get_rank", rank), ("get_world_size", 2)):
+                patch.setattr(f"treenet.api.shards.dist.{name}", lambda value=value: value)
+            sent.append(pickle.dumps(dataset))
+    assert [ids_of_worker(pickle.loads(one)) for one in sent] == [everything[:20], everything[20:]]
+    assert ids_of_worker(pickle.loads(pickle.dumps(dataset))) == everything  # a process group may be made later
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("held", [2, 64])
 def test_shuffled_rows_come_once_on_all_ranks_and_workers(world, world_size, held, monkeypatch):

@@ -61,6 +61,11 @@ class ShardDataset(IterableDataset):
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # also for workers that a DataLoader keeps
         self._rows = sum(record.rows for record in shards.records)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process gets. A worker that is not a fork does not know the rank of its training."""
+        known = {"_place": self._rank()} if dist.is_available() and dist.is_initialized() else {}
+        return vars(self) | known
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the order of another epoch, on all ranks alike, before a loop begins."""
         self._epoch.fill_(as_integer("epoch", epoch, 0))
