@@ -88,6 +88,7 @@ MISTAKES = {
         [trees[0], trees[:2]]
     ),
     "but sample 1 has None": lambda trees: TreeCollator(default_collate)([{"a": trees[0]}, {"b": 1}]),
+    "but sample 0 has None": lambda trees: TreeCollator(default_collate)([{"b": 1}, {"b": 2, "a": trees[0]}]),
     r"samples\[0\] must be a dictionary, but is a TreeStructure": lambda trees: TreeCollator(default_collate)([trees[0]]),
     "collator must be a function of a list of samples, but is None": lambda trees: TreeCollator(None),
     "structures must be a list of TreeStructures, but is None": lambda trees: TreeStructure.cat(None),

@@ -13,7 +13,7 @@ class TreeCollator:
     """Collates samples that have trees: those by itself, and everything else by `collator`, for example one of Hugging Face.
 
     Samples are mappings. A value that is a `TreeStructure` is the tree of its sample. Raises UserError for samples of other
-    kinds, and for a sample with several trees or none.
+    kinds, for a sample with several trees, and for one without a tree if others have one.
     """
 
     def __init__(self, collator: Callable[[list[dict]], Mapping]):
@@ -27,7 +27,7 @@ class TreeCollator:
         for number, sample in enumerate(given):
             if not isinstance(sample, Mapping):
                 raise UserError(f"samples[{number}] must be a dictionary, but is {kind_of(sample)}")
-        names = [name for name, value in given[0].items() if isinstance(value, TreeStructure)] if given else []
+        names = list(dict.fromkeys(name for sample in given for name in sample if isinstance(sample[name], TreeStructure)))
         others = [{name: value for name, value in sample.items() if name not in names} for sample in given]
         batch = dict(self.collator(others))
         return batch | {name: collate_trees([sample.get(name) for sample in given]) for name in names}
