@@ -108,7 +108,7 @@ def test_node_means(sentences):
     means = structure.node_means(leaves)
     for number, tree in enumerate(sentences):
         for node, (start, end) in enumerate(tree.leaf_spans):
-            torch.testing.assert_close(means[number, node], leaves[number, start:end].mean(0))
+            torch.testing.assert_close(means[number, node], leaves[number, start:end].mean(0), rtol=1e-13, atol=1e-13)
         assert not means[number, len(tree.spans) :].any()
 
 

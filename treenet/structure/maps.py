@@ -251,7 +251,8 @@ class TreeStructure(Structure):
         start, end = (x.to(leaves.device)[..., None] for x in (self.start, self.end))
         inside = (start <= position) & (position < end)
         real = leaves.masked_fill(self.leaf_pad_mask.to(leaves.device)[..., None], 0)
-        return (inside / (end - start).clamp(min=1)).to(leaves.dtype) @ real
+        shares = inside.to(torch.promote_types(leaves.dtype, torch.float32)) / (end - start).clamp(min=1)
+        return shares.to(leaves.dtype) @ real
 
     @property
     def num_leaves(self) -> int:
