@@ -233,6 +233,12 @@ SMALL = ModelConfig(d_model=8, num_heads=2, d_ff=8, num_encoder_layers=1)
 MISTAKES = {
     "trees are missing": lambda: TreeAttention(8, 2)(torch.zeros(2, 5, 8)),
     r"tree\.relative_positions must be 0": lambda: TreeAttention(8, 2, tree=TreeAttentionConfig(relative_positions=3)),
+    r"^tree\.nodes must be 'labels' in TreeAttention.* but is 'labels_and_leaves'": lambda: TreeAttention(
+        8, 2, tree=TreeAttentionConfig(nodes="labels_and_leaves")
+    ),
+    r"^config\.tree\.nodes must be 'labels' in TreeEncoder": lambda: TreeEncoder(
+        ModelConfig(d_model=8, num_heads=2, tree=TreeAttentionConfig(nodes="labels_and_leaves"))
+    ),
     r"structure must be a TreeStructure, but is a list": lambda: TreeAttention(8, 2)(torch.zeros(2, 5, 8), structure=[]),
     r"\[2, 3, 8\] have no nodes: 3 leaves come first, then 2 nodes": lambda: TreeAttention(8, 2)(
         torch.zeros(2, 3, 8), structure=TREES

@@ -34,6 +34,12 @@ def _check_config(name: str, config: Settings, wanted: type[Settings]) -> None:
         build_settings(wanted, config.model_dump(), name)
 
 
+def _check_nodes(layer: str, name: str, tree: TreeAttentionConfig) -> None:
+    """Raise UserError for an initial state of nodes that a layer without embeddings does not make."""
+    if tree.nodes != "labels":
+        raise UserError(f"{name}.nodes must be 'labels' in {layer}, whose caller gives states of nodes, but is {tree.nodes!r}")
+
+
 def _place(module: nn.Module, device: torch.device | str | int | None, dtype: torch.dtype | None) -> None:
     """Move a new module to `device` and `dtype`, where given. Raises UserError for one that it cannot have."""
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
@@ -114,6 +120,7 @@ class TreeAttention(nn.Module):
         check_flag("batch_first", batch_first)
         if tree is not None:
             _check_config("tree", tree, TreeAttentionConfig)
+            _check_nodes("TreeAttention", "tree", tree)
             if tree.relative_positions:
                 raise UserError(
                     "tree.relative_positions must be 0 in TreeAttention, which adds no positions (TreeEncoder does), but it is "
@@ -238,13 +245,14 @@ class TreeStates(NamedTuple):
 class TreeEncoder(nn.Module):
     """The encoder of the Tree Transformer without its embeddings: `num_encoder_layers` of tree attention and feed-forward.
 
-    Reads of `config`: d_model, d_ff, num_heads, num_encoder_layers, dropout, attention_dropout and tree. Raises UserError for
-    wrong arguments.
+    Reads of `config`: d_model, d_ff, num_heads, num_encoder_layers, dropout, attention_dropout, activation_dropout,
+    encoder_layer_drop, norm and tree. Raises UserError for wrong arguments.
     """
 
     def __init__(self, config: ModelConfig, *, device: torch.device | str | int | None = None, dtype: torch.dtype | None = None):
         super().__init__()
         _check_config("config", config, ModelConfig)
+        _check_nodes("TreeEncoder", "config.tree", config.tree)
         self.config = config
         self.layers = build_layers(config, lambda _: build_tree_attention(config))
         _place(self, device, dtype)
