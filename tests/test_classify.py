@@ -145,6 +145,18 @@ def test_bad_lines_are_empty_and_harm_no_other(run, tmp_path):
     }
 
 
+def test_lines_that_begin_with_their_class_are_told(run, tmp_path):
+    """In a file of examples, the model would read the class as text."""
+    labelled = [f"{label}\t{text}" for label, text in toy_lines(25, 200)]
+    _, messages = classify(run, tmp_path, [*labelled, *texts()[:20]], "lines_at_once=50")
+    assert (
+        "begins with a class and a tab, which the model reads as text: 25 of 45 lines, for example line 1 with 'so so'"
+        in messages
+    )
+    for lines in (texts(), [*labelled[:9], *texts()], [f"new\t{text}" for text in texts()]):
+        assert "begins with a class" not in classify(run, tmp_path, lines)[1]
+
+
 def test_the_same_command_continues(run, tmp_path, monkeypatch):
     whole, _ = classify(run, tmp_path, texts(), "lines_at_once=10")
     (tmp_path / "output").unlink()

@@ -380,6 +380,12 @@ def test_another_language_and_tokens_are_told_where_a_parser_reads_plain_text(tm
     write_index(data / "text", [], columns=["example_id", "source", "target", "words"])
     encoder = RawLineEncoder(data, given_trees=False, max_pieces=500)
     assert notices("they go , they come .") == {}, "the model learned from tokens"
+    noticed = {"lines": 9, "tokens": {"count": 9, "line": 1, "text": ""}}
+    write_index(data / "text", [], columns=["example_id", "source", "label"], notices={"train": {"source": noticed}})
+    encoder = RawLineEncoder(data, given_trees=False, max_pieces=500)
+    assert notices("they go , they come .") == {}, "the text that the model learned looks tokenised too"
+    message = notices("They go, they come.", "They went.", "they come .")
+    assert set(message) == {"attached"} and "looks like plain text, but the model learned from tokens" in message["attached"]
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")

@@ -211,10 +211,25 @@ class LineClassifier:
             "".join(write(number, line, one) for (number, line), one in zip(numbered, found, strict=True)),
             [(number, line.problem) for number, line in numbered if line.problem],
             [(number, line.note) for number, line in numbered if line.note and not line.problem],
-            self._encoder.notices([line for _, line in numbered], first),
+            self._encoder.notices([line for _, line in numbered], first) | self._labels(numbered),
         )
 
     explain = __call__
+
+    def _labels(self, numbered: Sequence[tuple[int, EncodedLine]]) -> dict[str, str]:
+        """Return a notice if half of the lines, or more, have a class and a tab before their text, as files of examples have."""
+        if self._run.model.reads_pairs:
+            return {}
+        columns = [(number, *line.source.partition("\t")[:2]) for number, line in numbered]
+        found = [(number, label) for number, label, tab in columns if tab and label.strip() in self._run.classes]
+        if not found or 2 * len(found) < len(numbered):
+            return {}
+        number, label = found[0]
+        message = (
+            f"begins with a class and a tab, which the model reads as text: {len(found):,} of {len(numbered):,} lines, for "
+            f"example line {number:,} with {label.strip()!r}; give the texts alone (cut -f2- FILE)"
+        )
+        return {"labels": message}
 
     def _text(self, number: int, line: EncodedLine, found: Classes | None) -> str:
         """Columns are separated by tabs: the probability with scores, the name of the class; empty if there is none."""

@@ -21,6 +21,7 @@ from treeproc.shards.schema import FULL_PARSED_SCHEMA, select
 from treeproc.shards.store import read_index, stage_folder
 from treeproc.stages.encode import RowEncoder
 from treeproc.stages.inputs import TreeConfig
+from treeproc.stages.text_warnings import is_noticed
 
 
 def _endpoint(data: Path, recorded: str) -> str:
@@ -91,7 +92,7 @@ class LineEncoder:
         self.gives_arcs = config.dependencies
         self.tags = config.tags  # that may stand in front of lines
         self.language = config.language if config.reads_language else None  # of the parser; None if no parser reads the lines
-        self.reads_tokens = _has_tokens(data)
+        self.notice_kinds = _notice_kinds(data, index["tree_settings"].get("side", "source"))
         self.normalize = FORMS[index.get("normalization", "none")]  # of the text of the data set
         self._encoder = RowEncoder(data / "encoded" / "vocab", tree)
 
@@ -151,12 +152,20 @@ def read_treebank(files: Sequence[Path], data: AnyPath) -> tuple[list[dict], lis
     return list(examples), [row["trees"][0] for row in rows]
 
 
-def _has_tokens(data: AnyPath) -> bool | None:
-    """Return whether the text of a data set is tokens with blanks between; None if its text stage is missing."""
+def _notice_kinds(data: AnyPath, side: str) -> tuple[str, ...]:
+    """Return the kinds of notices that tell new lines apart from the lines that a model of a data set learned.
+
+    These lines are on `side` of the data set. Where they look tokenised, or have escapes, new lines should too.
+    """
     folder = stage_folder(data, "text")
     if not (folder / "index.json").exists():
-        return None
-    return "words" in read_index(folder).get("columns", ())
+        return ("escapes",)
+    index = read_index(folder)
+    if "words" in index.get("columns", ()):
+        return ("escapes",)
+    learned = index.get("notices", {}).get("train", {}).get(side, {})
+    escapes = () if is_noticed("escapes", learned) else ("escapes",)
+    return (*escapes, "tokens", *(("attached",) if is_noticed("tokens", learned) else ()))
 
 
 CONSTRAINTS = ("prefix", "must_appear", "must_not_appear")  # columns of an encoded row

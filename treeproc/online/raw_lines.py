@@ -147,13 +147,13 @@ class RawLineEncoder:
             draft.add_constraints([next(pieces) for _ in draft.constraints.pieces_of], self._max_pieces)
 
     def notices(self, lines: Sequence[EncodedLine], first_id: int = 0) -> dict[str, str]:
-        """Return the notices about the complete input, by kind: escapes, tokens, another language than the parser's."""
+        """Return the notices about the complete input, by kind: escapes, tokens, plain text, another language."""
         numbered = [
             (place, line.source) for place, line in enumerate(lines, start=first_id + 1) if line.source and not line.problem
         ]
         if not numbered:
             return {}
-        kinds = () if self._given_trees else ("escapes", "tokens") if self._encoder.reads_tokens is False else ("escapes",)
+        kinds = () if self._given_trees else self._encoder.notice_kinds
         sample = numbered[:: stride_of(len(numbered))]
         doubtful = any(is_doubtful(text, self._encoder.knows) for _, text in sample)
         side = SideNotices(Wanted(kinds, known(self._encoder.language) if doubtful else None))
@@ -173,6 +173,10 @@ class RawLineEncoder:
         what, do = {
             "escapes": ("has escapes such as &apos; or @-@, which the parser reads as words", "undo them first"),
             "tokens": (f"looks tokenised{escapes}, but the model learned from plain text", "undo the tokens first"),
+            "attached": (
+                "looks like plain text, but the model learned from tokens with blanks between them",
+                "write the lines as those of its data set",
+            ),
             "language": (
                 f"seems to be in another language ({found.get('seems')}) than the parser's ({self._encoder.language})",
                 "is it the right file?",
