@@ -14,7 +14,7 @@ from treenet.config import TrainConfig
 from treenet.jobs import train_run
 from treenet.jobs.train_run import choose_for_gpu, run_training
 from treenet.layers import backend
-from treenet.layers.backend import computing_in, precision_of_scores, resolve_precision
+from treenet.layers.backend import computing_in, precision_of_scores, resolve_precision, set_up_gpu
 from treenet.tasks import losses as task_losses
 from treenet.training import optimizer, step
 from treenet.training.optimizer import LossScale
@@ -45,6 +45,25 @@ def test_auto_is_float32_on_cpus_and_by_the_gpu_on_gpus(data, monkeypatch):
         assert resolve_precision("auto", CUDA) == expected
     assert resolve_precision("auto", CPU) == resolve_precision("auto", torch.device("meta")) == "float32"
     assert resolve_precision("tf32", CUDA) == "tf32"
+
+
+def test_a_gpu_computes_attention_without_cudnn_and_float32_exactly_if_asked():
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    before = cuda.matmul.allow_tf32, cudnn.allow_tf32, cuda.cudnn_sdp_enabled()
+    try:
+        cuda.matmul.allow_tf32 = False
+        cuda.enable_cudnn_sdp(True)
+        for precision, device, expected in (
+            ("bf16", CPU, (False, True)),
+            ("tf32", CUDA, (True, False)),
+            ("float32", CUDA, (False, False)),
+        ):
+            set_up_gpu(precision, device)
+            assert (cuda.matmul.allow_tf32, cuda.cudnn_sdp_enabled()) == expected
+            assert cuda.flash_sdp_enabled() and cuda.mem_efficient_sdp_enabled()
+    finally:
+        cuda.matmul.allow_tf32, cudnn.allow_tf32 = before[:2]
+        cuda.enable_cudnn_sdp(before[2])
 
 
 def test_float16_is_refused_on_cpus(data):
@@ -172,7 +191,7 @@ def test_a_trained_model_remembers_its_precision(monkeypatch):
 
     seen = []
     monkeypatch.setattr(backend, "computing_in", lambda name, device: seen.append((name, device.type)) or nullcontext())
-    monkeypatch.setattr(backend, "allow_tf32", lambda name, device: None)
+    monkeypatch.setattr(backend, "set_up_gpu", lambda name, device: None)
     alone, together = OnGpu(), OnGpu()
     backend.remember_precision(alone, "bf16")
     together.members = torch.nn.ModuleList([alone])

@@ -160,7 +160,8 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
     ("pretrained.md", "Relatedness: SICK#1"): _above_encoder("sick_pretrained_mean", (_pearson,), WITH_MEAN),
     ("pretrained.md", "The probe: agreement#0"): _above_encoder("agreement_pretrained", ON_PROBE),
     ("pretrained.md", "The probe: agreement#1"): _above_encoder("agreement_pretrained_mean", ON_PROBE, WITH_MEAN),
-    ("pretrained.md", "With a fine-tuned encoder: SST-5#0"): _above_encoder(
+    ("pretrained.md", "With a fine-tuned encoder: SST-5#0"): _above_encoder("sst5_finetuned", (_accuracy,), ABOVE_ENCODER[:4]),
+    ("pretrained.md", "With a fine-tuned encoder: SST-5#1"): _above_encoder(
         "sst5_finetuned_tenth", (_accuracy,), ABOVE_ENCODER[:4]
     ),
     ("pretrained.md", "Tuning#0"): [

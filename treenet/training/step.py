@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from treenet.data.batch import TreeBatch
 from treenet.data.packing import send
-from treenet.layers.backend import allow_tf32, computing_in, resolve_precision
+from treenet.layers.backend import computing_in, resolve_precision, set_up_gpu
 from treenet.layers.core import share_dropout_keys
 from treenet.models.compiling import Compiled, wants_compiling
 from treenet.tasks.base import Task
@@ -80,7 +80,7 @@ class TrainStep:
         if config.checkpoint_activations:
             recompute_layers(model, self._dropout_keys, draws_numbers=config.model.attention_dropout > 0)
         self.precision = resolve_precision(config.precision, ranks.device)
-        allow_tf32(self.precision, ranks.device)
+        set_up_gpu(self.precision, ranks.device)
         self.loss_scale = LossScale(ranks.device) if self.precision == "fp16" else None
 
     def _divisor(self, norm: Tensor) -> Tensor | None:
