@@ -15,10 +15,10 @@ Equation 10 adds embeddings for every node t of a branch: row |V_j^t| of the ver
 |H_j^t| of the horizontal table in the last K / 2. The weighted counts of the rows in each node are scalars too. They are added up
 in a matrix [B * N, rows]. Its product with the table serves all heads that share leaf weights.
 
-Precision. All of this runs at least in float32, with or without autocast; only inputs and outputs are rounded. Vectors are added,
-never subtracted, so that nothing cancels. The running sums that are subtracted are scalars in float64, each over one example of
-the batch. TF32 may stay on for matrix products. It rounds weights and vectors to 11 bits once each, which is no worse than bf16
-inputs.
+Precision. With lists of branches, all of this runs at least in float32, with or without autocast; only inputs and outputs are
+rounded. Vectors are added, never subtracted, so that nothing cancels. The running sums that are subtracted are scalars in
+float64, each over one example of the batch. TF32 may stay on for matrix products. It rounds weights and vectors to 11 bits once
+each, which is no worse than bf16 inputs.
 
 The sums have explicit backward passes, by lists of entries or by dense products.
 
@@ -258,7 +258,7 @@ class HierarchicalAccumulation(nn.Module):
     def accumulate(self, states: Tensor, vectors: Tensor, structure: TreeStructure) -> Tensor:
         """Replace node rows of `vectors` [B, S, D] by N-bar' (equation 10); leaf rows stay.
 
-        It accumulates at least in float32.
+        It computes at least in float32, except for the product of compact trees with the vectors.
         """
         branches, given = structure.branches, vectors.dtype
         dtype = torch.promote_types(given, torch.float32)

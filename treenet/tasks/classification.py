@@ -166,7 +166,7 @@ def has_both_sides(neutral: int, num_classes: int) -> bool:
 
 
 def above_neutral(probabilities: Tensor, neutral: int) -> Tensor:
-    """Return [B] for logits [B, C]: whether the classes above the neutral one have more probability than those below."""
+    """Return [B] for probabilities [B, C]: whether the classes above the neutral one have more probability than those below."""
     return probabilities[:, neutral + 1 :].sum(-1) > probabilities[:, :neutral].sum(-1)
 
 

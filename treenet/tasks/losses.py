@@ -148,7 +148,7 @@ def symmetric_divergence(first: Tensor, second: Tensor, targets: Tensor, ignored
 def r_drop_loss(
     first: Tensor, second: Tensor, targets: Tensor, smoothing: float, alpha: float, ignored: int | None = PAD_ID
 ) -> LossSums:
-    """Compute R-Drop (Wu et al., 2021): the loss of both passes, plus alpha times their divergence.
+    """Compute R-Drop (Liang et al., 2021): the loss of both passes, plus alpha times their divergence.
 
     `nll` is the mean of the passes.
     """

@@ -107,8 +107,9 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 def build_optimizer(model: nn.Module, config: OptimizerConfig, factors: Mapping[str, float] | None = None) -> torch.optim.AdamW:
     """Build AdamW. `factors` has factors of the learning rate by the names of parameters; all others have 1.
 
-    Parameters of two dimensions decay (matrices, tables, leaf weights [D, W]); vectors (biases, layer norms) do not. Parameters
-    without a gradient are left out.
+    Parameters of two or more dimensions decay: matrices, tables, leaf weights [D, W], the lengths [D, 1] of weight
+    normalisation, and the biases [H, 1, K] of `DepthAttention`. Vectors (other biases, layer norms) do not. Parameters without a
+    gradient are left out.
 
     The released code trains with fairseq's Adam, in which all parameters decay. At its 1e-4 and schedule, decay would make a
     vector smaller by 0.12 % in 60,000 updates. The custom of the field is to exclude vectors.
