@@ -22,7 +22,7 @@ from treenet.config import TrainConfig
 from treenet.data.input_kinds import TREES as READS_TREES
 from treenet.data.labelled import LabelledSource
 from treenet.data.splits import read_split
-from treenet.evaluation.classify import classify_run
+from treenet.evaluation.classify import classify_run, score_run
 from treenet.evaluation.line_classifier import LineClassifier
 from treenet.evaluation.settings import ClassifySettings
 from treenet.extras.serving.messages import Question, Served
@@ -434,6 +434,17 @@ def test_new_test_sets_are_scored(run, tmp_path):
     assert "macro_f1" in done.stdout and "95 % interval" in done.stdout and str(run / "predictions.a.news.tsv") in done.stdout
     table = done.stdout.partition("predicted class (column)")[2].splitlines()[1:5]
     assert [line.split()[-3:] for line in table[1:]] == [list(map(str, counts)) for counts in matrix.tolist()]
+
+
+def test_a_result_that_is_computed_again_replaces_itself(run, tmp_path):
+    """Training and a user name one result by different settings; a note appears only if the result is another one."""
+    other = train(load_trained(run)[0].data, tmp_path / "run", "max_steps=4")
+    score_run(other)
+    for options in ([], ["split=test"], [f"data={load_trained(run)[0].data}", "checkpoint=averaged"]):
+        before = read_scores(other)
+        done = run_here("evaluate.py", "--out", other, *options)
+        assert done.returncode == 0 and "replaces" not in done.stderr, done.stderr
+        assert read_scores(other) == before
 
 
 def test_a_report_has_scores_intervals_matrices_and_examples_of_classifiers(run, tmp_path):

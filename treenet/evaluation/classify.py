@@ -84,7 +84,8 @@ def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str],
     is_path = settings.checkpoint != LAST and not checkpoint_names(settings.checkpoint)
     which = name_in_results(folder, checkpoint) if is_path else settings.checkpoint
     name = ".".join([settings.split, *([] if which == AVERAGED else [which])])
-    name += f".{data.resolve().name}" if index["fingerprint"] != facts["data_fingerprint"] else ""
+    own_data = index["fingerprint"] == facts["data_fingerprint"]
+    name += "" if own_data else f".{data.resolve().name}"
     meta = read_json(checkpoint / META)
     scores = {
         **found,
@@ -95,8 +96,9 @@ def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str],
         "steps": meta.get("averaged_steps", [meta["step"]]),
         "weights_sha256": recorded_sha256(checkpoint),
         "data": fingerprints(index),
-        "own_data": index["fingerprint"] == facts["data_fingerprint"],
-        "asked": asked_for(settings),
+        "own_data": own_data,
+        # The same for training, which sets all of them, and for a user, who may leave out what is so anyway.
+        "asked": {"split": settings.split, "checkpoint": settings.checkpoint} | ({} if own_data else asked_for(settings)),
         "software": software(),
     }
     return name, lines, scores
