@@ -85,6 +85,27 @@ def test_escapes_in_plain_text_are_not_taken_for_tokens():
     assert len(messages) == 1 and "write the characters themselves" in messages[0] and "moses" not in messages[0]
 
 
+def test_quoting_of_tables_is_told_outside_of_csv():
+    """A table that a program wrote with tabs quotes only texts that have quotation marks."""
+    plain = [
+        '"Yes," he said.',
+        '"Yes," he said, "it is."',
+        '"a"',
+        '""',
+        '"" a ""',
+        'an 8"" x 9"" sheet',
+        '"8"" x 9" sheet"',
+        '"Why?""Because."',
+        '"',
+    ]
+    assert notices_of({"train": [*ENGLISH, *plain]}, parser={"name": "words"})[1] == []
+    facts, messages = notices_of({"train": [*ENGLISH, '"He said ""yes"" and ran."', '"""Yes,"" he said."']})
+    assert facts["train"]["source"]["quoted"] == {"count": 2, "line": 4, "text": '"He said ""yes"" and ran."'}
+    assert (
+        len(messages) == 1 and "read as text: 2 of 5 lines of train source" in messages[0] and "undo the quoting" in messages[0]
+    )
+
+
 def test_given_words_are_not_told_to_be_tokens():
     notices = TextNotices(wanted("none", ("words", "trees"), {"source": None}))
     notices.add("train", "source", [{"example_id": 0, "source": TOKENS[0]}])

@@ -183,6 +183,11 @@ def _has_rows(path: AnyPath) -> bool:
         return bool(file.readline())
 
 
+_KINDS = (
+    "tokens", "escapes", "attached", "subwords", "quoted", "decomposed", "language", "sentences", "placeholders", "leaks"
+)  # fmt: skip
+
+
 def say_notices(notices: dict, parsers: Mapping[str, ParserConfig | None], *, tokens_can_be_set: bool) -> None:
     """Log the lines of `notice_lines`."""
     for line in notice_lines(notices, parsers, tokens_can_be_set=tokens_can_be_set):
@@ -195,10 +200,7 @@ def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, t
     `notices` are those of the index of the text stage, `parsers` those of the sides.
     """
     sides = [(split, side, facts) for split, by_side in notices.items() for side, facts in by_side.items()]
-    found = {
-        kind: [(split, side, facts) for split, side, facts in sides if is_noticed(kind, facts)]
-        for kind in ("tokens", "escapes", "attached", "subwords", "decomposed", "language", "sentences", "placeholders", "leaks")
-    }
+    found = {kind: [(split, side, facts) for split, side, facts in sides if is_noticed(kind, facts)] for kind in _KINDS}
     split_already = {side for side, parser in parsers.items() if parser and parser.split_sentences}
     found["sentences"] = [one for one in found["sentences"] if one[1] not in split_already]
     lines = []
@@ -223,6 +225,11 @@ def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, t
         lines.append(
             f"looks cut into subwords, whose marks (▁ or ##) are read as text: {_where('subwords', found['subwords'])}; "
             f"{_example('subwords', found)}; join them to words in the files"
+        )
+    if found["quoted"]:
+        lines.append(
+            f"quoted as in CSV, with quotation marks that are read as text: {_where('quoted', found['quoted'])}; "
+            f"{_example('quoted', found)}; undo the quoting in the files"
         )
     if found["decomposed"]:
         lines.append(
