@@ -211,7 +211,11 @@ class TrainConfig(Settings):
     )
     average_checkpoints: Annotated[PositiveInt, Effect.PROGRESS] = Field(5, description="checkpoints averaged at the end")
     ema_decay: float = Field(
-        0.0, ge=0, lt=1, description="decay of a moving average of the weights; validation then uses the average. 0: no average"
+        0.0,
+        ge=0,
+        lt=1,
+        description="decay of a moving average of the weights; validation then uses it, also where average is last or best, "
+        "which take the mean of the weights themselves. 0: no average",
     )
     patience: Annotated[int, Effect.PROGRESS] = Field(
         0,
