@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from toylabels import LABELLED_COLUMNS, NUM_CLASSES, NUM_LABELS, NUM_PIECES, labelled_row, make_rows, write_labelled
 
+from treenet import collate, read_shards
 from treenet.config import BatchConfig, ClassifierConfig, ModelConfig
+from treenet.data.examples import ExampleSource
 from treenet.data.labelled import NO_CLASS, LabelledSource, PhraseSource
 from treenet.data.plan import BatchPlan
 from treenet.layers.core import share_dropout_keys
@@ -47,6 +49,13 @@ def of_row(output, row: int, batch) -> list[torch.Tensor]:
     """The prediction of a model for an example: its class, and those of the positions that have one."""
     message = [output.examples[row]]
     return message if output.positions is None else [*message, output.positions[row][batch.position_labels[row] != NO_CLASS]]
+
+
+def test_rows_of_the_library_are_the_batches_of_training(data):
+    """A data set without a target side has empty targets."""
+    found, expected = collate(list(read_shards(data))[:5]), ExampleSource(data / "encoded", "train").batch(range(5))
+    for name in ("example_ids", "leaf_pieces", "node_labels", "tgt_in", "tgt_out"):
+        assert torch.equal(getattr(found, name), getattr(expected, name))
 
 
 # Independence.

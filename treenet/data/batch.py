@@ -78,7 +78,8 @@ def pad(rows: Sequence[np.ndarray], value: int, multiple: int = 1) -> tuple[np.n
 def collate(examples: Sequence[dict], reads: InputKind = TREES) -> TreeBatch:
     """Return rows of an encoded shard (`Shard.row`) as one padded batch for an encoder that reads `reads`.
 
-    Raises UserError if there are none, if they are not such rows, or if they lack a column that the encoder reads.
+    Rows of a data set without a target side have empty targets, as in training. Raises UserError if there are no rows, if they
+    are not such rows, or if they lack a column that the encoder reads.
     """
     check_type("reads", reads, InputKind)
     if not (examples := as_list("examples", examples, "rows of an encoded stage")):
@@ -87,6 +88,9 @@ def collate(examples: Sequence[dict], reads: InputKind = TREES) -> TreeBatch:
         rows = RowLists(example_ids=[example["example_id"] for example in examples])
         for name in (*ALWAYS, *reads.columns):
             column, part = COLUMNS[name]
+            if name == "targets" and all(column not in example for example in examples):
+                rows.targets = [np.zeros(0, dtype=np.int32)] * len(examples)
+                continue
             setattr(rows, name, [example[column] if part is None else example[column][part] for example in examples])
     except (KeyError, TypeError, IndexError) as error:
         lacks = f"one lacks {error}" if isinstance(error, KeyError) else "one is not a dictionary of arrays"
