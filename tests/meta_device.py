@@ -16,8 +16,19 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from treenet.layers import core
+
 # They return a view or memory, and launch nothing.
 _NO_KERNEL = {"_unsafe_view", "empty", "empty_like", "new_empty", "detach", "lift_fresh", "set_"}
+
+
+@torch.library.custom_op("tests::keyed_dropout", mutates_args=())
+def _keyed_dropout(x: Tensor) -> Tensor:
+    """A kernel, as `drop` is on a GPU, where it is compiled."""
+    return torch.empty_like(x)
+
+
+_keyed_dropout.register_fake(torch.empty_like)
 
 
 class DeviceOperations(TorchDispatchMode):
@@ -48,6 +59,7 @@ def stand_in_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
         return nullcontext() if device_type == "meta" else true_autocast(device_type, *arguments, **options)
 
     monkeypatch.setattr(torch, "autocast", autocast)
+    monkeypatch.setattr(core, "_drop_on_gpu", lambda x, *arguments: _keyed_dropout(x))
     for module in (_foreach_utils, optimizer, adam, adamw):
         if hasattr(module, "_get_fused_kernels_supported_devices"):
             monkeypatch.setattr(module, "_get_fused_kernels_supported_devices", lambda: ["cpu", "cuda", "meta"])

@@ -138,34 +138,25 @@ def drop(x: Tensor, keys: Tensor, offset: Tensor, counts: Tensor, threshold: int
 _drop_on_gpu = CompiledOnGpu(drop)
 
 
-@torch.library.custom_op("treenet::keyed_dropout", mutates_args=())
-def _operator(x: Tensor, keys: Tensor, offset: Tensor, counts: Tensor, threshold: int, num_leaves: int) -> Tensor:
-    return _drop_on_gpu(x, keys, offset, counts, threshold, num_leaves)
+class _KeyedDropout(torch.autograd.Function):
+    """`drop` in one kernel on a GPU. It is linear, so its gradient is the same dropout. As a custom operator it takes longer."""
 
+    @staticmethod
+    def forward(ctx, x: Tensor, keys: Tensor, offset: Tensor, counts: Tensor, threshold: int, num_leaves: int) -> Tensor:
+        ctx.save_for_backward(keys, offset, counts)
+        ctx.threshold, ctx.num_leaves = threshold, num_leaves
+        return _drop_on_gpu(x, keys, offset, counts, threshold, num_leaves)
 
-@_operator.register_fake
-def _(x, keys, offset, counts, threshold, num_leaves):
-    return torch.empty_like(x)
-
-
-def _setup_context(ctx, inputs, output) -> None:
-    _, keys, offset, counts, ctx.threshold, ctx.num_leaves = inputs
-    ctx.save_for_backward(keys, offset, counts)
-
-
-def _backward(ctx, grad: Tensor):
-    """Return the gradient: dropout is linear, so it is the same dropout."""
-    return _operator(grad, *ctx.saved_tensors, ctx.threshold, ctx.num_leaves), None, None, None, None, None
-
-
-_operator.register_autograd(_backward, setup_context=_setup_context)
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return _KeyedDropout.apply(grad, *ctx.saved_tensors, ctx.threshold, ctx.num_leaves), None, None, None, None, None
 
 
 def keyed_dropout(x: Tensor, keys: Tensor, offset: Tensor, counts: Tensor, threshold: int, num_leaves: int) -> Tensor:
     """Apply `drop`, differentiably. In a compiled model it is plain operations, which fuse with their neighbours."""
     if torch.compiler.is_compiling():
         return drop(x, keys, offset, counts, threshold, num_leaves)
-    return _operator(x, keys, offset, counts, threshold, num_leaves)
+    return _KeyedDropout.apply(x, keys, offset, counts, threshold, num_leaves)
 
 
 def keys_of(hashes: np.ndarray) -> Tensor:
