@@ -58,7 +58,7 @@ class OptimizerConfig(Settings):
     adam_betas: tuple[Beta, Beta] = Field((0.9, 0.98), description="Adam's betas")
     adam_eps: float = Field(1e-8, gt=0, description="Adam's epsilon")
     weight_decay: float = Field(
-        1e-4, ge=0, description="decoupled weight decay of matrices and tables; biases and layer norms do not decay"
+        1e-4, ge=0, description="decoupled weight decay of parameters of two or more dimensions; biases and layer norms have one"
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="label smoothing")
     clip_norm: float = later_field(
