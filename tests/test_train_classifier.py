@@ -225,6 +225,7 @@ def test_gradients_of_embeddings_by_row_are_those_of_whole_tables(data, options)
         ({"tree_settings": {"binarize": "none"}}, [], "trees that need not be binary.*tree.binarize=right"),
         ({}, ["model.name=lstm"], "model.name must be one of bilstm, child_sum"),
         ({"columns": ["leaves", "nodes", "spans"]}, [], "has no classes"),
+        ({}, ["classifier.neutral_class=null"], "average: best needs validations, but .*data has no split valid; .*average=last"),
     ],
 )
 def test_settings_that_do_not_fit_the_data_are_refused(tmp_path, facts, overrides, message):
@@ -335,6 +336,18 @@ def test_a_comparison_on_data_without_classes_is_refused_at_its_start(tmp_path):
     with pytest.raises(UserError, match="tree_transformer-seed1: .* has no classes"):
         run_study(make_study(FORM, config, tmp_path / "out", None))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_comparison_without_a_test_split_says_so_and_has_provenance(tmp_path, capfd):
+    splits = {"train": make_rows(40), "valid": make_rows(9, seed=1)}
+    grid = {"systems": {"trees": {}}, "seeds": [1], "baseline": "trees"}
+    values = {**TINY, "max_steps": 4, "data": str(write_labelled(tmp_path / "data", splits)), "grid": grid}
+    (tmp_path / "config.yaml").write_text(json.dumps(values))
+    done = run_here("compare_seeds.py", "--config", tmp_path / "config.yaml", "--out", tmp_path / "out")
+    assert done.returncode == 0 and "has no split test, so the study has scores on valid alone" in done.stderr, done.stderr
+    assert "without provenance" not in done.stdout
+    (cell,) = read_json(tmp_path / "out" / "comparison.json")["cells"]
+    assert len(cell["weights_sha256"]) == 64 and cell["best_step"] is None
 
 
 def test_accuracies_are_tested_over_paired_seeds_and_shared_sentences(tmp_path):

@@ -23,6 +23,7 @@ from treenet.experiments.records import show_numbers
 from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, Systems, check_name, check_once
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
+from treeproc.common.messages import warn
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath
 
@@ -205,6 +206,8 @@ class SeedsConfig(StudyConfig):
     def check_data(self, cells: Sequence[Cell], indices: Mapping[Path, Mapping]) -> None:
         """Raise UserError if their classes differ, or for a data set that a system cannot learn from."""
         (first, index), *others = indices.items()
+        if "test" not in index["totals"]:
+            warn(f"note: {first} has no split test, so the study has scores on valid alone, and tests no difference")
         for data, other in others:
             if other.get("num_classes") != index.get("num_classes"):
                 raise UserError(

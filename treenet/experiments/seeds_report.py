@@ -114,7 +114,7 @@ def _read_cell(record: Record, measures: Measures) -> dict:
         "parameters": record["facts"]["parameters"],
         "best_step": scores["test"]["steps"][-1] if "steps" in scores.get("test", {}) else None,
         "last_step": training["updates"],
-        **recorded_origin(scores.get("test", {})),
+        **recorded_origin(scores.get("test") or scores.get("valid", {})),
         "seconds": training["seconds"],
         **values,
     }

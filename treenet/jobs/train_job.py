@@ -78,6 +78,8 @@ def check_model(config: TrainConfig, index: Index, task: Task) -> dict[str, Any]
     # A driver of Ray or of a GPU has the weights alone, and not for long.
     copies = 1 if config.workers or config.use_gpu else 4
     parameters = task.count_parameters(sizes, copies)
+    if config.average == "best" and "valid" not in index["totals"]:
+        raise UserError(f"average: best needs validations, but {config.data} has no split valid; add one, or set average=last")
     return {**sizes, "parameters": parameters, **_check_patterns(config, task, sizes), **states}
 
 
