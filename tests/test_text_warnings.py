@@ -1,5 +1,6 @@
 """Notices of the text stage about its lines: a count, an example and a hint; none about clean text."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -125,6 +126,16 @@ def test_another_language_than_the_parsers_is_told_with_its_share():
     assert notices_of({"train": GERMAN}, parser={"name": "words"})[1] == [], "no parser reads the lines"
     facts, _ = notices_of({"train": ENGLISH}, target_parser={"name": "corenlp", "language": "de"})
     assert facts["train"]["target"]["language"]["seems"] == "en"
+
+
+def test_a_full_temporary_folder_is_named(monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("py3langid.modelio.tempfile.TemporaryFile", full)
+    filters._identifier.cache_clear()
+    with pytest.raises(UserError, match=r"in /\S+: No space left on device; free space there, or set TMPDIR"):
+        other_language("Wir haben gestern ein neues Buch gelesen.", "en")
 
 
 def test_languages_that_short_lines_do_not_tell_apart_count_as_one():

@@ -14,6 +14,7 @@ talks, news, web text and treebanks. Only lines with `_LEAST_LETTERS` letters an
 """
 
 import re
+import tempfile
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 
 from treeproc.common.errors import how_to_install, is_installed
 from treeproc.common.messages import warn
-from treeproc.common.settings import Settings
+from treeproc.common.settings import Settings, UserError
 from treeproc.readers.line_forms import is_blank
 
 Script = Literal["latin", "cyrillic", "greek", "arabic", "hebrew", "devanagari", "thai", "hangul", "cjk", "kana"]
@@ -130,7 +131,13 @@ _WORD = re.compile(r"[^\W\d_]+")
 def _identifier():
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
-    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    try:
+        return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    except OSError as error:  # py3langid unpacks its model into a temporary file, which may lie on another disk than --out
+        raise UserError(
+            f"cannot unpack the model of py3langid in {tempfile.gettempdir()}: {error.strerror}; free space there, or set TMPDIR "
+            "to another folder"
+        ) from None
 
 
 @cache
