@@ -89,6 +89,16 @@ def test_a_result_names_how_it_was_decoded_and_samples_have_one_of_their_own(run
     assert not plain["decoding"].keys() & {"method", "seed", "diversity_groups"}, "records of beam search are as before"
 
 
+def test_a_result_with_the_usual_value_of_a_setting_that_the_run_has_otherwise_is_not_stale(run):
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("beam_size: 3", "beam_size: 3\n  no_repeat_ngram: 2"))
+    chosen = {"no_repeat_ngram": 0, "max_length_offset": 10}
+    _, scores = evaluate_run(run, EvaluateSettings(decoding=DecodingConfig(**chosen, max_tokens=64)))
+    assert scores["asked"]["decoding"] == chosen and "no_repeat_ngram" not in scores["decoding"]
+    status = RunState(run).check(scores)
+    assert status.changed == "" and "decoding.no_repeat_ngram=0" in status.command
+
+
 def test_an_encoder_that_fails_after_the_search_costs_no_translations(run, monkeypatch):
     def fail(*given):
         raise UserError("bertscore.model: cannot load it")

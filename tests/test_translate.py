@@ -344,6 +344,8 @@ def test_kept_parts_count_only_for_the_same_lines_settings_and_checkpoints(trans
         ([], []),
         (["workers=0", f"input={write(tmp_path / 'same.txt', lines)}"], []),
         (["decoding.beam_size=2"], [0, 4]),
+        (["decoding.beam_size=5"], [0, 4]),  # the usual value, but the run has 3
+        (["decoding.no_repeat_ngram=0"], [0, 4]),
         (["checkpoint=7"], [0, 4]),
         ([f"input={write(tmp_path / 'other.txt', [*lines[:4], 'ba', *lines[5:]])}"], [0, 4]),
         ([], [4]),

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, PositiveInt, SerializationInfo, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from treeproc.common.settings import Effect, Settings, later_field
 
@@ -180,8 +180,14 @@ class DecodingConfig(Settings):
             )
 
     @model_serializer(mode="wrap")
-    def _leave_out_what_is_not_read(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out defaults that the method does not read, and those that earlier runs do not record either."""
+    def _leave_out_what_is_not_read(self, dump: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """Leave out defaults that the method does not read, and those that earlier runs do not record either.
+
+        With `exclude_unset`, all settings that the user set stay: they override those of the run.
+        """
+        if info.exclude_unset:
+            names = [name for name in _DEFAULTS if name in self.model_fields_set and name not in (info.exclude or ())]
+            return {name: getattr(self, name) for name in names}
         idle = self._unread() | ({"diversity_strength"} if self.diversity_groups == 1 else set())
         return {name: value for name, value in dump(self).items() if name not in idle or value != _DEFAULTS[name]}
 

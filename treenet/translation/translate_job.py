@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from treenet.runs.checkpoint import META
+from treenet.runs.result_provenance import asked_for
 from treenet.runs.run_folder import checkpoint_path
 from treenet.translation.line_translator import LineSource, LineTranslator, LineWorker, Translated, local_runs
 from treenet.translation.settings import LineSettings
@@ -33,6 +34,8 @@ class PartStore:
     def __init__(self, settings: LineSettings, runs: Sequence[AnyPath]):
         self._folder = settings.output.parent / f"{settings.output.name}.parts"
         self._made_of = [settings.model_dump_json(exclude=excluded(type(settings), Effect.NONE))]
+        # A default that is set overrides the value of the run, but a default that is not set does not.
+        self._made_of.append(json_bytes(asked_for(settings).get("decoding", {})).decode())
         for run in local_runs(settings, runs):
             files = [run / "config.yaml", *(checkpoint_path(run, checkpoint) / META for checkpoint in settings.checkpoints)]
             self._made_of += [path.read_bytes().decode(errors="replace") if path.is_file() else "" for path in files]
