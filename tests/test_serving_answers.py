@@ -12,6 +12,7 @@ from treenet.extras.serving.sentences import SentenceTranslator, load_reader
 from treenet.extras.serving.settings import ServeSettings
 from treenet.translation.line_translator import LineTranslator
 from treenet.translation.settings import TranslateSettings
+from treeproc.common.settings import UserError
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 
 pytestmark = pytest.mark.slow
@@ -141,6 +142,12 @@ def test_a_model_without_weights_says_so(tmp_path):
     folder = write_run(tmp_path / "run", write_vocabulary(tmp_path / "data"), name="convs2s")
     [line] = read(load_reader(ServeSettings(), folder).answer([Question(("ba be",), 1, True)])[0])["lines"]
     assert line["attention"] is None and "no attention weights" in line["warnings"][0] and line["translation"]
+
+
+def test_a_coverage_penalty_that_the_model_cannot_compute_is_refused_at_the_start(tmp_path):
+    folder = write_run(tmp_path / "run", write_vocabulary(tmp_path / "data"), name="convs2s")
+    with pytest.raises(UserError, match="coverage_penalty needs one model with a Transformer decoder; leave it out"):
+        load_reader(ServeSettings(decoding={"coverage_penalty": 0.2}), folder)
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, IndexError])

@@ -38,6 +38,7 @@ from treenet.runs.run_folder import checkpoint_names
 from treenet.translation import hypotheses
 from treenet.translation.line_constraints import check_method
 from treenet.translation.line_translator import EncodedLine, build_line_source, rounded, with_unmet
+from treenet.translation.reranking import check_attends
 from treenet.translation.translate import decoding_of, detokenize, translate_rows
 from treeproc.common.errors import UserError
 from treeproc.common.messages import warn
@@ -116,6 +117,8 @@ class SentenceTranslator(SentenceReader):
         super().__init__(settings, run)
         self._run, self._device = run, next(run.model.parameters()).device
         self._decoding = decoding_of(settings.decoding, run)
+        if self._decoding.coverage_penalty:
+            check_attends(run.model)
         self._no_phrases = _why_no_phrases(self._decoding)
         self._has_weights = isinstance(getattr(run.model, "decoder", None), TransformerDecoder)
 
