@@ -75,6 +75,7 @@ SICK = (
 )  # fmt: skip
 SPLIT_WORDS = [f"{model}_{place}" for model in ("tree_transformer", "tree_lstm") for place in ("pieces", "node", "both")]
 ABOVE_ENCODER = ("tree", "tree_shuffled", "layer", "head", "child_sum")
+SMALLER = ("sst5_pretrained_two_percent", "sst2_pretrained")
 WITH_MEAN = ("tree_mean", "tree_mean_shuffled", "layer", "binary")
 CONTROL = (
     "tree_transformer", "other_trees", "transformer", "tree_relative_positions", "linearized_transformer", "tree2seq",
@@ -164,6 +165,17 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
     ("pretrained.md", "With a fine-tuned encoder: SST-5#1"): _above_encoder(
         "sst5_finetuned_tenth", (_accuracy,), ABOVE_ENCODER[:4]
     ),
+    ("pretrained.md", "Fewer labels, and SST-2#0"): [
+        [
+            None,
+            *(
+                partial(column, Row(study, name, baseline="tree"))
+                for study in SMALLER
+                for column in (_accuracy, _difference, seen_by_test)
+            ),
+        ]
+        for name in ABOVE_ENCODER
+    ],
     ("pretrained.md", "Tuning#0"): [
         [None, *(partial(mean, "valid.accuracy", _above(f"{name}_{settings}")) for name in ("tree", "layer"))]
         for settings in ("r1_d3", "r1_d1", "r03_d3", "r03_d1")
