@@ -39,8 +39,6 @@ from treenet.config import ModelConfig
 
 MODELS = ("tree_transformer", "transformer")
 SECTIONS = CHECKS, TRAINING, SEARCH, LAYER, LOSS = ("checks", "training", "search", "layer", "loss")
-
-
 Part = tuple[str, Callable[[], None]]  # a section, and a measurement for it
 
 

@@ -57,12 +57,13 @@ def measure_training(
         synchronize(device)
         seconds = time.perf_counter() - begin
         share = (stream.waited - waited) / seconds
-    begin = time.perf_counter()
-    for rank_batch in measured:
-        trainer.step(rank_batch)
-    trainer.settle()
-    synchronize(device)
-    again = time.perf_counter() - begin
+
+    def repeat() -> None:
+        for rank_batch in measured:
+            trainer.step(rank_batch)
+        trainer.settle()
+
+    again = seconds_of(repeat, device, warm_up=0, rounds=1)
     last = measured[-1]
     kernels = count_kernels(lambda: trainer.step(last), device)
     waits = count_waits(lambda: trainer.step(last), device)

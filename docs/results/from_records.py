@@ -166,15 +166,8 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         "sst5_finetuned_tenth", (_accuracy,), ABOVE_ENCODER[:4]
     ),
     ("pretrained.md", "Fewer labels, and SST-2#0"): [
-        [
-            None,
-            *(
-                partial(column, Row(study, name, baseline="tree"))
-                for study in SMALLER
-                for column in (_accuracy, _difference, seen_by_test)
-            ),
-        ]
-        for name in ABOVE_ENCODER
+        [*few_labels[:4], *two_classes[1:4]]
+        for few_labels, two_classes in zip(*(_above_encoder(study, (_accuracy,)) for study in SMALLER), strict=True)
     ],
     ("pretrained.md", "Tuning#0"): [
         [None, *(partial(mean, "valid.accuracy", _above(f"{name}_{settings}")) for name in ("tree", "layer"))]
