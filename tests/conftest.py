@@ -18,6 +18,7 @@ import pytest
 import torch
 from data_beside import DATA
 from pictures import pictures
+from scheduling import pytest_xdist_make_scheduler  # noqa: F401 (a hook)
 
 from treeproc.common.messages import messages_shown
 from treeproc.common.provenance import software

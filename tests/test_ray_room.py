@@ -68,13 +68,11 @@ def test_a_cell_that_has_the_last_gpu_asks_it_for_its_precision(data):
             return ray_train.precision_of_workers(config)
 
     answer = ray.remote(num_cpus=0)(ask).remote(make_config(data, "use_gpu=true", "workers=1"), room)
-    try:
-        ready, _ = ray.wait([answer], timeout=60)
-        assert ready
-    finally:
-        ray.cancel(answer, force=True)
-        room.give_back()
-    assert ray.get(answer) in ("auto", "float32", "tf32", "bf16", "fp16")
+    ready, waiting = ray.wait([answer], timeout=60)
+    for task in waiting:  # one that has just ended must not be cancelled: Ray may end this process then (its issue 54846)
+        ray.cancel(task, force=True)
+    room.give_back()
+    assert ready and ray.get(answer) in ("auto", "float32", "tf32", "bf16", "fp16")
 
 
 def test_the_room_that_replaced_a_given_one_ends_with_it(data):

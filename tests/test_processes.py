@@ -1,0 +1,28 @@
+"""The processes that run the tests: one that dies costs the test that it was in, and no other."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+ENDED = "def test_{}(): pass\n"
+DIES = "import os, time\ndef test_dies(): time.sleep(1); os._exit(1)\ndef test_after_it(): pass\n"
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_run_ends_when_a_process_dies(processes, tmp_path):
+    """pytest-xdist 3.8 alone gives modules out again that have ended, and then waits for ever."""
+    for module in range(6):
+        (tmp_path / f"test_{module}.py").write_text("".join(map(ENDED.format, "ab" if module < 3 else "a")))
+    (tmp_path / "test_2_dies.py").write_text(DIES)
+    (tmp_path / "conftest.py").write_text("from scheduling import pytest_xdist_make_scheduler\n")
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-n", processes, "--dist", "loadfile"]
+    environment = {"PYTHONPATH": str(Path(__file__).parent), "PATH": ""}
+    run = subprocess.run(
+        [*command, "--no-loadscope-reorder"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert "1 failed, 10 passed" in run.stdout and "crashed while running 'test_2_dies.py::test_dies'" in run.stdout, run.stdout
+    assert run.returncode == 1
