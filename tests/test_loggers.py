@@ -33,7 +33,7 @@ class FakeLogger(mlflow.Logger):
     faults: ClassVar[list]  # for each `send`, the error it raises, or None
 
     def __init__(self, identity, trains):
-        self.identity, self.trains, self.place = identity, trains, "https://user:secret@there"
+        self.identity, self.trains, self.place = identity, trains, "https://user:s@secret@there?token=secret"
         self.sessions.append(self)
         self.states = []
 
@@ -102,18 +102,18 @@ def test_a_run_that_was_cut_has_every_line_once_and_stays_the_same_run(data, tmp
     assert len(fake.points) == len(sent) == len(lines)
     assert sent == {(line["event"], line["step"]): line["nll"] for line in lines}
     assert len({session.identity.id for session in fake.sessions}) == 1 and fake.sessions[-1].states == ["finished"]
-    assert "  mlflow: https://there" in describe_run(summary) and "secret" not in describe_run(summary)
+    assert "  mlflow: https://***@there?***" in describe_run(summary) and "secret" not in describe_run(summary)
     got = fake.sessions[-1].content
     assert got.params["model.d_model"] == "16" and got.params["run.parameters"] == str(summary.parameters)
     assert got.notes["max_steps"] == "10" and got.notes["provenance.outcome"] == "finished"
 
 
 def test_a_logger_that_fails_is_one_warning_and_gets_the_numbers_later(data, tmp_path, capsys, fake):
-    fake.faults += [OSError("no route to https://me:secret@there\nsecond line")] * 3
+    fake.faults += [OSError("no route to https://me:s@secret@there\x1b[2J\nsecond line")] * 3
     run_training(make_config(data, *SHORT), tmp_path / "run")
     assert len(fake.points) == len(read_metrics(tmp_path / "run"))
     warned = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
-    assert len(warned) == 1 and "mlflow: no route to https://there;" in warned[0]
+    assert len(warned) == 1 and "mlflow: no route to https://***@there\\x1b[2J;" in warned[0]
 
 
 def test_a_logger_that_never_works_is_said_at_the_end_and_the_same_command_sends_all(data, tmp_path, fake):
@@ -122,7 +122,7 @@ def test_a_logger_that_never_works_is_said_at_the_end_and_the_same_command_sends
     assert summary.finished and summary.averaged
     assert summary.loggers == ("mlflow: numbers are missing there (broken); the same command sends them",)
     fake.faults.clear()
-    assert run_training(make_config(data, *SHORT), tmp_path / "run").loggers == ("mlflow: https://there",)
+    assert run_training(make_config(data, *SHORT), tmp_path / "run").loggers == ("mlflow: https://***@there?***",)
     assert len(fake.points) == len(read_metrics(tmp_path / "run"))
 
 

@@ -1,6 +1,5 @@
 """Threads that send a run to its loggers while it trains. A logger that fails or hangs never stops the training."""
 
-import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -11,7 +10,7 @@ from typing import ClassVar, Protocol
 
 from treenet.config import TrainConfig
 from treenet.loggers.content import LOGGERS, RunContent, RunIdentity, RunReader, identify, read_identity
-from treeproc.common.errors import UserError, describe_missing, first_line, require
+from treeproc.common.errors import UserError, describe_missing, first_line, one_line, require
 from treeproc.common.files import file_lock
 from treeproc.common.messages import warn
 from treeproc.common.settings import load_settings
@@ -155,7 +154,7 @@ class Feed:
             self._warn(f"no answer in {wait_s:.0f} s")
         if self._fault:
             return f"{self._name}: numbers are missing there ({self._fault}); the same command sends them"
-        return f"{self._name}: {_public(self._logger.place)}"
+        return f"{self._name}: {one_line(self._logger.place)}"
 
     def _run(self) -> None:
         self._send()
@@ -188,14 +187,9 @@ class Feed:
             yield
         except (Exception, SystemExit) as error:
             known = describe_missing(error) if isinstance(error, ModuleNotFoundError) else None
-            self._warn(_public(known or first_line(error)))
+            self._warn(one_line(known or first_line(error)))
 
     def _warn(self, fault: str) -> None:
         if not self._fault:
             warn(f"warning: {self._name}: {fault}; training goes on without it, and tries it again")
         self._fault = fault
-
-
-def _public(text: str) -> str:
-    """Return a line without control characters and without the password of an address."""
-    return "".join(filter(str.isprintable, re.sub(r"://[^/@\s]*@", "://", text)))[:300]
