@@ -6,10 +6,11 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="needs the extra [serve]")
 import ray
+from ray.serve.exceptions import RayServeException
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from serving_process import Server, answers_while_killing
 
-from treenet.extras.serving.messages import Question, ReplicaLost, Served
+from treenet.extras.serving.messages import NoAnswer, Question, ReplicaLost, Served
 from treenet.extras.serving.server import Replicas
 from treenet.extras.serving.settings import ServeSettings
 from treenet.translation.line_translator import LineTranslator
@@ -41,7 +42,7 @@ def test_killing_one_of_two_replicas_loses_no_accepted_request(tmp_path):
 
 
 class Handle:
-    """What `Replicas` calls of Ray Serve: answers batches one by one, and dies of a question about 'poison'."""
+    """What `Replicas` calls of Ray Serve: answers batches one by one, and dies of 'poison'. At 'fault', Serve itself fails."""
 
     def __init__(self):
         self.batches: list[list[str]] = []
@@ -52,6 +53,8 @@ class Handle:
         await asyncio.sleep(0.05)
         if "poison" in self.batches[-1]:
             raise ray.exceptions.ActorDiedError
+        if "fault" in self.batches[-1]:
+            raise RayServeException("of Serve\nwith lines")
         return [line.encode() for line in self.batches[-1]]
 
 
@@ -75,3 +78,16 @@ def test_requests_come_together_while_a_replica_works():
     assert handle.batches == [["a"], ["b", "c", "d", "e"], ["f"], ["long"], ["poison", "beside"], ["again"], ["end"]]
     assert answers[:7] == [b"a", b"b", b"c", b"d", b"e", b"f", b"long"]
     assert [type(answer) for answer in answers[7:9]] == [ReplicaLost] * 2 and answers[9:] == [b"again", b"end"]
+
+
+def test_a_fault_of_ray_serve_is_an_answer_and_the_next_request_is_served(capfd):
+    """It was a traceback of uvicorn, and an answer that is no JSON."""
+
+    async def ask() -> list:
+        replicas = Replicas(Handle(), "application", Served("model"), ServeSettings(batch_wait_ms=0))
+        asked = [replicas.ask(Question((line,), 1, False)) for line in ("fault", "a")]
+        return [(await asyncio.gather(one, return_exceptions=True))[0] for one in asked]
+
+    faulty, served = asyncio.run(ask())
+    assert isinstance(faulty, NoAnswer) and str(faulty) == "the request could not be answered (RayServeException)"
+    assert served == b"a" and capfd.readouterr().err == "a request failed: RayServeException: of Serve with lines\n"

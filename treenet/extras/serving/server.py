@@ -20,7 +20,7 @@ import ray
 import torch
 import uvicorn
 from ray import serve
-from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.serve.config import ProxyLocation
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.schema import LoggingConfig
@@ -33,7 +33,7 @@ from treenet.extras.serving.settings import ServeSettings, read_token
 from treenet.runs.mirror import read_run
 from treenet.runs.run_folder import absolute_checkpoint, checkpoint_folder, checkpoint_names
 from treeproc.common.errors import UserError, one_line
-from treeproc.common.messages import phase, tell
+from treeproc.common.messages import phase, tell, warn
 from treeproc.common.ray_session import can_grow, describe_wait, start_ray
 from treeproc.common.storage import AnyPath
 
@@ -137,10 +137,9 @@ class Replicas:
             answers = await self._handle.answer.remote([one.question for one in batch])
         except (RayActorError, OutOfMemoryError, DeploymentUnavailableError) as error:
             failure = ReplicaLost(type(error).__name__)
-        except RayTaskError as error:
-            failure = NoAnswer(f"the request could not be answered ({type(error.cause).__name__})")
-        except Exception as error:  # of Serve: the requests fail, and the next batch goes on
-            failure = error
+        except Exception as error:  # of the replica or of Serve: the requests fail, and the next batch goes on
+            warn(f"a request failed: {type(error).__name__}: {one_line(str(error))}")
+            failure = NoAnswer(f"the request could not be answered ({type(error).__name__})")
         for place, one in enumerate(batch):
             if one.answer.done():  # nobody waits any more
                 continue
