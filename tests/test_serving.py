@@ -119,6 +119,9 @@ LIMITS = {"request_lines": 2, "line_characters": 20, "line_words": 3, "request_b
         (b"", 422, "the body must be JSON, but is not: EOF"),
         (b'{"lines": [', 422, "the body must be JSON, but is not: "),
         (b'{"lines": ["\xff"]}', 4, "body"),
+        (b'{"lines": ["a"], "lines": ["b"]}', 422, "lines: must be given once, but the body repeats it"),
+        (b'{"num_best": 1, "lines": ["a"], "num_\\u0062est": 1}', 422, "num_best: must be given once"),
+        (b'{"lines": {"a": {}}, "prefix": null, "lines": ["b"]}', 422, "lines: must be given once"),
         (b"[" * 400, 4, "body"),
         (b'{"num_best": ' + b"9" * 380 + b"}", 422, "lines: Field required"),
         (b" " * 401, 413, "a request may have 400 bytes; send fewer lines at once"),
@@ -354,6 +357,8 @@ def test_the_page_loads_its_own_files_alone():
     wanted = api["components"]["schemas"]["Request"]["properties"]
     assert wanted["num_best"]["maximum"] == 3 and wanted["lines"]["maxItems"] == 100
     assert wanted["lines"]["items"]["maxLength"] == 2000
+    score = api["components"]["schemas"]["Hypothesis"]["properties"]["score"]["description"]
+    assert "plus the coverage penalty" in score and "with minimum Bayes risk, mean chrF" in score
     assert set(api["paths"]) == {"/translate", "/healthz"} and {"401", "413", "422", "503"} <= set(
         api["paths"]["/translate"]["post"]["responses"]
     )

@@ -51,7 +51,7 @@ class Translation:
     """One translation of a line."""
 
     text: str
-    score: float  # log_prob over the length penalty of the run; NaN of an empty line
+    score: float  # log_prob over the length penalty, unless the method or the coverage penalty changes it; NaN of an empty line
     log_prob: float  # sum over pieces and the end of the sentence, in nats
     pieces: tuple[str, ...] = ()
     piece_log_probs: tuple[float, ...] = ()  # where a translation was given: of its pieces, and of the end

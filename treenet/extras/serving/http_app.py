@@ -242,6 +242,7 @@ def build_entrance(settings: ServeSettings, serving: Serving, token: str | None)
     async def answer(body: bytes) -> Reply:
         try:
             request = wanted.model_validate_json(body)
+            json.loads(body, object_pairs_hook=_refuse_repeated)  # pydantic takes the last value of a key in silence
         except ValidationError as error:
             raise Refused(422, _describe(error)) from None
         try:
@@ -286,6 +287,14 @@ def _fixed(reply: Reply) -> Page:
         return reply
 
     return give
+
+
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            raise Refused(422, f"{key}: must be given once, but the body repeats it")
+        seen.add(key)
 
 
 def _describe(error: ValidationError) -> str:

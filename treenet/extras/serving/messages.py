@@ -38,7 +38,10 @@ class Hypothesis(BaseModel):
     """One translation of a line."""
 
     text: str
-    score: float | None = Field(description="log-probability divided by the length penalty; null for an empty line")
+    score: float | None = Field(
+        description="log-probability divided by the length penalty, plus the coverage penalty if there is one; with minimum "
+        "Bayes risk, mean chrF against the samples; null for an empty line"
+    )
     log_prob: float | None = Field(description="sum over pieces and the end of the sentence, in nats")
     pieces: list[str]
 
@@ -79,7 +82,7 @@ class LineAnswer(BaseModel):
     """The answer for one line."""
 
     source: str
-    translation: str = Field(description="the best hypothesis; empty if there is none")
+    translation: str = Field(description="the first hypothesis; empty if there is none")
     hypotheses: list[Hypothesis]
     tree: Tree | None = None
     attention: Attention | None = None
@@ -193,7 +196,10 @@ def request_model(settings: ServeSettings, served: Served) -> type[_Request | _C
         __base__=_Request,
         __doc__=_Request.__doc__,
         lines=_lines(settings),
-        num_best=(int, Field(1, ge=1, le=served.beam_size, description="translations a line, best first")),
+        num_best=(
+            int,
+            Field(1, ge=1, le=served.beam_size, description="translations a line, best first; samples by their numbers"),
+        ),
         attention=(bool, Field(False, description="whether the answer has attention weights")),
         prefix=_constraint(text, "beginnings of the translations"),
         must_appear=_constraint(phrases, "phrases that each translation must contain"),
