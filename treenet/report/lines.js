@@ -92,7 +92,7 @@
     }
     for (const one of paired ? [data.baseline, chosen] : [chosen]) {
       const name = element("dt", data.systems[one]);
-      name.append(element("span", ` ${data.chrf[one][row].toFixed(1)}`, "p"));
+      name.append(element("span", ` ${data.chrf[one][row].toFixed(1).padStart(5, "\u2007")}`, "p")); // as wide as 100.0
       const other = paired ? data.translations[one === chosen ? data.baseline : chosen][row] : null;
       texts.append(name, marked(data.translations[one][row], data.reference[row], other));
     }
