@@ -78,8 +78,9 @@ def check_model(config: TrainConfig, index: Index, task: Task) -> dict[str, Any]
     # A driver of Ray or of a GPU has the weights alone, and not for long.
     copies = 1 if config.workers or config.use_gpu else 4
     parameters = task.count_parameters(sizes, copies)
-    if config.average == "best" and "valid" not in index["totals"]:
-        raise UserError(f"average: best needs validations, but {config.data} has no split valid; add one, or set average=last")
+    if "valid" not in index["totals"] and (config.average == "best" or config.patience):
+        what, other = ("average: best", "average=last") if config.average == "best" else ("patience", "patience=0")
+        raise UserError(f"{what} needs validations, but {config.data} has no split valid; add one, or set {other}")
     return {**sizes, "parameters": parameters, **_check_patterns(config, task, sizes), **states}
 
 

@@ -102,9 +102,6 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
         facts = job.facts | start_from_init(config, job.facts, run_dir)
         atomic_write(run_dir / "config.yaml", dump_settings(config).encode())
         atomic_write(run_dir / "run.json", json_bytes(facts))
-        if unread := config.model.unread_sections():
-            sections = ", ".join(f"model.{name}" for name in unread)
-            warn(f"note: {sections}: set, but model.name = {config.model.name} does not read this")
         task = build_task(config)
         for note in [*task.notes(read_index(config.data / "encoded")), *describe_windows(config, facts)]:
             warn(f"note: {note}")

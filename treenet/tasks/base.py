@@ -55,6 +55,8 @@ def check_fits(parameters: int, copies: int) -> None:
         )
 
 
+# Sections that only some tasks read.
+_READ_BY = {"classifier": ("classification", "relatedness"), "masked_lm": ("masked_lm",), "decoding": ("translation",)}
 PARSER_TREES = ("parsed", "dependencies")  # tree.tree_source of data sets whose trees are no control
 
 
@@ -138,9 +140,18 @@ class Task(ABC):
     def check(self, index: Mapping) -> None:
         """Raise UserError if the settings do not fit the data set with this index."""
 
+    def unread_settings(self, index: Mapping) -> list[str]:
+        """Return settings, as dotted keys, that were set, but that a run on the data set with this index does not read."""
+        sections = [name for name, tasks in _READ_BY.items() if self.config.task not in tasks]
+        unread = [name for name in sections if getattr(self.config, name) != TrainConfig.model_fields[name].default]
+        of_model = self.config.model.unread_settings(translates=self.use == "translation")
+        return [*unread, *(f"model.{key}" for key in of_model)]
+
     def notes(self, index: Mapping) -> list[str]:
-        """Return what the task cannot measure on the data set with this index, a line each."""
-        return []
+        """Return what has no effect, or cannot be measured, on the data set with this index, a line each."""
+        unread, config = self.unread_settings(index), self.config
+        said = f"{', '.join(unread)}: set, but task = {config.task} with model.name = {config.model.name} does not read this"
+        return [said] if unread else []
 
     @abstractmethod
     def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource:

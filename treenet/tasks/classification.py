@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from treenet.config import ClassifierConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import LEAVES
 from treenet.data.labelled import NO_CLASS, LabelledBatch, LabelledSource, PairSource, PhraseSource
@@ -21,6 +22,7 @@ from treenet.tasks.losses import LossSums, label_smoothed_nll, r_drop_loss, take
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_index
 
+_DEFAULT = ClassifierConfig()
 _SAMPLES, _SEED = 1000, 12345  # of the bootstrap; the seed is sacrebleu's, as in comparisons
 _NORMAL = 1.959963984540054  # of a 95 % interval
 _MOST_SHOWN = 100  # classes of a confusion matrix in scores.json
@@ -53,13 +55,23 @@ class Classification(PredictionTask):
             )
         check_structure(self.config, index, encoder)
 
+    def unread_settings(self, index: Mapping) -> list[str]:
+        options, pairs = self.config.classifier, index.get("pairs")
+        learns_nodes = options.supervision == "all_phrases" and self.reads.positions == "tree" and not pairs
+        ignored = {"split_words": not learns_nodes, "pair_hidden": not pairs, "pair_features": not pairs}
+        unread = [
+            name for name, is_ignored in ignored.items() if is_ignored and getattr(options, name) != getattr(_DEFAULT, name)
+        ]
+        return [*super().unread_settings(index), *(f"classifier.{name}" for name in unread)]
+
     def notes(self, index: Mapping) -> list[str]:
         neutral, num_classes = self.neutral_class, index["num_classes"]
         if neutral is None or has_both_sides(neutral, num_classes):
-            return []
+            return super().notes(index)
         return [
+            *super().notes(index),
             f"classifier.neutral_class = {neutral}: of the {num_classes} classes of {self.config.data}, none is "
-            f"{'above' if neutral else 'below'} it; the run has no binary_accuracy"
+            f"{'above' if neutral else 'below'} it; the run has no binary_accuracy",
         ]
 
     def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource | PairSource:
