@@ -196,6 +196,7 @@ PLACES = {
     r"step_00000099/model.safetensors is missing; train to the end, or choose a step": lambda data, run: load_run(
         run, checkpoint=99
     ),
+    "^model.safetensors is missing; train to the end, or choose a step": lambda data, run: load_run(run, checkpoint=""),
     "max_leaves must be an integer, but is '9'": lambda data, run: load_run(run, max_leaves="9"),
     "max_leaves must be at least 1, but is 0": lambda data, run: load_run(run, max_leaves=0),
     "device must be one of this machine, where PyTorch finds [0-9]+ GPUs, but is cuda:99": lambda data, run: load_run(

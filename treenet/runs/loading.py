@@ -126,7 +126,7 @@ def load_model(
         raise UserError(f"{run} is a run of {config.task}, which cannot {_OTHER_TASK[task]}")
     start = INITIAL if config.starts_from_weights else None
     chosen = start if untrained else checkpoint
-    folder = checkpoint_folder(run, chosen) if chosen else None
+    folder = None if chosen is None else checkpoint_folder(run, chosen)
     data = data or data_of(run, config)
     if not data.is_dir():
         raise UserError(
