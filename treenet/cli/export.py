@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
 from treenet.cli.shipped import find_config
 from treenet.runs.checkpoint import AVERAGED
@@ -38,9 +38,9 @@ class ExportSettings(Settings):
 
     to: Literal["safetensors", "onnx", "ctranslate2"] = Field("safetensors", description="the format; --to sets it too")
     checkpoint: Checkpoint = AVERAGED
-    max_positions: PositiveInt = Field(
-        1024, le=65_536, description="onnx, ctranslate2: the most pieces of a sentence or of a translation"
-    )
+    max_positions: int = Field(
+        1024, ge=8, le=65_536, description="onnx, ctranslate2: the most pieces of a sentence or of a translation"
+    )  # the example that a graph is made of has fewer
     quantization: Literal["none", "int8"] = Field(
         "none", description="ctranslate2: 'int8' stores the weights of linear maps and embeddings in 8 bits"
     )
