@@ -138,6 +138,20 @@ def test_attention_has_a_limit_and_says_so(translator):
     )
 
 
+@pytest.mark.parametrize("name", ["transformer", "tree_transformer"])
+def test_the_limit_counts_the_weights_that_an_answer_has(tmp_path, name):
+    """Those of nodes, which a plain model does not attend to, counted too."""
+    folder = write_run(tmp_path / "run", write_vocabulary(tmp_path / "data"), name=name)
+    question = Question(("ba bebe bi",), 1, True)
+
+    def weights(most: int) -> list | None:
+        [line] = read(load_reader(ServeSettings(attention_numbers=most), folder).answer([question])[0])["lines"]
+        return line["attention"] and line["attention"]["weights"]
+
+    size = sum(map(len, weights(1000)))
+    assert weights(size) == weights(1000) and weights(size - 1) is None
+
+
 def test_a_model_without_weights_says_so(tmp_path):
     folder = write_run(tmp_path / "run", write_vocabulary(tmp_path / "data"), name="convs2s")
     [line] = read(load_reader(ServeSettings(), folder).answer([Question(("ba be",), 1, True)])[0])["lines"]

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from treenet.analysis.attention_stats import attend_examples, read_labels
 from treenet.config import DecodingConfig
+from treenet.data.input_kinds import LEAVES
 from treenet.evaluation.line_classifier import Classes, Item, classify_items, describe_classes, describe_phrases, read_items
 from treenet.extras.serving.messages import (
     Answer,
@@ -157,7 +158,8 @@ class SentenceTranslator(SentenceReader):
             answer = self._line(line, found)
             answers.append(answer)
             if question.attention and line.row is not None and found and len(line.row["leaves"]["piece"]):
-                size = (len(found[0].ids) + 1) * (len(line.row["leaves"]["piece"]) + len(line.row["nodes"]["label"]))
+                nodes = 0 if self._run.model.reads is LEAVES else len(line.row["nodes"]["label"])
+                size = (len(found[0].ids) + 1) * (len(line.row["leaves"]["piece"]) + nodes)
                 if not self._has_weights:
                     answer.warnings.append(_NO_WEIGHTS)
                 elif size > numbers:
