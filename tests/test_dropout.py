@@ -31,6 +31,12 @@ def test_the_share_is_p_and_the_mean_stays(p):
         assert (shares - p).abs().max() < 5 * spread * out.shape[dimension] ** 0.5
 
 
+@pytest.mark.parametrize("p", [0.99999, 0.999999, 1 - 2**-53])
+def test_a_share_next_to_one_is_finite(p):
+    out = dropout(p, list(range(40)), (50, 256))
+    assert set(out.unique().tolist()) == {0, 2**16} and 0 < (out > 0).sum() < 40
+
+
 def test_an_example_drops_the_same_whatever_it_is_batched_with():
     alone = dropout(0.4, [17], (5, 8))
     together = dropout(0.4, [3, 17, 8], (9, 8))

@@ -210,8 +210,8 @@ class DropoutKeys:
 class Dropout(nn.Module):
     """`nn.Dropout`, with masks by key if the model has keys (see `share_dropout_keys`).
 
-    Probabilities are then multiples of 1 / 65536. Dropout of attention weights is different: it is inside PyTorch's kernels, and
-    draws from PyTorch's generator.
+    Probabilities are then multiples of 1 / 65536, and less than 1. Dropout of attention weights is different: it is inside
+    PyTorch's kernels, and draws from PyTorch's generator.
     """
 
     def __init__(self, p: float):
@@ -225,7 +225,7 @@ class Dropout(nn.Module):
             return x
         if self.shared is None or self.shared.keys is None:
             return F.dropout(x, self.p)
-        threshold = round(self.p * 2**16)
+        threshold = min(round(self.p * 2**16), 2**16 - 1)
         if _in_kernel(x.device):
             return self.shared.drop(x, threshold, num_leaves)
         keep = self.shared.keep_mask(x.shape, threshold, num_leaves).to(x.dtype)
