@@ -74,6 +74,22 @@ def test_equals_the_definition(encoder, layer, idf):
     assert found.num_cut == 0 and f"|layer:{layer}|idf:{'yes' if idf else 'no'}|" in found.signature
 
 
+@pytest.mark.parametrize("kind", ["bert", "modernbert", "megatron-bert"])
+@torch.no_grad()
+def test_states_of_every_layer_are_those_of_the_whole_encoder(tmp_path, kind):
+    """Some encoders have a norm after their last layer, which the states of the others lack."""
+    write_tiny_encoder(tmp_path)  # for its tokenizer
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 3, "vocab_size": 15}
+    ends = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
+    whole = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(kind, **sizes, **ends)).eval()
+    whole.save_pretrained(tmp_path)
+    for layer in (1, 2, 3):
+        scorer = BertScorer(BertScoreConfig(model=tmp_path, layer=layer))
+        tokens = scorer.encode("the cat sat")
+        expected = whole(torch.tensor([tokens]), output_hidden_states=True).hidden_states[layer]
+        torch.testing.assert_close(scorer._embed([tokens])[0], expected)
+
+
 @pytest.mark.parametrize("idf", [False, True])
 def test_equals_the_package_of_the_authors(encoder, idf):
     package = pytest.importorskip("bert_score")

@@ -92,7 +92,8 @@ class BertScorer:
             [[*line, *[self._tokenizer.pad_token_id] * (width - len(line))] for line in lines], device=self._device
         )
         is_token = torch.tensor([[place < len(line) for place in range(width)] for line in lines], device=self._device)
-        return self._model(input_ids=ids, attention_mask=is_token.long()).last_hidden_state, is_token
+        found = self._model(input_ids=ids, attention_mask=is_token.long(), output_hidden_states=True)
+        return found.hidden_states[self._config.layer], is_token
 
     def _weigh(self, lines: Sequence[tuple[int, ...]], weights: Weights) -> torch.Tensor:
         """Return weights [B, T], which are 0 for padding and sum to 1 in every line."""
@@ -157,8 +158,8 @@ def check_bertscore(config: BertScoreConfig) -> None:
     _check_encoder(config.model, config.layer)
 
 
-def _check_encoder(folder: Path, layer: int) -> None:
-    """Raise UserError if the folder describes no encoder of so many layers."""
+def _check_encoder(folder: Path, layer: int) -> int:
+    """Return the number of the encoder's layers. Raises UserError if the folder describes no encoder of so many layers."""
     from transformers import AutoConfig
 
     try:
@@ -167,6 +168,7 @@ def _check_encoder(folder: Path, layer: int) -> None:
             raise ValueError(f"a model of the type {config.model_type} is not a plain encoder")
         if layer > config.num_hidden_layers:
             raise ValueError(f"layer must be at most {config.num_hidden_layers}, but is {layer}")
+        return int(config.num_hidden_layers)
     except Exception as error:  # transformers raises any kind on damaged files
         raise _cannot_load(folder, error) from None
 
@@ -176,18 +178,18 @@ def _cannot_load(folder: Path, error: Exception) -> UserError:
 
 
 def _load(folder: Path, layer: int) -> tuple[Any, Any]:
-    """Load tokeniser and encoder up to a layer, from files in the folder alone. Nothing in them is executed."""
+    """Load tokeniser and encoder up to the layer after `layer`, from files in the folder alone. Nothing in them is executed."""
     from transformers import AutoModel, AutoTokenizer
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    _check_encoder(folder, layer)
+    # One layer more: after their last one, some encoders have a norm, which the states of an inner layer must not have.
+    layers = min(layer + 1, _check_encoder(folder, layer))
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **_LOCAL)
-        # Layers above are not loaded.
         model, report = AutoModel.from_pretrained(
-            folder, num_hidden_layers=layer, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **_LOCAL
+            folder, num_hidden_layers=layers, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **_LOCAL
         )
     except Exception as error:
         raise _cannot_load(folder, error) from None
