@@ -520,7 +520,7 @@ def test_damaged_records_are_one_line(tmp_path, study, place, value):
 @pytest.mark.parametrize(
     ("key", "value"),
     [("points", 5), ("points", [5]), ("metric", "x"), ("cells", [5]), ("baseline", None), ("points.0.pairs", float("nan")),
-     ("points.0.bleu", None), ("points.0.fraction", "x")],
+     ("points.0.bleu", None), ("points.0.fraction", "x"), ("points.1.comparison.against", "x")],
 )  # fmt: skip
 def test_a_damaged_study_is_one_line(tmp_path, key, value):
     report = report_records(list(read_records(RECORDS / "control_a" / "arcs").values())[:2])

@@ -13,6 +13,7 @@ from treenet.experiments.ledger import LEDGER, last_step
 from treenet.experiments.recorded_study import FORMS, form_of, report_records, systems_of
 from treenet.experiments.records import read_records
 from treenet.experiments.scaling_report import ScalingReport
+from treenet.experiments.scaling_table import against_of
 from treenet.experiments.seeds_report import SeedsReport
 from treenet.experiments.study import StudyForm
 from treenet.probing.probe_results import read_probes
@@ -157,6 +158,8 @@ def _read_study(name: str, given: str, folder: Path, form: StudyForm) -> ReportS
     _check_numbers(report, path)
     if report is None or not report[form.rows]:
         return ReportStudy(name, given, form, None)
+    if check is ScalingReport:
+        _check_compared(report, path)
     return _in_order(name, given, form, report, tuple(_stale_cells(folder, report)))
 
 
@@ -267,6 +270,17 @@ def _check_numbers(values: object, path: Path) -> None:
             left += [(f"{place}.{key}" if place else str(key), one) for key, one in inner]
         elif isinstance(value, int | float) and not is_plausible(value):
             raise UserError(f"{path} is damaged: {place} must be at most 1e100, but is {quoted(value)}; restore the file")
+
+
+def _check_compared(report: dict, path: Path) -> None:
+    """Raise UserError for a comparison with a model that has no point at its size."""
+    there = [(point["model"], point["fraction"]) for point in report["points"]]
+    for number, point in enumerate(report["points"]):
+        if point.get("comparison") and (against := against_of(report, point), point["fraction"]) not in there:
+            raise UserError(
+                f"{path} is damaged: points.{number}.comparison.against must be a model with the share {point['fraction']}, but "
+                f"is {quoted(against)}; its own command makes it again"
+            )
 
 
 def _translations(folder: Path, scores: dict[str, dict]) -> Iterator[tuple[str, list[str]]]:
