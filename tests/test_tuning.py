@@ -150,6 +150,18 @@ def test_systems_that_write_in_turn_keep_each_other(data, tmp_path):
     assert [[trial.entry.status for trial in trials] for trials in again] == [[DONE, "running"]] * 2
 
 
+def test_a_search_does_not_continue_with_another_encoder(data, tmp_path):
+    encoder = tmp_path / "encoder"
+    encoder.mkdir()
+    (encoder / "model.safetensors").write_bytes(b"weights")
+    config = settings(data, systems={"transformer": {"model": {"pretrained": {"folder": str(encoder)}}}})
+    Trials(tmp_path, config, "transformer").begin({"optimizer.learning_rate": 0.001, "model.dropout": 0.2})
+    assert len(Trials(tmp_path, config, "transformer").trials) == 1
+    (encoder / "model.safetensors").write_bytes(b"others")
+    with pytest.raises(UserError, match=r"holds cells with other settings \(transformer-000: the weights in .*encoder\)"):
+        Trials(tmp_path, config, "transformer")
+
+
 @pytest.mark.parametrize(
     "damage", [{"labels": []}, {"labels": {"number": 0}}, {"result": {"criterion": None}}, {"status": "new"}, {"more": 1}]
 )

@@ -123,7 +123,7 @@ def study_cells(config: StudyConfig, out: AnyPath) -> list[Cell]:
         if run.data not in indices:
             indices[run.data] = read_index(run.data / "encoded")
         if (encoder := run.model.pretrained.folder) not in encoders:
-            encoders[encoder] = _hash_encoder(encoder)
+            encoders[encoder] = hash_encoder(encoder)
         name = "-".join(_SHOWN.get(axis, "{}").format(value) for axis, value in labels.items())
         cells.append(Cell(name, labels, run, out / "cells" / name, indices[run.data]["fingerprint"], encoders[encoder]))
     _check_same_pieces(indices)
@@ -131,8 +131,8 @@ def study_cells(config: StudyConfig, out: AnyPath) -> list[Cell]:
     return cells
 
 
-def _hash_encoder(folder: Path) -> str:
-    """Return the hashes of the files of a pretrained encoder, which may change while a study runs; empty without weights."""
+def hash_encoder(folder: Path) -> str:
+    """Return the hashes of the files of a pretrained encoder, which may change between two commands; empty without weights."""
     from treenet.models.pretrained_folder import hash_files  # here, because it loads PyTorch
 
     with phase(f"hashing the encoder in {folder}"):

@@ -14,7 +14,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from treenet.config import TrainConfig, flatten
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, STOPPED, Cell, CellResult, Entry, Ledger, refuse_changes
-from treenet.experiments.study_grid import Systems, check_name, check_once, overlay
+from treenet.experiments.study_grid import Systems, check_name, check_once, hash_encoder, overlay
 from treeproc.common.errors import CommandEnded
 from treeproc.common.folder_kinds import CONFIG
 from treeproc.common.messages import warn
@@ -158,7 +158,7 @@ class Trials:
     """The trials of one system, as cells of TUNING/ledger.json. Every change is there when the call returns."""
 
     def __init__(self, out: AnyPath, config: TuningConfig, system: str):
-        """Read the trials of an earlier command. Raises UserError if they are of other settings, another space or other data."""
+        """Read the trials of an earlier command. Raises UserError if they are of other settings, space, data or encoder."""
         self.system, self._out = system, out
         self._here = Path.cwd()  # where relative paths start; the process of a trial works in another folder
         self._base = config.model_dump(mode="json", exclude={"tune"})
@@ -168,6 +168,7 @@ class Trials:
         if "valid" not in index["totals"]:
             raise UserError(f"a search needs a validation split, but {self._usual.data} has none; preprocess with splits.valid")
         self._fingerprint = index["fingerprint"]
+        self._encoders: dict[Path | None, str] = {None: ""}
         self.ledger = Ledger.read(out)
         self._cells: list[Cell] = []
         if self.ledger.entries:
@@ -204,9 +205,11 @@ class Trials:
             config = self.config_of(values)
         except UserError:
             config = self._usual
+        if (encoder := config.model.pretrained.folder) not in self._encoders:
+            self._encoders[encoder] = hash_encoder(encoder)
         number = len(self._cells)
-        labels = {"system": self.system, "number": number, **values}
-        return Cell(self._name(number), labels, config, self._out / "cells" / self._name(number), self._fingerprint)
+        labels, folder = {"system": self.system, "number": number, **values}, self._out / "cells" / self._name(number)
+        return Cell(self._name(number), labels, config, folder, self._fingerprint, self._encoders[encoder])
 
     def begin(self, values: dict[str, Any]) -> Trial:
         """Add a trial."""
