@@ -444,6 +444,13 @@ def test_a_task_of_one_class_is_said_to_be_none(folder, copied, tmp_path):
     assert entry["tasks"]["depth"]["results"] == [] and "one class only, so nothing to predict" in format_probes(name, entry)
 
 
+def test_sentences_of_test_that_are_in_train_too_are_counted(copied, tmp_path, capsys):
+    data = write_probe_data(tmp_path / "data", train=90, alike=True)
+    settings = SMALL.model_copy(update={"tasks": ("length",), "data": data, "train_sentences": 88, "eval_sentences": 14})
+    probe_run(copied("plain"), settings)
+    assert "note: 14 of 14 sentences of test are also among those of train, which makes" in capsys.readouterr().err
+
+
 def test_the_workflow_prints_a_table_and_says_what_is_wrong(folder, copied, tmp_path, capsys):
     main = main_of("probe.py")
     run = copied("plain")

@@ -65,12 +65,22 @@ def make_example(example_id: int, random: np.random.Generator) -> tuple[dict, di
 
 
 def write_probe_data(
-    folder: Path, *, train: int = 120, valid: int = 30, test: int = 30, columns: Sequence[str] = PROBE_COLUMNS, **facts: object
+    folder: Path,
+    *,
+    train: int = 120,
+    valid: int = 30,
+    test: int = 30,
+    columns: Sequence[str] = PROBE_COLUMNS,
+    alike: bool = False,
+    **facts: object,
 ) -> Path:
-    """Write parsed/ and encoded/ into `folder` and return it. In each split, example 0 has a flat tree and 1 two trees."""
+    """Write parsed/ and encoded/ into `folder` and return it. In each split, example 0 has a flat tree and 1 two trees.
+
+    If `alike`, all splits begin with the same sentences.
+    """
     parsed, encoded = {}, {}
     for seed, (split, count) in enumerate((("train", train), ("valid", valid), ("test", test))):
-        random = np.random.default_rng(seed)
+        random = np.random.default_rng(0 if alike else seed)
         parsed[split], encoded[split] = zip(*(make_example(number, random) for number in range(count)), strict=True)
         parsed[split][0]["parse_status"] = "flat_too_long"
         parsed[split][1]["trees"] *= 2

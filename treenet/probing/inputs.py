@@ -80,6 +80,10 @@ class ProbeInputs:
         """Return the number of rows, n + k."""
         return len(self.word_of_leaf) + len(self.copies)
 
+    def texts(self) -> list[bytes]:
+        """Return the pieces of every sentence [n], as bytes."""
+        return [pieces.tobytes() for pieces in self.source.lists(self.source.pick(self.sentences.rows), "leaves", "piece")]
+
     def batches(self) -> list[np.ndarray]:
         """Yield all rows of sentences and copies once, in batches of similar length."""
         leaves = np.array([len(self.word_of_leaf[sentence]) for sentence in self._sentence(np.arange(self.num_rows))])

@@ -21,7 +21,7 @@ from treenet.runs.loading import UNTRAINED, LoadedModel, load_model
 from treenet.runs.metrics_log import write_png
 from treenet.runs.result_entries import PROBES, add_entry
 from treenet.runs.result_provenance import origin
-from treeproc.common.messages import Progress
+from treeproc.common.messages import Progress, warn
 from treeproc.common.provenance import software
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -218,6 +218,9 @@ def read_inputs(trained: LoadedModel, settings: ProbeSettings) -> dict[str, Prob
             sentences = choose_sentences(data, split, sizes[0], trained.config.batch.max_leaves, settings.seed)
             found[split] = ProbeInputs.build(data, split, reads, sentences, sizes[1], settings.seed)
             progress.update(1, f"{len(sentences.rows):,} of {split}")
+    known, texts = set(found["train"].texts()), found["test"].texts()
+    if shared := sum(text in known for text in texts):
+        warn(f"note: {shared:,} of {len(texts):,} sentences of test are also among those of train, which makes accuracies higher")
     return found
 
 
