@@ -116,7 +116,10 @@ class DecodingConfig(Settings):
         "with the highest mean chrF against all of them (minimum Bayes risk)",
     )
     beam_size: PositiveInt = Field(
-        5, description="hypotheses of the beam for each sentence; with sampling, the samples drawn at a time"
+        5,
+        le=1000,
+        description="hypotheses of the beam for each sentence; with sampling, the samples drawn at a time. Koehn and Knowles "
+        "(2017, W17-3204) searched with up to 1,000, and translations got worse long before",
     )
     length_penalty: float = Field(1.0, ge=0, description="exponent a of the length penalty")
     length_penalty_form: Literal["length", "gnmt"] = Field(
