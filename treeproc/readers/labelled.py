@@ -164,6 +164,11 @@ def _of_table(
         if not any(fields):
             raise UserError(f"{where}: the line is empty; remove it")
         if row == 0 and (needs_header or any(column in fields for column in wanted)):
+            if len(fields) == 1 and any(mark in fields[0] for mark in ";\t"):
+                raise UserError(
+                    f"{where}: must be a header with the columns {' and '.join(wanted)}, separated by {between}, but is "
+                    f"{quoted(fields[0][: 2 * _SHOWN])}; write {between} between the columns of all lines"
+                )
             if missing := [column for column in wanted if column not in fields]:
                 raise UserError(
                     f"{where}: must be a header with the columns {' and '.join(wanted)}, separated by {between}, but "
