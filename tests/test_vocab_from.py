@@ -1,22 +1,27 @@
 """Test splits of any name, in data sets of their own too: with the vocabulary of another data set, for models of that one."""
 
 import gzip
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 from commands import main_of
+from pretrained_data import settings as pretrained_settings
+from tiny_tokenizers import write_tokenizer
 
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.evaluation.evaluate import evaluate_run
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import UserError, load_settings
+from treeproc.common.yaml_reader import read_yaml
 from treeproc.inspect import describe
 from treeproc.shards.lengths import read_lengths
 from treeproc.shards.schema import in_order
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
+from treeproc.stages.config import check_reuse
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.inputs import Inputs, SplitFiles
 from treeproc.stages.job_report import DROPPED, line_list
@@ -28,6 +33,7 @@ from treeproc.verify import verify
 pytestmark = pytest.mark.slow
 
 MODEL = ModelConfig(name="tree_transformer", d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
+CONLLU = {"format": "conllu", "splits": {"test": {"source": ["a.conllu"]}}}
 SST = ["(3 (2 The) (4 best))", "(0 (1 Bad) (2 .))", "(2 (2 So) (2 so))"]
 
 
@@ -151,6 +157,48 @@ def test_a_vocabulary_that_is_damaged_or_another_is_refused(text, data, new, tmp
         preprocess(PreprocessConfig.model_validate(new_settings(text, other)), tmp_path / "out")
     with pytest.raises(UserError, match=r"vocab_from: cannot read .*none/config.yaml; give the folder of a finished data set"):
         PreprocessConfig.model_validate(new_settings(text, tmp_path / "none"))
+
+
+@pytest.mark.parametrize("change", [{"tokenized": "none"}, {"tokenized": "none", "parser": {"treebank_words": None}}, CONLLU])
+def test_other_text_than_the_tokens_of_the_data_set_is_refused_at_once(text, data, tmp_path, change):
+    """Each of these messages led to the next one: set tokenized, set parser.treebank_words, leave it out."""
+    other = Path(shutil.copytree(data, tmp_path / "other"))
+    config = read_yaml((other / "config.yaml").read_text(), "") | {"tokenized": "moses", "parser": {"treebank_words": True}}
+    (other / "config.yaml").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="give files of Moses tokens, and leave out tokenized and format"):
+        PreprocessConfig.model_validate(new_settings(text, other, **change))
+    PreprocessConfig.model_validate(new_settings(text, other))
+
+
+def test_tokens_for_a_data_set_of_plain_text_are_refused(data):
+    index = read_index(data / "encoded")
+    own = {"subwords": index["subword_settings"], "tree": index["tree_settings"], "normalization": "none"}
+    with pytest.raises(UserError, match=r"treebank_words: None -> True.*; give plain text, and leave tokenized out"):
+        check_reuse(data, parser=index["parser"] | {"treebank_words": True}, columns=index["columns"], **own)
+
+
+def test_the_folder_of_a_run_is_no_data_set(text, tmp_path):
+    for name, kind in (("run.json", "a training run"), ("export.json", "an export")):
+        (tmp_path / name).write_text('{"files": {}}')
+        (tmp_path / "metrics.jsonl").touch()
+        with pytest.raises(UserError, match=f"is {kind}; give the data set that it was trained on"):
+            PreprocessConfig.model_validate(new_settings(text, tmp_path))
+
+
+def test_a_changed_copy_of_a_pretrained_tokenizer_is_named_and_made_again(tmp_path):
+    pytest.importorskip("tokenizers")
+    settings = pretrained_settings(tmp_path, write_tokenizer(tmp_path / "encoder", "wordpiece"))
+    config = PreprocessConfig.model_validate(settings)
+    preprocess(config, tmp_path / "data")
+    new = {"splits": {"more": settings["splits"]["valid"]}, "vocab_from": tmp_path / "data", "filters": settings["filters"]}
+    copy = tmp_path / "data" / "encoded" / "vocab" / "tokenizer.json"
+    whole = copy.read_text()
+    for change in (lambda: copy.write_text(whole.replace("true", "false", 1)), copy.unlink):
+        change()
+        with pytest.raises(UserError, match=r"tokenizer.json is missing or damaged; run its workflows/preprocess.py again"):
+            PreprocessConfig.model_validate(new)
+        preprocess(config, tmp_path / "data")
+        assert copy.read_text() == whole and PreprocessConfig.model_validate(new).subwords.tokenizer == copy.parent
 
 
 @pytest.mark.parametrize(

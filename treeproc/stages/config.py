@@ -1,10 +1,12 @@
 """The settings of a preprocessing job, and the defaults that depend on other settings."""
 
+import hashlib
 from collections.abc import Collection, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from treeproc.common.folder_kinds import EXPORT, RUN, kind_of
 from treeproc.common.settings import Effect, Settings, UserError, differences, later_field, read_yaml
 from treeproc.common.storage import AnyPath, DataPath, as_path
 from treeproc.parsers import ParserConfig
@@ -12,7 +14,7 @@ from treeproc.readers import Format, FormatName, find_format
 from treeproc.readers.labelled import LabelledConfig
 from treeproc.readers.line_forms import Normalization
 from treeproc.shards.schema import auto_rows_per_shard
-from treeproc.shards.store import class_names, read_index, stage_folder
+from treeproc.shards.store import TOKENIZER_FILE, class_names, read_index, stage_folder
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.inputs import Inputs, SplitFiles, TreeConfig
 from treeproc.stages.text_warnings import TextNotices, wanted
@@ -230,6 +232,7 @@ def _has_target(form: Format, splits: dict[str, SplitFiles]) -> bool:
 
 
 # Settings of the reading of files and of the parse, which the folder of the text and parsed stage knows; and of encoding.
+_PARSERS = ("parser", "target_parser")
 _OF_TEXT = ("format", "tokenized", "normalization", "labels", "labelled", "parser", "target_parser")
 _OF_ENCODING = ("subwords", "tree")
 # Settings of trees that make a control of the same words: scores are known for what they are.
@@ -249,26 +252,44 @@ def borrow_settings(values: Mapping) -> dict:
     if all(name in values for name in wanted):
         return out
     data = as_path(values["vocab_from"]).absolute()
+    if (kind := kind_of(data)) in (RUN, EXPORT):
+        raise UserError(f"vocab_from: {data} is {kind.name}; give the data set that it was trained on")
     there = _read_settings(data)
     if (there.get("subwords") or {}).get("tokenizer"):
-        there["subwords"] = {"tokenizer": str(data / "encoded" / "vocab")}  # its own copy
+        there["subwords"] = {"tokenizer": str(_own_tokenizer(data).parent)}
     if own_text:
         there |= {name: value for name, value in _read_settings(stage_folder(data, "text").parent).items() if name in _OF_TEXT}
         if there.get("tokenized") == "moses":
             # Data sets that were made before this was a setting have tokens as they are.
-            for name in ("parser", "target_parser"):
+            for name in _PARSERS:
                 if there.get(name):
                     there[name] = {"treebank_words": False} | there[name]
-        for name in ("parser", "target_parser"):
+        for name in _PARSERS:
             if isinstance(there.get(name), dict):  # a data set does not decide who reads the text
                 there[name] = {key: value for key, value in there[name].items() if key != "endpoint"}
-        if values.get("format", there.get("format")) != there.get("format"):
+        other_format = values.get("format", there.get("format")) != there.get("format")
+        has_tokens = there.get("tokenized") == "moses" and any((there.get(name) or {}).get("treebank_words") for name in _PARSERS)
+        if has_tokens and (other_format or values.get("tokenized", "moses") != "moses"):
+            raise UserError(
+                f"vocab_from: {data} was made of Moses tokens, which its parser reads as treebank words; give files of Moses "
+                "tokens, and leave out tokenized and format"
+            )
+        if other_format:
             for name in ("labels", "labelled"):  # the classes of other files
                 there.pop(name, None)
     for name in wanted:
         if name in there:
             out[name] = _merged(there[name], values[name]) if name in values else there[name]
     return out
+
+
+def _own_tokenizer(data: AnyPath) -> AnyPath:
+    """Return the data set's copy of its pretrained tokenizer. Raises UserError if it is not as it was."""
+    path = data / "encoded" / TOKENIZER_FILE
+    wanted = read_index(data / "encoded")["files"].get(TOKENIZER_FILE)
+    if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != wanted:
+        raise UserError(f"vocab_from: {path} is missing or damaged; run its workflows/preprocess.py again")
+    return path
 
 
 def _merged(base: object, own: object) -> object:
@@ -304,9 +325,12 @@ def check_reuse(
         ("tree", *({k: v for k, v in side.items() if k not in ignored} for side in trees)),
     ):
         if changed := differences(theirs, dict(own), name):
+            way_out = "leave these settings out, or install that parser"
+            if name == "parser" and own.get("treebank_words") and theirs.get("treebank_words") is None:
+                way_out = "give plain text, and leave tokenized out"  # the default of Moses tokens
             raise UserError(
                 f"vocab_from: {data} was made with other settings ({'; '.join(changed)}), so scores of its models would mean "
-                "nothing; leave these settings out, or install that parser"
+                f"nothing; {way_out}"
             )
     if missing := [name for name in index["columns"] if name not in columns]:
         hint = "; give splits.NAME.target" if "tgt_pieces" in missing else ""
