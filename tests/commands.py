@@ -11,6 +11,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from multiprocessing import reduction
 from pathlib import Path
 from unittest import mock
 
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from treenet.cli.main import COMMANDS, main
+from treenet.data import loader_server
 from treeproc.common.command_line import run_cli
 from treeproc.common.errors import command_of
 from treeproc.common.storage import AnyPath
@@ -86,6 +88,37 @@ class Started(PROCESSES.Process):
         self.start()
 
 
+class ForkedServer(PROCESSES.Process):
+    """The server of loader processes, with what `LoaderProcesses` asks of a `subprocess.Popen`.
+
+    It comes from a process that has loaded PyTorch: in a tenth of a second instead of two CPU seconds.
+    """
+
+    def __init__(self, argv: list[str], *, pass_fds: Sequence[int], env: dict[str, str], **options: object):
+        super().__init__(target=_serve, args=([_OpenFile(number) for number in pass_fds], env))
+        self.start()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.join(timeout)
+        if self.exitcode is None:
+            raise subprocess.TimeoutExpired(self.name, timeout)
+        return self.exitcode
+
+
+class _OpenFile:
+    """The number of an open file, which a process of `PROCESSES` opens when it gets it."""
+
+    def __init__(self, number: int):
+        self._number = number
+
+    def __reduce__(self) -> tuple[Callable[..., int], tuple[object]]:
+        return _number_here, (reduction.DupFd(self._number),)
+
+
+def _number_here(file: object) -> int:
+    return file.detach()
+
+
 def print_to(path: Path) -> None:
     """Append all that this process writes from now on to a file."""
     with open(path, "a") as file:
@@ -112,6 +145,13 @@ def returned_memory() -> int:
     before = held()
     del tensors
     return before - held()
+
+
+def _serve(files: list[int], environment: dict[str, str]) -> None:
+    os.setpgid(0, 0)
+    os.environ.clear()
+    os.environ.update(environment)
+    loader_server.main(*map(str, files))
 
 
 def _start(log: Path, argv: list[str], environment: dict[str, str]) -> None:

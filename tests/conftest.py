@@ -11,15 +11,18 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis_profiles  # noqa: F401 (loads the profile of all tests)
 import numpy as np
 import pytest
 import torch
+from commands import ForkedServer
 from data_beside import DATA
 from pictures import pictures
 from scheduling import pytest_xdist_make_scheduler  # noqa: F401 (a hook)
 
+from treenet.data import loader_processes
 from treeproc.common.messages import messages_shown
 from treeproc.common.provenance import software
 
@@ -28,6 +31,9 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # Sums come out differently with other numbers of threads; one in this process, one in those that tests start.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+# `torch.compile` and exports trace faster so: the cache of fake tensors computes every symbolic shape twice, and SymPy's default
+# cache of 1000 expressions is too small. What they find is the same.
+os.environ |= {"TORCH_FAKE_TENSOR_DISPATCH_CACHE": "0", "SYMPY_CACHE_SIZE": "100000"}
 # A cluster that happens to run on this machine is none of the tests' business.
 os.environ.setdefault("RAY_ADDRESS", "local")
 # Copies of objects and notes of hashes are this run's own.
@@ -112,6 +118,13 @@ def _no_ray_after_a_module() -> Iterator[None]:
 def one_core_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Ray that starts in the test has one core: a process each for what it runs, which takes seconds to start."""
     monkeypatch.setenv("RAY_OVERRIDE_RESOURCES", '{"CPU": 1}')
+
+
+@pytest.fixture
+def forked_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loader processes of the test do not start a program. `test_loader_processes.py` tests the program."""
+    names = {"DEVNULL": subprocess.DEVNULL, "TimeoutExpired": subprocess.TimeoutExpired, "Popen": ForkedServer}
+    monkeypatch.setattr(loader_processes, "subprocess", SimpleNamespace(**names))
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def data(tmp_path_factory) -> dict[str, Path]:
     return from_toy | {"classification": classes, "relatedness": scores}
 
 
-def test_processes_make_what_the_training_would_make_itself(data):
+def test_processes_make_what_the_training_would_make_itself(data, forked_loaders):
     """The second of two ranks reads from the middle of an epoch into the next. Meanwhile, the limit of micro-batches falls."""
     task = build_task(make_config(data["translation"], *TASKS["translation"], "loader_workers=2"))
     here, limits, most = (TrainingData(task, 1, 2, CPU), TrainingData(task, 1, 2, CPU)), [], 0
@@ -84,7 +84,7 @@ def test_what_a_process_receives_and_sends_is_whole(data, name):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_batch_comes_to_an_accelerator_in_one_copy(data, monkeypatch, workers):
+def test_a_batch_comes_to_an_accelerator_in_one_copy(data, monkeypatch, workers, forked_loaders):
     """All of it: its update sends nothing more but the flags of the rank. Whatever would wait for data raises on "meta"."""
     ranks = Ranks(0, 1, stand_in_for_a_gpu(monkeypatch))
     settings = ["model.name=transformer", "model.attention_dropout=0", "batch.tokens_per_device=24"]
@@ -98,7 +98,7 @@ def test_a_batch_comes_to_an_accelerator_in_one_copy(data, monkeypatch, workers)
     assert seen.copies.total() == 1
 
 
-def test_a_run_may_change_to_processes_and_back(data, tmp_path):
+def test_a_run_may_change_to_processes_and_back(data, tmp_path, forked_loaders):
     """Interrupted with processes and resumed with the thread, it equals one that was never interrupted."""
     settings = ("model.attention_dropout=0.1", "max_steps=16", "checkpoint_every=4")
     for name, stops in (("whole", [0]), ("cut", [2, 0])):
@@ -111,7 +111,7 @@ def test_a_run_may_change_to_processes_and_back(data, tmp_path):
     assert same(final_weights(tmp_path / "cut"), final_weights(tmp_path / "whole"))
 
 
-def test_processes_and_the_thread_report_a_bad_tree_alike(tmp_path):
+def test_processes_and_the_thread_report_a_bad_tree_alike(tmp_path, forked_loaders):
     rows = make_rows(30)
     rows[7]["spans"]["end"][0] = 99
     data, said = write_labelled(tmp_path / "data", {"train": rows, "valid": make_rows(3)}), []

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from treenet.evaluation.significance import compare_with_baseline, critical_value, probability_below, t_quantile
 
@@ -13,6 +12,8 @@ def no_sentences(values):
 
 @pytest.mark.parametrize("freedom", [2, 4, 15])
 def test_one_system_is_students_t(freedom):
+    from scipy import stats  # here: it loads for more than a second, in every process of pytest-xdist
+
     assert critical_value([3], 3, freedom) == pytest.approx(t_quantile(freedom), rel=1e-6)
     assert critical_value([3], 5, None) == pytest.approx(stats.norm.ppf(0.975), rel=1e-8)
 
@@ -24,6 +25,8 @@ def test_values_are_those_of_dunnetts_table():
 
 
 def test_p_is_that_of_scipy():
+    from scipy import stats
+
     rng = np.random.default_rng(3)
     values = {name: list(rng.normal(shift, 1, count)) for name, shift, count in (("base", 0, 6), ("a", 0.4, 5), ("b", 1.5, 6))}
     found = compare_with_baseline(values, "base", no_sentences(values))

@@ -92,7 +92,7 @@ def test_long_texts_have_the_states_of_their_windows(made):
     assert totals["states"] == (lengths + 1).sum() and totals["rows"] == 40
 
 
-def test_a_run_reads_the_states_and_learns_the_same(made, tmp_path, monkeypatch):
+def test_a_run_reads_the_states_and_learns_the_same(made, tmp_path, monkeypatch, forked_loaders):
     """With another width there is a map above the states, which is trained. Batches may come from another process."""
     for number, model in enumerate(({"name": "pretrained"}, {"name": "tree_transformer", "d_model": 8})):
         name = model["name"]

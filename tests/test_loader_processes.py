@@ -66,7 +66,7 @@ def test_items_come_in_order_with_the_options_of_their_time_and_nothing_stays():
     assert open_files() == before
 
 
-def test_an_error_is_raised_at_its_item():
+def test_an_error_is_raised_at_its_item(forked_loaders):
     seen = []
     with pytest.raises(UserError, match="^line 13 is damaged$"), LoaderProcesses(Numbers, range(10, 20), 2) as stream:
         for packed in stream:
@@ -94,7 +94,7 @@ class Deadly(Numbers):
         return super().__call__(step, size)
 
 
-def test_killed_processes_are_replaced_as_long_as_items_come(capfd, monkeypatch):
+def test_killed_processes_are_replaced_as_long_as_items_come(capfd, monkeypatch, forked_loaders):
     """Two starts without an item in between end the training: not those after the steps 30 and 60, but the second at step 60."""
     monkeypatch.setattr(loader_processes, "MAX_STARTS", 2)
     message = "signal 9 .*, and so did 1 before it at step 60; .*lower loader_workers = 2, or set it to 0"

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
-from scipy.stats import rankdata
 from toylabels import NUM_LABELS, NUM_PIECES, make_rows, write_labelled
 
 from treenet.config import ClassifierConfig, ModelConfig, TrainConfig
@@ -172,6 +171,8 @@ def test_correlations_agree_with_formulas_where_values_are_tied(pairs):
 
 @given(values=st.lists(st.sampled_from([0.5, 1.0, 2.5, -3.0, math.inf, math.nan]), min_size=1, max_size=12))
 def test_ranks_are_those_of_scipy_to_the_last_bit(values):
+    from scipy.stats import rankdata  # here: it loads for more than a second, in every process of pytest-xdist
+
     assert np.array_equal(average_ranks(np.array(values)), rankdata(values), equal_nan=True)
 
 
