@@ -63,29 +63,40 @@ def style() -> Iterator[None]:
         yield
 
 
-def save_figure(figure: Figure, folder: Path, name: str) -> str:
-    """Write NAME.png and NAME.svg into `folder`; returns the SVG for the page. Call it inside `style()`."""
-    png, svg, inline = io.BytesIO(), io.StringIO(), io.StringIO()
+def save_figure(figure: Figure, folder: Path, name: str) -> None:
+    """Write NAME.png and NAME.svg into `folder`. Call it inside `style()`."""
+    png, svg = io.BytesIO(), io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(png, format="png", dpi=160)
-        layout = figure.get_layout_engine()
-        figure.set_layout_engine("none")  # it stays as it is: to lay it out takes a third of the time
-        figure.savefig(svg, format="svg", metadata={"Date": None})
-        figure.savefig(inline, format="svg", metadata={"Date": None}, transparent=True)
-        figure.set_layout_engine(layout)
+        with _as_laid_out(figure):
+            figure.savefig(svg, format="svg", metadata={"Date": None})
     atomic_write(folder / f"{name}.png", png.getvalue())
     atomic_write(folder / f"{name}.svg", svg.getvalue().encode())
-    return inline_svg(inline.getvalue(), name)
 
 
 def save_chart(figure: Figure, folder: Path, name: str) -> str:
-    """Save as `save_figure` does, and the same chart for a narrow screen; the page shows one. The figure is changed."""
-    wide = save_figure(figure, folder, name)
+    """Save as `save_figure` does; returns the SVG of the page: the chart, also for a narrow screen. The figure is changed."""
+    save_figure(figure, folder, name)
+    with _as_laid_out(figure):
+        wide = _draw_inline(figure, name)
     _make_narrow(figure)
+    return wide + _draw_inline(figure, f"{name}-narrow", "chart narrow")
+
+
+@contextmanager
+def _as_laid_out(figure: Figure) -> Iterator[None]:
+    """Keep the layout of the last picture meanwhile: to lay a figure out takes a third of the time."""
+    layout = figure.get_layout_engine()
+    figure.set_layout_engine("none")
+    yield
+    figure.set_layout_engine(layout)
+
+
+def _draw_inline(figure: Figure, name: str, classes: str = "chart wide") -> str:
     inline = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": f"{name}-narrow"}):
+    with matplotlib.rc_context({"svg.hashsalt": name}):
         figure.savefig(inline, format="svg", metadata={"Date": None}, transparent=True)
-    return wide + inline_svg(inline.getvalue(), f"{name}-narrow", "chart narrow")
+    return inline_svg(inline.getvalue(), name, classes)
 
 
 def _make_narrow(figure: Figure) -> None:
@@ -106,7 +117,7 @@ def _make_narrow(figure: Figure) -> None:
     figure.set_size_inches(_NARROW, height)
 
 
-def inline_svg(text: str, name: str, classes: str = "chart wide") -> str:
+def inline_svg(text: str, name: str, classes: str) -> str:
     """Return an SVG of matplotlib as a part of a page: no prologue, no style for the whole page, its own ids, colours by name."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>", "", text, flags=re.DOTALL)
