@@ -214,7 +214,8 @@
       if (find("token").value) headers.Authorization = `Bearer ${find("token").value}`;
       const body = JSON.stringify({ lines, ...model.more() });
       const answer = await fetch(model.path, { method: "POST", headers, body });
-      const found = await answer.json();
+      // Too many connections get a line of plain text from uvicorn.
+      const found = await answer.json().catch(() => ({ error: `The server refuses: status ${answer.status}.` }));
       if (answer.status === 401) find("token-field").hidden = false;
       if (!answer.ok) return say(found.error, true);
       found.lines.forEach(model.show);
