@@ -31,9 +31,8 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 # Sums come out differently with other numbers of threads; one in this process, one in those that tests start.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
-# `torch.compile` and exports trace faster so: the cache of fake tensors computes every symbolic shape twice, and SymPy's default
-# cache of 1000 expressions is too small. What they find is the same.
-os.environ |= {"TORCH_FAKE_TENSOR_DISPATCH_CACHE": "0", "SYMPY_CACHE_SIZE": "100000"}
+# Compilations and exports trace faster: SymPy's default cache of 1,000 expressions is too small for them.
+os.environ["SYMPY_CACHE_SIZE"] = "100000"
 # A cluster that happens to run on this machine is none of the tests' business.
 os.environ.setdefault("RAY_ADDRESS", "local")
 # Copies of objects and notes of hashes are this run's own.
