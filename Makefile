@@ -14,7 +14,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, but this is " + sys.version) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	@echo 'installs the pinned packages into $(VENV), in silence: 90 seconds on our machine (docs/results/demo.md)'
-	$(RUN) $(INSTALL) --constraint constraints.txt --editable '.[check,test]'
+	$(RUN) $(INSTALL) --no-compile --constraint constraints.txt --editable '.[check,test]'
+	@$(RUN) -m compileall -qq -j 0 $(VENV)/lib || true  # on all cores, where pip takes one; some files are templates
 	touch $@
 
 demo: install

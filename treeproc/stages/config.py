@@ -231,9 +231,9 @@ def _has_target(form: Format, splits: dict[str, SplitFiles]) -> bool:
     return form.target == "required" or (form.target == "optional" and any(files.target for files in splits.values()))
 
 
-# Settings of the reading of files and of the parse, which the folder of the text and parsed stage knows; and of encoding.
 _PARSERS = ("parser", "target_parser")
-_OF_TEXT = ("format", "tokenized", "normalization", "labels", "labelled", "parser", "target_parser")
+# Settings of the reading of files and of the parse, which the folder of the text and parsed stage knows; and of encoding.
+_OF_TEXT = ("format", "tokenized", "normalization", "labels", "labelled", *_PARSERS)
 _OF_ENCODING = ("subwords", "tree")
 # Settings of trees that make a control of the same words: scores are known for what they are.
 _CONTROL = {"tree_source", "seed"}
