@@ -42,7 +42,7 @@ def test_killing_one_of_two_replicas_loses_no_accepted_request(tmp_path):
 
 
 class Handle:
-    """What `Replicas` calls of Ray Serve: answers batches one by one, and dies of 'poison'. At 'fault', Serve itself fails."""
+    """The part of Ray Serve that `Replicas` calls: answers batches one by one, and dies of 'poison'. At 'fault', Serve fails."""
 
     def __init__(self):
         self.batches: list[list[str]] = []

@@ -14,6 +14,7 @@ from toylabels import make_rows, write_labelled
 from toyruns import make_config
 
 from treenet.config import ModelConfig, TrainConfig
+from treenet.config.unread import unread_settings
 from treenet.jobs.train_job import check_job
 from treenet.layers.core import share_dropout_keys
 from treenet.models import names_for
@@ -118,7 +119,7 @@ def test_a_setting_is_told_exactly_if_it_has_no_effect(data_of, case):
                 same.append(are_same(before, outcome(config)))
             except UserError:  # refused
                 continue
-            told |= set(config.model.unread_settings(translates=use == "translation"))
+            told |= set(unread_settings(config.model, translates=use == "translation"))
         if same and all(same) != (setting.name in told):
             wrong.append(f"{setting.name}: {'not ' * (setting.name not in told)}told")
     assert wrong == []

@@ -1,7 +1,7 @@
 """Settings of models. An ablation is a value here, never a class."""
 
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -301,7 +301,6 @@ class PretrainedConfig(ArchitectureSection):
 Layers = Annotated[int, Field(gt=0, le=200)]
 
 
-_TREE2SEQ, _TREE_LSTMS = ("tree2seq", "child_sum_tree2seq"), ("tree_lstm", "child_sum_tree_lstm")
 _LAYER_SETTINGS = (
     "norm", "activation_dropout", "encoder_layer_drop", "decoder_layer_drop", "source_word_dropout", "target_word_dropout"
 )  # fmt: skip
@@ -368,48 +367,7 @@ class ModelConfig(Settings):
 
     def unread_sections(self) -> list[str]:
         """Return the sections that were set, but that this architecture does not read."""
-        return [name for name in self._foreign_sections() if getattr(self, name) != type(getattr(self, name))()]
-
-    def unread_settings(self, *, translates: bool) -> list[str]:
-        """Return the sections and settings, as dotted keys, that were set, but that a model for translation or not ignores."""
-        unread = [key for key, ignored in self._ignored(translates).items() if ignored and self._is_set(*key.split("."))]
-        foreign = self._foreign_sections()
-        return self.unread_sections() + [key for key in unread if key.partition(".")[0] not in foreign]
-
-    def _is_set(self, *names: str) -> bool:
-        value: Any = self
-        default: Any = type(self)()
-        for name in names:
-            value, default = getattr(value, name, None), getattr(default, name, None)
-        return bool(value != default)
-
-    def _ignored(self, translates: bool) -> dict[str, bool]:
-        """Return, for all settings that only some models read, whether this one ignores them, if it has their section.
-
-        `num_heads` and `relations.decoder` are missing: d_model and relations.sequence may be refused without them.
-        """
-        tree, kinds = self.tree, [(name, kind) for name, kind in self.relations if isinstance(kind, RelationConfig)]
-        is_lstm = self.name in ("bilstm", *_TREE2SEQ, *_TREE_LSTMS)
-        no_leaf_layers = self.name in _TREE2SEQ and not self.recurrent.leaf_lstm
-        without_tables = tree.accumulate_on == "scores" or not tree.hierarchical_embeddings
-        return {
-            "d_ff": is_lstm or self.name in ("convs2s", "pretrained"),
-            "attention_dropout": self.name == "pretrained" or (is_lstm and not (translates and self.recurrent.attend)),
-            "num_encoder_layers": self.name in (*_TREE_LSTMS, "pretrained") or no_leaf_layers,
-            "num_decoder_layers": not translates,
-            "tree.hierarchical_embeddings": tree.accumulate_on == "scores",
-            "tree.vertical_rows": without_tables,
-            "tree.horizontal_rows": without_tables,
-            "hybrid.chunk_size": self.hybrid.cell != "on_lstm",
-            "phrases.chunk_size": self.phrases.interaction != "on_lstm",
-            **{f"relations.{name}.{key}": not kind.clip for name, kind in kinds for key in ("values", "same")},
-            "recurrent.directions": self.name != "bilstm",
-            "recurrent.leaf_lstm": self.name == "bilstm",
-            "recurrent.start": not translates,
-            "recurrent.attend": not translates,
-            "tree_reg.layer": not self.tree_reg.weight,
-            "tree_reg.heads": not self.tree_reg.weight,
-        }
+        return [name for name in self.foreign_sections() if getattr(self, name) != type(getattr(self, name))()]
 
     @property
     def layer_settings(self) -> list[str]:
@@ -419,9 +377,10 @@ class ModelConfig(Settings):
     @model_serializer(mode="wrap")
     def _leave_out_what_is_not_read(self, dump: SerializerFunctionWrapHandler) -> dict:
         """Leave out foreign sections."""
-        left_out = set(self._foreign_sections()) - set(self.unread_sections())
+        left_out = set(self.foreign_sections()) - set(self.unread_sections())
         return {name: value for name, value in dump(self).items() if name not in left_out}
 
-    def _foreign_sections(self) -> list[str]:
+    def foreign_sections(self) -> list[str]:
+        """Return the sections that this architecture does not read."""
         sections = {name: value for name, value in self if isinstance(value, ArchitectureSection)}
         return [name for name, value in sections.items() if self.name not in value.architectures]

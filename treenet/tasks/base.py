@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from treenet.config import TrainConfig
+from treenet.config.unread import unread_settings
 from treenet.data.batch import TreeBatch
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind, check_columns
@@ -144,7 +145,7 @@ class Task(ABC):
         """Return settings, as dotted keys, that were set, but that a run on the data set with this index does not read."""
         sections = [name for name, tasks in _READ_BY.items() if self.config.task not in tasks]
         unread = [name for name in sections if getattr(self.config, name) != TrainConfig.model_fields[name].default]
-        of_model = self.config.model.unread_settings(translates=self.use == "translation")
+        of_model = unread_settings(self.config.model, translates=self.use == "translation")
         return [*unread, *(f"model.{key}" for key in of_model)]
 
     def notes(self, index: Mapping) -> list[str]:

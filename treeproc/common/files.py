@@ -17,7 +17,8 @@ import stat
 import tempfile
 import uuid
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -276,6 +277,13 @@ def sync_folder(folder: Path) -> None:
 
 def json_bytes(value: object) -> bytes:
     return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def repeated_key(pairs: Sequence[tuple[str, object]]) -> str | None:
+    """Return the key that a JSON object, as pairs, has most often; None if it has each once. Readers keep one in silence."""
+    if len(dict(pairs)) == len(pairs):
+        return None
+    return Counter(key for key, _ in pairs).most_common(1)[0][0]
 
 
 def is_plausible(number: float) -> bool:

@@ -14,6 +14,7 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator, model_validator
 
 from treeproc.common.errors import quoted
+from treeproc.common.files import repeated_key
 from treeproc.common.messages import warn
 from treeproc.common.settings import Settings, UserError, later_field
 from treeproc.readers.line_forms import is_blank
@@ -230,11 +231,10 @@ def _objects(lines: Iterator[str], name: str, columns: LabelledConfig) -> Iterat
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict:
-    """Return a JSON object. Raises ValueError for a key that it has twice. JSON readers keep one of them in silence."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError(f"the key {quoted(Counter(key for key, _ in pairs).most_common(1)[0][0][:_SHOWN])} occurs twice")
-    return found
+    """Return a JSON object. Raises ValueError for a key that it has twice."""
+    if (key := repeated_key(pairs)) is not None:
+        raise ValueError(f"the key {quoted(key[:_SHOWN])} occurs twice")
+    return dict(pairs)
 
 
 def _clean(value: object, column: str, where: str) -> str:

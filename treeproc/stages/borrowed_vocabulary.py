@@ -1,6 +1,5 @@
 """The vocabulary of another data set: byte for byte, or with the new pieces, labels and tags of a training split."""
 
-import hashlib
 import heapq
 import logging
 import unicodedata
@@ -25,6 +24,7 @@ from treeproc.shards.store import (
     fingerprint_of,
     read_index,
 )
+from treeproc.stages.config import read_vocabulary_file
 from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.run_jobs import Run, previous_index, run_here
 from treeproc.stages.vocabulary import count_vocabulary, fingerprint_of_inputs, node_labels, vocabulary_note
@@ -100,12 +100,7 @@ def _read_vocabulary(other: AnyPath) -> tuple[dict[str, bytes], str]:
     index, contents = read_index(source), {}
     for name in (*VOCABULARY_FILES, *OPTIONAL_VOCABULARY_FILES, TOKENIZER_FILE):
         if sha256 := index["files"].get(name):
-            try:
-                contents[name] = (source / name).read_bytes()
-            except OSError:
-                contents[name] = b""
-            if hashlib.sha256(contents[name]).hexdigest() != sha256:
-                raise UserError(f"vocab_from: {source / name} is missing or damaged; run its workflows/preprocess.py again")
+            contents[name] = read_vocabulary_file(source, name, sha256)
     note = source / "vocab" / "fingerprint.txt"
     inputs_fingerprint = read_text(note, "run its workflows/preprocess.py again").partition("\n")[0] if note.exists() else ""
     pieces = [index["files"][name] for name in contents if name in PIECES_FILES]

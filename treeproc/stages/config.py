@@ -256,7 +256,9 @@ def borrow_settings(values: Mapping) -> dict:
         raise UserError(f"vocab_from: {data} is {kind.name}; give the data set that it was trained on")
     there = _read_settings(data)
     if (there.get("subwords") or {}).get("tokenizer"):
-        there["subwords"] = {"tokenizer": str(_own_tokenizer(data).parent)}
+        encoded = data / "encoded"
+        read_vocabulary_file(encoded, TOKENIZER_FILE, read_index(encoded)["files"].get(TOKENIZER_FILE))
+        there["subwords"] = {"tokenizer": str((encoded / TOKENIZER_FILE).parent)}  # its own copy
     if own_text:
         there |= {name: value for name, value in _read_settings(stage_folder(data, "text").parent).items() if name in _OF_TEXT}
         if there.get("tokenized") == "moses":
@@ -283,13 +285,15 @@ def borrow_settings(values: Mapping) -> dict:
     return out
 
 
-def _own_tokenizer(data: AnyPath) -> AnyPath:
-    """Return the data set's copy of its pretrained tokenizer. Raises UserError if it is not as it was."""
-    path = data / "encoded" / TOKENIZER_FILE
-    wanted = read_index(data / "encoded")["files"].get(TOKENIZER_FILE)
-    if not path.exists() or hashlib.sha256(path.read_bytes()).hexdigest() != wanted:
-        raise UserError(f"vocab_from: {path} is missing or damaged; run its workflows/preprocess.py again")
-    return path
+def read_vocabulary_file(encoded: AnyPath, name: str, sha256: str | None) -> bytes:
+    """Read a file of the vocabulary of another data set. Raises UserError if it does not have the hash of its index."""
+    try:
+        content = (encoded / name).read_bytes()
+    except OSError:
+        content = b""
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise UserError(f"vocab_from: {encoded / name} is missing or damaged; run its workflows/preprocess.py again")
+    return content
 
 
 def _merged(base: object, own: object) -> object:

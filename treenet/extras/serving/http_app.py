@@ -34,6 +34,7 @@ from treenet.extras.serving.messages import (
 from treenet.extras.serving.settings import ServeSettings
 from treeproc import __version__
 from treeproc.common.errors import one_line
+from treeproc.common.files import repeated_key
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -290,11 +291,8 @@ def _fixed(reply: Reply) -> Page:
 
 
 def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
-    seen: set[str] = set()
-    for key, _ in pairs:
-        if key in seen:
-            raise Refused(422, f"{key}: must be given once, but the body repeats it")
-        seen.add(key)
+    if (key := repeated_key(pairs)) is not None:
+        raise Refused(422, f"{key}: must be given once, but the body repeats it")
 
 
 def _describe(error: ValidationError) -> str:
