@@ -260,6 +260,9 @@ def test_systems_begin_with_the_same_draws_and_recorded_trials_come_first(data, 
     search = _Search(config, again, Room(9), 5)
     repeated = [search.suggest(f"again{number}")["trial"] for number in range(5)]
     assert [trial.values for trial in repeated][:4] == drawn["transformer"] and len(again.trials) == 5
+    (tmp_path / "whole").mkdir()
+    whole = _Search(config, Trials(tmp_path / "whole", config, "transformer"), Room(9), 5)
+    assert [whole.suggest(f"trial{number}")["trial"].values for number in range(5)] == [trial.values for trial in repeated]
     assert [trial.entry.starts for trial in again.trials] == [2, 2, 2, 2, 1]
 
 

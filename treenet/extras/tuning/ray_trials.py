@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -92,6 +92,26 @@ def cpus_of_trial(config: TuningConfig, nodes: Iterable[Mapping[str, float]]) ->
     return max(1, min(sum(cpus) // parallel, max(cpus, default=1)))
 
 
+class _RecordedFirst(optuna.samplers.BaseSampler):
+    """Gives the values of recorded trials first. It takes and leaves their draws, or the next trials would repeat them."""
+
+    def __init__(self, sampler: optuna.samplers.BaseSampler, recorded: Sequence[Mapping[str, Any]]):
+        self._sampler, self._recorded = sampler, recorded
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> dict:
+        """Return nothing: each setting is drawn by itself."""
+        return {}
+
+    def sample_relative(self, study: Any, trial: Any, search_space: Any) -> dict:
+        """Return nothing, as above."""
+        return {}
+
+    def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
+        """Return the value of one setting of a trial."""
+        drawn = self._sampler.sample_independent(study, trial, param_name, param_distribution)
+        return self._recorded[trial.number][param_name] if trial.number < len(self._recorded) else drawn
+
+
 class _Search(OptunaSearch):
     """Optuna's search; it numbers and records what it draws, and draws the recorded trials first.
 
@@ -104,8 +124,8 @@ class _Search(OptunaSearch):
         if config.tune.search == "optuna":
             sampler = optuna.samplers.TPESampler(seed=config.tune.seed)
         space = {key: distribution(dimension) for key, dimension in config.tune.space.items()}
-        known = [trial.values for trial in trials.trials]
-        super().__init__(space, metric=CRITERION, mode="min", points_to_evaluate=known or None, sampler=sampler)
+        recorded = _RecordedFirst(sampler, [trial.values for trial in trials.trials])
+        super().__init__(space, metric=CRITERION, mode="min", sampler=recorded)
         self._trials, self._next, self._rooms, self._wanted = trials, 0, rooms, wanted
         self._most, self._live = config.tune.parallel or wanted, set()
         self._say_at = time.monotonic() + POLL_S
