@@ -385,7 +385,7 @@ def test_cells_of_other_weights_than_their_scores_are_refused_and_the_same_comma
     assert report_study.stale == (cell.name,)
     capsys.readouterr()
     assert study() == first  # the settings of the study say which average it is of
-    warned = f"{cell.name}: its scores are stale: its model or references have changed since then (test: weights "
+    warned = f"{cell.name}: its scores are not those of this study (test: weights "
     assert warned in capsys.readouterr().err
     assert [entry.starts for entry in Ledger.read(tmp_path).entries.values()] == [2] and study() == first
 
@@ -559,11 +559,15 @@ def test_models_are_compared_unpaired_by_bleu_and_nll(undisturbed, recorded):
     assert "nll a token" in format_table(report) and "two-sided Dunnett test" in format_table(report)
 
 
-def test_curves_are_thinned_with_both_ends(tmp_path):
+def test_curves_are_thinned_with_both_ends_and_the_lowest_nll_on_valid(tmp_path):
     lines = [{"event": "train", "step": step, "loss": 1.0, "nll": None} for step in range(1, 1001)]
+    lines += [{"event": "valid", "step": step, "nll": None if step == 3 else 2.0 + abs(step - 504)} for step in range(1, 1001)]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    steps = read_curve(tmp_path)["train"]["step"]
+    curve = read_curve(tmp_path)
+    steps = curve["train"]["step"]
     assert len(steps) == 200 and steps[0] == 1 and steps[-1] == 1000 and max(np.diff(steps)) <= 6
+    assert curve["valid"]["step"] == sorted({*steps, 504}) and 504 not in steps
+    assert min(nll for nll in curve["valid"]["nll"] if nll is not None) == 2.0
 
 
 def damage(record: dict, what: str) -> None:
@@ -727,7 +731,7 @@ def test_tokenised_bleu_is_compared_where_it_is_asked_for(undisturbed, data, tmp
         del one["weights"], one["seeds_error"], one["sentences_error"]
     (of_old,) = draw(report).axes[1].containers
     assert list(of_old.lines[0].get_ydata()) == list(drawn.lines[0].get_ydata())
-    with pytest.raises(UserError, match=r"sentences\.bleu\.matches_1 must be a line of counts"):
+    with pytest.raises(UserError, match="has no numbers of single sentences for grid.metric = bleu; give the metric of the"):
         build_report(make_config(data).grid, records)
 
 

@@ -224,12 +224,16 @@ def _different(values: Iterable[dict]) -> list[dict]:
 
 
 def read_curve(run_dir: AnyPath) -> dict[str, dict[str, list[float | None]]]:
-    """Return columns by event: some lines at even distances over the training, with the first and the last."""
+    """Return columns by event: lines at even distances over the training, with the first and the last, and the lowest nll."""
     curve = {}
     for event, names in (("train", ("step", "loss", "nll")), ("valid", ("step", "nll", "accuracy"))):
         lines = [line for line in read_metrics(run_dir) if line["event"] == event]
         last, points = len(lines) - 1, min(len(lines), CURVE_POINTS)
-        lines = [lines[round(last * index / max(points - 1, 1))] for index in range(points)]
+        places = {round(last * index / max(points - 1, 1)) for index in range(points)}
+        if event == "valid":  # tables of studies have the lowest one of each cell
+            known = [place for place, line in enumerate(lines) if line.get("nll") is not None]
+            places.update(sorted(known, key=lambda place: lines[place]["nll"])[:1])
+        lines = [lines[place] for place in sorted(places)]
         there = [name for name in names if lines and name in lines[0]]
         curve[event] = {name: [_short(line.get(name)) for line in lines] for name in there}
     return curve
