@@ -311,6 +311,10 @@ def test_a_comparison_continues_after_a_kill_and_reports_all_seeds(data, tmp_pat
     assert [label.get_text() for label in axes.get_yticklabels()] == ["trees", "words"]
     assert axes.lines[0].get_xdata() == pytest.approx([100 * value for value in trees["test.accuracy"]["values"]])
     config, records = load_settings(SeedsConfig, tmp_path / "config.yaml"), tmp_path / "records"
+    for name in entries:  # as if peak_on_test came later: the same command scores the checkpoints of cells that are done
+        scores = read_json(out / "cells" / name / "scores.json")
+        scores.pop("test.peak")
+        (out / "cells" / name / "scores.json").write_text(json.dumps(scores))
     for _ in range(2):  # records are made of the runs that are there, then they are all there is
         run_study(make_study(FORM, config, out, records))
         assert read_json(out / "comparison.json") == report and len(list(records.iterdir())) == 3
@@ -346,6 +350,10 @@ def test_a_comparison_without_a_test_split_says_so_and_has_provenance(tmp_path, 
     done = run_here("compare_seeds.py", "--config", tmp_path / "config.yaml", "--out", tmp_path / "out")
     assert done.returncode == 0 and "has no split test, so the study has scores on valid alone" in done.stderr, done.stderr
     assert "without provenance" not in done.stdout
+    refused = run_here(
+        "compare_seeds.py", "--config", tmp_path / "config.yaml", "--out", tmp_path / "o", "grid.peak_on_test=true"
+    )
+    assert refused.returncode == 2 and "has no split test; leave peak_on_test out" in refused.stderr
     (cell,) = read_json(tmp_path / "out" / "comparison.json")["cells"]
     assert len(cell["weights_sha256"]) == 64 and cell["best_step"] is None
 

@@ -241,6 +241,11 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
 def _read_cell(record: Record, grid: GridConfig) -> dict:
     where, split, metric = f"the record of {record['cell']}", grid.split, grid.metric
     scores, facts = record["scores"].get(split, {}), record["facts"]
+    if split in record["scores"] and not record["sentences"].keys() >= set(statistics_of(metric)):
+        raise UserError(
+            f"{where} has no numbers of single sentences for grid.metric = {metric}; give the metric of the records, or another "
+            "--records"
+        )
     if missing := [*(_needed(metric) - scores.keys()), *({"examples", "parameters"} - facts.keys())]:
         raise UserError(f"{where} has no {', '.join(sorted(missing))} of {split}; give the split of the records as grid.split")
     count = f"nrefs:{1 + len(grid.more_references)}"

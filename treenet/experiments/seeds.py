@@ -23,6 +23,7 @@ from treenet.experiments.records import show_numbers
 from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, Systems, check_name, check_once
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
+from treenet.runs.result_entries import read_scores
 from treeproc.common.messages import warn
 from treeproc.common.settings import Settings, UserError
 from treeproc.common.storage import AnyPath
@@ -207,6 +208,8 @@ class SeedsConfig(StudyConfig):
         """Raise UserError if their classes differ, or for a data set that a system cannot learn from."""
         (first, index), *others = indices.items()
         if "test" not in index["totals"]:
+            if self.grid.peak_on_test:
+                raise UserError(f"grid.peak_on_test: {first} has no split test; leave peak_on_test out")
             warn(f"note: {first} has no split test, so the study has scores on valid alone, and tests no difference")
         for data, other in others:
             if other.get("num_classes") != index.get("num_classes"):
@@ -219,10 +222,20 @@ class SeedsConfig(StudyConfig):
 def seed_work(config: SeedsConfig, more: "References" = ()) -> "CellWork":
     """Return the work of a cell: it trains and scores as workflows/train.py does."""
     from treenet.experiments.grid import CellWork
-    from treenet.experiments.study import describe_stale
     from treenet.jobs.train_run import run_training
 
-    return CellWork(run_training, partial(score_cell, config.use_gpu, config.grid.peak_on_test), partial(describe_stale, SCORED))
+    peak = config.grid.peak_on_test
+    return CellWork(run_training, partial(score_cell, config.use_gpu, peak), partial(describe_stale_cell, peak))
+
+
+def describe_stale_cell(peak_on_test: bool, folder: AnyPath) -> str:
+    """Describe why scores of a cell do not fit its model or the study; empty if they fit."""
+    from treenet.evaluation.classify import PEAK
+    from treenet.experiments.study import describe_stale
+
+    if peak_on_test and f"test.{PEAK}" not in read_scores(folder):
+        return f"none of test.{PEAK}"
+    return describe_stale(SCORED, folder)
 
 
 def score_cell(use_gpu: bool, peak_on_test: bool, folder: AnyPath) -> dict:

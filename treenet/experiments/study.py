@@ -254,10 +254,7 @@ def run_study(study: Study) -> None:
         for cell in cells:
             entry = ledger.entries[cell.name]
             if entry.status == DONE and (changed := study.work.stale(cell.folder)):
-                message = (
-                    f"{cell.name}: its scores are stale: its model or references have changed since then ({changed}); the study "
-                    "averages and scores it again"
-                )
+                message = f"{cell.name}: its scores are not those of this study ({changed}); it averages and scores the run again"
                 warn(f"warning: {message}")
                 ledger.reopen(cell)
             elif entry.status == DONE and cell.name not in recorded:
