@@ -90,6 +90,21 @@ def test_states_of_every_layer_are_those_of_the_whole_encoder(tmp_path, kind):
         torch.testing.assert_close(scorer._embed([tokens])[0], expected)
 
 
+def test_an_encoder_whose_states_depend_on_padding_reads_lines_alone(tmp_path):
+    write_tiny_encoder(tmp_path)  # for its tokenizer
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 15}
+    model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model("convbert", **sizes))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="states of a line in .* change with the padding.*add bertscore.batch_tokens=1"):
+        BertScorer(BertScoreConfig(model=tmp_path, layer=2))
+    lines, references = draw_lines(1), draw_lines(2)
+    found = bert_scores(BertScoreConfig(model=tmp_path, layer=2, batch_tokens=1), [lines], [references])
+    expected = slow_scores(tmp_path, 2, lines, references, lambda token: float(token not in (2, 3)))
+    assert found.values[0] == pytest.approx([100 * f1 for _, _, f1 in expected], abs=1e-3)
+
+
 @pytest.mark.parametrize("idf", [False, True])
 def test_equals_the_package_of_the_authors(encoder, idf):
     package = pytest.importorskip("bert_score")

@@ -27,6 +27,8 @@ from treeproc.common.settings import UserError
 
 Weights = dict[int, float]  # of tokens; a token that is not in it has `_UNSEEN`
 _UNSEEN = -1
+_TRIED = 64  # tokens of a line that tries an encoder
+_TOLERANCE = 1e-4  # of states with and without padding, relative to the greatest
 _LOCAL: Any = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -42,19 +44,35 @@ class Match:
 class BertScorer:
     """Scores translations against references with a local encoder.
 
-    Raises UserError if the package is missing, or if the folder holds no encoder in safetensors.
+    Raises UserError if the package is missing, or if the folder holds no encoder in safetensors. Also for several lines a batch,
+    if padding changes the states of its encoder.
     """
 
     def __init__(self, config: BertScoreConfig, device: str = "cpu"):
         if config.model is None or config.layer is None:
             raise UserError("bertscore.model: give the folder of an encoder")
-        self._config, self._device = config, device
+        self._config, self._device = config, "cpu"
         self._tokenizer, self._model = _load(config.model, config.layer)
-        self._model.to(device).eval()
+        self._model.eval()
         self._prefix = _prefix_of(self._tokenizer)
         self._longest = _longest_input(self._tokenizer, self._model)
         self._special = {self._tokenizer.cls_token_id, self._tokenizer.sep_token_id}
         self.cut: set[str] = set()  # texts of which only the beginning counts
+        if config.batch_tokens > 1 and self._sees_padding():
+            raise UserError(
+                f"bertscore.model: the states of a line in {config.model} change with the padding after it; add "
+                "bertscore.batch_tokens=1, which reads each line alone"
+            )
+        self._device = device  # only now: a GPU may round states of other shapes differently
+        self._model.to(device)
+
+    @torch.inference_mode()
+    def _sees_padding(self) -> bool:
+        """Return whether the states of a short line depend on a longer line beside it, as with ConvBERT."""
+        begin, end = self._tokenizer.cls_token_id, self._tokenizer.sep_token_id
+        short, long = (begin, end), (begin, *[end] * (min(self._longest, _TRIED) - 1))
+        alone, beside = self._embed([short])[0][0], self._embed([short, long])[0][0, :2]
+        return bool((alone - beside).abs().max() > _TOLERANCE * alone.abs().max())
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a line, with those of its begin and end; only these for a blank line."""
