@@ -41,6 +41,7 @@ class Outer(Settings):
     size: PositiveInt | Literal["auto"] | None = Field(None, description="a size")
     way: Literal["l", "r"] = "l"
     none: Literal[0] | None = Field(None, description="0: off; unset: on")
+    ends: tuple[float, float] = (0.0, 1.0)
 
 
 def test_yaml_is_version_1_2():
@@ -93,6 +94,8 @@ def test_one_path_is_a_list_of_one():
         ("name: &a [*a]\n", [], r"c.yaml, line 1: .*contains itself"),
         ("#" * 2_000_000, [], r"c.yaml: .*at most 1,048,576 bytes"),
         ("name: a\ninner: {rate: -1}\n", [], r"inner.rate: .*greater than 0.*-1"),
+        ("name: a\n", ["ends=[0.5]"], r"^the command line: ends: must be 2 values, but is \[0.5\]$"),
+        ("name: a\nends: [1, 2, 3]\n", [], r"^.*c.yaml: ends: .*2 items.*$"),
         ("steps: 1\n", [], r"name: is missing \(a name\); write name=\.\.\. on the command line"),
         ("name: [\n", [], r"c.yaml, line 2: not valid YAML"),
         ("name: a\nname: b\n", [], r"line 2: .*'name' occurs twice"),

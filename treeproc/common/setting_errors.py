@@ -30,6 +30,9 @@ def describe_error(error: ValidationError, cls: type[BaseModel], where: str, ove
         key = next((one for one in overridden if one.startswith(f"{path}.")), ".".join(loc))
         meant = explain_unknown(cls, key, _siblings(cls, loc)) or advise("--help lists all keys")
         message = f"unknown key; {meant}" if meant else "unknown key"
+    elif first["type"] == "missing" and isinstance(first["loc"][-1], int):  # of a list, which is given as a whole
+        path, count = path.rpartition(".")[0], len(get_args(_place(cls, first["loc"][:-1])[1]))
+        message = f"must be {count} values, but is {quoted(first['input'])}"
     elif first["type"] == "missing":
         message = _missing(cls, path, where)
     elif first["type"] == "value_error":
