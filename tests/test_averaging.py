@@ -244,5 +244,5 @@ def test_averaging_names_the_missing_checkpoints(tmp_path):
     save(tmp_path, 1, 1)
     with pytest.raises(UserError, match="no moving average; train with ema_decay"):
         average_checkpoints(tmp_path, "ema", 1)
-    with pytest.raises(UserError, match="no checkpoint with a validation"):
+    with pytest.raises(UserError, match="no checkpoint with a finite validation"):
         average_checkpoints(tmp_path, "best", 1)

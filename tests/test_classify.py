@@ -145,6 +145,14 @@ def test_bad_lines_are_empty_and_harm_no_other(run, tmp_path):
     }
 
 
+def test_a_diverged_model_classifies_nothing(run):
+    loaded = load_run(run)
+    with torch.no_grad():
+        next(loaded.model.parameters()).fill_(torch.nan)
+    with pytest.raises(UserError, match="the model's predictions are not finite"):
+        loaded.classify(["the cat sees"])
+
+
 def test_lines_that_begin_with_their_class_are_told(run, tmp_path):
     """In a file of examples, the model would read the class as text."""
     labelled = [f"{label}\t{text}" for label, text in toy_lines(25, 200)]

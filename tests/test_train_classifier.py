@@ -23,16 +23,23 @@ from treenet.evaluation.classify import classify_run, score_run
 from treenet.evaluation.settings import ClassifySettings
 from treenet.evaluation.significance import ABOUT_SEEDS, compare_examples
 from treenet.experiments.ledger import Entry, Ledger
-from treenet.experiments.records import Recording
+from treenet.experiments.records import Recording, read_curve
 from treenet.experiments.seeds import MEASURES, SCORED, SeedsConfig
 from treenet.experiments.seeds_report import FORM, LABELS, build_report, draw, format_table, read_result
 from treenet.experiments.study import make_study, read_fresh_scores, run_study
 from treenet.experiments.study_grid import study_cells
 from treenet.jobs.train_run import run_training
 from treenet.runs.averaging import average_checkpoints, choose_checkpoints
-from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step, take_snapshot, write_checkpoint
+from treenet.runs.checkpoint import (
+    checkpoint_folders,
+    checkpoint_step,
+    read_meta,
+    take_snapshot,
+    validation_criterion,
+    write_checkpoint,
+)
 from treenet.runs.loading import load_run, load_trained
-from treenet.runs.metrics_log import read_metrics
+from treenet.runs.metrics_log import best_validation, read_metrics
 from treenet.runs.run_results import warn_of_stale_results
 from treenet.tasks.base import build_task
 from treenet.training.ranks import Ranks
@@ -97,6 +104,20 @@ def test_checkpoints_are_kept_and_chosen_by_accuracy_not_by_nll(tmp_path):
         write_checkpoint(tmp_path, take_snapshot(step, model, optimizer, {}, meta), keep=1, best=True)
     assert [checkpoint_step(folder) for folder in checkpoint_folders(tmp_path)] == [2, 5]  # the first of the best, the latest
     assert [checkpoint_step(folder) for folder in choose_checkpoints(tmp_path, "best", 1).folders] == [2]
+
+
+def test_a_diverged_model_has_no_scores_and_its_validations_are_never_the_best(data, tmp_path):
+    run_training(make_config(data, "optimizer.learning_rate=1e15", "max_skipped_updates=99", "average=last"), tmp_path)
+    lines = valid_lines(tmp_path)
+    assert all(np.isnan(line["nll"]) and line["accuracy"] > 0 for line in lines)  # NaN is read as the first class
+    assert validation_criterion(read_meta(checkpoint_folders(tmp_path)[-1])) is None
+    assert best_validation(lines, build_task(make_config(data)).criterion) is None
+    assert set(read_curve(tmp_path)["valid"]["nll"]) == {None}
+    with pytest.raises(UserError, match="no checkpoint with a finite validation"):
+        average_checkpoints(tmp_path, "best", 1)
+    with pytest.raises(UserError, match="the predictions of the model are not finite, because its training diverged"):
+        score_run(tmp_path)
+    assert not list(tmp_path.glob("predictions.*")) and not (tmp_path / "scores.json").exists()
 
 
 @pytest.mark.parametrize(("neutral", "side"), [(0, "below"), (2, "above")])

@@ -160,13 +160,21 @@ def _checkpoint(folder: Path, name: str) -> Path:
 
 @torch.no_grad()
 def predict(model: nn.Module, source: LabelledSource | PairSource) -> Iterator[tuple[LabelledBatch | PairBatch, ClassLogits]]:
-    """Yield every batch of a split, of examples of similar length, with the output of the model in evaluation mode."""
+    """Yield every batch of a split, of examples of similar length, with the output of the model in evaluation mode.
+
+    Raises UserError if an output is not finite.
+    """
     model.eval()
     device = next(model.parameters()).device
     for rows in plan_in_order(source.lengths, _BATCH_TOKENS):
         batch = source.batch(rows).to(device)
         with scoring(model):
             output = model(batch)
+        if not output.examples.isfinite().all():  # NaN would count as the first class
+            raise UserError(
+                "the predictions of the model are not finite, because its training diverged; score an earlier "
+                "checkpoint, or train again with a lower optimizer.learning_rate and another --out"
+            )
         yield batch, output
 
 

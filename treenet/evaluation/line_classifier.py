@@ -132,6 +132,8 @@ def _classify_rows(run: LoadedClassifier, rows: Sequence[tuple[dict, ...]], *, p
     def classify(batch: TreeBatch, members: list[tuple[dict, ...]]) -> list[Classes]:
         with scoring(model):
             output = model(batch)
+        if not output.examples.isfinite().all():
+            raise UserError("the model's predictions are not finite; classify with an earlier checkpoint")
         examples = output.examples.softmax(-1).double().cpu().numpy()
         if not phrases:
             return [Classes(_rounded(one), []) for one in examples]

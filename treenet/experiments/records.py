@@ -9,6 +9,7 @@ cell gets other weights from it (docs/results/demo.md has figures).
 """
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -231,7 +232,7 @@ def read_curve(run_dir: AnyPath) -> dict[str, dict[str, list[float | None]]]:
         last, points = len(lines) - 1, min(len(lines), CURVE_POINTS)
         places = {round(last * index / max(points - 1, 1)) for index in range(points)}
         if event == "valid":  # tables of studies have the lowest one of each cell
-            known = [place for place, line in enumerate(lines) if line.get("nll") is not None]
+            known = [place for place, line in enumerate(lines) if _short(line.get("nll")) is not None]
             places.update(sorted(known, key=lambda place: lines[place]["nll"])[:1])
         lines = [lines[place] for place in sorted(places)]
         there = [name for name in names if lines and name in lines[0]]
@@ -240,7 +241,7 @@ def read_curve(run_dir: AnyPath) -> dict[str, dict[str, list[float | None]]]:
 
 
 def _short(value: float | None) -> float | None:
-    return round(value, _DIGITS) if isinstance(value, float) else value
+    return round(value, _DIGITS) if value is not None and math.isfinite(value) else None
 
 
 _SHOWN = 3  # pairs in a line

@@ -112,8 +112,8 @@ def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> Selection:
     if not found.folders and not found.damaged:
         if choice == "best" and folders:
             raise UserError(
-                f"{run_dir / 'checkpoints'} has no checkpoint with a validation; make checkpoint_every and validate_every "
-                "multiples of each other, or average the last checkpoints"
+                f"{run_dir / 'checkpoints'} has no checkpoint with a finite validation; make checkpoint_every and validate_every "
+                "multiples of each other, average the last checkpoints, or lower optimizer.learning_rate and choose another --out"
             )
         raise UserError(f"{run_dir / 'checkpoints'} has no complete checkpoint; run workflows/train.py --out {run_dir} first")
     return found

@@ -215,8 +215,8 @@ class Task(ABC):
         return {"loss": loss, "nll": nll, "perplexity": math.exp(min(nll, 700.0))}
 
     def criterion(self, line: Mapping[str, float]) -> float:
-        """Return the criterion of validations, lower is better."""
-        return 1.0 - line[self.score] if self.score else line["nll"]
+        """Return the criterion of validations, lower is better. It is not finite if the model's outputs are not."""
+        return 1.0 - line[self.score] if self.score and math.isfinite(line["nll"]) else line["nll"]
 
     def score_lines(self, hypotheses: Sequence[str], references: Sequence[str]) -> float:
         """Return `score` of the decoded lines of a validation, for a task that decodes."""
@@ -228,7 +228,9 @@ class Task(ABC):
 
     def checkpoint_facts(self, valid: Mapping[str, float] | None) -> dict[str, float | None]:
         """Return the facts of a validation for meta.json, beside valid_nll."""
-        return {"valid_criterion": self.criterion(valid)} if valid and self.score else {}
+        if not valid or not self.score:
+            return {}
+        return {"valid_criterion": found if math.isfinite(found := self.criterion(valid)) else None}
 
     def next_commands(self) -> list[tuple[str, str, str]]:
         """Return what to do with a trained model: a word for it, the script, and its arguments after --out RUN."""
