@@ -177,6 +177,19 @@ def test_what_is_left_out_is_counted(tmp_path, caplog):
     assert caplog.text.count("folder has entries that are left out") == 1  # a command reads its input twice
 
 
+def test_copies_in_hidden_folders_are_left_out(tmp_path):
+    names = [".data/r.csv", ".data/.ipynb_checkpoints/r-checkpoint.csv", ".data/sub/.git/r.csv"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / "a.tar").write_bytes(b"".join(map(member, names)) + bytes(1024))
+    for folder in (tmp_path / ".data", tmp_path / "a.tar" / ".data"):
+        assert [name for name, _ in texts_of(folder)] == [f"{folder}/r.csv"]
+    (tmp_path / "a.tar").write_bytes(member("sub/../r.csv") + bytes(1024))
+    with pytest.raises(UserError, match="leads out of it"):
+        texts_of(tmp_path / "a.tar")
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [

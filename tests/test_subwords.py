@@ -119,6 +119,10 @@ def test_words_of_the_training_text_can_be_kept_whole(tmp_path):
         assert [len(part) for part in encode_words(whole, word, boundaries(word, set()))] == [1], word
     unseen = encode_words(whole, "writer 2121", boundaries("writer 2121", set()))
     assert all(len(part) > 1 for part in unseen) and not any(UNK_ID in part for part in unseen)
+    long = [letter * length for letter, length in (("b", 511), ("c", 900))]  # sentencepiece has pieces of up to 512 characters
+    (tmp_path / "long.model").write_bytes(train_pieces(dict.fromkeys(long, 2), SubwordConfig(vocab_size=None)))
+    pieces = [encode_words(Subwords(tmp_path / "long.model"), word, boundaries(word, set()))[0] for word in long]
+    assert len(pieces[0]) == 1 and 1 < len(pieces[1]) < 5
 
 
 def test_training_is_deterministic():

@@ -32,6 +32,8 @@ from treeproc.shards.store import TOKENIZER_FILE
 BOUNDARY = "\x01"
 _BLANK = ord(" ")
 
+_LONGEST_PIECE = 512  # of sentencepiece, in characters, with the blank before a word
+
 # Number of words in the cache of pieces. When it is full, the cache is emptied.
 _MOST_KNOWN = 200_000
 
@@ -43,7 +45,7 @@ class SubwordConfig(Settings):
         32_000,
         le=10_000_000,
         description="number of pieces of a vocabulary, special and byte pieces included; null: as many as it takes to split no "
-        "word of the training text",
+        "word of the training text that has less than 512 characters",
     )
     joint: bool = Field(True, description="one vocabulary for both sides; false: one of vocab_size pieces for each side")
     character_coverage: float = Field(
@@ -141,11 +143,11 @@ def train_pieces(counts: Mapping[str, int], config: SubwordConfig, tags: Sequenc
 
 
 def _keep_words_whole(counts: Mapping[str, int]) -> dict[str, object]:
-    """Return settings of sentencepiece with which it merges until every word is one piece."""
+    """Return settings of sentencepiece with which it merges until every word is one piece, as far as pieces can be so long."""
     return {
         "vocab_size": min(1000 + sum(map(len, counts)), 2**31 - 1),  # an upper limit; the rest is special pieces and bytes
         "hard_vocab_limit": False,
-        "max_sentencepiece_length": 1 + max(map(len, counts), default=1),
+        "max_sentencepiece_length": min(1 + max(map(len, counts), default=1), _LONGEST_PIECE),
         "split_by_unicode_script": False,
         "split_by_number": False,
     }

@@ -16,7 +16,7 @@ from typing import IO, Literal, TypeVar
 
 from treeproc.common.errors import UserError, quoted
 from treeproc.common.storage import AnyPath, RemotePath
-from treeproc.readers.packed_files import is_archive, members, open_input, say_left_out, warn_once
+from treeproc.readers.packed_files import is_archive, is_hidden, members, open_input, say_left_out, warn_once
 
 # How a file is read: as lines (of the format `parallel`, of something else, or as bytes), or by a reader with rules of its own.
 Reading = Literal["parallel", "lines", "bytes", "iwslt_xml", "brackets", "any"]
@@ -288,7 +288,7 @@ def _files_below(folder: Path) -> list[Path]:
         for path in (Path(place, name) for name in names):
             if not path.is_file():
                 left_out["links to nothing" if path.is_symlink() else "devices or pipes"] += 1
-            elif path.name.startswith("."):
+            elif is_hidden(path.relative_to(folder)):
                 left_out["hidden files"] += 1
             else:
                 files.append(path)

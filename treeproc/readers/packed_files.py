@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import PurePosixPath
+from pathlib import PurePath, PurePosixPath
 from typing import IO, Protocol, cast
 
 from treeproc.common.errors import UserError, quoted
@@ -186,7 +186,7 @@ def members(archive: AnyPath, folder: str) -> list[tuple[str, bytes]]:
                 name = member.name.removeprefix("./").lstrip("/")
                 if member.isdir() or not (folder == "." or name == folder or name.startswith(f"{folder}/")):
                     continue
-                if kind := _kind_left_out(member, name):
+                if kind := _kind_left_out(member, PurePosixPath(name).relative_to(folder)):
                     left_out[kind] += 1
                     continue
                 if name in found:
@@ -217,12 +217,17 @@ def _joined(blocks: Iterable[bytes], most: int) -> bytes:
     return b"".join(found)
 
 
-def _kind_left_out(member: tarfile.TarInfo, name: str) -> str:
+def _kind_left_out(member: tarfile.TarInfo, path: PurePosixPath) -> str:
     if member.islnk() or member.issym():
         return "links"
     if not member.isreg():
         return "devices or pipes"
-    return "hidden files" if PurePosixPath(name).name.startswith(".") else ""
+    return "hidden files" if is_hidden(path) else ""
+
+
+def is_hidden(path: PurePath) -> bool:
+    """Return whether a file is hidden, or lies in a hidden folder, such as the copies in `.ipynb_checkpoints`."""
+    return any(part.startswith(".") and part != ".." for part in path.parts)
 
 
 def say_left_out(path: AnyPath, counts: Mapping[str, int]) -> None:
