@@ -245,6 +245,9 @@ MISTAKES = {
     r"docs\[0\]: the head of word 0 is outside of the span; give whole sentences": lambda: TreeStructure.from_spacy(
         [words_of_spacy([2, 2, 2])[:2]]
     ),
+    r"docs\[0\]: the head of word 1 is outside of the span": lambda: TreeStructure.from_spacy(
+        [words_of_spacy([0, 2, 0])[1:]]  # right before it
+    ),
     "sentence 0 of the batch: 2 words have no governor, but one must be the root": lambda: TreeStructure.from_spacy(
         [words_of_spacy([0, 0, 2])[:]]
     ),

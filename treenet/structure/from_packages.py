@@ -56,10 +56,12 @@ def _parsed(name: str, doc: Any) -> Any:
 
 def _spacy_arcs(name: str, span: Any) -> Arcs:
     _parsed(name, span.doc)
+    for word in span:
+        if not span.start <= word.head.i < span.end:
+            raise UserError(
+                f"{name}: the head of word {word.i - span.start} is outside of the span; give whole sentences, as of doc.sents"
+            )
     governors = [-1 if word.head.i == word.i else word.head.i - span.start for word in span]
-    for word, above in enumerate(governors):
-        if not -1 <= above < len(governors):
-            raise UserError(f"{name}: the head of word {word} is outside of the span; give whole sentences, as of doc.sents")
     return Arcs(governors, [word.dep_ for word in span], [word.pos_ for word in span], [word.text for word in span])
 
 
