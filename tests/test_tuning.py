@@ -53,6 +53,10 @@ def settings(data: Path, **tune) -> TuningConfig:
         ({"space": {"model.dropout": {"low": 0.3, "high": 0.3}}}, "give choices, or low and a larger high"),
         ({"space": {"model.dropout": {"low": 0, "high": 0.3, "scale": "log"}}}, "a log scale needs a low above 0"),
         ({"space": {"model.dropout": {"choices": [0.1, 0.1]}}}, "must hold every value once"),
+        (
+            {"space": {"model.phrases.ngrams": {"choices": [[2], [2, 3]]}}},
+            r"choices must be single values, but one is \[2\]; give tune.systems one of them each",
+        ),
         ({"space": {"seed": {"choices": [1, 2]}}}, "space.seed: trials differ in no such setting"),
         (
             {"space": {"model.name": {"choices": ["transformer"]}}},
@@ -203,6 +207,14 @@ def test_the_report_has_the_best_finished_trial_and_the_importances(data, tmp_pa
     assert best.optimizer.learning_rate == pytest.approx(3e-4 * 1.3) and best.model.name == "transformer"
     assert len(draw(report).axes[0].patches) == 2 * 2
     assert f"{report['criterion']}" == "validation nll" and "1.1000" in format_table(report)
+
+    for tied in (0, 1):  # all trials, or all but the best one, have one criterion: nothing is known
+        trials = Trials(tmp_path / f"tied{tied}", config, "transformer")
+        (tmp_path / f"tied{tied}").mkdir()
+        for number in range(LEAST_TRIALS + 2):
+            values = {"optimizer.learning_rate": 3e-4 * 1.1**number, "model.dropout": (0.1, 0.2)[number % 2]}
+            trials.end(trials.begin(values), DONE, [(5, 2.0 - 0.1 * tied * (number == 3))])
+        assert importance(config, trials) == {}
 
     unequal = settings(data, more_trials={"transformer": 20})
     assert "not fair" in format_table(build_report(unequal, systems))

@@ -63,7 +63,10 @@ def _facts(config: TuningConfig, trials: Trials) -> dict:
 
 
 def importance(config: TuningConfig, trials: Trials) -> dict[str, float]:
-    """Return the importance of each setting, by the criterion of all trials with a validation; empty below LEAST_TRIALS."""
+    """Return the importance of each setting, by the criterion of all trials with a validation.
+
+    It is empty below LEAST_TRIALS, and where so many trials share the best criteria that all trials are among the best.
+    """
     import optuna  # after the search, in the same process; a report of records alone does not need Ray
 
     from treenet.extras.tuning.ray_trials import distribution
@@ -76,10 +79,12 @@ def importance(config: TuningConfig, trials: Trials) -> dict[str, float]:
     study = optuna.create_study(direction="minimize")
     for trial in found:
         study.add_trial(optuna.trial.create_trial(params=dict(trial.values), distributions=space, value=trial.best))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         evaluator = optuna.importance.PedAnovaImportanceEvaluator(target_quantile=_BEST_SHARE)
         shares = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    if any(one.category is UserWarning for one in said):  # all settings would be equally important
+        return {}
     return {key: round(float(share), 4) for key, share in shares.items()}
 
 

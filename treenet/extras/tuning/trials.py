@@ -42,6 +42,8 @@ class Dimension(Settings):
         if self.choices:
             if self.low is not None or self.high is not None:
                 raise ValueError("give choices, or low and high, not both")
+            if several := [choice for choice in self.choices if isinstance(choice, list | dict)]:
+                raise ValueError(f"choices must be single values, but one is {several[0]}; give tune.systems one of them each")
             check_once(self.choices)
         elif self.low is None or self.high is None or self.low >= self.high:
             raise ValueError("give choices, or low and a larger high")
