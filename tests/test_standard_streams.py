@@ -78,6 +78,18 @@ def run_without_output(*argv: str) -> int:
     return ended.value.code
 
 
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("ascii", b"\\xb1 \\u2013 r\\udcff"), ("utf-8", b"\xc2\xb1 \xe2\x80\x93 r\\udcff")]
+)
+def test_a_character_that_a_terminal_lacks_ends_no_command(encoding, shown):
+    program = """from treeproc.common.command_line import run_cli
+run_cli(lambda arguments: print("\\xb1 \\u2013 r\\udcff"))
+"""
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, shown + b"\n", b"")
+
+
 def test_a_command_that_only_prints_refuses_a_closed_output(no_output, capsys):
     for argv in (["inspect", "DATA"], ["configs"], ["train", "--sample", "--out", "x", "data=DATA", "--dry-run"]):
         sys.stdout = None

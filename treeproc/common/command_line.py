@@ -265,7 +265,7 @@ def describe_refusal(error: Exception) -> str | None:
 
 
 def open_lost_streams() -> None:
-    """Open the null device under the numbers of the closed streams, and buffer standard output.
+    """Open the null device under the numbers of the closed streams, buffer standard output, and let it write every character.
 
     Otherwise, the next file that the command opens would get the number of a closed stream, and messages of libraries would go
     into that file.
@@ -286,6 +286,8 @@ def open_lost_streams() -> None:
     if isinstance(getattr(sys.stdout, "buffer", None), io.RawIOBase):  # PYTHONUNBUFFERED: a full disk would cut text silently
         buffer = open(sys.stdout.fileno(), "wb", closefd=False)
         sys.stdout = io.TextIOWrapper(buffer, sys.stdout.encoding, sys.stdout.errors, line_buffering=True)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a character that its encoding lacks would end the command with a traceback
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def check_output(hint: str = "") -> None:
