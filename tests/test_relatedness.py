@@ -106,6 +106,31 @@ def test_a_table_becomes_a_data_set_of_pairs(tmp_path):
             PreprocessConfig.model_validate(config | change)
 
 
+def test_a_filter_that_drops_one_sentence_of_a_pair_drops_both(tmp_path):
+    pairs = [("a b", "c d"), ("a b c d e", "f"), ("g", "bro\ufffdken"), ("h", "i"), ("a b c d e", "bro\ufffdken")]
+    lines = "".join(f"{number % 2}\t{first}\t{second}\n" for number, (first, second) in enumerate(pairs))
+    for name in ("train", "test"):
+        (tmp_path / name).write_text(lines)
+    config = {
+        "splits": {name: {"source": [tmp_path / name]} for name in ("train", "test")},
+        "format": "labelled",
+        "labelled": {"second_text": "hypothesis"},
+        "filters": {"max_words": 4},
+        "parser": {"name": "words"},
+        "tree": {"tree_source": "balanced"},
+        "subwords": {"vocab_size": None},
+        "workers": 0,
+    }
+    preprocess(PreprocessConfig.model_validate(config), tmp_path / "data")
+    data = tmp_path / "data"
+    dropped = ["2 too_long", "3 too_long", "4 damaged", "5 damaged", "8 too_long", "9 damaged"]
+    expected = [f"train\t{int(one[0]) + 1}\tsource_{one[2:]}" for one in dropped]
+    assert (data / "text" / "dropped.tsv").read_text().splitlines()[1:] == expected
+    assert PairSource(data / "encoded", "train", LEAVES, "label").lengths["example_id"].tolist() == [0, 3]
+    assert len(PairSource(data / "encoded", "test", LEAVES, "label")) == 5
+    assert not verify(data).problems
+
+
 # Targets and correlations.
 
 

@@ -303,8 +303,8 @@ class PairSource(Examples):
         first, second = ids[: len(ids) // 2 * 2 : 2], ids[1::2]
         if len(ids) % 2 or (first % 2).any() or (second != first + 1).any():
             raise UserError(
-                f"{folder}: a filter dropped one sentence of a pair of split {split}; preprocess again with larger "
-                "filters.max_words and filters.max_word_chars, filters.drop_damaged=false and no filters.source_script"
+                f"{folder}: a filter dropped one sentence of a pair of split {split}; preprocess again, with an even "
+                "rows_per_shard: then the job drops both"
             )
         self.lengths = {name: column[::2] for name, column in lengths.items()}
         # Both sentences of a pair are padded to the longest of the batch.

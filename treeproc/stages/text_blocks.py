@@ -198,11 +198,12 @@ class Filtered(NamedTuple):
 
 @dataclass(frozen=True)
 class ShardFilter:
-    """Filters and classes of the examples of a shard."""
+    """Filters and classes of the examples of a shard. With `has_pairs`, a sentence is dropped with the other one of its pair."""
 
     filters: FilterConfig
     labels: Mapping[int, int] | None
     seen: SeenKeys
+    has_pairs: bool
 
     def __call__(self, examples: Iterable[dict], split: str) -> Filtered:
         rows: list[dict] = []
@@ -212,6 +213,9 @@ class ShardFilter:
                 dropped.append((row["example_id"], reason))
             else:
                 rows.append(row)
+        if self.has_pairs and (others := {number ^ 1: reason for number, reason in dropped}):
+            dropped += [(number, others[number]) for row in rows if (number := row["example_id"]) in others]
+            rows = [row for row in rows if row["example_id"] not in others]
         leaks: Sequence[int] = ()
         if split == "train":
             if self.filters.drop_overlap != "none":
@@ -288,7 +292,8 @@ class WriteText:
     ):  # fmt: skip
         self._folder, self._parts, self._inputs, self._fingerprint = folder, parts, inputs, fingerprint
         self._read = ReadRange(inputs)
-        self._choose = ShardFilter(filters, inputs.labels, SeenKeys(work, inputs.splits, filters, partitions))
+        seen = SeenKeys(work, inputs.splits, filters, partitions)
+        self._choose = ShardFilter(filters, inputs.labels, seen, inputs.form.has_pairs)
         # Languages are looked at in a sample of all lines, which no shard knows.
         self._wanted = {side: Wanted(kinds) for side, (kinds, _) in wanted.items()}
         self._schema = select(FULL_TEXT_SCHEMA, inputs.columns())
