@@ -1,5 +1,6 @@
 """The library over trees: constructors agree with each other, layers with slow oracles, mistakes are one sentence."""
 
+import copy
 import re
 from types import SimpleNamespace as Namespace
 
@@ -459,6 +460,19 @@ def test_small_things_that_a_tensor_has():
     assert {(p.device.type, p.dtype) for p in layer.parameters()} == {("meta", torch.bfloat16)}
     encoder = TreeEncoder(SMALL, device="meta", dtype=torch.float64)
     assert {(p.device.type, p.dtype) for p in encoder.parameters()} == {("meta", torch.float64)}
+
+
+@pytest.mark.parametrize("tree", [{}, {"relative_positions": 2}, {"relative_positions": 2, "subtree_mask": False}])
+def test_an_encoder_of_half_precision_computes_as_one_of_rounded_weights(tree):
+    torch.manual_seed(0)
+    half = TreeEncoder(SMALL.model_copy(update={"tree": TreeAttentionConfig(**tree)}), dtype=torch.bfloat16).eval()
+    leaves = torch.randn(2, 3, 8, dtype=torch.bfloat16, requires_grad=True)
+    found = half(leaves, TREES)
+    found.nodes.sum().backward()
+    assert found.leaves.dtype == torch.bfloat16 and leaves.grad.isfinite().all()
+    expected = copy.deepcopy(half).double()(leaves.double(), TREES)
+    for one, other, padding in zip(found, expected, (TREES.leaf_pad_mask, TREES.node_pad_mask), strict=True):
+        torch.testing.assert_close(one[~padding].double(), other[~padding], atol=0.1, rtol=0)
 
 
 def test_the_library_offers_these_names():

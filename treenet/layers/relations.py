@@ -124,7 +124,8 @@ def attend_related(
     batch, heads, length, width = queries.shape
     ids = [each[:, None].expand(batch, heads, -1, -1) for each in ids]
     if on_cpu:
-        queries, keys, values = map(widen, (queries, keys, values))
+        queries, keys, values, key_table = map(widen, (queries, keys, values, key_table))
+        value_table = None if value_table is None else widen(value_table)
     with torch.autocast("cpu", enabled=False) if on_cpu else nullcontext():
         scaled = queries * width**-0.5
         of_rows = widen(scaled @ key_table.t())  # gradients are added up in float32
