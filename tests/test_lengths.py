@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hostile_files import ipc
@@ -11,7 +12,8 @@ from toylabels import NUM_CLASSES, write_toy_labels
 
 from treeproc.common.files import file_sha256
 from treeproc.common.settings import UserError
-from treeproc.shards.schema import LENGTHS_SCHEMA
+from treeproc.shards.lengths import StoredCounts, open_lengths
+from treeproc.shards.schema import LENGTHS_SCHEMA, MOST_SPLITS
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import Index, read_index, write_shard
 from treeproc.stages import encode, lengths
@@ -101,6 +103,15 @@ def test_lengths_are_those_of_the_rows(encoded):
             assert found_row["leaves"] == len(row["leaves"]["piece"]) and found_row["nodes"] == len(row["nodes"]["label"])
             assert found_row["tgt_pieces"] == len(row["tgt_pieces"]) and found_row["example_id"] == row["example_id"]
         assert set(row_sizes(shard)) == {*LENGTHS_SCHEMA.names} - {"split"}
+
+
+def test_many_small_splits_with_long_names_can_be_read(encoded):
+    record = next(iter(read_index(encoded).records("test")))
+    splits = [f"{number:050d}" for number in range(MOST_SPLITS)]
+    write_lengths(encoded, [replace(record, split=split) for split in splits], window_rows=1)
+    for split in (splits[0], splits[-1]):
+        assert len(open_lengths(encoded, split)["leaves"]) == record.rows
+        assert sum(StoredCounts(encoded, split, np.array([record.rows])).count(0, 1).rows) == record.rows
 
 
 def test_classes_are_counted_by_tasks_too(tmp_path, monkeypatch):

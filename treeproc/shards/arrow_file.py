@@ -160,7 +160,9 @@ def _ask_for_codes(ahead: ReadAhead, table: pa.Table) -> None:
 
 
 def _check_values(table: pa.Table) -> int:
-    """Return the bytes of a table, those that batches share counted for each of them. Raises BadArrowFile and as Arrow."""
+    """Return the bytes of a table without its dictionaries, which all batches share; other bytes that batches share count for
+    each of them. Raises BadArrowFile and as Arrow.
+    """
     for column in table.columns:
         if pa.types.is_dictionary(column.type):
             for chunk in column.chunks:
@@ -171,7 +173,9 @@ def _check_values(table: pa.Table) -> int:
             raise BadArrowFile("has empty values, but no column may have any")
         if any(buffer and buffer.address % 8 for chunk in column.chunks for buffer in chunk.buffers()):
             raise BadArrowFile("is damaged (its values do not begin at multiples of 8 bytes)")
-    return table.nbytes
+    columns = [column for column in table.columns if not pa.types.is_dictionary(column.type)]
+    codes = [chunk.indices for column in table.columns if pa.types.is_dictionary(column.type) for chunk in column.chunks]
+    return sum(one.nbytes for one in (*columns, *codes))
 
 
 def _check_codes(array: pa.DictionaryArray) -> None:
