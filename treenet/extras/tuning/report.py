@@ -102,7 +102,7 @@ def format_table(report: dict) -> str:
         )
         for row in rows
     ]
-    if len({facts["wanted"] for facts in report["systems"].values()}) > 1:
+    if len({sum(facts[status] for status in ENDS) for facts in report["systems"].values()}) > 1:
         lines.append("warning: the systems had different numbers of trials, so a comparison of their best is not fair")
     for name, facts in report["systems"].items():
         if facts["importance"]:
