@@ -12,7 +12,7 @@ from hypothesis_profiles import num_examples
 from sample_lines import sample_lines
 
 from treeproc.common.settings import UserError
-from treeproc.inspect import describe
+from treeproc.inspect import describe, draw_line
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
@@ -362,6 +362,19 @@ def test_lines_are_those_of_the_file_where_valid_is_held_out(job):
     whole = config.splits["train"].source[0].read_text().split("\n")
     assert [number for number, _ in lines["valid"]] == [3, 6] and [number for number, _ in lines["train"]] == [1, 2, 4, 5]
     assert all(whole[number - 1] == line for split in lines.values() for number, line in split)
+
+
+def test_lines_that_were_not_parsed_can_be_inspected_where_valid_is_held_out(tmp_path):
+    (tmp_path / "a").write_text("".join(f"word {number}{' more' * (number in (6, 7))}\n" for number in range(1, 10)))
+    values = {
+        "splits": {"train": {"source": [tmp_path / "a"], "target": [tmp_path / "a"]}, "valid": {"hold_out": 3}},
+        "parser": {"name": "shipped", "max_words": 2}, "subwords": {"vocab_size": None}, "workers": 0,
+    }  # fmt: skip
+    preprocess(PreprocessConfig.model_validate(values), data := tmp_path / "data")
+    rows = [line.split("\t")[:2] for line in (data / "parsed" / "fallbacks.tsv").read_text().splitlines()[1:]]
+    assert rows == [["train", "5"], ["valid", "2"]]
+    for number, (split, line) in zip((7, 6), rows, strict=True):
+        assert f"source: word {number} more" in draw_line(data, split, int(line))
 
 
 def test_pairs_of_sentences_must_not_lose_one(tmp_path):

@@ -1,7 +1,7 @@
 """The report of a preprocessing job: notices, lists of dropped and unparsed lines, and the sizes of the data set."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO
 
@@ -54,16 +54,16 @@ def has_files(folder: AnyPath, index: dict) -> bool:
     )
 
 
-def write_fallbacks(folder: AnyPath, records: Sequence[ShardRecord], line: Callable[[str, int], int]) -> dict[str, str]:
+def write_fallbacks(folder: AnyPath, records: Sequence[ShardRecord]) -> dict[str, str]:
     """List the lines of a parsed stage that no parser could analyse, with side and `parse_status`; returns name and hash.
 
-    `line(split, example_id)` is the number of a line. Lines for which no parser was asked are not listed. Only shards that
+    Numbers of lines are those that `inspect --line` takes. Lines for which no parser was asked are not listed. Only shards that
     have something to list are read, one at a time.
     """
     with line_list(folder / FALLBACKS, "split", "line", "side", "parse_status") as lines:
         for record in records:
             if any(is_fallback(name.partition("status.")[2]) for name in record.counts if name.startswith(_STATUS_COUNTS)):
-                lines.write((record.split, line(record.split, number), *rest) for number, *rest in _fallbacks(folder, record))
+                lines.write((record.split, number + 1, *rest) for number, *rest in _fallbacks(folder, record))
     return {FALLBACKS: file_sha256(folder / FALLBACKS)}
 
 

@@ -146,7 +146,7 @@ class ParseAndEncode:
         index = previous_index(folder, "totals")
         if index is None or records != index.records() or not has_files(folder, index):
             facts = {"fingerprint": fingerprint_of(fingerprints), "columns": columns, "parser": self.parser}
-            files = write_fallbacks(folder, records, config.inputs().line)
+            files = write_fallbacks(folder, records)
             write_index(folder, records, **facts, target_parser=self.target_parser, files=files)
         return text, records
 
