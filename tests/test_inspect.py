@@ -1,5 +1,6 @@
 """The figures of `treeproc.inspect` against a slow count of every row."""
 
+import json
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ import pytest
 from toydata import write_toy_data
 
 import treeproc.shards.shard as shards
+from treeproc.common.files import file_sha256
 from treeproc.common.settings import UserError
 from treeproc.inspect import SplitStatistics, describe, draw_line, histogram, plot, statistics
 from treeproc.shards.shard import Shard, SplitShards
@@ -76,6 +78,19 @@ def test_an_example_is_drawn_with_its_pieces(data, tmp_path):
         draw_line(data, "valid", 99)
     plot(describe(data)[1], tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_damaged_vocabulary_is_one_line(tmp_path):
+    folder = write_toy_data(tmp_path / "data")
+    encoded = folder / "encoded"
+    index, labels = json.loads((encoded / "index.json").read_text()), encoded / "vocab" / "labels.txt"
+    index["files"] = {"vocab/labels.txt": file_sha256(labels)}
+    (encoded / "index.json").write_text(json.dumps(index))
+    describe(folder)
+    labels.write_text("<unk>\nS\n")
+    for look in (describe, lambda data: draw_line(data, "train", 1)):
+        with pytest.raises(UserError, match="labels.txt is damaged"):
+            look(folder)
 
 
 def test_one_line_of_many_shards_opens_one(tmp_path, monkeypatch):

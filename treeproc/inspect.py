@@ -21,7 +21,7 @@ from treeproc.inspection.drawing import draw_row
 from treeproc.parsers import describe_in_words
 from treeproc.shards.lengths import open_lengths
 from treeproc.shards.schema import in_order
-from treeproc.shards.shard import Shard, SplitShards
+from treeproc.shards.shard import Shard, SplitShards, check_vocabulary_files
 from treeproc.shards.store import describe_trees, read_index
 from treeproc.stages.job_report import class_notes, noticed, parse_statuses, tree_notes
 from treeproc.subwords import LabelVocab, Subwords, load_pieces
@@ -109,6 +109,7 @@ def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitS
     """Return the report as text, and the figures behind it. Raises UserError if the encoded stage is not finished."""
     folders = stage_folders(data)
     index = read_index(folders["encoded"])
+    check_vocabulary_files(folders["encoded"], index)
     side = leaf_side(index)
     labels = LabelVocab.load(folders["encoded"] / "vocab" / "labels.txt").names
     # Training needs no text stage: it may be elsewhere.
@@ -163,7 +164,9 @@ def draw_line(data: AnyPath, split: str, line: int) -> str:
     shard, number = (int(lengths[name][[place]][0]) for name in ("shard", "row"))
     shards = SplitShards(folder, split)
     row = shards[shards.by_index()[shard]].row(number)
-    vocab, side = folder / "vocab", leaf_side(read_index(folder))
+    index = read_index(folder)
+    check_vocabulary_files(folder, index)
+    vocab, side = folder / "vocab", leaf_side(index)
     other = "source" if side == "target" else "target"
     subwords = load_pieces(vocab)
     pieces, (tree, *arcs) = row["leaves"]["piece"], draw_row(row, vocab)
@@ -179,7 +182,7 @@ def draw_line(data: AnyPath, split: str, line: int) -> str:
     lines += arcs
     known = {name: row[name] for name in ("label", "score", "node_labels", "leaf_labels") if name in row}
     lines += [f"{name}: {json.dumps(np.asarray(value).tolist())}" for name, value in known.items()]
-    if "label" in known and (names := read_index(folder).get("classes")):
+    if "label" in known and (names := index.get("classes")):
         lines.append(f"class: {names[known['label']]}")
     return "\n".join(lines)
 
