@@ -179,6 +179,9 @@ def test_a_size_has_its_own_schedule_for_all_models(data, tmp_path):
     ("grid", "message"),
     [
         ({"fractions": [0.1, 0.1]}, "must hold every value once"),
+        ({"fractions": [0.1, 0.1000000001]}, r"must hold every value once, but is \['0.1', '0.1'\]"),
+        ({"models": {"transformer": {"batch": None}}}, r"models\.transformer\.batch must be a section, .*, but is None"),
+        ({"sizes": {0.3: {"batch": 3}}}, r"sizes\.0\.3\.batch must be a section, .*, but is 3"),
         ({"fractions": [1.5]}, r"grid\.fractions\.0: must be less than or equal to 1"),
         ({"seeds": []}, r"grid\.seeds"),
         ({"baseline": "lstm"}, "baseline must be one of tree_transformer, transformer, but is lstm"),

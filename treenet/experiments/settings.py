@@ -22,6 +22,7 @@ else:
 
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
+_OF_SHARES = ("fraction", "subset")  # settings of batches
 
 
 class GridConfig(Settings):
@@ -62,11 +63,17 @@ class GridConfig(Settings):
 
     _check_values = field_validator("fractions", "seeds")(check_once)
 
+    @field_validator("fractions")
+    @classmethod
+    def _check_names(cls, values: tuple[float, ...]) -> tuple[float, ...]:
+        check_once(tuple(f"{value:g}" for value in values))  # as in the names of cells
+        return values
+
     @model_validator(mode="after")
     def _check_models(self):
         for name, settings in self.models.items():
             check_name("models", name)
-            if "seed" in settings or {"fraction", "subset"} & settings.get("batch", {}).keys():
+            if _sets(settings, f"models.{name}", "seed"):
                 raise ValueError(
                     f"models.{name}: leave seed, batch.fraction and batch.subset out; the grid gives the first two, and "
                     "batch.subset is for all models"
@@ -74,11 +81,22 @@ class GridConfig(Settings):
         for fraction, settings in self.sizes.items():
             if fraction not in self.fractions:
                 raise ValueError(f"sizes: {fraction:g} must be one of fractions = {list(self.fractions)}")
-            if {"seed", "data", "model"} & settings.keys() or {"fraction", "subset"} & settings.get("batch", {}).keys():
+            if _sets(settings, f"sizes.{fraction:g}", "seed", "data", "model"):
                 raise ValueError(f"sizes.{fraction:g}: leave seed, data, model, batch.fraction and batch.subset out")
         if self.baseline not in self.models:
             raise ValueError(f"baseline must be one of {', '.join(self.models)}, but is {self.baseline}")
         return self
+
+
+def _sets(settings: Mapping[str, Any], where: str, *names: str) -> bool:
+    """Return whether settings have one of these names, or choose a share of the examples.
+
+    Raises ValueError for a batch that is not a section: the share of a cell would replace it.
+    """
+    batch = settings.get("batch", {})
+    if not isinstance(batch, dict):
+        raise ValueError(f"{where}.batch must be a section, for example {{max_tokens: 4096}}, but is {batch!r}")
+    return not (settings.keys().isdisjoint(names) and batch.keys().isdisjoint(_OF_SHARES))
 
 
 class ScalingConfig(StudyConfig):
