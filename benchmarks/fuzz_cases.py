@@ -24,7 +24,7 @@ from fuzz_mutations import (
     packed,
     yaml_text,
 )
-from fuzz_world import ENDS, MODULES, REPOSITORY, configurations
+from fuzz_world import ALL_COMMANDS, ENDS, REPOSITORY, WORKFLOWS, configurations
 
 
 @dataclass
@@ -72,7 +72,7 @@ _READS_RUN = {name: "run" for name in ("evaluate", "translate", "probe", "averag
 }
 _TRAINS = {"train_wmt": "run", "train_classifier": "classifier", "train_lm": "lm", "scaling": "study", "compare_seeds": "seeds"}
 _READS_CLASSES = ("train_classifier", "compare_seeds")
-_READS_DATA = {name: "classes" if name in _READS_CLASSES else "pairs" for name in MODULES if name not in _NO_DATA}
+_READS_DATA = {name: "classes" if name in _READS_CLASSES else "pairs" for name in ALL_COMMANDS if name not in _NO_DATA}
 
 
 _SETTINGS = {
@@ -124,7 +124,7 @@ def _base(case: FuzzCase, workflow: str, world: Path) -> tuple[dict, list[str]]:
 
 
 def _settings(random: Random, case: FuzzCase, world: Path) -> None:
-    workflow = random.choice([name for name in MODULES if name not in ("verify", "inspect")])
+    workflow = random.choice(WORKFLOWS)
     _, argv = _base(case, workflow, world)
     cls = settings_class(workflow)
     wrong = [override(random, cls) if random.random() < 0.75 else misspelt(random, cls) for _ in range(random.choice([1, 1, 2]))]
@@ -132,7 +132,7 @@ def _settings(random: Random, case: FuzzCase, world: Path) -> None:
 
 
 def _command_line(random: Random, case: FuzzCase, world: Path) -> None:
-    workflow = random.choice([name for name in MODULES if name not in ("verify", "inspect")])
+    workflow = random.choice(WORKFLOWS)
     _, argv = _base(case, workflow, world)
     case.argv = arguments(random, settings_class(workflow), argv, case.folder / "out")
     case.damage = " ".join(case.argv)
@@ -142,7 +142,7 @@ def _command_line(random: Random, case: FuzzCase, world: Path) -> None:
 
 
 def _configuration_file(random: Random, case: FuzzCase, world: Path) -> None:
-    workflow = random.choice([name for name in MODULES if name not in ("verify", "inspect")])
+    workflow = random.choice(WORKFLOWS)
     values, case.argv = _base(case, workflow, world)
     (case.folder / "config.yaml").write_bytes(yaml_text(random, settings_class(workflow), values))
     case.damage = "config.yaml"
@@ -380,7 +380,7 @@ _FOLDERS = {
 def _wrong_folders(random: Random, case: FuzzCase, world: Path) -> None:
     """Give `--out` a folder of another kind, or an output of one file a place in a folder. Nothing in it may change."""
     name = random.choice(list(_FOLDERS))
-    others = [w for w in MODULES if w not in ("verify", "inspect", "average_checkpoints", *_FOLDERS[name])]
+    others = [w for w in WORKFLOWS if w not in ("average_checkpoints", *_FOLDERS[name])]
     workflow = random.choice([*others, *["translate", "align"] * 3])
     place = case.folder / "other"
     shutil.copytree(world / name, place, symlinks=True)

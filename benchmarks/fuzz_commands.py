@@ -21,7 +21,7 @@ from pathlib import Path
 
 from fuzz_cases import FuzzCase, make_case
 from fuzz_oracles import silent_loss
-from fuzz_world import MODULES, REPOSITORY, build_world, main_of
+from fuzz_world import ALL_COMMANDS, REPOSITORY, build_world, main_of
 
 from treeproc.common.command_line import run_cli
 
@@ -141,7 +141,7 @@ class Pool:
         outputs = case.folder / "stdout", case.folder / "stderr"
         if self._as_process:
             script = REPOSITORY / "workflows" / f"{case.workflow}.py"
-            start = [str(script)] if script.exists() else ["-m", MODULES[case.workflow]]
+            start = [str(script)] if script.exists() else ["-m", f"treeproc.{case.workflow}"]
             argv = [arg.encode("utf-8", "surrogateescape").replace(b"\0", b"?") for arg in case.argv]
             environment = {**os.environ, **_environment(case)}
             with open(outputs[0], "wb") as out, open(outputs[1], "wb") as errors:
@@ -201,7 +201,7 @@ def load_everything() -> None:
     import torch
 
     torch.set_num_threads(1)
-    for name in MODULES:
+    for name in ALL_COMMANDS:
         main_of(name)
 
 

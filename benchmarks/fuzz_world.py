@@ -4,12 +4,15 @@ import contextlib
 import io
 import json
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from random import Random
 
 import yaml
 from fuzz_oracles import results
+
+from treenet.cli.main import COMMANDS
+from treeproc.common.errors import command_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -17,7 +20,7 @@ WORKFLOWS = (
     "preprocess", "train_wmt", "train_classifier", "train_lm", "train_parser", "evaluate", "translate", "probe", "report",
     "scaling", "compare_seeds", "average_checkpoints", "unsupervised_parse", "score_lm", "align", "export", "back_translate",
 )  # fmt: skip
-MODULES = {**{name: f"treenet.cli.{name}" for name in WORKFLOWS}, "verify": "treeproc.verify", "inspect": "treeproc.inspect"}
+ALL_COMMANDS = (*WORKFLOWS, "verify", "inspect")
 
 _WORDS = ["the", "old", "man", "saw", "a", "dog", "in", "park", "she", "likes", "cats", "and", "birds", "today", "very", "much"]
 # Formats, and the end of the names of their inputs: source and target.
@@ -38,8 +41,8 @@ TINY = {
 
 
 def main_of(name: str) -> Callable[[Sequence[str]], None]:
-    """Return `main(argv)` of a workflow, or of a module that is a command."""
-    return import_module(MODULES[name]).main
+    """Return the function of a command by the name of its script."""
+    return resolve_name(COMMANDS[command_of(name)][0])
 
 
 def _tree(random: Random, words: list[str]) -> str:

@@ -12,7 +12,7 @@ from fuzz_commands import everything, judge
 from fuzz_mutations import damage_file, misspelt, override, yaml_text
 from fuzz_oracles import data_set, silent_loss
 from fuzz_server import fuzz_server
-from fuzz_world import configurations, write_inputs
+from fuzz_world import ALL_COMMANDS, configurations, main_of, write_inputs
 
 from treeproc.common.settings import UserError, load_settings
 
@@ -34,6 +34,10 @@ def test_the_fuzzer_takes_no_other_message(message):
 
     with pytest.raises(AssertionError, match="not a one-line message"):
         fuzz_inputs.read_or_refuse(refuse)
+
+
+def test_every_fuzzed_command_is_there():
+    assert all(callable(main_of(name)) for name in ALL_COMMANDS)
 
 
 @pytest.mark.parametrize("workflow", ["preprocess", "train_wmt", "train_parser", "translate", "scaling"])
