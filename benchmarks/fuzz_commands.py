@@ -33,7 +33,7 @@ FAULTS = ("traceback", "late", "not one line", "long line", "written elsewhere",
 STATUSES = {"scaling": (0, 1, 2), "compare_seeds": (0, 1, 2)}
 # Allowed lines on standard error beside the refusal: progress, warnings, and the next step.
 _NOTE = re.compile(
-    r"warning: |[\w ]+: [\d,]+(/[\d,]+)? |parser: |\w+: \d+ of \d+ shards|\S+ averaged: |drawing figures|attention of |"
+    r"warning: |note: |[\w ]+: [\d,]+(/[\d,]+)? |parser: |\w+: \d+ of \d+ shards|\S+ averaged: |drawing figures|attention of |"
     r"chrF of |counting the words |"
     r"tests? of |[\w.-]+: (running|done|failed|waiting|interrupted|new|left out|finished already|start)|[\d,]+ of [\d,]+ |"
     r"(tokenizer|pos|text|trees): |\d+ cells|stopped |.* failed: |.* is damaged; the job makes it again|"
