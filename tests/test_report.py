@@ -1,6 +1,7 @@
 """The report of tiny runs on toy data: the page's numbers are the runs', and in a browser the pictures answer."""
 
 import json
+import math
 import shutil
 from dataclasses import asdict, replace
 from functools import partial
@@ -175,6 +176,7 @@ def test_scores_and_tests_are_those_of_the_runs(folder, out, page):
     (frequency,) = numbers["word_frequency"]
     assert not frequency["missing"] and frequency["training_lines"] == 20 and frequency["rows"] == [0, 1, 2]
     assert any(row[:1] == ["times in training"] for row in page.rows)
+    assert any("how often they occur in the 20 lines of the training text" in message for message in page.texts)
     # The baseline stands first, although it was given second.
     assert [row["run"] for row in table["rows"]] == [run["name"] for run in numbers["runs"]] == ["plain", "tree", "no<mask"]
     (answer,) = numbers["answers"]  # on the first screen
@@ -822,7 +824,7 @@ def edge_of(window, box: str, path: Path) -> np.ndarray:
     """The last columns of pixels of a box [height, 12, 3]."""
     window.screenshot(path, whole=False)
     left, top, width, height = window.run(box + "const r = box.getBoundingClientRect(); return [r.x, r.y, r.width, r.height];")
-    bottom, right = int(min(top + height, 790)), int(left + width)
+    bottom, right = int(min(top + height, 790)), math.ceil(left + width)
     return np.array(Image.open(path).convert("RGB"))[int(top) + 1 : bottom, right - 12 : right].astype(int)
 
 
@@ -850,6 +852,12 @@ def test_in_a_browser_a_table_fits_or_shows_that_it_scrolls(window, scheme, tmp_
     shade = np.abs(np.median(before, axis=0) - page).sum(axis=-1)  # [12], over the height
     assert shade[-1] > 60 and shade[-1] > shade[0]
     assert np.abs(np.median(after, axis=0) - page).sum(axis=-1).max() < 10
+    made = "const box = document.getElementById('all') ?? document.body.appendChild(document.createElement('div'));"
+    made += "box.id = 'all'; box.className = 'box'; box.style.width = '200.5px'; box.style.height = '40px';"
+    window.run(made + "box.scrollIntoView({block: 'center'});")
+    edge = edge_of(window, made, tmp_path / "all.png")  # the width of its content is a whole number, that of the box is not
+    assert np.abs(np.median(edge, axis=0) - page).sum(axis=-1).max() < 10
+    window.run(made + "box.remove();")
     window.prefer("light")
 
 
