@@ -85,7 +85,7 @@ def test_three_seeds_of_both_have_the_interval_of_the_house():
 
 def test_fewer_than_three_shared_seeds_have_no_interval():
     two = answer([*PLAIN, *TREE[:2]], PLAIN[0])
-    assert two.rows[1].test is None and "needs 3 seeds that both systems have" in two.sentence
+    assert two.rows[1].test is None and "it needs 3 seeds that both systems have. Other" in two.sentence
     assert "over the seeds that both have" in two.sentence
     shared = [tree.scores["test"]["bleu"] - plain.scores["test"]["bleu"] for tree, plain in zip(TREE[:2], PLAIN, strict=False)]
     assert two.rows[1].difference == pytest.approx(np.mean(shared))
@@ -117,6 +117,7 @@ def test_scores_of_more_references_are_not_compared_with_scores_of_one(monkeypat
     assert [row.system for row in alike.rows] == ["tree_transformer"]
     both = answer([*more, *(replace(run, name=f"{run.name}-b", config=run.config | {"max_steps": 7}) for run in more)], more[0])
     assert [row.test for row in both.rows] == [None, None] and both.rows[1].difference == 0
+    assert "There is no interval: it needs scores of the data set's own references alone." in both.sentence  # three seeds it has
 
 
 def test_a_baseline_that_is_best_is_said_to_be_so():

@@ -408,6 +408,7 @@ def test_accuracies_are_tested_over_paired_seeds_and_shared_sentences(tmp_path):
     assert test["difference"] == pytest.approx(differences.mean()) and test["sentences_error"] > 0
     table = format_table(report).split("\n")
     assert table[2].startswith("words") and "*" in table[2] and any(ABOUT_SEEDS in line for line in table)
+    assert "read as two classes" not in "".join(table)  # without such a column
     low, high = (f"{100 * end:+.2f}" for end in expected.interval)
     assert f"[{low}, {high}]" in table[2]
     assert report["unlike"] == {"compared": 3, "device": [], "packages": [], "software": []}

@@ -165,12 +165,14 @@ def headline_test(row: dict, measures: Measures) -> SeedTest | None:
 
 def explain(report: dict) -> list[str]:
     """Return the lines below the table: its columns, its tests, and what makes a comparison doubtful."""
+    columns = shown_columns(report)
+    measures = "; r, rho: Pearson, Spearman" if report["task"] == "relatedness" else ""
+    two = "; two: read as two classes" if any(key.endswith(".binary_accuracy") for key in columns) else ""
     lines = [
-        "valid, test: the trained model (by the setting `average`, chosen on valid); last: the last checkpoint, on test; "
-        + ("r, rho: Pearson, Spearman" if report["task"] == "relatedness" else "two: read as two classes")
-        + ". Mean ± deviation over seeds"
+        "valid, test: the trained model (by the setting average, chosen on valid); last: the last checkpoint, on test"
+        f"{measures}{two}. Mean ± deviation over seeds"
     ]
-    if any(key.startswith("test.peak.") for key in shown_columns(report)):
+    if any(key.startswith("test.peak.") for key in columns):
         lines.append(
             "peak on test!: the best kept checkpoint, chosen on test itself; this is not a result, but shows the effect of such "
             "a choice"

@@ -83,7 +83,8 @@ def _signed(value: float) -> str:
 def _certainty(row: SystemResult, as_given: bool) -> str:
     """Return what other seeds and sentences may change; `as_given` is False where the sentence turns the difference around."""
     if row.test is None or row.test.interval is None:
-        needed = f"{FEWEST_SEEDS} seeds that both systems have, with translations of the references of the data set"
+        enough = len(row.seed_differences) >= FEWEST_SEEDS  # of runs alone: a study has an interval from so many seeds on
+        needed = "scores of the data set's own references alone" if enough else f"{FEWEST_SEEDS} seeds that both systems have"
         return f"There is no interval: it needs {needed}. Other seeds may reverse the difference."
     low, high = row.test.interval if as_given else (-row.test.interval[1], -row.test.interval[0])
     message = f"The 95 % interval (t over {row.test.seeds} paired seeds) is {_signed(low)} to {_signed(high)}"

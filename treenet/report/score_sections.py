@@ -216,9 +216,9 @@ def _frequencies(page: Page, scores: ScoreTable, chart: str, found: Frequencies)
         cells = (number(value, ".2f", "n best" if value is not None and value == best else "n") for value in bucket.f1)
         rows.append([text(bucket.name), number(bucket.words), *cells])
     said = (
-        f"F1 of words on {scores.split} by their number in the {found.training_lines:,} lines of the training text. Words are "
-        f"tokens of {found.tokenizer}; the column counts those of the references. A word counts as right at most as often as "
-        "the reference has it."
+        f"F1 of words on {scores.split} by how often they occur in the {found.training_lines:,} lines of the training text, with "
+        f"the number of words in the references. Words are tokens of sacrebleu's {found.tokenizer}. A word counts as right at "
+        "most as often as the reference has it."
     )
     caption = f"{said} The highest value of a row is bold."
     out = _chart(page, chart, said, "by frequency of words", caption, head, rows)
