@@ -223,7 +223,8 @@ def test_an_option_of_another_toolkit_is_answered_with_our_setting():
     assert nearest(TrainConfig, "epochs") == [] and "set max_steps" in run_here("train_wmt.py", "--epochs", "3").stderr
 
 
-def test_configurations_have_names(tmp_path):
+def test_configurations_and_commands_have_names(tmp_path):
+    assert "there is no command 'trnslate'; did you mean translate?" in run_installed_here("trnslate").stderr
     (tmp_path / "sst5").mkdir()  # a folder, for example of data
     assert "data: is missing" in run_here("train_classifier.py", "--config", "sst5", "--out", "x", cwd=tmp_path).stderr
     for command in (("train", "--out", "x", "--config"), ("configs",)):

@@ -167,7 +167,7 @@ def test_not_a_number_is_no_setting(data):
     ("error", "status", "message"),
     [
         (UserError("what and where"), 2, "error: what and where\n"),
-        (KeyboardInterrupt(), 130, "interrupted; the same command continues\n"),
+        (KeyboardInterrupt(), 130, "interrupted; to go on, run the same command again\n"),
         (CommandEnded(143, "stopped; the same command continues"), 143, "stopped; the same command continues\n"),
         (CommandEnded(2), 2, ""),
         (

@@ -128,7 +128,7 @@ def test_a_control_of_the_same_text_and_vocabulary(data, tmp_path):
         assert index[name] == original[name]
     assert index["tree_fingerprint"] != original["tree_fingerprint"]
     assert not verify(tmp_path / "out").problems
-    note = "shuffled trees: 1 lines keep their own tree, because no other line has as many words"
+    note = "shuffled trees: lines that keep their own tree, because no other line has as many words: 1"
     assert note in summary(index, tmp_path / "out") and note in describe(tmp_path / "out")[0]
 
 

@@ -208,8 +208,8 @@ def test_bad_pairs_are_empty_and_harm_no_other(run, tmp_path):
     found, messages = classify(run, tmp_path, [good, "only one", "a\tb\tc", "\tsecond", "first\t", "a\tb\x01", good])
     assert found == [expected, "", "", "", "", "", expected]
     for number, reason in (
-        (2, "must be two texts with a tab between them, but has columns: 1 for its text"),
-        (3, "must be two texts with a tab between them, but has columns: 3 for its text"),
+        (2, "expected two columns with a tab between them, but found 1 of text"),
+        (3, "expected two columns with a tab between them, but found 3 of text"),
         (4, "first text: is empty"),
         (5, "second text: is empty"),
         (6, "second text: control character U+0001"),

@@ -149,7 +149,7 @@ def test_ctrl_c_is_one_line_and_the_same_command_continues(data, request, tmp_pa
     os.killpg(process.pid, signal.SIGINT)
     status = process.wait(timeout=150)
     message = (tmp_path / "log").read_text()
-    assert status == 130 and message.endswith("\ninterrupted; the same command continues\n"), message[-3000:]
+    assert status == 130 and message.endswith("\ninterrupted; to go on, run the same command again\n"), message[-3000:]
     assert "Traceback" not in message and "Error" not in message and message.count("interrupted") == 1
     deadline = time.monotonic() + 60
     while left := [child for child in children if child.is_running() and child.status() != "zombie"]:

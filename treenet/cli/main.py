@@ -58,7 +58,7 @@ def main() -> None:
     name = command_of(arguments[0].replace("-", "_"))  # messages in a checkout name scripts: train_wmt is the command train
     if name not in COMMANDS:
         meant = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f"did you mean {meant[0]}" if meant else f"{PROGRAM} --help lists the commands"
+        hint = f"did you mean {meant[0]}?" if meant else f"{PROGRAM} --help lists the commands"
         _refuse(f"there is no command {name[:100]!r}; {hint}")
     run_command(name, arguments[1:])
 

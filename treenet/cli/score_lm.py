@@ -30,7 +30,7 @@ TITLES = {
     "pseudo_perplexity": "pseudo-perplexity per piece",
     "pair_accuracy": "right in minimal pairs",
 }
-_KINDS = {"exact": "", "joint": ", with the tree of the data set: an upper bound", "pseudo": ", from the pieces on both sides"}
+_KINDS = {"exact": "", "joint": ", with the given trees: an upper bound", "pseudo": ", from the pieces on both sides"}
 
 
 def main(argv: Sequence[str]) -> None:

@@ -219,7 +219,7 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
                 warn(as_called(str(end)))
             sys.exit(end.status)
         except KeyboardInterrupt:
-            warn("interrupted; the same command continues")
+            warn("interrupted; to go on, run the same command again")
             sys.exit(INTERRUPTED)
         except BrokenPipeError:
             sys.exit(PIPE_CLOSED)

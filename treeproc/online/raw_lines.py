@@ -129,8 +129,8 @@ class RawLineEncoder:
         sides, problems = [], {}
         for number, line in enumerate(lines):
             columns = {name: value.split(b"\t") for name in ("text", "trees") if (value := getattr(line, name)) is not None}
-            if wrong := [f"{len(c)} for its {name}" for name, c in columns.items() if len(c) != 2]:
-                problems[number] = f"must be two texts with a tab between them, but has columns: {', '.join(wrong)}"
+            if wrong := [f"{len(c)} of {name}" for name, c in columns.items() if len(c) != 2]:
+                problems[number] = f"expected two columns with a tab between them, but found {' and '.join(wrong)}"
                 columns = {"text": [b"", b""]}
             sides += [RawLine(**{"text": None, **{name: c[side] for name, c in columns.items()}}) for side in (0, 1)]
         encoded = self.encode(sides, 2 * first_id)

@@ -124,12 +124,12 @@ def tree_notes(total: dict[str, int]) -> list[str]:
         notes.append(
             f"tokenizer: {total['crossing_pieces']:,} of {total['tokenizer_pieces']:,} pieces ({share:.2%}) cross a border of "
             f"words, in {total['lines_with_crossing']:,} lines, and their words are cut by themselves; "
-            f"{total['unknown_pieces']:,} pieces are unknown, {total['words_without_piece']:,} of them for words without a piece"
+            f"unknown pieces: {total['unknown_pieces']:,}, of them for words without a piece: {total['words_without_piece']:,}"
         )
     if "lines_without_partner" in total:
         notes.append(
-            f"shuffled trees: {total['lines_without_partner']:,} lines keep their own tree, because no other line has as many "
-            "words"
+            "shuffled trees: lines that keep their own tree, because no other line has as many words: "
+            f"{total['lines_without_partner']:,}"
         )
     if agreement := describe_agreement({"totals": {"": total}}):
         notes.append(f"control trees: {agreement}")
