@@ -200,6 +200,13 @@ def test_wrong_grids_are_refused(data, tmp_path, grid, message):
         study_cells(make_config(data, **grid), tmp_path)
 
 
+def test_values_that_the_grid_would_replace_are_refused(data):
+    for setting, wanted in (("seed=5", r"set grid.seeds=\[5\]"), ("batch.fraction=0.5", r"set grid.fractions=\[0.5\]")):
+        with pytest.raises(UserError, match=wanted):
+            load_settings(ScalingConfig, None, [f"data={data}", setting])
+        load_settings(ScalingConfig, None, [f"data={data}", wanted[4:].replace("\\", "")])
+
+
 def test_models_with_data_of_their_own_need_the_same_text_and_pieces(data, tmp_path):
     trees = write_toy_data(tmp_path / "trees")  # the same
     models = {"tree_transformer": {"data": str(trees)}, "transformer": {}}

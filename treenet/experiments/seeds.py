@@ -187,7 +187,7 @@ class SeedGridConfig(Settings):
 
 
 class SeedsConfig(StudyConfig):
-    """A comparison over seeds. `seed` is that of the grid."""
+    """A comparison over seeds. The grid has the seeds."""
 
     names_of: ClassVar[Mapping[str, str]] = {"grid.fewer_seeds": "grid.systems"}
 

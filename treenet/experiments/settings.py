@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
-from treenet.config import TrainConfig
+from treenet.config import BatchConfig, TrainConfig
 from treenet.experiments.control_data import MOST_WORDS
 from treenet.experiments.ledger import Cell
 from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, Systems, check_name, check_once
@@ -100,9 +100,16 @@ def _sets(settings: Mapping[str, Any], where: str, *names: str) -> bool:
 
 
 class ScalingConfig(StudyConfig):
-    """A data-size study. `seed` and `batch.fraction` are those of the grid."""
+    """A data-size study. The grid has seeds and shares."""
 
     grid: GridConfig = GridConfig()
+
+    @model_validator(mode="after")
+    def _check_share(self):
+        """Refuse a value that the grid would replace."""
+        if (share := self.batch.fraction) != BatchConfig.model_fields["fraction"].default:
+            raise ValueError(f"batch.fraction: the grid has the shares of a study; set grid.fractions=[{share:g}]")
+        return self
 
     def places(self) -> Iterator[Place]:
         """Yield the whole curve of one seed, then that of the next."""

@@ -10,7 +10,7 @@ from functools import partial, reduce
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_origin
 
-from pydantic import BeforeValidator, Field, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from treenet.config import TrainConfig
 from treenet.experiments.ledger import Cell
@@ -89,10 +89,17 @@ class Place(NamedTuple):
 
 
 class StudyConfig(TrainConfig):
-    """A training configuration with a grid. `seed` is that of the grid."""
+    """A training configuration with a grid, which has the seeds."""
 
     workers: CellWorkers = 1
     grid: Any
+
+    @model_validator(mode="after")
+    def _check_axes(self):
+        """Refuse a value that the grid would replace."""
+        if self.seed != TrainConfig.model_fields["seed"].default:
+            raise ValueError(f"seed: the grid has the seeds of a study; set grid.seeds=[{self.seed}]")
+        return self
 
     @abstractmethod
     def places(self) -> Iterator[Place]:
