@@ -245,7 +245,7 @@ def build_entrance(settings: ServeSettings, serving: Serving, token: str | None)
             request = wanted.model_validate_json(body)
             json.loads(body, object_pairs_hook=_refuse_repeated)  # pydantic takes the last value of a key in silence
         except ValidationError as error:
-            raise Refused(422, _describe(error)) from None
+            raise Refused(422, _describe(error, wanted)) from None
         try:
             return Reply(200, await _ask(serving, request.question()))
         except NoAnswer as reason:
@@ -295,12 +295,14 @@ def _refuse_repeated(pairs: list[tuple[str, Any]]) -> None:
         raise Refused(422, f"{key}: must be given once, but the body repeats it")
 
 
-def _describe(error: ValidationError) -> str:
-    """Return the first mistake, by its place and without the text of the request."""
-    first = error.errors(include_url=False, include_input=False)[0]
+def _describe(error: ValidationError, wanted: type[BaseModel]) -> str:
+    """Return the first mistake, an unknown key before all others, by its place and without other text of the request."""
+    errors = error.errors(include_url=False, include_input=False)
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     if first["type"] == "json_invalid":
         return f"the body must be JSON, but is not: {first['ctx']['error']}"
     if not first["loc"]:
         return "the body must be a JSON object with the key lines"
-    place = ".".join(str(part) for part in first["loc"])
-    return f"{place}: {first['msg'].removeprefix('Value error, ')}"
+    said = {"extra_forbidden": f"unknown key; the keys are {', '.join(wanted.model_fields)}", "missing": "is missing"}
+    place = ".".join(one_line(str(part), 80) for part in first["loc"])
+    return f"{place}: {said.get(first['type']) or first['msg'].removeprefix('Value error, ')}"
