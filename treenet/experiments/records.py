@@ -233,7 +233,8 @@ def read_curve(run_dir: AnyPath) -> dict[str, dict[str, list[float | None]]]:
         places = {round(last * index / max(points - 1, 1)) for index in range(points)}
         if event == "valid":  # tables of studies have the lowest one of each cell
             known = [place for place, line in enumerate(lines) if _short(line.get("nll")) is not None]
-            places.update(sorted(known, key=lambda place: lines[place]["nll"])[:1])
+            if known:
+                places.add(min(known, key=lambda place: lines[place]["nll"]))
         lines = [lines[place] for place in sorted(places)]
         there = [name for name in names if lines and name in lines[0]]
         curve[event] = {name: [_short(line.get(name)) for line in lines] for name in there}

@@ -51,7 +51,7 @@ class BertScorer:
     def __init__(self, config: BertScoreConfig, device: str = "cpu"):
         if config.model is None or config.layer is None:
             raise UserError("bertscore.model: give the folder of an encoder")
-        self._config, self._device = config, "cpu"
+        self._config = config
         self._tokenizer, self._model = _load(config.model, config.layer)
         self._model.eval()
         self._prefix = _prefix_of(self._tokenizer)
@@ -63,8 +63,7 @@ class BertScorer:
                 f"bertscore.model: the states of a line in {config.model} change with the padding after it; add "
                 "bertscore.batch_tokens=1, which reads each line alone"
             )
-        self._device = device  # only now: a GPU may round states of other shapes differently
-        self._model.to(device)
+        self._model.to(device)  # only now: a GPU may round states of other shapes differently
 
     @torch.inference_mode()
     def _sees_padding(self) -> bool:
@@ -107,9 +106,9 @@ class BertScorer:
         """Return states [B, T, D] and the mask [B, T] of real tokens."""
         width = max(map(len, lines))
         ids = torch.tensor(
-            [[*line, *[self._tokenizer.pad_token_id] * (width - len(line))] for line in lines], device=self._device
+            [[*line, *[self._tokenizer.pad_token_id] * (width - len(line))] for line in lines], device=self._model.device
         )
-        is_token = torch.tensor([[place < len(line) for place in range(width)] for line in lines], device=self._device)
+        is_token = torch.tensor([[place < len(line) for place in range(width)] for line in lines], device=self._model.device)
         found = self._model(input_ids=ids, attention_mask=is_token.long(), output_hidden_states=True)
         return found.hidden_states[self._config.layer], is_token
 
@@ -120,7 +119,7 @@ class BertScorer:
             row = [weights.get(token, weights[_UNSEEN]) for token in line]
             row = row if sum(row) else [float(token not in self._special) for token in line]
             rows.append([value / (sum(row) or 1.0) for value in row] + [0.0] * (width - len(line)))
-        return torch.tensor(rows, device=self._device)
+        return torch.tensor(rows, device=self._model.device)
 
 
 def match_greedily(
