@@ -31,9 +31,11 @@ from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITI
 from treenet.experiments.records import Recording, numbers, read_curve
 from treenet.experiments.scaling_report import FORM, LABELS, NLL, NLL_SCALE, TARGET_TOKENS, build_report, read_result
 from treenet.experiments.scaling_table import WeightsP, draw, format_table, read_comparison
+from treenet.experiments.seeds import SeedsConfig
 from treenet.experiments.settings import ScalingConfig
 from treenet.experiments.study import make_study, run_study, show_study
 from treenet.experiments.study_grid import overlay, study_cells
+from treenet.extras.tuning.trials import TuningConfig
 from treenet.report.report_inputs import read_report_inputs
 from treenet.runs.averaging import average_checkpoints
 from treenet.runs.metrics_log import read_metrics
@@ -205,6 +207,13 @@ def test_values_that_the_grid_would_replace_are_refused(data):
         with pytest.raises(UserError, match=wanted):
             load_settings(ScalingConfig, None, [f"data={data}", setting])
         load_settings(ScalingConfig, None, [f"data={data}", wanted[4:].replace("\\", "")])
+    for cls, systems in ((ScalingConfig, "grid.models"), (SeedsConfig, "grid.systems"), (TuningConfig, "tune.systems")):
+        named = [f"data={data}", "model.name=bilstm"]
+        with pytest.raises(UserError, match="line: model.name: every compared system has its own, and none is bilstm; "):
+            load_settings(cls, None, named)
+        for own in ("", "model: {name: bilstm}"):
+            both = f"{{transformer: {{{own}}}, tree_transformer: {{model: {{name: transformer}}}}}}"
+            load_settings(cls, None, [*named, f"{systems}={both}"])
 
 
 def test_models_with_data_of_their_own_need_the_same_text_and_pieces(data, tmp_path):

@@ -5,14 +5,14 @@ The axes are sizes of the training data, systems and seeds. A place in the grid 
 
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_origin
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
-from treenet.config import TrainConfig
+from treenet.config import ModelConfig, TrainConfig
 from treenet.experiments.ledger import Cell
 from treeproc.common.command_line import ArgumentParser, any_path
 from treeproc.common.messages import phase
@@ -58,6 +58,17 @@ def check_name(field: str, name: str) -> None:
         raise ValueError(f"{field}: a name is part of a folder's and must be letters, digits, _ and ., but is {name!r}")
 
 
+def check_model_name(name: str, systems: Iterable[Mapping[str, Any]]) -> None:
+    """Raise ValueError for a model.name of the whole study that no system has, because all have another one."""
+    models = [settings.get("model") for settings in systems]
+    names = [model.get("name", name) if isinstance(model, dict) else name for model in models]
+    if name != ModelConfig.model_fields["name"].default and name not in names:
+        raise ValueError(
+            f"model.name: every compared system has its own, and none is {name}; leave it out, or compare a system without "
+            "model.name"
+        )
+
+
 # Settings that are a mapping of patterns, of which the first that matches counts.
 _PATTERNS = frozenset(name for name, field in TrainConfig.model_fields.items() if get_origin(field.annotation) is dict)
 
@@ -96,9 +107,10 @@ class StudyConfig(TrainConfig):
 
     @model_validator(mode="after")
     def _check_axes(self):
-        """Refuse a value that the grid would replace."""
+        """Refuse values that the grid would replace."""
         if self.seed != TrainConfig.model_fields["seed"].default:
             raise ValueError(f"seed: the grid has the seeds of a study; set grid.seeds=[{self.seed}]")
+        check_model_name(self.model.name, (reduce(overlay, place.settings, {}) for place in self.places()))
         return self
 
     @abstractmethod

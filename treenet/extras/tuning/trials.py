@@ -14,7 +14,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from treenet.config import TrainConfig, flatten
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, STOPPED, Cell, CellResult, Entry, Ledger, refuse_changes
-from treenet.experiments.study_grid import Systems, check_name, check_once, hash_encoder, overlay
+from treenet.experiments.study_grid import Systems, check_model_name, check_name, check_once, hash_encoder, overlay
 from treeproc.common.errors import CommandEnded
 from treeproc.common.folder_kinds import CONFIG
 from treeproc.common.messages import warn
@@ -119,6 +119,12 @@ class TuningConfig(TrainConfig):
     names_of: ClassVar[Mapping[str, str]] = {"tune.more_trials": "tune.systems"}
 
     tune: TuneSettings = TuneSettings()
+
+    @model_validator(mode="after")
+    def _check_values(self):
+        """Refuse a value that the systems would replace."""
+        check_model_name(self.model.name, self.tune.systems.values())
+        return self
 
     @property
     def grace(self) -> int:
