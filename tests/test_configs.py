@@ -127,6 +127,19 @@ def test_null_takes_a_system_of_the_file_away():
     assert "shuffled" not in load_settings(ScalingConfig, file, [*shared, "grid.models.shuffled=null"]).grid.models
 
 
+def test_a_key_of_the_command_line_leaves_the_other_systems_also_where_they_are_defaults():
+    for cls, key in ((SeedsConfig, "grid.systems"), (ScalingConfig, "grid.models"), (TuningConfig, "tune.systems")):
+        keys = [f"{key}.{own}" for own in ("lstm.model.name=bilstm", "transformer.model.d_ff=8", "tree_transformer.max_steps=9")]
+        config = load_settings(cls, None, ["data=somewhere", *keys])
+        systems = getattr(getattr(config, key.split(".")[0]), key.split(".")[1])
+        assert systems == {
+            "tree_transformer": {"model": {"name": "tree_transformer"}, "max_steps": 9},
+            "transformer": {"model": {"name": "transformer", "d_ff": 8}},
+            "lstm": {"model": {"name": "bilstm"}},
+        }
+        assert len(getattr(getattr(load_settings(cls, None, ["data=x"]), key.split(".")[0]), key.split(".")[1])) == 2
+
+
 @pytest.mark.parametrize("name", ["iwslt14", "iwslt14_tuning", "multi30k"])
 def test_the_translation_study_follows_its_protocol(name):
     """docs/results/translation.md, "Protocol"."""

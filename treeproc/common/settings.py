@@ -7,6 +7,7 @@ the effect of its setting: `Annotated[int, Effect.NONE]`. Without one, it change
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from enum import Enum
 from functools import partial, reduce
 from operator import eq
@@ -155,8 +156,11 @@ SettingsT = TypeVar("SettingsT", bound=Settings)
 _MOST_SECTIONS = 20
 
 
-def _apply_override(values: dict, override: str) -> str:
-    """Put the value of `key=value` into its place. Returns the dotted key."""
+def _apply_override(values: dict, override: str, defaults: Mapping[str, dict]) -> str:
+    """Put the value of `key=value` into its place. Returns the dotted key.
+
+    `defaults` are those of settings whose keys the user chooses: one more key does not replace them.
+    """
     key, equals, text = override.partition("=")
     if not equals:
         raise UserError(
@@ -166,8 +170,8 @@ def _apply_override(values: dict, override: str) -> str:
     if len(parents) > _MOST_SECTIONS:
         raise UserError(f"override {quoted(override)}: no setting has so many sections in its name")
     target = values
-    for name in parents:
-        target = target.setdefault(name, {})
+    for depth, name in enumerate(parents, 1):
+        target = target.setdefault(name, deepcopy(defaults.get(".".join(parents[:depth]), {})))
         if not isinstance(target, dict):
             raise UserError(f"override {quoted(override)}: {quoted(name)} is a single value, and has no keys")
     target[last] = read_yaml(text, f"override {quoted(override)}")
@@ -200,7 +204,8 @@ def load_settings(cls: type[SettingsT], path: AnyPath | None, overrides: Sequenc
         if not isinstance(merged, dict):
             raise UserError(f"{path}: must hold keys and values, but is a {type(merged).__name__}")
     merged.update(values)
-    keys = [_apply_override(merged, override) for override in overrides]
+    defaults = {name: default for name, _, default, _ in list_settings(cls) if isinstance(default, dict)}
+    keys = [_apply_override(merged, override, defaults) for override in overrides]
     for name, named in cls.names_of.items():
         if named in keys and not any(key == name or key.startswith(f"{name}.") for key in keys):
             _keep_names(merged, name, named)
