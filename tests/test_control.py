@@ -224,6 +224,8 @@ def test_every_translation_model_that_reads_a_tree_is_in_the_control():
 def test_wrong_settings_are_refused(override, message):
     with pytest.raises(UserError, match=message):
         load_settings(ControlSettings, None, ["rung=b", override])
+    with pytest.raises(UserError, match="words must be at least 3 with all, but is 2"):  # whose bound would be 0
+        load_settings(ControlSettings, None, ["all=true", "words=2"])
 
 
 def test_sizes_are_shares_of_the_largest(tmp_path):
@@ -275,6 +277,9 @@ def test_verdict_about_parses():
     )
     assert "does not rise" in judge_parses([gold, *worse[::-1], PLAIN])[1]
     assert "not better than plain (2.10) by a tenth" in judge_parses([gold, *worse, replace(PLAIN, nll=2.1)])[1]
+    small = [replace(row, pairs=10, nll=5 + row.nll) for row in (gold, *worse, PLAIN)]  # each size: its own order
+    of_two_sizes = [row for pair in zip(small, (gold, *worse, PLAIN), strict=True) for row in pair]
+    assert judge_parses(of_two_sizes) == judge_parses([gold, *worse, PLAIN])
 
 
 def test_corpora_have_a_form_for_every_system():

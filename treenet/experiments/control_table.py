@@ -165,7 +165,8 @@ def judge_sizes(rows: Sequence[Row]) -> tuple[bool, str]:
 
 
 def judge_parses(rows: Sequence[Row]) -> tuple[bool, str]:
-    """Judge rung c: right trees must be better than none and others, and the nll must rise as the trees get worse."""
+    """Judge rung c by its largest size: right trees must be best, and the nll must rise as the trees get worse."""
+    rows = [row for row in rows if row.pairs == rows[-1].pairs]
     doses = [row for row in rows if row.trees in (RIGHT, WORSE)]
     shown = ", ".join(f"F1 {_show(row.f1, 0)}: {row.nll:.2f}" for row in doses)
     close = [row for row in rows if row not in doses and doses[0].nll > (1 - _LEAST_GAIN) * row.nll]

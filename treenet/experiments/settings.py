@@ -184,6 +184,8 @@ class ControlSettings(Settings):
     def _check_rung(self):
         if self.all and self.rung != "a":
             raise ValueError(f"all: only rung a has trees in every form, but rung is {self.rung}; leave all out")
+        if self.all and self.words < 3:
+            raise ValueError("words must be at least 3 with all, but is 2: the form levels has one order of two words")
         if self.words != 5 and self.rung != "a":
             raise ValueError(f"words: is for rung a, but rung is {self.rung}; leave it out")
         if given := sorted({"data", "seed", "max_steps", "grid", "task"} & self.training.keys()):
