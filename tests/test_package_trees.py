@@ -220,7 +220,7 @@ MISTAKES = {
         row(1, 0) + "\n" + row(1, 1) + row(2, -1)
     ),
     "CoNLL-U, line 2: the arcs form a cycle": lambda: TreeStructure.from_conllu(row(1, 2) + row(2, 1)),
-    "sentence 1 of the batch: 2 words have no governor, but one must be the root$": lambda: TreeStructure.from_conllu(
+    "CoNLL-U, line 4: expected one word with governor 0, but this is one of 2$": lambda: TreeStructure.from_conllu(
         row(1, 0) + "\n" + row(1, 0) + row(2, 0) + row(3, 1)
     ),
     "sentence 0 of the batch: 2 words have no governor, but one must be the root$": lambda: TreeStructure.from_conllu(

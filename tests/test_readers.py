@@ -428,6 +428,10 @@ def test_conllu_multiword_tokens_and_empty_nodes(tmp_path):
     ("text", "message"),
     [
         (sentence("1|a|2", "2|b|1"), "line 2: the arcs form a cycle"),
+        (
+            sentence("1|a|0", "2|b|1") + sentence("1|a|2", "2|b|0", "3|c|0"),
+            "line 6: expected one word with governor 0, but this is one of 2",
+        ),
         (sentence("1|a|0", "2|b|9"), "line 2: governor 9, but there are 2 words"),
         (sentence("1|a|0", "3|b|1"), "line 2: word 2 must come next, but 3 does"),
         (sentence("1|a|_"), "line 1: column 7 must be the number of the governor, but is '_'"),

@@ -120,7 +120,10 @@ def _sentence(block: list[tuple[int, str]], name: str) -> Leaves:
 
 
 def _depths(words: Sequence[_Word], name: str) -> list[int]:
-    """Return the number of arcs from the root to every word. Raises UserError for a missing governor, and for a cycle."""
+    """Return the number of arcs from the root to every word. Raises UserError unless the arcs are a tree with one root.
+
+    A sentence of only roots, which no parser has analysed, counts as a tree.
+    """
     depths = [-1] * len(words)
     for start in range(len(words)):
         path, word = [], start
@@ -138,6 +141,9 @@ def _depths(words: Sequence[_Word], name: str) -> list[int]:
         for word in reversed(path):
             depth += 1
             depths[word] = depth
+    roots = [word for word in words if word.governor < 0]
+    if 1 < len(roots) < len(words):
+        raise UserError(f"{name}, line {roots[1].line}: expected one word with governor 0, but this is one of {len(roots)}")
     return depths
 
 

@@ -137,7 +137,7 @@ def sentences_in(texts: Texts, notation: Notation = PLAIN) -> list[Sentence]:
     """Return the sentences of texts in CoNLL-U, in order.
 
     If the syntactic words of a multiword token spell it, each is a word; otherwise the token is one word. Raises UserError with
-    file and line for a missing column, a missing governor, and a cycle.
+    file and line for a missing column, a missing governor, a cycle, and a second root.
     """
     sentences = [leaves for name, lines in texts for leaves in read_leaves(lines, name)]
     for sentence in sentences:
