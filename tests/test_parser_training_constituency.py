@@ -229,6 +229,8 @@ def test_batches_are_a_function_of_seed_and_epoch():
             taggings |= set(chosen)
     assert (taken[:, :100] == 2).all() and (taken[:, 100:200] == 1).all()
     assert 0.3 < taken[:, 200:].mean() < 0.7 and len(taggings) > 500
+    seldom = ConstituencyLearner(model, data, data, config, 3, [1e-9] * 300)
+    assert [[len(sentences) for sentences, _ in drawn(seldom, epoch)] for epoch in range(6)] == [[1]] * 6
 
 
 def test_words_without_a_tree_have_the_vectors_of_their_neighbours(tmp_path):

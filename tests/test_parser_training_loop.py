@@ -91,6 +91,14 @@ def test_a_finished_run_returns_at_once(tmp_path):
     assert torch.equal(again.model[0].weight, learner.model[0].weight) and not again.scored
 
 
+def test_a_training_that_diverges_is_one_line_with_what_to_do(tmp_path):
+    learner = Line()
+    learner.loss = lambda batch: learner.model(batch[0]).sum() * torch.inf
+    folder = tmp_path / "pos"
+    with pytest.raises(UserError, match=rf"pos: .* not finite at step 1; remove {folder}, and set a lower pos.fit.learning_rate"):
+        fit(learner, folder, SETTINGS, seed=1)
+
+
 def test_the_best_of_the_evaluated_weights_is_kept(tmp_path):
     learner = Line()
     best = fit(learner, tmp_path, SETTINGS, seed=1)

@@ -211,8 +211,8 @@ def test_one_format_alone(folder, tmp_path, caplog):
     """Brackets alone give no arcs, CoNLL-U alone no constituents; a line says so."""
     caplog.set_level("INFO", logger="treeproc")
     fits = [f"{name}.fit.epochs=1" for name in NAMES]
-    sides = {"brackets": ("conllu", "depparse: left out, because no treebank has CoNLL-U with arcs"),
-             "conllu": ("brackets", "constituency: left out, because no treebank has brackets")}  # fmt: skip
+    sides = {"brackets": ("conllu", "depparse: left out, because no treebank has CoNLL-U with arcs in train"),
+             "conllu": ("brackets", "constituency: left out, because no treebank has brackets in train")}  # fmt: skip
     for side, (other, line) in sides.items():
         caplog.clear()
         models = train_parser(load(folder, f"treebanks.toy.{other}={{}}", *fits), tmp_path / side)
@@ -223,6 +223,16 @@ def test_one_format_alone(folder, tmp_path, caplog):
         find_models(ParserConfig(models=tmp_path / "conllu/models"))
     with pytest.raises(UserError, match=r"parser.models: .* has no depparse.pt"):
         find_models(ParserConfig(models=tmp_path / "brackets/models", dependencies=True))
+
+
+def test_a_share_of_lower_case_that_takes_no_sentence(folder, tmp_path):
+    """The treebank in lower case then has only valid and test; and its CoNLL-U has only test."""
+    fits = [f"{name}.fit.epochs=1" for name in NAMES]
+    values = ["lower_case=0.0001", f"treebanks.toy.conllu={{test: [{folder / 'toy.conllu.gz'}]}}"]
+    models = train_parser(load(folder, *values, *fits), tmp_path / "out")
+    assert {path.stem for path in models.glob("*.pt")} == {"tokenizer", "pos", "constituency", "vectors"}
+    scores = json.loads((models / "scores.json").read_text())["treebanks"]
+    assert {name: list(parts) for name, parts in scores.items()} == {"toy": ["valid", "test"], "toy_lower": ["valid", "test"]}
 
 
 def test_preprocess_takes_the_models(trained, tmp_path):

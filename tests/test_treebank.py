@@ -10,16 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeproc.common.settings import UserError
+from treeproc.extras.parser_training.config import TrainParserConfig
 from treeproc.extras.parser_training.corpus import (
     Files,
     TreebankConfig,
     detokenise,
     read_treebank,
-    same_tagset,
     tagged,
+    tagged_splits,
     texts,
     with_arcs,
 )
+from treeproc.extras.parser_training.job import possible_models, read_treebanks
 from treeproc.extras.parser_training.treebank import (
     Notation,
     Retag,
@@ -245,11 +247,14 @@ def test_tags_of_both_formats(tmp_path):
     assert tagged(both, "train") == [Tagged(["b"], ["NOUN"], ["NN"]), Tagged(["a"], [], ["NN"])]
     alone = read_treebank("a", TreebankConfig(conllu=conllu), hold_out=2)
     assert tagged(alone, "train") == [Tagged(["b"], ["NOUN"], [])]
-    assert same_tagset([tagged(alone, "train")]) == [[Tagged(["b"], ["NOUN"], ["NOUN"])]]
+    # The tags that train lacks are left out of valid too, so that it scores what was learnt.
+    universal = Tagged(["b"], ["NOUN"], ["NOUN"]), Tagged(["c"], ["NOUN"], ["NOUN"])
+    assert tagged_splits([alone]) == {"train": {"a": [universal[0]]}, "valid": {"a": [universal[1]]}}
     # Where others have XPOS, UPOS does not pass for it.
-    assert same_tagset([tagged(alone, "train"), tagged(both, "train")]) == [[], tagged(both, "train")]
+    both.name = "b"
+    assert tagged_splits([alone, both])["train"] == {"a": [], "b": tagged(both, "train")}
     trees = read_treebank("a", TreebankConfig(brackets=brackets), hold_out=2)
-    assert same_tagset([tagged(trees, "valid")]) == [[Tagged(["c"], ["NN"], ["NN"])]]
+    assert tagged_splits([trees])["valid"] == {"a": [Tagged(["c"], ["NN"], ["NN"])]}
     assert [(s.upos, s.xpos) for s in with_arcs(alone, "train")] == [(["NOUN"], ["NOUN"])]
     assert with_arcs(trees, "train") == []
 
@@ -278,3 +283,32 @@ def test_texts_are_those_of_conllu_where_there_are_any(tmp_path):
     (text,) = texts(both, "train")
     assert text.text == "I don't go (im Haus)." and text.tokens[1:3] == [(2, 4), (4, 7)]
     assert [t.text for t in texts(read_treebank("a", TreebankConfig(brackets=brackets), hold_out=2), "train")] == ["a", "b"]
+    scored = TreebankConfig(brackets=brackets, conllu=Files(test=conllu.train))
+    found = read_treebank("a", scored, hold_out=2)
+    assert [[t.text for t in texts(found, split)] for split in ("train", "test")] == [["a", "b"], ["I don't go (im Haus)."]]
+
+
+def test_models_learn_from_data_that_train_and_valid_have(tmp_path):
+    """A split that only scores teaches nothing, and a model without data to choose its weights is left out."""
+    trees, lines = write(tmp_path, "a.mrg", bracket_file("ab")), write(tmp_path, "a.conllu", conllu_file("a"))
+    no_tags = write(tmp_path, "no_tags.conllu", conllu_file("a", xpos="_", upos="_"))
+    no_xpos = write(tmp_path, "no_xpos.conllu", conllu_file("a", xpos="_"))
+    no_arcs = write(tmp_path, "no_arcs.conllu", conllu_file("a").replace("root", "_"))
+
+    def plan(**files: dict) -> list[str]:
+        treebanks = {name: TreebankConfig.model_validate({name: splits}) for name, splits in files.items()}
+        config = TrainParserConfig(treebanks=treebanks)
+        return possible_models(config, read_treebanks(config))
+
+    whole = {"train": [trees], "valid": [trees]}, {"train": [lines], "valid": [lines]}
+    assert plan(brackets=whole[0], conllu=whole[1]) == ["tokenizer", "pos", "constituency", "depparse"]
+    assert plan(brackets=whole[0], conllu={"test": [lines]}) == ["tokenizer", "pos", "constituency"]
+    assert plan(brackets={"test": [trees]}, conllu=whole[1]) == ["tokenizer", "pos", "depparse"]
+    assert plan(conllu={"train": [lines], "valid": [no_arcs]}) == ["tokenizer", "pos"]
+    assert (
+        plan(conllu={"train": [lines], "valid": [no_tags]})
+        == plan(conllu={"train": [lines], "valid": [no_xpos]})
+        == ["tokenizer"]
+    )
+    with pytest.raises(UserError, match=r"no model can be trained: tokenizer: no treebank has text in train; pos: .* in train;"):
+        plan(brackets={"test": [trees]}, conllu={"test": [lines]})

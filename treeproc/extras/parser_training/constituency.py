@@ -143,7 +143,9 @@ class ConstituencyLearner:
     def batches(self, epoch: int) -> list[_Batch]:
         """Yield batches of sentences of about one length and `batch_words` words together, in random order."""
         random = np.random.default_rng([self._seed, epoch])
-        times = np.floor(self._weights + random.random(len(self._weights))).astype(int)
+        draws = self._weights + random.random(len(self._weights))
+        times = np.floor(draws).astype(int)
+        times[draws.argmax()] = max(1, times.max())  # small weights may draw no tree
         rows = np.repeat(np.arange(len(times)), times)
         # Noise on the lengths changes the companions of a sentence.
         rows = rows[np.argsort(self._lengths[rows] * random.uniform(0.9, 1.1, len(rows)))]

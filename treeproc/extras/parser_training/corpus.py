@@ -26,6 +26,7 @@ from treeproc.readers.numbered_lines import read_texts
 from treeproc.shards.schema import UNANALYSED
 
 SPLITS = ("train", "valid", "test")
+LEARNT_SPLITS = ("train", "valid")  # models learn from the first; the second chooses the best weights
 # A treebank without splits is split by files (sorted by name) or by runs of its sentences. Every tenth is test, and every
 # tenth from the sixth on is valid.
 _EVERY, _TEST, _VALID = 10, 0, 5
@@ -213,13 +214,20 @@ def tagged(treebank: Treebank, split: str) -> list[Tagged]:
     return out + [Tagged(tree.words, [], tree.tags) for tree in trees.values()]
 
 
-def same_tagset(sources: Sequence[list[Tagged]]) -> list[list[Tagged]]:
-    """Return sentences with XPOS. If no treebank has XPOS, UPOS replaces it; if none has UPOS, XPOS replaces it."""
-    no_upos, no_xpos = (not any(getattr(s, name) for source in sources for s in source) for name in ("upos", "xpos"))
-    return [
-        [Tagged(s.words, s.xpos if no_upos else s.upos, s.upos if no_xpos else s.xpos) for s in source if no_xpos or s.xpos]
-        for source in sources
-    ]
+def tagged_splits(treebanks: Sequence[Treebank]) -> dict[str, dict[str, list[Tagged]]]:
+    """Return sentences with XPOS by split and treebank, for train and valid.
+
+    If no treebank has XPOS in train, UPOS replaces it in both splits; if none has UPOS, XPOS replaces it.
+    """
+    found = {split: {t.name: tagged(t, split) for t in treebanks} for split in LEARNT_SPLITS}
+    train = [s for own in found["train"].values() for s in own]
+    no_upos, no_xpos = (not any(getattr(s, name) for s in train) for name in ("upos", "xpos"))
+
+    def alike(sentences: list[Tagged]) -> list[Tagged]:
+        pairs = [Tagged(s.words, s.xpos if no_upos else s.upos, s.upos if no_xpos else s.xpos) for s in sentences]
+        return [s for s in pairs if s.xpos]
+
+    return {split: {name: alike(own) for name, own in by_name.items()} for split, by_name in found.items()}
 
 
 class Text(NamedTuple):
@@ -230,10 +238,9 @@ class Text(NamedTuple):
 
 
 def texts(treebank: Treebank, split: str) -> list[Text]:
-    """Return texts of CoNLL-U. For a treebank of only brackets, they are detokenised."""
-    if treebank.sentences:
-        found = treebank.sentences.get(split, [])
-        return [Text(s.text, list(zip(s.starts, s.ends, strict=True))) for s in found]
+    """Return texts of CoNLL-U. For a split of only brackets, they are detokenised."""
+    if split in treebank.sentences:
+        return [Text(s.text, list(zip(s.starts, s.ends, strict=True))) for s in treebank.sentences[split]]
     return [detokenise(tree.words, tree.tags) for tree in treebank.trees.get(split, [])]
 
 

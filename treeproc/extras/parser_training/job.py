@@ -23,7 +23,7 @@ from treeproc.common.folder_kinds import PARSER, claim_folder
 from treeproc.common.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
 from treeproc.extras.parser_training.config import MODELS, ModelName, TrainParserConfig
 from treeproc.extras.parser_training.constituency import ConstituencyLearner, TaggedTree, build_model, write_vectors
-from treeproc.extras.parser_training.corpus import Treebank, read_treebank, same_tagset, tagged, texts, with_arcs
+from treeproc.extras.parser_training.corpus import LEARNT_SPLITS, Treebank, read_treebank, tagged, tagged_splits, texts, with_arcs
 from treeproc.extras.parser_training.dependency import DependencyLearner
 from treeproc.extras.parser_training.layers import plain_words
 from treeproc.extras.parser_training.loop import Learner, fit
@@ -38,6 +38,12 @@ from treeproc.readers.numbered_lines import read_lines
 logger = logging.getLogger(__name__)
 
 _SENTENCES_OF_VALID = 500
+_NEEDS = {
+    "tokenizer": "text",
+    "pos": "tags (XPOS, if any treebank has it)",
+    "constituency": "brackets",
+    "depparse": "CoNLL-U with arcs",
+}
 
 
 def train_parser(config: TrainParserConfig, out: Path) -> Path:
@@ -100,20 +106,24 @@ def possible_models(config: TrainParserConfig, treebanks: Sequence[Treebank]) ->
 
     Raises UserError if no model can be learnt.
     """
-    why_not = {}
-    if not any(treebank.trees for treebank in treebanks):
-        why_not["constituency"] = "no treebank has brackets"
-    if not any(with_arcs(treebank, "train") for treebank in treebanks):
-        why_not["depparse"] = "no treebank has CoNLL-U with arcs"
-    if not any(tagged(treebank, "train") for treebank in treebanks):
-        why_not |= dict.fromkeys(("pos", "constituency", "depparse"), "no treebank has tags")
+    tags, why_not = tagged_splits(treebanks), {}
+    for split in LEARNT_SPLITS[::-1]:
+        found = {
+            "tokenizer": [t for t in treebanks if t.sentences.get(split) or t.trees.get(split)],
+            "pos": [t for t in treebanks if tags[split][t.name]],
+            "constituency": [t for t in treebanks if t.trees.get(split)],
+            "depparse": [t for t in treebanks if with_arcs(t, split)],
+        }
+        why_not |= {name: f"no treebank has {_NEEDS[name]} in {split}" for name in MODELS if not found[name]}
+    if "pos" in why_not:
+        why_not |= dict.fromkeys(("constituency", "depparse"), why_not["pos"])
     for name in config.models:
         if name in why_not:
             logger.info("%s: left out, because %s", name, why_not[name])
     plan = [name for name in MODELS if name in config.models and name not in why_not]
     if not plan:
         raise UserError(f"models: no model can be trained: {'; '.join(f'{name}: {why_not[name]}' for name in config.models)}")
-    if not any(treebank.sentences for treebank in treebanks) and "tokenizer" in plan:
+    if not any("train" in treebank.sentences for treebank in treebanks) and "tokenizer" in plan:
         logger.info("tokenizer: no treebank has CoNLL-U, so the text comes from the brackets, with the blanks of English text")
     return plan
 
@@ -181,20 +191,15 @@ class _Job:
 
     def _tokenizer_learner(self) -> Learner:
         # Raw text if there is any: text made from brackets lacks the original spacing and punctuation.
-        teachers = [t for t in self.treebanks if t.sentences] or self.treebanks
-        found = {split: {t.name: _spaced(t, split) for t in teachers} for split in ("train", "valid")}
+        teachers = [t for t in self.treebanks if "train" in t.sentences] or self.treebanks
+        found = {split: {t.name: _spaced(t, split) for t in teachers} for split in LEARNT_SPLITS}
         train, valid = ({name: lines for name, lines in part.items() if lines} for part in found.values())
         dev = {name: _some(lines) for name, lines in valid.items()}
         return TokenizerLearner(list(train.values()), dev, self.config.tokenizer, self.config.seed)
 
     @cached_property
     def _tagged(self) -> dict[str, dict[str, list[Tagged]]]:
-        """Return tagged sentences by split and treebank."""
-        out = {}
-        for split in ("train", "valid"):
-            columns = same_tagset([tagged(t, split) for t in self.treebanks])
-            out[split] = {t.name: found for t, found in zip(self.treebanks, columns, strict=True)}
-        return out
+        return tagged_splits(self.treebanks)
 
     def _pos_learner(self) -> Learner:
         train, valid = self._tagged["train"], self._tagged["valid"]
@@ -222,7 +227,7 @@ class _Job:
         trees = [tree for t in self.treebanks for tree in t.trees.get("train", [])]
         weights = [t.weights.get("constituency", 1.0) for t in self.treebanks for _ in t.trees.get("train", [])]
         taggings = self._taggings()
-        others = [own for t in self.treebanks if "train" in t.trees for own in zip(*taggings[t.name], strict=True)]
+        others = [own for t in self.treebanks if t.trees.get("train") for own in zip(*taggings[t.name], strict=True)]
         train = [TaggedTree(tree.words, [tree.tags, *own], tree.spans) for tree, own in zip(trees, others, strict=True)]
         held = [tree for t in self.treebanks for tree in _some(t.trees.get("valid", []))]
         predicted = self._predicted([tree.words for tree in held])
@@ -250,7 +255,7 @@ class _Job:
             scores = learner.evaluate()
             taggings = {}
             for number, t in enumerate(self._tagged_treebanks()):
-                if "train" in t.trees:
+                if t.trees.get("train"):
                     accuracy = scores[f"{t.name}_xpos"]
                     logger.info("taggings: %s, with %.1f%% right", t.name, accuracy)
                     copies = learner.noisy_tags(number, accuracy, self.config.taggings)

@@ -175,7 +175,11 @@ class _Run:
         self.optimizer.zero_grad()
         loss = self.learner.loss(batch)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.parameters, FIT_CONSTANTS["grad_norm"], error_if_nonfinite=True)
+        if not nn.utils.clip_grad_norm_(self.parameters, FIT_CONSTANTS["grad_norm"]).isfinite():
+            raise UserError(
+                f"{self.folder.name}: the training diverged: its gradients are not finite at step {self.step + 1}; remove "
+                f"{self.folder}, and set a lower {self.folder.name}.fit.learning_rate"
+            )
         self.optimizer.step()
         # The first steps count less; otherwise the average would remember the start for a long time.
         decay = min(self.settings.average, (1 + self.step) / (10 + self.step)) if self.settings.average else 0.0
