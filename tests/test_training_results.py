@@ -18,6 +18,7 @@ from treenet.jobs.train_run import RunSummary, describe_run, run_training
 from treenet.runs.checkpoint import AVERAGE, checkpoint_folders, checkpoint_step, latest_checkpoint
 from treenet.runs.loading import load_run, load_trained
 from treenet.runs.metrics_log import read_metrics
+from treeproc.common.errors import as_called
 from treeproc.common.files import read_json
 from treeproc.common.settings import UserError
 
@@ -70,7 +71,7 @@ def test_the_best_checkpoints_are_kept_and_averaged(summary):
     assert read_json(summary.averaged / "meta.json")["averaged_steps"] == sorted(best[:2])
 
 
-def test_each_kind_of_average_on_request(summary, monkeypatch, capsys):
+def test_each_kind_of_average_on_request(data, summary, monkeypatch, capsys, caplog):
     run_dir, steps = summary.run_dir, [checkpoint_step(folder) for folder in checkpoint_folders(summary.run_dir)]
     assert average(run_dir, monkeypatch, capsys, "last=2").endswith(f"mean of the last checkpoints, steps {steps[-2]}, 24\n")
     assert "moving average at step 24\n" in average(run_dir, monkeypatch, capsys, "ema=true")
@@ -78,6 +79,13 @@ def test_each_kind_of_average_on_request(summary, monkeypatch, capsys):
     moving = load_file(latest_checkpoint(run_dir) / AVERAGE)
     assert moving and all(torch.equal(model.state_dict()[name], value) for name, value in moving.items())
     assert "mean of the best checkpoints, steps " in average(run_dir, monkeypatch, capsys)  # as RUN/config.yaml says
+    config = make_config(data, *SETTINGS)
+    run_training(config, run_dir)
+    assert "replaces" not in caplog.text
+    average(run_dir, monkeypatch, capsys, "last=2")
+    run_training(config, run_dir)
+    command = as_called(f"workflows/average_checkpoints.py --out {run_dir} last=2")
+    assert f"note: this replaces the average of last=2 by that of best=2; to have it back: {command}\n" in caplog.text
     with pytest.raises(SystemExit):
         average(run_dir, monkeypatch, capsys, "last=2", "best=1")
     assert "choose one of last, best and ema, but not last and best together" in capsys.readouterr().err

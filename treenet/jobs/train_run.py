@@ -15,14 +15,14 @@ from treenet.loggers.feed import check_loggers, logged_training
 from treenet.models.pretrained_folder import FACTS as PRETRAINED
 from treenet.models.pretrained_folder import OF_THE_FILE
 from treenet.runs.averaging import average_checkpoints, describe_gaps
-from treenet.runs.checkpoint import META, WEIGHTS, checkpoint_folders
+from treenet.runs.checkpoint import AVERAGED, META, WEIGHTS, checkpoint_folders, read_meta
 from treenet.runs.initial_weights import describe_start, keep_recorded_init, start_from_init
 from treenet.runs.metrics_log import CURVES, best_validation, plot_curves, read_metrics
 from treenet.runs.mirror import open_run
 from treenet.runs.run_folder import read_facts
 from treenet.tasks.base import build_task, describe_windows
 from treenet.training.ranks import expand_segments
-from treeproc.common.errors import CommandEnded, how_to_install, is_installed
+from treeproc.common.errors import CommandEnded, as_called, how_to_install, is_installed
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.folder_kinds import RUN, claim_folder
 from treeproc.common.messages import format_seconds, tell, warn
@@ -118,6 +118,7 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
         lines = read_metrics(run_dir)
         averaged = curves = None
         if outcome.finished:
+            _tell_replaced_average(config, run_dir, out)
             averaged = out / average_checkpoints(run_dir, config.average, config.average_checkpoints, allow_fewer=True).name
             title = f"{config.model.name}, {out.name}"
             if is_installed("matplotlib"):
@@ -127,6 +128,21 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
     return RunSummary(
         out, outcome.step, outcome.finished, averaged, curves, job.facts["parameters"], valid_nll, tuple(logged.said)
     )
+
+
+def _tell_replaced_average(config: TrainConfig, run_dir: Path, out: AnyPath) -> None:
+    """Print which average, of another choice than that of the settings, will be replaced, and the command that makes it again."""
+    meta = read_meta(run_dir / AVERAGED)
+    before, after = (
+        "ema=true" if choice == "ema" else f"{choice}={count}"
+        for choice, count in (
+            (meta.get("averaged_choice", config.average), meta.get("averaged_asked", config.average_checkpoints)),
+            (config.average, config.average_checkpoints),
+        )
+    )
+    if before != after:
+        again = as_called(f"workflows/average_checkpoints.py --out {out} {before}")
+        warn(f"note: this replaces the average of {before} by that of {after}; to have it back: {again}")
 
 
 def run_to_end(config: TrainConfig, out: AnyPath) -> None:
