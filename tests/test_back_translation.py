@@ -207,6 +207,9 @@ def test_a_finished_run_and_no_tag(data, undisturbed, tmp_path, monkeypatch):
     assert (tmp_path / "text.translated").read_bytes() == (undisturbed / "text.translated").read_bytes()
     plain = (undisturbed / "synthetic.source").read_text().replace("<bt> ", "")
     assert (tmp_path / "synthetic.source").read_text() == plain
+    monkeypatch.setattr(train_run, "run_training", None)  # whatever trains fails
+    with pytest.raises(UserError, match=r"belongs to other settings \(run: .*backward -> null\)"):
+        main(arguments(data, tmp_path, "tag=null", f"translate.ensemble=[{data}]", "backward={}"))
 
 
 def test_translations_of_another_zip_of_the_same_name_are_not_taken(data, undisturbed, tmp_path, monkeypatch):

@@ -250,11 +250,12 @@ def claim(config: BackTranslateConfig, out: Path) -> None:
     """Write OUT/config.yaml. Raises UserError if a step was made with other settings."""
     path = out / "config.yaml"
     if path.exists() and (out / MADE).exists():
-        old, new = (
-            one.model_dump(mode="json", exclude=excluded(BackTranslateConfig, Effect.NONE))
-            for one in (load_settings(BackTranslateConfig, path), config)
-        )
-        if changed := differences(old, new):
+        before = load_settings(BackTranslateConfig, path)
+        old, new = (one.model_dump(mode="json", exclude=excluded(BackTranslateConfig, Effect.NONE)) for one in (before, config))
+        changed = differences(old, new)
+        if before.run and not config.run and MadeFiles(out).began("translations"):  # hours before those are compared
+            changed.append(f"run: {before.run} -> null")
+        if changed:
             trained = out / "backward" / AVERAGED
             keep = f", with run={trained.parent} to keep its backward model" if trained.is_dir() else ""
             raise UserError(
