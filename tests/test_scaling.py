@@ -203,10 +203,13 @@ def test_wrong_grids_are_refused(data, tmp_path, grid, message):
 
 
 def test_values_that_the_grid_would_replace_are_refused(data):
-    for setting, wanted in (("seed=5", r"set grid.seeds=\[5\]"), ("batch.fraction=0.5", r"set grid.fractions=\[0.5\]")):
+    for setting, wanted in (
+        ("seed=5", r"set grid.seeds=\[5\] and seed=1"),
+        ("batch.fraction=0.5", r"set grid.fractions=\[0.5\] and batch.fraction=1"),
+    ):
         with pytest.raises(UserError, match=wanted):
             load_settings(ScalingConfig, None, [f"data={data}", setting])
-        load_settings(ScalingConfig, None, [f"data={data}", wanted[4:].replace("\\", "")])
+        load_settings(ScalingConfig, None, [f"data={data}", setting, *wanted[4:].replace("\\", "").split(" and ")])
     for cls, systems in ((ScalingConfig, "grid.models"), (SeedsConfig, "grid.systems"), (TuningConfig, "tune.systems")):
         named = [f"data={data}", "model.name=bilstm"]
         with pytest.raises(UserError, match="line: model.name: every compared system has its own, and none is bilstm; "):

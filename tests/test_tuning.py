@@ -207,6 +207,8 @@ def test_the_report_has_the_best_finished_trial_and_the_importances(data, tmp_pa
     assert best.optimizer.learning_rate == pytest.approx(3e-4 * 1.3) and best.model.name == "transformer"
     assert len(draw(report).axes[0].patches) == 2 * 2
     assert f"{report['criterion']}" == "validation nll" and "1.1000" in format_table(report)
+    assert "workflows/scaling.py" in said and "scaling" not in format_table({**report, "task": "causal_lm"})
+    assert "workflows/compare_seeds.py" in format_table({**report, "task": "classification"})
 
     for tied in (0, 1):  # all trials, or all but the best one, have one criterion: nothing is known
         trials = Trials(tmp_path / f"tied{tied}", config, "transformer")
@@ -215,6 +217,8 @@ def test_the_report_has_the_best_finished_trial_and_the_importances(data, tmp_pa
             values = {"optimizer.learning_rate": 3e-4 * 1.1**number, "model.dropout": (0.1, 0.2)[number % 2]}
             trials.end(trials.begin(values), DONE, [(5, 2.0 - 0.1 * tied * (number == 3))])
         assert importance(config, trials) == {}
+    write_tuning(config, {"transformer": trials}, tmp_path)
+    assert not (tmp_path / "importance.png").exists()  # it was that of fewer trials
 
     longer = systems["transformer"]  # as a system that is added later, with fewer trials
     longer.end(longer.begin({"optimizer.learning_rate": 1e-3, "model.dropout": 0.1}), DONE, [(5, 2.0)])

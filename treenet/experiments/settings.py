@@ -108,7 +108,9 @@ class ScalingConfig(StudyConfig):
     def _check_share(self):
         """Refuse a value that the grid would replace."""
         if (share := self.batch.fraction) != BatchConfig.model_fields["fraction"].default:
-            raise ValueError(f"batch.fraction: the grid has the shares of a study; set grid.fractions=[{share:g}]")
+            raise ValueError(
+                f"batch.fraction: the grid has the shares of a study; set grid.fractions=[{share:g}] and batch.fraction=1"
+            )
         return self
 
     def places(self) -> Iterator[Place]:

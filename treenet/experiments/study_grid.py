@@ -109,7 +109,7 @@ class StudyConfig(TrainConfig):
     def _check_axes(self):
         """Refuse values that the grid would replace."""
         if self.seed != TrainConfig.model_fields["seed"].default:
-            raise ValueError(f"seed: the grid has the seeds of a study; set grid.seeds=[{self.seed}]")
+            raise ValueError(f"seed: the grid has the seeds of a study; set grid.seeds=[{self.seed}] and seed=1")
         check_model_name(self.model.name, (reduce(overlay, place.settings, {}) for place in self.places()))
         return self
 

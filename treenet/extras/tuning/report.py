@@ -33,6 +33,8 @@ def write_tuning(config: TuningConfig, systems: Mapping[str, Trials], out: AnyPa
     if any(facts["importance"] for facts in report["systems"].values()):
         write_png(draw(report), out / "importance.png")
         files.append(out / "importance.png")
+    else:
+        (out / "importance.png").unlink(missing_ok=True)  # of fewer trials
     for name, trials in systems.items():
         if best := best_trial(trials.trials):
             path = out / f"best-{name}.yaml"
@@ -45,6 +47,7 @@ def build_report(config: TuningConfig, systems: Mapping[str, Trials]) -> dict:
     """Return the facts of all systems, as tuning.json has them."""
     task = build_task(config)
     return {
+        "task": config.task,
         "criterion": f"1 - {task.score}" if task.score else "validation nll",
         "space": {key: dimension.model_dump(mode="json") for key, dimension in config.tune.space.items()},
         "systems": {name: _facts(config, trials) for name, trials in systems.items()},
@@ -108,9 +111,11 @@ def format_table(report: dict) -> str:
         if facts["importance"]:
             shares = ", ".join(f"{key} {share:.0%}" for key, share in facts["importance"].items())
             lines.append(f"importance for {name}: {shares}")
+    study = {"translation": "scaling", "classification": "compare_seeds", "relatedness": "compare_seeds"}.get(report["task"])
+    how = f": {as_called(f'python workflows/{study}.py --config FILE.yaml')}" if study else ""
     lines.append(
         "The validation score of the best of many trials is too optimistic. Compare the systems with these settings over seeds, "
-        "on test: " + as_called("python workflows/scaling.py --config FILE.yaml")
+        f"on test{how}"
     )
     return "\n".join(lines)
 
