@@ -42,9 +42,11 @@ def make_config(data: Path, *overrides: str) -> TrainConfig:
     return load_settings(TrainConfig, None, overrides, **json.loads(json.dumps(TINY)), data=data)
 
 
-def test_sizes_are_those_of_the_plan_and_nothing_is_left_behind(data, tmp_path, capsys):
+def test_sizes_are_those_of_the_plan_and_nothing_is_left_behind(data, tmp_path, caplog):
     config = make_config(data)
-    text = dry_run(config, tmp_path / "run")
+    with caplog.at_level("INFO"):
+        text = dry_run(config, tmp_path / "run")
+    assert "dry run: training 11 updates in a temporary folder, to measure speed and memory" in caplog.text
     source = ExampleSource(data / "encoded", "train")
     plan = BatchPlan.build(
         source.lengths, config.batch, text_fingerprint=read_index(data / "encoded")["text_fingerprint"], seed=config.seed

@@ -11,7 +11,7 @@ from treenet.runs.initial_weights import start_from_init
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import RunMirror
 from treenet.tasks.base import build_task
-from treeproc.common.messages import format_seconds
+from treeproc.common.messages import format_seconds, tell
 from treeproc.common.settings import refuse_relative_in_job
 from treeproc.common.storage import AnyPath
 
@@ -65,6 +65,7 @@ def _probe(job: Job, folder: Path) -> dict:
     """Measure ten updates after one that warms up; fewer if the run has fewer."""
     steps = min(1 + _PROBE_STEPS, job.config.max_steps)
     change = {"max_steps": steps, "log_every": 1, "validate_every": _NEVER, "checkpoint_every": _NEVER, "patience": 0}
+    tell(f"dry run: training {steps} updates in a temporary folder, to measure speed and memory")
     start_from_init(job.config, job.facts, folder)
     train_job(job.config.model_copy(update=change), folder)
     lines = read_metrics(folder)
