@@ -86,13 +86,13 @@ def test_a_table_becomes_a_data_set_of_pairs(tmp_path):
         "parser": {"name": "words"},
         "tree": {"tree_source": "balanced", "binarize": "right"},
         "subwords": {"vocab_size": 300},
-        "rows_per_shard": 3,  # the second pair is in two shards
+        "rows_per_shard": 2,
         "workers": 0,
     }
     preprocess(PreprocessConfig.model_validate(config), tmp_path / "data")
     verify(tmp_path / "data")
     assert read_index(tmp_path / "data" / "encoded")["columns"] == ["example_id", "leaves", "nodes", "spans", "score"]
-    assert [len(shard) for shard in SplitShards(tmp_path / "data" / "encoded", "train")] == [3, 1]
+    assert [len(shard) for shard in SplitShards(tmp_path / "data" / "encoded", "train")] == [2, 2]
     source = PairSource(tmp_path / "data" / "encoded", "train", BINARY_TREES)
     batch = source.batch([1, 0])
     assert len(source) == 2 and batch.scores.tolist() == [5.0, 3.7] and batch.example_ids.tolist() == [2, 3, 0, 1]
@@ -104,6 +104,10 @@ def test_a_table_becomes_a_data_set_of_pairs(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             PreprocessConfig.model_validate(config | change)
+    # A filter that drops a sentence would not find the other one in the next shard.
+    with pytest.raises(UserError, match="rows_per_shard: must be even for format sick, .* but is 3"):
+        preprocess(PreprocessConfig.model_validate(config | {"rows_per_shard": 3}), tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_filter_that_drops_one_sentence_of_a_pair_drops_both(tmp_path):

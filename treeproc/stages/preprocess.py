@@ -155,6 +155,7 @@ logger = logging.getLogger(__name__)
 def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:
     """Return the descriptions of the parsers. Raises UserError for settings that do not fit each other or the inputs."""
     _check_splits(config)
+    _check_pairs(config)
     inputs = config.inputs()
     refuse_pipes(inputs.paths())
     check_columns(config.parser, config.target_parser, inputs.columns())
@@ -189,6 +190,14 @@ def _check_splits(config: PreprocessConfig) -> None:
         if name not in SPLITS and name.isalpha() and (close := get_close_matches(name, (*SPLITS, "validation", "dev"), 1, 0.75)):
             meant = close[0] if close[0] in SPLITS else "valid"
             raise UserError(f"splits.{name}: did you mean {meant}? A further test split needs a name that is less similar")
+
+
+def _check_pairs(config: PreprocessConfig) -> None:
+    if config.form.has_pairs and config.rows_per_shard != "auto" and config.rows_per_shard % 2:
+        raise UserError(
+            f"rows_per_shard: must be even for format {config.format}, whose sentences of a pair must be in one shard so that a "
+            f"filter drops both, but is {config.rows_per_shard}"
+        )
 
 
 def check_vocab_from(
