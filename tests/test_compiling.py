@@ -158,6 +158,7 @@ def test_inductor_compiles_attention_over_sizes_that_are_sums():
     check_inductor(attend, batches, [])
 
 
+@pytest.mark.cluster
 @needs_compiler
 @pytest.mark.timeout(900)
 def test_inductor_computes_compact_trees_as_eager_does():

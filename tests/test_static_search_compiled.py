@@ -14,7 +14,7 @@ from treenet.translation.search import compiled_steps, search_batch
 
 CPU = torch.device("cpu")
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.cluster,
     pytest.mark.skipif(what_is_missing(CPU) is not None, reason="torch.compile has no C++ compiler here"),
     pytest.mark.timeout(900),
 ]
