@@ -403,6 +403,10 @@ def test_cells_of_other_weights_than_their_scores_are_refused_and_the_same_comma
         UserError, match=rf"scores of test are stale: the run has changed since then \(weights .* to renew it: {command}$"
     ):
         show_study(whole)
+    grid = config.grid.model_copy(update={"split": "valid"})
+    other = make_study(FORM, config.model_copy(update={"grid": grid}), tmp_path, None)
+    with pytest.raises(UserError, match=r"no scores of valid; run for cell in .*/cells/\*; do .*; done$") as error:
+        show_study(other)
     (report_study,) = read_report_inputs([str(tmp_path)], "test")[1]
     assert report_study.stale == (cell.name,)
     capsys.readouterr()
@@ -410,6 +414,10 @@ def test_cells_of_other_weights_than_their_scores_are_refused_and_the_same_comma
     warned = f"{cell.name}: its scores are not those of this study (test: weights "
     assert warned in capsys.readouterr().err
     assert [entry.starts for entry in Ledger.read(tmp_path).entries.values()] == [2] and study() == first
+
+    command = str(error.value).partition("; run ")[2]  # scores all cells on another split
+    subprocess.run(command.replace("python", sys.executable), shell=True, check=True, cwd=ROOT, capture_output=True)
+    assert "transformer" in show_study(other)
 
 
 def test_a_study_scores_with_all_references_and_scores_again_when_they_change(data, tmp_path, capsys):

@@ -14,6 +14,8 @@ A study is a training configuration with a grid. Each cell is the training run o
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
+from shlex import quote
 from statistics import fmean
 from typing import Any, Literal, NotRequired
 
@@ -154,9 +156,10 @@ def read_result(config: ScalingConfig, folder: AnyPath, more: References = ()) -
     split, metric = config.grid.split, config.grid.metric
     scores = read_fresh_scores((split,), folder, dict[str, _Scores])
     if not _needed(metric) <= scores.get(split, {}).keys():
-        raise UserError(
-            f"{folder / 'scores.json'} has no scores of {split}; run workflows/evaluate.py --out {folder} split={split}"
-        )
+        cell, cells = ('"$cell"', f"{quote(str(folder.parent))}/*") if isinstance(folder, Path) else (folder, "")
+        command = f"python workflows/evaluate.py --out {cell} split={split}"
+        command = f"for cell in {cells}; do {command}; done" if cells else command  # a shell lists no store
+        raise UserError(f"{folder / 'scores.json'} has no scores of {split}; run {command}")
     if changed := describe_other_references(scores[split], more_fingerprint(more)):
         raise UserError(f"{folder}: the scores of {split} are stale ({changed}); run the same command again without --dry-run")
     tokenizer, references = tokenizer_of(config.data), read_references(config.data, split)
