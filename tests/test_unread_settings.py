@@ -42,9 +42,12 @@ VARIANTS = {
 OTHER = {
     "d_model": 48, "d_ff": 16, "num_encoder_layers": 5, "num_decoder_layers": 1, "dropout": 0.3, "attention_dropout": 0.5,
     "relations.sequence.clip": 1, "phrases.chunk_size": 1, "hybrid.chunk_size": 4, "phrases.ngrams": (5,),
+    "num_heads": 1,
 }  # fmt: skip
 # The seed of models with `paired_weights` gives other weights; shapes and losses say nothing of it.
-NOT_COMPARED = ("name", "num_heads", "paired_weights", "pretrained.folder", "relations.decoder")
+NOT_COMPARED = ("name", "paired_weights", "pretrained.folder")
+RELATIONS = {"name": "relation_transformer"}
+NO_SEQUENCE = {"decoder": False, "positions": "sequence", "sequence": {"clip": 0}}  # refused with another decoder
 CASES = {f"{use}-{name}": (use, {"name": name}) for use in VARIANTS for name in names_for(use) if name != "pretrained"}
 CASES |= {f"{use}-{case}": (use, values) for use, variants in VARIANTS.items() for case, values in variants.items()}
 
@@ -140,6 +143,10 @@ def test_a_setting_is_told_exactly_if_it_has_no_effect(data_of, case):
             {"model": {"name": "bilstm", "tree": {"nodes": "labels_and_leaves"}, "d_ff": 8}},
             "model.tree, model.d_ff",
         ),
+        ("classification", {"model": {"name": "bilstm", "num_heads": 4}}, "model.num_heads"),
+        ("classification", {"model": {"name": "bilstm", "d_model": 150, "num_heads": 5}}, None),  # d_model is refused without it
+        ("classification", {"model": {**RELATIONS, "relations": {"decoder": False}}}, "model.relations.decoder"),
+        ("classification", {"model": {**RELATIONS, "relations": NO_SEQUENCE}}, None),
         ("causal_lm", {"model": {"name": "causal_transformer", "num_decoder_layers": 1}}, "model.num_decoder_layers"),
         ("translation", {}, None),
     ],
