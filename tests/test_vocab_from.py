@@ -102,6 +102,45 @@ def test_the_same_command_continues_and_the_settings_are_written_down(text, data
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def test_data_sets_that_moved_are_continued_with_their_new_places(text, data, tmp_path):
+    """Also those that stand on other data sets, whose old places are gone. Another data set in their place is refused."""
+    before, after = tmp_path / "before", tmp_path / "after"
+    again = {"subwords": {"vocab_size": 390}, "tree": {"tree_source": "left"}}
+    shutil.copytree(data, before / "data")
+
+    def run(place: Path, name: str, **values: object) -> dict:
+        return preprocess(PreprocessConfig.model_validate({"workers": 0} | values), place / name)
+
+    def run_all(place: Path) -> list[dict]:
+        grown = files(text, train="test")
+        return [
+            run(place, "again", parsed=place / "data", **again),
+            run(place, "new", **new_settings(text, place / "data")),
+            run(place, "grown", splits=grown, vocab_from=place / "data", new_pieces=5),
+            run(place, "of_new", parsed=place / "new", vocab_from=place / "data"),
+        ]
+
+    made = run_all(before)
+    before.rename(after)
+    sound = {path: path.read_bytes() for path in after.rglob("*") if path.is_file() and "encoded" in path.parts}
+    (after / "again" / "encoded" / "test-00000-of-00001.arrow").write_bytes(b"")
+    assert run_all(after) == made
+    assert {path: path.read_bytes() for path in sound} == sound
+    for name in ("again", "new", "grown", "of_new"):  # the command that `verify` proposes
+        settings = load_settings(PreprocessConfig, after / name / "config.yaml")
+        preprocess(settings.model_copy(update={"workers": 0}), after / name)
+    other = files(text, train="test", test="news")
+    run(tmp_path, "other", splits=other, parser={"name": "words"}, tree={"tree_source": "right"}, subwords={"vocab_size": 400})
+    for name, values in (
+        ("again", {"parsed": tmp_path / "other"} | again),
+        ("new", new_settings(text, tmp_path / "other")),
+        ("grown", {"splits": files(text, train="test"), "vocab_from": tmp_path / "other", "new_pieces": 5}),
+    ):
+        with pytest.raises(UserError, match=rf"{name} (was made of another text stage|has another vocabulary) than .* --out"):
+            run(after, name, **values)
+    assert {path: path.read_bytes() for path in sound} == sound
+
+
 def test_old_weights_are_scored_on_new_test_splits_by_name(data, new, tmp_path, repository, capsys):
     decoding = DecodingConfig(beam_size=1, max_length_factor=0.1, max_length_offset=3)
     config = TrainConfig(data=data, model=MODEL, decoding=decoding, workers=0, max_steps=2, checkpoint_every=1)

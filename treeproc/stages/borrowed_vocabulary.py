@@ -40,11 +40,9 @@ def copy_vocabulary(data: Path, other: AnyPath) -> str:
 
     Raises UserError when a file of it is missing or damaged, and when `data` was encoded with another one.
     """
-    folder, index = data / "encoded", read_index(other / "encoded")
-    own = previous_index(folder, "vocab_fingerprint")
-    if own is not None and own["vocab_fingerprint"] != index["vocab_fingerprint"]:
-        raise UserError(f"{data} has another vocabulary than {other}; choose another --out")
+    folder = data / "encoded"
     contents, inputs_fingerprint = _read_vocabulary(other)
+    _refuse_another(data, other, inputs_fingerprint)
     if not _is_done(folder, inputs_fingerprint):
         _write(folder, contents, inputs_fingerprint)
     return inputs_fingerprint
@@ -72,6 +70,7 @@ def grow_vocabulary(
     inputs_fingerprint = fingerprint_of(theirs, new_pieces, fingerprint_of_inputs(text, parsed, config, tree))
     if line_tags:
         inputs_fingerprint = fingerprint_of(inputs_fingerprint, line_tags)
+    _refuse_another(data, other, inputs_fingerprint)
     if _is_done(folder, inputs_fingerprint):
         return inputs_fingerprint
     read_pieces(other / "encoded" / "vocab" / "pieces.model")  # it may not be a model, even with the right hash
@@ -86,6 +85,18 @@ def grow_vocabulary(
             contents[name] = LabelVocab(names).file_bytes()
     _write(folder, contents | {"vocab/pieces.model": model}, inputs_fingerprint)
     return inputs_fingerprint
+
+
+def _refuse_another(data: Path, other: AnyPath, inputs_fingerprint: str) -> None:
+    """Raise UserError if `data` is finished, with a vocabulary that does not come from these inputs."""
+    own = previous_index(data / "encoded", "vocab_fingerprint")
+    if own is not None and own["vocab_fingerprint"] != _fingerprint(own["files"], inputs_fingerprint):
+        raise UserError(f"{data} has another vocabulary than {other}; choose another --out")
+
+
+def _fingerprint(files: Mapping[str, str], inputs_fingerprint: str) -> str:
+    """Return the fingerprint of a vocabulary, from the hashes of its files by name."""
+    return fingerprint_of(inputs_fingerprint, *(files[name] for name in PIECES_FILES if name in files))
 
 
 def _is_done(folder: Path, inputs_fingerprint: str) -> bool:
@@ -103,8 +114,7 @@ def _read_vocabulary(other: AnyPath) -> tuple[dict[str, bytes], str]:
             contents[name] = read_vocabulary_file(source, name, sha256)
     note = source / "vocab" / "fingerprint.txt"
     inputs_fingerprint = read_text(note, "run its workflows/preprocess.py again").partition("\n")[0] if note.exists() else ""
-    pieces = [index["files"][name] for name in contents if name in PIECES_FILES]
-    if fingerprint_of(inputs_fingerprint, *pieces) != index["vocab_fingerprint"]:
+    if _fingerprint(index["files"], inputs_fingerprint) != index["vocab_fingerprint"]:
         raise UserError(f"vocab_from: {note} is missing or damaged; run its workflows/preprocess.py again")
     return contents, inputs_fingerprint
 

@@ -235,6 +235,8 @@ _PARSERS = ("parser", "target_parser")
 # Settings of the reading of files and of the parse, which the folder of the text and parsed stage knows; and of encoding.
 _OF_TEXT = ("format", "tokenized", "normalization", "labels", "labelled", *_PARSERS)
 _OF_ENCODING = ("subwords", "tree")
+# Settings that every config.yaml of a data set has: it is complete without the data set `vocab_from`, which may have moved.
+_WRITTEN = PreprocessConfig().model_dump().keys()
 # Settings of trees that make a control of the same words: scores are known for what they are.
 _CONTROL = {"tree_source", "seed"}
 # Settings that trees of arcs alone have.
@@ -249,7 +251,7 @@ def borrow_settings(values: Mapping) -> dict:
     out = dict(values)
     own_text = not values.get("parsed")  # with `parsed`, text and trees are those of a third data set
     wanted = [*(_OF_TEXT if own_text else ()), *_OF_ENCODING]
-    if all(name in values for name in wanted):
+    if all(name in values for name in wanted) or values.keys() >= _WRITTEN:
         return out
     data = as_path(values["vocab_from"]).absolute()
     if (kind := kind_of(data)) in (RUN, EXPORT):

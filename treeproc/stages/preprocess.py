@@ -21,11 +21,12 @@ from treeproc.readers.line_ranges import FilesChanged
 from treeproc.readers.numbered_lines import refuse_pipes
 from treeproc.shards.records import PackedRecords
 from treeproc.shards.schema import MOST_SPLITS, SMALLEST, SPLIT_NAME, SPLITS
-from treeproc.shards.store import class_names, read_index, stage_folder
+from treeproc.shards.store import class_names, fingerprint_of, read_index, stage_folder
 from treeproc.stages.config import PreprocessConfig, check_extension, check_reuse, settle_tree
 from treeproc.stages.encode import encoded_columns
 from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.parse_and_encode import ParseAndEncode, check_columns, parsed_columns
+from treeproc.stages.run_jobs import previous_index
 from treeproc.stages.text_stage import NothingLeft, TextStage
 from treeproc.stages.text_work import BadInput, has_work, remove_work
 
@@ -125,8 +126,12 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     if config.vocab_from is not None:
         of_text = stages[1]["parser"], stages[1]["target_parser"], old.normalization
         check_vocab_from(config, *of_text, [index["columns"] for index in stages])
+    own = previous_index(out / "encoded", "text_fingerprint") or {}
     for stage, records in (("text", text), ("parsed", parsed)):
         _refuse_damaged(base, stage, records)
+        fingerprint = fingerprint_of([record.sha256 for record in records])
+        if own.get(f"{stage}_fingerprint", fingerprint) != fingerprint:
+            raise UserError(f"parsed: {out} was made of another {stage} stage than that of {base}; choose another --out")
     if (config.vocab_from is None or config.new_pieces is not None) and "train" not in stages[0]["totals"]:
         needed = "give vocab_from=DATA as well" if config.vocab_from is None else "leave out new_pieces"
         raise UserError(f"parsed: {base} has no train split to learn a vocabulary from; {needed}")
@@ -296,7 +301,7 @@ def read_written_settings(out: AnyPath) -> dict | None:
 
 
 def write_settings_once(config: PreprocessConfig, out: AnyPath) -> None:
-    """Write `config.yaml`, or refuse when the folder has another one. Paths of inputs may differ.
+    """Write `config.yaml`, or refuse when the folder has another one. Paths of inputs and of other data sets may differ.
 
     A vocabulary size that does not suit the text can be changed without parsing again.
     """
@@ -305,10 +310,13 @@ def write_settings_once(config: PreprocessConfig, out: AnyPath) -> None:
     if path.exists():
         if not path.read_bytes().strip():
             raise UserError(f"{path} is empty: write the settings of the data set into it again, or choose another --out")
-        written = load_settings(PreprocessConfig, path).settled(read_written_settings(out))
+        values = read_written_settings(out) or {}
+        moved = {name: new for name in ("parsed", "vocab_from") if values.get(name) and (new := getattr(config, name))}
+        written = load_settings(PreprocessConfig, path, **moved).settled(values)
         old, new = (c.model_dump(mode="json", exclude=excluded(PreprocessConfig, Effect.NONE)) for c in (written, config))
         if old == new:
-            if (content := path.read_text(encoding="utf-8")) != without_credentials(content):  # by an earlier version
+            has_password = (content := path.read_text(encoding="utf-8")) != without_credentials(content)  # by an earlier version
+            if has_password or any(values[name] != str(new) for name, new in moved.items()):
                 atomic_write(path, dump_settings(written).encode())
             return
         fixed = [n for n in new if n not in _OPEN_UNTIL or (out / _OPEN_UNTIL[n] / "index.json").exists()]
