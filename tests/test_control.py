@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from treenet.data.splits import read_split
 from treenet.experiments import control_data
 from treenet.experiments.control import NONE, OTHER, RIGHT, WORSE, draw_corpora, study_config, systems_of
 from treenet.experiments.control_data import RULES, Corpus, Sentence, deep_orders, expressions, random_orders, reversed_phrases
-from treenet.experiments.control_table import Row, judge_bounds, judge_parses, judge_sizes
+from treenet.experiments.control_table import Row, build_result, judge_bounds, judge_parses, judge_sizes
 from treenet.experiments.control_trees import (
     INVERTED,
     STRAIGHT,
@@ -233,6 +234,14 @@ def test_sizes_are_shares_of_the_largest(tmp_path):
     config = study_config(settings, list(systems_of(settings)), tmp_path)
     assert config.grid.fractions == (0.0625, 1.0) and settings.split_sizes["train"] == 4000
     assert config.model.d_model == 32 and config.grid.baseline == "transformer"
+
+
+def test_the_table_has_the_pairs_that_were_trained_on():
+    settings = ControlSettings(rung="b")
+    folder = Path(__file__).parents[1] / "docs" / "results" / "runs" / "control_b" / "labels"
+    records = [json.loads(path.read_text()) for path in folder.glob("*-seed1.json")]
+    result = build_result(settings, systems_of(settings), {"labels": Corpus({})}, {"labels": records}, {})
+    assert [row.pairs for row in result.rows] == [258, 1003, 3996, 16_000] * 3  # shares of the largest are drawn by line
 
 
 ROW = Row("tree", RIGHT, "", 100, 1, "", nll=2.0, half=0.1, bound=4.0, exact=50.0, chrf=60.0)

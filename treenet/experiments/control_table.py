@@ -87,7 +87,7 @@ def build_result(
                         system=system.name,
                         trees=system.trees,
                         reads=system.reads,
-                        pairs=size,
+                        pairs=round(np.mean([record["facts"]["examples"] for record in found])),  # about `size`
                         seeds=len(found),
                         group=group,
                         nll=float(nll[chosen].mean()),

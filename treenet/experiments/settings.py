@@ -168,7 +168,9 @@ class ControlSettings(Settings):
         False, description="rung a: every translation model that reads a tree, each with trees in the form that it reads"
     )
     sizes: tuple[PositiveInt, ...] | None = Field(
-        None, min_length=1, description="numbers of training pairs; smaller sets are part of larger ones; unset, by the rung"
+        None,
+        min_length=1,
+        description="numbers of training pairs; smaller sets are parts of the largest, of about this size; unset, by the rung",
     )
     test_pairs: PositiveInt = Field(2000, ge=10, description="test pairs (rung c has 500), and validation pairs, at most 500")
     words: int = Field(5, ge=2, le=MOST_WORDS, description="rung a: words of a sentence")
