@@ -1,6 +1,7 @@
 """Data-size studies end to end on toy data, with and without Ray, and what they report."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -608,6 +609,12 @@ def damage(record: dict, what: str) -> None:
             record["data_fingerprint"] = "other"
         case "label":
             record["labels"]["seed"] = "one"
+        case "seed":
+            record["labels"]["seed"] = 7
+        case "nan":
+            record["scores"]["test"]["bleu"] = math.nan
+        case "sentences":
+            record["sentences"]["nll"] = record["sentences"]["nll"].rpartition(" ")[0]
         case "version":
             record["version"] = 99
         case "name":
@@ -615,7 +622,7 @@ def damage(record: dict, what: str) -> None:
         case "form":
             record["scores"] = []
         case "numbers":
-            record["sentences"]["bleu.length"] = "5 -1"
+            record["sentences"]["bleu.length"] = "-" + record["sentences"]["bleu.length"]
         case "scores":
             record["scores"]["test"].pop("bleu")
         case "references":
@@ -628,6 +635,9 @@ def damage(record: dict, what: str) -> None:
         ("settings", r"is a record with other settings \(max_steps: 31 -> 30\); choose another --records"),
         ("data", "data fingerprint: other -> "),
         ("label", "label seed is 'one'"),
+        ("seed", r"is a record with other settings \(labels.seed: 7 -> 2\)"),
+        ("nan", "is damaged: test.bleu: Input should be a finite number"),
+        ("sentences", "have different numbers of sentences"),
         ("version", "of a later version"),
         ("name", "of another cell"),
         ("form", "is damaged: scores"),

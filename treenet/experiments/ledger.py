@@ -266,7 +266,8 @@ def changed_settings(settings: dict, data_fingerprint: str, encoder: str, cell: 
 
 def refuse_changes(folder: AnyPath, cell: Cell, old: Entry) -> None:
     """Raise UserError if an entry of the ledger in `folder` has other settings or other data than the present cell."""
-    if changed := changed_settings(old.settings, old.data_fingerprint, old.encoder, cell, str(folder / LEDGER)):
+    changed = differences(old.labels, dict(cell.labels), "labels")
+    if changed := changed + changed_settings(old.settings, old.data_fingerprint, old.encoder, cell, str(folder / LEDGER)):
         raise UserError(
             f"{folder} holds cells with other settings ({cell.name}: {'; '.join(changed)}); choose another --out, or give the "
             "old settings"
