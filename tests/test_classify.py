@@ -501,7 +501,12 @@ def test_a_report_needs_no_text_and_takes_every_result(run, tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "last" / "report.json").read_text())["examples"][0]["text"] == texts()[2]
     predictions = run / "predictions.test.last.tsv"
-    whole = predictions.read_text()
+    whole, scores = predictions.read_text(), json.loads((run / "scores.json").read_text())
+    predictions.write_text(whole.replace("0.", "0.1", 1))
+    done = run_here("report.py", "--out", tmp_path / "last", run, "split=test.last", "lines=[3]")
+    assert done.returncode == 2 and f"{predictions} has changed since scores.json got its scores; run " in done.stderr
+    del scores["test.last"]["predictions_sha256"]  # as in entries of earlier versions
+    (run / "scores.json").write_text(json.dumps(scores))
     for damaged in (
         whole.rpartition("\n24\t")[0] + "\n",
         re.sub(r"(?m)^2\t\d", "2\t7", whole),

@@ -275,7 +275,7 @@ def test_one_command_trains_and_scores_a_classifier_and_refuses_data_without_the
 
 def test_a_study_of_translation_refuses_a_classifier(data, tmp_path):
     (tmp_path / "config.yaml").write_text(json.dumps({**TINY, "data": str(data)}))
-    done = run_here("scaling.py", "--out", tmp_path / "out", "--config", tmp_path / "config.yaml")
+    done = run_here("scaling.py", "--out", tmp_path / "out", "--config", tmp_path / "config.yaml", "model.name=transformer")
     assert done.returncode == 2 and "classification" in done.stderr and not (tmp_path / "out").exists()
 
 
@@ -357,7 +357,7 @@ def test_cells_are_compared_on_the_same_examples(data, tmp_path):
 
 def test_a_comparison_on_data_without_classes_is_refused_at_its_start(tmp_path):
     unlabelled = write_labelled(tmp_path / "data", {"train": make_rows(4)}, columns=["leaves", "nodes", "spans"])
-    config = load_settings(SeedsConfig, None, **TINY, data=unlabelled)
+    config = load_settings(SeedsConfig, None, ["model.name=transformer"], **TINY, data=unlabelled)
     with pytest.raises(UserError, match="tree_transformer-seed1: .* has no classes"):
         run_study(make_study(FORM, config, tmp_path / "out", None))
     assert not (tmp_path / "out").exists()
@@ -401,6 +401,12 @@ def test_accuracies_are_tested_over_paired_seeds_and_shared_sentences(tmp_path):
     config = load_settings(SeedsConfig, None, **TINY, data=tmp_path, grid={"systems": SYSTEMS, "baseline": "trees"})
     recording = Recording(LABELS, partial(read_result, MEASURES["classification"]))
     records = recording.read_all(Ledger(tmp_path / "ledger.json", entries), tmp_path)
+    cell = tmp_path / "cells" / "trees-seed2" / "scores.json"
+    before = cell.read_text()
+    cell.write_text(before.replace('"steps"', '"predictions_sha256": "other", "steps"'))
+    with pytest.raises(UserError, match=r"trees-seed2/predictions.test.tsv has changed since .*; run .* --out .*trees-seed2"):
+        recording.read_all(Ledger(tmp_path / "ledger.json", entries), tmp_path)
+    cell.write_text(before)
     report = build_report(config.task, config.grid, records)
     differences = np.array([right["words", seed].astype(float) - right["trees", seed] for seed in (1, 2, 3)])
     test, expected = report["systems"][1]["tests"]["test.accuracy"], compare_examples(differences)

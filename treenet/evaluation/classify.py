@@ -17,8 +17,9 @@ from treenet.runs.loading import data_of, load_trained
 from treenet.runs.result_entries import SCORES, add_entry, read_scores
 from treenet.runs.result_provenance import LAST, asked_for, fingerprints
 from treenet.runs.run_folder import checkpoint_folder, checkpoint_names, name_in_results, read_facts, recorded_sha256
+from treenet.runs.run_results import write_predictions
 from treenet.tasks.base import PredictionTask, build_task
-from treeproc.common.files import atomic_write, read_json
+from treeproc.common.files import read_json
 from treeproc.common.messages import warn
 from treeproc.common.provenance import software
 from treeproc.common.settings import UserError
@@ -37,9 +38,7 @@ def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
     Returns NAME and its scores. Raises UserError if the folder is not a run of a classifier, or if run and data do not fit.
     """
     name, lines, scores = _classify(folder, settings)
-    atomic_write(folder / f"predictions.{name}.tsv", "".join(lines).encode())
-    add_entry(folder / SCORES, name, scores)
-    return name, scores
+    return name, write_predictions(folder, name, lines, scores)
 
 
 def score_peak(folder: Path, split: str, *, use_gpu: bool = False) -> dict:

@@ -71,31 +71,33 @@ class Measures:
 
 
 TESTED = ("test", "test.last")  # entries of scores.json
+_AGAIN = "remove its folder and run the same command again"
 
 
-def _read_columns(path: AnyPath, names: tuple[str, str]) -> list[tuple[str, str]]:
+def _read_columns(folder: AnyPath, result: str, names: tuple[str, str]) -> list[tuple[str, str]]:
     """Read two columns of a file of predictions, in the order of the examples."""
+    from treenet.runs.run_results import read_predictions  # here, because it loads PyTorch
+
+    rows = csv.DictReader(io.StringIO(read_predictions(folder, result)), delimiter="\t")
     try:
-        file = io.StringIO(path.read_bytes().decode(), newline="")
-        return [(row[names[0]], row[names[1]]) for row in csv.DictReader(file, delimiter="\t")]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot read {path} ({error}); remove its folder and run the same command again") from None
+        return [(row[names[0]], row[names[1]]) for row in rows]
+    except KeyError as error:
+        raise UserError(f"{folder}: the predictions of {result} lack the column {error}; {_AGAIN}") from None
 
 
 def _read_right(folder: AnyPath, result: str) -> dict[str, str]:
     """Read whether each prediction is right."""
-    rows = _read_columns(folder / f"predictions.{result}.tsv", ("predicted", "label"))
+    rows = _read_columns(folder, result, ("predicted", "label"))
     return {result: show_numbers(int(predicted == label) for predicted, label in rows)}
 
 
 def _read_scores(folder: AnyPath, result: str) -> dict[str, str]:
     """Read predicted scores of pairs, and the human scores."""
-    path = folder / f"predictions.{result}.tsv"
-    columns = list(zip(*_read_columns(path, ("predicted", "score")), strict=True))
+    columns = list(zip(*_read_columns(folder, result, ("predicted", "score")), strict=True))
     try:
         predicted, scores = (show_numbers(round(_SCALE * float(value)) for value in column) for column in columns)
     except ValueError as error:
-        raise UserError(f"cannot read {path} ({error}); remove its folder and run the same command again") from None
+        raise UserError(f"{folder}: the predictions of {result} are damaged ({error}); {_AGAIN}") from None
     return {result: predicted, f"{result}.scores": scores}
 
 

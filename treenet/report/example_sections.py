@@ -17,7 +17,7 @@ from treenet.report.report_inputs import Missing, ReportRun, own_index
 from treenet.report.report_model import Page, links
 from treenet.report.sentence_views import END, WORD_START, View, draw_svg, lay_out, piece_text
 from treenet.report.settings import ReportSettings
-from treeproc.common.files import read_text
+from treenet.runs.run_results import predictions_path, read_predictions
 from treeproc.common.settings import UserError
 from treeproc.shards.store import class_names
 
@@ -79,10 +79,9 @@ def choose_class_examples(runs: Sequence[ReportRun], settings: ReportSettings) -
 
 def _predictions(run: ReportRun, result: str, examples: set[int], num_classes: int) -> dict[int, tuple[int, int]]:
     """Return class and predicted class by example. Raises UserError for a file of other examples or classes."""
-    path = run.folder / f"predictions.{result}.tsv"
-    hint = f"run {run.statuses[result].command}"
+    path, hint = predictions_path(run.folder, result), f"run {run.statuses[result].command}"
+    rows = csv.DictReader(io.StringIO(read_predictions(run.folder, result, hint)), delimiter="\t")
     try:
-        rows = csv.DictReader(io.StringIO(read_text(path, hint)), delimiter="\t")
         found = {int(row["example_id"]): (int(row["label"]), int(row["predicted"])) for row in rows}
     except (KeyError, ValueError, TypeError):
         raise UserError(f"{path} is damaged; {hint}") from None

@@ -46,6 +46,7 @@ class _Entry(TypedDict, total=False):
     data: dict[str, str | None] | str | None
     weights_sha256: str | None
     translations_sha256: str
+    predictions_sha256: str
     references_fingerprint: str
     more_references_fingerprint: str
     own_data: bool

@@ -1,6 +1,7 @@
 """Results in a run folder: each has a file translations.NAME.txt and the entry NAME of scores.json.
 
-Those of a model also have nll.NAME.tsv: the negative log-likelihood of every reference.
+Those of a model also have nll.NAME.tsv: the negative log-likelihood of every reference. Classifiers and models of relatedness
+have predictions.NAME.tsv instead.
 """
 
 import hashlib
@@ -13,7 +14,7 @@ from pathlib import Path
 from treenet.runs.result_entries import PROBES, SCORES, add_entry, read_entries, read_scores
 from treenet.runs.result_provenance import ResultStatus, RunState
 from treenet.tasks.translation_metrics import check_lines
-from treeproc.common.files import atomic_write
+from treeproc.common.files import atomic_write, read_text
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, inside
@@ -30,6 +31,11 @@ def translations_path(folder: AnyPath, name: str) -> AnyPath:
 def nll_path(folder: AnyPath, name: str) -> AnyPath:
     """Return the path of the nll of references. Raises UserError for a recorded name that leaves the folder."""
     return inside(folder, f"nll.{name}.tsv")
+
+
+def predictions_path(folder: AnyPath, name: str) -> AnyPath:
+    """Return the path of predictions of classes or scores. Raises UserError for a recorded name that leaves the folder."""
+    return inside(folder, f"predictions.{name}.tsv")
 
 
 def stale_scores(folder: AnyPath, name: AnyPath | None = None) -> dict[str, ResultStatus]:
@@ -105,6 +111,28 @@ def read_nll(folder: AnyPath, name: str) -> ReferenceNll | None:
         raise UserError(f"{path} is not the file that was scored; run workflows/evaluate.py --out {folder} split={split}")
     rows = [line.split("\t") for line in content.decode().split("\n")[1:-1]]
     return ReferenceNll([float(value) for _, value in rows], [int(count) for count, _ in rows])
+
+
+def write_predictions(folder: Path, name: str, lines: Sequence[str], scores: dict) -> dict:
+    """Write predictions.NAME.tsv and its scores. Returns the entry, with the hash of the predictions."""
+    content = "".join(lines).encode()
+    scores = scores | {"predictions_sha256": hashlib.sha256(content).hexdigest()}
+    atomic_write(predictions_path(folder, name), content)
+    add_entry(folder / SCORES, name, scores)
+    return scores
+
+
+def read_predictions(folder: AnyPath, name: str, hint: str = "") -> str:
+    """Read predictions.NAME.tsv. Raises UserError, which ends in `hint` or in the command that renews it, if it was changed.
+
+    Entries of earlier versions do not name its hash.
+    """
+    path, entry = predictions_path(folder, name), read_scores(folder).get(name, {})
+    hint = hint or f"run {RunState(folder).check(entry).command}"
+    content = read_text(path, hint)
+    if entry.get("predictions_sha256") not in (None, hashlib.sha256(content.encode()).hexdigest()):
+        raise UserError(f"{path} has changed since {SCORES} got its scores; {hint}")
+    return content
 
 
 @dataclass(frozen=True)
