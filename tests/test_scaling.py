@@ -622,7 +622,7 @@ def damage(record: dict, what: str) -> None:
         case "form":
             record["scores"] = []
         case "numbers":
-            record["sentences"]["bleu.length"] = "-" + record["sentences"]["bleu.length"]
+            record["sentences"]["bleu.length"] = record["sentences"]["bleu.length"].rpartition(" ")[0] + " -1"
         case "scores":
             record["scores"]["test"].pop("bleu")
         case "references":
