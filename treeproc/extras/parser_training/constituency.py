@@ -18,7 +18,6 @@ from stanza.models.common.pretrain import Pretrain, PretrainedWordVocab
 from stanza.models.common.vocab import VOCAB_PREFIX
 from stanza.models.constituency.lstm_model import LSTMModel
 from stanza.models.constituency.parse_transitions import CloseConstituent, OpenConstituent, Shift
-from stanza.models.constituency.trainer import Trainer
 from stanza.models.constituency_parser import parse_args
 from torch import Tensor, nn
 
@@ -182,6 +181,8 @@ class ConstituencyLearner:
         return {"score": 100 * score([(t.taggings[-1], t.tree) for t in self._dev], found).f1}
 
     def save(self, path: Path) -> None:
-        """Save a file as Stanza's own trainer writes it, with 16-bit weights."""
+        """Save in Stanza's format, weights in half precision. Its own trainer writes other bytes for the same model each time."""
+        params = copy.deepcopy(self.model).half().get_params()
+        params["rare_words"].sort()  # they come from a set
         with atomic_output(path) as file:
-            Trainer(copy.deepcopy(self.model).half()).save(file, save_optimizer=False)
+            torch.save({"params": params, "epochs_trained": 0, "best_f1": 0.0, "best_epoch": 0, "model_type": "LSTM"}, file)
