@@ -227,6 +227,17 @@ def test_a_share_of_lower_case_that_takes_no_sentence(folder, tmp_path):
     assert {name: list(parts) for name, parts in scores.items()} == {"toy": ["valid", "test"], "toy_lower": ["valid", "test"]}
 
 
+def test_the_command_proposes_what_preprocess_takes(folder, trained, tmp_path):
+    """The models of a training without a parser have no use yet."""
+    config = folder / "toy.yaml"
+    alone = run_here("train_parser.py", "--config", config, "--out", tmp_path, "models=[tokenizer]", "tokenizer.fit.epochs=1")
+    whole = run_here("train_parser.py", "--config", config, "--out", trained)
+    assert alone.stdout.splitlines()[-1].endswith(
+        "workflows/preprocess.py needs tokenizer.pt, pos.pt, and constituency.pt or depparse.pt"
+    )
+    assert whole.stdout.splitlines()[-1].endswith(f"parser.models={trained / 'models'} parser.language={LANGUAGE}")
+
+
 def test_preprocess_takes_the_models(trained, tmp_path):
     parser = {"models": trained / "models", "language": LANGUAGE, "dependencies": True, "device": "cpu"}
     (tmp_path / "a.en").write_text("".join(f"Tom said that he has {n} dogs.\n" for n in range(40)))

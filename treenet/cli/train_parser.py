@@ -41,7 +41,11 @@ def main(argv: Sequence[str]) -> None:
     size = sum(file_size(path) for path in models.glob("*.pt"))
     print(f"models: {models}, {size / 1e6:.1f} MB")
     print(f"scores: {Path(models) / 'README.md'}, scores.json, curves.png")
+    files = set(trained_files(models))
+    if not {"tokenize", "pos"} <= files or not {"constituency", "depparse"} & files:
+        print(as_called("use:    workflows/preprocess.py needs tokenizer.pt, pos.pt, and constituency.pt or depparse.pt"))
+        return
     command = f"python workflows/preprocess.py ... parser.models={shlex.quote(str(models))} parser.language={config.language}"
-    if "constituency" not in trained_files(models):
+    if "constituency" not in files:
         command += " parser.dependencies=true parser.constituency=false"
     print(as_called(f"use:    {command}"))
