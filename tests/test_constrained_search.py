@@ -83,6 +83,10 @@ def meets(ids: tuple[int, ...], line: LineConstraints) -> bool:
     )
 
 
+def test_a_phrase_that_a_line_has_twice_counts_once():
+    assert LineConstraints.of({"must_appear": [[4, 5], [4, 5]]}) == LineConstraints(required=((4, 5),))
+
+
 def constraints_of(*lines: LineConstraints) -> BatchConstraints:
     return BatchConstraints(lines, PIECES, "cpu")
 
