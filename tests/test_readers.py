@@ -299,6 +299,12 @@ def test_folders_and_archives_come_in_order_of_names(tmp_path):
     assert sources(tar / "ptb/wsj/02") == ["a", "b"] and sources(tar / "ptb/wsj/23/c.mrg") == ["c"]
     with pytest.raises(UserError, match=r"x.tar.gz holds no files below wsj"):
         sources(tar / "wsj")
+    # So lines of the other side that fit the folder also fit its archive.
+    files = {name: f"(NN {number})".encode() for number, name in enumerate(("y/2010/c", "y/2010-11/b", "y/2010.mrg"))}
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    assert sources(tmp_path / "y") == sources(archive(tmp_path / "y.tar.gz", files)) == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(

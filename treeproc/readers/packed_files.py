@@ -203,7 +203,8 @@ def members(archive: AnyPath, folder: str) -> list[tuple[str, bytes]]:
     say_left_out(archive, left_out)
     if not is_packed(archive.name):
         warn_once(f"{archive} has no checksum of its data, so damage there stays unseen; a .tar.gz has one")
-    return [(f"{archive}/{name}", found[name]) for name in sorted(found)]
+    names = sorted(found, key=lambda name: PurePosixPath(name).parts)  # as files of a folder: a/x comes before a-b
+    return [(f"{archive}/{name}", found[name]) for name in names]
 
 
 def _joined(blocks: Iterable[bytes], most: int) -> bytes:
