@@ -3,6 +3,7 @@
 A run chooses the settings that depend on the GPU at its start and records them in its folder; later commands keep them.
 """
 
+import shlex
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -141,7 +142,7 @@ def _tell_replaced_average(config: TrainConfig, run_dir: Path, out: AnyPath) -> 
         )
     )
     if before != after:
-        again = as_called(f"workflows/average_checkpoints.py --out {out} {before}")
+        again = as_called(f"workflows/average_checkpoints.py --out {shlex.quote(str(out))} {before}")
         warn(f"note: this replaces the average of {before} by that of {after}; to have it back: {again}")
 
 
