@@ -98,7 +98,11 @@ def read_treebanks(config: TrainParserConfig) -> list[Treebank]:
     if config.tags == "upos":
         for treebank in found:
             treebank.drop_xpos()
-    return [*found, *(treebank.lower_cased(config.lower_case) for treebank in found)] if config.lower_case else found
+    lower = [treebank.lower_cased(config.lower_case) for treebank in found] if config.lower_case else []
+    for treebank, low in zip(found, lower, strict=False):
+        if low.name in {other.name for other in found}:
+            raise UserError(f"treebanks.{low.name}: is the name of {treebank.name} in lower case; rename it, or set lower_case=0")
+    return [*found, *lower]
 
 
 def possible_models(config: TrainParserConfig, treebanks: Sequence[Treebank]) -> list[ModelName]:

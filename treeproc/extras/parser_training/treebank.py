@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from treeproc.common.settings import Settings
 from treeproc.readers.treebanks import parse_tree, tree_texts
@@ -30,6 +30,15 @@ class Retag(Settings):
     words: str = Field(default=".*", description="regular expression of the whole word")
     below: str = Field(default="", description="label of the phrase right above the word; empty: any. CoNLL-U has no phrases")
     to: str = Field(description="the new tag; an empty one removes the word from a tree")
+
+    @field_validator("words")
+    @classmethod
+    def _expression(cls, words: str) -> str:
+        try:
+            re.compile(words)
+        except re.error as error:
+            raise ValueError(f"must be a regular expression, but {words!r} is none: {error}") from None
+        return words
 
     @cached_property
     def pattern(self) -> re.Pattern:
