@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from treenet.layers.backend import compiled
 from treenet.tasks import losses
 from treenet.tasks.losses import label_smoothed_nll, projected_nll, r_drop_loss, symmetric_divergence
+from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
 
 
@@ -97,6 +98,13 @@ def test_a_compiled_chunk_of_the_loss_gives_the_same():
             given = torch.randn(tokens, 6), torch.randn(20, 6), torch.randint(0, 20, (tokens, 1)), smoothing, 1.0, with_grad
             for found, expected in zip(chunk(*given), losses.score_chunk(*given), strict=True):
                 torch.testing.assert_close(found, expected)
+
+
+def test_a_loss_of_states_has_no_second_derivative():
+    """Its gradients come from the forward pass; a graph through them would lack the curvature of the loss."""
+    states, table = torch.randn(3, 6, requires_grad=True), torch.randn(9, 6)
+    with pytest.raises(UserError, match="no second derivatives: set create_graph=False"):
+        torch.autograd.grad(projected_nll(states, table, torch.tensor([3, 4, 5]), 0.1).loss, states, create_graph=True)
 
 
 def test_divergence_agrees_with_both_divergences_of_torch():

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis_profiles import num_examples
 from model_cases import MODEL_CASES, VOCAB, batch_of, example_of, tiny_model
 from strategies import Tree, batches, right_branching
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch, collate
@@ -79,6 +80,35 @@ def test_dropout_is_the_same_in_every_batch(name):
         keys.set(np.array(of_examples, dtype=np.uint64))
         logits.append(real_logits(model(batch), batch, len(of_examples) - 1))
     torch.testing.assert_close(*logits, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", [name for name in MODEL_CASES if "convs2s" not in name])  # it scales its gradients
+def test_second_derivatives_are_right_or_refused(name, device):
+    """Of the loss by the vectors of pieces, beside differences of gradients, in the forms of batches for CPUs and GPUs."""
+    model = tiny_model(name)
+    batch = batch_of([right_branching(5), right_branching(3)], model.reads.for_device(torch.device(device)))
+    weight = model.encoder.embedding.weight
+    direction = torch.randn_like(weight)
+
+    def gradient(**options) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH):  # the others of PyTorch have no second derivative
+            loss = torch.nn.functional.cross_entropy(model(batch).transpose(1, 2), batch.tgt_out)
+            return torch.autograd.grad(loss, weight, **options)[0]
+
+    try:
+        found = torch.autograd.grad(gradient(create_graph=True), weight, direction)[0]
+    except (UserError, RuntimeError) as error:
+        assert "no second derivatives" in str(error) or "is not implemented" in str(error)
+        return
+    around = []
+    for step in (1e-6, -1e-6):
+        with torch.no_grad():
+            weight += step * direction
+        around.append(gradient())
+        with torch.no_grad():
+            weight -= step * direction
+    torch.testing.assert_close(found, (around[0] - around[1]) / 2e-6, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("path", ["two", "window"])

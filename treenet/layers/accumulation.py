@@ -41,7 +41,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treenet.layers.backend import multiply_rows, sum_weighted_rows, without_autocast
+from treenet.layers.backend import first_derivative, multiply_rows, sum_weighted_rows, without_autocast
 from treenet.layers.core import generator_of
 from treenet.layers.scaled_dot_product import merge_heads, split_heads
 from treenet.structure import BranchMaps, TreeStructure
@@ -70,6 +70,7 @@ class _ReplaceNodes(torch.autograd.Function):
         return torch.cat([vectors[:, :leaves], nodes], dim=1)
 
     @staticmethod
+    @first_derivative
     def backward(ctx, grad: Tensor):
         vectors, weights, matrix = ctx.saved_tensors
         entries, num_weights = ctx.entries, len(weights)
@@ -155,6 +156,7 @@ class _Accumulate(torch.autograd.Function):
         return out
 
     @staticmethod
+    @first_derivative
     def backward(ctx, grad: Tensor):
         vectors, matrix, use, table = ctx.saved_tensors
         maps: BranchMatrices = ctx.maps

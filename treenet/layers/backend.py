@@ -12,7 +12,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, wraps
 from typing import Any
 
 import torch
@@ -166,6 +166,22 @@ def multiply_rows(left: Tensor, right: Tensor, left_index: Tensor, right_index: 
         return (left.index_select(0, left_index) * right.index_select(0, right_index)).sum(1)
     # It reads the group of each entry from `left_index`, and no offsets.
     return _bag_weights_backward(left, right, right_index, left_index[:0], left_index, _SUM)
+
+
+def first_derivative(backward: Callable) -> Callable:
+    """Wrap the backward pass of an autograd function that has no second derivative. It raises UserError if one is prepared.
+
+    `once_differentiable` of PyTorch says nothing where the input has another way to the output, such as a residual connection:
+    `torch.autograd.grad` then returns the second derivative of that way alone.
+    """
+
+    @wraps(backward)
+    def checked(ctx: Any, *grads: Tensor) -> Any:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise UserError("this model has no second derivatives: set create_graph=False")
+        return backward(ctx, *grads)
+
+    return checked
 
 
 # Graphs of one function: types of numbers, with nodes or without, sizes of one.

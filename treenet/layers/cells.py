@@ -11,7 +11,8 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from treenet.layers.backend import first_derivative
 
 
 def binary_tree_lstm(
@@ -51,7 +52,7 @@ class _BinaryTreeLSTM(torch.autograd.Function):
         return hidden, cell
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, of_hidden, of_cells):
         hidden, cell, gates, weight, children = ctx.saved_tensors
         size, first = hidden.shape[1], len(hidden) - len(children)
@@ -128,7 +129,7 @@ class _ChildSumTreeLSTM(torch.autograd.Function):
         return hidden, cell
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, of_hidden, of_cells):
         hidden, cell, gates, forget, sums, weight, child, governor = ctx.saved_tensors
         size = weight.shape[0]

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from treenet.layers.backend import uncompiled
+from treenet.layers.backend import first_derivative, uncompiled
 from treenet.layers.core import Dropout
 from treeproc.common.errors import UserError, check_choice
 
@@ -178,7 +177,7 @@ class _OnLSTM(torch.autograd.Function):
         return hidden[1:].clone()
 
     @staticmethod
-    @once_differentiable
+    @first_derivative
     def backward(ctx, grad):
         hidden, cell, gates, shares, weight = ctx.saved_tensors
         steps, batch, num_gates = gates.shape

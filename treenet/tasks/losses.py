@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from treenet.config import OptimizerConfig
-from treenet.layers.backend import CompiledOnGpu, product_dtype, without_autocast
+from treenet.layers.backend import CompiledOnGpu, first_derivative, product_dtype, without_autocast
 from treeproc.shards.schema import PAD_ID
 
 # Number of tokens whose logits are computed at once. On CPUs it is the fastest of 64 to 1,024 at 10,000 to 32,000 pieces.
@@ -92,6 +92,7 @@ class _ProjectedNll(torch.autograd.Function):
         return loss_sum, nll_sum
 
     @staticmethod
+    @first_derivative
     def backward(ctx, grad_loss: Tensor, _grad_nll: Tensor):
         return *(grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors), None, None, None, None
 
