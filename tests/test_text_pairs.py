@@ -163,7 +163,7 @@ def run(tmp_path_factory):
         (folder / f"{name}.tsv").write_text("".join("\t".join(line) + "\n" for line in lines_of(count, seed)))
     splits = [f"splits.{name}.source=[{folder / name}.tsv]" for name in ("train", "valid", "test")]
     settings = ["format=labelled", "labelled.second_text=b", "parser.name=words", "tree.tree_source=right"]
-    settings += ["subwords.vocab_size=300", "rows_per_shard=7", "workers=0"]
+    settings += ["subwords.vocab_size=300", "rows_per_shard=8", "workers=0"]
     made = run_here("preprocess.py", "--out", folder / "data", *splits, *settings)
     assert made.returncode == 0, made.stderr
     assert "train: 160 sentences of pairs" in made.stdout and "classes: other 40 (50.0%), same 40 (50.0%)" in made.stdout
