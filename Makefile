@@ -28,10 +28,10 @@ check: install
 	$(RUN) -m mypy
 	$(RUN) docs/check_english.py
 
-# Three processes on two cores: many tests wait for others' processes. The order of the modules is that of tests/conftest.py.
+# Four processes on two cores: many tests wait for others' processes. The order of the modules is that of tests/conftest.py.
 # With bytecode, also where the environment wants none: hundreds of processes would compile our packages again.
 test: install
-	PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 # Tests data sets and runs in an object store of Azure with Azurite, Microsoft's server for tests, which npm installs.
 azurite: install

@@ -103,7 +103,7 @@ def test_a_compiled_chunk_of_the_loss_gives_the_same():
 def test_a_loss_of_states_has_no_second_derivative():
     """Its gradients come from the forward pass; a graph through them would lack the curvature of the loss."""
     states, table = torch.randn(3, 6, requires_grad=True), torch.randn(9, 6)
-    with pytest.raises(UserError, match="no second derivatives: set create_graph=False"):
+    with pytest.raises(UserError, match="no second derivatives; take gradients without create_graph"):
         torch.autograd.grad(projected_nll(states, table, torch.tensor([3, 4, 5]), 0.1).loss, states, create_graph=True)
 
 

@@ -636,7 +636,7 @@ def damage(record: dict, what: str) -> None:
         ("data", "data fingerprint: other -> "),
         ("label", "label seed is 'one'"),
         ("seed", r"is a record with other settings \(labels.seed: 7 -> 2\)"),
-        ("nan", "is damaged: test.bleu: Input should be a finite number"),
+        ("nan", "is damaged: a score is not finite"),
         ("sentences", "have different numbers of sentences"),
         ("version", "of a later version"),
         ("name", "of another cell"),

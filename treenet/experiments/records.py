@@ -174,6 +174,9 @@ def _read_record(path: AnyPath) -> Record:
     if record["version"] > VERSION or f"{record['cell']}.json" != path.name:
         raise UserError(f"{path} is of a later version, or of another cell ({record['cell']!r}); {hint}")
     check_form(record["scores"], dict[str, ScoredEntry], path, hint)  # type: ignore[valid-type]
+    scores = [value for entry in record["scores"].values() for value in entry.values() if isinstance(value, float)]
+    if not all(map(math.isfinite, scores)):
+        raise UserError(f"{path} is damaged: a score is not finite; {hint}")
     if "parameters" not in record["facts"]:
         raise UserError(f"{path} is damaged: facts has no parameters; {hint}")
     if len({len(line.split()) for line in record["sentences"].values()}) > 1:

@@ -68,10 +68,10 @@ from treenet.jobs.train_run import run_training
 from treenet.loggers.feed import log_scores
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
-from treenet.runs.result_entries import read_scores
+from treenet.runs.result_entries import Finite, read_scores
 from treenet.runs.result_provenance import recorded_origin
 from treenet.runs.run_results import read_nll, read_system
-from treenet.tasks.translation_metrics import COMPARED, MAIN, METRICS, OF_STUDIES, SCORE_TYPES, SECOND, Finite, tokenizer_of
+from treenet.tasks.translation_metrics import COMPARED, MAIN, METRICS, OF_STUDIES, SCORE_TYPES, SECOND, tokenizer_of
 from treeproc.common import folder_kinds
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath

@@ -178,7 +178,7 @@ def first_derivative(backward: Callable) -> Callable:
     @wraps(backward)
     def checked(ctx: Any, *grads: Tensor) -> Any:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            raise UserError("this model has no second derivatives: set create_graph=False")
+            raise UserError("this model has no second derivatives; take gradients without create_graph")
         return backward(ctx, *grads)
 
     return checked

@@ -5,11 +5,12 @@ This module loads no PyTorch.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NotRequired
+from typing import Annotated, NotRequired
 
+from pydantic import Field
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
-from treenet.tasks.translation_metrics import MAIN, SCORE_TYPES, Finite
+from treenet.tasks.translation_metrics import MAIN, SCORE_TYPES
 from treeproc.common.files import atomic_write, file_lock, json_bytes, read_json
 from treeproc.common.messages import warn
 from treeproc.common.settings import differences
@@ -25,6 +26,9 @@ class _ReferenceNll(TypedDict):
     tokens: int
     per_sentence: float
     sha256: str
+
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class _Entry(TypedDict, total=False):

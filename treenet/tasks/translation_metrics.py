@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from pydantic import Field
 
 from treeproc.common.errors import UserError, require
 from treeproc.common.files import read_text
@@ -85,8 +84,7 @@ METRIC_TITLES = {name: metric.title for name, metric in METRICS.items()} | LEARN
 # Their names on Hugging Face, where they have one.
 HUB_NAMES = {"bleu": "sacrebleu", "chrf": "chrf", "ter": "ter", "bertscore": "bertscore", "comet": "comet"}
 # The types of scores and signatures in an entry of scores.json.
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-SCORE_TYPES: dict[str, Any] = dict.fromkeys(METRIC_TITLES, Finite) | {f"{name}_signature": str for name in METRICS}
+SCORE_TYPES: dict[str, type] = dict.fromkeys(METRIC_TITLES, float) | {f"{name}_signature": str for name in METRICS}
 _FEWEST_LINES, _LINES_AT_ONCE = 500, 100  # of a slow metric: for each process, which takes a second to start, and of a job
 NO_TOKENIZER, INTERNATIONAL, MOSES = "none", "intl", "moses."
 
