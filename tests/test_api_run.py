@@ -5,6 +5,7 @@ import pickle
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 import numpy as np
@@ -93,6 +94,20 @@ def test_attention_has_a_name_for_every_weight(run, given):
         assert row.weight == found.weights[row.layer, row.head, row.target_index, row.position]
         assert row.target == found.targets[row.target_index]
         assert (row.name, row.is_node, row.start, row.end) == tuple(found.positions[row.position])
+
+
+def test_threads_get_what_one_gets(run, given):
+    """Attention came from batches of other threads, which also failed."""
+    lines, trees, targets = given
+    calls = [
+        lambda: run.translate(lines, trees=trees),
+        lambda: [one.text for one in run.score(lines, targets, trees=trees)],
+        lambda: run.attention(lines[0], targets[0], trees[0]).weights.tolist(),
+        lambda: run.attention(lines[1], tree=trees[1]).weights.tolist(),
+    ] * 4
+    expected = [call() for call in calls[:4]] * 4
+    with ThreadPoolExecutor(8) as threads:
+        assert [one.result() for one in [threads.submit(call) for call in calls]] == expected
 
 
 def test_a_line_that_cannot_be_read_is_warned_about_and_the_others_go_on(run, given):

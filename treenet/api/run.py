@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
+from threading import RLock
 from typing import Any, Self, TypeVar
 
 import torch
@@ -42,6 +43,8 @@ from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 
 Found = TypeVar("Found")
+# Calls of several threads wait for each other: hooks that record attention would see the batches of all, and parsers keep states.
+_ALONE = RLock()
 # Arguments by the columns of a line, where the names differ.
 _ARGUMENTS = {"text": "lines", "target": "targets", "prefix": "prefixes"}
 
@@ -220,14 +223,15 @@ class Run(_LineReader):
         check_num_best(as_integer("num_best", num_best), settings, "num_best")
         if MUST_APPEAR in constraints:
             check_method(settings)
-        encoded = self._encode(lines, trees, **constraints)
 
         def search(rows: list[dict]) -> Iterable[list[Hypothesis]]:
             return translate_examples(
                 self.model, rows, settings, num_best=num_best, processor=self.loaded.processor, device=self._device
             )
 
-        found = self._compute(search, encoded)
+        with _ALONE:
+            encoded = self._encode(lines, trees, **constraints)
+            found = self._compute(search, encoded)
         for number, (line, best) in enumerate(zip(encoded, found, strict=True), start=1):
             if line.row is not None and not best:
                 warnings.warn(f"line {number}: {as_called(unmet(settings))}", stacklevel=4)
@@ -242,12 +246,13 @@ class Run(_LineReader):
         `decoding` takes a length penalty other than that of the run. Raises UserError unless there is a target a line.
         """
         settings = decoding_of(build_settings(DecodingConfig, decoding, "decoding"), self.loaded)
-        encoded = self._encode(lines, trees, as_list("targets", targets, "strings, one a line"), caller=4)
 
         def score(rows: list[dict]) -> Iterable[ScoredTarget]:
             return score_examples(self.model, rows, settings, device=self._device)
 
-        scored = self._compute(score, encoded)
+        with _ALONE:
+            encoded = self._encode(lines, trees, as_list("targets", targets, "strings, one a line"), caller=4)
+            scored = self._compute(score, encoded)
         return [found and self._translation(found, line.target) for line, found in zip(encoded, scored, strict=True)]
 
     @from_python()
@@ -263,11 +268,12 @@ class Run(_LineReader):
                 check_string(name, text)
         if not isinstance(getattr(self.model, "decoder", None), TransformerDecoder):
             raise UserError(f"{self.config.model.name} has no Transformer decoder, so it has no attention weights")
-        [encoded] = self._encode([line], None if tree is None else [tree], None if target is None else [target], caller=None)
-        if encoded.row is None:
-            raise UserError(f"cannot read the line: {encoded.problem}")
-        row = encoded.row if target is not None else translated(self.loaded, [encoded.row])[0]
-        found = next(attend_examples(self.model, [row]), None)
+        with _ALONE:
+            [encoded] = self._encode([line], None if tree is None else [tree], None if target is None else [target], caller=None)
+            if encoded.row is None:
+                raise UserError(f"cannot read the line: {encoded.problem}")
+            row = encoded.row if target is not None else translated(self.loaded, [encoded.row])[0]
+            found = next(attend_examples(self.model, [row]), None)
         if found is None:
             raise UserError("the line is empty, so it has no attention")
         processor, labels = self.loaded.processor, read_labels(self.loaded.data)
@@ -314,11 +320,12 @@ class ClassifierRun(_LineReader):
             check_phrases(self.loaded)
         if self.loaded.model.reads_pairs:
             lines, trees = _sides("lines", lines), None if trees is None else _sides("trees", trees)
-        items = join_sides(self.loaded, self._encode(lines, trees, caller=None))
+        with _ALONE:
+            items = join_sides(self.loaded, self._encode(lines, trees, caller=None))
+            found, source = classify_items(self.loaded, items, phrases=phrases), self._source(trees is not None)
         for number, (line, _) in enumerate(items, start=1):
             if line.problem or line.note:
                 warnings.warn(f"line {number}: {line.problem or line.note}", stacklevel=3)
-        found, source = classify_items(self.loaded, items, phrases=phrases), self._source(trees is not None)
         return [one and self._named(one, item, source) for one, item in zip(found, items, strict=True)]
 
     def _named(self, found: Classes, item: Item, source: LineSource) -> LineClasses:
