@@ -85,7 +85,7 @@ def test_dropout_is_the_same_in_every_batch(name):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", [name for name in MODEL_CASES if "convs2s" not in name])  # it scales its gradients
 def test_second_derivatives_are_right_or_refused(name, device):
-    """Of the loss by the vectors of pieces, beside differences of gradients, in the forms of batches for CPUs and GPUs."""
+    """Compare second derivatives of the loss by the vectors of pieces with differences of gradients, in both forms of batches."""
     model = tiny_model(name)
     batch = batch_of([right_branching(5), right_branching(3)], model.reads.for_device(torch.device(device)))
     weight = model.encoder.embedding.weight
