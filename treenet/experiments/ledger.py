@@ -248,15 +248,16 @@ def _hold(folder: AnyPath, stack: ExitStack) -> bool:
     return True
 
 
-def changed_settings(settings: dict, data_fingerprint: str, encoder: str, cell: Cell, where: str) -> list[str]:
+def changed_settings(labels: Mapping, settings: dict, data_fingerprint: str, encoder: str, cell: Cell, where: str) -> list[str]:
     """Return the differences between a recorded cell, in the file `where`, and the present one.
 
-    They are all settings, data and files of a pretrained encoder that its scores depend on.
+    They are its labels, and all settings, data and files of a pretrained encoder that its scores depend on.
     """
     # Settings of an earlier version lack new fields; these have their defaults.
     before = build_settings(TrainConfig, settings, where).model_dump(mode="json")
     lines = differences(before, cell.config.model_dump(mode="json"))
-    changed = [line for line in lines if not is_below(line.partition(":")[0], OPERATIONAL)]
+    changed = differences(dict(labels), dict(cell.labels), "labels")
+    changed += [line for line in lines if not is_below(line.partition(":")[0], OPERATIONAL)]
     if data_fingerprint != cell.data_fingerprint:
         changed.append(f"data fingerprint: {data_fingerprint} -> {cell.data_fingerprint}")
     hashes = zip(_ENCODER_FILES, encoder.split(), cell.encoder.split(), strict=False)  # of the files that both know
@@ -266,8 +267,8 @@ def changed_settings(settings: dict, data_fingerprint: str, encoder: str, cell: 
 
 def refuse_changes(folder: AnyPath, cell: Cell, old: Entry) -> None:
     """Raise UserError if an entry of the ledger in `folder` has other settings or other data than the present cell."""
-    changed = differences(old.labels, dict(cell.labels), "labels")
-    if changed := changed + changed_settings(old.settings, old.data_fingerprint, old.encoder, cell, str(folder / LEDGER)):
+    recorded = old.labels, old.settings, old.data_fingerprint, old.encoder
+    if changed := changed_settings(*recorded, cell, str(folder / LEDGER)):
         raise UserError(
             f"{folder} holds cells with other settings ({cell.name}: {'; '.join(changed)}); choose another --out, or give the "
             "old settings"

@@ -26,7 +26,7 @@ from treenet.runs.result_entries import ScoredEntry
 from treenet.runs.run_folder import RunFacts, read_facts
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_write, check_form, read_json
 from treeproc.common.provenance import read_sessions
-from treeproc.common.settings import UserError, differences
+from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 
 VERSION = 1
@@ -117,8 +117,7 @@ class Recording:
             if record := kept.get(cell.name):
                 before = _with_places(record["settings"], cell.config.model_dump(mode="json"))
                 fingerprints, path = (record["data_fingerprint"], record.get("encoder", "")), self.folder / f"{cell.name}.json"
-                changed = differences(record["labels"], dict(cell.labels), "labels")
-                if changed := changed + changed_settings(before, *fingerprints, cell, str(path)):
+                if changed := changed_settings(record["labels"], before, *fingerprints, cell, str(path)):
                     raise UserError(
                         f"{path} is a record with other settings ({'; '.join(changed)}); choose another --records, or give the "
                         "old settings"
