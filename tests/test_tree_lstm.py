@@ -1,11 +1,8 @@
 """Tree-LSTM cells by level: against slow recursion, against torch's LSTM, and what their maps refuse."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
-import tree_lstm
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
@@ -133,18 +130,6 @@ def test_spans_are_those_of_the_leaves_below_a_word(batch, pieces):
             assert levels.span[b, word].tolist() == ([leaves[0], leaves[-1] + 1] if whole else [0, 0])
             assert int(levels.pieces[b, word]) == pieces[word]
         assert levels.word[b, : len(words[b])].tolist() == (b * levels.row.shape[1] + words[b]).tolist()
-
-
-def test_the_benchmark_compares_equal_states_and_updates_every_model(capsys):
-    torch.manual_seed(0)
-    random = np.random.default_rng(0)
-    tree_lstm.compare_binary(2, 1, random)
-    tree_lstm.compare_child_sum(2, 1, random)
-    for name in tree_lstm.NAMES:
-        tree_lstm.time_update(name, 1, random, budget=128)
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["metric"] for line in lines] == 2 * ["batched_to_recursive"] + len(tree_lstm.NAMES) * ["update_ms"]
-    assert all(line["value"] > 0 for line in lines)
 
 
 @pytest.mark.parametrize(
