@@ -1,12 +1,14 @@
 """Data sets whose trees are made of arcs: from CoNLL-U to shards, controls beside them, translation, and what is refused."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 from sample_lines import sample_lines
 from toyruns import make_config
 
+from treenet import TreeStructure
 from treenet.evaluation.evaluate import evaluate_run
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.jobs.train_run import run_training
@@ -150,6 +152,54 @@ def test_arcs_of_the_input_are_taken(data, tmp_path, parser):
 def test_flat_trees_of_conllu_are_told(tmp_path, caplog):
     preprocess(settings_of(tmp_path, parser={"name": "given"}, tree={}), tmp_path / "flat")
     assert "CoNLL-U has no constituents, so every tree is flat; tree.tree_source=dependencies makes trees of arcs" in caplog.text
+
+
+GERMAN = """\
+1\tDer\t_\tDET\tART\t_\t2\tdet\t_\t_
+2\tHund\t_\tNOUN\tNN\t_\t3\tnsubj\t_\t_
+3\tsah\t_\tVERB\tVVFIN\t_\t0\troot\t_\t_
+4\tim\t_\tADP\tAPPRART\t_\t5\tcase\t_\t_
+5\tGarten\t_\tNOUN\tNN\t_\t3\tobl\t_\t_
+6\tKatzen\t_\tNOUN\tNN\t_\t3\tobj\t_\tSpaceAfter=No
+7\t.\t_\tPUNCT\t$.\t_\t3\tpunct\t_\t_
+
+"""
+
+
+def test_trees_of_arcs_follow_from_universal_tags_beside_those_of_a_language(tmp_path, caplog):
+    """As the library has them."""
+    preprocess(settings_of(tmp_path, GERMAN), tmp_path / "data")
+    trees = TreeStructure.from_conllu(GERMAN, shape="layered")
+    spans = zip(trees.labels[0], trees.start[0].tolist(), trees.end[0].tolist(), strict=True)
+    assert nodes_over_words(tmp_path / "data") == [list(spans)] and ("VP", 2, 6) in nodes_over_words(tmp_path / "data")[0]
+    assert "trees:" not in caplog.text
+
+
+PENN = """\
+1\tDogs\t_\tNOUN\tNNS\t_\t2\tnsubj\t_\t_
+2\tsee\t_\tVERB\tVBP\t_\t0\tROOT\t_\t_
+3\tcats\t_\tNOUN\tNNS\t_\t2\tdobj\t_\t_
+4\t-\t_\tPUNCT\t:\t_\t2\tpunct\t_\t_
+
+"""
+
+
+def test_names_that_no_phrase_follows_from_are_told(tmp_path, caplog):
+    preprocess(settings_of(tmp_path, PENN), tmp_path / "penn")
+    assert "layered reads the relations of Universal Dependencies, but the arcs have others (dobj); set" in caplog.text
+    assert "universal tags" not in caplog.text
+    assert LabelVocab.load(tmp_path / "penn/encoded/vocab/pos_tags.txt").names == ["<unk>", ":", "NNS", "VBP", "X"]
+    caplog.clear()
+    without = re.sub(r"\t(DET|NOUN|VERB|ADP|PUNCT)(?=\t)", "\t_", GERMAN)
+    preprocess(settings_of(tmp_path, without), tmp_path / "stts")
+    assert "Penn Treebank, but the words have others ($., APPRART, ART, VVFIN); set tree.phrases=flat tree.phr" in caplog.text
+    caplog.clear()
+    preprocess(settings_of(tmp_path, re.sub(r"\t(ART|NN|VVFIN|APPRART|\$\.)(?=\t)", "\t_", without)), tmp_path / "none")
+    assert "but the words have none; set tree.phrases=flat" in caplog.text
+    caplog.clear()
+    as_told = {"tree_source": "dependencies", "phrases": "flat", "phrase_labels": "deprel"}
+    preprocess(settings_of(tmp_path, without, tree=as_told), tmp_path / "flat")
+    assert "trees:" not in caplog.text
 
 
 def test_trees_are_made_of_arcs_where_there_are_no_constituents(tmp_path, caplog):

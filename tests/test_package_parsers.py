@@ -217,20 +217,6 @@ def test_arcs_of_spacy_become_the_trees_of_a_data_set(spacy_config, tmp_path):
     assert {"S", "VP", "NP"} <= {names[label] for label in row["nodes"]["label"]}
 
 
-def test_relations_of_another_scheme_are_told(spacy_config, tmp_path, caplog):
-    import spacy
-
-    nlp = spacy.blank("en")
-    nlp.add_pipe("morphologizer").add_label("POS=NOUN")
-    nlp.add_pipe("parser").add_label("pobj")
-    nlp.initialize()
-    nlp.to_disk(tmp_path / "other")
-    build_parser(spacy_config)
-    assert not caplog.records
-    build_parser(spacy_config.model_copy(update={"package": str(tmp_path / "other")}))
-    assert "are not those of Universal Dependencies; set tree.phrases=flat" in caplog.text
-
-
 @pytest.fixture(scope="module")
 def benepar_model(tmp_path_factory):
     """A checkpoint of benepar's, of a model on characters that was trained for some steps."""

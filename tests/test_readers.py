@@ -401,7 +401,7 @@ def sentence(*words: str, text: str | None = None) -> str:
     rows = [f"# text = {text}"] if text is not None else []
     for word in words:
         number, form, governor, misc = [*word.split("|"), "_"][:4]
-        rows.append(f"{number}\t{form}\t_\tX\tT{number}\t_\t{governor}\tdep{number}\t_\t{misc}")
+        rows.append(f"{number}\t{form}\t_\t_\tT{number}\t_\t{governor}\tdep{number}\t_\t{misc}")
     return "\n".join(rows) + "\n\n"
 
 

@@ -13,17 +13,12 @@ import pyarrow as pa
 
 from treeproc.common.errors import UserError, as_integer, as_list, check_flag, check_string, quoted
 from treeproc.shards.schema import UNANALYSED
-from treeproc.trees.arcs import check_arcs, plain_relation
+from treeproc.trees.arcs import UNIVERSAL_RELATIONS, check_arcs, plain_relation
 from treeproc.trees.dependency_trees import DependencySentences, PhraseLabels, PhraseShape, dependency_phrases
 from treeproc.trees.spans import EMPTY_TAG, SpanTree, keep_leaves, normalise, parents_and_subtree_ends, read_brackets
 
 # (start, end) or (start, end, label): leaves [start, end).
 Span = tuple[int, int] | tuple[int, int, str]
-UNIVERSAL_RELATIONS = {  # without subtypes
-    *("acl", "advcl", "advmod", "amod", "appos", "aux", "case", "cc", "ccomp", "clf", "compound", "conj", "cop", "csubj"),
-    *("dep", "det", "discourse", "dislocated", "expl", "fixed", "flat", "goeswith", "iobj", "list", "mark", "nmod", "nsubj"),
-    *("nummod", "obj", "obl", "orphan", "parataxis", "punct", "reparandum", "root", "vocative", "xcomp"),
-}
 
 
 class NumberedTree(NamedTuple):

@@ -9,6 +9,7 @@ from treeproc.readers.line_forms import join_with_blanks
 from treeproc.readers.numbered_lines import read_texts
 from treeproc.shards.schema import UNANALYSED, line_end_in
 from treeproc.trees.conllu import Leaves, read_leaves
+from treeproc.trees.dependency_trees import READ_TAGS
 from treeproc.trees.spans import EMPTY_TAG, SpanTree, flat_tree, keep_leaves, read_brackets, write_brackets
 
 _BRACKET = re.compile(r"[()]")
@@ -120,7 +121,9 @@ def read_sentences(lines: Iterator[str], name: str) -> Iterator[dict]:
 def _row(leaves: Leaves) -> dict:
     # Readers of brackets drop words with the tag of empty elements.
     specific = ["" if xpos == EMPTY_TAG else xpos for xpos in leaves.xpos]
-    tags = [xpos or upos or UNANALYSED for xpos, upos in zip(specific, leaves.upos, strict=True)]
+    # Phrases of arcs follow from tags, so language-specific tags of other sets than Penn's give way to universal ones.
+    order = (specific, leaves.upos) if READ_TAGS.issuperset(filter(None, specific)) else (leaves.upos, specific)
+    tags = [first or second or UNANALYSED for first, second in zip(*order, strict=True)]
     return {
         "source": leaves.text,
         "words": {"text": leaves.words, "start_char": leaves.starts, "end_char": leaves.ends},

@@ -8,9 +8,14 @@ from typing import IO
 from treeproc.common.files import atomic_output, file_sha256
 from treeproc.common.storage import AnyPath
 from treeproc.parsers.config import NO_PARSER, ParserConfig, is_fallback
+from treeproc.parsers.given import TAG
+from treeproc.shards.schema import UNANALYSED, UNKNOWN_LABEL
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, class_names, describe_agreement, describe_trees, read_index, stage_folder
+from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.text_warnings import is_noticed
+from treeproc.subwords import LabelVocab
+from treeproc.trees.dependency_trees import unread_names
 
 DROPPED = "dropped.tsv"
 FALLBACKS = "fallbacks.tsv"
@@ -181,6 +186,34 @@ def _has_rows(path: AnyPath) -> bool:
     with path.open("rb") as file:
         file.readline()
         return bool(file.readline())
+
+
+# Names of what no parser has analysed or read, and CoreNLP's relation of a root.
+_NO_NAMES = {UNKNOWN_LABEL, UNANALYSED, TAG, "tag", "ROOT"}
+
+
+def say_unread_names(config: TreeConfig, vocab: AnyPath) -> None:
+    """Warn about relations and tags of the training split that the phrases of its arcs do not know."""
+    relations, tags = (
+        set(LabelVocab.load(path).names) - _NO_NAMES if (path := vocab / name).exists() else set()
+        for name in ("deprels.txt", "pos_tags.txt")
+    )
+    of_arcs, of_words = unread_names(relations, tags, config.phrases, config.phrase_labels)
+    if of_arcs:
+        logger.warning(
+            "trees: tree.phrases=layered reads the relations of Universal Dependencies, but the arcs have others (%s); set "
+            "tree.phrases=flat", _first(of_arcs)
+        )  # fmt: skip
+    if of_words or not tags:
+        logger.warning(
+            "trees: phrases follow from universal tags or those of the Penn Treebank, but the words have %s; set "
+            "tree.phrases=flat tree.phrase_labels=deprel", f"others ({_first(of_words)})" if of_words else "none"
+        )  # fmt: skip
+
+
+def _first(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _CLASSES} more" if len(names) > _CLASSES else ""
+    return f"{', '.join(names[:_CLASSES])}{more}"
 
 
 _KINDS = (

@@ -29,7 +29,7 @@ from treeproc.shards.store import (
 from treeproc.stages.borrowed_vocabulary import copy_vocabulary, grow_vocabulary
 from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
-from treeproc.stages.job_report import dropped, has_files, write_fallbacks
+from treeproc.stages.job_report import dropped, has_files, say_unread_names, write_fallbacks
 from treeproc.stages.lengths import kept_lengths, write_lengths
 from treeproc.stages.run_jobs import Jobs, StageWork, make_shards, previous_index, ray_runner, run_here
 from treeproc.stages.shuffle import OTHER_SHAPES, donor_windows
@@ -172,6 +172,8 @@ class ParseAndEncode:
                     )
             own_pieces = load_pieces(folder / "vocab")
             progress.update(len(own_pieces))
+        if config.tree.tree_source == "dependencies":
+            say_unread_names(config.tree, folder / "vocab")
         tree = config.tree.facts()
         # Those of the leaves' side: lines that are translated later are parsed as they were.
         of_source = config.tree.side == "source"

@@ -5,6 +5,12 @@ The words of all sentences are in one array. A governor is an index into it, -1 
 
 import numpy as np
 
+UNIVERSAL_RELATIONS = {  # without subtypes
+    *("acl", "advcl", "advmod", "amod", "appos", "aux", "case", "cc", "ccomp", "clf", "compound", "conj", "cop", "csubj"),
+    *("dep", "det", "discourse", "dislocated", "expl", "fixed", "flat", "goeswith", "iobj", "list", "mark", "nmod", "nsubj"),
+    *("nummod", "obj", "obl", "orphan", "parataxis", "punct", "reparandum", "root", "vocative", "xcomp"),
+}
+
 
 def plain_relation(relation: str) -> str:
     """Return a relation without its subtype: nmod:poss -> nmod."""

@@ -25,7 +25,7 @@ import pyarrow as pa
 from treeproc.common.errors import check_choice
 from treeproc.shards.rows import numbers_of
 from treeproc.shards.schema import UNANALYSED
-from treeproc.trees.arcs import make_projective, plain_relation, yields
+from treeproc.trees.arcs import UNIVERSAL_RELATIONS, make_projective, plain_relation, yields
 from treeproc.trees.flat_trees import FlatTrees
 
 PhraseShape = Literal["flat", "left", "right", "layered"]
@@ -47,8 +47,11 @@ _PENN = {
     "AUX": "MD",
     "INTJ": "UH",
     "CCONJ": "CC",
+    "PUNCT": ". , : `` '' -LRB- -RRB- -LSB- -RSB- -LCB- -RCB- HYPH",
+    "X": "FW LS ADD GW NFP XX",
 }
 _UNIVERSAL = {tag: name for name, tags in _PENN.items() for tag in tags.split()}
+READ_TAGS = {*_PENN, *_UNIVERSAL, "SCONJ"}  # the universal tags and Penn's
 # Labels of phrases by the universal tag of their head; X for all others.
 _PHRASES = {
     **dict.fromkeys(("NOUN", "PROPN", "PRON", "NUM", "DET", "SYM"), "NP"),
@@ -108,6 +111,15 @@ def dependency_phrases(sentences: DependencySentences, shape: PhraseShape, label
         names, codes = [plain_relation(name) for name in sentences.relation_names], sentences.relations[heads]
     order = np.lexsort((-ends, starts))
     return FlatTrees(codes[order], starts[order], ends[order], names), lifted
+
+
+def unread_names(
+    relations: Collection[str], tags: Collection[str], shape: PhraseShape, labels: PhraseLabels
+) -> tuple[list[str], list[str]]:
+    """Return the relations and the tags that the rules of these phrases do not know, in order."""
+    of_arcs = [name for name in relations if plain_relation(name) not in UNIVERSAL_RELATIONS] if shape == "layered" else []
+    of_words = [tag for tag in tags if tag not in READ_TAGS] if shape == "layered" or labels == "upos" else []
+    return sorted(of_arcs), sorted(of_words)
 
 
 @dataclass(frozen=True)

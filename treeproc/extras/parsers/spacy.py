@@ -3,7 +3,6 @@
 A pipeline gives words, tags and arcs. It is a parser by itself, and the input of benepar and SuPar.
 """
 
-import logging
 import re
 from collections.abc import Sequence
 from importlib.metadata import entry_points, version
@@ -19,7 +18,6 @@ from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.spans import SpanTree, flat_tree
 
 _NEEDED = {"spacy": ("spacy",), "benepar": ("spacy", "benepar"), "supar": ("spacy", "supar")}
-logger = logging.getLogger(__name__)
 
 _CHARS_PER_WORD = 6
 _PROBE = "A dog barks ."
@@ -120,11 +118,6 @@ class SpacyParser(LineParser):
         for attribute, (asked, what) in wanted.items():
             if asked and not document.has_annotation(attribute):
                 raise UserError(f"parser.package: {self._config.package} gives no {what}; choose a pipeline that gives them")
-        named = {label for labels in self._nlp.pipe_labels.values() for label in labels}
-        if self._config.name == "spacy" and "case" not in named:
-            logger.warning(
-                "the relations of %s are not those of Universal Dependencies; set tree.phrases=flat", self._config.package
-            )
 
     def _sentences(self, lines: Sequence[Line]) -> list[list[Sentence]]:
         out: list[list[Sentence]] = []
