@@ -491,6 +491,11 @@ ANSWER = {
                 {"dep": "dep", "governor": 1, "dependent": 2},
             ],
         },
+        {  # as the server answers about a sentence that its grammar cannot parse
+            "parse": "(X (IN -LRB-))",
+            "tokens": [{"word": "(", "pos": "IN", "characterOffsetBegin": 12, "characterOffsetEnd": 13}],
+            "basicDependencies": [{"dep": "ROOT", "governor": 0, "dependent": 1}],
+        },
     ]
 }
 
@@ -509,7 +514,7 @@ class FakeCoreNLP(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self):
         length = int(self.headers["Content-Length"])
-        assert self.rfile.read(length).decode() == "I see 🙂\nzu"
+        assert self.rfile.read(length).decode() == "I see 🙂\nzu\n("
         self._answer(json.dumps(ANSWER).encode())
 
     def log_message(self, *arguments):
@@ -522,7 +527,7 @@ def test_answers_of_corenlp_become_lines():
     try:
         config = ParserConfig(name="corenlp", dependencies=True, endpoint=f"http://localhost:{server.server_port}")
         assert describe_server(config) == "CoreNLP server"
-        first, second = CoreNLPParser(config).parse(["I see 🙂", "zu"])
+        first, second, failed = CoreNLPParser(config).parse(["I see 🙂", "zu", "("])
     finally:
         server.shutdown()
     assert first.words["text"] == ["I", "see", "🙂"] and first.words["end_char"] == [1, 5, 7]
@@ -530,6 +535,7 @@ def test_answers_of_corenlp_become_lines():
     assert first.arcs == {"governor": [1, -1, 1], "deprel": ["nsubj", "ROOT", "obj"]}
     assert second.words["text"] == ["zu"] and second.trees == ["(ROOT (NP (NN zu)))"]
     assert second.arcs == {"governor": [-1], "deprel": ["ROOT"]}
+    assert failed == fallback("(", "flat_parser_failed", dependencies=True)
 
 
 def test_a_corenlp_server_that_has_ended_makes_no_flat_trees():

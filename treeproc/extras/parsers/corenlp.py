@@ -11,6 +11,7 @@ from treeproc.common.errors import one_line, require
 from treeproc.common.settings import UserError
 from treeproc.parsers.config import CORENLP_LANGUAGES, PARSED, ParserConfig, public_endpoint
 from treeproc.parsers.lines import Line, LineParser, Sentence, Token, batches
+from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.spans import read_brackets
 
 _SEPARATORS = re.compile(r"[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]")
@@ -129,12 +130,15 @@ class CoreNLPParser(LineParser):
             tokens.append(Token(start, end, (*before, token["word"])))
         if len(answer["tokens"]) > self._config.max_words:
             return Sentence(tokens, status="flat_too_long")
+        tree = read_brackets(answer["parse"])[2]
+        if tree.labels[0] == UNANALYSED:  # the root that CoreNLP gives to sentences that it cannot parse
+            return Sentence(tokens, status="flat_parser_failed")
         arcs = None
         if self._config.dependencies:
             by_word = {arc["dependent"]: (arc["governor"] - 1, arc["dep"]) for arc in answer["basicDependencies"]}
             arcs = [by_word[i] for i in range(1, len(answer["tokens"]) + 1)]
         tags = [("", token["pos"]) for token in answer["tokens"]]
-        return Sentence(tokens, tags, arcs, read_brackets(answer["parse"])[2], PARSED)
+        return Sentence(tokens, tags, arcs, tree, PARSED)
 
 
 def _blank_separated(tokens: Sequence[Token]) -> str:
