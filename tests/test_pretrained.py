@@ -21,6 +21,7 @@ from treenet.config import TrainConfig  # noqa: E402
 from treenet.config.models import PretrainedConfig  # noqa: E402
 from treenet.evaluation.classify import classify_run  # noqa: E402
 from treenet.evaluation.settings import ClassifySettings  # noqa: E402
+from treenet.jobs.train_job import check_job  # noqa: E402
 from treenet.jobs.train_run import run_training  # noqa: E402
 from treenet.models.pretrained import PretrainedLeaves, load_pretrained  # noqa: E402
 from treenet.models.pretrained_folder import pretrained_facts  # noqa: E402
@@ -28,6 +29,8 @@ from treenet.probing.inputs import encode_layers, num_layers  # noqa: E402
 from treenet.runs.loading import load_model  # noqa: E402
 from treenet.tasks.base import build_task  # noqa: E402
 from treenet.training.optimizer import freeze_parameters  # noqa: E402
+from treenet.training.ranks import Ranks  # noqa: E402
+from treenet.training.trainer import Trainer  # noqa: E402
 from treeproc.common.settings import UserError  # noqa: E402
 from treeproc.shards.shard import SplitShards  # noqa: E402
 from treeproc.shards.store import pieces_fingerprint, read_index  # noqa: E402
@@ -108,6 +111,42 @@ def test_gradients_reach_what_is_trained_and_nothing_else(made):
         assert not (moving == "encoder.layer.2" and any("layer.0" in name or "layer.1." in name for name in below))
         # A frozen encoder has no dropout; one that is trained has.
         assert model.encoder.embedding.pretrained.training == (moving is not None)
+
+
+def gradient_and_kept(made, **changes) -> tuple[torch.Tensor, int]:
+    """The gradient of a batch in training, and the bytes that its forward pass keeps for backward."""
+    torch.manual_seed(1)
+    trainer = Trainer(build_task(check_job(config_of(made, **changes)).config), Ranks(0, 1, torch.device("cpu")))
+    kept = 0
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        kept += x.nbytes
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        batches = trainer.micro_batches
+        trainer.train_step.compute_gradient(batches.rank_batch(trainer.plan.batch(0)), batches, 3)
+    return trainer.train_step._gradients.flat.clone(), kept
+
+
+@pytest.mark.parametrize("name", ["pretrained", "tree_transformer"])
+def test_layers_of_the_encoder_are_computed_again_with_the_same_gradient(made, name):
+    """Also with both kinds of dropout, and with frozen layers below."""
+    for freeze in ([], ["encoder.embedding.pretrained.embeddings.*", "encoder.embedding.pretrained.encoder.layer.0.*"]):
+        (gradient, kept), (again, kept_less) = (
+            gradient_and_kept(made, model={"name": name}, freeze=freeze, checkpoint_activations=on) for on in (False, True)
+        )
+        assert torch.equal(gradient, again) and gradient.any() and kept_less < kept / 3
+
+
+def test_an_encoder_whose_layers_cannot_be_computed_again_is_refused_unless_it_is_frozen(tmp_path):
+    made = write_both(tmp_path, "squeezebert")
+    with pytest.raises(
+        UserError, match="^checkpoint_activations must be false: transformers cannot .* of SqueezeBertModel again$"
+    ):
+        gradient_and_kept(made, checkpoint_activations=True)
+    gradient_and_kept(made, checkpoint_activations=True, freeze=["encoder.embedding.pretrained.*"])
 
 
 MODELS = {

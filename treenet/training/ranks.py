@@ -6,7 +6,7 @@ Modes are settings of its memory, activations that are computed again, and deter
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -124,20 +124,23 @@ def bound_kernel_cache() -> None:
 def recompute_layers(model: nn.Module, keys: DropoutKeys, draws_numbers: bool) -> None:
     """Make Transformer layers of `model` keep no activations for backward, with the same results, gradients and dropout.
 
-    `draws_numbers`: layers also draw from PyTorch's generator. Then its state is kept with their input.
+    `draws_numbers`: our layers also draw from PyTorch's generator. Then its state is kept with their input, as it always is for
+    those of a pretrained encoder. Raises UserError if transformers cannot compute these again, and they are trained.
     """
-    for module in model.modules():
-        if isinstance(module, EncoderLayer | DecoderLayer):
-            # Only the forward method is replaced: hooks and parameters stay as they are.
-            module.forward = partial(_recomputed, module.forward, keys, draws_numbers)  # type: ignore[method-assign]
 
-
-def _recomputed(forward: Callable[..., Any], keys: DropoutKeys, draws_numbers: bool, *inputs: Any, **named_inputs: Any) -> Any:
     def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
         return nullcontext(), _as_before(keys, (keys.keys, keys.calls))
 
-    options = {"use_reentrant": False, "preserve_rng_state": draws_numbers, "context_fn": contexts}
-    return checkpoint(forward, *inputs, **options, **named_inputs)
+    options = {"use_reentrant": False, "context_fn": contexts}
+    for module in model.modules():
+        if isinstance(module, EncoderLayer | DecoderLayer):
+            # Only the forward method is replaced: hooks and parameters stay as they are.
+            module.forward = partial(checkpoint, module.forward, preserve_rng_state=draws_numbers, **options)  # type: ignore[method-assign]
+        elif hasattr(module, "gradient_checkpointing_enable") and any(one.requires_grad for one in module.parameters()):
+            if not module.supports_gradient_checkpointing:
+                kind = type(module).__name__
+                raise UserError(f"checkpoint_activations must be false: transformers cannot compute the layers of {kind} again")
+            module.gradient_checkpointing_enable(options)
 
 
 @contextmanager
