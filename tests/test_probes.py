@@ -18,7 +18,7 @@ from hypothesis_profiles import num_examples
 from model_cases import MODEL_CASES, batch_of, tiny_model
 from pictures import pictures
 from strategies import right_branching
-from toyprobes import SUFFIX, TAGS, make_example, pieces_of, write_parsed, write_probe_data
+from toyprobes import NUM_WORDS, SUFFIX, TAGS, make_example, pieces_of, write_parsed, write_probe_data
 from toyruns import make_config
 
 from treenet.config import TrainConfig
@@ -30,6 +30,7 @@ from treenet.probing.inputs import (
     OTHER,
     UNSEEN,
     ProbeInputs,
+    ProbeTask,
     bin_values,
     build_probe_task,
     collect_states,
@@ -40,7 +41,7 @@ from treenet.probing.inputs import (
     leaf_states,
     num_layers,
 )
-from treenet.probing.probe_results import format_probes, table_rows
+from treenet.probing.probe_results import COLUMNS, format_probes, table_rows
 from treenet.probing.probe_run import Examples, fit, probe_run, scores, train_probe
 from treenet.probing.sentences import choose_sentences, read_syntax
 from treenet.probing.settings import ProbeSettings
@@ -50,6 +51,7 @@ from treenet.runs.loading import load_model
 from treenet.runs.result_entries import add_entry
 from treenet.runs.run_results import warn_of_stale_results
 from treeproc.common.settings import UserError, load_settings
+from treeproc.shards.shard import SplitShards
 
 pytestmark = pytest.mark.slow
 
@@ -344,7 +346,8 @@ def test_a_tree_model_is_probed_beside_its_baselines(probed):
     assert list(entry["tasks"]) == ["depth", "word_order", "pos_tag", "arc_depth"] and entry["layers"] == 2
     for name, facts in entry["tasks"].items():
         kinds = ["first"] if name in ("pos_tag", "arc_depth") else ["mean", "root"]
-        layers = [(states, layer, of) for states in ("untrained", "trained") for layer in (1, 2) for of in kinds]
+        names = ["untrained", "trained", *(["control"] if kinds == ["first"] else [])]
+        layers = [(states, layer, of) for states in names for layer in (1, 2) for of in kinds]
         assert [(one["states"], one["layer"], one["of"]) for one in facts["results"]] == [("embeddings", 0, kinds[0]), *layers]
         assert all(0 <= one["test"] <= 1 and one["l2"] in SMALL.l2 for one in facts["results"])
         assert sum(facts["classes"].values()) == facts["examples"]["train"]
@@ -352,8 +355,71 @@ def test_a_tree_model_is_probed_beside_its_baselines(probed):
     assert tags["majority"] < 0.6 < 0.9 < tags["results"][0]["test"]  # the tag follows from the first piece
     assert (probed / "probes.averaged.png").stat().st_size > 5000
     rows = list(table_rows(entry))
-    assert len(rows) == 2 * (2 + 2 + 1 + 1) and all(len(values) == 4 for *_, values in rows)
-    assert len(format_probes("averaged", entry).split("\n")) == 2 + len(rows)
+    assert len(rows) == 2 * (2 + 2 + 1 + 1) and all(len(values) == 4 + (of == "first") for _, _, of, values in rows)
+    lines = format_probes("averaged", entry).split("\n")
+    assert len(lines) == 2 + len(rows) and lines[1].split()[-2:] == ["trained", "control"]
+
+
+def test_a_word_has_the_same_random_label_wherever_it_stands(folder):
+    """The slow oracle: the control labels of pos_tag are those of a dictionary, and of words that the parsed shards name."""
+    task = build_probe_task("pos_tag", {split: inputs_of(folder, split) for split in ("train", "valid", "test")})
+    labels: dict[str, set[int]] = {}
+    for split in ("train", "valid", "test"):
+        inputs = inputs_of(folder, split)
+        texts = []
+        for shard in SplitShards(folder / "data" / "parsed", split):
+            texts += [row for row in shard.rows() if row["example_id"] in inputs.sentences.example_ids]
+        words = [text for row in sorted(texts, key=lambda row: row["example_id"]) for text in row["words"]["text"]]
+        chosen = [words[word] for word in inputs.words.tolist()]
+        found = task.control_labels(split, 1)
+        assert task.forms[split] == chosen and len(found) == len(chosen) == len(task.labels[split])
+        for text, label in zip(chosen, found.tolist(), strict=True):
+            labels.setdefault(text, set()).add(label)
+    assert len(labels) == NUM_WORDS and all(len(one) == 1 for one in labels.values())
+    assert any(task.control_labels("train", 1) != task.control_labels("train", 2))
+
+
+def test_random_labels_are_as_frequent_as_those_of_train():
+    forms = [f"w{number}" for number in range(5000)]
+    task = ProbeTask("pos_tag", ["A", "B", "C"], {}, {"train": np.repeat([0, 1, 2], [6, 3, 1])}, {"test": forms})
+    shares = np.bincount(task.control_labels("test", 1), minlength=3) / 5000
+    assert np.abs(shares - [0.6, 0.3, 0.1]).max() < 0.03  # four standard errors
+    other = replace(task, name="phrase").control_labels("test", 1)
+    assert 0.4 < (other == task.control_labels("test", 1)).mean() < 0.52  # 0.46 if they are independent
+
+
+def test_the_control_is_the_probe_of_the_random_labels_on_the_trained_states(folder, probed):
+    """States that name the word have no selectivity, those that name only its tag have some."""
+    splits = {
+        split: inputs_of(folder, split, TREES, sentences=count, words=words)
+        for split, count, words in (("train", 60, 150), ("valid", 20, 60), ("test", 20, 60))
+    }
+    task, model = build_probe_task("pos_tag", splits), load_model(probed).model
+    labels = {split: torch.from_numpy(task.control_labels(split, 1)) for split in splits}
+
+    def score(states: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> float:
+        return train_probe(*(Examples(states[split], wanted[split]) for split in splits), 3, SMALL.l2, SMALL.max_iterations).test
+
+    states = {split: collect_states(model, one, [2], "first", lambda count: None)[2].words for split, one in splits.items()}
+    results = json.loads((probed / "probes.json").read_text())["averaged"]["tasks"]["pos_tag"]["results"]
+    assert [one["test"] for one in results if one["states"] == "control" and one["layer"] == 2] == [score(states, labels)]
+    gold = {split: torch.from_numpy(found) for split, found in task.labels.items()}
+    known = {form: number for number, form in enumerate(sorted(set(task.forms["train"])))}
+    names = {s: torch.eye(len(known))[[known[form] for form in forms]] for s, forms in task.forms.items()}
+    tags = {split: torch.eye(3)[found] for split, found in gold.items()}
+    assert score(names, gold) == score(names, labels) == 1
+    assert score(tags, gold) == 1 and score(tags, labels) < 0.8
+
+
+def test_probes_of_earlier_versions_get_their_controls(probed, tmp_path):
+    run = shutil.copytree(probed, tmp_path / "run")
+    wanted = json.loads((run / "probes.json").read_text())
+    earlier = deepcopy(wanted)
+    for facts in earlier["averaged"]["tasks"].values():
+        facts["results"] = [one for one in facts["results"] if one["states"] != "control"]
+    (run / "probes.json").write_text(json.dumps(earlier))
+    probe_run(run, SMALL.model_copy(update={"layer": "all", "tasks": tuple(wanted["averaged"]["tasks"])}))
+    assert json.loads((run / "probes.json").read_text()) == wanted
 
 
 def test_killed_at_any_probe_the_same_command_ends_in_the_same_bytes(folder, copied, monkeypatch):
@@ -374,20 +440,20 @@ def test_killed_at_any_probe_the_same_command_ends_in_the_same_bytes(folder, cop
         with pytest.raises(KeyboardInterrupt):
             probe_run(run, settings)
     probe_run(run, settings)
-    assert len(calls) == 2 * 3 + 2
+    assert len(calls) == 3 + 4 + 2
     assert (run / "probes.json").read_bytes() == (expected / "probes.json").read_bytes()
     probe_run(run, settings)
-    assert len(calls) == 8  # nothing is trained again
+    assert len(calls) == 9  # nothing is trained again
     probe_run(run, settings.model_copy(update={"seed": 2, "tasks": ("length",)}))
     entry = json.loads((run / "probes.json").read_text())["averaged"]
-    assert len(calls) == 11 and list(entry["tasks"]) == ["length"] and entry["settings"]["seed"] == 2
+    assert len(calls) == 12 and list(entry["tasks"]) == ["length"] and entry["settings"]["seed"] == 2
 
 
 def test_other_checkpoints_and_classifiers_have_entries_of_their_own(copied):
     run = copied("words")
     assert probe_run(run, SMALL.model_copy(update={"tasks": ("phrase",)}))[0] == "averaged"
     name, entry = probe_run(run, SMALL.model_copy(update={"tasks": ("phrase",), "checkpoint": "1", "word_state": "mean"}))
-    assert name == "step_00000001" and [one["of"] for one in entry["tasks"]["phrase"]["results"]] == ["mean"] * 3
+    assert name == "step_00000001" and [one["of"] for one in entry["tasks"]["phrase"]["results"]] == ["mean"] * 4
     assert set(json.loads((run / "probes.json").read_text())) == {"averaged", name}
 
 
@@ -494,7 +560,7 @@ def test_a_report_shows_probes(folder, probed, tmp_path):
     entry = json.loads((probed / "probes.json").read_text())["averaged"]
     assert json.loads((tmp_path / "report" / "report.json").read_text())["probes"] == {"tree": entry}
     (root,) = (values for task, layer, of, values in table_rows(entry) if (task, layer, of) == ("depth", 2, "root"))
-    shown = "".join(f'<td class="n">{100 * root[name]:.2f}</td>' for name in ("majority", "embeddings", "untrained", "trained"))
+    shown = "".join(f'<td class="n">{100 * root[name]:.2f}</td>' for name in COLUMNS[:4])
     assert shown in page and 'id="probes"' in page and (tmp_path / "report" / "figures" / "probes_2.svg").is_file()
     assert f"weights {entry['weights_sha256'][:8]} (averaged)" in page and "stale" not in page
 

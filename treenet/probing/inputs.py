@@ -7,6 +7,7 @@ The tasks of probing are classes of sentences, copies and words, and their rows 
 Shapes: n sentences, w chosen words, k copies, B batch, L leaves, S positions, D model.
 """
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -79,6 +80,10 @@ class ProbeInputs:
     def num_rows(self) -> int:
         """Return the number of rows, n + k."""
         return len(self.word_of_leaf) + len(self.copies)
+
+    def forms(self) -> list[str]:
+        """Return the text of each chosen word [w]."""
+        return [self.sentences.syntax.form[word] for word in self.words.tolist()]
 
     def texts(self) -> list[bytes]:
         """Return the pieces of every sentence [n], as bytes."""
@@ -254,6 +259,7 @@ class ProbeTask:
     classes: list[str]
     rows: dict[str, np.ndarray]  # split -> [m]
     labels: dict[str, np.ndarray]  # split -> [m] place in `classes`, or UNSEEN
+    forms: dict[str, list[str]] = field(default_factory=dict)  # split -> [m] texts of words; only for tasks of words
 
     @property
     def of_words(self) -> bool:
@@ -263,6 +269,17 @@ class ProbeTask:
     def empty(self) -> bool:
         """Return whether the task is trivial: it has one class, or a split without examples."""
         return len(np.unique(self.labels["train"])) < 2 or not all(len(one) for one in self.labels.values())
+
+    def control_labels(self, split: str, seed: int) -> np.ndarray:
+        """Return random labels of words [m]: the control task of Hewitt and Liang (2019).
+
+        All words of a form have the same label, in all splits. It is that of a random word of train.
+        """
+        of_train, found = self.labels["train"], {}
+        for form in set(self.forms[split]):
+            draw = hashlib.sha256(f"{seed} {self.name} {form}".encode()).digest()
+            found[form] = of_train[int.from_bytes(draw[:8]) % len(of_train)]
+        return np.array([found[form] for form in self.forms[split]], dtype=np.int64)
 
     def majority(self, split: str) -> float:
         """Return the accuracy of a constant prediction, the most frequent class of train."""
@@ -279,14 +296,16 @@ def build_probe_task(name: TaskName, splits: Mapping[str, ProbeInputs]) -> Probe
         return ProbeTask(name, ["as written", "exchanged"], rows, labels)
     values = {split: _values(name, inputs) for split, inputs in splits.items()}
     rows = {split: np.arange(len(one)) for split, one in values.items()}
+    forms = {split: inputs.forms() for split, inputs in splits.items()} if name in WORD_TASKS else {}
     if name in ("depth", "length", "arc_depth"):
         classes, ends = bin_values(values["train"], BINS)
-        return ProbeTask(name, classes, rows, {split: np.searchsorted(ends, one) for split, one in values.items()})
+        return ProbeTask(name, classes, rows, {split: np.searchsorted(ends, one) for split, one in values.items()}, forms)
     most = TOP_SEQUENCES if name == "top_constituents" else None
     classes = frequent_classes(values["train"], most)
     numbers = {value: number for number, value in enumerate(classes)}
     rest = numbers[OTHER] if most is not None and len(classes) > most else UNSEEN
-    return ProbeTask(name, classes, rows, {s: np.array([numbers.get(value, rest) for value in one]) for s, one in values.items()})
+    labels = {split: np.array([numbers.get(value, rest) for value in one]) for split, one in values.items()}
+    return ProbeTask(name, classes, rows, labels, forms)
 
 
 def _values(name: TaskName, inputs: ProbeInputs) -> Sequence[str] | np.ndarray:

@@ -12,7 +12,7 @@ from treeproc.common.files import read_json
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLUMNS = ("embeddings", "untrained", "trained")
+COLUMNS = ("majority", "embeddings", "untrained", "trained", "control")
 _MARKERS = {"root": "s", "mean": "o", "first": "o"}
 
 
@@ -66,8 +66,7 @@ def table_rows(entry: dict) -> Iterator[tuple[str, int | None, str, dict[str, fl
             own = of if of in embeddings else "mean"  # pieces have no root
             if own in embeddings:
                 values["embeddings"] = embeddings[own]
-            if ("untrained", layer, of) in found:
-                values["untrained"] = found["untrained", layer, of]
+            values |= {name: found[name, layer, of] for name in ("untrained", "control") if (name, layer, of) in found}
             yield name, layer, of, values
         if not found:
             yield name, None, "", {"majority": facts["majority"]}
@@ -75,15 +74,15 @@ def table_rows(entry: dict) -> Iterator[tuple[str, int | None, str, dict[str, fl
 
 def format_probes(name: str, entry: dict) -> str:
     """Return a table of accuracies on test in per cent."""
-    titles = ("majority", *_COLUMNS)
     lines = [
-        f"{name}: accuracy on test in %; baselines are the most frequent class, the embeddings of pieces, the untrained model",
-        f"{'task':18}{'state':>7}{'layer':>7}{'classes':>9}{'examples':>10}" + "".join(f"{title:>12}" for title in titles),
+        f"{name}: accuracy on test in %; baselines are the most frequent class, the embeddings of pieces, the untrained model; "
+        "control: each word has a random label",
+        f"{'task':18}{'state':>7}{'layer':>7}{'classes':>9}{'examples':>10}" + "".join(f"{title:>12}" for title in COLUMNS),
     ]
     for task, layer, of, values in table_rows(entry):
         facts = entry["tasks"][task]
         start = f"{task_name(task):18}{of:>7}{layer or '':>7}{len(facts['classes']):9d}{facts['examples']['test']:10,d}"
-        cells = "".join(f"{100 * values[title]:12.2f}" if title in values else f"{'':12}" for title in titles)
+        cells = "".join(f"{100 * values[title]:12.2f}" if title in values else f"{'':12}" for title in COLUMNS)
         lines.append(start + cells + ("" if layer else "  one class only, so nothing to predict").rstrip())
     return "\n".join(lines)
 

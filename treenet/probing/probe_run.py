@@ -96,15 +96,18 @@ def train_probe(
     return ProbeScore(accuracy(chosen_table, test), best, accuracy(chosen_table, train), chosen)
 
 
-TRAINED, PIECES = "trained", "embeddings"
+TRAINED, PIECES, CONTROL = "trained", "embeddings", "control"
 # Keys of an entry that may differ between earlier and new probes.
 _MAY_DIFFER = {"tasks", "asked", "own_data", "software", "continued_with"}
-STATES = (PIECES, UNTRAINED, TRAINED)
+STATES = (PIECES, UNTRAINED, TRAINED, CONTROL)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One probe: its task and its states. `of` is "mean" or "root" of a sentence, "first" or "mean" of a word's pieces."""
+    """One probe: its task and its states. `of` is "mean" or "root" of a sentence, "first" or "mean" of a word's pieces.
+
+    The states CONTROL are the trained ones; their probe learns the control labels of the task.
+    """
 
     task: TaskName
     states: str
@@ -160,7 +163,7 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
         entry["continued_with"] = [*made_by[1:], now]
     write()
     for states in (TRAINED, UNTRAINED):
-        todo = [cell for cell in cells if cell.states == states or (states == TRAINED and cell.states == PIECES)]
+        todo = [cell for cell in cells if (cell.states == UNTRAINED) == (states == UNTRAINED)]
         if not todo:
             continue
         loaded = trained if states == TRAINED else load_model(folder, data=settings.data, untrained=True, device=device)
@@ -271,7 +274,8 @@ def _cells(task: ProbeTask, layers: Sequence[int], rooted: bool, word_state: str
     if task.empty:
         return []
     kinds = [word_state] if task.of_words else ["mean", "root"] if rooted else ["mean"]
-    of_layers = [Probe(task.name, states, layer, of) for states in (UNTRAINED, TRAINED) for layer in layers for of in kinds]
+    names = [UNTRAINED, TRAINED, *([CONTROL] if task.of_words else [])]
+    of_layers = [Probe(task.name, states, layer, of) for states in names for layer in layers for of in kinds]
     return [Probe(task.name, PIECES, EMBEDDINGS, kinds[0]), *of_layers]
 
 
@@ -289,5 +293,6 @@ def _train(cell: Probe, task: ProbeTask, states: dict[str, States], settings: Pr
     for split, one in states.items():
         table = one.words if task.of_words else one.sentences[cell.of]
         rows = torch.from_numpy(task.rows[split])
-        examples[split] = Examples(table[rows].to(device), torch.from_numpy(task.labels[split]).to(device))
+        labels = task.control_labels(split, settings.seed) if cell.states == CONTROL else task.labels[split]
+        examples[split] = Examples(table[rows].to(device), torch.from_numpy(labels).to(device))
     return train_probe(*(examples[split] for split in SPLITS), len(task.classes), settings.l2, settings.max_iterations)

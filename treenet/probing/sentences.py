@@ -30,6 +30,7 @@ class Syntax:
     word_edges: np.ndarray  # [n + 1], words of sentence i are [word_edges[i], word_edges[i + 1])
     depth: np.ndarray  # [n] nonterminals on the longest path from the root down to a word
     top: list[str]  # [n] labels of the root's children, and tags of its words
+    form: list[str]  # [W] text of each word
     pos_tag: list[str]  # [W]
     phrase: list[str]  # [W] label of the smallest phrase that holds a word
     deprel: list[str] | None  # [W] relation to the governor; None if the data set has no arcs
@@ -137,6 +138,7 @@ def read_syntax(examples: list[dict], prefix: str = "") -> Syntax:
         word_edges=edges,
         depth=np.maximum.reduceat(level, trees.node_edges(edges)[:-1]),
         top=[" ".join(one) for one in top],
+        form=[text for example in examples for text in example[f"{prefix}words"]["text"]],
         pos_tag=tags,
         phrase=[labels[node] for node in lowest.tolist()],
         deprel=deprel,

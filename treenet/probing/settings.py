@@ -44,7 +44,7 @@ class ProbeSettings(Settings):
     data: OtherData = None
     checkpoint: Checkpoint = AVERAGED
     use_gpu: bool = Field(False, description="encode and train the probes on the GPU")
-    seed: int = Field(1, ge=0, lt=2**63, description="seed of the choice of sentences and words, and of the exchanged words")
+    seed: int = Field(1, ge=0, lt=2**63, description="seed of chosen sentences and words, exchanged words and control labels")
     train_sentences: PositiveInt = Field(10_000, description="most sentences of train, to train the probes on")
     eval_sentences: PositiveInt = Field(2_000, description="most sentences of valid, and of test")
     train_words: PositiveInt = Field(30_000, description="most words of those sentences of train")

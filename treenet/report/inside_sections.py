@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from treenet.analysis.attention_stats import AttentionStats, Group
 from treenet.analysis.encoder_attention import EncoderStats
-from treenet.probing.probe_results import table_rows, task_name
+from treenet.probing.probe_results import COLUMNS, table_rows, task_name
 from treenet.report.figures import draw_groups, gather, group_names
 from treenet.report.markup import TableCell, number, paragraph, show_hash, status_name, table, tag, text
 from treenet.report.report_model import Page, Report
@@ -168,9 +168,6 @@ def _even(found: tuple[np.ndarray | None, float]) -> TableCell:
     return number(None if found[0] is None else 100 * found[1], ".1f")
 
 
-_COLUMNS = ("majority", "embeddings", "untrained", "trained")
-
-
 def probes_name(index: int) -> str:
     """Return the name of the figure of a run."""
     return f"probes_{index + 1}"
@@ -184,7 +181,8 @@ def show_probes(page: Page) -> list[str]:
         paragraph(
             f"Linear classifiers on frozen states of the encoder ({as_called('workflows/probe.py')}), trained on sentences of "
             "train and scored on test. Compare a trained model with its untrained version, which reads the same trees: the "
-            "difference is what it has learned."
+            "difference is what it has learned. Selectivity is the accuracy of the trained model minus that of the control, in "
+            "which each form of a word has a random label."
         )
     ]
     found = [{(task, of, layer): values for task, layer, of, values in table_rows(run.probes)} for run in runs]
@@ -194,11 +192,11 @@ def show_probes(page: Page) -> list[str]:
     names = [", ".join(filter(None, [run.name, status_name(run.probes_status)])) for run in runs]
     head = [text("task"), text("state")]
     alone = len(runs) == 1 and names == [runs[0].name]
-    head += [TableCell(escape(name if alone else f"{run}: {name}"), "n") for run in names for name in _COLUMNS]
+    head += [TableCell(escape(name if alone else f"{run}: {name}"), "n") for run in names for name in COLUMNS]
     rows = []
     for task, of in dict.fromkeys(key for one in shown for key in one):
         values = [one.get((task, of), {}) for one in shown]
-        accuracies = [value.get(name) for value in values for name in _COLUMNS]
+        accuracies = [value.get(name) for value in values for name in COLUMNS]
         rows.append([text(task_name(task)), text(of), *(number(one and 100 * one, ".2f") for one in accuracies)])
     layers = ", ".join(f"{name} {top}" for name, top in zip(names, last, strict=True))
     out.append(page.table(f"Accuracy of probes in %, at the highest layer that was probed ({layers}).", head, rows))
