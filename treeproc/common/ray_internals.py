@@ -109,7 +109,7 @@ def note_unread() -> Iterator[None]:
 
     read = getattr(utils, "read_ray_address", None)
     if read is not None:
-        utils.read_ray_address = lambda *arguments, **options: None  # type: ignore[assignment]
+        utils.read_ray_address = lambda *arguments, **options: None
     try:
         yield
     finally:

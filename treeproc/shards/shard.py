@@ -244,7 +244,7 @@ def read_pieces(path: AnyPath) -> tuple[Any, "SentencePieceProcessor"]:
     from google.protobuf.message import DecodeError
     from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
-    model = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]  # protobuf makes it when it is imported
+    model = sentencepiece_model_pb2.ModelProto()
     try:
         model.ParseFromString(path.read_bytes())
         # The message ends with the normaliser. sentencepiece takes an empty or shorter message for a model.
