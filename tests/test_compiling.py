@@ -50,7 +50,9 @@ def traced(monkeypatch) -> None:
 # Sizes.
 
 
-@pytest.mark.parametrize("name, kind", [("transformer", LEAVES), ("tree_transformer", TREES)])
+@pytest.mark.parametrize(
+    "name, kind", [("transformer", LEAVES), pytest.param("tree_transformer", TREES, marks=pytest.mark.cluster)]
+)
 def test_batches_of_all_sizes_have_one_graph_and_those_of_one_example_another(monkeypatch, name, kind):
     """Targets that are empty, which have only EOS, have two columns on a GPU, and need no graph."""
     traced(monkeypatch)
@@ -141,6 +143,7 @@ def check_inductor(method: Callable[..., torch.Tensor], batches: list[tuple], pa
     assert count_graphs() == 1 and not counters["graph_break"]
 
 
+@pytest.mark.cluster
 @needs_compiler
 @pytest.mark.timeout(900)
 def test_inductor_compiles_attention_over_sizes_that_are_sums():

@@ -108,7 +108,7 @@ def test_values_that_wrap_around_come_from_memory():
         assert not [node for node in traced.graph.nodes if "arange" in str(node.target)]
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_compiled_dropout_drops_the_same():
     """The compiler of CPUs makes few graphs for all sizes."""
     torch._dynamo.reset()

@@ -22,7 +22,7 @@ from treenet.translation.translate import score_examples, translate_examples
 from treeproc.common.files import read_json
 from treeproc.shards.schema import BOS_ID, PAD_ID
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 
 def tree(num_leaves: int, *spans: tuple[int, int, int]) -> Tree:
@@ -135,6 +135,7 @@ def test_the_steps_behind_the_graphs_take_every_setting_of_trees(tmp_path, tree)
             torch.testing.assert_close(found[real], expected[real, place], atol=1e-12, rtol=0)
 
 
+@pytest.mark.cluster
 @torch.inference_mode()
 def test_graphs_give_the_log_probabilities_of_the_model(exported):
     run, folder = exported
@@ -167,6 +168,7 @@ def test_the_encoder_of_a_model_without_trees_is_a_graph_of_leaves(tmp_path):
             torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.cluster
 def test_search_over_the_graphs_finds_the_same(exported):
     run, folder = exported
     decoding = DecodingConfig(beam_size=3)
@@ -177,6 +179,7 @@ def test_search_over_the_graphs_finds_the_same(exported):
         assert [[one.ids for one in best] for best in found] == [[one.ids for one in best] for best in expected]
 
 
+@pytest.mark.cluster
 def test_the_page_shows_a_greedy_search_that_works(exported, repository):
     run, folder = exported
     onnx, facts = OnnxModel(folder, run.model.reads), read_json(folder / "export.json")
@@ -191,6 +194,7 @@ def test_the_page_shows_a_greedy_search_that_works(exported, repository):
         assert tuple(row[: len(best.ids)]) == best.ids[: len(row)]
 
 
+@pytest.mark.cluster
 def test_a_position_past_the_table_is_refused(exported):
     run, folder = exported
     onnx = OnnxModel(folder, run.model.reads)

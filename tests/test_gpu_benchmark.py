@@ -15,11 +15,12 @@ from treenet.config import ModelConfig
 from treenet.training.micro_batches import StepInputs
 from treeproc.common import provenance
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 SENTENCES = [Tree(5, [[0, 5, 3], [0, 2, 2], [3, 5, 3]]), Tree(1, [[0, 1, 1]])]
 
 
+@pytest.mark.cluster
 def test_every_section_at_toy_size(tmp_path, monkeypatch):
     out = tmp_path / "gpu.md"
     monkeypatch.setattr(sys, "argv", ["gpu.py", "--out", str(out), "--quick", "--device", "cpu"])

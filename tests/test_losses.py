@@ -88,7 +88,7 @@ def test_loss_of_states_in_float16_keeps_small_gradients():
     assert (grads[1][1][rare] - grads[0][1][rare]).norm() / grads[0][1][rare].norm() < 0.02
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_a_compiled_chunk_of_the_loss_gives_the_same():
     """The compiler of CPUs makes two graphs for several sizes, and others for another smoothing, also from its cache on disk."""
     torch._dynamo.reset()

@@ -44,6 +44,7 @@ def test_examples_are_captions(binary):
     assert np.array_equal(other["arcs"]["governor"], governors) and len(other["nodes"]["label"]) != nodes
 
 
+@pytest.mark.cluster
 def test_one_json_line_per_figure_of_every_model(capsys, tmp_path):
     rows = models.all_models()
     plain = models.Alternative.build(rows["transformer"], SIZE, OPTIONS)

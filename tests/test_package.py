@@ -125,7 +125,7 @@ def test_the_wheel_has_what_a_user_needs(wheel):
     assert {f"{licences}/LICENSE", f"{licences}/NOTICE"} <= names
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 def test_the_installed_command_works_without_the_extras(run):
     """Preprocess trees that are given, train in one process and translate; what needs an extra says so in a line."""
     command, run_all, folder = run

@@ -11,6 +11,7 @@ from text_steps import Step, two_to_one
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.cluster
 def test_quick_is_of_the_shipped_sample_and_prints_json_alone(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["preprocess.py", "--quick", "--sentences", "20", "--plain", "2"])
     preprocess.main()

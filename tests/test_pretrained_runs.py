@@ -280,6 +280,7 @@ def killed_at(pattern: str, argv: list[str], log: Path) -> None:
     run_cli(main_of(argv[0]))
 
 
+@pytest.mark.cluster
 def test_a_killed_study_ends_as_one_that_was_not(compared, tmp_path):
     """The study has a trained encoder and one with states in files. The kills come before files have their names."""
     encoder, data = compared

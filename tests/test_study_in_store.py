@@ -132,6 +132,7 @@ def test_a_failed_cell_leaves_its_error_in_the_store(bucket, study, monkeypatch)
     assert "ValueError: no figure" in (out / "cells" / CELLS[0] / "error.txt").read_text()
 
 
+@pytest.mark.cluster
 def test_cells_side_by_side_log_to_the_store(bucket, study, local):
     out = bucket / "parallel"
     done = run_here(*study, "--out", out, "grid.parallel=2", "grid.seeds=[1]")

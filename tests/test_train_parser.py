@@ -161,6 +161,7 @@ def test_the_card_has_the_scores_of_the_last_part_of_each_treebank(language, tmp
     assert re.findall(r"^\| (\w+ \w+) \|", tables[0], re.MULTILINE) == parts
 
 
+@pytest.mark.cluster
 def test_a_model_that_is_made_again_has_the_same_bytes(folder, trained):
     """So data sets that it parsed stay those of this parser. The new process hashes strings differently."""
     path = trained / "models/constituency.pt"
