@@ -22,6 +22,7 @@ import torch
 
 from treenet.config import TrainConfig
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, Cell, CellResult, Entry, Ledger
+from treenet.jobs.train_job import on_sigterm
 from treenet.jobs.train_run import RunSummary
 from treenet.runs.metrics_log import read_metrics
 from treeproc.common.files import atomic_write
@@ -119,20 +120,6 @@ def end_cell(cell: Cell, result: CellResult, work: CellWork, ledger: Ledger) -> 
     tell(f"{cell.name}: {result.status} after {format_seconds(result.seconds)}{': ' if what else ''}{what}")
 
 
-@contextmanager
-def on_sigterm() -> Iterator[threading.Event]:
-    """Return an event that SIGTERM sets, instead of ending this process."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    previous = signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
-    try:
-        yield stop
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-
-
 class Follow:
     """Shows the progress of all cells in updates, from the files of their runs."""
 
@@ -179,7 +166,8 @@ def run_cells_in_processes(cells: Sequence[Cell], work: CellWork, ledger: Ledger
     count = min(processes, len(cells))
     arguments = (cells, work, ledger, max(1, torch.get_num_threads() // count), theirs, is_quiet())
     running = [context.Process(target=_run, args=arguments) for _ in range(count)]
-    with on_sigterm() as stop, Follow(cells) as follow:
+    stop = threading.Event()
+    with on_sigterm(stop.set), Follow(cells) as follow:
         try:
             for process in running:
                 process.start()

@@ -6,6 +6,7 @@ continue from their checkpoints.
 """
 
 import os
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -15,9 +16,10 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from treenet.experiments.grid import CellWork, Follow, describe_unexpected, end_cell, on_sigterm, run_cell
+from treenet.experiments.grid import CellWork, Follow, describe_unexpected, end_cell, run_cell
 from treenet.experiments.ledger import FAILED, INTERRUPTED, Cell, CellResult, Ledger, last_step
 from treenet.jobs.ray_room import Room, Rooms, bundles_of, given_to_training, refuse_more_than_there_is
+from treenet.jobs.train_job import on_sigterm
 from treenet.jobs.train_run import make_run_folder
 from treenet.runs.mirror import STOP_FILE
 from treeproc.common.files import atomic_write, locked
@@ -43,9 +45,9 @@ def run_cells_with_ray(cells: Sequence[Cell], work: CellWork, ledger: Ledger, pa
         return
     start_ray()
     refuse_more_than_there_is(cells[0].config)
-    waiting, running, stopped_at = deque(cells), {}, None
+    waiting, running, stopped_at, stop = deque(cells), {}, None, threading.Event()
     losses: Counter[str] = Counter()  # of each cell, since its last new checkpoint
-    with on_sigterm() as stop, Follow(cells) as follow, Rooms(bundles_of(cells[0].config)) as rooms:
+    with on_sigterm(stop.set), Follow(cells) as follow, Rooms(bundles_of(cells[0].config)) as rooms:
         while waiting or running:
             if stop.is_set():
                 stopped_at = stopped_at or time.monotonic()
@@ -119,15 +121,8 @@ def _score(work: CellWork, folder: AnyPath) -> dict:
 
 def wait_until_free(folder: AnyPath) -> None:
     """Wait for the lock of a run. Raises UserError if it is not free after FREE_S."""
-    deadline = time.monotonic() + FREE_S
-    while True:
-        try:
-            with locked(folder):
-                return
-        except UserError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(0.5)
+    with locked(folder, wait_s=FREE_S):
+        pass
 
 
 def _result(reference: ray.ObjectRef, cell: Cell) -> CellResult:

@@ -8,7 +8,7 @@ object store.
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import ray
@@ -331,16 +331,6 @@ def _train_rank(config: TrainConfig, run_dir: Path, stop_file: Path) -> dict:
 @contextmanager
 def _only_writer(folder: Path) -> Iterator[None]:
     """Let only rank 0 write, after the rank 0 of a killed driver has ended. Otherwise both would write the same files."""
-    deadline = time.monotonic() + ORPHANS_S
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-    while True:
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(locked(folder / "checkpoints"))
-            except UserError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.5)
-                continue
-            yield
-            return
+    with locked(folder / "checkpoints", wait_s=ORPHANS_S):
+        yield

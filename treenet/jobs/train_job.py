@@ -2,7 +2,7 @@
 
 import signal
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,6 @@ from treenet.config import TrainConfig
 from treenet.data.frozen_states import check_states
 from treenet.models.pretrained import ENCODER
 from treenet.models.registry import only_shapes
-from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step
 from treenet.runs.mirror import STOP_FILE, RunMirror
 from treenet.tasks.base import Task, build_task
 from treenet.training.batch_stream import plan_batches, weighted_files
@@ -153,10 +152,7 @@ def train_job(
 @contextmanager
 def _updates_noted(record: Recorder, run_dir: Path) -> Iterator[None]:
     """Note the last checkpoints before and after the training, however it ends."""
-
-    def last_step() -> int:
-        return max(map(checkpoint_step, checkpoint_folders(run_dir)), default=0)
-
+    last_step = RunMirror(run_dir).last_step
     record.note(**{"from update": last_step()})
     try:
         yield
@@ -167,12 +163,21 @@ def _updates_noted(record: Recorder, run_dir: Path) -> Iterator[None]:
 @contextmanager
 def stop_on_sigterm(stop_file: Path) -> Iterator[None]:
     """Let SIGTERM make `stop_file`, which rank 0 looks for at every step. Touching the file by hand does the same."""
+    try:
+        with on_sigterm(stop_file.touch):
+            yield
+    finally:
+        stop_file.unlink(missing_ok=True)
+
+
+@contextmanager
+def on_sigterm(act: Callable[[], object]) -> Iterator[None]:
+    """Let SIGTERM call `act` instead of ending this process. Only the main thread can do so; in others, nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.signal(signal.SIGTERM, lambda number, frame: stop_file.touch())
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: act())
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-        stop_file.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ import re
 import shutil
 import stat
 import tempfile
+import time
 import uuid
 import zipfile
 from collections import Counter
@@ -179,17 +180,23 @@ def named_output(path: AnyPath) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def locked(folder: AnyPath, *, shared: bool = False) -> Iterator[None]:
+def locked(folder: AnyPath, *, shared: bool = False, wait_s: float = 0.0) -> Iterator[None]:
     """Hold a folder against other processes, or with those that hold it `shared` too; the lock goes with the process.
 
     An object store has no such locks: there it holds against processes of this machine alone, and two machines that
-    write the same data set write the same bytes. Raises UserError when another one has it.
+    write the same data set write the same bytes. Raises UserError when another one still has it after `wait_s` seconds.
     """
+    deadline = time.monotonic() + wait_s
     with ExitStack() as stack:
-        try:
-            stack.enter_context(file_lock(lock_place(folder / LOCK), wait=False, shared=shared))
-        except BlockingIOError:
-            raise UserError(f"another process is writing to {folder}; {advise('wait for it', 'choose another --out')}") from None
+        while True:
+            try:
+                stack.enter_context(file_lock(lock_place(folder / LOCK), wait=False, shared=shared))
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    ways = advise("wait for it", "choose another --out")
+                    raise UserError(f"another process is writing to {folder}; {ways}") from None
+            time.sleep(0.5)
         yield
 
 
