@@ -51,9 +51,7 @@ def compute_self_weights(
     prior: Tensor | None = None,
 ) -> Tensor:
     """Compute softmax(Q K^T / sqrt(K)) of equations 12 to 18, for what `SelfAttention.forward` takes: [B, H, S, S]."""
-    queries, keys, values = module.queries_keys_values(x).chunk(3, dim=2)
-    if module.accumulation is not None and structure is not None:
-        keys, _ = module.accumulation(x, keys, values, structure)
+    queries, keys, _ = module.project(x, structure)
     attend_mask = _attend_mask(module, attend_mask, structure)
     weights = attention_weights(module.split_heads(queries), module.split_heads(keys), attend_mask)
     return weights if prior is None else weights * prior[:, None]
@@ -61,7 +59,7 @@ def compute_self_weights(
 
 def _attend_mask(module: SelfAttention, attend_mask: Tensor | None, structure: TreeStructure | None) -> Tensor | None:
     """Return the mask that the module attends by, of a form that expands to [B, H, S, S]; None if all may attend to all."""
-    if attend_mask is None and module.accumulation is not None and structure is not None:
+    if attend_mask is None and module.accumulation is not None:
         return structure.attend_mask()[:, None]
     return attend_mask
 
@@ -98,8 +96,7 @@ def _encode_batch(model: Seq2Seq, keep: Keep[Kept], batch: TreeBatch) -> list[Ke
 
     with ExitStack() as stack:
         for layer in model.encoder.layers:
-            hook = layer.self_attention.register_forward_hook(record, with_kwargs=True)
-            stack.callback(hook.remove)
+            stack.enter_context(layer.self_attention.register_forward_hook(record, with_kwargs=True))
         model.encode(batch)
     weights, allowed = torch.stack(recorded, dim=1), torch.stack(masks, dim=1)  # [B, A, H, S, S] and [B, A, S, S]
     real = ~batch.source_pad_mask()

@@ -12,7 +12,7 @@ pieces or entries of the table, R live hypotheses.
 The head for two sentences of Tai et al. (2015), section 4.2. Shapes: P pairs, D model, K classes, or NUM_SCORES."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -230,12 +230,10 @@ def record_attention(model: Seq2Seq) -> Iterator[list[Tensor]]:
     def record(module: CrossAttention, inputs: tuple, _: Tensor) -> None:
         recorded.append(compute_weights(module, *inputs[:3]))
 
-    hooks = [layer.cross_attention.register_forward_hook(record) for layer in model.decoder.layers]
-    try:
+    with ExitStack() as hooks:
+        for layer in model.decoder.layers:
+            hooks.enter_context(layer.cross_attention.register_forward_hook(record))
         yield recorded
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @torch.inference_mode()

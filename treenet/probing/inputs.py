@@ -10,7 +10,7 @@ Shapes: n sentences, w chosen words, k copies, B batch, L leaves, S positions, D
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -169,12 +169,10 @@ def record_layers(model: nn.Module, layers: Sequence[int]) -> Iterator[dict[int,
 
         return record
 
-    hooks = [model.encoder.probed_layers()[layer - 1].register_forward_hook(recorder(layer)) for layer in layers]
-    try:
+    with ExitStack() as hooks:
+        for layer in layers:
+            hooks.enter_context(model.encoder.probed_layers()[layer - 1].register_forward_hook(recorder(layer)))
         yield recorded
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @torch.no_grad()
