@@ -27,7 +27,7 @@ from treenet.models.pretrained import PretrainedLeaves
 from treenet.models.pretrained_folder import FACTS as PRETRAINED
 from treenet.models.pretrained_folder import pretrained_facts
 from treenet.models.registry import Use, only_shapes
-from treenet.tasks.losses import LossSums
+from treenet.tasks.losses import LossSums, sum_tied_losses
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.lengths import open_lengths
@@ -184,14 +184,14 @@ class Task(ABC):
         """
         return batch
 
-    @abstractmethod
     def sum_losses(
         self, model: nn.Module, batch: TreeBatch, first: Any, second: Any = None, counted: Tensor | None = None
     ) -> LossSums:
         """Compute the losses of a batch from the model's output in one pass, or in two with R-Drop.
 
-        `counted` is from `counted_targets`.
+        Those of pieces or actions go through the table that the model also reads. `counted` is from `counted_targets`.
         """
+        return sum_tied_losses(model, batch.tgt_out, self.config.optimizer, first, second, counted)
 
     def counted_targets(self, batch: TreeBatch) -> Tensor | None:
         """Return flat places [M] of the targets that count in the loss, of a batch on the CPU; None if all count."""
@@ -212,7 +212,8 @@ class Task(ABC):
     def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
         """Return the metrics of a validation over so many targets."""
         loss, nll = (sums[:2] / targets).tolist()
-        return {"loss": loss, "nll": nll, "perplexity": math.exp(min(nll, 700.0))}
+        own = {self.auxiliary_loss: sums[2].item() / targets} if self.auxiliary_loss else {}
+        return {"loss": loss, "nll": nll, "perplexity": math.exp(min(nll, 700.0)), **own}
 
     def criterion(self, line: Mapping[str, float]) -> float:
         """Return the criterion of validations, lower is better. It is not finite if the model's outputs are not."""

@@ -6,7 +6,6 @@ together. Its loss is -log p(sentence, tree), which is an upper bound of -log p(
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,6 @@ from treenet.data.plan import BatchPlan
 from treenet.models import VocabSizes, build_causal_lm
 from treenet.structure import Actions
 from treenet.tasks.base import Task, check_structure, vocab_sizes
-from treenet.tasks.losses import LossSums, sum_tied_losses
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import PAD_ID
 from treeproc.shards.store import read_index
@@ -86,13 +84,3 @@ class CausalLanguageModel(Task):
 
     def build_model(self, sizes: Mapping) -> nn.Module:
         return build_causal_lm(self.config.model, vocab_sizes(sizes))
-
-    def sum_losses(
-        self, model: nn.Module, batch: CausalBatch, first: Any, second: Any = None, counted: Tensor | None = None
-    ) -> LossSums:
-        """Compute the losses of the following pieces or actions, through the tied table."""
-        return sum_tied_losses(model, batch.tgt_out, self.config.optimizer, first, second, counted)
-
-    def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
-        metrics = super().metrics(sums, targets)
-        return metrics | {self.auxiliary_loss: sums[2].item() / targets} if self.auxiliary_loss else metrics

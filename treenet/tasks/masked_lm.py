@@ -8,11 +8,10 @@ They do not depend on batch-mates, workers or resume. Shapes: B batch, L leaves.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from treenet.config import MaskedLMConfig
 from treenet.data.batch import SourceBatch
@@ -21,7 +20,6 @@ from treenet.data.input_kinds import InputKind
 from treenet.data.plan import BatchPlan
 from treenet.models import build_masked_lm, find_encoder
 from treenet.tasks.base import Task, vocab_sizes
-from treenet.tasks.losses import LossSums, sum_tied_losses
 from treeproc.common.storage import AnyPath
 from treeproc.shards.rows import hash_ids
 from treeproc.shards.schema import EOS_ID, PAD_ID
@@ -114,9 +112,3 @@ class MaskedLanguageModel(Task):
 
     def choose_targets(self, batch: MaskedBatch, seed: int | None) -> MaskedBatch:
         return mask_pieces(batch, self.config.masked_lm, self._num_pieces, _VALIDATION_SEED if seed is None else seed)
-
-    def sum_losses(
-        self, model: nn.Module, batch: MaskedBatch, first: Any, second: Any = None, counted: Tensor | None = None
-    ) -> LossSums:
-        """Compute the losses of the predicted pieces, through the tied table."""
-        return sum_tied_losses(model, batch.tgt_out, self.config.optimizer, first, second, counted)

@@ -2,18 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from treenet.config import TrainConfig
-from treenet.data.batch import TreeBatch
 from treenet.data.examples import ExampleSource
 from treenet.data.sampled import SampledSource
 from treenet.models import build_model
 from treenet.tasks.base import Task, check_structure, vocab_sizes
-from treenet.tasks.losses import LossSums, sum_tied_losses
 from treenet.tasks.translation_metrics import METRICS, OF_VALIDATIONS
 from treeproc.common.settings import UserError
 
@@ -64,15 +61,6 @@ class Translation(Task):
 
     def build_model(self, sizes: Mapping) -> nn.Module:
         return build_model(self.config.model, vocab_sizes(sizes))
-
-    def sum_losses(
-        self, model: nn.Module, batch: TreeBatch, first: Any, second: Any = None, counted: Tensor | None = None
-    ) -> LossSums:
-        return sum_tied_losses(model, batch.tgt_out, self.config.optimizer, first, second, counted)
-
-    def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
-        metrics = super().metrics(sums, targets)
-        return metrics | {self.auxiliary_loss: sums[2].item() / targets} if self.auxiliary_loss else metrics
 
     def criterion(self, line: Mapping[str, float]) -> float:
         if not self.score:
