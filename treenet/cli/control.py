@@ -11,6 +11,7 @@ The same command continues. The exit status is 0 if the control passed, and 1 if
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,8 @@ def main(argv: Sequence[str]) -> None:
         found[name] = study.recording.read_all(Ledger.read(study.out), study.out)
     f1 = measure_trees(systems, out / "data") if settings.rung == "c" else {}
     result = build_result(settings, systems, corpora, found, f1)
-    atomic_write(out / RESULT, json_bytes(result.as_json()))
+    content = {"found": result.found, "verdict": result.verdict, "rows": [asdict(row) for row in result.rows]}
+    atomic_write(out / RESULT, json_bytes(content))
     print(f"\n{format_result(settings, result)}\n\n{out / RESULT}")
     if not result.found:
         raise CommandEnded(1, "")

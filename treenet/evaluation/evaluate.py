@@ -10,9 +10,9 @@ import torch
 
 from treenet.config import DecodingConfig, TrainConfig
 from treenet.data.splits import read_references, read_sources, read_split
-from treenet.evaluation.bootstrap import compare
+from treenet.evaluation.bootstrap import compare, compare_means
 from treenet.evaluation.buckets import measure_sources, score_buckets, score_tags, without_tags
-from treenet.evaluation.learned_metrics import LearnedMetrics, compare_learned, entries_of
+from treenet.evaluation.learned_metrics import LearnedMetrics, entries_of
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.layers.backend import choose_device, keep_freed_memory
 from treenet.runs.checkpoint import AVERAGED
@@ -257,7 +257,8 @@ def compare_results(baseline: System, system: System, given: GivenLines, setting
         one.check(split, references, of)
     check_given(references, given, settings)
     found = _learned_metrics(settings).score([baseline.lines, system.lines], sources, [references, *given.more])
-    learned = compare_learned(found, settings.compare.samples)
+    samples = settings.compare.samples
+    learned = {name: compare_means(*scores.values, samples, scores.signature) for name, scores in found.items()}
     return compare(baseline, system, shown, references, split, settings.compare, numbers, given.more, learned)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from treenet.evaluation.bootstrap import Comparison, compare_means
 from treenet.evaluation.settings import BertScoreConfig, CometConfig
 from treenet.layers.backend import choose_device
 from treenet.tasks.translation_metrics import LEARNED_TITLES
@@ -88,8 +87,3 @@ def entries_of(found: dict[str, SentenceScores]) -> dict:
         details = {key: values[0] for key, values in scores.details.items()} | {"cut_texts": scores.num_cut}
         entries.setdefault("learned", {})[name] = details
     return entries
-
-
-def compare_learned(found: dict[str, SentenceScores], num_samples: int) -> dict[str, Comparison]:
-    """Make a paired bootstrap of the second system against the first, for each metric."""
-    return {name: compare_means(*scores.values, num_samples, scores.signature) for name, scores in found.items()}

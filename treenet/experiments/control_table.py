@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -53,9 +53,6 @@ class Result:
     rows: Sequence[Row]
     found: bool
     verdict: str
-
-    def as_json(self) -> dict:
-        return {"found": self.found, "verdict": self.verdict, "rows": [asdict(row) for row in self.rows]}
 
 
 def build_result(

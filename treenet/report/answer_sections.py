@@ -192,10 +192,9 @@ def show_scaling(page: Page, figure: str, name: str, report: dict) -> list[str]:
 
 def _study_test(test: SeedTest, of_weights: WeightsP, against: str) -> list[TableCell]:
     """Show difference, from what, interval, p and Holm's p over seeds, p of weights alone. A star is of the p that counts."""
-    interval = "{:+.2f} to {:+.2f}".format(*test.interval).replace("-", "−") if test.interval else "–"
     weights = show_p_value(of_weights.value) + (ONE_SIDED if of_weights.one_sided else "")
-    message = (interval, *show_p_values(test), weights)
-    return [number(test.difference, "+.2f"), text(against), *(TableCell(one, "n") for one in message)]
+    cells = (TableCell(one, "n") for one in (*show_p_values(test), weights))
+    return [number(test.difference, "+.2f"), text(against), _interval(test.interval), *cells]
 
 
 def show_p_values(test: SeedTest) -> list[str]:

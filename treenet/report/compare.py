@@ -1,5 +1,6 @@
 """Comparison of runs: their differences, whether they are comparable, and their scores."""
 
+import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -76,8 +77,8 @@ def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:
 
 def speed(run: ReportRun) -> float | None:
     """Return the median of target tokens a second."""
-    rates = sorted(line["tokens_per_s"] for line in run.metrics if line["event"] == "train" and line.get("tokens_per_s"))
-    return rates[len(rates) // 2] if rates else None
+    rates = [line["tokens_per_s"] for line in run.metrics if line["event"] == "train" and line.get("tokens_per_s")]
+    return statistics.median_high(rates) if rates else None
 
 
 @dataclass

@@ -219,14 +219,12 @@ def show_live(page: Page, live: Live) -> list[str]:
     rows = []
     for run in report.runs:
         trained = [line for line in run.metrics if line["event"] == "train"]
-        best = min(
-            (line["nll"] for line in run.metrics if line["event"] == "valid" and line.get("nll") is not None), default=None
-        )
+        best = best_validation(run.metrics)
         loss = trained[-1].get("loss") if trained else None
         cells = [text(run.name), number(trained[-1]["step"] if trained else run.step), number(run.config.get("max_steps"))]
         cells += [
             number(loss, ".3f"),
-            number(best, ".3f"),
+            number(best and best["nll"], ".3f"),
             TableCell("ended" if run.finished else "running or stopped", "n"),
         ]
         rows.append(cells)

@@ -7,6 +7,7 @@ process copies them in order.
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -83,7 +84,7 @@ class MeasureShards:
     def batches(self, record: ShardRecord) -> list[pa.RecordBatch]:
         """Return the record batch of a shard for each file."""
         sizes = row_sizes(Shard(self.folder, record))
-        make = {LENGTHS: _lengths_of, SIZE_COUNTS: _counts_of}
+        make = {LENGTHS: partial(_record_batch, schema=LENGTHS_SCHEMA), SIZE_COUNTS: _counts_of}
         return [make[name](sizes, record, self.splits) for name in self.names]
 
     def file(self, name: str, task: str) -> AnyPath:
@@ -135,10 +136,6 @@ def row_sizes(shard: Shard) -> dict[str, np.ndarray]:
 def example_ids(shard: Shard) -> np.ndarray:
     """Return the `example_id` of every row of a shard of any stage."""
     return _joined(views["example_id"] for views in shard.columns)
-
-
-def _lengths_of(sizes: dict[str, np.ndarray], record: ShardRecord, splits: Sequence[str]) -> pa.RecordBatch:
-    return _record_batch(sizes, record, splits, LENGTHS_SCHEMA)
 
 
 def _counts_of(sizes: dict[str, np.ndarray], record: ShardRecord, splits: Sequence[str]) -> pa.RecordBatch:
