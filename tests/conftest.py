@@ -21,6 +21,7 @@ from commands import ForkedServer
 from data_beside import DATA
 from pictures import pictures
 from scheduling import pytest_xdist_make_scheduler  # noqa: F401 (a hook)
+from toydata import write_toy_data
 
 from treenet.data import loader_processes
 from treeproc.common.messages import messages_shown
@@ -124,6 +125,12 @@ def forked_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loader processes of the test do not start a program. `test_loader_processes.py` tests the program."""
     names = {"DEVNULL": subprocess.DEVNULL, "TimeoutExpired": subprocess.TimeoutExpired, "Popen": ForkedServer}
     monkeypatch.setattr(loader_processes, "subprocess", SimpleNamespace(**names))
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy data set. Modules that need another one have a fixture of this name."""
+    return write_toy_data(tmp_path_factory.mktemp("toy") / "data")
 
 
 @pytest.fixture

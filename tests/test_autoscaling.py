@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import yaml
 from search_runs import write_run, write_vocabulary
-from toydata import write_toy_data
 
 pytestmark = pytest.mark.slow
 
@@ -30,11 +29,6 @@ TINY = {
 }
 STUDY = {**TINY, "grid": {"fractions": [0.5, 1.0], "seeds": [1, 2], "bootstrap_samples": 100}}
 SEARCH = {**TINY, "tune": {"trials": 4, "systems": {"transformer": {"model": {"name": "transformer"}}}, "stop_early": False}}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy") / "data")
 
 
 def run_job(name: str, folder: Path, data: Path, settings: dict) -> dict:

@@ -18,7 +18,6 @@ from hypothesis_profiles import num_examples
 from reference_encoding import encode_example
 from sample_lines import sample_lines
 from test_encode import configs, examples, vocab  # noqa: F401 (vocab is a fixture)
-from toydata import write_toy_data
 from toyruns import make_config, make_task
 
 from treenet.config import BatchConfig, SamplingConfig
@@ -140,11 +139,6 @@ def test_trees_are_those_that_the_encode_stage_makes_of_the_pieces(vocab, cases,
             column, part = COLUMNS[name]
             assert list(getattr(sampled, name))[number].tolist() == expected[column][part], name
         assert list(targets)[number].tolist() == expected["tgt_pieces"]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy"))
 
 
 def open_epoch(data: Path, epoch: int, **sampling) -> Examples:

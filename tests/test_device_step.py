@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from meta_device import DeviceOperations, stand_in_for_a_gpu
-from toydata import write_toy_data
 from toylabels import write_toy_labels
 from toyruns import final_weights, losses, make_config, make_task, same
 
@@ -23,11 +22,6 @@ pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 RANK_0 = Ranks(0, 1, CPU)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from toydata import write_toy_data
 
 from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
@@ -31,11 +30,6 @@ TINY = {
     "checkpoint_every": 5,
     "workers": 0,
 }
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy"))
 
 
 def make_config(data: Path, *overrides: str) -> TrainConfig:

@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toydata import write_toy_data
 from toyruns import final_weights, losses, make_config, make_task, same, train_ranks
 
 from treenet.runs.metrics_log import read_metrics
@@ -20,11 +19,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 CPU = torch.device("cpu")
 BUCKET = 2000  # bytes: some twenty buckets of the tiny model
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy"))
 
 
 def _afterwards(rank: int) -> None:

@@ -36,11 +36,6 @@ TABLE = "encoder.embedding.weight"
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy"))
-
-
-@pytest.fixture(scope="module")
 def other_data(tmp_path_factory) -> Path:
     """Other lines, so another order of pieces; and three other pieces, and a label more."""
     folder = write_toy_data(tmp_path_factory.mktemp("other"), seed=5, train=30)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.extras.loggers import mlflow
@@ -49,11 +48,6 @@ class FakeLogger(mlflow.Logger):
 
     def close(self, state):
         self.states.append(state)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_toy_data(tmp_path_factory.mktemp("toy") / "data")
 
 
 @pytest.fixture(autouse=True)

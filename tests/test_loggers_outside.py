@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from test_loggers import Cut, wait_until
-from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.jobs.train_run import run_training
@@ -20,11 +19,6 @@ pytestmark = pytest.mark.slow
 
 # A test that has not set them would write to the user's own place.
 OWN = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "WANDB_MODE", "WANDB_PROJECT", "WANDB_DIR")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_toy_data(tmp_path_factory.mktemp("toy") / "data")
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from meta_device import DeviceOperations, stand_in_for_a_gpu
-from toydata import write_toy_data
 from toyruns import final_weights, losses, make_config, make_task, same
 
 from treenet.tasks.base import build_task
@@ -18,11 +17,6 @@ from treeproc.common.settings import UserError
 pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy"))
 
 
 def gradients(data: Path, *options: str) -> tuple[torch.Tensor, int]:

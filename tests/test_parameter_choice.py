@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from toydata import write_toy_data
 from toyruns import final_weights, losses, make_config, make_task, same, train_ranks
 
 from treenet.config import TrainConfig
@@ -23,11 +22,6 @@ pytestmark = pytest.mark.slow
 
 SHORT = ["max_steps=4", "checkpoint_every=4", "validate_every=4", "optimizer.warmup_steps=1"]
 FREEZE = "freeze=[encoder.embedding.*, '*.layers.0.feed_forward.*']"
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy"))
 
 
 def initial_weights(task) -> dict[str, torch.Tensor]:

@@ -2,12 +2,10 @@
 
 import math
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from toydata import write_toy_data
 from toyruns import final_weights, losses, make_config, make_task, same
 
 from treenet.config import TrainConfig
@@ -26,11 +24,6 @@ from treeproc.common.settings import UserError, load_settings
 pytestmark = pytest.mark.slow
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy"))
 
 
 # What `auto` is.

@@ -11,7 +11,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from toydata import write_toy_data
 from training_jobs import tiny_config
 
 from treenet.experiments.records import _read_training
@@ -23,11 +22,6 @@ from treeproc.inspect import describe
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy") / "data")
 
 
 @pytest.fixture(scope="module")

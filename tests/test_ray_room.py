@@ -3,7 +3,6 @@
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +12,6 @@ from commands import run_here
 from ray.util.placement_group import placement_group_table
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from test_training_faults import fit_with_restarts
-from toydata import write_toy_data
 from toyruns import make_config, without_phases
 from training_jobs import tiny_config
 
@@ -27,11 +25,6 @@ from treeproc.common.ray_session import refuse_without_gpu
 from treeproc.common.settings import UserError, build_settings
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture(scope="module", autouse=True)

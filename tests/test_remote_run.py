@@ -12,7 +12,6 @@ import pytest
 from commands import Started, main_of
 from moto_store import SECRET, s3_server
 from safetensors.torch import load_file
-from toydata import write_toy_data
 from toyruns import losses, same
 from training_jobs import tiny_config
 
@@ -39,11 +38,6 @@ STEPS = 60
 def bucket(tmp_path_factory):
     with s3_server(tmp_path_factory.mktemp("s3")) as uri:
         yield as_path(uri)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy") / "data")
 
 
 @pytest.fixture(autouse=True)

@@ -63,11 +63,6 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy"))
-
-
-@pytest.fixture(scope="module")
 def study(data, tmp_path_factory) -> list[str]:
     """The command of a study, without its --out."""
     config = tmp_path_factory.mktemp("config") / "study.yaml"

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from toydata import write_toy_data
 from toyruns import final_weights, losses, make_config, make_task, train_ranks
 
 from treenet.runs.metrics_log import read_metrics
@@ -14,11 +13,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 # Biases of keys have no gradient but rounding, which Adam without the large epsilon would enlarge.
 BASE = ("optimizer.adam_eps=1e-3", "ema_decay=0.9", "validate_every=2", "checkpoint_every=2", "average=ema")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy"))
 
 
 def train_whole(data: Path, run_dir: Path, *overrides: str) -> None:

@@ -40,11 +40,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy"))
-
-
-@pytest.fixture(scope="module")
 def uninterrupted(data, tmp_path_factory) -> Path:
     run_dir = tmp_path_factory.mktemp("uninterrupted")
     torch.set_num_threads(1)

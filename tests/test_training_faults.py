@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 from commands import PROCESSES
 from safetensors.torch import load_file
-from toydata import write_toy_data
 from toyruns import losses, save_for_ever, train_ranks
 from training_jobs import run_and_note, tiny_config, wait_for_checkpoint
 
@@ -33,11 +32,6 @@ from treeproc.common.settings import UserError, dump_settings
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 TESTS = Path(__file__).parent
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy") / "data")
 
 
 def two_ranks(data: Path, run_dir: Path, steps: int) -> list[tuple[int, float]]:

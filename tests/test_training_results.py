@@ -11,7 +11,6 @@ import torch
 from matplotlib import image
 from pictures import pictures
 from safetensors.torch import load_file
-from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.jobs.train_run import RunSummary, describe_run, run_training
@@ -29,11 +28,6 @@ SETTINGS = (
     "optimizer.learning_rate=3e-2", "optimizer.warmup_steps=5", "max_steps=24", "log_every=4", "checkpoint_every=4",
     "validate_every=4", "keep_checkpoints=3", "average_checkpoints=2", "average=best", "ema_decay=0.9",
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture(scope="module")

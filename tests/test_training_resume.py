@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from toydata import write_toy_data
 from toyruns import final_weights, losses, make_config, make_task, same, train_ranks
 
 from treenet.jobs.train_run import run_training
@@ -68,11 +67,6 @@ def lines(run_dir: Path) -> list[dict]:
 def trainer_state(run_dir: Path) -> dict:
     state = torch.load(latest_checkpoint(run_dir) / "trainer.pt", weights_only=True)["state"]
     return {name: value for name, value in state.items() if name not in {"elapsed", "waited", "seconds"}}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from commands import print_to, printed_by, returned_memory
 from torch import nn
-from toydata import write_toy_data
 from toyruns import losses, make_config, make_task, train_ranks
 
 from treenet.data.examples import ExampleSource
@@ -32,11 +31,6 @@ from treeproc.shards.schema import PAD_ID
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 RANK_0 = Ranks(0, 1, torch.device("cpu"))
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy"))
 
 
 def run(config, run_dir: Path) -> list[float]:

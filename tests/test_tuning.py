@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from commands import run_here
-from toydata import write_toy_data
 
 from treenet.config import TrainConfig
 from treenet.extras.tuning.report import LEAST_TRIALS, build_report, draw, format_table, importance, write_tuning
@@ -35,11 +34,6 @@ SEARCH = {
 
 
 SYSTEM = {"transformer": {"model": {"name": "transformer"}}}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_toy_data(tmp_path_factory.mktemp("toy"))
 
 
 def settings(data: Path, **tune) -> TuningConfig:

@@ -4,7 +4,6 @@ import itertools
 
 import pytest
 import sacrebleu
-from toydata import write_toy_data
 from toyruns import final_weights, make_config, make_task, same, train_ranks
 
 from treenet.config import DecodingConfig
@@ -30,11 +29,6 @@ CHRF = [
     "average_checkpoints=1",
     "optimizer.learning_rate=0.02",
 ]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_toy_data(tmp_path_factory.mktemp("toy"))
 
 
 @pytest.fixture(scope="module")
