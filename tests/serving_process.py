@@ -12,7 +12,16 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import pytest
+from search_runs import write_run, write_vocabulary
+
 ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("serving")
+    return write_run(folder / "run", write_vocabulary(folder / "data"))
 
 
 class Server:

@@ -2,13 +2,12 @@
 
 import json
 import math
-import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from commands import run_here
 from toydata import write_toy_data
 from toyruns import TINY_RUN, check_stop_and_resume, losses
 
@@ -127,20 +126,14 @@ def test_scores_of_pairs():
         score_pairs(scored[:1], "test")
 
 
-def run(repository: Path, monkeypatch, capsys, workflow: str, *arguments: object) -> tuple[int, str, str]:
-    monkeypatch.setattr(sys, "argv", [workflow, *map(str, arguments)])
-    status = 0
-    try:
-        runpy.run_path(str(repository / "workflows" / workflow), run_name="__main__")
-    except SystemExit as left:
-        status = left.code or 0
-    return status, *capsys.readouterr()
+def run(script: str, *arguments: object) -> tuple[int, str, str]:
+    done = run_here(script, *arguments)
+    return done.returncode, done.stdout, done.stderr
 
 
-def test_the_workflows_from_configuration_to_scores(finished, tmp_path, monkeypatch, capsys, repository):
-    command = (repository, monkeypatch, capsys)
+def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
     config, _ = load_trained(finished)
-    status, message, error = run(*command, "score_lm.py", "--out", finished, "pairs=true")
+    status, message, error = run("score_lm.py", "--out", finished, "pairs=true")
     assert status == 0 and "right in minimal pairs" in message, error
     assert ("with the given trees: an upper bound" in message) == (config.model.name == "transformer_grammar")
     entry = read_json(finished / "scores.json")["test"]
@@ -152,27 +145,27 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path, monkeypa
     assert (entry["num_examples"], entry["num_pairs"], entry["checkpoint"]) == (10, 5, "averaged")
     treebank = tmp_path / "two.mrg"
     treebank.write_text("(S (NP (X ba) (X be)) (VP (X bibo) (X ba)))\n(S (NP (X ba) (X be)) (VP (X bibo) (X be)))\n")
-    status, message, error = run(*command, "score_lm.py", "--out", finished, f"treebank=[{treebank}]", "pairs=true")
+    status, message, error = run("score_lm.py", "--out", finished, f"treebank=[{treebank}]", "pairs=true")
     assert status == 0 and "1 pairs" in message, error
     assert read_json(finished / "scores.json")["treebank.two"]["num_words"] == 8
     treebank.write_text("(S (X ba)\n")
-    status, _, error = run(*command, "score_lm.py", "--out", finished, f"treebank=[{treebank}]")
+    status, _, error = run("score_lm.py", "--out", finished, f"treebank=[{treebank}]")
     assert status == 2 and "two.mrg, line 1: 1 bracket(s) of this tree are not closed" in error
-    status, _, error = run(*command, "train_lm.py", "--config", finished / "config.yaml", "--out", finished, "max_steps=31")
+    status, _, error = run("train_lm.py", "--config", finished / "config.yaml", "--out", finished, "max_steps=31")
     assert status == 0 and "scores.json, test is stale: the run has changed since then" in error.replace(f"{finished}/", "")
     assert f"python workflows/score_lm.py --out {finished} split=test pairs=true" in error
     for other in ("evaluate.py", "probe.py"):
-        status, _, error = run(*command, other, "--out", finished)
+        status, _, error = run(other, "--out", finished)
         assert status == 2 and error.count("\n") == 1 and "is a run of causal_lm" in error
-    status, _, error = run(*command, "train_lm.py", "--config", finished / "config.yaml", "--out", tmp_path, "model.name=bilstm")
+    status, _, error = run("train_lm.py", "--config", finished / "config.yaml", "--out", tmp_path, "model.name=bilstm")
     assert status == 2 and "model.name must be one of causal_transformer, transformer_grammar" in error
 
 
-def test_a_masked_model_scores_each_piece_from_all_others(data, tmp_path, monkeypatch, capsys, repository):
+def test_a_masked_model_scores_each_piece_from_all_others(data, tmp_path):
     out = tmp_path / "run"
     config = make_config(data, "task=masked_lm", "model.name=transformer", "max_steps=6")
     run_training(config, out)
-    status, message, error = run(repository, monkeypatch, capsys, "score_lm.py", "--out", out)
+    status, message, error = run("score_lm.py", "--out", out)
     assert status == 0 and "pseudo-perplexity" in message, error
     _, model = load_trained(out)
     source = build_task(config).open("test")

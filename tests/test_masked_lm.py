@@ -1,8 +1,6 @@
 """Masked language models: what is hidden, that it does not depend on the batch, training, resume and the parse at the end."""
 
 import json
-import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +8,7 @@ import pytest
 import torch
 from commands import run_here
 from pretrained_data import write_data
+from test_causal_lm import run
 from toydata import write_toy_data
 from toylabels import make_rows, write_labelled
 from toyruns import TINY_RUN, check_stop_and_resume, losses
@@ -204,16 +203,7 @@ def test_words_of_a_pretrained_tokenizer_are_read_from_its_pieces(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_workflows_from_configuration_to_scores(finished, tmp_path, monkeypatch, capsys, repository):
-    def run(workflow: str, *arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", [workflow, *map(str, arguments)])
-        status = 0
-        try:
-            runpy.run_path(str(repository / "workflows" / workflow), run_name="__main__")
-        except SystemExit as left:
-            status = left.code or 0
-        return status, *capsys.readouterr()
-
+def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
     config = finished / "config.yaml"
     out = tmp_path / "run"
     status, message, _ = run("train_lm.py", "--config", config, "--out", out, "max_steps=6")

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from sentencepiece import SentencePieceProcessor
+from test_initial_weights import pieces as names
 
 from treeproc.common.settings import UserError, load_settings
 from treeproc.shards.store import read_index
@@ -163,11 +164,6 @@ def old_data(tmp_path_factory) -> Path:
 def grow(old_data: Path, folder: Path, **changes) -> dict:
     lines = write_lines(folder, "more", 60, 120, lambda line: line.replace("e", "ę"))
     return {"splits": {"train": lines}, "vocab_from": str(old_data), "new_pieces": 50, "workers": 0} | changes
-
-
-def names(data: Path) -> list[str]:
-    model = SentencePieceProcessor(model_file=str(data / "encoded" / "vocab" / "pieces.model"))
-    return [model.id_to_piece(number) for number in range(len(model))]
 
 
 def test_a_data_set_gains_pieces_and_keeps_the_others(old_data, tmp_path):

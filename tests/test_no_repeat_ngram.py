@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from model_cases import batch_of as batch_of_trees
-from test_constrained_search import reference_search, repeats
-from test_search import NUM_HISTORIES, Rows, TableModel, batch_of, decoding, enumerate_all, random_model
+from test_constrained_search import repeats
+from test_search import Rows, TableModel, batch_of, decoding, enumerate_all, random_model
 from test_static_search import DECODING, SENTENCES, graphs, model_of, same, small_capacity  # noqa: F401 (fixtures)
 
 from treenet.config import UNRECORDED, DecodingConfig
@@ -53,27 +53,6 @@ def test_a_beam_that_holds_everything_finds_all_without_repeats(size, steps):
         assert 1 < len(expected) < len(everything)
         assert [h.ids for h in found[sentence]] == [ids for ids, _ in expected]
         assert [h.score for h in found[sentence]] == pytest.approx([score for _, score in expected], abs=1e-5)
-
-
-@num_examples(60)
-@given(
-    logits=st.lists(st.integers(-2, 2), min_size=40, max_size=40),
-    beam_size=st.integers(1, 6),
-    max_length=st.integers(1, 9),
-    min_length=st.integers(0, 3),
-    size=st.integers(1, 4),
-    seed=st.integers(0, 99),
-)
-def test_the_search_is_that_of_one_sentence_in_plain_python(logits, beam_size, max_length, min_length, size, seed):
-    index = torch.randint(len(logits), (3, NUM_HISTORIES, 7), generator=torch.Generator().manual_seed(seed))
-    model = TableModel(torch.tensor(logits, dtype=torch.float32)[index])
-    config = decoding(max_length, beam_size=beam_size, min_length=min_length, no_repeat_ngram=size)
-    everything = search_batch(model, batch_of(0, 1, 2), config, num_best=beam_size)
-    for sentence, found in enumerate(everything):
-        expected = reference_search(model, sentence, config, LineConstraints())
-        assert [(h.ids, h.score) for h in found] == [(ids, pytest.approx(score)) for ids, score in expected]
-    for steps in (Steps.GRID, Steps.STATIC):
-        assert search_batch(model, batch_of(0, 1, 2), config, num_best=beam_size, steps=steps) == everything
 
 
 WAYS = {

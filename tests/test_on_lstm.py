@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from test_recurrent import random
 
 from treenet.layers.recurrent import OnLSTM, on_lstm
 from treeproc.common.settings import UserError
@@ -32,10 +33,6 @@ def reference_on_lstm(projected: torch.Tensor, weight: torch.Tensor, chunk_size:
             hidden = [out[k].sigmoid() * cell[k].tanh() for k in range(size)]
             outputs.append(torch.stack(hidden))
     return torch.stack(outputs).view(batch, steps, size).transpose(0, 1)
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
 
 
 @pytest.mark.parametrize(("steps", "batch", "size", "chunk_size"), [(5, 3, 6, 2), (1, 1, 4, 4), (4, 2, 3, 1), (3, 1, 8, 4)])

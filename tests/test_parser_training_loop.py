@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from test_damage import flip
 from torch import nn
 
 from treeproc.common.errors import UserError
@@ -154,12 +155,6 @@ def test_other_settings_are_refused(tmp_path):
     wider.model = nn.Linear(1, 1)
     with pytest.raises(UserError, match="is of other data, or of a model with other sizes"):
         fit(wider, tmp_path, SETTINGS, seed=1)
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize(

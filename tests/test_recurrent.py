@@ -1,6 +1,5 @@
 """LSTM encoders and decoders: Tree2Seq and its sequence baseline against loops, values and gradients; roots; what is refused."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,17 +8,12 @@ from hypothesis_profiles import num_examples
 from model_cases import example_of, tiny_model
 from reference_recurrent import reference_bilstm, reference_lstm, reference_outputs, reference_states
 from strategies import Tree, binary_trees, right_branching
-from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.data.batch import collate
 from treenet.data.input_kinds import BINARY_TREES
-from treenet.evaluation.evaluate import evaluate_run, translate_split
-from treenet.evaluation.settings import EvaluateSettings
-from treenet.jobs.train_run import run_training
 from treenet.layers.core import Dropout
 from treenet.layers.recurrent import build_bilstm, build_lstm, last_state, last_states, lstm_cells, run_bilstm, run_lstm
-from treenet.runs.loading import load_run
 from treenet.tasks.base import build_task
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
@@ -142,17 +136,3 @@ def test_trees_that_need_not_be_binary_are_refused_at_the_start(tmp_path):
         build_task(make_config(tmp_path, "model.name=tree2seq")).check(index)
     build_task(make_config(tmp_path, "model.name=bilstm")).check(index)
     build_task(make_config(tmp_path, "model.name=tree2seq")).check({**index, "tree_settings": {"binarize": "left"}})
-
-
-@pytest.mark.parametrize("name", ["tree2seq", "bilstm"])
-def test_a_run_trains_resumes_and_translates(tmp_path, name):
-    data = write_toy_data(tmp_path / "data", train=24, valid=4, test=4)
-    settings = [f"model.name={name}", "model.dropout=0.2", "batch.max_tokens=128", "decoding.beam_size=3"]
-    for steps in (2, 4):
-        summary = run_training(make_config(data, *settings, f"max_steps={steps}", "checkpoint_every=2"), tmp_path / "run")
-    assert (summary.step, summary.finished) == (4, True) and np.isfinite(summary.valid_nll)
-    found = list(translate_split(load_run(tmp_path / "run"), EvaluateSettings(split="test")))
-    assert len(found) == 4 and all(best.score <= 0 for best, *_ in found)
-    if name == "tree2seq":
-        with pytest.raises(UserError, match=r"random_trees draws trees that need not be binary.*tree\.tree_source=random"):
-            evaluate_run(tmp_path / "run", EvaluateSettings(random_trees=True))

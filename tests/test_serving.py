@@ -4,13 +4,12 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 
 pytest.importorskip("uvicorn", reason="needs the extra [serve]")
-from search_runs import write_run, write_vocabulary
+from serving_process import run
 from starlette.testclient import TestClient
 
 from treenet.cli.serve import main
@@ -20,6 +19,8 @@ from treenet.extras.serving.settings import ServeSettings, read_token
 from treeproc.common.errors import UserError
 
 pytestmark = pytest.mark.slow
+
+__all__ = ["run"]  # a fixture
 
 TOKEN = "a-token-of-many-characters"
 TRANSLATOR = Served("model averaged", beam_size=3)
@@ -387,12 +388,6 @@ def test_a_server_that_others_reach_needs_a_token(tmp_path, monkeypatch):
     for settings in (ServeSettings(token_variable="NO_SUCH"), ServeSettings(token_file=tmp_path / "none")):
         with pytest.raises(UserError, match=r"NO_SUCH must hold|cannot be read: No such file"):
             read_token(settings)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("serving")
-    return write_run(folder / "run", write_vocabulary(folder / "data"))
 
 
 def test_bad_settings_are_one_line_before_anything_starts(run, tmp_path):

@@ -1,10 +1,10 @@
 """The answers of one replica: translations as of translate.py, trees, attention and its limit."""
 
 import json
-from pathlib import Path
 
 import pytest
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
+from serving_process import run
 
 from treenet.api.run import load_run
 from treenet.extras.serving.messages import Answer, Question
@@ -17,11 +17,7 @@ from treeproc.online.raw_lines import RawLine, RawLineEncoder
 
 pytestmark = pytest.mark.slow
 
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("serving")
-    return write_run(folder / "run", write_vocabulary(folder / "data"))
+__all__ = ["run"]  # a fixture
 
 
 @pytest.fixture(scope="module")

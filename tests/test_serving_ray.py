@@ -5,7 +5,6 @@ import re
 import socket
 import threading
 import time
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -14,8 +13,8 @@ from commands import run_here
 pytest.importorskip("uvicorn", reason="needs the extra [serve]")
 from axe import NO_AXE, WIDTHS, violations
 from browser import MISSING, browser
-from search_runs import SEARCH_WORDS, write_run, write_vocabulary
-from serving_process import Server, answers_while_killing
+from search_runs import SEARCH_WORDS
+from serving_process import Server, answers_while_killing, run
 
 from treenet.translation.line_translator import LineTranslator
 from treenet.translation.settings import TranslateSettings
@@ -23,14 +22,10 @@ from treeproc.online.raw_lines import RawLine, RawLineEncoder
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
+__all__ = ["run"]  # a fixture
+
 LINES = [" ".join(SEARCH_WORDS[i % 7 : i]) for i in range(1, 12)]
 HOSTILE = "<script>document.title='bad'</script><img src=x onerror=\"document.title='bad'\">"
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("serving")
-    return write_run(folder / "run", write_vocabulary(folder / "data"))
 
 
 @pytest.fixture(scope="module")

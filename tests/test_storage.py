@@ -16,6 +16,7 @@ import pyarrow.fs
 import pytest
 from commands import Started, run_here
 from moto_store import SECRET, s3_server
+from test_preprocess import snapshot as local_snapshot
 
 from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
@@ -150,14 +151,6 @@ def test_a_shard_is_cached_by_a_hash_and_by_nothing_else(bucket, fresh_cache, tm
     atomic_write(folder / "index.json", json.dumps(index).encode())
     with pytest.raises(UserError, match="shards.0.sha256"):
         check_hashes(folder, "train")
-
-
-def local_snapshot(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name not in (".lock", PROVENANCE)
-    }
 
 
 def remote_snapshot(folder: RemotePath) -> dict[str, bytes]:

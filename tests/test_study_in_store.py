@@ -9,7 +9,7 @@ import pytest
 import yaml
 from commands import run_here, without_times
 from moto_store import s3_server
-from test_scaling import STUDY
+from test_scaling import STUDY, statuses
 from test_train_classifier import GRID as SEEDS
 from test_train_classifier import TINY
 from test_tuning import SEARCH, SYSTEM
@@ -19,7 +19,7 @@ from toyruns import losses
 
 from treenet.config import TrainConfig
 from treenet.experiments import scaling_report
-from treenet.experiments.ledger import DONE, FAILED, Ledger
+from treenet.experiments.ledger import DONE, FAILED
 from treenet.experiments.settings import ScalingConfig
 from treenet.experiments.study_grid import study_cells
 from treenet.extras.tuning.trials import Trials, TuningConfig
@@ -68,10 +68,6 @@ def comparable(path: AnyPath) -> dict:
         for name in ("training", "tokens_per_s", "memory_gib"):
             one.pop(name, None) if isinstance(one, dict) else None
     return found
-
-
-def statuses(out: AnyPath) -> dict[str, str]:
-    return {name: entry.status for name, entry in Ledger.read(out).entries.items()}
 
 
 def test_a_study_in_a_store_gives_what_a_local_one_gives(bucket, study, local):

@@ -382,21 +382,24 @@ def test_a_line_that_is_too_long_is_refused_wherever_it_stands(tmp_path, monkeyp
             assert ("has a line of more than" in found.get("error", "")) == refused
 
 
+def counted(run, names: list[str]):
+    """`run`, which notes in `names` the worker of each part that is done."""
+
+    def count(worker, arguments, jobs):
+        for result in run(worker, arguments, jobs):
+            if worker.__name__ != "ReadLines":  # the sample of lines is no work that is kept
+                names.extend([worker.__name__] * len(jobs[result[0]].get("shards", [1])))
+            yield result
+
+    return count
+
+
 def test_killed_after_any_job_the_same_command_goes_on(tmp_path):
     lines = [f"line {i % 7} of this" for i in range(12)]
     content = "\n".join(lines).encode()
     inputs = inputs_of(tmp_path / "files", {"train": ([content], [content]), "test": ([b"line 2, of this\n"], [b"x"])})
     filters = FilterConfig(drop_duplicates=True)
     expected = both(tmp_path, inputs, filters, rows=3)
-
-    def counted(run, names: list[str]):
-        def count(worker, arguments, jobs):
-            for result in run(worker, arguments, jobs):
-                if worker.__name__ != "ReadLines":  # the sample of lines is no work that is kept
-                    names.extend([worker.__name__] * len(jobs[result[0]].get("shards", [1])))
-                yield result
-
-        return count
 
     undisturbed: list[str] = []
     (tmp_path / "whole" / "text").mkdir(parents=True)

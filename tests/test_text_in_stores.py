@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from folder_store import store
-from test_text_blocks import LINE_FILES, Killed, check_ranges, here, inputs_of, on_ray, runner, small, stage
+from test_text_blocks import LINE_FILES, Killed, check_ranges, counted, here, inputs_of, on_ray, runner, small, stage
 
 from treeproc.common.settings import UserError
 from treeproc.common.storage import RemotePath, as_path, open_seekable
@@ -118,27 +118,18 @@ def test_killed_after_any_job_the_same_command_goes_on(tmp_path, store):
     inputs, filters = in_store(replace(inputs, splits=splits)), FilterConfig(drop_duplicates=True)
     done: list[str] = []
 
-    def counted(run):
-        def count(worker, arguments, jobs):
-            for result in run(worker, arguments, jobs):
-                if worker.__name__ != "ReadLines":  # the sample of lines is no work that is kept
-                    done.extend([worker.__name__] * len(jobs[result[0]].get("shards", [1])))
-                yield result
-
-        return count
-
     whole = BUCKET / "whole"
-    expected = stage(whole, on_ray(whole, inputs, filters, counted(runner())), inputs, 3)
+    expected = stage(whole, on_ray(whole, inputs, filters, counted(runner(), done)), inputs, 3)
     undisturbed = sorted(done)
     assert {"Unpack", "CheckBlock", "GatherKeys", "WriteText"} == set(undisturbed)
     for lives in range(len(undisturbed) + 1):
         out = BUCKET / f"killed-{lives}"
         done.clear()
         with suppress(Killed):
-            stage(out, on_ray(out, inputs, filters, counted(runner(lives, lives))), inputs, 3)
+            stage(out, on_ray(out, inputs, filters, counted(runner(lives, lives), done)), inputs, 3)
             assert lives > 10  # this one was not killed
             break
-        found = stage(out, on_ray(out, inputs, filters, counted(runner(lives))), inputs, 3)
+        found = stage(out, on_ray(out, inputs, filters, counted(runner(lives), done)), inputs, 3)
         assert found == expected
         assert sorted(done) == undisturbed, "a part that was done was done again"
 

@@ -1,15 +1,13 @@
 """Sampling, minimum Bayes risk and constraints by translate.py, `load_run` and evaluate, on a run of random weights."""
 
 import json
-import sys
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import main_of
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
-from toyruns import without_phases
+from test_translate import translate, write
 
 from treenet import load_run
 from treenet.runs.loading import load_run as load_folder
@@ -17,6 +15,8 @@ from treenet.translation.reranking import chrf_matrix
 from treeproc.common.settings import UserError
 
 pytestmark = pytest.mark.slow
+
+__all__ = ["translate"]  # a fixture
 
 ROOT = Path(__file__).parents[1]
 SAMPLING = "decoding.method=sampling"
@@ -31,26 +31,6 @@ def run(tmp_path_factory) -> Path:
 def lines() -> list[str]:
     random = np.random.default_rng(0)
     return [" ".join(random.choice(SEARCH_WORDS, random.integers(1, 9))) for _ in range(9)]
-
-
-@pytest.fixture
-def translate(capfdbinary, run):
-    """Run the command in this process; returns its output lines and those of standard error."""
-    main = main_of("translate.py")
-
-    def call(*arguments: object) -> tuple[list[str], list[str]]:
-        capfdbinary.readouterr()
-        main(["--out", str(run), *map(str, arguments)])
-        sys.stdout.flush()
-        printed = capfdbinary.readouterr()
-        return printed.out.decode().split("\n")[:-1], without_phases(printed.err.decode())
-
-    return call
-
-
-def write(path: Path, lines: list[str]) -> Path:
-    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return path
 
 
 def test_samples_have_the_form_of_n_best_lists_and_do_not_depend_on_parts(translate, lines, tmp_path, run):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from reference_tree_lstm import reference_binary_tree_lstm, reference_child_sum
 from strategies import binary_trees, governors, right_branching, trees
+from test_recurrent import assert_same_with_gradients, random
 
 from treenet.config import ClassifierConfig, ModelConfig
 from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm
@@ -21,19 +22,6 @@ WIDTH = 3
 
 def build_levels(batch) -> TreeLevels:
     return TreeLevels.build(SpanTable.build([tree.num_leaves for tree in batch], [tree.span_array for tree in batch]))
-
-
-def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
-
-
-def assert_same_with_gradients(fast: torch.Tensor, slow: torch.Tensor, inputs: list[torch.Tensor]) -> None:
-    torch.testing.assert_close(fast, slow, rtol=1e-10, atol=1e-10)
-    mixture = torch.linspace(-1, 1, fast.numel(), dtype=torch.float64).view_as(fast)
-    grads = [torch.autograd.grad((x * mixture).sum(), inputs, allow_unused=True) for x in (fast, slow)]
-    for quick, reference in zip(*grads, strict=True):
-        reference = torch.zeros_like(quick) if reference is None else reference
-        torch.testing.assert_close(quick, reference, rtol=1e-10, atol=1e-10)
 
 
 @num_examples(40)
