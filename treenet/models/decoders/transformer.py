@@ -30,7 +30,7 @@ from treenet.layers.attention import (
 )
 from treenet.layers.backend import product_dtype
 from treenet.layers.blocks import DecoderLayer, SinusoidalPositions, end_stack
-from treenet.layers.convolution import CausalConvolution, DynamicKernels, LightweightKernels, kernel_size
+from treenet.layers.convolution import CausalConvolution, kernel_size
 from treenet.layers.core import Dropout, WordDropout
 from treenet.layers.relations import RelativeCausalSelfAttention
 from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding
@@ -287,19 +287,10 @@ def _build_relative(
     )
 
 
-def build_lightconv_decoder(config: ModelConfig, embedding: PieceEmbedding) -> TransformerDecoder:
-    """Build a decoder with lightweight convolutions instead of self-attention (Wu et al., 2019)."""
-    return _build_convolutional(config, embedding, LightweightKernels)
-
-
-def build_dynamicconv_decoder(config: ModelConfig, embedding: PieceEmbedding) -> TransformerDecoder:
-    """Build a decoder with dynamic convolutions instead of self-attention (Wu et al., 2019)."""
-    return _build_convolutional(config, embedding, DynamicKernels)
-
-
-def _build_convolutional(
+def build_convolutional_decoder(
     config: ModelConfig, embedding: PieceEmbedding, kernels: Callable[[ModelConfig, int], nn.Module]
 ) -> TransformerDecoder:
+    """Build a decoder with lightweight or dynamic convolutions instead of self-attention (Wu et al., 2019)."""
     sizes = config.convolution.decoder_kernels
     return TransformerDecoder(
         config, embedding, lambda number: CausalConvolution(config, kernels(config, kernel_size(sizes, number)))

@@ -4,6 +4,7 @@ Shapes: B batch, S = L leaves, D model.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from treenet.layers.convolution import (
     kernel_size,
 )
 from treenet.models.decoders.convs2s import ConvMemory, ConvS2SDecoder
-from treenet.models.decoders.transformer import build_dynamicconv_decoder, build_lightconv_decoder
+from treenet.models.decoders.transformer import build_convolutional_decoder
 from treenet.models.encoders.base import Encoder, PieceEmbedding, TransformerEncoder, VocabSizes
 from treenet.models.registry import Architecture, register
 
@@ -47,8 +48,8 @@ class DynamicConvEncoder(LightConvEncoder):
     kernels = DynamicKernels
 
 
-register("lightconv", Architecture(LightConvEncoder, build_lightconv_decoder))
-register("dynamicconv", Architecture(DynamicConvEncoder, build_dynamicconv_decoder))
+register("lightconv", Architecture(LightConvEncoder, partial(build_convolutional_decoder, kernels=LightweightKernels)))
+register("dynamicconv", Architecture(DynamicConvEncoder, partial(build_convolutional_decoder, kernels=DynamicKernels)))
 
 
 class ConvS2SEncoder(Encoder):

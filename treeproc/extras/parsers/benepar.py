@@ -4,7 +4,7 @@ from pathlib import Path
 
 from treeproc.common.errors import UserError, one_line
 from treeproc.common.files import load_archive, read_json
-from treeproc.extras.parsers.spacy import SpacyParser, span_tree
+from treeproc.extras.parsers.spacy import SpacyParser, spaces_after, span_tree
 from treeproc.parsers.config import ParserConfig
 from treeproc.parsers.lines import Sentence, batches, is_out_of_memory
 
@@ -28,20 +28,12 @@ class BeneparParser(SpacyParser):
         for batch in batches([len(sentence.words) for sentence in order], self._batch_words):
             chosen = [order[i] for i in batch]
             # It reads words as in running text: plain quotation marks, and the places of blanks.
-            inputs = [InputSentence(words=ptb_unescape(s.words), space_after=_space_after(s)) for s in chosen]
+            inputs = [InputSentence(words=ptb_unescape(s.words), space_after=spaces_after(s.tokens)) for s in chosen]
             self._parser.batch_size = len(chosen)
             for sentence, tree in zip(chosen, self._parser.parse_sents(inputs), strict=True):
                 sentence.tree, tags = span_tree(tree)
                 pairs = zip(sentence.tags, tags, strict=True)
                 sentence.tags = [(upos, xpos if tag == _NO_TAG else tag) for (upos, xpos), tag in pairs]
-
-
-def _space_after(sentence: Sentence) -> list[bool]:
-    """Return whether a blank follows, for every word."""
-    out = []
-    for token, after in zip(sentence.tokens, [*sentence.tokens[1:], None], strict=True):
-        out += [False] * (len(token.words) - 1) + [after is not None and token.end < after.start]
-    return out
 
 
 def load_benepar(config: ParserConfig):

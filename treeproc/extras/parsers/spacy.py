@@ -96,6 +96,14 @@ def span_tree(root) -> tuple[SpanTree, list[str]]:
     return (tree if len(tree) else SpanTree(["ROOT"], [0], [1])), tags
 
 
+def spaces_after(tokens: Sequence[Token]) -> list[bool]:
+    """Return whether a blank follows, for every word of the tokens."""
+    out = []
+    for token, after in zip(tokens, [*tokens[1:], None], strict=True):
+        out += [False] * (len(token.words) - 1) + [after is not None and token.end < after.start]
+    return out
+
+
 class SpacyParser(LineParser):
     """Analyses lines with a spaCy pipeline on the CPU. Without a pipeline (benepar, SuPar), the language's rules make words."""
 
@@ -164,12 +172,7 @@ class SpacyParser(LineParser):
         else:
             tokens = self._given_tokens(line)
             words = [word for token in tokens for word in token.words]
-            spaces = [False] * len(words)
-            at = -1
-            for token, after in zip(tokens, [*tokens[1:], None], strict=True):
-                at += len(token.words)
-                spaces[at] = after is not None and token.end < after.start
-            document = Doc(self._nlp.vocab, words, spaces)
+            document = Doc(self._nlp.vocab, words, spaces_after(tokens))
         firsts, at = set(), 0
         for token in tokens:
             firsts.add(at)
