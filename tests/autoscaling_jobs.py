@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import ray
 from fake_autoscaler import REPOSITORY, NodeCount, autoscaling_cluster
+from waiting import wait_for
 
 from treeproc.stages import ray_job
 
@@ -31,13 +31,6 @@ def settings(folder: Path) -> list[str]:
 
 def say(folder: Path) -> str:
     return (folder / "log").read_text()
-
-
-def wait(process: subprocess.Popen, condition: Callable[[], bool], folder: Path, seconds: float = 600) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert process.poll() is None and time.monotonic() < deadline, say(folder)[-3000:]
-        time.sleep(0.5)
 
 
 def from_zero_and_back(folder: Path, script: str) -> dict:
@@ -81,7 +74,7 @@ def killed(folder: Path) -> dict:
     """A study whose driver is killed while its demands wait: the cluster gets no more nodes."""
     with NodeCount() as nodes:
         command = start(folder, "scaling.py", *settings(folder))
-        wait(command, lambda: nodes.now() > 0, folder)
+        wait_for(lambda: nodes.now() > 0, command, 600, folder / "log", pause=0.5)
         command.send_signal(signal.SIGKILL)
         command.wait()
         nodes.wait_for(0, 400)
@@ -92,7 +85,7 @@ def killed(folder: Path) -> dict:
 def waiting(folder: Path) -> dict:
     """A training that the cluster can never hold: what it says, and how long it takes to stop."""
     command = start(folder, "train_wmt.py", *settings(folder), "workers=4")
-    wait(command, lambda: "waiting for nodes" in say(folder), folder)
+    wait_for(lambda: "waiting for nodes" in say(folder), command, 600, folder / "log")
     command.terminate()
     began = time.monotonic()
     status = command.wait(120)
@@ -103,7 +96,7 @@ def serving(folder: Path) -> dict:
     """A server of FOLDER/run with two replicas, each on a node of its own, until it answers."""
     with NodeCount() as nodes:
         command = start(folder, "serve.py", "--out", str(folder / "run"), "replicas=2", "port=0")
-        wait(command, lambda: "http://" in say(folder), folder)
+        wait_for(lambda: "http://" in say(folder), command, 600, folder / "log")
         command.send_signal(signal.SIGINT)
         command.wait(60)
         nodes.wait_for(0, 400)

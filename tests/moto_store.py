@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from servers import wait_for_line
+from waiting import wait_for_line
 
 from treeproc.common import storage
 

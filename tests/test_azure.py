@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from commands import run_here
-from servers import wait_for_line
 from test_failing_store import STEPS, results, snapshot
 from training_jobs import tiny_config
+from waiting import wait_for_line
 
 from treenet.jobs.train_run import run_training
 from treeproc.common import storage

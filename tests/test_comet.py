@@ -7,12 +7,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from waiting import wait_for
 
 from treenet.cli import evaluate
 from treenet.evaluation.buckets import without_tags
@@ -163,16 +163,12 @@ def test_the_process_ends_with_the_one_that_asked(python, model, tmp_path):
         f"comet_scores(CometConfig(model={str(model)!r}, python={str(python)!r}), [['wait']], [{str(started)!r}], ['one'])"
     )
     asking = subprocess.Popen([sys.executable, "-c", code], cwd=HERE.parent)
-    deadline = time.monotonic() + 60
-    while not (started.exists() and started.read_text()):
-        assert time.monotonic() < deadline and asking.poll() is None
-        time.sleep(0.1)
+    wait_for(lambda: started.exists() and started.read_text(), asking, 60)
     asking.kill()
     asking.wait()
     number = int(started.read_text())
-    while Path(f"/proc/{number}/stat").exists() and Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    stat = Path(f"/proc/{number}/stat")
+    wait_for(lambda: not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z", seconds=60)
 
 
 def test_tags_in_front_of_lines_are_left_out():

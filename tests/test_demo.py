@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_for
 
 from treenet.cli import demo, translate
 from treenet.runs.checkpoint import checkpoint_folders
@@ -90,10 +90,7 @@ def test_demo_killed_in_training_continues_and_reports(slice_config, tmp_path, r
     command = [sys.executable, str(repository / "workflows" / "demo.py"), "--config", str(slice_config), "--out", str(out)]
     with open(tmp_path / "log", "w") as log:
         job = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        deadline = time.monotonic() + 200
-        while not checkpoint_folders(out / "tree_transformer"):
-            assert job.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
-            time.sleep(0.02)
+        wait_for(lambda: checkpoint_folders(out / "tree_transformer"), job, log=tmp_path / "log")
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
     shards = times(out / "data", "train-*.arrow")

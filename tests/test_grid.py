@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import toyruns  # noqa: F401 (the forkserver's modules: its processes start without the seconds that they take to load)
 from commands import PROCESSES, print_to
+from waiting import wait_for
 
 from treenet.config import TrainConfig
 from treenet.experiments.grid import CellWork
@@ -212,13 +213,6 @@ def commands(folder: Path, names: str, count: int, parallel: int = 1):
         for process in started:
             process.kill()
             process.join()
-
-
-def wait_for(what, seconds: float = 200) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_two_commands_do_every_cell_once_and_both_wait_for_the_end(tmp_path):

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import pytest
 from toyruns import make_config
+from waiting import wait_for
 
 from treenet.extras.loggers import mlflow
 from treenet.jobs.train_run import check_same_run, describe_run, run_training
@@ -70,18 +71,10 @@ def cut_when_sent(monkeypatch, fake, step):
         written(self, event, at, **values)
         if at == step:
             self._file.flush()
-            wait_until(lambda: any(line["step"] == step for line in fake.points))
+            wait_for(lambda: any(line["step"] == step for line in fake.points))
             raise Cut
 
     monkeypatch.setattr(MetricLog, "write", write)
-
-
-def wait_until(is_true):
-    for _ in range(3000):
-        if is_true():
-            return
-        threading.Event().wait(0.01)
-    raise AssertionError("this never came true")
 
 
 def test_a_run_that_was_cut_has_every_line_once_and_stays_the_same_run(data, tmp_path, monkeypatch, fake):

@@ -7,8 +7,9 @@ import struct
 from pathlib import Path
 
 import pytest
-from test_loggers import Cut, wait_until
+from test_loggers import Cut
 from toyruns import make_config
+from waiting import wait_for
 
 from treenet.jobs.train_run import run_training
 from treenet.loggers import feed
@@ -45,7 +46,7 @@ def train_and_cut(config, run, monkeypatch, is_sent):
         written(self, event, at, **values)
         if at == 8:
             self._file.flush()
-            wait_until(is_sent)
+            wait_for(is_sent)
             raise Cut
 
     with monkeypatch.context() as patch:
@@ -136,7 +137,7 @@ def test_a_run_in_wandb_is_one_file_without_doubled_points(data, tmp_path, monke
     train_and_cut(config, run, monkeypatch, lambda: os.path.isdir(run / "wandb"))
     assert len(files()) == 1
     summary = run_training(config, run)
-    wait_until(is_ended)
+    wait_for(is_ended)
     [file] = files()
     assert summary.loggers == (f"wandb: {file.parent}, which `wandb sync {file.parent}` uploads",)
     lines, points = read_metrics(run), history()
@@ -145,7 +146,7 @@ def test_a_run_in_wandb_is_one_file_without_doubled_points(data, tmp_path, monke
         assert got == [(line["step"], line["nll"]) for line in lines if line["event"] == event]
     add_scores(run, 12.5)
     add_scores(run, 12.5)
-    wait_until(is_ended)
+    wait_for(is_ended)
     assert len(files()) == 1 and len(history()) == len(points)
     [start] = [record.run for record in records() if record.HasField("run")]
     assert start.display_name == "tree" and not start.host

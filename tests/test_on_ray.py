@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from test_shuffled_trees import shuffled
 from tiny_tokenizers import write_tokenizer
 from toydata import write_toy_data
 from toyruns import make_config
+from waiting import wait_for
 
 from treenet.data.examples import ExampleSource
 from treenet.jobs.train_run import run_training
@@ -297,10 +297,7 @@ def test_a_killed_text_stage_goes_on_to_the_same_bytes(inputs, tmp_path, moment,
     command = [sys.executable, "-c", LARGE, str(tmp_path / "settings"), str(out)]
     with open(tmp_path / "log", "w") as log:
         job = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        deadline = time.monotonic() + 120
-        while not list(out.glob(moment)):
-            assert job.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
-            time.sleep(0.005)
+        wait_for(lambda: list(out.glob(moment)), job, 120, tmp_path / "log", pause=0.005)
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
     assert not (out / "text" / "index.json").exists()
@@ -344,20 +341,14 @@ def test_a_text_stage_in_an_object_store_goes_on_after_kills(inputs, tmp_path):
             with open(tmp_path / log, "w") as file:
                 return subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
 
-        def wait_for(found, job: subprocess.Popen, log: str) -> list:
-            deadline = time.monotonic() + 200
-            while not (there := found()):
-                assert job.poll() is None and time.monotonic() < deadline, (tmp_path / log).read_text()
-                time.sleep(0.01)
-            return there
-
         job = start("first")
-        marks = wait_for(lambda: [mark for folder in out.folders() for mark in folder.glob("block-*.json")], job, "first")
+        marks_there = lambda: [mark for folder in out.folders() for mark in folder.glob("block-*.json")]  # noqa: E731
+        marks = wait_for(marks_there, job, log=tmp_path / "first")
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
         assert marks[0].parent.name.startswith(".work-") and not list((out / "text").glob("*.arrow"))
         job = start("second")
-        os.kill(wait_for(lambda: workers_of(job.pid), job, "second")[0], signal.SIGKILL)
+        os.kill(wait_for(lambda: workers_of(job.pid), job, log=tmp_path / "second")[0], signal.SIGKILL)
         assert job.wait(250) == 0, (tmp_path / "second").read_text()
         expected = contents(tmp_path / "whole")
         found = {name: (out / name).read_bytes() for name in out.objects() if name != "provenance.json"}

@@ -7,13 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from itertools import chain
 
 import numpy as np
 import pytest
 from commands import run_here
+from waiting import wait_for
 
 from treenet.config import TrainConfig
 from treenet.data.splits import read_references
@@ -165,11 +165,8 @@ def test_killed_and_rerun_gives_the_same_bytes(data, text, tmp_path, repository,
     command = [sys.executable, repository / "workflows" / "preprocess.py", "--config", config, "--out", out, *workers]
     with open(tmp_path / "log", "w") as log:
         job = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        deadline = time.monotonic() + 120
         # Killed when the first parsed shard has landed, and others have not.
-        while not list((out / "parsed").glob("train-*.arrow")):
-            assert job.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
-            time.sleep(0.02)
+        wait_for(lambda: list((out / "parsed").glob("train-*.arrow")), job, 120, tmp_path / "log")
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
     assert not (out / "encoded" / "index.json").exists()
@@ -205,10 +202,7 @@ def test_killed_without_ray_and_rerun_with_it_or_without_gives_the_same_bytes(da
     command = without_ray(repository, "--config", config, "--out", out, "workers=0")
     with open(tmp_path / "log", "w") as log:
         job = subprocess.Popen(command, stdout=log, stderr=log, cwd=repository)
-        deadline = time.monotonic() + 120
-        while not list((out / "parsed").glob("train-*.json")):
-            assert job.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
-            time.sleep(0.005)
+        wait_for(lambda: list((out / "parsed").glob("train-*.json")), job, 120, tmp_path / "log", pause=0.005)
         job.kill()
         job.wait()
     assert not (out / "encoded" / "index.json").exists()

@@ -6,10 +6,10 @@ import pty
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import wait_for
 
 from treeproc.common.messages import Progress, Rate, format_seconds, phase
 
@@ -105,10 +105,7 @@ def test_a_phase_is_seen_at_once_on_a_terminal_and_leaves_nothing():
 
 def wait_for_lines(stream: io.StringIO, count: int, end: str = "") -> None:
     """Wait until a thread has written so many lines that end so."""
-    deadline = time.monotonic() + 60
-    while stream.getvalue().count(f"{end}\n") < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: stream.getvalue().count(f"{end}\n") >= count, seconds=60)
 
 
 def test_a_phase_inside_a_progress_is_part_of_its_line():

@@ -1,8 +1,6 @@
 """Rooms of trainings, and workers, on a Ray of two cores and a made-up GPU: what is given is used, and nothing stays behind."""
 
 import os
-import time
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,6 +12,7 @@ from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from test_training_faults import fit_with_restarts
 from toyruns import make_config, without_phases
 from training_jobs import tiny_config
+from waiting import wait_for
 
 from treenet.config import TrainConfig
 from treenet.extras.tuning.ray_trials import cpus_of_trial
@@ -35,16 +34,9 @@ def one_gpu():
     ray.shutdown()
 
 
-def wait(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def there(bundle: dict[str, float]) -> Room:
     room = Room.ask([bundle])
-    wait(room.node)
+    wait_for(room.node, seconds=60)
     return room
 
 
@@ -83,7 +75,7 @@ def test_the_room_that_replaced_a_given_one_ends_with_it(data):
         ray.get(ray.remote(num_cpus=0, max_retries=0)(lose).remote(room))
     assert groups() == ["CREATED"]
     room.give_back()
-    wait(lambda: not groups())
+    wait_for(lambda: not groups(), seconds=60)
 
 
 def test_a_node_that_ends_takes_its_given_room_with_it(data, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from ray import exceptions
 from ray.train import ControllerError, WorkerGroupError
+from waiting import wait_for
 
 from treenet.config import MAY_CHANGE, TrainConfig
 from treenet.experiments.seeds import SeedsConfig
@@ -270,10 +271,7 @@ def test_a_real_cluster_with_a_folder_of_its_own_is_told(note, monkeypatch):
         options = ["--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0", "--include-dashboard=false"]
         head = subprocess.Popen([*ray_start, *options, "--num-cpus=1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            deadline = time.monotonic() + 200
-            while not (Path(folder) / "ray_current_cluster").exists():
-                assert head.poll() is None and time.monotonic() < deadline
-                time.sleep(0.1)
+            wait_for((Path(folder) / "ray_current_cluster").exists, head)
             address = (Path(folder) / "ray_current_cluster").read_text()
             assert address in _find_cluster()[1] and "has another folder than /tmp/ray" in _find_cluster()[1]
             code = (

@@ -14,6 +14,7 @@ from moto_store import SECRET, s3_server
 from safetensors.torch import load_file
 from toyruns import losses, same
 from training_jobs import tiny_config
+from waiting import wait_for
 
 from treenet.evaluation.evaluate import evaluate_run
 from treenet.evaluation.settings import EvaluateSettings
@@ -75,10 +76,7 @@ def test_killed_on_one_machine_and_finished_on_another(bucket, data, undisturbed
     out, config = bucket / "killed", tmp_path / "config.yaml"
     config.write_text(dump_settings(tiny_config(data, "max_steps=20000", "checkpoint_every=20", "keep_checkpoints=3")))
     first = Started(tmp_path / "log", "train_wmt.py", "--config", config, "--out", out)
-    deadline = time.monotonic() + 100
-    while not steps_there(out):
-        assert first.is_alive() and time.monotonic() < deadline, (tmp_path / "log").read_text()
-        time.sleep(0.02)
+    wait_for(lambda: steps_there(out), first, 100, tmp_path / "log")
     first.kill()
     first.join()
     assert SECRET not in (tmp_path / "log").read_text()

@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from pictures import pictures
 from toydata import write_toy_data
+from waiting import wait_for
 
 from treenet.config import BatchConfig
 from treenet.data.examples import ExampleSource
@@ -86,13 +86,6 @@ def started(command: list[str], **options) -> Iterator[subprocess.Popen]:
         yield driver
     finally:
         driver.kill()
-
-
-def wait_for(what: Callable[[], bool], driver: subprocess.Popen, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert driver.poll() is None and time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def statuses(out: Path) -> dict[str, str]:
@@ -330,7 +323,7 @@ def test_study_killed_twice_ends_as_undisturbed(study, undisturbed, tmp_path):
     out = tmp_path / "study"
     for cell, steps, number in (("transformer-0.3-seed1", 15, signal.SIGKILL), ("transformer-1-seed2", 12, signal.SIGTERM)):
         with started([*study, "--out", str(out)], stdout=subprocess.DEVNULL) as driver:
-            wait_for(lambda: len(losses(out / "cells" / cell)) >= steps, driver, 120)  # noqa: B023
+            wait_for(lambda: len(losses(out / "cells" / cell)) >= steps, driver, pause=0.002)  # noqa: B023
             driver.send_signal(number)
             _, errors = driver.communicate(timeout=60)
         assert driver.returncode in (-signal.SIGKILL, 143)
@@ -350,9 +343,9 @@ def test_two_commands_of_which_one_is_killed_end_as_one_undisturbed(study, undis
     out = tmp_path / "study"
     command = [*study, "--out", str(out)]
     with started(command, stdout=subprocess.DEVNULL) as one, started(command, stdout=subprocess.DEVNULL) as other:
-        wait_for(lambda: list(statuses(out).values()).count(RUNNING) == 2 if (out / "ledger.json").exists() else False, one, 120)
+        wait_for(lambda: list(statuses(out).values()).count(RUNNING) == 2 if (out / "ledger.json").exists() else False, one)
         (name, *_) = [name for name, status in statuses(out).items() if status == RUNNING]
-        wait_for(lambda: losses(out / "cells" / name), one, 120)
+        wait_for(lambda: losses(out / "cells" / name), one, pause=0.002)
         one.send_signal(signal.SIGKILL)
         _, errors = other.communicate(timeout=250)
     assert other.returncode == 0, errors
@@ -490,7 +483,7 @@ def test_cells_side_by_side_in_ray_stop_and_continue(study, tmp_path):
     command += ["grid.parallel=2", "checkpoint_every=1000", "validate_every=1000", "max_steps=600"]
     first = [out / "cells" / f"{model}-1-seed1" for model in ("tree_transformer", "transformer")]
     with started(command) as driver:
-        wait_for(lambda: all(len(read_metrics(folder)) > 2 for folder in first), driver, 250)
+        wait_for(lambda: all(len(read_metrics(folder)) > 2 for folder in first), driver, 250, pause=0.002)
         driver.send_signal(signal.SIGTERM)
         _, errors = driver.communicate(timeout=100)
     assert driver.returncode == 143 and "the same command continues" in errors, errors

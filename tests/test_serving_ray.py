@@ -15,6 +15,7 @@ from axe import NO_AXE, WIDTHS, violations
 from browser import MISSING, browser
 from search_runs import SEARCH_WORDS
 from serving_process import Server, answers_while_killing, run
+from waiting import wait_for
 
 from treenet.translation.line_translator import LineTranslator
 from treenet.translation.settings import TranslateSettings
@@ -101,10 +102,7 @@ def type_and_send(window, text: str) -> None:
         "document.getElementById('send').click()",
         text,
     )
-    deadline = time.monotonic() + 60
-    while window.run("return document.getElementById('send').disabled"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_for(lambda: not window.run("return document.getElementById('send').disabled"), seconds=60)
 
 
 def test_in_a_browser_a_sentence_has_its_tree_and_its_words_shade_it(window, server):

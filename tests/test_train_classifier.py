@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import time
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from matplotlib import image
 from torch import nn
 from toylabels import make_rows, write_labelled, write_toy_labels
 from toyruns import check_stop_and_resume, losses, train_ranks
+from waiting import wait_for
 
 from treenet.config import TrainConfig
 from treenet.data.input_kinds import BINARY_TREES
@@ -298,10 +298,7 @@ def test_a_comparison_continues_after_a_kill_and_reports_all_seeds(data, tmp_pat
     out = tmp_path / "out"
     command = ["compare_seeds.py", "--config", tmp_path / "config.yaml", "--out", out]
     killed = Started(tmp_path / "log", *command)
-    deadline = time.monotonic() + 200
-    while not checkpoint_folders(out / "cells" / "trees-seed1"):
-        assert killed.is_alive() and time.monotonic() < deadline, (tmp_path / "log").read_text()
-        time.sleep(0.01)
+    wait_for(lambda: checkpoint_folders(out / "cells" / "trees-seed1"), killed, log=tmp_path / "log", pause=0.01)
     killed.kill()
     killed.join()
     done = run_here(*command)

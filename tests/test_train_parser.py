@@ -10,13 +10,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 from commands import run_here
+from waiting import wait_for
 
 from tests.conftest import REPOSITORY
 from treeproc.common.settings import UserError, load_settings
@@ -105,10 +105,7 @@ def kill_when(folder: Path, out: Path, reached: Callable[[], bool]) -> None:
     with open(folder / "log", "w") as log:
         process = subprocess.Popen([*command, "--out", str(out)], stdout=log, stderr=log)
         try:
-            deadline = time.monotonic() + 250
-            while not reached():
-                assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
-                time.sleep(0.02)
+            wait_for(reached, process, 250, folder / "log")
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from test_progress import wait_for_lines
 from toydata import write_toy_data
 from toyruns import final_weights, losses, make_config, make_task, same
+from waiting import wait_for
 
 from treenet.config import ModelConfig, OptimizerConfig, TrainConfig
 from treenet.data.examples import ExampleSource, Prefetcher
@@ -158,10 +159,7 @@ def test_killed_and_resumed_equals_uninterrupted(data, uninterrupted, tmp_path):
     (tmp_path / "run").mkdir()
     process = PROCESSES.Process(target=train_slowly, args=(make_config(data), tmp_path / "run"))
     process.start()
-    deadline = time.monotonic() + 200
-    while not checkpoint_folders(tmp_path / "run"):
-        assert process.is_alive() and time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for(lambda: checkpoint_folders(tmp_path / "run"), process)
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -260,10 +258,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_finishes(data, tmp_path
     config.write_text(dump_settings(make_config(data, "max_steps=3000", "checkpoint_every=3000", "validate_every=3000")))
     command, log = ["train_wmt.py", "--config", config, "--out", tmp_path / "run"], tmp_path / "log"
     process = Started(log, *command)
-    deadline = time.monotonic() + 200
-    while len(read_metrics(tmp_path / "run")) < 3:
-        assert process.is_alive() and time.monotonic() < deadline, log.read_text()
-        time.sleep(0.05)
+    wait_for(lambda: len(read_metrics(tmp_path / "run")) >= 3, process, log=log)
     process.terminate()
     process.join(100)
     assert process.exitcode == 143 and "the same command continues" in log.read_text()
@@ -290,9 +285,3 @@ def test_train_wmt_says_in_one_line_what_it_needs(arguments, message, tmp_path, 
     errors = capsys.readouterr().err
     assert left.value.code == 2
     assert message in errors and errors.count("\n") == 1
-
-
-def test_average_checkpoints_prints_what_it_averaged(uninterrupted, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["average_checkpoints.py", "--out", str(uninterrupted), "last=2"])
-    runpy.run_path(str(ROOT / "workflows" / "average_checkpoints.py"), run_name="__main__")
-    assert capsys.readouterr().out.endswith("model.safetensors: mean of the last checkpoints, steps 15, 20\n")

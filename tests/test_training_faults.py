@@ -20,7 +20,8 @@ import pytest
 from commands import PROCESSES
 from safetensors.torch import load_file
 from toyruns import losses, save_for_ever, train_ranks
-from training_jobs import run_and_note, tiny_config, wait_for_checkpoint
+from training_jobs import run_and_note, tiny_config
+from waiting import wait_for
 
 from treenet.jobs import ray_train
 from treenet.jobs.train_run import run_training
@@ -63,13 +64,6 @@ def start_workflow(repository: Path, config, folder: Path, **environment: str) -
         return subprocess.Popen([*command, "--out", str(folder / "run")], env=env, stdout=log, stderr=log)
 
 
-def wait_until(process: subprocess.Popen, folder: Path, condition) -> None:
-    deadline = time.monotonic() + 200
-    while not condition():
-        assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()[-3000:]
-        time.sleep(0.02)
-
-
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
 def test_a_killed_worker_is_replaced(data, tmp_path, capfd):
@@ -83,7 +77,7 @@ def test_a_killed_worker_is_replaced(data, tmp_path, capfd):
     (tmp_path / "undisturbed").mkdir()
 
     def kill_one_worker() -> None:
-        wait_for_checkpoint(run_dir)
+        wait_for(lambda: checkpoint_folders(run_dir), seconds=260)
         for process in psutil.Process().children(recursive=True):
             if "RayTrainWorker" in "".join(process.cmdline()):
                 process.kill()
@@ -112,14 +106,14 @@ def test_a_killed_driver_is_replaced_and_sigterm_saves(data, undisturbed, tmp_pa
     settings = ("workers=2", "max_steps=600", "checkpoint_every=10", "keep_checkpoints=5", "log_every=10")
     config = tiny_config(data, *settings)
     first = start_workflow(repository, config, tmp_path)
-    wait_until(first, tmp_path, lambda: checkpoint_folders(run_dir))
+    wait_for(lambda: checkpoint_folders(run_dir), first, log=tmp_path / "log")
     first.kill()
     first.wait()
     second = start_workflow(repository, config, tmp_path)
     killed_at = checkpoint_step(latest_checkpoint(run_dir))
     logs = run_dir / "tensorboard"  # one file from each rank 0
-    wait_until(second, tmp_path, lambda: len(list(logs.iterdir())) == 2)
-    wait_until(second, tmp_path, lambda: checkpoint_step(checkpoint_folders(run_dir)[-1]) > killed_at + 20)
+    wait_for(lambda: len(list(logs.iterdir())) == 2, second, log=tmp_path / "log")
+    wait_for(lambda: checkpoint_step(checkpoint_folders(run_dir)[-1]) > killed_at + 20, second, log=tmp_path / "log")
     second.send_signal(signal.SIGTERM)
     assert second.wait(timeout=100) == 143, (tmp_path / "log").read_text()[-3000:]
     assert "the same command continues" in (tmp_path / "log").read_text()
@@ -138,17 +132,14 @@ def test_ctrl_c_is_one_line_and_the_same_command_continues(data, request, tmp_pa
         environment = os.environ | {"PYTHONPATH": str(repository)}
         arguments = dict(stdout=log, stderr=log, env=environment, start_new_session=True)
         process = subprocess.Popen([*command, "--out", str(run_dir)], **arguments)
-    wait_until(process, tmp_path, lambda: checkpoint_folders(run_dir))
+    wait_for(lambda: checkpoint_folders(run_dir), process, log=tmp_path / "log")
     children = psutil_processes(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     status = process.wait(timeout=150)
     message = (tmp_path / "log").read_text()
     assert status == 130 and message.endswith("\ninterrupted; to go on, run the same command again\n"), message[-3000:]
     assert "Traceback" not in message and "Error" not in message and message.count("interrupted") == 1
-    deadline = time.monotonic() + 60
-    while left := [child for child in children if child.is_running() and child.status() != "zombie"]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    wait_for(lambda: not any(child.is_running() and child.status() != "zombie" for child in children), seconds=60)
     assert (len(children) > 4) == (workers > 0)
     assert {path.name for path in run_dir.iterdir()} >= {"checkpoints", "config.yaml", "metrics.jsonl", "run.json"}
 
@@ -222,10 +213,8 @@ def test_a_checkpoint_that_was_cut_off_is_never_loaded(tmp_path):
     for _ in range(10):
         child = PROCESSES.Process(target=save_for_ever, args=(tmp_path, last + 1))
         child.start()
-        deadline = time.monotonic() + 60
-        while not any(checkpoint_step(folder) > last for folder in checkpoint_folders(tmp_path)):
-            assert child.is_alive() and time.monotonic() < deadline
-            time.sleep(0.001)
+        is_saved = lambda before=last: any(checkpoint_step(folder) > before for folder in checkpoint_folders(tmp_path))  # noqa: E731
+        wait_for(is_saved, child, 60, pause=0.001)
         time.sleep(rng.uniform(0, 0.02))
         child.kill()
         child.join()

@@ -7,11 +7,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from commands import run_here
+from waiting import wait_for
 
 from treenet.config import TrainConfig
 from treenet.extras.tuning.report import LEAST_TRIALS, build_report, draw, format_table, importance, write_tuning
@@ -291,10 +291,7 @@ def test_a_search_is_killed_and_continues(data, tmp_path):
     ledger = tmp_path / "out" / "ledger.json"
     with open(tmp_path / "log", "w") as log:
         job = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-        deadline = time.monotonic() + 250
-        while not any((tmp_path / "out" / "cells").glob("*/checkpoints/step_*")):
-            assert job.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
-            time.sleep(0.1)
+        wait_for(lambda: any((tmp_path / "out" / "cells").glob("*/checkpoints/step_*")), job, 250, tmp_path / "log")
         os.killpg(job.pid, signal.SIGKILL)
         job.wait()
     before = _trials(ledger)

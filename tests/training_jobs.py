@@ -23,6 +23,7 @@ from socket import socket
 import torch
 from cluster_jobs import CLONE_NEWNS, MS_PRIVATE, MS_REC
 from toyruns import make_config
+from waiting import wait_for
 
 from treenet.config import TrainConfig
 from treenet.jobs.train_run import run_training
@@ -37,13 +38,6 @@ def tiny_config(data: Path, *overrides: str) -> TrainConfig:
     """Sixty steps with twelve checkpoints, all of them kept."""
     changes = ("max_steps=60", "validate_every=60", "keep_checkpoints=20", "average_checkpoints=2")
     return make_config(data, *changes, *overrides)
-
-
-def wait_for_checkpoint(run_dir: Path, seconds: float = 260) -> None:
-    deadline = time.monotonic() + seconds
-    while not checkpoint_folders(run_dir):
-        assert time.monotonic() < deadline, "no checkpoint"
-        time.sleep(0.02)
 
 
 def two_nodes(folder: Path, disturb, *overrides: str, replace: bool = True) -> dict:
@@ -61,7 +55,7 @@ def two_nodes(folder: Path, disturb, *overrides: str, replace: bool = True) -> d
     with ThreadPoolExecutor(1) as driver, redirect_stderr(message), messages_shown():
         try:
             training = driver.submit(run_training, config, folder / "run")
-            wait_for_checkpoint(folder / "run")
+            wait_for(lambda: checkpoint_folders(folder / "run"), seconds=260)
             disturb(cluster, second)
             step = checkpoint_step(checkpoint_folders(folder / "run")[-1])
             if replace:
@@ -138,7 +132,7 @@ def submitted(folder: Path) -> dict:
             without_token = error.code
         client = JobSubmissionClient(address)
         job = submit_when_ready(client, command, environment)
-        wait_for_checkpoint(folder / "run")
+        wait_for(lambda: checkpoint_folders(folder / "run"), seconds=260)
         client.stop_job(job)
         deadline = time.monotonic() + 100
         while client.get_job_status(job) not in (JobStatus.STOPPED, JobStatus.FAILED) and time.monotonic() < deadline:
