@@ -2,6 +2,8 @@
 
 import json
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -83,11 +85,16 @@ def test_stopped_and_resumed_equals_uninterrupted(case, data, tmp_path):
 
 @pytest.mark.parametrize("case", MODELS)
 def test_micro_batches_have_the_losses_of_whole_batches(case, data, tmp_path):
+    check_micro_batches(partial(make_config, data, *MODELS[case]), tmp_path)
+
+
+def check_micro_batches(make: Callable[..., TrainConfig], folder: Path) -> None:
+    """Batches cut into other parts, as they are on several workers, have the losses of whole ones."""
     found = []
     for cut in ("null", "12"):
-        (tmp_path / cut).mkdir()
-        train(build_task(make_config(data, *MODELS[case], "max_steps=4", f"batch.tokens_per_device={cut}")), tmp_path / cut)
-        found.append([loss for _, loss in losses(tmp_path / cut)])
+        (folder / cut).mkdir()
+        train(build_task(make("max_steps=4", f"batch.tokens_per_device={cut}")), folder / cut)
+        found.append([loss for _, loss in losses(folder / cut)])
     assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 

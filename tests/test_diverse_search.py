@@ -5,13 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
-from model_cases import example_of, tiny_model
-from strategies import Tree
 from test_constrained_search import PIECES, allowed, meets
 from test_search import NUM_HISTORIES, TableModel, batch_of, decoding, next_log_probs, penalised, random_model, ranked
 
 from treenet.config import DecodingConfig
-from treenet.data.batch import collate
 from treenet.translation.line_constraints import BatchConstraints, LineConstraints
 from treenet.translation.search import search_batch
 from treeproc.common.settings import UserError
@@ -94,18 +91,6 @@ def test_strength_makes_translations_that_differ_more():
     )
     for many, few in zip(diverse, plain, strict=True):
         assert len({h.ids[:1] for h in many}) == 4 >= len({h.ids[:1] for h in few}), "each group begins in another way"
-
-
-@pytest.mark.parametrize("case", ["transformer", "tree_transformer", "convs2s", "bilstm"])
-def test_a_sentence_of_a_real_model_gets_the_same_in_any_batch(case):
-    model = tiny_model(case)
-    trees = [Tree(5, [(0, 5, 3), (0, 2, 2), (3, 5, 3)]), Tree(1, [(0, 1, 1)]), Tree(3, [(0, 3, 2), (1, 3, 2)])]
-    examples = [example_of(tree, number, reads=model.reads) for number, tree in enumerate(trees)]
-    config = DecodingConfig(beam_size=6, diversity_groups=3)
-    alone = [search_batch(model, collate([one], model.reads), config, num_best=6)[0] for one in examples]
-    for order in [(0, 1, 2), (2, 0), (1, 1, 2)]:
-        found = search_batch(model, collate([examples[i] for i in order], model.reads), config, num_best=6)
-        assert [[h.ids for h in own] for own in found] == [[h.ids for h in alone[i]] for i in order]
 
 
 def test_required_phrases_and_broken_models_are_refused():

@@ -29,7 +29,6 @@ from treenet.runs.result_provenance import RunState
 from treenet.runs.run_results import read_nll
 from treenet.structure import TreeStructure
 from treenet.translation.hypotheses import Hypothesis
-from treenet.translation.search import search_batch
 from treenet.translation.translate import detokenize, translate_examples
 from treeproc.common.settings import UserError, load_settings
 from treeproc.shards.schema import EOS_ID
@@ -192,21 +191,6 @@ def test_detokenize_gives_the_text_of_the_pieces(run):
     loaded = load_run(run)
     for row, text in zip(read_split(loaded.data, "encoded", "test"), read_references(loaded.data, "test"), strict=True):
         assert detokenize(loaded.processor, Hypothesis(tuple(row["tgt_pieces"].tolist()), 0.0, 0.0)) == text
-
-
-@pytest.mark.parametrize("name", ["transformer", "tree_transformer"])
-def test_search_scores_agree_with_teacher_forcing(run, name):
-    """The sum of log-probabilities that cached decoding found is the one that the whole sequence has."""
-    torch.manual_seed(0)
-    model = build_model(MODEL.model_copy(update={"name": name}), VocabSizes(60, 6)).eval()
-    examples = list(read_split(data_of(run), "encoded", "test"))
-    config = DecodingConfig(beam_size=4, max_length_factor=1.0, max_length_offset=2)
-    for example, hypotheses in zip(examples, search_batch(model, collate(examples), config, num_best=4), strict=True):
-        forced = collate([{**example, "tgt_pieces": np.array(h.ids, dtype=np.int64)} for h in hypotheses])
-        with torch.no_grad():
-            log_probs = model(forced).log_softmax(-1).gather(2, forced.tgt_out[..., None]).squeeze(2)
-        sums = log_probs.masked_fill(forced.tgt_out == 0, 0).sum(1)
-        assert sums.tolist() == pytest.approx([h.log_prob for h in hypotheses], abs=1e-4)
 
 
 def test_random_trees_change_a_tree_model_and_leave_a_plain_one(run):

@@ -13,10 +13,10 @@ pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 
 from commands import run_here
-from folder_store import store  # noqa: F401  # a fixture
-from test_pretrained import config_of, damage_config
-from tiny_pretrained import write_both
-from toyruns import losses, train_ranks
+from folder_store import store
+from test_pretrained import config_of, made
+from test_pretrained_runs import two_ranks_learn_as_one
+from toyruns import losses
 
 from treenet import from_pretrained, load_run
 from treenet.jobs.train_run import run_training
@@ -29,18 +29,15 @@ from treeproc.common.storage import as_path
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
+__all__ = ["made", "store"]  # fixtures
+
 ENCODER = "encoder.embedding.pretrained."
+FROZEN = {"freeze": [f"{ENCODER}*"], "keep_checkpoints": 5, "average_checkpoints": 2}
 LINES, TREES = ["We do n't know"], ["(S (X We) (S (S (X do) (X n't)) (X know)))"]
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return write_both(tmp_path_factory.mktemp("bert"))
-
-
 def frozen_config(made, **changes):
-    values = {"freeze": [f"{ENCODER}*"], "log_every": 1, "keep_checkpoints": 5, "average_checkpoints": 2}
-    return config_of(made, **values | {"model": {"name": "tree_transformer"}} | changes)
+    return config_of(made, **FROZEN | {"model": {"name": "tree_transformer"}, "log_every": 1} | changes)
 
 
 @pytest.fixture(scope="module")
@@ -118,20 +115,12 @@ def test_a_saved_run_and_a_run_that_starts_from_one_have_all_weights(made, run, 
 
 
 def test_two_ranks_with_weights_in_parts_learn_as_one_and_leave_out_the_same(made, tmp_path):
-    encoder = shutil.copytree(made[0], tmp_path / "encoder")
-    damage_config(encoder, attention_probs_dropout_prob=0.0)  # PyTorch's generator draws it, not keys
-    config = frozen_config((encoder, made[1]), batch={"max_tokens": 64}, shard_weights=True)
-    run_training(config, tmp_path / "one")
-    (tmp_path / "two").mkdir()
-    shutil.copytree(tmp_path / "one" / "initial", tmp_path / "two" / "initial")
-    assert train_ranks(2, config, tmp_path / "two") == [None, None]
+    two_ranks_learn_as_one(made, tmp_path, **FROZEN, shard_weights=True)
     one, two = (names_in(tmp_path / name / "checkpoints" / "step_00000004" / "model.safetensors") for name in ("one", "two"))
     assert one == two and latest_checkpoint(tmp_path / "two").name == "step_00000004"
-    first, second = ([loss for _, loss in losses(tmp_path / name)] for name in ("one", "two"))
-    assert len(first) == 4 and first == pytest.approx(second, rel=1e-4)
 
 
-def test_a_run_in_a_store_is_loaded_from_there(made, store, tmp_path, monkeypatch):  # noqa: F811
+def test_a_run_in_a_store_is_loaded_from_there(made, store, tmp_path, monkeypatch):
     monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "first"))
     out = as_path("s3://bucket/run")
     run_training(frozen_config(made, max_steps=2), out)

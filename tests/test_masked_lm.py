@@ -1,6 +1,7 @@
 """Masked language models: what is hidden, that it does not depend on the batch, training, resume and the parse at the end."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +9,10 @@ import pytest
 import torch
 from commands import run_here
 from pretrained_data import write_data
-from test_causal_lm import run
+from test_causal_lm import check_micro_batches, run
 from toydata import write_toy_data
 from toylabels import make_rows, write_labelled
-from toyruns import TINY_RUN, check_stop_and_resume, losses
+from toyruns import TINY_RUN, check_stop_and_resume
 
 from treenet.config import MaskedLMConfig, ModelConfig, TrainConfig
 from treenet.data.batch import collate_rows
@@ -23,9 +24,7 @@ from treenet.jobs.train_run import run_training
 from treenet.models import VocabSizes, build_masked_lm, names_for
 from treenet.runs.loading import load_processor, load_trained
 from treenet.runs.metrics_log import read_metrics
-from treenet.tasks.base import build_task
 from treenet.tasks.masked_lm import MaskedBatch, MaskedSource, count_masked, mask_pieces
-from treenet.training.trainer import train
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.settings import UserError, load_settings
 from treeproc.parsers import ParserConfig, describe_parser
@@ -136,13 +135,7 @@ def test_stopped_and_resumed_equals_uninterrupted(labelled, tmp_path):
 
 
 def test_micro_batches_mask_the_same(labelled, tmp_path):
-    """Batches cut into other parts, as they are on several workers, have the losses of whole ones."""
-    found = []
-    for cut in ("null", "12"):
-        (tmp_path / cut).mkdir()
-        train(build_task(make_config(labelled, "max_steps=4", f"batch.tokens_per_device={cut}")), tmp_path / cut)
-        found.append([loss for _, loss in losses(tmp_path / cut)])
-    assert found[0] == pytest.approx(found[1], rel=1e-4)
+    check_micro_batches(partial(make_config, labelled), tmp_path)
 
 
 def test_targets_are_counted_without_reading_shards(labelled):

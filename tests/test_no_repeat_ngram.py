@@ -80,16 +80,6 @@ def test_no_way_to_decode_repeats_and_batch_mates_change_nothing(case, way):
         same(search_batch(model, part, decoding, num_best=decoding.beam_size)[number:], together[number : number + 1])
 
 
-@pytest.mark.parametrize("case", ["transformer", "tree_transformer"])
-def test_replayed_graphs_find_the_same(case, graphs):  # noqa: F811
-    model = model_of(case)
-    batch = batch_of_trees(SENTENCES, model.reads)
-    decoding = DECODING.model_copy(update={"min_length": 17, "no_repeat_ngram": 2})
-    expected = search_batch(model, batch, decoding, num_best=3, steps=Steps.LIVE)
-    same(search_batch(model, batch, decoding, num_best=3, steps=Steps.STATIC), expected)
-    assert [graph.replays for graph in graphs] == [3, 3, 7, 1], "the whole step is captured"
-
-
 def test_records_without_it_stay_as_they_are():
     for values in ({}, {"method": "sampling"}, {"method": "mbr"}, {"diversity_groups": 5}):
         assert "no_repeat_ngram" not in DecodingConfig(**values).model_dump()

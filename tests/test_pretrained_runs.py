@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("tokenizers")
 
 from commands import PROCESSES, main_of, print_to, run_here, without_times
-from test_pretrained import config_of, damage_config, leaves_of
+from test_pretrained import config_of, damage_config, leaves_of, made
 from tiny_pretrained import write_both
 from toyruns import losses, train_ranks
 
@@ -35,10 +35,7 @@ from treeproc.common.settings import UserError, load_settings
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    return write_both(tmp_path_factory.mktemp("bert"))
+__all__ = ["made"]  # a fixture
 
 
 def test_a_run_continues_if_its_encoder_moves_and_not_if_its_settings_change(made, tmp_path):
@@ -58,17 +55,22 @@ def test_a_run_continues_if_its_encoder_moves_and_not_if_its_settings_change(mad
     assert all(torch.equal(value, moved[name]) for name, value in whole.items())
 
 
-def test_two_ranks_learn_as_one(made, tmp_path):
-    """Dropout of states is by key; that of attention weights is PyTorch's, and off here."""
-    encoder = shutil.copytree(made[0], tmp_path / "encoder")
+def two_ranks_learn_as_one(made, folder, **changes):
+    """Train in `folder` / "one" and "two". Dropout of states is by key; that of attention weights is PyTorch's, and off here."""
+    encoder = shutil.copytree(made[0], folder / "encoder")
     damage_config(encoder, attention_probs_dropout_prob=0.0)
-    config = config_of((encoder, made[1]), model={"name": "tree_transformer"}, batch={"max_tokens": 64}, log_every=1)
-    run_training(config, tmp_path / "one")
-    (tmp_path / "two").mkdir()
-    shutil.copytree(tmp_path / "one" / "initial", tmp_path / "two" / "initial")
-    assert train_ranks(2, config, tmp_path / "two") == [None, None]
-    first, second = ([loss for _, loss in losses(tmp_path / run)] for run in ("one", "two"))
+    settings = {"model": {"name": "tree_transformer"}, "batch": {"max_tokens": 64}, "log_every": 1} | changes
+    config = config_of((encoder, made[1]), **settings)
+    run_training(config, folder / "one")
+    (folder / "two").mkdir()
+    shutil.copytree(folder / "one" / "initial", folder / "two" / "initial")
+    assert train_ranks(2, config, folder / "two") == [None, None]
+    first, second = ([loss for _, loss in losses(folder / run)] for run in ("one", "two"))
     assert len(first) == 4 and first == pytest.approx(second, rel=1e-4)
+
+
+def test_two_ranks_learn_as_one(made, tmp_path):
+    two_ranks_learn_as_one(made, tmp_path)
 
 
 @pytest.mark.cluster

@@ -236,14 +236,6 @@ def test_stopping_early_saves_steps():
     assert together == model.rows_decoded + 1
 
 
-def test_a_sentence_gets_the_same_hypotheses_alone_and_in_any_batch():
-    model = random_model(seed=5)
-    config = decoding(max_length=8, beam_size=3)
-    alone = [search_batch(model, batch_of(i), config, num_best=3)[0] for i in range(4)]
-    for order in [(0, 1, 2, 3), (3, 1), (2, 2, 0), (1, 3, 0)]:
-        assert search_batch(model, batch_of(*order), config, num_best=3) == [alone[i] for i in order]
-
-
 def test_n_best_lists_are_sorted_distinct_and_prefixes_of_each_other():
     model, config = random_model(seed=7), decoding(max_length=8, beam_size=5)
     full = search_batch(model, batch_of(0, 1, 2, 3), config, num_best=5)

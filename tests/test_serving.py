@@ -213,10 +213,8 @@ class Slow(Replicas):
         return b"[]"
 
 
-async def request_of(
-    app, body: bytes, path: bytes = b"/translate", method: str = "POST", leaves_after: asyncio.Event | None = None, **headers: str
-) -> int:
-    """A request as uvicorn makes it; gives the status. Its client leaves after an event, and else never."""
+async def request_of(app, body: bytes, path: bytes = b"/translate", method: str = "POST", **headers: str) -> int:
+    """A request as uvicorn makes it; gives the status. Its client never leaves."""
     given = {"host": "localhost", "content-type": "application/json", **headers}
     scope = {
         "type": "http", "method": method, "path": unquote(path.decode("latin-1")), "raw_path": path, "query_string": b"",
@@ -229,7 +227,7 @@ async def request_of(
     async def receive():
         if parts:
             return parts.pop()
-        await (leaves_after or asyncio.Event()).wait()
+        await asyncio.Event().wait()
         return {"type": "http.disconnect"}
 
     async def send(message):
@@ -320,17 +318,6 @@ def test_a_request_that_takes_too_long_ends_and_makes_room():
     async def check() -> None:
         app = build_entrance(ServeSettings(waiting_requests=1, timeout_s=0.01), Slow(), None)
         assert await request_of(app, b'{"lines": ["a"]}') == 503
-        assert app.waiting == 0
-
-    asyncio.run(check())
-
-
-def test_a_request_whose_client_leaves_is_cancelled_and_makes_room():
-    async def check() -> None:
-        slow = Slow()
-        app = build_entrance(ServeSettings(waiting_requests=1), slow, None)
-        request = asyncio.create_task(request_of(app, b'{"lines": ["a"]}', leaves_after=slow.begun))
-        assert await request == 400 and slow.cancelled == 1
         assert app.waiting == 0
 
     asyncio.run(check())

@@ -45,15 +45,6 @@ def test_an_interval_of_95_percent_holds_the_truth_so_often(seeds, name):
     assert all(test.starred == (not test.interval[0] <= 0 <= test.interval[1]) for test in tests)
 
 
-@pytest.mark.parametrize(("name", "most"), [("mostly seeds", 0.8), ("as much of each", 0.7), ("mostly sentences", 0.5)])
-def test_a_percentile_bootstrap_over_three_seeds_holds_it_far_less_often(name, most):
-    random, runs = np.random.default_rng(3), 1000
-    means = np.array([draw(random, 3, SPREADS[name]).mean(1) for _ in range(runs)])
-    samples = means[:, random.integers(3, size=(1000, 3))].mean(-1)
-    low, high = np.quantile(samples, [0.025, 0.975], axis=1)
-    assert ((low <= 0) & (high >= 0)).mean() < most
-
-
 def test_the_interval_is_students_t_where_sentences_do_not_vary():
     found = compare_over_seeds([1.0, 2.0, 3.0], 0.0, 500)
     half = 4.3027 / math.sqrt(3)

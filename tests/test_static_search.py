@@ -103,12 +103,12 @@ def test_a_static_cache_finds_the_same(case):
 
 
 @pytest.mark.parametrize("case", ["transformer", "tree_transformer"])
-@pytest.mark.parametrize("constrained", [False, True])
-def test_replayed_graphs_find_the_same(case, constrained, graphs):
+@pytest.mark.parametrize(("constrained", "no_repeats"), [(False, 0), (True, 0), (False, 2)])
+def test_replayed_graphs_find_the_same(case, constrained, no_repeats, graphs):
     """A graph repeats operations on the tensors of its capture. There is one for each capacity, with and without constraints."""
     model = model_of(case)
     batch = batch_of(SENTENCES, model.reads)
-    decoding = DECODING.model_copy(update={"min_length": 17})
+    decoding = DECODING.model_copy(update={"min_length": 17, "no_repeat_ngram": no_repeats})
     constraints = BatchConstraints(LINES, None, "cpu") if constrained else None
     expected = search_batch(model, batch, decoding, num_best=3, constraints=constraints, steps=Steps.LIVE)
     assert not graphs

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from commands import run_here, without_times
-from moto_store import s3_server
+from test_remote_run import bucket
 from test_scaling import STUDY, statuses
 from test_train_classifier import GRID as SEEDS
 from test_train_classifier import TINY
@@ -25,19 +25,15 @@ from treenet.experiments.study_grid import study_cells
 from treenet.extras.tuning.trials import Trials, TuningConfig
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import build_settings, load_settings
-from treeproc.common.storage import AnyPath, as_path
+from treeproc.common.storage import AnyPath
 
 pytestmark = pytest.mark.slow
+
+__all__ = ["bucket"]  # a fixture
 
 GRID = {"fractions": [1.0], "seeds": [1, 2], "bootstrap_samples": 100}
 SHORT = {"max_steps": 12, "checkpoint_every": 4, "validate_every": 12}
 CELLS = ["transformer-1-seed1", "transformer-1-seed2", "tree_transformer-1-seed1", "tree_transformer-1-seed2"]
-
-
-@pytest.fixture(scope="module")
-def bucket(tmp_path_factory):
-    with s3_server(tmp_path_factory.mktemp("s3")) as uri:
-        yield as_path(uri)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from folder_store import store
-from test_text_blocks import LINE_FILES, Killed, check_ranges, counted, here, inputs_of, on_ray, runner, small, stage
+from test_text_blocks import LINE_FILES, check_kills, check_ranges, here, inputs_of, on_ray, runner, small, stage
 
 from treeproc.common.settings import UserError
 from treeproc.common.storage import RemotePath, as_path, open_seekable
@@ -116,22 +116,7 @@ def test_killed_after_any_job_the_same_command_goes_on(tmp_path, store):
     packed.write_bytes(gzip.compress(lines))
     splits = {**inputs.splits, "train": inputs.splits["train"].model_copy(update={"source": [packed]})}
     inputs, filters = in_store(replace(inputs, splits=splits)), FilterConfig(drop_duplicates=True)
-    done: list[str] = []
-
-    whole = BUCKET / "whole"
-    expected = stage(whole, on_ray(whole, inputs, filters, counted(runner(), done)), inputs, 3)
-    undisturbed = sorted(done)
-    assert {"Unpack", "CheckBlock", "GatherKeys", "WriteText"} == set(undisturbed)
-    for lives in range(len(undisturbed) + 1):
-        out = BUCKET / f"killed-{lives}"
-        done.clear()
-        with suppress(Killed):
-            stage(out, on_ray(out, inputs, filters, counted(runner(lives, lives), done)), inputs, 3)
-            assert lives > 10  # this one was not killed
-            break
-        found = stage(out, on_ray(out, inputs, filters, counted(runner(lives), done)), inputs, 3)
-        assert found == expected
-        assert sorted(done) == undisturbed, "a part that was done was done again"
+    check_kills(BUCKET, inputs, filters, {"Unpack", "CheckBlock", "GatherKeys", "WriteText"})
 
 
 def test_a_store_that_refuses_loses_nothing(tmp_path, store, monkeypatch):

@@ -20,12 +20,10 @@ from treenet.runs.checkpoint import checkpoint_folders, is_complete
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks import losses as task_losses
 from treenet.tasks.base import build_task
-from treenet.tasks.losses import projected_nll
 from treenet.training.micro_batches import MicroBatches
 from treenet.training.optimizer import MovingAverage
 from treenet.training.ranks import Ranks, bound_kernel_cache
 from treenet.training.trainer import Trainer, train
-from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
@@ -175,22 +173,11 @@ def _poor_rank(rank: int) -> None:
         out_of_memory_above(1)
 
 
-def _hopeless_rank(rank: int) -> None:
-    if rank == 1:
-        out_of_memory_above(0)
-
-
 def test_one_rank_short_of_memory_goes_on_in_pieces_and_the_others_wait(data, tmp_path):
     config = make_config(data, "max_steps=10")
     expected = run(config, tmp_path / "one")
     assert train_ranks(2, config, tmp_path / "two", _poor_rank) == [None, None]
     np.testing.assert_allclose([loss for _, loss in losses(tmp_path / "two")], expected, rtol=1e-5)
-
-
-def test_an_example_that_does_not_fit_alone_is_named_on_all_ranks(data, tmp_path):
-    first, second = train_ranks(2, make_config(data), tmp_path / "run", _hopeless_rank)
-    assert first == second
-    assert first.startswith("line ") and "leaves" in first and "does not fit into the memory" in first
 
 
 # Failures that all ranks hear of.
@@ -209,16 +196,6 @@ def test_a_full_disk_stops_all_ranks_and_leaves_the_last_good_checkpoint(data, t
     first, second = train_ranks(2, make_config(data, "checkpoint_every=5"), tmp_path / "run", _full_disk)
     assert first == second and "No space left on device; free space" in first and "step_00000010" in first
     assert [(folder.name, is_complete(folder)) for folder in checkpoint_folders(tmp_path / "run")] == [("step_00000005", True)]
-
-
-def test_training_gives_up_after_as_many_skipped_updates_as_it_is_told(data, tmp_path, monkeypatch):
-    def poisoned(*arguments):
-        sums = projected_nll(*arguments)
-        return sums._replace(loss=sums.loss * float("inf"))
-
-    monkeypatch.setattr(task_losses, "projected_nll", poisoned)
-    with pytest.raises(UserError, match="not finite in 3 updates in a row, up to step 3"):
-        train(make_task(data, "max_skipped_updates=3"), tmp_path)
 
 
 # R-Drop.

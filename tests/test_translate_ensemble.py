@@ -12,7 +12,7 @@ from treenet.data.batch import collate
 from treenet.models import VocabSizes, build_model
 from treenet.translation.search import search_batch
 from treenet.translation.translate import Ensemble, score_examples, score_targets, translate_examples
-from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
+from treeproc.shards.schema import UNK_ID
 
 pytestmark = pytest.mark.slow
 
@@ -131,19 +131,3 @@ def test_a_sentence_gets_the_same_hypotheses_alone_and_in_any_batch_of_real_sent
         for i, hypotheses in zip(order, found, strict=True):
             assert [h.ids for h in hypotheses] == [h.ids for h in alone[i]]
             assert [h.score for h in hypotheses] == pytest.approx([h.score for h in alone[i]], abs=1e-6)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_beam_1_of_a_real_model_is_greedy(name):
-    model, examples = real_model(name, 8), random_examples(5, seed=2)
-    decoding = DecodingConfig(beam_size=1, max_length_offset=4)
-    for example, found in zip(examples, search_batch(model, collate(examples), decoding), strict=True):
-        ids: list[int] = []
-        while len(ids) < int(1.5 * len(example["leaves"]["piece"])) + 4:
-            with torch.no_grad():
-                logits = model(collate([with_target(example, ids)]))[0, -1]
-            logits[[PAD_ID, UNK_ID, BOS_ID]] = -torch.inf
-            if logits.argmax() == EOS_ID:
-                break
-            ids.append(int(logits.argmax()))
-        assert found[0].ids == tuple(ids)

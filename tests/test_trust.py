@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import pickle
 import re
 import shutil
 import zipfile
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hostile_files import Payload, first_record, one_line
+from hostile_files import first_record, one_line
 from toydata import write_toy_data
 
 from treenet.experiments.ledger import LEDGER, Ledger
@@ -22,7 +21,6 @@ from treeproc.common.files import atomic_write, file_sha256, json_bytes, locked,
 from treeproc.common.settings import UserError
 from treeproc.common.storage import as_path, inside
 from treeproc.inspect import main as inspect
-from treeproc.parsers import ParserConfig
 from treeproc.readers.numbered_lines import read_lines
 from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import finished_shard, read_index, stage_folder
@@ -197,22 +195,6 @@ def test_text_gives_a_terminal_no_commands(data, capsys):
     inspect([str(data)])
     printed = capsys.readouterr().out
     assert r"\x1b]0;title\x07NP" in printed and "\x1b" not in printed and "\x07" not in printed
-
-
-def test_models_of_parsers_with_pickles_are_refused(tmp_path):
-    """Stanza loads weights alone."""
-    from treeproc.parsers import build_parser
-    from treeproc.parsers.model_files import SHIPPED_MODELS
-
-    models = tmp_path / "models"
-    shutil.copytree(SHIPPED_MODELS / "en", models)
-    for name in ("constituency.pt", "vectors.pt"):
-        whole = (models / name).read_bytes()
-        torch.save({"model": Payload(tmp_path / "marker")}, models / name)
-        with pytest.raises((UserError, pickle.UnpicklingError)):
-            build_parser(ParserConfig(name="shipped", models=models))
-        (models / name).write_bytes(whole)
-    assert not (tmp_path / "marker").exists()
 
 
 def test_nothing_in_the_source_unpickles():
