@@ -123,13 +123,17 @@ class ExampleSource(Examples):
         return Ragged(*picked.items(column, part))
 
     def target_tokens(self, rows: np.ndarray) -> int:
-        """Return the number of target pieces with EOS, which the loss of a batch is divided by, without reading a shard."""
-        return int(self.lengths["tgt_pieces"][rows].sum()) + len(rows)
+        """Return the number of targets, which the loss of a batch is divided by, without reading a shard."""
+        return int(self.count_targets(self.lengths["leaves"][rows], self.lengths["tgt_pieces"][rows]).sum())
 
     def epoch_targets(self, plan: BatchPlan) -> int:
         """Return `target_tokens` of all rows in use."""
         sizes = plan.used_sizes()
-        return int(((sizes.tgt_pieces + 1) * sizes.rows).sum())
+        return int((self.count_targets(sizes.leaves, sizes.tgt_pieces) * sizes.rows).sum())
+
+    def count_targets(self, leaves: np.ndarray, tgt_pieces: np.ndarray) -> np.ndarray:
+        """Return the number of targets of each example [n] of these sizes: target pieces with EOS."""
+        return tgt_pieces + 1
 
     def _open(self, number: int) -> list[dict]:
         """Return the record batches of a shard. Raises UserError if it is damaged, or its rows are not those of the lengths."""

@@ -15,7 +15,6 @@ from treenet.config import TrainConfig
 from treenet.data.batch import TreeBatch, collate_rows
 from treenet.data.examples import SourceSide
 from treenet.data.input_kinds import InputKind
-from treenet.data.plan import BatchPlan
 from treenet.models import VocabSizes, build_causal_lm
 from treenet.structure import Actions
 from treenet.tasks.base import Task, check_structure, vocab_sizes
@@ -53,14 +52,9 @@ class CausalSource(SourceSide):
         lists.targets = lists.pieces
         return to_causal(collate_rows(lists, self.reads), self._sizes)
 
-    def target_tokens(self, rows: np.ndarray) -> int:
-        """Return the number of pieces and ends of sentences. The loss of a batch is divided by it, also that of actions."""
-        return int(self.lengths["leaves"][rows].sum()) + len(rows)
-
-    def epoch_targets(self, plan: BatchPlan) -> int:
-        """Return `target_tokens` of all rows in use."""
-        sizes = plan.used_sizes()
-        return int(((sizes.leaves + 1) * sizes.rows).sum())
+    def count_targets(self, leaves: np.ndarray, tgt_pieces: np.ndarray) -> np.ndarray:
+        """Return the number of pieces with EOS of each example [n]. The loss of actions is divided by it too."""
+        return leaves + 1
 
 
 class CausalLanguageModel(Task):

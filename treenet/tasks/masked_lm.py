@@ -17,7 +17,6 @@ from treenet.config import MaskedLMConfig
 from treenet.data.batch import SourceBatch
 from treenet.data.examples import ExampleSource, SourceSide
 from treenet.data.input_kinds import InputKind
-from treenet.data.plan import BatchPlan
 from treenet.models import build_masked_lm, find_encoder
 from treenet.tasks.base import Task, vocab_sizes
 from treeproc.common.storage import AnyPath
@@ -47,14 +46,9 @@ class MaskedSource(SourceSide):
         none = torch.full_like(batch.leaf_pieces, PAD_ID)
         return MaskedBatch(**{**vars(batch), "tgt_in": none, "tgt_out": none})
 
-    def target_tokens(self, rows: np.ndarray) -> int:
-        """Return the number of pieces to predict. The loss of a batch is divided by it."""
-        return int(count_masked(self.lengths["leaves"][rows], self._rate).sum())
-
-    def epoch_targets(self, plan: BatchPlan) -> int:
-        """Return `target_tokens` of all rows in use."""
-        sizes = plan.used_sizes()
-        return int((count_masked(sizes.leaves, self._rate) * sizes.rows).sum())
+    def count_targets(self, leaves: np.ndarray, tgt_pieces: np.ndarray) -> np.ndarray:
+        """Return the number of pieces to predict of each example [n]."""
+        return count_masked(leaves, self._rate)
 
 
 def count_masked(lengths: np.ndarray, rate: float) -> np.ndarray:
