@@ -91,6 +91,16 @@ def test_copies_that_nobody_asked_for_for_longest_go(store, tmp_path, monkeypatc
     assert store.reads == ["0.bin", "1.bin", "2.bin", "3.bin", "4.bin", "1.bin"]
 
 
+def test_copies_used_before_the_clock_was_set_back_go(store, tmp_path, monkeypatch, caplog):
+    """Their last use lies a year ahead, which says nothing about how long ago it was."""
+    monkeypatch.setenv("TREE_ATTENTION_CACHE_GB", str(2.5 * SIZE / 1e9))
+    items = objects(store, 4)
+    with caplog.at_level(logging.WARNING):
+        for item in items:
+            used_long_ago(local_copy(*item), -365 * 24 * 3600)
+    assert len(held_names(tmp_path)) == 2 and items[3][1] in held_names(tmp_path) and not caplog.records
+
+
 def test_eviction_keeps_and_reports_mapped_copies(store, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("TREE_ATTENTION_CACHE_GB", str(1.5 * SIZE / 1e9))
     items = objects(store, 4)

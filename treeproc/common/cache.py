@@ -227,11 +227,12 @@ def _evict(found: list[_Copy], limit: int) -> int:
     left = sum(copy.size for copy in found)
     if left <= limit:
         return left
-    mapped, used_now = _mapped(), time.time_ns() - _JUST_USED_NS
+    mapped, now = _mapped(), time.time_ns()
     for copy in sorted(found):
-        if left <= limit or copy.used_ns > used_now:
+        if left <= limit:
             break
-        if copy.path.name not in mapped:
+        # A clock that was set back leaves uses in the future.
+        if copy.path.name not in mapped and abs(now - copy.used_ns) > _JUST_USED_NS:
             copy.path.unlink(missing_ok=True)
             left -= copy.size
     return left
