@@ -194,6 +194,8 @@ def test_copies_in_hidden_folders_are_left_out(tmp_path):
     ("parts", "message"),
     [
         ([member("a.txt"), member("./a.txt")], "two of its files have the name 'a.txt'"),
+        ([member("a/b.txt"), member("a//b.txt")], "two of its files have the name 'a/b.txt'"),
+        ([member("a/b.txt"), member("././a/./b.txt")], "two of its files have the name 'a/b.txt'"),
         ([member("a/../../b")], "the name 'a/../../b' of a file leads out of it"),
         ([member("a", of_type(tarfile.GNUTYPE_SPARSE))], "the file 'a' is sparse"),
         ([member("a", lambda i: i.pax_headers.update({"GNU.sparse.major": "1"}))], "the file 'a' is sparse"),

@@ -183,7 +183,7 @@ def members(archive: AnyPath, folder: str) -> list[tuple[str, bytes]]:
         with open_input(archive) as file:
             tape = _Tape(file)
             for member, size in _headers(tape):
-                name = member.name.removeprefix("./").lstrip("/")
+                name = str(PurePosixPath(member.name.lstrip("/")))  # one spelling for a/b, ./a/b and a//b
                 if member.isdir() or not (folder == "." or name == folder or name.startswith(f"{folder}/")):
                     continue
                 if kind := _kind_left_out(member, PurePosixPath(name).relative_to(folder)):
