@@ -50,6 +50,18 @@ def test_a_zip_is_the_run(saved, top):
     assert len([path for path in (saved.parent / "cache" / "runs").iterdir() if not path.name.startswith(".")]) == 1
 
 
+def test_what_was_unpacked_is_unpacked_again_where_it_is_damaged(saved):
+    """As by programs that remove old files from a cache."""
+    packed = pack(saved)
+    expected = from_pretrained(packed).candidates(LINES, num_best=3)
+    (weights,) = (saved.parent / "cache" / "runs").glob("run.zip-*/averaged/model.safetensors")
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert from_pretrained(packed).candidates(LINES, num_best=3) == expected and weights.read_bytes() == content
+    weights.unlink()
+    assert from_pretrained(packed).candidates(LINES, num_best=3) == expected
+
+
 def test_another_zip_of_the_same_name_is_another_run(saved):
     first = from_pretrained(pack(saved)).candidates(LINES, num_best=3)
     write_run(saved.parent / "other", saved.parent / "data", seed=2)

@@ -170,13 +170,33 @@ def unpack_run(path: AnyPath) -> Path:
             place = places / f"{path.name}-{digest[:32]}"
             places.mkdir(parents=True, exist_ok=True)
             with file_lock(places / ".unpack-lock"):
-                if not place.is_dir():
-                    _unpack(path, zipfile.ZipFile(file), place)
+                archive = zipfile.ZipFile(file)
+                if not _is_whole(archive, place):
+                    shutil.rmtree(place, ignore_errors=True)
+                    _unpack(path, archive, place)
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
         raise UserError(f"{path} is damaged or not a zip file ({quoted(str(error))}); {_AGAIN}") from None
     except OSError as error:
         raise UserError(f"cannot unpack {path}: {error.strerror or error}; free space, or set TREE_ATTENTION_CACHE") from None
     return next(found.parent for found in (place / CONFIG, *place.glob(f"*/{CONFIG}")) if found.is_file())
+
+
+def _is_whole(archive: zipfile.ZipFile, place: Path) -> bool:
+    """Return whether the files of the archive are in a folder as they were unpacked: a cache may be cleaned, or damaged."""
+    try:
+        return place.is_dir() and all(
+            _crc32(place / member.filename) == member.CRC for member in archive.infolist() if not member.is_dir()
+        )
+    except OSError:
+        return False
+
+
+def _crc32(path: Path) -> int:
+    found = 0
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found = zlib.crc32(block, found)
+    return found
 
 
 def _unpack(path: AnyPath, archive: zipfile.ZipFile, place: Path) -> None:
