@@ -131,20 +131,19 @@ def gradient_and_kept(made, **changes) -> tuple[torch.Tensor, int]:
 
 
 @pytest.mark.parametrize("name", ["pretrained", "tree_transformer"])
-def test_layers_of_the_encoder_are_computed_again_with_the_same_gradient(made, name):
+def test_layers_of_the_encoder_are_computed_again_with_the_same_gradient(made, name, capfd, recwarn):
     """Also with both kinds of dropout, and with frozen layers below."""
     for freeze in ([], ["encoder.embedding.pretrained.embeddings.*", "encoder.embedding.pretrained.encoder.layer.0.*"]):
         (gradient, kept), (again, kept_less) = (
             gradient_and_kept(made, model={"name": name}, freeze=freeze, checkpoint_activations=on) for on in (False, True)
         )
         assert torch.equal(gradient, again) and gradient.any() and kept_less < kept / 3
+    assert capfd.readouterr().err == "" and not recwarn.list
 
 
 def test_an_encoder_whose_layers_cannot_be_computed_again_is_refused_unless_it_is_frozen(tmp_path):
     made = write_both(tmp_path, "squeezebert")
-    with pytest.raises(
-        UserError, match="^checkpoint_activations must be false: transformers cannot .* of SqueezeBertModel again$"
-    ):
+    with pytest.raises(UserError, match="^checkpoint_activations must be false: transformers cannot .* of squeezebert again$"):
         gradient_and_kept(made, checkpoint_activations=True)
     gradient_and_kept(made, checkpoint_activations=True, freeze=["encoder.embedding.pretrained.*"])
 

@@ -65,6 +65,20 @@ class PretrainedLeaves(nn.Module):
         """Return the table of pieces of the pretrained encoder."""
         return self.pretrained.get_input_embeddings().weight
 
+    @property
+    def is_trained(self) -> bool:
+        """Return whether a parameter of the pretrained encoder is trained."""
+        return any(parameter.requires_grad for parameter in self.pretrained.parameters())
+
+    def layers(self) -> list[nn.Module]:
+        """Return the layers that transformers marks as such. Raises UserError if there are none."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        if not (found := [module for module in self.pretrained.modules() if isinstance(module, GradientCheckpointingLayer)]):
+            kind = self.pretrained.config.model_type
+            raise UserError(f"checkpoint_activations must be false: transformers cannot compute the layers of {kind} again")
+        return found
+
     def of_leaves(self, batch: TreeBatch) -> Tensor:
         """Return the states of leaves [B, L, D]."""
         return self.encode(batch)[0]
@@ -101,7 +115,7 @@ class PretrainedLeaves(nn.Module):
     def _run(self, pieces: Tensor, pad_mask: Tensor) -> Tensor:
         """Return the states [B, W, H] of texts that the pretrained encoder can read at once."""
         numbers, mask = self._inputs(pieces, pad_mask)
-        trained = any(parameter.requires_grad for parameter in self.pretrained.parameters())
+        trained = self.is_trained
         if self.pretrained.training != (self.training and trained):
             self.pretrained.train(self.training and trained)
         with torch.set_grad_enabled(trained and torch.is_grad_enabled()):

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from treenet.layers.blocks import DecoderLayer, EncoderLayer
 from treenet.layers.core import DropoutKeys
+from treenet.models.pretrained import PretrainedLeaves
 from treeproc.common.settings import UserError
 
 
@@ -125,22 +126,20 @@ def recompute_layers(model: nn.Module, keys: DropoutKeys, draws_numbers: bool) -
     """Make Transformer layers of `model` keep no activations for backward, with the same results, gradients and dropout.
 
     `draws_numbers`: our layers also draw from PyTorch's generator. Then its state is kept with their input, as it always is for
-    those of a pretrained encoder. Raises UserError if transformers cannot compute these again, and they are trained.
+    those of a pretrained encoder. Raises UserError if these are trained, and transformers does not mark them.
     """
 
     def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
         return nullcontext(), _as_before(keys, (keys.keys, keys.calls))
 
-    options = {"use_reentrant": False, "context_fn": contexts}
+    layers = {module: draws_numbers for module in model.modules() if isinstance(module, EncoderLayer | DecoderLayer)}
     for module in model.modules():
-        if isinstance(module, EncoderLayer | DecoderLayer):
-            # Only the forward method is replaced: hooks and parameters stay as they are.
-            module.forward = partial(checkpoint, module.forward, preserve_rng_state=draws_numbers, **options)  # type: ignore[method-assign]
-        elif hasattr(module, "gradient_checkpointing_enable") and any(one.requires_grad for one in module.parameters()):
-            if not module.supports_gradient_checkpointing:
-                kind = type(module).__name__
-                raise UserError(f"checkpoint_activations must be false: transformers cannot compute the layers of {kind} again")
-            module.gradient_checkpointing_enable(options)
+        if isinstance(module, PretrainedLeaves) and module.is_trained:
+            layers |= dict.fromkeys(module.layers(), True)
+    options = {"use_reentrant": False, "context_fn": contexts}
+    for layer, draws in layers.items():
+        # Only the forward method is replaced: hooks and parameters stay as they are.
+        layer.forward = partial(checkpoint, layer.forward, preserve_rng_state=draws, **options)  # type: ignore[method-assign]
 
 
 @contextmanager
