@@ -236,6 +236,7 @@ def test_eviction_keeps_copies_of_the_last_minute(store, tmp_path, monkeypatch):
 
 PROCESS = """
 import sys, time
+from contextlib import suppress
 from pathlib import Path
 import pyarrow as pa
 from test_cache import fake_file_system, SIZE
@@ -243,13 +244,15 @@ from treeproc.common import cache, storage
 from treeproc.common.cache import local_copy
 from treeproc.common.storage import as_path
 storage._file_system = lambda *_: fake_file_system(Path(sys.argv[1]))
-cache._JUST_USED_NS = 2 * 10**9
+cache._JUST_USED_NS = 0
 items = [line.split() for line in sys.stdin]
-for turn in range(3):
+for turn in range(10):
     for number, (path, sha256) in enumerate(items):
-        with pa.memory_map(str(local_copy(as_path(path), sha256))) as source:
-            kept = source.read_buffer()
-        time.sleep(0.5)
+        kept = None
+        while kept is None:  # another process may remove the copy before it is open, as no time protects it here
+            with suppress(FileNotFoundError), pa.memory_map(str(local_copy(as_path(path), sha256))) as source:
+                kept = source.read_buffer()
+        time.sleep(0.05)
         assert kept.to_pybytes() == bytes([number]) * SIZE, (turn, number)
 print("done")
 """
