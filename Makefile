@@ -13,8 +13,8 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, but this is " + sys.version) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	@echo 'installs the pinned packages into $(VENV), in silence: 90 seconds on our machine (docs/results/demo.md)'
 	@# The pip of Python 3.11 takes three times as long to choose versions.
+	@echo 'installs the pinned packages into $(VENV), in silence: 90 seconds on our machine (docs/results/demo.md)'
 	$(RUN) $(INSTALL) --constraint constraints.txt --upgrade pip
 	$(RUN) $(INSTALL) --no-compile --constraint constraints.txt --editable '.[check,test]'
 	@# On all cores, where pip takes one, and without half that few import. Some files are templates, and do not compile.
