@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from meta_device import DeviceOperations, stand_in_for_a_gpu
-from toyruns import final_weights, losses, make_config, make_task, same
+from toyruns import final_weights, gradient_and_kept, losses, make_config, make_task, same
 
 from treenet.tasks.base import build_task
 from treenet.training import ranks
@@ -24,16 +24,7 @@ def gradients(data: Path, *options: str) -> tuple[torch.Tensor, int]:
     trainer = Trainer(make_task(data, "batch.tokens_per_device=32", *options), Ranks(0, 1, CPU))
     rank_batch = trainer.micro_batches.rank_batch(trainer.plan.hardest_batch())
     assert len(rank_batch.batches) > 1
-    kept = 0
-
-    def pack(x: torch.Tensor) -> torch.Tensor:
-        nonlocal kept
-        kept += x.nbytes
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        trainer.train_step.compute_gradient(rank_batch, trainer.micro_batches, 3)
-    return trainer.train_step._gradients.flat.clone(), kept
+    return gradient_and_kept(trainer, rank_batch)
 
 
 @pytest.mark.parametrize("model", ["tree_transformer", "transformer"])

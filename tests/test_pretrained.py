@@ -16,6 +16,7 @@ from commands import run_here  # noqa: E402
 from test_own_labels import WORDS, settings_of, toy_lines, write_files  # noqa: E402
 from tiny_pretrained import FAMILIES, WIDTH, write_both, write_encoder  # noqa: E402
 from toylabels import LABELLED_COLUMNS, NUM_PIECES, make_rows, write_labelled  # noqa: E402
+from toyruns import gradient_and_kept  # noqa: E402
 
 from treenet.config import TrainConfig  # noqa: E402
 from treenet.config.models import PretrainedConfig  # noqa: E402
@@ -113,21 +114,11 @@ def test_gradients_reach_what_is_trained_and_nothing_else(made):
         assert model.encoder.embedding.pretrained.training == (moving is not None)
 
 
-def gradient_and_kept(made, **changes) -> tuple[torch.Tensor, int]:
+def gradient_of(made, **changes) -> tuple[torch.Tensor, int]:
     """The gradient of a batch in training, and the bytes that its forward pass keeps for backward."""
     torch.manual_seed(1)
     trainer = Trainer(build_task(check_job(config_of(made, **changes)).config), Ranks(0, 1, torch.device("cpu")))
-    kept = 0
-
-    def pack(x: torch.Tensor) -> torch.Tensor:
-        nonlocal kept
-        kept += x.nbytes
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        batches = trainer.micro_batches
-        trainer.train_step.compute_gradient(batches.rank_batch(trainer.plan.batch(0)), batches, 3)
-    return trainer.train_step._gradients.flat.clone(), kept
+    return gradient_and_kept(trainer, trainer.micro_batches.rank_batch(trainer.plan.batch(0)))
 
 
 @pytest.mark.parametrize("name", ["pretrained", "tree_transformer"])
@@ -135,7 +126,7 @@ def test_layers_of_the_encoder_are_computed_again_with_the_same_gradient(made, n
     """Also with both kinds of dropout, and with frozen layers below."""
     for freeze in ([], ["encoder.embedding.pretrained.embeddings.*", "encoder.embedding.pretrained.encoder.layer.0.*"]):
         (gradient, kept), (again, kept_less) = (
-            gradient_and_kept(made, model={"name": name}, freeze=freeze, checkpoint_activations=on) for on in (False, True)
+            gradient_of(made, model={"name": name}, freeze=freeze, checkpoint_activations=on) for on in (False, True)
         )
         assert torch.equal(gradient, again) and gradient.any() and kept_less < kept / 3
     assert capfd.readouterr().err == "" and not recwarn.list
@@ -144,8 +135,8 @@ def test_layers_of_the_encoder_are_computed_again_with_the_same_gradient(made, n
 def test_an_encoder_whose_layers_cannot_be_computed_again_is_refused_unless_it_is_frozen(tmp_path):
     made = write_both(tmp_path, "squeezebert")
     with pytest.raises(UserError, match="^checkpoint_activations must be false: transformers cannot .* of squeezebert again$"):
-        gradient_and_kept(made, checkpoint_activations=True)
-    gradient_and_kept(made, checkpoint_activations=True, freeze=["encoder.embedding.pretrained.*"])
+        gradient_of(made, checkpoint_activations=True)
+    gradient_of(made, checkpoint_activations=True, freeze=["encoder.embedding.pretrained.*"])
 
 
 MODELS = {

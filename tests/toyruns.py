@@ -14,7 +14,8 @@ from treenet.config import TrainConfig
 from treenet.runs.checkpoint import latest_checkpoint, take_snapshot, write_checkpoint
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.base import Task, build_task
-from treenet.training.trainer import train
+from treenet.training.micro_batches import RankBatch
+from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError, load_settings
 
 # Processes start from one that has imported these: in a tenth of a second instead of seconds. Optimisers import Dynamo.
@@ -105,3 +106,17 @@ def save_for_ever(run_dir: Path, first: int) -> None:
 def without_phases(errors: str) -> list[str]:
     """The lines of standard error but those that name what is under way: a busy machine has more of them."""
     return [line for line in errors.splitlines() if not line.endswith(" ...")]
+
+
+def gradient_and_kept(trainer: Trainer, rank_batch: RankBatch) -> tuple[torch.Tensor, int]:
+    """The gradient of a batch, and the bytes that its forward passes keep for backward."""
+    kept = 0
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        kept += x.nbytes
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        trainer.train_step.compute_gradient(rank_batch, trainer.micro_batches, 3)
+    return trainer.train_step._gradients.flat.clone(), kept
