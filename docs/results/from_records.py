@@ -215,7 +215,7 @@ MIXED: Mapping[tuple[str, str], tuple[int, ...]] = {
 Sentences = Iterator[tuple[str, Figures]]
 IWSLT, HALF, QUARTER, MULTI30K = SIZES
 RELATIVE, OTHERS, OTHER_CAPTIONS = Row("iwslt14", "relative_positions"), Row("iwslt14", "shuffled"), Row("multi30k", "shuffled")
-SST5_TREE, SST5_PLAIN, SST5_PHRASES, SST5_LSTM = SST5 = [
+SST5 = SST5_TREE, SST5_PLAIN, SST5_PHRASES, SST5_LSTM = [
     Row("sst5_table", name) for name in ("tree_transformer", "transformer_root", "transformer_phrases", "tree_lstm")
 ]
 SST2_PLAIN, SST2_LSTM = (Row("sst2", name) for name in ("transformer_root", "tree_lstm"))
@@ -225,7 +225,7 @@ BLEU_A_NAT = 16.9  # of Multi30k, from the four points of multi30k.md, which hav
 
 
 def of_readme() -> Sentences:
-    tree, plain, phrases, lstm = (fmean(row.values("test.accuracy")) for row in SST5)
+    tree, plain, phrases, lstm = means("test.accuracy", *SST5)
     yield (
         "[{} per cent](docs/results/classification.md) for the Tree Transformer, {} for the plain one (95 % interval of "
         "the difference: {} to {}). Most of the gap comes from the labels of phrases: a plain Transformer that learns them "
@@ -292,30 +292,30 @@ def of_claims() -> Sentences:
         "{} over the Transformer ({} to {}, exploratory), {} over the Tree Transformer ({} to {}, Holm's p {})",
         [*from_model("transformer", RELATIVE), *_difference(RELATIVE), *holm(RELATIVE)],
     )
-    tree, plain, phrases, lstm = (fmean(row.values("test.accuracy")) for row in SST5)
-    plain_rows, lstm_rows = (
-        [figure for row in rows for figure in (*falls(row), *holm(row))]
-        for rows in ((SST5_PLAIN, WHOLE_PLAIN), (SST5_LSTM, WHOLE_LSTM))
+    tree, plain, phrases, lstm = means("test.accuracy", *SST5)
+    yield (
+        "(+9.8) | {}, {}: {}, {} to {}, Holm's p {}. Whole words: {}, {} to {}, Holm's p {}",
+        [tree, plain, *falls_with_holm(SST5_PLAIN), *falls_with_holm(WHOLE_PLAIN)],
     )
-    yield "(+9.8) | {}, {}: {}, {} to {}, Holm's p {}. Whole words: {}, {} to {}, Holm's p {}", [tree, plain, *plain_rows]
     yield "that learns all phrases: {} ({}, {} to {})", [phrases, *falls(SST5_PHRASES)]
-    yield "Tree-LSTM {}: {}, {} to {}, Holm's p {}; whole words {}, {} to {}, Holm's p {} |", [lstm, *lstm_rows]
-    two = [fmean(row.values("test.binary_accuracy")) for row in (SST5_TREE, SST5_PLAIN, SST5_LSTM)]
-    yield "SST-5 models: {}, {}, {}. Trained on", two
-    unmasked = Row("sst5_table", "no_sub_mask")
+    yield (
+        "Tree-LSTM {}: {}, {} to {}, Holm's p {}; whole words {}, {} to {}, Holm's p {} |",
+        [lstm, *falls_with_holm(SST5_LSTM), *falls_with_holm(WHOLE_LSTM)],
+    )
+    yield "SST-5 models: {}, {}, {}. Trained on", means("test.binary_accuracy", SST5_TREE, SST5_PLAIN, SST5_LSTM)
     yield "falls by {}, {} to {} | not decided", falls(Row("sst5_table", "no_hier_emb"))
-    yield "falls by {}, {} to {}, Holm's p {} | holds, and the loss is larger", [*falls(unmasked), *holm(unmasked)]
+    yield "falls by {}, {} to {}, Holm's p {} | holds, and the loss is larger", falls_with_holm(Row("sst5_table", "no_sub_mask"))
     yield "On SST-2, below, it wins with Holm's p {}", holm(SST2_LSTM)
     systems = ("tree_transformer", "transformer_root", "tree_lstm")
-    trained = [fmean(Row("sst2", system).values("test.accuracy")) for system in systems]
+    trained = means("test.accuracy", *(Row("sst2", system) for system in systems))
     yield "Trained on two classes alone: {}, {}, {} |", trained
     yield "Two classes alone: against the Transformer not decided (Holm's p {})", holm(SST2_PLAIN)
     child_sum, binary = _sick("child_sum_tree_lstm"), _sick("tree_lstm")
-    correlations = [fmean(row.values("test.pearson")) for row in (child_sum, binary, _sick("bilstm"))]
+    correlations = means("test.pearson", child_sum, binary, _sick("bilstm"))
     yield "{}, {}, {} without word vectors", correlations
     found = [child_sum.test().difference, *holm(child_sum), *holm(binary)]
     yield "child-sum ({}, p {}); not decided for binary (p {})", found
-    correlations = [fmean(_sick(system).values("test.pearson")) for system in ("tree_transformer", "transformer")]
+    correlations = means("test.pearson", _sick("tree_transformer"), _sick("transformer"))
     yield "{}, the Transformer {} (p {})", [*correlations, *most_holm(ON_SICK)]
     yield "have only 60 % of the labels to learn from", []
     sizes = [one["facts"]["examples"] for one in records("iwslt14")]
@@ -333,6 +333,16 @@ SENTENCES: Mapping[str, Callable[[], Sentences]] = {
 def _both_scores(row: Row) -> Figures:
     """The scores of a system and of the other one, and their difference."""
     return [*mean("", row), *other_mean("", row), *_difference(row)]
+
+
+def means(name: str, *rows: Row) -> Figures:
+    """The mean of a score over seeds, of each row."""
+    return [fmean(row.values(name)) for row in rows]
+
+
+def falls_with_holm(row: Row) -> Figures:
+    """The difference and its interval, the other way round, and Holm's p."""
+    return [*falls(row), *holm(row)]
 
 
 def nll_as_bleu(row: Row) -> Figures:
