@@ -73,7 +73,7 @@ def ours(pieces: TokenizerPieces, numbers: list[int]) -> list[int]:
 def test_pieces_are_the_tokenizers_where_none_crosses_a_border(folders, family):
     """The file cuts texts to six pieces and fills them up to six: here neither happens."""
     pieces, (tokenizer, _) = TokenizerPieces(folders[family] / "tokenizer.json"), plain(folders[family])
-    lines = ["We know him, they know us!", "He knows  her", "a [SEP] b", "x"]
+    lines = ["We know him, they know us!", "He knows  her", "a [b] c", "x"]
     ends = [[i for i in range(1, len(line) + 1) if i == len(line) or line[i] == " " != line[i - 1]] for line in lines]
     counts = Counter()
     found = encode(pieces, lines, ends, counts)
@@ -84,6 +84,39 @@ def test_pieces_are_the_tokenizers_where_none_crosses_a_border(folders, family):
         assert pieces.encode_lines(pa.array([line]))[0].tolist() == ours(pieces, own)
     assert counts["tokenizer_pieces"] == sum(len(word) for words in found for word in words)
     assert len(joined(found[0])) > 6
+
+
+@pytest.mark.parametrize("kind", ["WordPiece", "BPE", "Unigram", "WordLevel"])
+def test_names_of_special_pieces_in_a_text_are_text(tmp_path, kind):
+    """Each model could find them among its pieces. They are cut as by a tokenizer that has no such pieces."""
+    letters, special = sorted("<>/[]adkmnpsu"), ["<pad>", "</s>", "<mask>", "[unk]"]
+    merges = [("<", "/"), ("s", ">"), ("</", "s>"), ("</s>", "a")]
+
+    def tokenizer(names: list[str], unknown: str) -> tokenizers.Tokenizer:
+        names = [*names, *(["##" + letter for letter in letters] if kind == "WordPiece" else ["</", "s>", "dad"])]
+        numbers = {
+            name: number for number, name in enumerate([*names, unknown, *["</s>a"] * (kind == "BPE" and "</s>" in names)])
+        }
+        own = [pair for pair in merges if {*pair, "".join(pair)} <= numbers.keys()]
+        models = tokenizers.models
+        model = {
+            "WordPiece": lambda: models.WordPiece(numbers, unk_token=unknown),
+            "BPE": lambda: models.BPE(numbers, own, unk_token=unknown, ignore_merges=True),
+            "Unigram": lambda: models.Unigram([(name, 0.0 if name in special else -2.0) for name in numbers], numbers[unknown]),
+            "WordLevel": lambda: models.WordLevel(numbers, unk_token=unknown),
+        }[kind]()
+        made = tokenizers.Tokenizer(model)
+        made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+        made.add_special_tokens([tokenizers.AddedToken(name, special=True) for name in special if name in numbers])
+        return made
+
+    tokenizer([*special[:3], *letters], "[unk]").save(str(tmp_path / "tokenizer.json"))
+    pieces, without = TokenizerPieces(tmp_path / "tokenizer.json"), tokenizer(letters, "?")
+    for line in ("a </s> dad", "<pad>", "k<mask>m", "m [unk]", "</s></s>a", "dad"):
+        wanted = ["<unk>" if name == "?" else name for name in without.encode(line).tokens]
+        assert pieces.names(pieces.encode_lines(pa.array([line]))[0]) == wanted, line
+    assert pieces.names(range(FIRST_PIECE, FIRST_PIECE + 3)) == special[:3]
+    assert special[1] in pieces.decode([[FIRST_PIECE + 1]])[0]
 
 
 def test_a_piece_that_crosses_a_border_is_cut_again_word_by_word(folders):

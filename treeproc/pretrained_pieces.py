@@ -8,6 +8,7 @@ itself. All other pieces are the tokenizer's own.
 import json
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,9 @@ from treeproc.shards.shard import decode_tokens, read_tokenizer, tokenizer_names
 # Number of words in the cache of words that are cut by themselves. When it is full, the cache is emptied.
 _MOST_KNOWN = 200_000
 
+# Begins the names of special pieces while a text is cut. It is no character of Unicode.
+_NO_TEXT = "\uffff"
+
 
 class TokenizerPieces:
     """The fast tokenizer of a pretrained encoder. Raises UserError if the file is missing or broken, or has no unknown piece.
@@ -29,16 +33,16 @@ class TokenizerPieces:
     """
 
     def __init__(self, path: AnyPath):
-        self._tokenizer = read_tokenizer(path)
-        spec = json.loads(self._tokenizer.to_str())
-        self._unknown = _unknown_id(spec["model"], self._tokenizer)
+        tokenizer = read_tokenizer(path)
+        self._names, spec = tokenizer_names(tokenizer), json.loads(tokenizer.to_str())
+        self._unknown = _unknown_id(spec["model"], tokenizer)
         if self._unknown is None and spec["model"]["type"] != "BPE":  # its package cannot cut a text with an unknown character
             raise UserError(f"{path} has no unknown piece, which a tokenizer of type {spec['model']['type']} needs")
+        _hide_special_pieces(spec)
+        self._tokenizer = _of_text(spec)
         # A word that touches the one before it gets no blank, which some tokenizers write before every text.
-        self._inside = type(self._tokenizer).from_str(json.dumps(_without_first_blank(spec)))
-        self._inside.encode_special_tokens = True
+        self._inside = _of_text(_without_first_blank(spec))
         self._known: dict[tuple[str, bool], list[int]] = {}
-        self._names = tokenizer_names(self._tokenizer)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -93,7 +97,7 @@ class TokenizerPieces:
 
     def decode(self, pieces: Sequence[Sequence[int]]) -> list[str]:
         """Return the text that the tokenizer makes of sequences of piece ids. It need not be the original one."""
-        return decode_tokens(self._tokenizer, self._unknown, pieces)
+        return [text.replace(_NO_TEXT, "") for text in decode_tokens(self._tokenizer, self._unknown, pieces)]
 
     def names(self, pieces: Sequence[int]) -> list[str]:
         """Return the pieces as in the vocabulary."""
@@ -137,6 +141,37 @@ def _unknown_id(model: dict, tokenizer: object) -> int | None:
     if model.get("unk_id") is not None:
         return int(model["unk_id"])
     return None if model.get("unk_token") is None else tokenizer.token_to_id(model["unk_token"])
+
+
+def _of_text(spec: object) -> Any:
+    """Return the tokenizer of a description, which reads the names of added special pieces as text."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(json.dumps(spec))
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _hide_special_pieces(spec: dict) -> None:
+    """Give special pieces names in the description of a tokenizer that occur in no text, and keep their numbers.
+
+    Otherwise its model would find `</s>` of a text, or `[MASK]`, among its pieces.
+    """
+    model, added = spec["model"], [token for token in spec["added_tokens"] if token["special"]]
+    hidden = {token["content"]: f"{_NO_TEXT}{token['content']}" for token in added}
+    for token in added:
+        token["content"] = hidden[token["content"]]
+    if unknown := model.get("unk_token"):
+        model["unk_token"] = hidden.setdefault(unknown, f"{_NO_TEXT}{unknown}")
+    if model["type"] == "Unigram":
+        if (unknown := model["unk_id"]) is not None:
+            hidden.setdefault(name := model["vocab"][unknown][0], f"{_NO_TEXT}{name}")
+        model["vocab"] = [[hidden.get(name, name), score] for name, score in model["vocab"]]
+        return
+    model["vocab"] = {hidden.get(name, name): number for name, number in model["vocab"].items()}
+    if model["type"] == "BPE":
+        mark = len(model["continuing_subword_prefix"] or "")
+        model["merges"] = [pair for pair in model["merges"] if hidden.keys().isdisjoint([*pair, pair[0] + pair[1][mark:]])]
 
 
 def _without_first_blank(spec: object) -> object:

@@ -256,7 +256,7 @@ def read_pieces(path: AnyPath) -> tuple[Any, "SentencePieceProcessor"]:
 
 
 def read_tokenizer(path: AnyPath) -> Any:
-    """Return the fast tokenizer of a file tokenizer.json, which cuts texts of any length, and reads `[SEP]` as text.
+    """Return the fast tokenizer of a file tokenizer.json, which cuts texts of any length.
 
     Raises UserError if the file is missing or broken, or if the package `tokenizers` is not installed.
     """
@@ -273,7 +273,6 @@ def read_tokenizer(path: AnyPath) -> Any:
         raise UserError(f"{path} is not a fast tokenizer: {str(error)[:200]}") from None
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    tokenizer.encode_special_tokens = True
     return tokenizer
 
 
