@@ -282,6 +282,13 @@ def test_a_model_whose_states_change_with_padding_is_refused(tmp_path, kind):
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
+def test_a_model_that_reads_no_later_pieces_is_refused(tmp_path):
+    """XLM has checkpoints of both kinds, under one type of model."""
+    with pytest.raises(UserError, match="the state of a piece does not change with the pieces after it; choose BERT"):
+        run_training(config_of(write_both(tmp_path, "xlm")), tmp_path / "run")
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
 @torch.no_grad()
 def test_long_texts_are_cut_where_the_table_of_positions_ends(tmp_path):
     leaves = leaves_of(*write_both(tmp_path, "roformer"))

@@ -25,7 +25,7 @@ def write_encoder(folder: Path, kind: str = "bert", *, seed: int = 1, positions:
     sizes = {"hidden_size": WIDTH, "num_attention_heads": 2, "intermediate_size": 24, "num_hidden_layers": 3}
     own = {"modernbert": {"cls_token_id": 0, "sep_token_id": 2, "bos_token_id": 0, "eos_token_id": 2}, "deberta-v2": {
         "relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"], "position_buckets": 8
-    }, "squeezebert": {"embedding_size": WIDTH}}.get(kind, {})  # fmt: skip
+    }, "squeezebert": {"embedding_size": WIDTH}, "xlm": {"causal": True}}.get(kind, {})  # fmt: skip
     config = AutoConfig.for_model(kind, vocab_size=pieces, pad_token_id=pad, max_position_embeddings=positions, **sizes, **own)
     torch.manual_seed(seed)
     model = AutoModel.from_config(config)

@@ -31,7 +31,7 @@ ENCODER = "encoder.embedding.pretrained."  # begins the names of its parameters 
 _OF_NO_STATE = (*OF_THE_FILE, "architectures", "dtype", "torch_dtype")
 _OF_CODE = ("model_type", "auto_map", "attn_implementation", "experts_implementation")
 _TRIED = 512  # pieces of the longest text that a new encoder reads to try it
-_TOLERANCE = 1e-4  # of states with and without padding, relative to the greatest
+_TOLERANCE = 1e-4  # of states that should be equal, relative to the greatest
 _FLOATING = ("F64", "F32", "F16", "BF16")  # types that safetensors names, of weights without a scale
 
 
@@ -237,20 +237,20 @@ def load_pretrained(leaves: PretrainedLeaves, folder: Path) -> None:
 
 
 def try_encoder(leaves: PretrainedLeaves, folder: Path) -> None:
-    """Raise UserError if an encoder, loaded from a folder, gives no state for each piece, or one that depends on padding."""
+    """Raise UserError if an encoder, loaded from a folder, gives no state of a whole text for each piece."""
     if reason := _what_fails(leaves):
         kind = leaves.pretrained.config.model_type
         raise UserError(
-            f"model.pretrained.folder: {folder} holds a model of type {kind}, which gives no state for each piece of a text: "
+            f"model.pretrained.folder: {folder} holds a model of type {kind}, which gives no state of a text for each piece: "
             f"{reason}; {CHOOSE}"
         )
 
 
 @torch.no_grad()
 def _what_fails(leaves: PretrainedLeaves) -> str:
-    """Return why an encoder gives no state for each piece, or one that depends on padding; empty if it reads texts as it should.
+    """Return why an encoder gives no state of a whole text, and of nothing else, for each piece; empty if it does.
 
-    It reads a short text by itself, and beside one that has as many pieces as it can read.
+    It reads a short text by itself, beside one that has as many pieces as it can read, and with other pieces after the first.
     """
     longest, training = min(leaves.most_leaves or _TRIED, _TRIED), leaves.training
     pieces = FIRST_PIECE + (torch.arange(longest) * 7 % (len(leaves.numbers) - FIRST_PIECE)).expand(2, -1)
@@ -260,12 +260,17 @@ def _what_fails(leaves: PretrainedLeaves) -> str:
     leaves.eval()
     try:
         states, first = leaves.read(pieces.to(device), pad_mask.to(device))
-        alone, _ = leaves.read(pieces[1:, : lengths[1]].to(device), pad_mask[1:, : lengths[1]].to(device))
+        short, no_padding = pieces[1:, : lengths[1]].to(device), pad_mask[1:, : lengths[1]].to(device)
+        alone, _ = leaves.read(short, no_padding)
+        repeated, _ = leaves.read(short[:, :1].expand_as(short), no_padding)
         wanted = (2, longest + first + len(leaves.after), leaves.width)
         if tuple(states.shape) != wanted:
             return f"its states have the shape {tuple(states.shape)} where {wanted} was expected"
-        far = (states[1, : first + lengths[1]] - alone[0, : first + lengths[1]]).abs().max() / alone.abs().max()
-        return "" if far < _TOLERANCE else "the states of a text change with the padding after it"
+        size = _TOLERANCE * alone.abs().max()
+        if (states[1, : first + lengths[1]] - alone[0, : first + lengths[1]]).abs().max() >= size:
+            return "the states of a text change with the padding after it"
+        decodes = lengths[1] > 1 and (repeated - alone)[0, : first + 1].abs().max() < size
+        return "the state of a piece does not change with the pieces after it" if decodes else ""
     except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:  # of models with other arguments
         return one_line(f"{type(error).__name__}: {error}", 200)
     finally:
