@@ -258,6 +258,19 @@ def test_refusals(data, undisturbed, tmp_path):
         sample_lines([tmp_path / "empty.de"], 3, tmp_path / "out")
 
 
+@pytest.mark.parametrize("key", ["run={}", "translate.ensemble=[{}]"])
+def test_a_run_of_the_wrong_direction_is_refused(data, undisturbed, tmp_path, key):
+    """Its own data set has the lines in the same order, also with other trees or pieces."""
+    forward = shutil.copytree(undisturbed / "backward", tmp_path / "forward")
+    other = tmp_path / "other"
+    preprocess(PreprocessConfig(parsed=data, subwords={"vocab_size": 420}, tree={"tree_source": "flat"}, workers=0), other)
+    config = forward / "config.yaml"
+    config.write_text(config.read_text().replace(str(undisturbed / "backward_data"), str(other)))
+    with pytest.raises(UserError, match="forward translates the source of .* to its target; give a run"):
+        main(arguments(data, tmp_path / "out", f"run={undisturbed / 'backward'}", key.format(forward)))
+    assert not (tmp_path / "out" / "config.yaml").exists()
+
+
 def test_what_cannot_work_is_refused_before_the_training_and_can_be_corrected(data, undisturbed, tmp_path, monkeypatch):
     monkeypatch.setattr(train_run, "run_training", None)  # whatever trains fails
     out, text = tmp_path / "out", tmp_path / "text.de"

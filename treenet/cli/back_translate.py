@@ -32,7 +32,7 @@ from treenet.cli.synthetic_pairs import (
 )
 from treenet.config import TrainConfig
 from treenet.runs.checkpoint import AVERAGED, META
-from treenet.runs.run_folder import checkpoint_path, is_packed_run, unpack_run
+from treenet.runs.run_folder import FACTS, checkpoint_path, is_packed_run, unpack_run
 from treenet.translation.settings import TranslateSettings
 from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.errors import CommandEnded, as_called, quoted
@@ -102,6 +102,7 @@ class BackTranslation:
             choose_device(config.translate.use_gpu)
         if config.run is None:
             self._backward_config()  # its refusals come before the work
+        self._refuse_forward_runs()
 
     def _backward_config(self) -> TrainConfig:
         """Return the settings of the backward model. Raises UserError if it could not translate, before it is trained."""
@@ -123,6 +124,22 @@ class BackTranslation:
             )
         change_decoding(backward.decoding, self.config.translate.decoding)
         return backward
+
+    def _refuse_forward_runs(self) -> None:
+        """Raise UserError for a given run that learned from the pairs of `data`, and so translates source to target."""
+        from treenet.runs.loading import data_of
+
+        text = read_index(self.config.data / "encoded")["text_fingerprint"]
+        for run in filter(None, (self.config.run, *self.config.translate.ensemble)):
+            folder = unpack_run(run) if is_packed_run(run) else run
+            if not (folder / FACTS).exists():
+                continue  # it is refused where it is loaded, as is one whose data set is gone
+            encoded = data_of(folder, load_settings(TrainConfig, folder / "config.yaml")) / "encoded"
+            if (encoded / "index.json").exists() and read_index(encoded).get("text_fingerprint") == text:
+                raise UserError(
+                    f"{run} translates the source of {self.config.data} to its target; give a run of the other direction, or "
+                    "leave run out: the command trains one"
+                )
 
     def _default_sizes(self) -> tuple[dict[str, float], str]:
         """Return the sizes of the backward model that no setting gives, and where they come from."""
