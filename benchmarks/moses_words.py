@@ -20,8 +20,8 @@ import sacremoses
 from measure import emit
 
 from treeproc.parsers import Given, ParserConfig, build_parser, read_trees
+from treeproc.readers import FORMATS
 from treeproc.readers.line_forms import undo_moses
-from treeproc.readers.treebanks import read_conllu, read_treebank
 from treeproc.stages.preprocess import SAMPLE
 from treeproc.trees.scores import PUNCTUATION
 from treeproc.trees.spans import ROOT_LABELS, SpanTree, plain_label
@@ -133,9 +133,9 @@ def main() -> None:
         count_negations("sample", to_moses(sample))
         return
     for number, path in enumerate(options.conllu):
-        gold = list(read_conllu([path], []))
+        gold = list(FORMATS["conllu"].read([path], []))
         if has_trees := number == 0 and options.brackets is not None:
-            trees = read_treebank([options.brackets], [])
+            trees = FORMATS["brackets"].read([options.brackets], [])
             gold = [row | {"trees": tree["trees"]} for row, tree in zip(gold, trees, strict=True)]
         score_tags(path.name, gold, to_moses(gold), trees=has_trees)
     if options.moses:

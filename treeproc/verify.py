@@ -148,16 +148,12 @@ def advice(report: Verification, data: AnyPath) -> str:
     files = len(Counter(problem.path for problem in report.problems))
     found = f"{read}: {len(report.problems):,} problems in {files} files"
     if all(problem.mendable for problem in report.problems):
-        owners = [f.parent for f in stage_folders(data).values() if any(_lies_in(p.path, f) for p in report.problems)]
+        owners = [f.parent for f in stage_folders(data).values() if any(str(p.path).startswith(f"{f}/") for p in report.problems)]
         jobs = [
             f"python workflows/preprocess.py --config {owner / 'config.yaml'} --out {owner}" for owner in dict.fromkeys(owners)
         ]
         return f"{found}; run the job again, which makes only the damaged files: {as_called(' && '.join(jobs))}"
     return f"{found}; some wrong rows have the right hash, so the job wrote them like this: run it into a new --out"
-
-
-def _lies_in(path: AnyPath, folder: AnyPath) -> bool:
-    return str(path).startswith(f"{folder}/")
 
 
 def main(argv: Sequence[str]) -> None:

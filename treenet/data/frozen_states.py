@@ -49,10 +49,6 @@ def states_schema(width: int) -> pa.Schema:
     return pa.schema([pa.field("states", states, nullable=False)])
 
 
-def bytes_of_state(width: int) -> int:
-    return 4 * width
-
-
 def leaves_fingerprint(index: Index) -> str:
     """Return the fingerprint of the leaves of a data set: of its lines, words and pieces. Its controls have the same."""
     parts = (index.get("text_fingerprint"), index.get("parsed_fingerprint"), index.get("tree_settings", {}).get("side"))

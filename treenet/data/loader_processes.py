@@ -100,7 +100,7 @@ class LoaderProcesses(Generic[Item]):
         """Start the processes and ask for their first items, from number `first` on."""
         self._starts += 1
         memory = _shared_memory(self._count * DEPTH * SLOT_BYTES)
-        self._memory = _map_memory(memory)
+        self._memory = torch.frombuffer(mmap.mmap(memory, 0), dtype=torch.uint8)
         pairs = [socket.socketpair() for _ in range(1 + self._count)]
         theirs = [pair[1].fileno() for pair in pairs]
         # In a group of its own: Ctrl-C, and a signal to the group of this process, are for this process.
@@ -181,8 +181,3 @@ def _shared_memory(num_bytes: int) -> int:
             memory = os.dup(file.fileno())
     os.ftruncate(memory, num_bytes)
     return memory
-
-
-def _map_memory(memory: int) -> Tensor:
-    """Map the memory of a file, uint8."""
-    return torch.frombuffer(mmap.mmap(memory, 0), dtype=torch.uint8)

@@ -25,7 +25,6 @@ from treenet.data.frozen_states import (
     FACTS,
     SHARDS,
     StatesFacts,
-    bytes_of_state,
     leaves_fingerprint,
     read_states_facts,
     states_schema,
@@ -107,7 +106,7 @@ def _claim(out: AnyPath, facts: StatesFacts) -> None:
 
 def _check_room(out: AnyPath, shards: Sequence[ShardRecord], leaves: PretrainedLeaves) -> None:
     """Print the size of all states. Raises UserError if the disk has less room than those need that are missing."""
-    of_state = bytes_of_state(leaves.width)
+    of_state = 4 * leaves.width  # float32
     sizes = {shard.name: (shard.rows + shard.counts.get("leaves", 0)) * of_state for shard in shards}
     total, examples = sum(sizes.values()), sum(shard.rows for shard in shards)
     tell(f"states of {examples:,} examples: {_size(total)}, {of_state:,} bytes a piece")

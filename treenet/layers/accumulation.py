@@ -99,7 +99,7 @@ def _sum_groups(rows: Tensor, weights: Tensor, order: EntryOrder) -> Tensor:
     """Sum rows [B, S, D] with weights [W, E], one sum per group: [groups, D]."""
     num_weights, num_entries = weights.shape
     weights = weights.index_select(1, order.entry).flatten()
-    first = _per_weight(order.first, num_weights, num_entries).flatten()
+    first = order.first if num_weights == 1 else (order.first + num_entries * _count(num_weights, order.first)).flatten()
     index = _row_of_weight(order.source, num_weights).flatten()
     sums = sum_weighted_rows(_rows(rows, num_weights), index, first, weights)
     return sums if num_weights == 1 else sums.unflatten(0, (num_weights, -1)).transpose(0, 1).flatten(1)
@@ -114,10 +114,6 @@ def _multiply_rows(left: Tensor, right: Tensor, entries: Entries, num_weights: i
 def _row_of_weight(position: Tensor, num_weights: int) -> Tensor:
     """Map flat positions [E] to rows [W, E] of `_rows`."""
     return position if num_weights == 1 else position * num_weights + _count(num_weights, position)
-
-
-def _per_weight(first: Tensor, num_weights: int, num_entries: int) -> Tensor:
-    return first if num_weights == 1 else first + num_entries * _count(num_weights, first)
 
 
 def _count(num_weights: int, like: Tensor) -> Tensor:

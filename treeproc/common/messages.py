@@ -71,7 +71,8 @@ def messages_shown(*, quiet: bool = False) -> Iterator[None]:
     for logger in loggers:
         logger.addHandler(_handler)
         logger.setLevel(logging.DEBUG)
-    warnings.showwarning = _show_warning
+    # A warning of a library, without the line of code that it comes from.
+    warnings.showwarning = lambda message, *place: warn(f"warning: {one_line(str(message))}")
     try:
         yield
     finally:
@@ -80,18 +81,6 @@ def messages_shown(*, quiet: bool = False) -> Iterator[None]:
             logger.setLevel(level)
             logger.handlers[:] = handlers
         choose_messages()
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """Show a warning of a library, without the line of code that it comes from."""
-    warn(f"warning: {one_line(str(message))}")
 
 
 # Rates and times left are of about the last minute: work that began slowly does not count for ever.

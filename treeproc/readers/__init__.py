@@ -5,17 +5,16 @@ A reader raises UserError with file and line on bad input. It runs twice: first 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from treeproc.common.errors import check_choice
 from treeproc.readers.labelled import LabelledConfig, read_labelled
-from treeproc.readers.labelled_corpora import read_agreement, read_imdb, read_linzen, read_prefixes, read_sick
+from treeproc.readers.labelled_corpora import read_imdb, read_linzen, read_prefixes, read_sick
 from treeproc.readers.line_forms import Normalization, compose_row, undo_moses
-from treeproc.readers.numbered_lines import Reading, join_names, pair_up, read_lines
+from treeproc.readers.numbered_lines import Reading, join_names, pair_up, read_lines, read_texts
 from treeproc.readers.segments import read_iwslt, read_sgm
-from treeproc.readers.treebanks import read_conllu, read_sentences, read_sentiment, read_sst, read_treebank, read_trees
+from treeproc.readers.treebanks import read_sentences, read_sentiment, read_trees
 
 FormatName = Literal[
     "parallel", "sgm", "iwslt_xml", "brackets", "sst", "imdb", "agreement", "linzen", "labelled", "sick", "conllu"
@@ -65,13 +64,19 @@ def _plain(lines: Iterator[str], name: str) -> Rows:
     return ({"source": line} for line in lines)
 
 
-def _with_lines(read: Reader, source: Sequence[Path], target: Sequence[Path]) -> Rows:
-    """Return rows of a one-sided format, with the target line of the same number if there is a target side."""
-    if not target:
-        yield from read(source, target)
-        return
-    for row, line in pair_up(read(source, target), read_lines(target), join_names(source), join_names(target), "sentences"):
-        yield {**row, "target": line}
+def _of_texts(
+    ranges: Ranges, target: Literal["optional", "none"], columns: tuple[str, ...], classes: tuple[str, ...] = ()
+) -> Format:
+    """Return a format of files, folders and archives. If there is a target side, a row has its line of the same number."""
+
+    def read(source: Sequence[Path], target: Sequence[Path]) -> Rows:
+        rows = (row for name, lines in read_texts(source, ranges.reading) for row in ranges.read(lines, name))
+        if not target:
+            return rows
+        pairs = pair_up(rows, read_lines(target), join_names(source), join_names(target), "sentences")
+        return ({**row, "target": line} for row, line in pairs)
+
+    return Format(read, target, columns, ranges, classes)
 
 
 def _labelled(settings: LabelledConfig) -> Format:
@@ -85,18 +90,14 @@ FORMATS: dict[str, Format] = {
     "parallel": Format(_read_parallel, "required", (), Ranges("lines", _plain, "parallel")),
     "sgm": Format(read_sgm, "required"),
     "iwslt_xml": Format(read_iwslt, "required"),
-    "brackets": Format(
-        partial(_with_lines, read_treebank), "optional", ("words", "trees"), Ranges("trees", read_trees, "brackets")
-    ),
-    "sst": Format(read_sst, "none", ("label", "words", "trees", "node_labels", "leaf_labels"), Ranges("trees", read_sentiment)),
+    "brackets": _of_texts(Ranges("trees", read_trees, "brackets"), "optional", ("words", "trees")),
+    "sst": _of_texts(Ranges("trees", read_sentiment), "none", ("label", "words", "trees", "node_labels", "leaf_labels")),
     "imdb": Format(read_imdb, "none", ("label",), classes=("neg", "pos")),
-    "agreement": Format(read_agreement, "none", ("label", "words"), Ranges("lines", read_prefixes), classes=("VBZ", "VBP")),
+    "agreement": _of_texts(Ranges("lines", read_prefixes), "none", ("label", "words"), classes=("VBZ", "VBP")),
     "linzen": Format(read_linzen, "none", ("label", "words"), classes=("VBZ", "VBP")),
     "labelled": _labelled(LabelledConfig()),
     "sick": Format(read_sick, "none", ("score",), has_pairs=True),
-    "conllu": Format(
-        partial(_with_lines, read_conllu), "optional", ("words", "trees", "arcs"), Ranges("sentences", read_sentences)
-    ),
+    "conllu": _of_texts(Ranges("sentences", read_sentences), "optional", ("words", "trees", "arcs")),
 }
 
 

@@ -35,13 +35,8 @@ def read_imdb(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
         raise UserError(f"{source[0]}: expected pos/*.txt and neg/*.txt below it, as in aclImdb/train, but found no review")
 
 
-def read_agreement(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
-    """Read lines of VBZ or VBP, a tab, and the words before the verb."""
-    return (row for name, lines in read_texts(source) for row in read_prefixes(lines, name))
-
-
 def read_prefixes(lines: Iterator[str], name: str) -> Iterator[dict]:
-    """Return the rows of one file of `read_agreement`. Raises UserError with file and line."""
+    """Return the rows of lines of VBZ or VBP, a tab, and the words before the verb. Raises UserError with file and line."""
     for number, line in enumerate(lines, start=1):
         label, _, prefix = line.partition("\t")
         if label not in _NUMBER:

@@ -1,12 +1,10 @@
 """Treebanks in bracketed files and in CoNLL-U."""
 
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 from treeproc.common.settings import UserError
 from treeproc.readers.line_forms import join_with_blanks
-from treeproc.readers.numbered_lines import read_texts
 from treeproc.shards.schema import UNANALYSED, line_end_in
 from treeproc.trees.conllu import Leaves, read_leaves
 from treeproc.trees.dependency_trees import READ_TAGS
@@ -96,21 +94,6 @@ def read_sentiment(lines: Iterator[str], name: str) -> Iterator[dict]:
             "node_labels": list(map(int, tree.labels)),
             "leaf_labels": list(map(int, classes)),
         }
-
-
-def read_treebank(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
-    """Read trees of `.mrg` and similar files, folders or archives; with the lines of a target side if there is one."""
-    return (row for name, lines in read_texts(source, "brackets") for row in read_trees(lines, name))
-
-
-def read_sst(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
-    """Read the Stanford Sentiment Treebank's `train.txt`, `dev.txt`, `test.txt`."""
-    return (row for name, lines in read_texts(source) for row in read_sentiment(lines, name))
-
-
-def read_conllu(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
-    """Read the sentences of `.conllu` files."""
-    return (row for name, lines in read_texts(source) for row in read_sentences(lines, name))
 
 
 def read_sentences(lines: Iterator[str], name: str) -> Iterator[dict]:

@@ -158,7 +158,7 @@ def add_pieces(
     kept = Counter[tuple[str, ...]]()
     for sequence, count in sequences.items():
         kept[tuple(symbol if symbol in known else _APART for symbol in sequence)] += count
-    new = [*chosen, *learn_pieces(kept, known, most - len(chosen), _may_join if config.vocab_size else _may_always_join)]
+    new = [*chosen, *learn_pieces(kept, known, most - len(chosen), _may_join if config.vocab_size else lambda left, right: True)]
     for number, name in enumerate(new, start=1):
         proto.pieces.add(piece=name, score=lowest - number, type=kinds.NORMAL)
     proto.trainer_spec.vocab_size = len(proto.pieces)
@@ -287,10 +287,6 @@ def _joined(symbols: list[str], pair: Pair) -> list[str]:
         else:
             joined.append(symbol)
     return joined
-
-
-def _may_always_join(left: str, right: str) -> bool:
-    return True
 
 
 def _may_join(left: str, right: str) -> bool:

@@ -204,11 +204,7 @@ class PreprocessConfig(Settings):
 
     def with_shard_size(self, rows: int) -> "PreprocessConfig":
         """Return the settings with the number that `rows_per_shard: auto` means: a function of the `rows` of all splits alone."""
-        return self.model_copy(update={"rows_per_shard": self.shard_size(rows)})
-
-    def shard_size(self, rows: int) -> int:
-        """Return the number of input examples of one shard, for a job of so many `rows`."""
-        return auto_rows_per_shard(rows) if self.rows_per_shard == "auto" else self.rows_per_shard
+        return self if self.rows_per_shard != "auto" else self.model_copy(update={"rows_per_shard": auto_rows_per_shard(rows)})
 
 
 def settle_tree(

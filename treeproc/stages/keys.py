@@ -39,11 +39,6 @@ def example_key(row: Mapping) -> bytes:
     return key_of(f"{row['source']}\n{row.get('target', '')}\n{row.get('label', '')}")
 
 
-def sorted_keys(keys: bytes) -> np.ndarray:
-    """Return keys that lie one after the other as an ascending array of KEY_TYPE, each once."""
-    return np.unique(np.frombuffer(keys, KEY_TYPE))
-
-
 def places_in(keys: Sequence[bytes], known: np.ndarray) -> list[int]:
     """Return the places of the keys that stand in `known`, which is ascending."""
     if not len(known) or not keys:
@@ -135,10 +130,6 @@ def keys_file(work: AnyPath, number: int, kind: str = "keys") -> AnyPath:
     return work / f"block-{number:06d}.{kind}"
 
 
-def _beyond_key(row: Mapping, names: Sequence[str]) -> bytes:
-    return json.dumps([row[name] for name in names], separators=(",", ":")).encode()
-
-
 class BeyondKeys:
     """Writes the columns of examples that no key covers. `marks` are the places at which keys enter the hash.
 
@@ -152,7 +143,7 @@ class BeyondKeys:
     def write(self, rows: Iterable[dict]) -> None:
         """Write those of more examples."""
         for row in rows:
-            self._size += self._file.write(_beyond_key(row, self._names))
+            self._size += self._file.write(json.dumps([row[name] for name in self._names], separators=(",", ":")).encode())
             self._next += 1
             if self._next % KEYS_AT_ONCE == 0:
                 self.marks.append(self._size)

@@ -43,7 +43,6 @@ from treeproc.stages.keys import (
     number_of_partitions,
     places_in,
     read_part,
-    sorted_keys,
     write_parts,
 )
 from treeproc.stages.text_warnings import TextNotices, Wanted
@@ -129,7 +128,7 @@ class GatherKeys:
             found = duplicates_of(parts, [first for _, first in self._blocks])
         else:
             files = [keys_file(self._work, number, kind) for number in self._others]
-            found = sorted_keys(b"".join(in_parallel(lambda file: file.read_bytes(), files)))
+            found = np.unique(np.frombuffer(b"".join(in_parallel(lambda file: file.read_bytes(), files)), KEY_TYPE))
         content, path = found.tobytes(), gathered_file(self._work, kind, partition)
         atomic_write(path, content)
         atomic_write(mark_of(path), json_bytes({"sha256": hashlib.sha256(content).hexdigest()}))

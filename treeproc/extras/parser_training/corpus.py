@@ -157,7 +157,7 @@ def read_treebank(name: str, config: TreebankConfig, hold_out: int) -> Treebank:
         if files.sentences:
             splits |= _in_runs(read(read_texts(files.sentences), config.notation))
         if "train" in splits and "valid" not in splits:
-            held = [_held_out(item.words, hold_out) for item in splits["train"]]
+            held = [_hash(item.words) % hold_out == 0 for item in splits["train"]]
             both = list(zip(splits["train"], held, strict=True))
             splits["valid"] = [item for item, out in both if out]
             splits["train"] = [item for item, out in both if not out]
@@ -191,10 +191,6 @@ def _in_runs(items: Sequence[Tree] | Sequence[Sentence]) -> dict[str, list]:
     for number, item in enumerate(items):
         out[{_TEST: "test", _VALID: "valid"}.get(number // length % _EVERY, "train")].append(item)
     return out
-
-
-def _held_out(words: Sequence[str], every: int) -> bool:
-    return _hash(words) % every == 0
 
 
 def _hash(words: Sequence[str]) -> int:
