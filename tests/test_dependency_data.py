@@ -295,7 +295,7 @@ def test_raw_lines_are_translated_with_the_trees_of_the_data_set(run):
         for group in ("leaves", "nodes", "spans", "arcs"):
             assert all(np.array_equal(line.row[group][name], row[group][name]) for name in row[group]), group
     assert max(len(row["nodes"]["label"]) for row in rows) > 8
-    translated = LineTranslator(TranslateSettings(), [folder], RawLineEncoder)(raw, 0)
+    translated = LineTranslator(TranslateSettings(), [folder])(raw, 0)
     assert translated.num_lines == 6 and not translated.problems
     assert evaluate_run(folder, EvaluateSettings())[1]["num_examples"] == 6
     assert (folder / "translations.test.txt").read_text(encoding="utf-8") == translated.text

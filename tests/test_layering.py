@@ -18,8 +18,8 @@ from treeproc.common.errors import EXTRAS
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("treeproc", "treenet")
 
-# What `treenet` may use of `treeproc` below its library and commands: the shard contract, trees, and what commands share.
-SHARED = {"common", "shards", "trees"}
+# What `treenet` may use of `treeproc` below its library and commands: what commands share, the shard contract, trees, new lines.
+SHARED = {"common", "shards", "trees", "online"}
 # The rooms of `treeproc`, lowest first: a room imports from itself and from lower ones.
 TREEPROC_ROOMS = (
     "common",

@@ -45,7 +45,7 @@ from treenet.tasks.base import build_task, check_structure, vocab_sizes
 from treenet.translation.line_translator import LineTranslator
 from treenet.translation.settings import TranslateSettings
 from treeproc.common.settings import UserError, load_settings
-from treeproc.online.raw_lines import RawLine, RawLineEncoder
+from treeproc.online.raw_lines import RawLine
 from treeproc.parsers import build_parser
 from treeproc.parsers.config import ParserConfig
 from treeproc.shards.store import read_index
@@ -373,7 +373,7 @@ def test_raw_lines_have_the_arcs_of_the_parser(tmp_path):
     relations = {"tree_traversal": {"clip": 4}, "label_head": "deprel"}
     run = write_run(tmp_path / "run", data, name="relation_transformer", relations=relations)
     lines = ["The old man saw a dog.", "", "Where is it?"]
-    translator = LineTranslator(TranslateSettings(max_leaves=100), [run], RawLineEncoder)
+    translator = LineTranslator(TranslateSettings(max_leaves=100), [run])
     raw = [RawLine(line.encode()) for line in lines]
     rows = [line.row for line in translator._encoder.encode(raw)]
     parsed = build_parser(ParserConfig(name="shipped", dependencies=True, device="cpu")).parse([lines[0], lines[2]])
@@ -383,7 +383,7 @@ def test_raw_lines_have_the_arcs_of_the_parser(tmp_path):
     translated = translator(raw, 0)
     assert translated.num_lines == 3 and not translated.problems and translated.text.split("\n")[1] == ""
     with pytest.raises(UserError, match="the model reads arcs of words, but bracketed trees have none; leave trees out"):
-        LineTranslator(TranslateSettings(trees=tmp_path / "trees.txt"), [run], RawLineEncoder)
+        LineTranslator(TranslateSettings(trees=tmp_path / "trees.txt"), [run])
 
 
 # Experiments.

@@ -13,7 +13,7 @@ from treenet.extras.serving.settings import ServeSettings
 from treenet.translation.line_translator import LineTranslator
 from treenet.translation.settings import TranslateSettings
 from treeproc.common.settings import UserError
-from treeproc.online.raw_lines import RawLine, RawLineEncoder
+from treeproc.online.raw_lines import RawLine
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def test_batches_of_requests_give_the_translations_of_translate(translator, run)
     assert list(map(without_numbers, answers)) == list(map(without_numbers, alone))
     assert list(map(numbers, answers)) == [pytest.approx(one, abs=1e-4) for one in map(numbers, alone)]
     for num_best in (1, 2, 3):
-        expected = LineTranslator(TranslateSettings(nbest=num_best, json_lines=True), [run], RawLineEncoder)
+        expected = LineTranslator(TranslateSettings(nbest=num_best, json_lines=True), [run])
         raw = [RawLine(line.encode("utf-8", "surrogatepass")) for line in lines]
         for i, record in enumerate(map(json.loads, expected(raw, 0).text.splitlines())):
             if 1 + 3 * (i // 3) % 3 == num_best:
@@ -77,7 +77,7 @@ def test_constraints_of_a_line_are_those_of_translate_beside_lines_without(trans
     answers = [read(answer)["lines"] for answer in translator.answer([beside, question, beside])]
     alone = [read(translator.answer([one])[0])["lines"] for one in (beside, question, beside)]
     assert [list(map(without_numbers, one)) for one in answers] == [list(map(without_numbers, one)) for one in alone]
-    translator_of_files = LineTranslator(TranslateSettings(nbest=2, json_lines=True), [run], RawLineEncoder)
+    translator_of_files = LineTranslator(TranslateSettings(nbest=2, json_lines=True), [run])
     raw = [RawLine(line.encode(), **{name: columns[name][i].encode() for name in columns}) for i, line in enumerate(lines)]
     expected = list(map(json.loads, translator_of_files(raw, 0).text.splitlines()))
     assert [line["error"] for line in answers[1]] == [record.get("error") for record in expected]

@@ -19,7 +19,7 @@ from waiting import wait_for
 
 from treenet.translation.line_translator import LineTranslator
 from treenet.translation.settings import TranslateSettings
-from treeproc.online.raw_lines import RawLine, RawLineEncoder
+from treeproc.online.raw_lines import RawLine
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -31,7 +31,7 @@ HOSTILE = "<script>document.title='bad'</script><img src=x onerror=\"document.ti
 
 @pytest.fixture(scope="module")
 def expected(run) -> list[str]:
-    translate = LineTranslator(TranslateSettings(), [run], RawLineEncoder)
+    translate = LineTranslator(TranslateSettings(), [run])
     return translate([RawLine(line.encode()) for line in LINES], 0).text.splitlines()
 
 

@@ -15,7 +15,7 @@ from treenet.extras.serving.server import Replicas
 from treenet.extras.serving.settings import ServeSettings
 from treenet.translation.line_translator import LineTranslator
 from treenet.translation.settings import TranslateSettings
-from treeproc.online.raw_lines import RawLine, RawLineEncoder
+from treeproc.online.raw_lines import RawLine
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ LINES = [" ".join(SEARCH_WORDS[:length]) for length in (2, 5, 7)]
 @pytest.mark.cluster
 def test_killing_one_of_two_replicas_loses_no_accepted_request(tmp_path):
     run = write_run(tmp_path / "run", write_vocabulary(tmp_path / "data"))
-    translate = LineTranslator(TranslateSettings(), [run], RawLineEncoder)
+    translate = LineTranslator(TranslateSettings(), [run])
     expected = translate([RawLine(line.encode()) for line in LINES], 0).text.splitlines()
     server = Server(run, tmp_path / "log", "replicas=2")
     try:

@@ -397,6 +397,6 @@ def test_memory_that_a_step_frees_stays_for_the_next_one(tmp_path, run):
 
 
 def _free_in_a_translator(place: Path, run: Path) -> None:
-    LineTranslator(TranslateSettings(), [run], RawLineEncoder)
+    LineTranslator(TranslateSettings(), [run])
     print_to(place)
     print(returned_memory(), flush=True)

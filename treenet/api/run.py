@@ -34,13 +34,13 @@ from treenet.runs.run_folder import checkpoint_names
 from treenet.structure.base import refusing_device
 from treenet.translation.hypotheses import Hypothesis, check_num_best
 from treenet.translation.line_constraints import check_method, constraint_columns, unmet
-from treenet.translation.line_translator import EncodedLine, LineSource, build_line_source
+from treenet.translation.line_translator import build_line_encoder
 from treenet.translation.settings import MUST_APPEAR
 from treenet.translation.translate import ScoredTarget, decoding_of, detokenize, score_examples, translate_examples
 from treeproc.common.errors import UserError, as_called, as_integer, as_list, check_string, from_python, quoted
 from treeproc.common.settings import build_settings
 from treeproc.common.storage import AnyPath
-from treeproc.online.raw_lines import RawLine, RawLineEncoder
+from treeproc.online.raw_lines import EncodedLine, RawLine, RawLineEncoder
 
 Found = TypeVar("Found")
 # Calls of several threads wait for each other: hooks that record attention would see the batches of all, and parsers keep states.
@@ -91,7 +91,7 @@ class _LineReader:
     def __init__(self, loaded: LoadedModel, max_leaves: int = 1000):
         self.loaded, self.model, self.config = loaded, loaded.model, loaded.config
         self._max_leaves = as_integer("max_leaves", max_leaves, least=1)
-        self._sources: dict[bool, LineSource] = {}
+        self._encoders: dict[bool, RawLineEncoder] = {}
 
     def __repr__(self) -> str:
         size = sum(parameter.numel() for parameter in self.model.parameters())
@@ -144,19 +144,19 @@ class _LineReader:
                 if len(given[column]) != len(given["text"]):
                     raise UserError(f"{name} must be one a line, {len(given['text'])}, but are {len(given[column])}")
         raw = [RawLine(**{column: values[i].encode() for column, values in given.items()}) for i in range(len(given["text"]))]
-        encoded = self._source(trees is not None).encode(raw)
+        encoded = self._encoder(trees is not None).encode(raw)
         for number, line in enumerate(encoded, start=1):
             empty = "" if line.row is None or len(line.row["leaves"]["piece"]) else "is empty, so the model does not read it"
             if caller is not None and (line.problem or line.note or empty):
                 warnings.warn(f"line {number}: {line.problem or line.note or empty}", stacklevel=caller)
         return encoded
 
-    def _source(self, given_trees: bool) -> LineSource:
+    def _encoder(self, given_trees: bool) -> RawLineEncoder:
         """Return the parser and the vocabulary, loaded once."""
-        if given_trees not in self._sources:
-            source = build_line_source(RawLineEncoder, self.loaded, given_trees=given_trees, max_pieces=self._max_leaves)
-            self._sources[given_trees] = source
-        return self._sources[given_trees]
+        if given_trees not in self._encoders:
+            encoder = build_line_encoder(self.loaded, given_trees=given_trees, max_pieces=self._max_leaves)
+            self._encoders[given_trees] = encoder
+        return self._encoders[given_trees]
 
     def _compute(self, compute: Callable[[list[dict]], Iterable[Found]], encoded: Sequence[EncodedLine]) -> list[Found | None]:
         """Apply `compute` to the rows that there are, and put the results at the places of their lines."""
@@ -322,15 +322,15 @@ class ClassifierRun(_LineReader):
             lines, trees = _sides("lines", lines), None if trees is None else _sides("trees", trees)
         with _ALONE:
             items = join_sides(self.loaded, self._encode(lines, trees, caller=None))
-            found, source = classify_items(self.loaded, items, phrases=phrases), self._source(trees is not None)
+            found, encoder = classify_items(self.loaded, items, phrases=phrases), self._encoder(trees is not None)
         for number, (line, _) in enumerate(items, start=1):
             if line.problem or line.note:
                 warnings.warn(f"line {number}: {line.problem or line.note}", stacklevel=3)
-        return [one and self._named(one, item, source) for one, item in zip(found, items, strict=True)]
+        return [one and self._named(one, item, encoder) for one, item in zip(found, items, strict=True)]
 
-    def _named(self, found: Classes, item: Item, source: LineSource) -> LineClasses:
+    def _named(self, found: Classes, item: Item, encoder: RawLineEncoder) -> LineClasses:
         names = self.loaded.classes
-        parts = describe_phrases(names, found, item.line.row, source)
+        parts = describe_phrases(names, found, item.line.row, encoder)
         return LineClasses(
             **describe_classes(names, found),
             probability=found.probabilities[found.best],

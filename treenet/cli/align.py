@@ -30,14 +30,13 @@ from treeproc.common.folder_kinds import claim_output
 from treeproc.common.messages import warn
 from treeproc.common.settings import Effect, Settings, UserError, refuse_relative_in_job
 from treeproc.common.storage import DataPath
-from treeproc.online.raw_lines import RawLine, RawLineEncoder, count_lines, read_raw_lines
+from treeproc.online.raw_lines import EncodedLine, RawLine, count_lines, read_raw_lines
 from treeproc.readers import read_lines
 
 if TYPE_CHECKING:
     from treenet.analysis.alignment import ReferenceLinks
     from treenet.analysis.attention_stats import SentenceAttention
     from treenet.runs.loading import LoadedRun
-    from treenet.translation.line_translator import EncodedLine
 
 
 class AlignSettings(Settings):
@@ -72,7 +71,7 @@ class Aligner:
     def __init__(self, run: "LoadedRun", settings: AlignSettings):
         from treenet.analysis.attention_stats import read_labels  # here, as below, because it loads PyTorch
         from treenet.models.decoders.transformer import TransformerDecoder
-        from treenet.translation.line_translator import build_line_source
+        from treenet.translation.line_translator import build_line_encoder
 
         decoder = getattr(run.model, "decoder", None)
         if not isinstance(decoder, TransformerDecoder):
@@ -83,9 +82,9 @@ class Aligner:
             raise UserError(f"layer must be at most {len(decoder.layers)}, but is {settings.layer}")
         self._run, self._settings, self._labels = run, settings, read_labels(run.data)
         given_trees = settings.trees is not None
-        self._source = build_line_source(RawLineEncoder, run, given_trees=given_trees, max_pieces=settings.max_leaves)
+        self._source = build_line_encoder(run, given_trees=given_trees, max_pieces=settings.max_leaves)
 
-    def align(self, lines: Sequence[RawLine], first: int) -> "Iterator[tuple[EncodedLine, list[tuple[int, int]], list[dict]]]":
+    def align(self, lines: Sequence[RawLine], first: int) -> Iterator[tuple[EncodedLine, list[tuple[int, int]], list[dict]]]:
         """Yield each line with its links and its links to nodes. `first` is the 0-based number of the first line."""
         from treenet.analysis.attention_stats import map_attention
 
@@ -94,7 +93,7 @@ class Aligner:
         for line in encoded:
             yield (line, *(next(found) if self._has_pieces(line) else ([], [])))
 
-    def _has_pieces(self, line: "EncodedLine") -> bool:
+    def _has_pieces(self, line: EncodedLine) -> bool:
         return line.row is not None and all(len(side) for side in (line.row["leaves"]["piece"], line.row["tgt_pieces"]))
 
     def _links(self, attention: "SentenceAttention") -> tuple[list[tuple[int, int]], list[dict]]:
@@ -123,7 +122,7 @@ def read_references(settings: AlignSettings) -> "list[ReferenceLinks] | None":
     return references
 
 
-def check_reference(references: "Sequence[ReferenceLinks]", number: int, line: "EncodedLine", name: Path | None) -> None:
+def check_reference(references: "Sequence[ReferenceLinks]", number: int, line: EncodedLine, name: Path | None) -> None:
     """Raise UserError if the line with the 0-based `number` has no reference links, or if they name words that it lacks."""
     if number >= len(references):
         raise UserError(f"{name} must have one line for each line of the input, but has {len(references):,}")

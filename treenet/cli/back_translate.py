@@ -50,7 +50,7 @@ from treeproc.common.settings import (
     refuse_relative_in_job,
 )
 from treeproc.common.storage import AnyPath
-from treeproc.online.raw_lines import RawLineEncoder, read_raw_lines
+from treeproc.online.raw_lines import read_raw_lines
 from treeproc.parsers import ParserConfig
 from treeproc.shards.schema import WINDOW_ROWS
 from treeproc.shards.store import read_index, stage_folder
@@ -235,7 +235,7 @@ class BackTranslation:
 
             total = sum(1 for _ in read_raw_lines(text, None, None))
             lines = read_raw_lines(text, None, None)
-            translate_lines(lines, settings, runs, RawLineEncoder, name=str(text), total=total)
+            translate_lines(lines, settings, runs, name=str(text), total=total)
             self.made.add("translations", [translations], *inputs)
         return translations
 

@@ -21,7 +21,7 @@ from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
-from treeproc.online.raw_lines import RawLineEncoder, read_raw_lines
+from treeproc.online.raw_lines import read_raw_lines
 
 
 def main(argv: Sequence[str]) -> None:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
         from treenet.evaluation.line_classifier import LineClassifier  # here, as below, because it loads PyTorch
         from treenet.translation.translate_job import answer_lines, translate_lines
 
-    common = {"settings": settings, "runs": [args.out], "encoder": RawLineEncoder, "worker": LineClassifier}
+    common = {"settings": settings, "runs": [args.out], "worker": LineClassifier}
     if source is STDIN and sys.stdin is not None and sys.stdin.isatty() and not (settings.output or settings.workers):
         with typed_lines() as lines:
             answer_lines(lines, name=str(STDIN), explain=False, **common)

@@ -21,7 +21,6 @@ from treenet.evaluation.settings import ScoreLMSettings
 from treenet.runs.mirror import open_results
 from treenet.runs.run_folder import checkpoint_names
 from treeproc.common.command_line import loading
-from treeproc.online.line_encoder import read_treebank
 
 TITLES = {
     "perplexity": "perplexity per piece",
@@ -40,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
         from treenet.loggers.feed import log_scores
 
     with open_results(out, *checkpoint_names(settings.checkpoint)) as run:
-        name, scores = score_lm_run(run, settings, lambda data: read_treebank(settings.treebank, data)[0])
+        name, scores = score_lm_run(run, settings)
         log_scores(run)
     print(format_scores(name, scores))
     print(out / f"language_model.{name}.tsv")

@@ -26,7 +26,7 @@ from treeproc.common.errors import CommandEnded
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import AnyPath, as_path
-from treeproc.online.raw_lines import RawLine, RawLineEncoder, ask_for_lines, count_lines, read_raw_lines
+from treeproc.online.raw_lines import RawLine, ask_for_lines, count_lines, read_raw_lines
 
 STDIN = as_path("/dev/stdin")
 
@@ -60,13 +60,13 @@ def main(argv: Sequence[str]) -> None:
 
     if args.interactive or (typed and not _not_interactive(settings, shows_text=False)):
         with typed_lines() as lines:
-            answer_lines(lines, settings, runs, RawLineEncoder, name=str(STDIN), explain=args.interactive)
+            answer_lines(lines, settings, runs, name=str(STDIN), explain=args.interactive)
         return
     if settings.output is not None:
         claim_output(settings.output, {"input": source, "trees": settings.trees, "score": settings.score, **constraints})
     files = [path for path in (source, settings.trees, settings.score, *constraints.values()) if path is not None]
     lines = read_raw_lines(source, settings.trees, settings.score, **constraints)
-    translate_lines(lines, settings, runs, RawLineEncoder, name=str(files[0]), total=count_if_files(files))
+    translate_lines(lines, settings, runs, name=str(files[0]), total=count_if_files(files))
 
 
 @contextmanager

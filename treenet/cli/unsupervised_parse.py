@@ -11,47 +11,22 @@ RUN/scores.json.
 """
 
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from treenet.cli.shipped import read_command
 from treenet.evaluation.settings import ParseSettings
 from treenet.runs.mirror import open_results
 from treenet.runs.run_folder import checkpoint_names
 from treeproc.common.command_line import loading
-from treeproc.common.storage import AnyPath
-from treeproc.online.line_encoder import read_treebank
-from treeproc.trees.spans import normalise, read_brackets
-
-if TYPE_CHECKING:
-    from treenet.evaluation.unsupervised_parse import GoldTree
-
-
-def read_gold(files: Sequence[Path], data: AnyPath) -> "list[tuple[dict, GoldTree]]":
-    """Read trees, each also as an example in the vocabulary of a data set. Raises UserError with file and line on bad input."""
-    examples, trees = read_treebank(files, data)
-    return list(zip(examples, map(read_tree, trees), strict=True))
-
-
-def read_tree(text: str) -> "GoldTree":
-    """Read a tree in Penn Treebank brackets. Words, tags and labels stay as they are written."""
-    from treenet.evaluation.unsupervised_parse import GoldTree  # here, as below, because it loads PyTorch
-
-    words, tags, tree = read_brackets(text)
-    tree = normalise(tree, collapse_unary=True)
-    spans = zip(tree.starts, tree.ends, strict=True)
-    return GoldTree(words, tags, list(zip(spans, tree.labels, strict=True)))
 
 
 def main(argv: Sequence[str]) -> None:
     out, settings = read_command(argv, __doc__, ParseSettings, "train_lm.py")
     with loading():
-        from treenet.evaluation.unsupervised_parse import format_parse, parse_run
+        from treenet.evaluation.unsupervised_parse import format_parse, parse_run  # here, as below, because it loads PyTorch
         from treenet.loggers.feed import log_scores
 
     with open_results(out, *checkpoint_names(settings.checkpoint)) as run:
-        name, scores = parse_run(run, settings, partial(read_gold, settings.treebank))
+        name, scores = parse_run(run, settings)
         log_scores(run)
     print(format_parse(name, scores))
     print(out / f"parses.{name}.txt")

@@ -9,7 +9,7 @@ Shapes: B batch, T positions, L leaves.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from treenet.tasks.base import build_task, vocab_sizes
 from treenet.tasks.causal_lm import to_causal
 from treeproc.common.files import atomic_write
 from treeproc.common.settings import UserError
-from treeproc.common.storage import AnyPath
+from treeproc.online.line_encoder import read_treebank
 from treeproc.shards.schema import PAD_ID
 from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import read_index
@@ -56,13 +56,8 @@ class Scored:
         return self.nll + self.tree_nll
 
 
-def score_lm_run(
-    folder: Path, settings: ScoreLMSettings, read_treebank: Callable[[AnyPath], list[dict]] | None = None
-) -> tuple[str, dict]:
+def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
     """Write `language_model.NAME.tsv`, an example a line, and the entry NAME of `scores.json` into the run folder.
-
-    `read_treebank` gives the trees of `settings.treebank` as examples in the vocabulary of a data set. The caller passes it
-    because treenet has no reader for them.
 
     Returns NAME and the entry. Raises UserError if the folder is not a run of a language model, or if run and data do not fit.
     It also does so if pairs are asked for, and the input has none.
@@ -75,9 +70,10 @@ def score_lm_run(
     read_scores(folder)  # before the work, not after
     index = read_index(run.data / "encoded")
     task.check(index)
-    if settings.treebank and read_treebank:
+    if settings.treebank:
         text = f"treebank.{settings.treebank[0].name.partition('.')[0]}"
-        batches = example_batches(read_treebank(run.data), run.model.reads.for_device(device), vocab_sizes(index))
+        examples, _ = read_treebank(settings.treebank, run.data)
+        batches = example_batches(examples, run.model.reads.for_device(device), vocab_sizes(index))
     else:
         text = settings.split
         check_hashes(run.data / "encoded", text)

@@ -16,9 +16,10 @@ from treenet.evaluation.settings import ClassifyLinesSettings
 from treenet.layers.backend import choose_device, scoring
 from treenet.runs.loading import LoadedClassifier, load_classifier
 from treenet.structure import ArcLevels
-from treenet.translation.line_translator import EncodedLine, LineSource, Translated, build_line_source, local_runs
+from treenet.translation.line_translator import Translated, build_line_encoder, local_runs
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.online.raw_lines import EncodedLine, RawLineEncoder
 
 BATCH_TOKENS = 8192
 _DIGITS = 6  # the last ones of float32 depend on the machine and on the batch
@@ -76,9 +77,9 @@ class Item(NamedTuple):
     rows: tuple[dict, ...]  # one, or two of a pair; none if there is a problem
 
 
-def read_items(run: LoadedClassifier, source: LineSource, lines: Sequence, first: int = 0) -> list[Item]:
+def read_items(run: LoadedClassifier, encoder: RawLineEncoder, lines: Sequence, first: int = 0) -> list[Item]:
     """Return an item for every line. The first line has the 0-based number `first` in the input."""
-    encode = source.encode_pairs if run.model.reads_pairs else source.encode
+    encode = encoder.encode_pairs if run.model.reads_pairs else encoder.encode
     return join_sides(run, encode(lines, first))
 
 
@@ -94,7 +95,7 @@ def _item(run: LoadedClassifier, sides: Sequence[EncodedLine]) -> Item:
     problem, note = _of_sides(problems), _of_sides(notes)
     of_line = sides[:1] if sides[0] is sides[-1] else sides  # a line without two columns is one text
     source = "\t".join(line.source for line in of_line)
-    line = replace(sides[0], source=source, problem=problem, note=note)  # type: ignore[type-var]
+    line = replace(sides[0], source=source, problem=problem, note=note)
     return Item(line, () if problem else tuple(line.row for line in sides if line.row is not None))
 
 
@@ -186,14 +187,14 @@ class LineClassifier:
 
     result, done = "class", "classified"
 
-    def __init__(self, settings: ClassifyLinesSettings, runs: Sequence[AnyPath], encoder: type[LineSource]):
+    def __init__(self, settings: ClassifyLinesSettings, runs: Sequence[AnyPath]):
         self._settings = settings
         [folder] = local_runs(settings, runs)
         self._run = load_classifier(folder, checkpoint=settings.checkpoint, device=choose_device(settings.use_gpu))
         if settings.phrases:
             check_phrases(self._run)
-        given = settings.trees is not None
-        self._encoder = build_line_source(encoder, self._run, given_trees=given, max_pieces=settings.max_leaves)
+        given_trees = settings.trees is not None
+        self._encoder = build_line_encoder(self._run, given_trees=given_trees, max_pieces=settings.max_leaves)
 
     def describe(self) -> str:
         """Describe the model and its classes, in one line."""
@@ -252,11 +253,11 @@ def describe_classes(names: Sequence[str], found: Classes | None) -> dict:
     return {"label": names[found.best], "probabilities": dict(zip(names, found.probabilities, strict=True))}
 
 
-def describe_phrases(names: Sequence[str], found: Classes | None, row: dict | None, source: LineSource) -> list[dict]:
-    """Return the phrases of a line for JSON. `source` made its row."""
+def describe_phrases(names: Sequence[str], found: Classes | None, row: dict | None, encoder: RawLineEncoder) -> list[dict]:
+    """Return the phrases of a line for JSON. `encoder` made its row."""
     out = []
     for one in found.phrases if found else ():
         known = dict(zip(names, one.probabilities, strict=True))
-        text = source.text_of(row["leaves"]["piece"][one.start : one.end])
+        text = encoder.text_of(row["leaves"]["piece"][one.start : one.end])
         out.append({"text": text, "start": one.start, "end": one.end, "label": names[one.best], "probabilities": known})
     return out

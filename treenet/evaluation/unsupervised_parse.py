@@ -31,9 +31,11 @@ from treenet.runs.result_provenance import PARSE, origin
 from treeproc.common.files import atomic_write
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.online.line_encoder import read_treebank
 from treeproc.shards.shard import check_hashes, read_names
 from treeproc.shards.store import read_index
 from treeproc.trees.flat_trees import BINARY_PREFIX
+from treeproc.trees.spans import normalise, read_brackets
 
 Bracket = tuple[int, int]
 
@@ -162,14 +164,11 @@ def parse_links(link_probs: np.ndarray, config: ParsingConfig) -> list[Bracket]:
     return spans
 
 
-def parse_run(
-    folder: Path, settings: ParseSettings, read_treebank: Callable[[AnyPath], list[tuple[dict, GoldTree]]] | None = None
-) -> tuple[str, dict]:
+def parse_run(folder: Path, settings: ParseSettings) -> tuple[str, dict]:
     """Write `parses.NAME.txt`, a tree a line, and the entry unsupervised_parse.NAME of `scores.json` into the run folder.
 
-    `read_treebank` gives the trees of `settings.treebank`, and each as an example in the vocabulary of the data set. The caller
-    passes it because treenet has no reader for them. Returns NAME and the entry. Raises UserError if the folder is not a run, if
-    its model has no constituents, or if run and data do not fit.
+    Returns NAME and the entry. Raises UserError if the folder is not a run, if its model has no constituents, or if run and data
+    do not fit.
     """
     device = choose_device(settings.use_gpu)
     run = load_model(folder, checkpoint=settings.checkpoint, data=settings.data, device=device)
@@ -183,8 +182,8 @@ def parse_run(
     index = read_index(run.data / "encoded")
     if settings.treebank:
         text, trees = f"treebank.{settings.treebank[0].name.partition('.')[0]}", "treebank"
-        treebank = read_treebank(run.data)
-        examples, gold = ([pair[side] for pair in treebank] for side in (0, 1))
+        examples, brackets = read_treebank(settings.treebank, run.data)
+        gold = list(map(read_tree, brackets))
     else:
         text, trees = settings.split, index.get("tree_source", "parsed")
         if trees == "parsed":
@@ -208,6 +207,14 @@ def parse_run(
     atomic_write(folder / f"parses.{name}.txt", "".join(f"{write_tree(sentence)}\n" for sentence in sentences).encode())
     add_entry(folder / SCORES, f"{PARSE}{name}", scores)
     return name, scores
+
+
+def read_tree(text: str) -> GoldTree:
+    """Read a tree in Penn Treebank brackets. Words, tags and labels stay as they are written."""
+    words, tags, tree = read_brackets(text)
+    tree = normalise(tree, collapse_unary=True)
+    spans = zip(tree.starts, tree.ends, strict=True)
+    return GoldTree(words, tags, list(zip(spans, tree.labels, strict=True)))
 
 
 def gold_trees(data: AnyPath, examples: Sequence[dict]) -> Iterator[GoldTree]:

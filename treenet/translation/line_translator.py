@@ -31,34 +31,7 @@ from treenet.translation.translate import (
 )
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-
-
-class EncodedLine(Protocol):
-    """A line as a model reads it, or the reason why the model cannot read it."""
-
-    source: str
-    target: str
-    row: dict | None
-    problem: str
-    note: str
-
-
-class LineSource(Protocol):
-    """Makes rows of raw lines; built in each process as `encoder(data, given_trees=..., max_pieces=...)`."""
-
-    @property
-    def gives_arcs(self) -> bool: ...
-
-    def encode(self, lines: Sequence, first_id: int = 0) -> list[EncodedLine]: ...
-
-    def encode_pairs(self, lines: Sequence, first_id: int = 0) -> list[EncodedLine]: ...
-
-    def notices(self, lines: Sequence[EncodedLine], first_id: int = 0) -> dict[str, str]: ...
-
-    def draw(self, row: dict) -> str: ...
-
-    def text_of(self, pieces: Sequence[int]) -> str: ...
-
+from treeproc.online.raw_lines import EncodedLine, RawLineEncoder
 
 # (number of the line, the line, its hypotheses) -> what is written.
 Writer = Callable[[int, EncodedLine, Sequence[Hypothesis]], str]
@@ -85,25 +58,25 @@ def local_runs(settings: LineSettings, runs: Sequence[AnyPath]) -> list[Path]:
     return folders
 
 
-def build_line_source(encoder: type[LineSource], run: LoadedModel, *, given_trees: bool, max_pieces: int) -> LineSource:
+def build_line_encoder(run: LoadedModel, *, given_trees: bool, max_pieces: int) -> RawLineEncoder:
     """Build the maker of rows from raw lines, for the model of a run. Raises UserError if lines lack what the model reads."""
-    source = encoder(run.data, given_trees=given_trees, max_pieces=max_pieces)
-    if run.model.reads.reads_arcs and not source.gives_arcs:
+    encoder = RawLineEncoder(run.data, given_trees=given_trees, max_pieces=max_pieces)
+    if run.model.reads.reads_arcs and not encoder.gives_arcs:
         raise UserError(
             "the model reads arcs of words, but bracketed trees have none; leave trees out, or choose a run on a data set with "
             "arcs of a parser"
         )
-    return source
+    return encoder
 
 
 def with_unmet(line: EncodedLine, hypotheses: Sequence[Hypothesis], decoding: DecodingConfig) -> EncodedLine:
     """Return the line with the problem that no translation meets its constraints, if that is so."""
     found = line.row is None or hypotheses
-    return line if found else replace(line, problem=unmet(decoding))  # type: ignore[type-var]
+    return line if found else replace(line, problem=unmet(decoding))
 
 
 class LineWorker(Protocol):
-    """A model that one process applies to lines, built as `worker(settings, runs, encoder)`. `describe` is one line for people.
+    """A model that one process applies to lines, built as `worker(settings, runs)`. `describe` is one line for people.
 
     `result` names its result of a line in messages, and `done` what it has done with one.
     """
@@ -111,7 +84,7 @@ class LineWorker(Protocol):
     result: ClassVar[str]
     done: ClassVar[str]
 
-    def __init__(self, settings: Any, runs: Sequence[AnyPath], encoder: type[LineSource]): ...
+    def __init__(self, settings: Any, runs: Sequence[AnyPath]): ...
 
     def __call__(self, lines: Sequence, first: int) -> Translated: ...
 
@@ -128,7 +101,7 @@ class LineTranslator:
 
     result, done = "translation", "translated"
 
-    def __init__(self, settings: TranslateSettings, runs: Sequence[AnyPath], encoder: type[LineSource]):
+    def __init__(self, settings: TranslateSettings, runs: Sequence[AnyPath]):
         self._settings = settings
         self._device = choose_device(settings.use_gpu)
         keep_freed_memory()
@@ -142,7 +115,7 @@ class LineTranslator:
         if settings.compile:
             self._check_compile(settings.score is not None)
         given_trees = settings.trees is not None
-        self._encoder = build_line_source(encoder, self._run, given_trees=given_trees, max_pieces=settings.max_leaves)
+        self._encoder = build_line_encoder(self._run, given_trees=given_trees, max_pieces=settings.max_leaves)
 
     def _check_compile(self, only_scores: bool) -> None:
         if only_scores or not can_compile(self._run.model, self._decoding):

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import ray
 
 from treenet.runs.run_folder import absolute_checkpoint
-from treenet.translation.line_translator import LineSource, LineWorker, Translated
+from treenet.translation.line_translator import LineWorker, Translated
 from treenet.translation.settings import LineSettings
 from treeproc.common.messages import phase, tell
 from treeproc.common.ray_session import describe_wait, refuse_without_gpu, start_ray
@@ -23,14 +23,14 @@ _RETRIES = 3
 class _Actor:
     """Loads the models when it starts. User errors come back as text, because Ray would print a traceback."""
 
-    def __init__(self, worker: type[LineWorker], settings: LineSettings, runs: Sequence[AnyPath], encoder: type[LineSource]):
+    def __init__(self, worker: type[LineWorker], settings: LineSettings, runs: Sequence[AnyPath]):
         import torch
 
         torch.set_num_threads(1)  # one CPU each
         self._translator: LineWorker | None = None
         self._error = ""
         try:
-            self._translator = worker(settings, runs, encoder)
+            self._translator = worker(settings, runs)
         except UserError as error:
             self._error = str(error)
 
@@ -50,7 +50,6 @@ def map_with_ray(
     parts: Iterable[tuple[Sequence, int]],
     settings: LineSettings,
     runs: Sequence[AnyPath],
-    encoder: type[LineSource],
     worker: type[LineWorker],
 ) -> Iterator[Translated]:
     """Compute `parts` with `settings.workers` actors: see `treenet.translation.translate_job`.
@@ -68,7 +67,7 @@ def map_with_ray(
     names = [absolute_checkpoint(name) for name in settings.checkpoints]
     settings = settings.model_copy(update={"checkpoint": names[0] if len(names) == 1 else names})
     runs = [run.absolute() for run in runs]
-    starting = [actor.remote(worker, settings, runs, encoder) for _ in range(settings.workers)]
+    starting = [actor.remote(worker, settings, runs) for _ in range(settings.workers)]
     busy = {one.describe.remote(): one for one in starting}
     greetings, free, described = set(busy), deque(), False
     order: deque[ray.ObjectRef] = deque()  # of the parts in work or finished; the first is the next one to return

@@ -15,7 +15,7 @@ from typing import IO
 from treenet.runs.checkpoint import META
 from treenet.runs.result_provenance import asked_for
 from treenet.runs.run_folder import checkpoint_path
-from treenet.translation.line_translator import LineSource, LineTranslator, LineWorker, Translated, local_runs
+from treenet.translation.line_translator import LineTranslator, LineWorker, Translated, local_runs
 from treenet.translation.settings import LineSettings
 from treeproc.common.command_line import check_output
 from treeproc.common.errors import require
@@ -88,7 +88,6 @@ def translate_lines(
     lines: Iterable,
     settings: LineSettings,
     runs: Sequence[AnyPath],
-    encoder: type[LineSource],
     *,
     name: str,
     total: int | None = None,
@@ -115,7 +114,7 @@ def translate_lines(
         failed: list[int] = []
         shown_kinds: set[str] = set()
         count = 0
-        for translated in _compute(chain([first], parts), store, settings, runs, encoder, worker):
+        for translated in _compute(chain([first], parts), store, settings, runs, worker):
             output.write(translated.text.encode())
             output.flush()
             _print_messages(translated, name, shown_kinds, worker.result)
@@ -134,7 +133,6 @@ def answer_lines(
     lines: Iterable,
     settings: LineSettings,
     runs: Sequence[AnyPath],
-    encoder: type[LineSource],
     *,
     name: str,
     explain: bool,
@@ -146,7 +144,7 @@ def answer_lines(
     `translate_lines`.
     """
     check_output()
-    translator = worker(settings, runs, encoder)
+    translator = worker(settings, runs)
     tell(translator.describe())
     shown_kinds: set[str] = set()
     for number, line in enumerate(lines):
@@ -174,7 +172,6 @@ def _compute(
     store: PartStore | None,
     settings: LineSettings,
     runs: Sequence[AnyPath],
-    encoder: type[LineSource],
     worker: type[LineWorker],
 ) -> Iterator[Translated]:
     """Yield the results of parts in their order: first those in the store, then new ones, which it stores."""
@@ -190,7 +187,7 @@ def _compute(
             yield found
         else:
             return
-    for result in _map(given, settings, runs, encoder, worker):
+    for result in _map(given, settings, runs, worker):
         lines, first = next(remaining)
         if store:
             store.keep(lines, first, result)
@@ -201,16 +198,15 @@ def _map(
     parts: Iterable[Part],
     settings: LineSettings,
     runs: Sequence[AnyPath],
-    encoder: type[LineSource],
     worker: type[LineWorker],
 ) -> Iterator[Translated]:
     """Compute in this process, or with workers."""
     if settings.workers:
         from treenet.translation.ray_translate import map_with_ray
 
-        yield from map_with_ray(parts, settings, runs, encoder, worker)
+        yield from map_with_ray(parts, settings, runs, worker)
         return
-    translator = worker(settings, runs, encoder)
+    translator = worker(settings, runs)
     tell(translator.describe())
     for part in parts:
         yield translator(*part)

@@ -38,13 +38,13 @@ from treenet.runs.mirror import read_run
 from treenet.runs.run_folder import checkpoint_names
 from treenet.translation import hypotheses
 from treenet.translation.line_constraints import check_method
-from treenet.translation.line_translator import EncodedLine, build_line_source, rounded, with_unmet
+from treenet.translation.line_translator import build_line_encoder, rounded, with_unmet
 from treenet.translation.reranking import check_attends
 from treenet.translation.translate import decoding_of, detokenize, translate_rows
 from treeproc.common.errors import UserError
 from treeproc.common.messages import warn
 from treeproc.common.storage import AnyPath
-from treeproc.online.raw_lines import RawLine, RawLineEncoder
+from treeproc.online.raw_lines import EncodedLine, RawLine
 from treeproc.shards.shard import read_names
 from treeproc.subwords import load_pieces
 from treeproc.trees.spans import SpanTree, write_brackets
@@ -60,7 +60,7 @@ class SentenceReader(ABC):
 
     def __init__(self, settings: ServeSettings, run: LoadedRun | LoadedClassifier):
         self._settings = settings
-        self._encoder = build_line_source(RawLineEncoder, run, given_trees=False, max_pieces=settings.max_leaves)
+        self._encoder = build_line_encoder(run, given_trees=False, max_pieces=settings.max_leaves)
         self._pieces, self._labels = load_pieces(run.data / "encoded" / "vocab"), read_labels(run.data)
         self._tags = read_names(run.data / "encoded" / "vocab" / "pos_tags.txt")
         self._name = f"{run.config.model.name} {run.checkpoint}"
