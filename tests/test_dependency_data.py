@@ -306,7 +306,7 @@ def test_raw_lines_are_translated_with_the_trees_of_the_data_set(run):
 def test_a_report_shows_phrases_of_arcs(run, tmp_path):
     folder, _, _ = run
     evaluate_run(folder, EvaluateSettings())
-    write_report(ReportSettings(runs=(str(folder),), sentences=1), tmp_path, lambda line: None)
+    write_report(ReportSettings(runs=(str(folder),), sentences=1), tmp_path)
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
     assert "dependencies (phrases=layered, phrase_labels=upos)" in page
     (found,) = json.loads((tmp_path / "report.json").read_text())["attention"].values()

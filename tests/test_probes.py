@@ -555,7 +555,7 @@ def test_probes_that_no_sentence_is_left_for_are_refused(folder):
 def test_a_report_shows_probes(folder, probed, tmp_path):
     shutil.copytree(folder / "plain", tmp_path / "plain")
     settings = ReportSettings(runs=(str(probed), str(tmp_path / "plain")), sentences=0)
-    write_report(settings, tmp_path / "report", lambda line: None)
+    write_report(settings, tmp_path / "report")
     page = (tmp_path / "report" / "index.html").read_text()
     entry = json.loads((probed / "probes.json").read_text())["averaged"]
     assert json.loads((tmp_path / "report" / "report.json").read_text())["probes"] == {"tree": entry}
@@ -573,6 +573,6 @@ def test_a_report_marks_probes_of_earlier_weights(probed, tmp_path, capsys):
     command = f"python workflows/probe.py --out {run} "
     facts = capsys.readouterr().err
     assert "probes.json, averaged is stale: the run has changed since then (weights " in facts and command in facts
-    write_report(ReportSettings(runs=(str(run),), sentences=0), tmp_path / "report", lambda line: None)
+    write_report(ReportSettings(runs=(str(run),), sentences=0), tmp_path / "report")
     page = (tmp_path / "report" / "index.html").read_text()
     assert "run, stale: trained" in page and f"<code>{command}" in page

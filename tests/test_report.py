@@ -87,7 +87,7 @@ def report_settings(folder: Path, *names: str, **more) -> ReportSettings:
 @pytest.fixture(scope="module")
 def out(folder) -> Path:
     with pictures():
-        files = write_report(report_settings(folder, sentences=3, title="A <i>title</i>"), folder / "out", lambda line: None)
+        files = write_report(report_settings(folder, sentences=3, title="A <i>title</i>"), folder / "out")
     assert all(path.stat().st_size for path in files)
     return folder / "out"
 
@@ -211,7 +211,7 @@ def test_every_metric_that_scores_hold_gets_a_column(folder, tmp_path):
     record["test.untrained"] = {**record["test"], "bleu": 0.5}
     record["unsupervised_parse.test"] = {"split": "test", "sentence_f1": 0.4}
     (tmp_path / "tree" / "scores.json").write_text(json.dumps(record))
-    write_report(report_settings(tmp_path, "tree", "plain", sentences=0), tmp_path / "out", lambda line: None)
+    write_report(report_settings(tmp_path, "tree", "plain", sentences=0), tmp_path / "out")
     page = Reader((tmp_path / "out" / "index.html").read_text())
     head = next(row for row in page.rows if "other score" in row)
     assert head[1:4] == ["BLEU", "difference", "p"] and "exact" not in head
@@ -277,7 +277,7 @@ def test_trees_of_the_data_are_named(folder, out, page, tmp_path):
     form = {"tree_source": "dependencies", "phrases": "layered", "phrase_labels": "upos"}
     index.write_text(json.dumps(json.loads(index.read_text()) | {"tree_source": "dependencies", "tree_settings": form}))
     config.write_text(config.read_text().replace(str(folder / "data"), str(tmp_path / "data")))
-    write_report(report_settings(tmp_path, "tree", sentences=0), tmp_path / "out", lambda line: None)
+    write_report(report_settings(tmp_path, "tree", sentences=0), tmp_path / "out")
     (shown,) = json.loads((tmp_path / "out" / "report.json").read_text())["runs"]
     assert shown["trees"] == "dependencies (phrases=layered, phrase_labels=upos)"
     form = {"tree_source": "shuffled", "tree_settings": {}}
@@ -287,7 +287,7 @@ def test_trees_of_the_data_are_named(folder, out, page, tmp_path):
     index.write_text(json.dumps(values))
     runs, *_ = read_report_inputs([str(tmp_path / "tree")], "test")
     agreement = "unlabelled F1 with the lines' own trees 0.50, 25.0% of the trees are the same"
-    (table,) = score_tables(runs, None, 1, lambda line: None)
+    (table,) = score_tables(runs, None, 1)
     assert table.notes == [f"tree has shuffled trees: {agreement}."]
     index.unlink()
     assert read_report_inputs([str(tmp_path / "tree")], "test")[0][0].trees is None
@@ -327,7 +327,7 @@ def test_a_run_that_is_not_finished_shows_what_it_has(folder, tmp_path):
     shutil.copytree(folder / "plain", gone)
     config = (gone / "config.yaml").read_text()
     (gone / "config.yaml").write_text(config.replace(str(folder / "data"), str(tmp_path / "nowhere")))
-    write_report(report_settings(tmp_path, "begun", "gone"), tmp_path / "out", lambda line: None)
+    write_report(report_settings(tmp_path, "begun", "gone"), tmp_path / "out")
     found = json.loads((tmp_path / "out" / "report.json").read_text())
     missing = {run["name"]: " ".join(one["said"] + one["command"] for one in run["missing"]) for run in found["runs"]}
     assert (
@@ -346,7 +346,7 @@ def test_a_run_without_a_transformer_decoder_has_scores_and_curves_but_no_attent
     run_training(make_config(folder / "data", *size, "model.name=convs2s"), tmp_path / "convolution")
     evaluate_run(tmp_path / "convolution", EvaluateSettings())
     runs = (str(folder / "plain"), str(tmp_path / "convolution"))
-    write_report(ReportSettings(runs=runs, bootstrap_samples=100, sentences=1), tmp_path / "out", lambda line: None)
+    write_report(ReportSettings(runs=runs, bootstrap_samples=100, sentences=1), tmp_path / "out")
     numbers = json.loads((tmp_path / "out" / "report.json").read_text())
     assert list(numbers["attention"]) == ["plain"] and len(numbers["scores"][0]["rows"]) == 2
     assert "no Transformer decoder" in numbers["runs"][1]["missing"][0]["said"]
@@ -355,12 +355,10 @@ def test_a_run_without_a_transformer_decoder_has_scores_and_curves_but_no_attent
 def test_the_same_command_writes_the_same_bytes_and_removes_old_figures(folder, tmp_path):
     chosen = report_settings(folder, "plain", sentences=1)
     with pictures():
-        first, again = (
-            {path.name: path.read_bytes() for path in write_report(chosen, tmp_path, lambda line: None)} for _ in range(2)
-        )
+        first, again = ({path.name: path.read_bytes() for path in write_report(chosen, tmp_path)} for _ in range(2))
     assert first == again
     (tmp_path / "figures" / "mine.png").write_bytes(b"")
-    write_report(report_settings(folder, "plain", sentences=0), tmp_path, lambda line: None)
+    write_report(report_settings(folder, "plain", sentences=0), tmp_path)
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {
         "mine.png",
         *(name for name in first if name.endswith((".png", ".svg")) and not name.startswith("line_")),
@@ -369,7 +367,7 @@ def test_the_same_command_writes_the_same_bytes_and_removes_old_figures(folder, 
 
 def test_sentences_for_which_there_is_no_room_are_left_out(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "_MOST_WEIGHTS", 1500)
-    write_report(report_settings(folder, "plain", sentences=8), tmp_path, lambda line: None)
+    write_report(report_settings(folder, "plain", sentences=8), tmp_path)
     shown = json.loads((tmp_path / "report.json").read_text())["sentences"]
     assert 0 < len(shown) < 8
     assert f"{8 - len(shown)} more sentences are left out" in (tmp_path / "index.html").read_text()
@@ -377,7 +375,7 @@ def test_sentences_for_which_there_is_no_room_are_left_out(folder, tmp_path, mon
 
 def test_attention_of_the_encoder_for_which_there_is_no_room_is_left_out(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(build, "_MOST_SELF_WEIGHTS", 1500)
-    write_report(report_settings(folder, "plain", sentences=8), tmp_path, lambda line: None)
+    write_report(report_settings(folder, "plain", sentences=8), tmp_path)
     text = (tmp_path / "index.html").read_text()
     sentence_views = json.loads(text.partition('id="views">')[2].partition("</script>")[0])
     kept = [view["encoder"] for view in sentence_views if view["encoder"]]
@@ -395,11 +393,11 @@ def test_a_study_brings_its_table_and_plot(folder, tmp_path):
         labels = {"model": model, "fraction": 1.0, "seed": 1}
         entries[f"{model}-1-seed1"] = Entry(labels, {}, "", status=DONE, starts=1)
     (study / "ledger.json").write_text(json.dumps({"cells": {name: vars(entry) for name, entry in entries.items()}}))
-    write_report(report_settings(tmp_path, "study"), tmp_path / "out", lambda line: None)
+    write_report(report_settings(tmp_path, "study"), tmp_path / "out")
     assert "no cell of the study is done yet" in (tmp_path / "out" / "index.html").read_text()
     records = Recording(LABELS, partial(read_result, config)).read_all(Ledger.read(study), study)
     FORM.write(config, records, study)
-    write_report(report_settings(tmp_path, "study"), tmp_path / "out", lambda line: None)
+    write_report(report_settings(tmp_path, "study"), tmp_path / "out")
     report = json.loads((study / "scaling.json").read_text())
     page = Reader((tmp_path / "out" / "index.html").read_text())
     for point in report["points"]:
@@ -421,13 +419,13 @@ def test_a_comparison_over_seeds_brings_its_table_and_picture(task, folder, tmp_
     (study / "config.yaml").write_bytes(dump_settings(config).encode())
     (study / "ledger.json").write_text('{"cells": {}}')
     settings = report_settings(tmp_path, "study", str(folder / "plain"), sentences=0)
-    write_report(settings, tmp_path / "out", lambda line: None)
+    write_report(settings, tmp_path / "out")
     assert "study: no cell of the study is done yet" in (tmp_path / "out" / "index.html").read_text()
     records = Recording(SEEDS_LABELS, lambda path: ({}, {}), ROOT / "docs" / "results" / "runs" / task).kept()
     records["tree_transformer-seed1"]["labels"]["system"] = records["tree_transformer-seed1"]["cell"] = EVIL
     SEEDS_FORM.write(config, list(records.values()), study)
     with pictures():
-        write_report(settings, tmp_path / "out", lambda line: None)
+        write_report(settings, tmp_path / "out")
     report = json.loads((study / "comparison.json").read_text())
     text = (tmp_path / "out" / "index.html").read_text()
     page, measures = Reader(text), MEASURES[config.task]
@@ -577,7 +575,7 @@ def test_numbers_whose_sums_overflow_are_one_line(folder, tmp_path, file, key, v
     (place / file).write_text(json.dumps(content))
     settings = ReportSettings(runs=(str(place),))
     with pytest.raises(UserError, match=rf"given/{file} is damaged: {key}.*, but is -?1") as raised:
-        write_report(settings, tmp_path / "out", lambda line: None)
+        write_report(settings, tmp_path / "out")
     assert "\n" not in str(raised.value) and len(str(raised.value)) < 400 and not (tmp_path / "out").exists()
 
 
@@ -598,7 +596,7 @@ def test_unlikely_numbers_are_drawn_and_shown(folder, tmp_path, value, monkeypat
     assert read_metrics(tmp_path / "tree")[-1]["step"] == lines[-1]["step"]  # the last line is damaged
     run, *_ = read_report_inputs([str(tmp_path / "tree")], "test").runs
     assert len(run.metrics) == len(lines)
-    write_report(report_settings(tmp_path, "plain", "tree", sentences=0), tmp_path / "out", lambda line: None)
+    write_report(report_settings(tmp_path, "plain", "tree", sentences=0), tmp_path / "out")
     assert "Learning curves" in (tmp_path / "out" / "index.html").read_text()
 
 

@@ -43,8 +43,8 @@ def references(monkeypatch):
 
 
 def answer(runs: list[ReportRun], baseline: ReportRun | None):
-    tables = score_tables(runs, None, 10, lambda line: None)
-    return answer_runs(tables, runs, baseline, "test", 40, lambda line: None)
+    tables = score_tables(runs, None, 10)
+    return answer_runs(tables, runs, baseline, "test", 40)
 
 
 PLAIN = [make_run(f"plain-{seed}", "transformer", seed, 9) for seed in (1, 2, 3)]
@@ -106,10 +106,10 @@ def test_scores_of_more_references_are_not_compared_with_scores_of_one(monkeypat
         scores = compute_scores(run.translations["test"], REFERENCES, more_references=[REFERENCES[::-1]])
         run.scores["test"] = {**scores, "split": "test", "more_references_fingerprint": "f"}
     monkeypatch.setattr(compare, "references_of", lambda table, runs: (PLAIN[0], REFERENCES))
-    table = score_tables([*PLAIN, *more], PLAIN[0], 10, lambda line: None)[0]
+    table = score_tables([*PLAIN, *more], PLAIN[0], 10)[0]
     assert [bool(row.tests) for row in table.rows] == [False, True, True, False, False, False]
     assert "tree-1, test: no test, because its scores are of more references." in table.notes
-    assert not any(row.tests for row in score_tables(more, more[0], 10, lambda line: None)[0].rows)
+    assert not any(row.tests for row in score_tables(more, more[0], 10)[0].rows)
     assert any("Do not compare the values of BLEU" in note and "nrefs:2" in note for note in table.notes)
     found = answer([*PLAIN, *more], PLAIN[0])
     assert [row.system for row in found.rows] == ["transformer"]

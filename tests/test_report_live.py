@@ -57,12 +57,13 @@ def watched(run: Path, monkeypatch, *events) -> tuple[list[Live | None], list[st
         left.pop(0)()
 
     monkeypatch.setattr(module.time, "sleep", wait)
+    monkeypatch.setattr(module, "tell", said.append)
 
     def make(live: Live | None) -> Path:
         made.append(live)
         return Path("page")
 
-    watch(ReportSettings(runs=(str(run),)), make, said.append)
+    watch(ReportSettings(runs=(str(run),)), make)
     assert not left
     return made, said, len(waits)
 
@@ -104,17 +105,17 @@ def test_a_study_ends_when_every_cell_is_done_or_has_failed(tmp_path, monkeypatc
 
 def test_runs_in_an_object_store_are_refused():
     with pytest.raises(UserError, match="object store; leave --watch out"):
-        watch(ReportSettings(runs=("s3://bucket/run",)), lambda live: pytest.fail("made a page"), print)
+        watch(ReportSettings(runs=("s3://bucket/run",)), lambda live: pytest.fail("made a page"))
 
 
 def test_a_live_page_has_the_state_and_the_curves(run, tmp_path, capsys):
     settings = ReportSettings(runs=(str(run),))
-    files = write_report(settings, tmp_path / "out", lambda line: None, Live("noon", 10, {}))
+    files = write_report(settings, tmp_path / "out", Live("noon", 10, {}))
     text = files[0].read_text()
     assert META + ' content="10">' in text and "Made at noon" in text and "run<b>" not in text and "run&lt;b&gt;" in text
     assert "2.500" in text and "2.125" in text and "learning_curves" in text  # the last loss, the best validation
     assert "evaluate.py" not in text  # nothing is missing yet
-    write_report(settings, tmp_path / "out", lambda line: None, Live("noon", None, {"study": (3, 4)}))
+    write_report(settings, tmp_path / "out", Live("noon", None, {"study": (3, 4)}))
     text = files[0].read_text()
     assert META not in text and "study: 3 of 4 cells" in text
     end(run)
@@ -126,7 +127,7 @@ def test_in_a_browser_the_page_reloads_itself(run, tmp_path):
     if MISSING:
         pytest.skip(MISSING)
     settings = ReportSettings(runs=(str(run),), title="first")
-    page = write_report(settings, tmp_path / "out", lambda line: None, Live("noon", 1, {}))[0]
+    page = write_report(settings, tmp_path / "out", Live("noon", 1, {}))[0]
     with browser(tmp_path / "profile") as window:
         window.open(page)
         page.write_text(page.read_text().replace("<title>first", "<title>second"))
@@ -140,7 +141,7 @@ def test_in_a_browser_the_page_reloads_itself(run, tmp_path):
 def test_in_a_browser_axe_finds_nothing_in_a_live_page(run, tmp_path):
     if MISSING:
         pytest.skip(MISSING)
-    page = write_report(ReportSettings(runs=(str(run),)), tmp_path / "out", lambda line: None, Live("noon", None, {}))[0]
+    page = write_report(ReportSettings(runs=(str(run),)), tmp_path / "out", Live("noon", None, {}))[0]
     with browser(tmp_path / "profile") as window:
         window.open(page)
         assert [violations(window, width) for width in WIDTHS] == [[], []]

@@ -144,7 +144,7 @@ def test_the_unpaired_test_of_a_study_is_that_of_its_report():
 
 def test_a_report_has_the_tables_and_plots_of_records(tmp_path):
     settings = ReportSettings(runs=(str(RUNS / "multi30k"), str(RUNS / "sst2")), main="shuffled")
-    page = write_report(settings, tmp_path / "report", lambda line: None)[0].read_text(encoding="utf-8")
+    page = write_report(settings, tmp_path / "report")[0].read_text(encoding="utf-8")
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     compared = {one["model"]: one.get("comparison", {}).get("against") for one in report["studies"]["multi30k"]["points"]}
     assert compared == {"transformer": None, "shuffled": "transformer", "tree_transformer": "shuffled"}
@@ -162,7 +162,7 @@ def test_a_report_shows_the_nll_of_test_where_records_have_it(tmp_path):
         nll = {"nll": " ".join(str(100_000 + 10 * number + line % 7) for line in range(lines)), "target_tokens": "10 " * lines}
         (folder / f"{name}.json").write_text(json.dumps({**record, "sentences": record["sentences"] | nll}))
     settings = ReportSettings(runs=(str(folder),), baseline="shuffled", main="transformer")
-    page = write_report(settings, tmp_path / "report", lambda line: None)[0].read_text(encoding="utf-8")
+    page = write_report(settings, tmp_path / "report")[0].read_text(encoding="utf-8")
     (study,) = json.loads((tmp_path / "report" / "report.json").read_text())["studies"].values()
     tests = [(one["model"], one["against"]) for one in study["pooled"] if one["metric"] == "nll"]
     assert tests == [("transformer", "shuffled"), ("tree_transformer", "shuffled")]

@@ -183,7 +183,7 @@ def report(runs: Path, *names: str, **settings) -> tuple[dict, str]:
     """report.json and the page."""
     given = tuple(str(runs / name) for name in names or ("a", "b"))
     out = runs / "report"
-    write_report(ReportSettings(runs=given, **{"sentences": 0, "bootstrap_samples": 50, **settings}), out, lambda line: None)
+    write_report(ReportSettings(runs=given, **{"sentences": 0, "bootstrap_samples": 50, **settings}), out)
     return json.loads((out / "report.json").read_text()), (out / "index.html").read_text()
 
 

@@ -76,7 +76,7 @@ def test_training_counts_are_those_of_the_data_set_or_the_page_says_why_not(tmp_
     run.config["data"], run.facts["data_fingerprint"] = str(data), index["fingerprint"]
     run.translations["test"] = [" ".join(reversed(line.split())) for line in references]
     table = ScoreTable("test", index["text_fingerprint"], [], [ScoreRow("run", "test", {}, {})])
-    found = score_frequencies(table, [run], lambda line: None)
+    found = score_frequencies(table, [run])
     assert not found.missing and found.training_lines == 40 and all(bucket.f1 == [100.0] for bucket in found.buckets)
     training = " ".join(read_references(data, "train")).split()
     tokens = [word for line in references for word in line.split()]
@@ -87,9 +87,9 @@ def test_training_counts_are_those_of_the_data_set_or_the_page_says_why_not(tmp_
     assert found.notes == ("run was trained on a share of 0.5 of these lines.",)
     for name in (data / "text").glob("train-*.arrow"):
         name.unlink()
-    assert "train-" in score_frequencies(table, [run], lambda line: None).missing
+    assert "train-" in score_frequencies(table, [run]).missing
     shutil.rmtree(data)
-    assert "no data set of a run" in score_frequencies(table, [run], lambda line: None).missing
+    assert "no data set of a run" in score_frequencies(table, [run]).missing
 
 
 @pytest.mark.slow

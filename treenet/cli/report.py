@@ -18,7 +18,6 @@ from treenet.cli.shipped import find_config
 from treenet.report.settings import ReportSettings
 from treeproc.common.command_line import build_arg_parser, loading, split_arguments
 from treeproc.common.errors import require
-from treeproc.common.messages import tell
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
 
@@ -41,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
         from treenet.report.run_sections import Live, watch
 
     def make(live: Live | None) -> Path:
-        page, numbers, *figures = write_report(settings, args.out, tell if live is None else lambda line: None, live)
+        page, numbers, *figures = write_report(settings, args.out, live)
         if live is None:
             print(f"page     {page}, {page.stat().st_size / 1e6:.2f} MB\nnumbers  {numbers}")
             if figures:
@@ -49,6 +48,6 @@ def main(argv: Sequence[str]) -> None:
         return page
 
     if args.watch:
-        watch(settings, make, tell)
+        watch(settings, make)
     else:
         make(None)

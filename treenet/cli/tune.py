@@ -20,7 +20,6 @@ from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.errors import require
 from treeproc.common.files import atomic_write, locked
 from treeproc.common.folder_kinds import CONFIG, SEARCH, claim_folder
-from treeproc.common.messages import tell
 from treeproc.common.settings import UserError, dump_settings, load_settings, refuse_relative_in_job
 
 SAMPLE = CONFIGS / "tune_sample.yaml"
@@ -57,6 +56,6 @@ def main(argv: Sequence[str]) -> None:
         systems = {name: Trials(out, config, name) for name in config.tune.systems}
         atomic_write(out / CONFIG, dump_settings(config).encode())
         for trials in systems.values():
-            run_trials(config, trials, tell)
+            run_trials(config, trials)
         print(f"\n{write_tuning(config, systems, out)}")
     end_without_result(systems, out)

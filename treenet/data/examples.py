@@ -38,12 +38,21 @@ class Examples(ABC):
     sentences = 1  # of the text stage for an example id of `lengths`
 
     @abstractmethod
-    def target_tokens(self, rows: np.ndarray) -> int:
-        """Return the number that the loss of a batch is divided by."""
-
-    @abstractmethod
     def batch(self, rows: Sequence[int] | np.ndarray) -> TreeBatch:
         """Return the rows as one padded batch."""
+
+    def target_tokens(self, rows: np.ndarray) -> int:
+        """Return the number of targets, which the loss of a batch is divided by, without reading a shard."""
+        return int(self.count_targets(self.lengths["leaves"][rows], self.lengths["tgt_pieces"][rows]).sum())
+
+    def epoch_targets(self, plan: BatchPlan) -> int:
+        """Return `target_tokens` of all rows in use."""
+        sizes = plan.used_sizes()
+        return int((self.count_targets(sizes.leaves, sizes.tgt_pieces) * sizes.rows).sum())
+
+    def count_targets(self, leaves: np.ndarray, tgt_pieces: np.ndarray) -> np.ndarray:
+        """Return the number of targets of each example [n] of these sizes: target pieces with EOS."""
+        return tgt_pieces + 1
 
     def sizes(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Return the numbers [n] of leaves, nodes and target pieces of the rows."""
@@ -121,19 +130,6 @@ class ExampleSource(Examples):
         if column not in picked:
             return Ragged(np.zeros(0, dtype=np.int32), np.zeros(len(picked), dtype=np.int64))
         return Ragged(*picked.items(column, part))
-
-    def target_tokens(self, rows: np.ndarray) -> int:
-        """Return the number of targets, which the loss of a batch is divided by, without reading a shard."""
-        return int(self.count_targets(self.lengths["leaves"][rows], self.lengths["tgt_pieces"][rows]).sum())
-
-    def epoch_targets(self, plan: BatchPlan) -> int:
-        """Return `target_tokens` of all rows in use."""
-        sizes = plan.used_sizes()
-        return int((self.count_targets(sizes.leaves, sizes.tgt_pieces) * sizes.rows).sum())
-
-    def count_targets(self, leaves: np.ndarray, tgt_pieces: np.ndarray) -> np.ndarray:
-        """Return the number of targets of each example [n] of these sizes: target pieces with EOS."""
-        return tgt_pieces + 1
 
     def _open(self, number: int) -> list[dict]:
         """Return the record batches of a shard. Raises UserError if it is damaged, or its rows are not those of the lengths."""

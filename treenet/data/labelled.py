@@ -88,11 +88,15 @@ class LabelledSource(ExampleSource):
 
     def target_tokens(self, rows: np.ndarray) -> int:
         """Return the number of classes to be predicted, which the loss of a batch is divided by."""
-        return len(rows) if self._targets is None else int(self._targets[rows].sum())
+        return super().target_tokens(rows) if self._targets is None else int(self._targets[rows].sum())
 
     def epoch_targets(self, plan: BatchPlan) -> int:
         """Return `target_tokens` of all rows in use."""
-        return int(plan.used_sizes().rows.sum()) if self._targets is None else self.target_tokens(plan.rows)
+        return super().epoch_targets(plan) if self._targets is None else self.target_tokens(plan.rows)
+
+    def count_targets(self, leaves: np.ndarray, tgt_pieces: np.ndarray) -> np.ndarray:
+        """Return 1 for each example [n]: its class."""
+        return np.ones_like(leaves)
 
     def _count_targets(self) -> np.ndarray:
         """Count the classes of every example [n], by reading them all."""
@@ -156,9 +160,9 @@ class PhraseSource(ExampleSource):
             out.append(np.stack([np.full(len(start), row), start, end, classes]))
         return np.concatenate(out, axis=1)
 
-    def epoch_targets(self, plan: BatchPlan) -> int:
-        """Return `target_tokens` of all rows in use."""
-        return len(plan.rows)
+    def count_targets(self, leaves: np.ndarray, tgt_pieces: np.ndarray) -> np.ndarray:
+        """Return 1 for each example [n]: its class."""
+        return np.ones_like(leaves)
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> LabelledBatch:
         """Return phrases as one padded batch; `example_ids` are numbers of phrases."""
@@ -171,10 +175,6 @@ class PhraseSource(ExampleSource):
         batch = collate_rows(out, self.reads)
         labels = torch.from_numpy(self._class[rows])
         return LabelledBatch(**vars(batch), labels=labels, position_labels=labels.new_zeros(len(rows), 0))
-
-    def target_tokens(self, rows: np.ndarray) -> int:
-        """Return the number of classes to be predicted, which the loss of a batch is divided by."""
-        return len(rows)
 
 
 def _check_classes(folder: AnyPath) -> list[str]:
@@ -327,10 +327,6 @@ class PairSource(Examples):
             return PairBatch(**vars(batch), scores=known)
         return LabelledPairBatch(**vars(batch), labels=known.long(), position_labels=known.new_zeros(len(rows), 0).long())
 
-    def target_tokens(self, rows: np.ndarray) -> int:
-        """Return the number of scores or classes to be predicted, which the loss of a batch is divided by."""
-        return len(rows)
-
-    def epoch_targets(self, plan: BatchPlan) -> int:
-        """Return `target_tokens` of all rows in use."""
-        return len(plan.rows)
+    def count_targets(self, leaves: np.ndarray, tgt_pieces: np.ndarray) -> np.ndarray:
+        """Return 1 for each pair [n]: its score or class."""
+        return np.ones_like(leaves)

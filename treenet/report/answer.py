@@ -4,7 +4,7 @@ Runs that differ in their seed alone are one system. A difference has an interva
 systems; with fewer, other seeds may reverse it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from statistics import fmean
@@ -19,6 +19,7 @@ from treenet.report.compare import ScoreTable, references_of
 from treenet.report.report_inputs import ReportRun, ReportStudy
 from treenet.tasks.translation_metrics import MAIN, MAIN_OF_TOKENS, METRIC_TITLES, NO_TOKENIZER, SECOND, tokenizer_of
 from treeproc.common.folder_kinds import SEEDS
+from treeproc.common.messages import tell
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,6 @@ def answer_runs(
     baseline: ReportRun | None,
     split: str,
     num_samples: int,
-    say: Callable[[str], None],
 ) -> Answer | None:
     """Return the answer of the runs on `split`, of the baseline's text. Controls and stale results take no part."""
     found = [table for table in tables if table.split == split]
@@ -141,7 +141,7 @@ def answer_runs(
             pairs = [(systems[base][seed], seeds[seed]) for seed in shared]
             readable = all(len(run.translations.get(split, ())) == len(references or ()) for pair in pairs for run in pair)
             if references and not more and readable and len(shared) >= FEWEST_SEEDS:
-                say(f"interval over seeds: {name} against {base}")
+                tell(f"interval over seeds: {name} against {base}")
                 theirs, ours = ([sampled(pair[side].name) for pair in pairs] for side in (0, 1))
                 row = replace(row, test=compare_seeds(theirs, ours, len(references)).over_seeds)
         rows.append(row)

@@ -1,7 +1,7 @@
 """The builder of reports: from run folders to index.html, report.json, figures/*.png and *.svg."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from html import escape
 from pathlib import Path
@@ -43,6 +43,7 @@ from treenet.runs.metrics_log import draw_curves
 from treeproc.common.errors import as_called
 from treeproc.common.files import atomic_write, json_bytes, read_json, remove_leftovers
 from treeproc.common.folder_kinds import REPORT, claim_folder
+from treeproc.common.messages import tell
 from treeproc.common.settings import UserError
 
 _HERE = Path(__file__).parent
@@ -110,8 +111,8 @@ _MOST_WEIGHTS = 2_200_000
 _MOST_SELF_WEIGHTS = 2_000_000
 
 
-def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None], live: Live | None = None) -> list[Path]:
-    """Write a report of runs and studies into `out`, the page last; `say` gets what is being done.
+def write_report(settings: ReportSettings, out: Path, live: Live | None = None) -> list[Path]:
+    """Write a report of runs and studies into `out`, the page last.
 
     The page leaves out what a run lacks, and names the command that adds it. With `live`, the page has the state of the runs and
     their curves alone, which takes seconds. Returns the files. Raises UserError for a folder that is none of these, and
@@ -130,8 +131,8 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
     if live is None and of_classes:
         inside, scored = Inside(), Scored(examples=choose_class_examples(runs, settings))
     elif live is None:
-        inside = _look_inside(runs, baseline, settings, say)  # first: it is what finds wrong settings
-        scored = _score(runs, baseline, settings, say)
+        inside = _look_inside(runs, baseline, settings)  # first: it is what finds wrong settings
+        scored = _score(runs, baseline, settings)
     else:
         inside, scored = Inside(), Scored()
         for run in runs:
@@ -160,7 +161,8 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
     except OSError as error:
         raise UserError(f"cannot make the folder {out / FIGURES}: {error.strerror}; choose another --out") from None
     remove_leftovers(out / FIGURES)
-    say("drawing figures")
+    if live is None:
+        tell("drawing figures")
     figures = _draw(report, out / FIGURES)
     names = sorted([*figures, *(view.figure for views in inside.views.values() for view in views)])
     files = [out / FIGURES / f"{name}.{end}" for name in names for end in ("png", "svg")]
@@ -170,20 +172,18 @@ def write_report(settings: ReportSettings, out: Path, say: Callable[[str], None]
     return [out / PAGE, out / NUMBERS, *files]
 
 
-def _score(runs: list[ReportRun], baseline: ReportRun | None, settings: ReportSettings, say: Callable[[str], None]) -> Scored:
+def _score(runs: list[ReportRun], baseline: ReportRun | None, settings: ReportSettings) -> Scored:
     samples, split = settings.bootstrap_samples, settings.split
-    tables = score_tables(runs, baseline, samples, say)
+    tables = score_tables(runs, baseline, samples)
     return Scored(
         tables,
-        answer=answer_runs(tables, runs, baseline, split, samples, say),
-        frequencies=[score_frequencies(table, runs, say) for table in tables],
-        lines=collect_lines(tables, runs, split, say),
+        answer=answer_runs(tables, runs, baseline, split, samples),
+        frequencies=[score_frequencies(table, runs) for table in tables],
+        lines=collect_lines(tables, runs, split),
     )
 
 
-def _look_inside(
-    runs: list[ReportRun], baseline: ReportRun | None, settings: ReportSettings, say: Callable[[str], None]
-) -> Inside:
+def _look_inside(runs: list[ReportRun], baseline: ReportRun | None, settings: ReportSettings) -> Inside:
     """Look into every run whose model and data set are there."""
     there = [run for run in runs if run.finished and (own_index(run) or {}).get("totals", {}).get(settings.split)]
     for run in runs:
@@ -199,7 +199,7 @@ def _look_inside(
     attention, encoder = {}, {}
     views: dict[int, list[View]] = {number: [] for number in ids}
     for run in there:
-        say(f"attention of {run.name} on {settings.split}")
+        tell(f"attention of {run.name} on {settings.split}")
         try:
             loaded = load_run(run.folder, device=choose_device(settings.use_gpu))
         except UserError as error:

@@ -1,7 +1,7 @@
 """Comparison of runs: their differences, whether they are comparable, and their scores."""
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from treenet.config import OPERATIONAL, ArchitectureSection, ModelConfig, TreeAttentionConfig, flatten
@@ -12,6 +12,7 @@ from treenet.models import ARCHITECTURES
 from treenet.report.report_inputs import ReportRun, own_index
 from treenet.runs.result_provenance import ResultStatus
 from treenet.tasks.translation_metrics import METRIC_TITLES
+from treeproc.common.messages import tell
 from treeproc.common.settings import differences
 
 # The values of sections that a run does not record: its architecture does not read them.
@@ -127,9 +128,7 @@ def metric_values(record: dict) -> dict[str, float]:
     }
 
 
-def score_tables(
-    runs: Sequence[ReportRun], baseline: ReportRun | None, num_samples: int, progress: Callable[[str], None]
-) -> list[ScoreTable]:
+def score_tables(runs: Sequence[ReportRun], baseline: ReportRun | None, num_samples: int) -> list[ScoreTable]:
     """Make tables by split and text, in the order of the runs. Every result is tested against the baseline's on that split."""
     tables: dict[tuple[str, str], ScoreTable] = {}
     for run in runs:
@@ -142,14 +141,14 @@ def score_tables(
             if run is baseline and result == split:
                 table.baseline = row
     for table in tables.values():
-        _test(table, {run.name: run for run in runs}, num_samples, progress)
+        _test(table, {run.name: run for run in runs}, num_samples)
         _note_decoding(table)
         _note_signatures(table)
         _note_control_trees(table, runs)
     return list(tables.values())
 
 
-def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int, progress: Callable[[str], None]) -> None:
+def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int) -> None:
     if table.baseline is None or len(table.rows) < 2:
         return
     found = references_of(table, runs.values())
@@ -184,7 +183,7 @@ def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int, progr
                 f"{row.run}, {row.result}: no test, because its translations are missing, or have changed since they were scored."
             )
             continue
-        progress(f"paired bootstrap: {row.run}, {row.result}, against {table.baseline.run}")
+        tell(f"paired bootstrap: {row.run}, {row.result}, against {table.baseline.run}")
         row.tests = compare_systems(base, lines, references, num_samples)
 
 

@@ -1,7 +1,7 @@
 """All sentences of a split with their translations and chrF, and F1 of words by how often they stand in the training text."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from treenet.report.compare import ScoreTable, reads_trees, references_of
 from treenet.report.report_inputs import ReportRun, own_index
 from treenet.tasks.translation_metrics import build_tokenizer, sentence_chrf, tokenizer_of
 from treeproc.common.cache import prefetch
+from treeproc.common.messages import tell
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.common.store_requests import AT_ONCE
@@ -63,9 +64,7 @@ class Lines:
         return Lines(self.total, self.measured, self.baseline, self.systems, **columns, **by_system)
 
 
-def collect_lines(
-    tables: Sequence[ScoreTable], runs: Sequence[ReportRun], split: str, say: Callable[[str], None]
-) -> Lines | None:
+def collect_lines(tables: Sequence[ScoreTable], runs: Sequence[ReportRun], split: str) -> Lines | None:
     """Collect the sentences of `split` with the translations of all runs that were scored on the baseline's text.
 
     None if no data set has the text, or no run has translations. Where they would take too many bytes, those stay
@@ -82,7 +81,7 @@ def collect_lines(
     translations = {name: lines for name, lines in kept.items() if len(lines) == len(references)}
     if not translations:
         return None
-    say(f"chrF of every sentence of {split}")
+    tell(f"chrF of every sentence of {split}")
     measured = next((run for run in runs if run.name in named and reads_trees(run) and _has(run, table)), anchor)
     sizes = measure_sources(read_split(measured.data, "encoded", split))
     side = read_index(anchor.data / "encoded").get("tree_settings", {}).get("side", "source")
@@ -134,7 +133,7 @@ class Frequencies:
         return asdict(self)
 
 
-def score_frequencies(table: ScoreTable, runs: Sequence[ReportRun], say: Callable[[str], None]) -> Frequencies:
+def score_frequencies(table: ScoreTable, runs: Sequence[ReportRun]) -> Frequencies:
     """Score words by frequency. The counts are of all lines of the train split, on the side that models write."""
     there = references_of(table, runs)
     if there is None:
@@ -168,7 +167,7 @@ def score_frequencies(table: ScoreTable, runs: Sequence[ReportRun], say: Callabl
     systems, expected = [[words(line) for line in lines] for _, lines in found], [words(line) for line in references]
     wanted = {word for lines in (*systems, expected) for line in lines for word in line}
     loaded = "" if isinstance(folder, Path) else f": {size / 1e6:,.1f} MB are read from {folder}"
-    say(f"counting the words of {table.split} in the training text{loaded}")
+    tell(f"counting the words of {table.split} in the training text{loaded}")
     try:
         counts = count_occurrences(map(words, _training_lines(folder, records, side)), wanted)
     except UserError as error:

@@ -21,7 +21,7 @@ from treenet.report.report_model import Page, Report
 from treenet.report.settings import ReportSettings
 from treenet.runs.checkpoint import AVERAGED, is_complete
 from treenet.runs.metrics_log import best_validation
-from treeproc.common.messages import format_seconds
+from treeproc.common.messages import format_seconds, tell
 from treeproc.common.provenance import Session, describe_machines, describe_packages, describe_software, read_sessions
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, as_path
@@ -157,7 +157,7 @@ class Live:
     cells: dict[str, tuple[int, int]]  # by study: cells that are done or have failed, and all of them
 
 
-def watch(settings: ReportSettings, make: Callable[[Live | None], Path], say: Callable[[str], None]) -> None:
+def watch(settings: ReportSettings, make: Callable[[Live | None], Path]) -> None:
     """Make the page whenever a run or study has something new; at the end of all of them, the whole report.
 
     `make` writes the page: a small one of live runs, or with None the whole report. Ctrl-C ends it, with a page that no
@@ -173,12 +173,12 @@ def watch(settings: ReportSettings, make: Callable[[Live | None], Path], say: Ca
             if (now := list(_signature(folders))) != seen:
                 page = make(_live(folders, REFRESH_S))
                 if seen is None:
-                    say(f"page     {page}, which reloads every {REFRESH_S} s; Ctrl-C ends this command, but not the training")
+                    tell(f"page     {page}, which reloads every {REFRESH_S} s; Ctrl-C ends this command, but not the training")
                 seen = now
             time.sleep(REFRESH_S)
     except KeyboardInterrupt:
         make(_live(folders, None))
-        say("stopped; the page stays as it is, and the same command without --watch makes the complete report")
+        tell("stopped; the page stays as it is, and the same command without --watch makes the complete report")
         return
     make(None)
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ CRITERION = "criterion"
 _STEP, _STATUS, _ERROR = "step", "status", "error"
 
 
-def run_trials(config: TuningConfig, trials: Trials, log: Callable[[str], None]) -> None:
+def run_trials(config: TuningConfig, trials: Trials) -> None:
     """Run the trials of one system until it has `trials_of` ended ones, and record each."""
     wanted = config.tune.trials_of(trials.system)
     if len(trials.ended()) >= wanted:
@@ -76,7 +76,7 @@ def run_trials(config: TuningConfig, trials: Trials, log: Callable[[str], None])
                 metric=CRITERION, mode="min", num_samples=wanted, max_concurrent_trials=config.tune.parallel, scheduler=scheduler,
                 search_alg=_Search(config, trials, rooms, wanted),
             ),
-            run_config=tune.RunConfig(name=trials.system, storage_path=str(folder), verbose=0, callbacks=[_Record(trials, log)]),
+            run_config=tune.RunConfig(name=trials.system, storage_path=str(folder), verbose=0, callbacks=[_Record(trials)]),
         ).fit()  # fmt: skip
     finally:
         rooms.want(0)
@@ -176,8 +176,8 @@ def distribution(dimension: Dimension) -> optuna.distributions.BaseDistribution:
 class _Record(tune.Callback):
     """Writes the ends of trials to the ledger, and prints a line of each."""
 
-    def __init__(self, trials: Trials, log: Callable[[str], None]):
-        self._trials, self._log = trials, log
+    def __init__(self, trials: Trials):
+        self._trials = trials
 
     def on_trial_complete(self, iteration: int, trials: list[RayTrial], trial: RayTrial, **info: object) -> None:
         last = trial.last_result or {}
@@ -197,7 +197,7 @@ class _Record(tune.Callback):
         self._trials.end(found, status, curve, error, last.get("time_total_s", 0.0))
         facts = f" at update {curve[-1][0]:,.0f}: best {curve[-1][1]:.4f}" if curve else ""
         why = f": {error}" if error else ""
-        self._log(f"{found.cell.name}: {status}{facts}{why} ({describe_values(found.values)})")
+        tell(f"{found.cell.name}: {status}{facts}{why} ({describe_values(found.values)})")
 
 
 def read_curve(cell: Cell, until: float = math.inf) -> list[tuple[int, float]]:
