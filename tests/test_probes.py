@@ -237,7 +237,7 @@ def test_labels_belong_to_the_rows_of_states(folder):
     assert inputs.word_leaves[:, 1].tolist() == [len(pieces_of(word)) for word in first.tolist()]
     unseen = replace(inputs.sentences, syntax=replace(syntax, pos_tag=["new"] * len(syntax.pos_tag)))
     task = build_probe_task("pos_tag", {"train": inputs, "test": replace(inputs, sentences=unseen)})
-    assert set(task.labels["test"]) == {UNSEEN} and task.majority("test") == 0
+    assert set(task.labels["test"]) == {UNSEEN} and task.majority() == 0
 
 
 # States.

@@ -173,7 +173,7 @@ def test_a_report_shows_the_nll_of_test_where_records_have_it(tmp_path):
 def test_names_without_a_record_and_damaged_records_are_refused(tmp_path):
     for setting in ("baseline", "main"):
         with pytest.raises(UserError, match=f"{setting} must be one of shuffled, transformer, tree_transformer, but is lstm"):
-            write_report(ReportSettings(runs=(str(RUNS / "multi30k"),), **{setting: "lstm"}), tmp_path / "report", print)
+            write_report(ReportSettings(runs=(str(RUNS / "multi30k"),), **{setting: "lstm"}), tmp_path / "report")
     (record, *_) = read_records(RUNS / "sick").values()
     for change, message in (
         ({"settings": {}}, "its task must be"),
@@ -183,4 +183,4 @@ def test_names_without_a_record_and_damaged_records_are_refused(tmp_path):
         folder.mkdir(exist_ok=True)
         (folder / "plain.json").write_text(json.dumps({**record, "cell": "plain", **change}))
         with pytest.raises(UserError, match=message):
-            write_report(ReportSettings(runs=(str(folder),)), tmp_path / "report", print)
+            write_report(ReportSettings(runs=(str(folder),)), tmp_path / "report")

@@ -14,7 +14,7 @@ from treenet.layers.backend import choose_device, scoring
 from treenet.models import ClassLogits
 from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders, checkpoint_step
 from treenet.runs.loading import data_of, load_trained
-from treenet.runs.result_entries import SCORES, add_entry, read_scores
+from treenet.runs.result_entries import SCORES, add_entry, name_result, read_scores
 from treenet.runs.result_provenance import LAST, asked_for, fingerprints
 from treenet.runs.run_folder import checkpoint_folder, checkpoint_names, name_in_results, read_facts, recorded_sha256
 from treenet.runs.run_results import write_predictions
@@ -82,9 +82,8 @@ def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str],
     lines, found = task.score_predictions(predict(model, source))
     is_path = settings.checkpoint != LAST and not checkpoint_names(settings.checkpoint)
     which = name_in_results(folder, checkpoint) if is_path else settings.checkpoint
-    name = ".".join([settings.split, *([] if which == AVERAGED else [which])])
     own_data = index["fingerprint"] == facts["data_fingerprint"]
-    name += "" if own_data else f".{data.resolve().name}"
+    name = name_result(settings.split, which, data, own_data=own_data)
     meta = read_json(checkpoint / META)
     scores = {
         **found,

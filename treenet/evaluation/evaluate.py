@@ -15,9 +15,8 @@ from treenet.evaluation.buckets import measure_sources, score_buckets, score_tag
 from treenet.evaluation.learned_metrics import LearnedMetrics, entries_of
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.layers.backend import choose_device, keep_freed_memory
-from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import LoadedRun, load_run
-from treenet.runs.result_entries import read_scores
+from treenet.runs.result_entries import name_result, read_scores
 from treenet.runs.result_provenance import asked_for, fingerprints, origin
 from treenet.runs.run_results import ReferenceNll, System, write_result
 from treenet.tasks.base import check_no_control
@@ -63,20 +62,11 @@ def _learned_metrics(settings: EvaluateSettings) -> LearnedMetrics:
 
 
 def result_name(settings: EvaluateSettings, run: LoadedRun) -> str:
-    """Return the name of the result in file names and scores.json: the split, and all that differs from the run.
-
-    So a baseline or a control never replaces the score of the run.
-    """
-    parts = [settings.split]
-    if run.checkpoint != AVERAGED:
-        parts.append(run.checkpoint)
-    if not run.own_data:
-        parts.append(run.data.resolve().name)
-    if settings.random_trees:
-        parts.append(f"random_trees_{settings.seed}")
-    if (method := decoding_of(settings.decoding, run).method) != "beam":
-        parts.append(method)
-    return ".".join(parts)
+    """Return the name of the result of a split: see `name_result`."""
+    trees = [f"random_trees_{settings.seed}"] if settings.random_trees else []
+    method = decoding_of(settings.decoding, run).method
+    searched = [method] if method != "beam" else []
+    return name_result(settings.split, run.checkpoint, run.data, *trees, *searched, own_data=run.own_data)
 
 
 def translate_split(run: LoadedRun, settings: EvaluateSettings) -> Iterator[list[Hypothesis]]:

@@ -24,9 +24,8 @@ from treenet.data.plan import plan_in_order
 from treenet.evaluation.settings import ScoreLMSettings
 from treenet.layers.backend import choose_device, scoring
 from treenet.models import CausalLM, MaskedLM, VocabSizes
-from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_model
-from treenet.runs.result_entries import SCORES, add_entry, read_scores
+from treenet.runs.result_entries import SCORES, add_entry, name_result, read_scores
 from treenet.runs.result_provenance import origin
 from treenet.tasks.base import build_task, vocab_sizes
 from treenet.tasks.causal_lm import to_causal
@@ -81,8 +80,7 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
         assert isinstance(source, SourceSide)
         batches = source_batches(source)
     scored = sorted(score_batches(run.model, batches, index["num_pieces"]), key=lambda one: one.example)
-    name = ".".join([text, *([] if run.checkpoint == AVERAGED else [run.checkpoint])])
-    name += "" if run.own_data else f".{run.data.resolve().name}"
+    name = name_result(text, run.checkpoint, run.data, own_data=run.own_data)
     entry = {
         **summarize(scored, pseudo=isinstance(run.model, MaskedLM), with_trees=run.model.reads is ACTIONS),
         **(score_pairs(scored, text) if settings.pairs else {}),

@@ -24,9 +24,8 @@ from treenet.data.splits import read_split
 from treenet.evaluation.settings import ParseSettings, ParsingConfig
 from treenet.layers.backend import choose_device, scoring
 from treenet.models.encoders.latent import ConstituentEncoder
-from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.loading import load_decoder, load_model
-from treenet.runs.result_entries import SCORES, add_entry, read_scores
+from treenet.runs.result_entries import SCORES, add_entry, name_result, read_scores
 from treenet.runs.result_provenance import PARSE, origin
 from treeproc.common.files import atomic_write
 from treeproc.common.settings import UserError
@@ -192,9 +191,8 @@ def parse_run(folder: Path, settings: ParseSettings) -> tuple[str, dict]:
         examples = list(read_split(run.data, "encoded", text))
         gold = list(gold_trees(run.data, examples))
     sentences = list(parse_examples(run.model, examples, gold, settings))
-    name = ".".join([text, *([] if run.checkpoint == AVERAGED else [run.checkpoint])])
-    name += "" if run.own_data else f".{run.data.resolve().name}"
-    name += f".max_words_{settings.max_words}" if settings.max_words else ""
+    most = [f"max_words_{settings.max_words}"] if settings.max_words else []
+    name = name_result(text, run.checkpoint, run.data, *most, own_data=run.own_data)
     scores = {
         **score_sentences(sentences, settings),
         "split": text,

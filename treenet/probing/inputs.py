@@ -279,10 +279,10 @@ class ProbeTask:
             found[form] = of_train[int.from_bytes(draw[:8]) % len(of_train)]
         return np.array([found[form] for form in self.forms[split]], dtype=np.int64)
 
-    def majority(self, split: str) -> float:
-        """Return the accuracy of a constant prediction, the most frequent class of train."""
-        most = np.bincount(self.labels["train"], minlength=len(self.classes)).argmax()
-        return float((self.labels[split] == most).mean()) if len(self.labels[split]) else 0.0
+    def majority(self) -> float:
+        """Return the accuracy on test of a constant prediction, the most frequent class of train."""
+        most, test = np.bincount(self.labels["train"], minlength=len(self.classes)).argmax(), self.labels["test"]
+        return float((test == most).mean()) if len(test) else 0.0
 
 
 def build_probe_task(name: TaskName, splits: Mapping[str, ProbeInputs]) -> ProbeTask:

@@ -264,7 +264,7 @@ def _describe(task: ProbeTask) -> dict:
     return {
         "classes": dict(zip(task.classes, counts, strict=True)),
         "examples": {split: len(labels) for split, labels in task.labels.items()},
-        "majority": task.majority("test"),
+        "majority": task.majority(),
         "results": [],
     }
 

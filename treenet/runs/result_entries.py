@@ -10,6 +10,7 @@ from typing import Annotated, NotRequired
 from pydantic import Field
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
+from treenet.runs.checkpoint import AVERAGED
 from treenet.tasks.translation_metrics import MAIN, SCORE_TYPES
 from treeproc.common.files import atomic_write, file_lock, json_bytes, read_json
 from treeproc.common.messages import warn
@@ -59,6 +60,15 @@ class _Entry(TypedDict, total=False):
 
 
 ScoredEntry = TypedDict("ScoredEntry", {**_Entry.__annotations__, **SCORE_TYPES}, total=False)  # type: ignore[misc]
+
+
+def name_result(text: str, checkpoint: str, data: AnyPath, *more: str, own_data: bool) -> str:
+    """Return the name of a result in file names and scores.json: the split or file, and all that differs from the run.
+
+    So a baseline or a control never replaces the score of the run.
+    """
+    parts = [text, *([] if checkpoint == AVERAGED else [checkpoint]), *([] if own_data else [data.resolve().name])]
+    return ".".join([*parts, *more])
 
 
 def read_scores(folder: AnyPath) -> dict[str, dict]:
