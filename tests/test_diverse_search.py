@@ -76,13 +76,6 @@ def test_the_search_is_that_of_one_sentence_in_plain_python(
         assert all(meets(h.ids, line) for h in found)
 
 
-def test_without_strength_each_group_is_the_plain_search_of_its_width():
-    model = random_model(seed=9)
-    config = decoding(8, beam_size=6, diversity_groups=3, diversity_strength=0.0)
-    found = search_batch(model, batch_of(0, 1, 2, 3), config, num_best=6)
-    assert found == search_batch(model, batch_of(0, 1, 2, 3), decoding(8, beam_size=2), num_best=2)
-
-
 def test_strength_makes_translations_that_differ_more():
     model = random_model(seed=2, vocab=12, scale=1.0)
     plain = search_batch(model, batch_of(0, 1, 2, 3), decoding(8, beam_size=4), num_best=4)

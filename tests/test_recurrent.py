@@ -13,7 +13,7 @@ from toyruns import make_config
 from treenet.data.batch import collate
 from treenet.data.input_kinds import BINARY_TREES
 from treenet.layers.core import Dropout
-from treenet.layers.recurrent import build_bilstm, build_lstm, last_state, last_states, lstm_cells, run_bilstm, run_lstm
+from treenet.layers.recurrent import build_bilstm, build_lstm, last_state, last_states, run_bilstm, run_lstm
 from treenet.tasks.base import build_task
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
@@ -41,14 +41,6 @@ def assert_same_with_gradients(fast: torch.Tensor, slow: torch.Tensor, inputs: l
     mixture = torch.linspace(-1, 1, fast.numel(), dtype=torch.float64).view_as(fast)
     grads = [torch.autograd.grad((x * mixture).sum(), inputs, materialize_grads=True, allow_unused=True) for x in (fast, slow)]
     torch.testing.assert_close(*grads, rtol=1e-10, atol=1e-10)
-
-
-def test_cells_are_those_of_a_loop():
-    torch.manual_seed(0)
-    lstm, x = torch.nn.LSTM(4, 3, batch_first=True).double(), random(2, 6, 4)
-    zero = (torch.zeros(3, dtype=torch.float64),) * 2
-    slow = torch.stack([torch.stack([cell for _, cell in reference_lstm(lstm, row, zero)]) for row in x])
-    assert_same_with_gradients(lstm_cells(lstm, x, lstm(x)[0]), slow, [x, *lstm.parameters()])
 
 
 @num_examples(10)

@@ -166,14 +166,6 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all_hypotheses(form, exp
         assert [h.score for h in found[sentence]] == pytest.approx([score for _, score in expected], abs=1e-5)
 
 
-def test_everything_of_three_pieces():
-    model = random_model(seed=4, num_sentences=1, vocab=7)
-    config = decoding(beam_size=364, length_penalty=0.8)
-    expected = enumerate_all(model, 0, config)
-    found = search_batch(model, batch_of(0), config, num_best=364)[0]
-    assert [h.ids for h in found] == [ids for ids, _ in expected] and len(found) == sum(3**length for length in range(6))
-
-
 def test_scores_follow_from_log_probs_and_lengths_with_eos():
     config = decoding(beam_size=4, length_penalty=0.7, length_penalty_form="gnmt")
     for h in search_batch(random_model(1), batch_of(2), config, num_best=4)[0]:
@@ -234,16 +226,6 @@ def test_stopping_early_saves_steps():
     together, model.rows_decoded = model.rows_decoded, 0
     search_batch(model, batch_of(1), config)
     assert together == model.rows_decoded + 1
-
-
-def test_n_best_lists_are_sorted_distinct_and_prefixes_of_each_other():
-    model, config = random_model(seed=7), decoding(max_length=8, beam_size=5)
-    full = search_batch(model, batch_of(0, 1, 2, 3), config, num_best=5)
-    for num_best in (1, 2, 4):
-        assert search_batch(model, batch_of(0, 1, 2, 3), config, num_best=num_best) == [h[:num_best] for h in full]
-    for hypotheses in full:
-        assert len({h.ids for h in hypotheses}) == 5
-        assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
 
 
 def test_lengths_stay_within_their_limits_and_depend_on_the_own_leaves():

@@ -237,6 +237,11 @@ def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, t
     split_already = {side for side, parser in parsers.items() if parser and parser.split_sentences}
     found["sentences"] = [one for one in found["sentences"] if one[1] not in split_already]
     lines = []
+
+    def add(kind: str, what: str, do: str = "") -> None:
+        if found[kind]:
+            lines.append("; ".join([f"{what}: {_where(kind, found[kind])}", _example(kind, found), *([do] if do else [])]))
+
     if found["tokens"]:
         escapes = f"; escapes such as &apos; or @-@: {_where('escapes', found['escapes'], 2)}" if found["escapes"] else ""
         do = "set tokenized: moses" if tokens_can_be_set else "undo the tokens in the files"
@@ -244,31 +249,18 @@ def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, t
             "looks tokenised, but tokenized is none: blanks before punctuation: "
             f"{_where('tokens', found['tokens'], 2)}{escapes}; {_example('escapes' if escapes else 'tokens', found)}; {do}"
         )
-    elif found["escapes"]:
-        lines.append(
-            f"a parser reads escapes such as &amp; as words: {_where('escapes', found['escapes'])}; "
-            f"{_example('escapes', found)}; write the characters themselves into the files"
-        )
-    if found["attached"]:
-        lines.append(
-            f"does not look tokenised, but tokenized is moses: final marks without a blank before them: "
-            f"{_where('attached', found['attached'])}; {_example('attached', found)}; set tokenized: none"
-        )
-    if found["subwords"]:
-        lines.append(
-            f"looks cut into subwords, whose marks (▁ or ##) are read as text: {_where('subwords', found['subwords'])}; "
-            f"{_example('subwords', found)}; join them to words in the files"
-        )
-    if found["quoted"]:
-        lines.append(
-            f"quoted as in CSV, with quotation marks that are read as text: {_where('quoted', found['quoted'])}; "
-            f"{_example('quoted', found)}; undo the quoting in the files"
-        )
-    if found["decomposed"]:
-        lines.append(
-            "letters and their marks as separate characters, such as e + U+0301, which parsers and pieces do not take for one "
-            f"letter: {_where('decomposed', found['decomposed'])}; {_example('decomposed', found)}; normalization: nfc joins them"
-        )
+    else:
+        what = "a parser reads escapes such as &amp; as words"
+        add("escapes", what, "write the characters themselves into the files")
+    what = "does not look tokenised, but tokenized is moses: final marks without a blank before them"
+    add("attached", what, "set tokenized: none")
+    what = "looks cut into subwords, whose marks (▁ or ##) are read as text"
+    add("subwords", what, "join them to words in the files")
+    add("quoted", "quoted as in CSV, with quotation marks that are read as text", "undo the quoting in the files")
+    what = (
+        "letters and their marks as separate characters, such as e + U+0301, which parsers and pieces do not take for one letter"
+    )
+    add("decomposed", what, "normalization: nfc joins them")
     for code in dict.fromkeys(facts["language"]["seems"] for *_, facts in found["language"]):
         ones = [one for one in found["language"] if one[2]["language"]["seems"] == code]
         language = parsers[ones[0][1]].language
@@ -277,23 +269,13 @@ def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, t
             f"that were checked; {_example('language', {'language': ones})}; remove such lines, or choose a parser of their "
             "language"
         )
-    if found["sentences"]:
-        names = {"source": "parser", "target": "target_parser"}
-        settings = " and ".join(f"{names[side]}.split_sentences" for side in dict.fromkeys(one[1] for one in found["sentences"]))
-        lines.append(
-            f"several sentences on a line, each line parsed as one: {_where('sentences', found['sentences'])}; "
-            f"{_example('sentences', found)}; {settings}: true gives each sentence its own tree"
-        )
-    if found["placeholders"]:
-        lines.append(
-            f"placeholders or subword marks, which a parser reads as words: {_where('placeholders', found['placeholders'])}; "
-            f"{_example('placeholders', found)}"
-        )
-    if found["leaks"]:
-        lines.append(
-            f"sources that are in valid or test too, except for case, punctuation and blanks: {_where('leaks', found['leaks'])}; "
-            f"{_example('leaks', found)}; filters.drop_leaks: true drops them"
-        )
+    names = {"source": "parser", "target": "target_parser"}
+    settings = " and ".join(f"{names[side]}.split_sentences" for side in dict.fromkeys(one[1] for one in found["sentences"]))
+    do = f"{settings}: true gives each sentence its own tree"
+    add("sentences", "several sentences on a line, each line parsed as one", do)
+    add("placeholders", "placeholders or subword marks, which a parser reads as words")
+    what = "sources that are in valid or test too, except for case, punctuation and blanks"
+    add("leaks", what, "filters.drop_leaks: true drops them")
     return lines
 
 
