@@ -141,6 +141,12 @@ def wrong_advice() -> Iterator[str]:
                     yield f"{module}: {text!r} names {name}, which {sorted(unable)} do not have"
 
 
+def test_help_names_no_script_without_its_folder():
+    """Only `workflows/NAME.py` becomes the command that the user types."""
+    helps = {name: parser.format_help().partition("\n\n")[2] for name, parser in parsers().items()}
+    assert not {name: found for name, text in helps.items() if (found := re.findall(r"(?<![/\w])\w+\.py\b", text))}
+
+
 def test_all_advice_in_the_code_names_what_its_command_has():
     assert list(wrong_advice()) == []
 

@@ -1,4 +1,4 @@
-"""Average checkpoints of a run into RUN/averaged/model.safetensors. translate.py and evaluate.py use that file by default.
+"""Average checkpoints of a run into RUN/averaged/model.safetensors, which commands that use a run read by default.
 
 The choices of checkpoints:
 

@@ -28,7 +28,7 @@ COMMANDS = {
     "classify": ("treenet.cli.classify:main", "classify raw text"),
     "back-translate": ("treenet.cli.back_translate:main", "more training pairs, from text of the target language"),
     "align": ("treenet.cli.align:main", "align words of sentence pairs by the attention of a model"),
-    "serve": ("treenet.cli.serve:main", "translate over HTTP: a page, and JSON for programs"),
+    "serve": ("treenet.cli.serve:main", "translate or classify over HTTP: a page, and JSON for programs"),
     "score-lm": ("treenet.cli.score_lm:main", "perplexity of a language model, and its choices in minimal pairs"),
     "export": (
         "treenet.cli.export:main",
@@ -79,7 +79,8 @@ def describe_commands() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
     usage = f"usage: {PROGRAM} COMMAND ...\n       {PROGRAM} COMMAND --help\n       {PROGRAM} --version"
-    return "\n".join([usage, "", "Tree-structured attention with hierarchical accumulation.", "", "commands:", *lines])
+    begin = f"Begin with `{PROGRAM} demo`, which takes some minutes. COMMAND --help has examples and all settings."
+    return "\n".join([usage, "", "Tree-structured attention with hierarchical accumulation.", "", "commands:", *lines, "", begin])
 
 
 def run_command(name: str, arguments: list[str]) -> None:

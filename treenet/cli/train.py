@@ -13,8 +13,8 @@ A classifier and a model of relatedness are also scored on valid and test, with 
 scores are in RUN/scores.json and RUN/predictions.*.tsv. The shipped configurations take the checkpoint with the best validation
 (average: best). For many seeds, models and control trees, use workflows/compare_seeds.py.
 
-workflows/train_wmt.py, train_classifier.py and train_lm.py are this command. The last two have other defaults without --config:
-a classifier and a masked language model.
+workflows/train_wmt.py, workflows/train_classifier.py and workflows/train_lm.py are this command. The last two have other defaults
+without --config: a classifier and a masked language model.
 """
 
 import shlex

@@ -55,7 +55,7 @@ class GridConfig(Settings):
     )
     split: str = Field("test", description="split of the data set that is translated and scored")
     more_references: list[Path] = Field(
-        [], description="files of further references, as for evaluate.py: all cells are scored and tested with all references"
+        [], description="files of further references, as in one run: all cells are scored and tested with all references"
     )
     metric: StudyMetric = Field(MAIN, description="the compared metric: of detokenised lines, or of tokens, which papers report")
     parallel: Parallel = None
