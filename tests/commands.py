@@ -51,22 +51,26 @@ def run_installed_here(*arguments: object, cwd: Path | None = None) -> subproces
     return _run(["tree-attention", *map(str, arguments)], main, cwd)
 
 
-def tasks_here(patch: pytest.MonkeyPatch) -> list[str]:
-    """Run the jobs of Ray in this process, the last one first. What is sent goes through pickle and JSON as on Ray.
+def run_jobs_here(worker, arguments, jobs):
+    """Run jobs in this process, the last one first. What is sent goes through pickle and JSON as on Ray."""
+    from treeproc.stages.ray_job import _packed, _unpacked  # loads Ray
 
-    Returns the names of the workers, and adds to them whenever one runs.
-    """
-    from treeproc.stages import ray_job  # loads Ray
+    built = worker(**pickle.loads(pickle.dumps(arguments))) if jobs else None
+    for number, job in reversed(list(enumerate(jobs))):
+        values = json.loads(json.dumps({name: _packed(value) for name, value in job.items()}))
+        result = built(**{name: _unpacked(value) for name, value in values.items()})
+        yield number, _unpacked(json.loads(json.dumps(_packed(result))))
+
+
+def tasks_here(patch: pytest.MonkeyPatch) -> list[str]:
+    """Run the jobs of Ray in this process. Returns the names of the workers, and adds to them whenever one runs."""
+    from treeproc.stages import ray_job
 
     names = []
 
     def run_jobs(worker, arguments, jobs, **options):
         names.append(worker.__name__)
-        built = worker(**pickle.loads(pickle.dumps(arguments))) if jobs else None
-        for number, job in reversed(list(enumerate(jobs))):
-            values = json.loads(json.dumps({name: ray_job._packed(value) for name, value in job.items()}))
-            result = built(**{name: ray_job._unpacked(value) for name, value in values.items()})
-            yield number, ray_job._unpacked(json.loads(json.dumps(ray_job._packed(result))))
+        return run_jobs_here(worker, arguments, jobs)
 
     patch.setattr(ray_job, "run_jobs", run_jobs)
     patch.setattr(ray_job, "all_nodes_see", lambda inputs: True)

@@ -1,18 +1,17 @@
 """Counts of a vocabulary, shard by shard: names from sidecars and from trees are the same, and so are words of any cut."""
 
-import json
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
 
 import pytest
+from commands import run_jobs_here
 
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import read_index
 from treeproc.stages import run_jobs
 from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
-from treeproc.stages.ray_job import _packed, _unpacked
 from treeproc.stages.vocabulary import count_vocabulary
 from treeproc.subwords import SubwordConfig
 
@@ -38,14 +37,6 @@ CONLLU = """# text = Hi you
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch):
     monkeypatch.setattr(run_jobs, "GROUP_ROWS", 5)
-
-
-def through_json(worker, arguments, jobs):
-    """Runs jobs as Ray would, the last one first."""
-    built = worker(**arguments) if jobs else None
-    for number, job in reversed(list(enumerate(jobs))):
-        values = json.loads(json.dumps({name: _packed(value) for name, value in job.items()}))
-        yield number, json.loads(json.dumps(built(**{name: _unpacked(value) for name, value in values.items()})))
 
 
 def make(folder, rows: int, name: str, content: str, **changes) -> dict:
@@ -75,7 +66,7 @@ def test_names_in_sidecars_are_those_of_the_trees(name, tmp_path):
     bare = [replace(record, counts={"words": record.counts["words"]}) for record in records["parsed"]]
     for tree in (TreeConfig(), TreeConfig(tree_source="dependencies")):
         found = [
-            count_vocabulary(tmp_path / f"{name}-1", records["text"], parsed, SubwordConfig(), tree, through_json)
+            count_vocabulary(tmp_path / f"{name}-1", records["text"], parsed, SubwordConfig(), tree, run_jobs_here)
             for parsed in (records["parsed"], bare)
         ]
         assert names(found[0]) == names(found[1]) and found[0].words == found[1].words
@@ -91,7 +82,7 @@ def test_words_are_those_of_a_loop_over_all_lines_however_they_are_cut(tmp_path)
             records = make(tmp_path, rows, "trees", content, format="brackets")
             config = SubwordConfig(max_training_lines=14, joint=joint)
             data = tmp_path / f"trees-{rows}"
-            found.append(count_vocabulary(data, records["text"], records["parsed"], config, TreeConfig(), through_json).words)
+            found.append(count_vocabulary(data, records["text"], records["parsed"], config, TreeConfig(), run_jobs_here).words)
             rows_ = list(chain.from_iterable(Shard(data / "text", record).rows() for record in records["text"]))
             kept = [row for k, row in enumerate(rows_) if (k + 1) * 7 // 23 > k * 7 // 23]
             expected = {side: Counter(word for row in kept for word in row[side].split(" ")) for side in ("source", "target")}
@@ -105,7 +96,7 @@ def test_a_shard_without_a_chosen_row_is_not_opened(tmp_path):
 
     def watched(worker, arguments, jobs):
         opened.extend(shard["first"] for job in jobs for shard in job["shards"])
-        return through_json(worker, arguments, jobs)
+        return run_jobs_here(worker, arguments, jobs)
 
     config, tree = SubwordConfig(max_training_lines=4), TreeConfig()
     counts = count_vocabulary(tmp_path / "trees-2", records["text"], records["parsed"], config, tree, watched)

@@ -154,22 +154,9 @@ class ParseAndEncode:
         """Make vocabulary and integer shards."""
         config, folder, base = self.config, self.out / "encoded", self.base or self.out
         folder.mkdir(exist_ok=True)
-        train = [i for i, record in enumerate(text) if record.split == "train"]
         stages = Shard(base / "text", text[0]).schema.names, Shard(base / "parsed", parsed[0]).schema.names
         with Progress("vocabulary", None, unit="pieces") as progress:
-            if config.vocab_from is not None and config.new_pieces is None:
-                inputs_fingerprint = copy_vocabulary(self.out, config.vocab_from.absolute())
-            else:
-                lines = text.take(train)
-                on_ray = config.workers != 0 and sampled_rows(lines, config.subwords, "target" in stages[0]) >= LEAST_SAMPLE
-                run = ray_runner(folder, self.record) if on_ray else run_here
-                split = lines, parsed.take(train), config.subwords, config.tree, self.base, run
-                if config.vocab_from is None:
-                    inputs_fingerprint = write_vocabulary(self.out, *split, config.tags())
-                else:
-                    inputs_fingerprint = grow_vocabulary(
-                        self.out, config.vocab_from.absolute(), config.new_pieces, *split, config.tags()
-                    )
+            inputs_fingerprint = self._make_vocabulary(text, parsed, "target" in stages[0])
             own_pieces = load_pieces(folder / "vocab")
             progress.update(len(own_pieces))
         if config.tree.tree_source == "dependencies":
@@ -181,14 +168,8 @@ class ParseAndEncode:
         fingerprints = [fingerprint_of(t.sha256, p.sha256, inputs_fingerprint, tree) for t, p in zip(text, parsed, strict=True)]
         tree_rule: tuple[str, ...] = ()
         windows = donor_windows(parsed) if config.tree.tree_source == "shuffled" else None
-        if windows is not None:  # a line's tree comes from any shard of its window
-            hashes = [record.sha256 for record in parsed]
-            every = {window: fingerprint_of(hashes[slice(*window)]) for window in dict.fromkeys(windows)}
-            fingerprints = [fingerprint_of(one, every[window]) for one, window in zip(fingerprints, windows, strict=True)]
-            finished = previous_index(folder, "fingerprint")
-            if not (finished and finished["fingerprint"] == fingerprint_of(fingerprints)):  # by an earlier version
-                tree_rule = (OTHER_SHAPES,)
-                fingerprints = [fingerprint_of(one, *tree_rule) for one in fingerprints]
+        if windows is not None:
+            fingerprints, tree_rule = self._with_donors(fingerprints, parsed, windows)
 
         def job(place: int) -> dict:
             of_shard = {"text": text[place], "parsed": parsed[place], "fingerprint": fingerprints[place]}
@@ -224,6 +205,32 @@ class ParseAndEncode:
             **classes,
             **({"stages": _stage_places(self.out, self.base)} if self.base else {}),
         )
+
+    def _make_vocabulary(self, text: PackedRecords, parsed: PackedRecords, has_both_sides: bool) -> str:
+        """Make the vocabulary, or take or extend that of `vocab_from`. Returns the fingerprint of what it follows from."""
+        config = self.config
+        if config.vocab_from is not None and config.new_pieces is None:
+            return copy_vocabulary(self.out, config.vocab_from.absolute())
+        train = [i for i, record in enumerate(text) if record.split == "train"]
+        lines = text.take(train)
+        on_ray = config.workers != 0 and sampled_rows(lines, config.subwords, has_both_sides) >= LEAST_SAMPLE
+        run = ray_runner(self.out / "encoded", self.record) if on_ray else run_here
+        split = lines, parsed.take(train), config.subwords, config.tree, self.base, run
+        if config.vocab_from is None:
+            return write_vocabulary(self.out, *split, config.tags())
+        return grow_vocabulary(self.out, config.vocab_from.absolute(), config.new_pieces, *split, config.tags())
+
+    def _with_donors(
+        self, fingerprints: Sequence[str], parsed: PackedRecords, windows: Sequence[tuple[int, int]]
+    ) -> tuple[list[str], tuple[str, ...]]:
+        """Return the fingerprints of shards whose lines have trees of any shard of their window, and the rule of these trees."""
+        hashes = [record.sha256 for record in parsed]
+        every = {window: fingerprint_of(hashes[slice(*window)]) for window in dict.fromkeys(windows)}
+        fingerprints = [fingerprint_of(one, every[window]) for one, window in zip(fingerprints, windows, strict=True)]
+        finished = previous_index(self.out / "encoded", "fingerprint")
+        if finished and finished["fingerprint"] == fingerprint_of(fingerprints):  # by an earlier version
+            return fingerprints, ()
+        return [fingerprint_of(one, OTHER_SHAPES) for one in fingerprints], (OTHER_SHAPES,)
 
     def _make(
         self, work: StageWork, stage: str, text: Sequence[ShardRecord], fingerprints: Sequence[str], jobs: Sequence[dict]
