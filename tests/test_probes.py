@@ -1,6 +1,7 @@
 """Probes: labels against brute force, states against sentences alone, planted signals, kills, errors, the workflow."""
 
 import json
+import math
 import shutil
 from copy import deepcopy
 from dataclasses import replace
@@ -41,7 +42,7 @@ from treenet.probing.inputs import (
     leaf_states,
     num_layers,
 )
-from treenet.probing.probe_results import COLUMNS, format_probes, table_rows
+from treenet.probing.probe_results import COLUMNS, format_probes, read_probes, table_rows
 from treenet.probing.probe_run import Examples, fit, probe_run, scores, train_probe
 from treenet.probing.sentences import choose_sentences, read_syntax
 from treenet.probing.settings import ProbeSettings
@@ -545,6 +546,10 @@ def test_the_workflow_prints_a_table_and_says_what_is_wrong(folder, copied, tmp_
     (run / "probes.json").write_text("[]")
     with pytest.raises(UserError, match="probes.json must hold a JSON object"):
         main(["--out", str(run), *small])
+    tasks = {"length": {"classes": {}, "examples": {}, "majority": math.nan, "results": []}}
+    (run / "probes.json").write_text(json.dumps({"averaged": {"settings": {}, "data": {}, "tasks": tasks}}))
+    with pytest.raises(UserError, match="probes.json.*majority.*finite"):
+        read_probes(run)
 
 
 def test_probes_that_no_sentence_is_left_for_are_refused(folder):

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Numbers = Mapping[str, np.ndarray]  # of examples, by the name that `Measures.read` gave
 
-_SCALE = 10_000  # records hold whole numbers, so scores of pairs have four digits
+_SCALE = 1_000_000  # records hold whole numbers, so scores of pairs have six digits, as files of predictions
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def build_report(task: str, grid: SeedGridConfig, records: Sequence[Record]) -> 
     """Build the content of comparison.json from the records."""
     measures = MEASURES[task]
     cells = [_read_cell(record, measures) for record in records]
-    examples = {record["cell"]: {name: numbers(record, name) for name in record["sentences"]} for record in records}
+    examples = {record["cell"]: {name: numbers(record, name, most=10**9) for name in record["sentences"]} for record in records}
     systems = list(dict.fromkeys([*grid.systems, *(cell["system"] for cell in cells)]))
     rows = [_summarize_system(system, cells, grid.baseline, examples, measures) for system in systems]
     for measure in measures.tested():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
-from treenet.runs.result_entries import PROBES
+from treenet.runs.result_entries import PROBES, Finite
 from treeproc.common.files import read_json
 
 if TYPE_CHECKING:
@@ -20,13 +20,13 @@ class _Result(TypedDict):
     states: str
     layer: int
     of: Literal["root", "mean", "first"]
-    test: float
+    test: Finite
 
 
 class _Task(TypedDict):
     classes: dict[str, int]
     examples: dict[str, int]
-    majority: float
+    majority: Finite
     results: list[_Result]
 
 
