@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 GPU = torch.device("cuda")
 
 
+@pytest.mark.cluster
 @torch.no_grad()
 def test_a_compiled_model_drops_what_it_drops_on_a_cpu(monkeypatch):
     """Traced as for Inductor, which takes minutes, and run by the kernels of always."""

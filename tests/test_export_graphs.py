@@ -150,6 +150,7 @@ def test_graphs_give_the_log_probabilities_of_the_model(exported):
             torch.testing.assert_close(found[real], expected[real, place], atol=1e-4, rtol=0)  # the graphs compute in float32
 
 
+@pytest.mark.cluster
 @torch.inference_mode()
 def test_the_encoder_of_a_model_without_trees_is_a_graph_of_leaves(tmp_path):
     """Its decoder step is that of every model."""

@@ -72,6 +72,7 @@ assert len(tries) == 2
 """
 
 
+@pytest.mark.cluster
 def test_a_slow_start_is_tried_once_more_and_then_told_in_one_line(repository, one_core_of_ray):
     run = subprocess.run([sys.executable, "-c", SLOW_STARTS], capture_output=True, text=True, cwd=repository, timeout=280)
     assert run.returncode == 0, run.stderr

@@ -134,6 +134,7 @@ def test_cells_side_by_side_log_to_the_store(bucket, study, local):
         assert [step for step, _ in losses(out / "cells" / name)] == [step for step, _ in losses(local / "cells" / name)]
 
 
+@pytest.mark.cluster
 def test_a_comparison_over_seeds_in_a_store(bucket, tmp_path):
     """Its scores need the last checkpoints, and its peak needs all of them."""
     settings = {**TINY, "data": str(write_toy_labels(tmp_path / "data")), "grid": {**SEEDS, "peak_on_test": True}}

@@ -90,7 +90,7 @@ def test_an_average_of_fewer_than_asked_for_is_refused_or_said(summary, monkeypa
     with pytest.raises(SystemExit) as left:
         average(summary.run_dir, monkeypatch, capsys, "best=20")
     message = capsys.readouterr().err
-    assert left.value.code == 2 and f"has {kept} validated checkpoints" in message and "fewer than best=20" in message
+    assert left.value.code == 2 and f"has fewer validated checkpoints than best=20: {kept} (steps" in message
     message = average(summary.run_dir, monkeypatch, capsys, "best=20", "allow_fewer=true")
     assert message.endswith(f" ({kept} of the 20 asked for)\n")
     average(summary.run_dir, monkeypatch, capsys)

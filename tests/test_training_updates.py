@@ -245,6 +245,7 @@ def test_the_average_is_what_is_validated(data):
 # Compilation.
 
 
+@pytest.mark.cluster
 def test_a_compiled_model_trains_alike(data, monkeypatch):
     """With frozen parameters. Traced as for Inductor, which would take minutes, but run by the kernels of always.
 

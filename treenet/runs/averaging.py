@@ -152,7 +152,7 @@ def _check(run_dir: Path, chosen: Selection, choice: Choice, allow_fewer: bool, 
     if len(chosen.folders) < chosen.asked and not allow_fewer:
         kind = "validated checkpoints" if choice == "best" else "checkpoints"
         raise UserError(
-            f"{place} has {len(chosen.folders)} {kind} (steps {steps}), fewer than {choice}={chosen.asked}; give "
+            f"{place} has fewer {kind} than {choice}={chosen.asked}: {len(chosen.folders)} (steps {steps}); give "
             f"{choice}={len(chosen.folders)} or allow_fewer=true"
         )
     file = AVERAGE if choice == "ema" else WEIGHTS
