@@ -85,7 +85,7 @@ def test_average_is_the_mean_of_the_last_checkpoints(tmp_path):
 def test_fewer_than_asked_for_are_refused_unless_they_may_be_missing(tmp_path, choice, count):
     save(tmp_path, 1, 1, nll=2.0)
     save(tmp_path, 2, 2, nll=1.0)
-    with pytest.raises(UserError, match=rf"has 2 .*\(steps 1, 2\), fewer than {choice}={count}; .*allow_fewer=true"):
+    with pytest.raises(UserError, match=rf"has fewer .*checkpoints than {choice}={count}: 2 \(steps 1, 2\); .*allow_fewer=true"):
         average_checkpoints(tmp_path, choice, count)
     assert not (tmp_path / "averaged").exists()
     averaged = average_checkpoints(tmp_path, choice, count, allow_fewer=True)
