@@ -160,10 +160,10 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         ),
         *map(_sick, SICK),
     ),
+    ("classification.md", "Control trees#0"): _against_first("sst5_controls", (_accuracy,), CONTROL_TREES),
     ("pretrained.md", "Results#0"): _against_first("sst5_pretrained", (_accuracy,)),
     ("pretrained.md", "Results#1"): _against_first("sst5_pretrained_tenth", (_accuracy,)),
     ("pretrained.md", "Results#2"): _against_first("sst5_pretrained_mean", (_accuracy,), WITH_MEAN),
-    ("classification.md", "Control trees#0"): _against_first("sst5_controls", (_accuracy,), CONTROL_TREES),
     ("pretrained.md", "Relatedness: SICK#0"): _against_first("sick_pretrained", (_pearson,)),
     ("pretrained.md", "Relatedness: SICK#1"): _against_first("sick_pretrained_mean", (_pearson,), WITH_MEAN),
     ("pretrained.md", "The probe: agreement#0"): _against_first("agreement_pretrained", ON_PROBE),
@@ -252,7 +252,7 @@ def of_translation() -> Sentences:
     nll = [dict(zip(one["curve"]["valid"]["step"], one["curve"]["valid"]["nll"], strict=True)) for one in found]
     bleu = [one["scores"]["test"]["bleu_tokenized"] for one in found]
     of_nll = [correlation(bleu, [curve[step] for curve in nll]) for step in (3000, 1200)]
-    yield "correlates by {} with the last nll on valid, and by {} with the nll after 1,200 of 3,000 updates", of_nll
+    yield "The correlation is {} at the end, and {} after 1,200 of 3,000 updates", of_nll
     deviations = [stdev(Row("iwslt14", model).values()) for model in models]
     yield "deviation of {} over seeds, instead of {} to {}", [stdev(RELATIVE.values()), min(deviations), max(deviations)]
     yield "Ours has {} BLEU in that direction", mean("", Row("iwslt14_de_en", "transformer"))

@@ -131,7 +131,7 @@ class BackTranslation:
 
         text = read_index(self.config.data / "encoded")["text_fingerprint"]
         for run in filter(None, (self.config.run, *self.config.translate.ensemble)):
-            folder = unpack_run(run) if is_packed_run(run) else run
+            folder = _folder_of(run)
             if not (folder / FACTS).exists():
                 continue  # it is refused where it is loaded, as is one whose data set is gone
             encoded = data_of(folder, load_settings(TrainConfig, folder / "config.yaml")) / "encoded"
@@ -225,8 +225,8 @@ class BackTranslation:
     def _translate(self, runs: list[AnyPath], text: Path) -> Path:
         """Return the file of the translations of `text`."""
         config, translations = self.config, self.out / "text.translated"
-        folders = [unpack_run(run) if is_packed_run(run) else run for run in runs]
-        weights = [checkpoint_path(run, name) / META for run in folders for name in config.translate.checkpoints]
+        folders = list(map(_folder_of, runs))
+        weights = [checkpoint_path(folder, name) / META for folder in folders for name in config.translate.checkpoints]
         inputs = [file_sha256(text), config.translate.model_dump(mode="json", exclude=excluded(TranslateSettings, Effect.NONE))]
         inputs += [path.read_text(encoding="utf-8") for path in weights if path.exists()]
         if not self.made.has("translations", [translations], *inputs):
@@ -261,6 +261,11 @@ class BackTranslation:
             tell(f"  {num_real:,} real and {count:,} synthetic pairs{left_out}")
             self.made.add(step, files, *inputs)
         return [files] if is_mixed else [real, files]
+
+
+def _folder_of(run: AnyPath) -> AnyPath:
+    """Return the folder of a run, which a zip is unpacked into."""
+    return unpack_run(run) if is_packed_run(run) else run
 
 
 def claim(config: BackTranslateConfig, out: Path) -> None:

@@ -22,7 +22,7 @@ from treeproc.common.command_line import loading
 def main(argv: Sequence[str]) -> None:
     out, settings = read_command(argv, __doc__, ParseSettings, "train_lm.py")
     with loading():
-        from treenet.evaluation.unsupervised_parse import format_parse, parse_run  # here, as below, because it loads PyTorch
+        from treenet.evaluation.unsupervised_parse import format_parse, parse_run
         from treenet.loggers.feed import log_scores
 
     with open_results(out, *checkpoint_names(settings.checkpoint)) as run:

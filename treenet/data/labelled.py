@@ -44,7 +44,13 @@ class LabelledBatch(SourceBatch):
         return self.example_ids
 
 
-class LabelledSource(ExampleSource):
+class _OneTarget(Examples):
+    def count_targets(self, leaves: np.ndarray, tgt_pieces: np.ndarray) -> np.ndarray:
+        """Return 1 for each example [n]: its class or score."""
+        return np.ones_like(leaves)
+
+
+class LabelledSource(_OneTarget, ExampleSource):
     """One split of a data set with classes, in the form that a model reads.
 
     With `phrases`, models that read trees or arcs get the classes of all phrases that have a position. `split_words` chooses
@@ -94,10 +100,6 @@ class LabelledSource(ExampleSource):
         """Return `target_tokens` of all rows in use."""
         return super().epoch_targets(plan) if self._targets is None else self.target_tokens(plan.rows)
 
-    def count_targets(self, leaves: np.ndarray, tgt_pieces: np.ndarray) -> np.ndarray:
-        """Return 1 for each example [n]: its class."""
-        return np.ones_like(leaves)
-
     def _count_targets(self) -> np.ndarray:
         """Count the classes of every example [n], by reading them all."""
         if self.reads.positions == "words":
@@ -130,7 +132,7 @@ class LabelledSource(ExampleSource):
         return np.stack([_find_classes(*row) for row in rows])
 
 
-class PhraseSource(ExampleSource):
+class PhraseSource(_OneTarget, ExampleSource):
     """All phrases of a split that have a class, each as a separate example, for models that read leaves alone.
 
     A phrase is the leaves of a node or of a word. The whole example is always a phrase. A fraction of the data is a fraction
@@ -159,10 +161,6 @@ class PhraseSource(ExampleSource):
             classes = np.append(classes[~complete], label)
             out.append(np.stack([np.full(len(start), row), start, end, classes]))
         return np.concatenate(out, axis=1)
-
-    def count_targets(self, leaves: np.ndarray, tgt_pieces: np.ndarray) -> np.ndarray:
-        """Return 1 for each example [n]: its class."""
-        return np.ones_like(leaves)
 
     def batch(self, rows: Sequence[int] | np.ndarray) -> LabelledBatch:
         """Return phrases as one padded batch; `example_ids` are numbers of phrases."""
@@ -274,7 +272,7 @@ class LabelledPairBatch(LabelledBatch):
         return self.example_ids[::2] // 2
 
 
-class PairSource(Examples):
+class PairSource(_OneTarget):
     """One split of a data set of pairs, in the form that a model reads; a row is a pair. All pairs make one window.
 
     `column` has what is known of a pair: its score or its class. Raises UserError when the data set has no such column, or pairs
@@ -326,7 +324,3 @@ class PairSource(Examples):
         if self._column == "score":
             return PairBatch(**vars(batch), scores=known)
         return LabelledPairBatch(**vars(batch), labels=known.long(), position_labels=known.new_zeros(len(rows), 0).long())
-
-    def count_targets(self, leaves: np.ndarray, tgt_pieces: np.ndarray) -> np.ndarray:
-        """Return 1 for each pair [n]: its score or class."""
-        return np.ones_like(leaves)
