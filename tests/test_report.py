@@ -33,7 +33,7 @@ from treenet.evaluation.bootstrap import compare_systems
 from treenet.evaluation.buckets import measure_sources
 from treenet.evaluation.evaluate import evaluate_run
 from treenet.evaluation.settings import EvaluateSettings
-from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS, ABOUT_WEIGHTS_OF_SEEDS
+from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS, ABOUT_WEIGHTS_OF_SEEDS, SeedTest
 from treenet.experiments.ledger import DONE, Entry, Ledger
 from treenet.experiments.recorded_study import report_records
 from treenet.experiments.records import Recording, read_records
@@ -430,12 +430,17 @@ def test_a_comparison_over_seeds_brings_its_table_and_picture(task, folder, tmp_
     text = (tmp_path / "out" / "index.html").read_text()
     page, measures = Reader(text), MEASURES[config.task]
     assert EVIL not in text and len(report["systems"]) > 5
+    answer = json.loads((tmp_path / "out" / "report.json").read_text())["answers"][-1]
+    assert answer["sentence"] in page.texts and len(answer["rows"]) == len(report["systems"])
     for row in report["systems"]:
-        shown = next(cells for cells in page.rows if cells and cells[0] == row["system"])
+        first, shown = (cells for cells in page.rows if cells and cells[0].removesuffix(" (baseline)") == row["system"])
+        assert first[1] == measures.show(row[f"test.{measures.headline}"]["mean"])
         assert shown[1] == str(len(row["seeds"])) and f"{row['parameters']:,}" == shown[-2]
         assert measures.show_mean(row[f"test.{measures.headline}"]) in shown
         if tests := row.get("tests"):
-            assert measures.show(tests[f"test.{measures.headline}"]["difference"], "+").replace("-", "−") in shown
+            test = SeedTest(**tests[f"test.{measures.headline}"])
+            difference, *interval = (measures.show(x, "+").replace("-", "−") for x in (test.difference, *(test.interval or ())))
+            assert difference in shown and first[2:4] == [difference, " to ".join(interval) or "–"]
     assert any("compared pairs of cells were trained with different commits" in message for message in page.texts)
     assert (tmp_path / "out" / "figures" / "seeds_1.svg").is_file() and 'aria-label="seeds 1"' in text
     assert json.loads((tmp_path / "out" / "report.json").read_text())["comparisons"]["study"] == report

@@ -8,6 +8,7 @@ import pytest
 
 from treenet.evaluation.bootstrap import bleu_statistics, compare_seeds, sample_bleu
 from treenet.experiments.scaling_report import FORM
+from treenet.experiments.seeds_report import FORM as SEEDS_FORM
 from treenet.report import answer as answers
 from treenet.report import compare
 from treenet.report.answer import answer_runs, answer_study, group_systems
@@ -155,6 +156,29 @@ def test_a_study_answers_at_its_largest_share():
         "The 95 % interval (t over 3 paired seeds) is +1.00 to +3.00."
     )
     assert answer_study(ReportStudy("study", "study", FORM, None)) is None
-    test["holm_p_value"] = 0.08  # of several comparisons
+    test |= {"holm_p_value": 0.08, "seen": 1.234}  # of several comparisons
     corrected = answer_study(ReportStudy("study", "study", FORM, report))
-    assert corrected.sentence.endswith("comparisons, p is 0.080: the difference may be chance.")
+    assert corrected.sentence.endswith(
+        "comparisons, p is 0.080: the difference may be chance. Without correction, as many seeds and sentences find a true "
+        "difference of 1.23 with probability 0.8."
+    )
+
+
+def test_a_comparison_over_seeds_answers_in_its_unit():
+    test = {"difference": 0.02, "seeds": 3, "interval": [-0.01, 0.05], "p_value": 0.1, "seeds_error": 0.004,
+            "sentences_error": None, "seen": 0.0311}  # fmt: skip
+    rows = [
+        {"system": "plain", "seeds": [1, 2, 3], "test.accuracy": {"mean": 0.4}},
+        {"system": "tree", "seeds": [1, 2, 3], "test.accuracy": {"mean": 0.42}, "tests": {"test.accuracy": test}},
+        {"system": "only valid", "seeds": [1]},
+    ]
+    report = {"task": "classification", "baseline": "plain", "systems": rows}
+    study = ReportStudy("study", "study", SEEDS_FORM, report)
+    found = answer_study(study)
+    assert found.sentence == (
+        "study, test: tree has the highest accuracy (%), 42.00, +2.00 against plain. The 95 % interval (t over 3 paired seeds) "
+        "is −1.00 to +5.00. It contains 0, so the difference may be chance. Without correction, as many seeds and sentences find "
+        "a true difference of 3.11 with probability 0.8."
+    )
+    assert found.rows[1].test.seeds_error == pytest.approx(0.4) and draw_answer(found) is not None
+    assert answer_study(replace(study, report=report | {"systems": rows[2:]})) is None

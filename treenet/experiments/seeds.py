@@ -43,9 +43,9 @@ class Measures:
 
     columns: Mapping[tuple[str, str], str]  # (entry of scores.json, score): the column title
     headline: str  # the score whose differences are tested, in the results TESTED
+    title: str  # of that score
     unit: float  # a value times this is the printed number, with `digits` places
     digits: int
-    axis: str  # of the picture
     read: Callable[[AnyPath, str], dict[str, str]]  # the lines for the record of a run folder's result
     compare: Callable[[Sequence[Numbers], Sequence[Numbers], str], SeedTest]  # of a result of baselines and of systems, by seed
 
@@ -122,9 +122,9 @@ MEASURES = {
             ("test.peak", "accuracy"): "peak on test!",
         },
         headline="accuracy",
+        title="accuracy (%)",
         unit=100,
         digits=2,
-        axis="test accuracy, %",
         read=_read_right,
         compare=_compare_accuracies,
     ),
@@ -138,9 +138,9 @@ MEASURES = {
             ("test.peak", "pearson"): "peak on test!",
         },
         headline="pearson",
+        title="Pearson's r",
         unit=1,
         digits=4,
-        axis="Pearson's r on test",
         read=_read_scores,
         compare=_compare_correlations,
     ),

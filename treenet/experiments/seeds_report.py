@@ -227,7 +227,7 @@ def draw(report: dict) -> "Figure":
             axes.axvline(mean, color=color, lw=0.8, ls=":")
     axes.set_yticks(range(len(rows)), [row["system"] for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)  # the first on top
-    axes.set_xlabel(f"{measures.axis}: seeds, their mean\nand its 95 % interval on these sentences")
+    axes.set_xlabel(f"{measures.title} on test: seeds, their mean\nand its 95 % interval on these sentences")
     axes.grid(axis="x", alpha=0.25)
     return figure
 

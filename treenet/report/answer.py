@@ -13,8 +13,10 @@ import numpy as np
 
 from treenet.config import OPERATIONAL, flatten
 from treenet.evaluation.bootstrap import compare_seeds, sample_metric, sentence_statistics
-from treenet.evaluation.significance import FEWEST_SEEDS, SIGNIFICANT, SYSTEMS, SeedTest, correct_family
+from treenet.evaluation.significance import FEWEST_SEEDS, POWER, SIGNIFICANT, SYSTEMS, SeedTest, correct_family
 from treenet.experiments.scaling_table import against_of, metric_of, read_comparison
+from treenet.experiments.seeds import MEASURES
+from treenet.experiments.seeds_report import headline_test
 from treenet.report.compare import ScoreTable, references_of
 from treenet.report.report_inputs import ReportRun, ReportStudy
 from treenet.tasks.translation_metrics import MAIN, MAIN_OF_TOKENS, METRIC_TITLES, NO_TOKENIZER, SECOND, tokenizer_of
@@ -40,27 +42,33 @@ class SystemResult:
 class Answer:
     """Results of all systems: the baseline, then the others, highest first.
 
-    `about` names the split, or the study and the size of its training data.
+    `about` names the split, or the study and the size of its training data. Numbers of the metric have `digits` places.
     """
 
     about: str
     metric: str
+    title: str
     baseline: str | None
     rows: list[SystemResult]
     of_study: bool = False
+    digits: int = 2
 
     @property
     def best(self) -> SystemResult:
         """Return the result with the highest score."""
         return max(self.rows, key=lambda row: row.score)
 
+    def show(self, value: float, sign: str = "") -> str:
+        """Format a score, or with "+" a difference."""
+        return f"{value:{sign}.{self.digits}f}".replace("-", "−")
+
     @property
     def sentence(self) -> str:
-        """Return the result in one to three sentences."""
-        title, best = METRIC_TITLES[self.metric], self.best
+        """Return the result in a few sentences."""
+        best = self.best
         *others, last = [row.system for row in self.rows if row.score == best.score]
         who = f"{', '.join(others)} and {last} have" if others else f"{last} has"
-        first = f"{self.about}: {who} the highest {title}, {best.score:.2f}"
+        first = f"{self.about}: {who} the highest {self.title}, {self.show(best.score)}"
         if len(self.rows) == 1:
             return f"{first}. It is the only system."
         compared = best if best.difference is not None else next((r for r in self.rows if r.against == best.system), None)
@@ -71,31 +79,31 @@ class Answer:
         seeds = {row.system: set(row.seeds) for row in self.rows}
         shared = seeds[best.system] & seeds.get(other, set())
         over = " over the seeds that both have" if shared and seeds[best.system] != seeds[other] else ""
-        return f"{first}, {_signed(difference)} against {other}{over}. {_certainty(compared, compared is best)}"
+        return f"{first}, {self.show(difference, '+')} against {other}{over}. {self._certainty(compared, compared is best)}"
+
+    def _certainty(self, row: SystemResult, as_given: bool) -> str:
+        """Return what other seeds and sentences may change. If not `as_given`, the sentence turns the difference around."""
+        test = row.test
+        if test is None or test.interval is None:
+            enough = len(row.seed_differences) >= FEWEST_SEEDS  # of runs alone: a study has an interval from so many seeds on
+            needed = "scores of the data set's own references alone" if enough else f"{FEWEST_SEEDS} seeds that both systems have"
+            return f"There is no interval: it needs {needed}. Other seeds may reverse the difference."
+        low, high = test.interval if as_given else (-test.interval[1], -test.interval[0])
+        message = f"The 95 % interval (t over {test.seeds} paired seeds) is {self.show(low, '+')} to {self.show(high, '+')}."
+        if low <= 0 <= high:
+            message += " It contains 0, so the difference may be chance."
+        elif test.holm_p_value is not None and test.holm_p_value >= SIGNIFICANT:
+            message += f" But after Holm's correction for several comparisons, p is {test.holm_p_value:.3f}"
+            message += ": the difference may be chance."
+        else:
+            return message
+        if test.seen is None:
+            return message
+        seen = f"a true difference of {self.show(test.seen)} with probability {POWER:g}"
+        return f"{message} Without correction, as many seeds and sentences find {seen}."
 
     def to_json(self) -> dict:
         return asdict(self) | {"sentence": self.sentence}
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
-
-
-def _certainty(row: SystemResult, as_given: bool) -> str:
-    """Return what other seeds and sentences may change; `as_given` is False where the sentence turns the difference around."""
-    if row.test is None or row.test.interval is None:
-        enough = len(row.seed_differences) >= FEWEST_SEEDS  # of runs alone: a study has an interval from so many seeds on
-        needed = "scores of the data set's own references alone" if enough else f"{FEWEST_SEEDS} seeds that both systems have"
-        return f"There is no interval: it needs {needed}. Other seeds may reverse the difference."
-    low, high = row.test.interval if as_given else (-row.test.interval[1], -row.test.interval[0])
-    message = f"The 95 % interval (t over {row.test.seeds} paired seeds) is {_signed(low)} to {_signed(high)}"
-    if low <= 0 <= high:
-        return f"{message}. It contains 0, so the difference may be chance."
-    if (p_value := row.test.holm_p_value) is not None and p_value >= SIGNIFICANT:
-        return (
-            f"{message}. But after Holm's correction for several comparisons, p is {p_value:.3f}: the difference may be chance."
-        )
-    return f"{message}."
 
 
 def answer_runs(
@@ -145,7 +153,7 @@ def answer_runs(
                 theirs, ours = ([sampled(pair[side].name) for pair in pairs] for side in (0, 1))
                 row = replace(row, test=compare_seeds(theirs, ours, len(references)).over_seeds)
         rows.append(row)
-    return Answer(f"On {split}", metric, base, _in_order(_corrected(rows), base))
+    return Answer(f"On {split}", metric, METRIC_TITLES[metric], base, _in_order(_corrected(rows), base))
 
 
 def _compare(
@@ -195,9 +203,38 @@ def group_systems(runs: Sequence[ReportRun]) -> dict[str, dict[int, ReportRun]]:
 
 
 def answer_study(study: ReportStudy) -> Answer | None:
-    """Return the answer of a study at its largest share of the data; None before a cell is done, and of a comparison."""
-    if study.report is None or study.form.kind is SEEDS:
+    """Return the answer of a study: of one over data sizes, at its largest share. None before a cell is done."""
+    if study.report is None:
         return None
+    return _answer_comparison(study) if study.form.kind is SEEDS else _answer_scaling(study)
+
+
+def _answer_comparison(study: ReportStudy) -> Answer | None:
+    report, measures = study.report, MEASURES[study.report["task"]]
+    headline, unit, base = f"test.{measures.headline}", measures.unit, report["baseline"]
+    rows = []
+    for system in (system for system in report["systems"] if headline in system):
+        row = SystemResult(system["system"], tuple(system["seeds"]), unit * system[headline]["mean"], None)
+        if found := headline_test(system, measures):
+            test = _in_unit(found, unit)
+            row = replace(row, difference=test.difference, against=base, test=test)
+        rows.append(row)
+    if not rows:
+        return None
+    return Answer(f"{study.name}, test", measures.headline, measures.title, base, _in_order(rows, base), True, measures.digits)
+
+
+def _in_unit(test: SeedTest, unit: float) -> SeedTest:
+    seeds, sentences, seen = (
+        None if value is None else unit * value for value in (test.seeds_error, test.sentences_error, test.seen)
+    )
+    interval = (unit * test.interval[0], unit * test.interval[1]) if test.interval else None
+    return replace(
+        test, difference=unit * test.difference, interval=interval, seeds_error=seeds, sentences_error=sentences, seen=seen
+    )
+
+
+def _answer_scaling(study: ReportStudy) -> Answer:
     report, metric = study.report, metric_of(study.report)
     largest = max(point["fraction"] for point in report["points"])
     rows = []
@@ -208,4 +245,4 @@ def answer_study(study: ReportStudy) -> Answer | None:
         rows.append(row)
     pairs = max(point["pairs"] for point in report["points"] if point["fraction"] == largest)
     about = f"{study.name}, {report['split']}, {pairs:,.0f} training pairs"
-    return Answer(about, metric, report["baseline"], _in_order(rows, report["baseline"]), True)
+    return Answer(about, metric, METRIC_TITLES[metric], report["baseline"], _in_order(rows, report["baseline"]), True)

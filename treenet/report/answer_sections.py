@@ -75,37 +75,41 @@ def _command(before: str, missing: Missing) -> str:
 
 
 def _table(page: Page, answer: Answer) -> str:
-    title = METRIC_TITLES[answer.metric]
     tested = any(row.test is not None and row.test.p_value is not None for row in answer.rows)
     several = len({row.against for row in answer.rows if row.against}) > 1
-    head = [text("system"), TableCell(title, "n")]
+    with_chrf = any(row.chrf is not None for row in answer.rows)
+    head = [text("system"), TableCell(answer.title, "n")]
     head += [TableCell(name, "n") for name in ("difference", "95 % interval")] if len(answer.rows) > 1 else []
     head += [text("from")] if several else []
     head += [TableCell("p, Holm", "n")] if tested else []
-    head += [TableCell("seeds", "n"), TableCell("chrF", "n")]
+    head += [TableCell("seeds", "n")]
+    head += [TableCell("chrF", "n")] if with_chrf else []
     rows = []
     for row in answer.rows:
         is_baseline = row.system == answer.baseline and len(answer.rows) > 1
         cells = [text(f"{row.system} (baseline)" if is_baseline else row.system)]
-        cells.append(number(row.score, ".2f", "n best" if row is answer.best else "n"))
+        cells.append(number(row.score, f".{answer.digits}f", "n best" if row is answer.best else "n"))
         if len(answer.rows) > 1:
-            cells += [number(row.difference, "+.2f"), _interval(row.test.interval if row.test else None)]
+            cells.append(number(row.difference, f"+.{answer.digits}f"))
+            cells.append(_interval(row.test.interval if row.test else None, answer.digits))
         cells += [text(row.against or "–")] if several else []
         cells += [_p_value(row)] if tested else []
-        rows.append([*cells, number(len(row.seeds)), number(row.chrf, ".2f")])
+        cells.append(number(len(row.seeds)))
+        rows.append([*cells, number(row.chrf, ".2f")] if with_chrf else cells)
     against = {row.against for row in answer.rows if row.against}
-    caption = f"{answer.about}. Means over seeds, highest {title} first{', after the baseline' if answer.baseline else ''}."
+    after = ", after the baseline" if answer.baseline else ""
+    caption = f"{answer.about}. Means over seeds, highest {answer.title} first{after}."
     if len(against) == 1:
         shared = (
             ", over the seeds that both have if there are any" if len({frozenset(row.seeds) for row in answer.rows}) > 1 else ""
         )
-        caption += f" Differences are in {title}, from {next(iter(against))}{shared}."
+        caption += f" Differences are in {answer.title}, from {next(iter(against))}{shared}."
     caption += f" Interval and p: {SEEDS_TEST}." if tested else ""
     return page.table(caption, head, rows)
 
 
-def _interval(interval: tuple[float, float] | None) -> TableCell:
-    return TableCell("{:+.2f} to {:+.2f}".format(*interval).replace("-", "−") if interval else "–", "n")
+def _interval(interval: tuple[float, float] | None, digits: int = 2) -> TableCell:
+    return TableCell(" to ".join(f"{end:+.{digits}f}" for end in interval).replace("-", "−") if interval else "–", "n")
 
 
 def _p_value(row: SystemResult) -> TableCell:
@@ -132,7 +136,7 @@ def draw_answer(answer: Answer) -> Figure | None:
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, -_LEAST), max(high, _LEAST))
     axes.set_yticks(range(len(rows)), [row.system for row in rows])
-    axes.set(xlabel=f"{METRIC_TITLES[answer.metric]}, difference from {rows[0].against}", ylim=(-0.6, len(rows) - 0.4))
+    axes.set(xlabel=f"{answer.title}, difference from {rows[0].against}", ylim=(-0.6, len(rows) - 0.4))
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     axes.set_axisbelow(True)
@@ -220,7 +224,7 @@ def show_comparison(page: Page, figure: str, name: str, report: dict) -> list[st
     """Return picture, table and notes of a comparison over seeds."""
     measures = MEASURES[report["task"]]
     shown = shown_columns(report)
-    out = [page.figure(figure, f"{name}: {measures.axis}, every seed of every system.")]
+    out = [page.figure(figure, f"{name}: {measures.title} on test, every seed of every system.")]
     titles = ["seeds", *shown.values(), f"− {report['baseline']}", "95 %", "seen", "p", "p, Holm", "parameters", "minutes"]
     head = [text("system"), *(TableCell(title, "n") for title in titles)]
     rows = []
