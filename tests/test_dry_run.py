@@ -85,7 +85,7 @@ def test_hours_are_those_of_the_probe(data, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("overrides", [(), ("ema_decay=0.9", "keep_checkpoints=2"), ("average=best", "keep_checkpoints=1")])
-def test_the_disk_is_that_of_the_largest_state_of_the_run(data, tmp_path, monkeypatch, overrides):
+def test_the_disk_is_that_of_the_largest_state_of_the_run(data, tmp_path, monkeypatch, caplog, overrides):
     sizes = []
 
     def size_of(folder: Path) -> int:
@@ -100,7 +100,12 @@ def test_the_disk_is_that_of_the_largest_state_of_the_run(data, tmp_path, monkey
     monkeypatch.setattr(averaging_module, "publish", publish)
     model = ("model.d_model=128", "model.d_ff=512")
     config = make_config(data, "max_steps=15", "validate_every=5", "average_checkpoints=1", *model, *overrides)
-    run_training(config, tmp_path / "run")
+    with caplog.at_level("WARNING"):
+        run_training(config, tmp_path / "run")
+    facts = read_facts(tmp_path / "run")
+    left_out, examples = facts["left_out"]["length"], facts["examples"]
+    longer = f"{left_out} pairs that are empty or longer than batch.max_leaves = 8 or batch.max_target_pieces = 256"
+    assert left_out and f"note: training leaves out {longer}, and uses {examples}" in caplog.text
     of_checkpoint, of_run = disk_of_run(config, read_facts(tmp_path / "run"))
     assert of_checkpoint == pytest.approx(size_of(tmp_path / "run" / "checkpoints" / "step_00000015"), rel=0.05)
     assert 0.95 * max(sizes) < of_run < 1.8 * max(sizes)  # the best checkpoint may be the latest

@@ -41,6 +41,7 @@ from treenet.tasks.translation_metrics import (
     build_tokenizer,
     choose_tokenizer,
     compute_scores,
+    describe_blanks,
     sentence_chrf,
     split_compounds,
 )
@@ -195,6 +196,24 @@ def test_tokenised_and_compound_split_bleu_are_bleu_over_those_tokens(tokenizer)
     assert f"tok:{tokenizer}+compounds|" in scores["bleu_compound_split_signature"]
     assert ("sacremoses:" in scores["bleu_tokenized_signature"]) == tokenizer.startswith("moses")
     assert scores["bleu"] == compute_scores(hypotheses, COMPOUNDS)["bleu"]
+
+
+def test_text_without_blanks_between_words_is_scored_by_its_characters():
+    """Moses and 13a take a sentence for a word, so BLEU would be 0."""
+    references = ["我想知道湯姆住在哪裡。", "他昨天在家裡看書。", "この本はとても面白い。"]
+    hypotheses = ["我想知道湯姆住在這裡。", "他昨天在家裡看書。", "その本はとても面白い。"]
+    assert [choose_tokenizer(False, one) for one in ("zh", "ja", "th", "ko")] == ["zh", "char", "char", "moses.ko"]
+    for language in ("zh", "ja"):
+        scores = compute_scores(hypotheses, references, choose_tokenizer(False, language))
+        characters = [[" ".join(line) for line in side] for side in (hypotheses, references)]
+        if language == "ja":
+            assert scores["bleu_tokenized"] == pytest.approx(reference_bleu(*characters))
+        assert scores["bleu_tokenized"] > 70 > 40 > scores["bleu"]
+        assert f"tok:{choose_tokenizer(False, language)}|" in scores["bleu_tokenized_signature"]
+    for tokenizer in ("intl", "moses.de", "moses.ko"):
+        assert describe_blanks(references, tokenizer).startswith("3 of 3 references are in a script without blanks")
+    assert not any(describe_blanks(references, tokenizer) for tokenizer in ("zh", "char", "none"))
+    assert not describe_blanks([*REFERENCES * 20, references[0]], "intl")
 
 
 def test_the_tokeniser_is_that_of_the_data_or_of_the_language():

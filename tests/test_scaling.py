@@ -734,6 +734,26 @@ def test_compared_cells_of_other_processors_packages_or_commits_are_named(record
     assert "commits" not in table
 
 
+def test_compared_systems_that_differ_in_more_than_one_thing_are_named(recorded, data):
+    """The sections of the tree go with the name of the model, and two systems without a second difference are not named."""
+    config = make_config(data, models={"tree": {}, "transformer": {}, "wide": {}})
+    records = make_records(recorded, {name: {0.5: 1, 1.0: 1} for name in ("tree", "transformer", "wide")})
+    settings = {record["cell"]: record["settings"] for record in records}
+    for name, found in settings.items():
+        found["model"]["name"] = "transformer" if name.startswith("transformer") else "tree_transformer"
+        found["model"] |= {} if name.startswith("transformer") else {"tree": {"subtree_mask": True}}
+    report = build_report(config.grid, records)
+    assert report["confounded"] == {} and "things" not in format_table(report)
+    settings["tree-1-seed1"]["batch"]["max_tokens"] = 96
+    settings["wide-0.5-seed1"]["clip_norm"] = 1.0  # a record leaves the default out
+    next(record for record in records if record["cell"] == "wide-1-seed1")["data_fingerprint"] = "other"
+    table = format_table(build_report(config.grid, records))
+    assert "\ntree - transformer: the two differ in 2 things, so the difference has no single cause: model.name (" in table
+    assert "batch.max_tokens (96, not 64)" in table and "subtree_mask" not in table
+    assert "\nwide - tree: the two differ in 3 things, so " in table
+    assert "clip_norm (1.0, not the default)" in table and ": the trees of the data, batch.max_tokens" not in table
+
+
 def test_tokenised_bleu_is_compared_where_it_is_asked_for(undisturbed, data, tmp_path):
     config = make_config(data, metric="bleu_tokenized")
     recording = Recording(LABELS, partial(read_result, config))

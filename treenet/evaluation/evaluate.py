@@ -30,11 +30,12 @@ from treenet.tasks.translation_metrics import (
     build_tokenizer,
     check_lines,
     compute_scores,
+    describe_blanks,
     tokenizer_of,
 )
 from treenet.translation.hypotheses import Hypothesis
 from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
-from treeproc.common.messages import phase
+from treeproc.common.messages import phase, warn
 from treeproc.common.provenance import software
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
@@ -138,8 +139,11 @@ def score_lines(
     more: References = (),
 ) -> dict:
     """Score translations, as in scores.json; also by bucket if a data set gives the sources."""
+    tokenizer = tokenizer_of(data, settings.target_language)
+    if note := describe_blanks(references, tokenizer):
+        warn(f"note: {note}")
     with phase(f"scoring {len(lines):,} translations"):
-        scores = compute_scores(lines, references, tokenizer_of(data, settings.target_language), more, torch.get_num_threads())
+        scores = compute_scores(lines, references, tokenizer, more, torch.get_num_threads())
     scores["split"] = settings.split
     if more:
         scores["more_references_fingerprint"] = more_fingerprint(more)

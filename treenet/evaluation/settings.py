@@ -96,8 +96,9 @@ class EvaluateSettings(Settings):
     target_language: str | None = Field(
         None,
         pattern=r"^[a-z]{2,3}$",
-        description="target language, such as de: tokenised BLEU then uses tokens of the Moses tokeniser, as papers do. Unset: "
-        "tokens of sacrebleu's intl. Lines that came tokenised keep their tokens",
+        description="target language, such as de: tokenised BLEU then uses tokens of the Moses tokeniser, as papers do; for zh, "
+        "sacrebleu's, and for ja, km, lo, my and th, characters. Unset: tokens of sacrebleu's intl. Lines that came tokenised "
+        "keep their tokens",
     )
     buckets: BucketConfig = BucketConfig()
     hypotheses: Annotated[Path | None, Effect.NONE] = Field(

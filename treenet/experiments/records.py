@@ -19,6 +19,7 @@ from typing import Required
 import numpy as np
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
+from treenet.config import OPERATIONAL, ArchitectureSection, ModelConfig, flatten
 from treenet.experiments.ledger import DONE, Cell, Entry, Ledger, changed_settings, check_labels
 from treenet.runs.checkpoint import META
 from treenet.runs.metrics_log import read_metrics
@@ -26,7 +27,7 @@ from treenet.runs.result_entries import ScoredEntry
 from treenet.runs.run_folder import RunFacts, read_facts
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_write, check_form, read_json
 from treeproc.common.provenance import read_sessions
-from treeproc.common.settings import UserError
+from treeproc.common.settings import UserError, is_below
 from treeproc.common.storage import AnyPath
 
 VERSION = 1
@@ -277,8 +278,43 @@ def _conditions(training: Training) -> dict[str, list[str]]:
     }
 
 
+_SECTIONS = tuple(f"model.{name}" for name, section in ModelConfig() if isinstance(section, ArchitectureSection))
+_NOT_COMPARED = ("seed", "batch.fraction", *OPERATIONAL)
+
+
+def find_confounded(records: Iterable[Record], pairs: Sequence[tuple[str, str]], system: str) -> dict[str, list[str]]:
+    """Return what differs between two compared systems, by both names, where it is more than one thing.
+
+    `pairs` are compared cells by name, and `system` is the label of a cell's system. A section that another architecture does not
+    read goes with `model.name`. Data sets of a study differ in their trees alone.
+    """
+    of_cell = {record["cell"]: record for record in records}
+    found: dict[str, dict[str, None]] = {}
+    for pair in pairs:
+        ours, theirs = (of_cell[name] for name in pair)
+        name = " - ".join(str(one["labels"][system]) for one in (ours, theirs))
+        found.setdefault(name, {}).update(dict.fromkeys(_differing(ours, theirs)))
+    return {name: list(lines) for name, lines in found.items() if len(lines) > 1}
+
+
+def _differing(ours: Record, theirs: Record) -> Iterator[str]:
+    """Yield a line for each setting in which two cells differ, and one for other trees. Records lack some defaults."""
+    if ours["data_fingerprint"] != theirs["data_fingerprint"]:
+        yield "the trees of the data"
+    one, other = (flatten(record["settings"]) for record in (ours, theirs))
+    left_out = _NOT_COMPARED + (_SECTIONS if one.get("model.name") != other.get("model.name") else ())
+    for key in dict.fromkeys((*one, *other)):
+        if one.get(key) != other.get(key) and not is_below(key, left_out):
+            yield f"{key} ({', not '.join(str(side.get(key, 'the default')) for side in (one, other))})"
+
+
 def describe_unlike(report: Mapping) -> Iterator[str]:
-    """Return a line for each condition in which compared cells of a report differ; nothing for reports of earlier versions."""
+    """Return a line for compared systems that differ in more than one thing, and for each condition in which cells differ.
+
+    There is nothing for reports of earlier versions.
+    """
+    for name, lines in report.get("confounded", {}).items():
+        yield f"{name}: the two differ in {len(lines)} things, so the difference has no single cause: {', '.join(lines)}"
     unlike = report.get("unlike", {})
     for name, words in _WORDS.items():
         if pairs := unlike.get(name):

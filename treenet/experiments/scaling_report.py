@@ -48,7 +48,7 @@ from treenet.evaluation.significance import (
     summarize,
 )
 from treenet.experiments.grid import CellWork
-from treenet.experiments.records import Record, find_unlike, numbers, show_numbers
+from treenet.experiments.records import Record, find_confounded, find_unlike, numbers, show_numbers
 from treenet.experiments.scaling_table import (
     ABOUT_VALID,
     NLL_COMPARISON,
@@ -238,6 +238,7 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
         "slopes": slopes,
         "pooled": list(compare_sizes(cells, grid.baseline, samples)),
         "unlike": find_unlike(records, pairs),
+        "confounded": find_confounded(records, pairs, "model"),
     }
 
 

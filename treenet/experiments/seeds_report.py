@@ -22,7 +22,7 @@ from treenet.evaluation.significance import (
     half_interval,
     summarize,
 )
-from treenet.experiments.records import Record, find_unlike, numbers
+from treenet.experiments.records import Record, find_confounded, find_unlike, numbers
 from treenet.experiments.seeds import MEASURES, SCORED, TESTED, Measures, Numbers, SeedGridConfig, seed_work
 from treenet.experiments.study import StudyForm, notes_about_cells, read_fresh_scores, show_p_values
 from treenet.runs.result_provenance import recorded_origin
@@ -72,6 +72,7 @@ def build_report(task: str, grid: SeedGridConfig, records: Sequence[Record]) -> 
         "cells": cells,
         "systems": [row for row in rows if row["seeds"]],
         "unlike": find_unlike(records, pairs),
+        "confounded": find_confounded(records, pairs, "system"),
     }
 
 

@@ -91,6 +91,15 @@ def describe_corpora(facts: Mapping, examples: str) -> list[str]:
     ]
 
 
+def describe_limits(config: TrainConfig, facts: Mapping, examples: str) -> list[str]:
+    """Return a line about the examples that the limits of length leave out; nothing if there are none. `examples` names them."""
+    if not (count := facts["left_out"]["length"]):
+        return []
+    limits = f"batch.max_leaves = {config.batch.max_leaves}"
+    limits += f" or batch.max_target_pieces = {config.batch.max_target_pieces}" if config.task == "translation" else ""
+    return [f"training leaves out {count:,} {examples} that are empty or longer than {limits}, and uses {facts['examples']:,}"]
+
+
 def _check_patterns(config: TrainConfig, task: Task, sizes: Mapping) -> dict[str, int]:
     """Check the patterns of parameter names. Returns the number of frozen values for run.json, if some are frozen."""
     if not (config.freeze or config.lr_scale):

@@ -7,10 +7,11 @@ import shlex
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from treenet.config import MAY_CHANGE, TrainConfig
-from treenet.jobs.train_job import COMMAND, check_job, describe_corpora, train_job
+from treenet.jobs.train_job import COMMAND, check_job, describe_corpora, describe_limits, train_job
 from treenet.layers.backend import best_precision_here
 from treenet.loggers.feed import check_loggers, logged_training
 from treenet.models.pretrained_folder import FACTS as PRETRAINED
@@ -104,7 +105,8 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
         atomic_write(run_dir / "config.yaml", dump_settings(config).encode())
         atomic_write(run_dir / "run.json", json_bytes(facts))
         task = build_task(config)
-        for note in [*task.notes(read_index(config.data / "encoded")), *describe_windows(config, facts)]:
+        notes = task.notes(read_index(config.data / "encoded")), describe_windows(config, facts)
+        for note in chain(*notes, describe_limits(config, facts, task.examples)):
             warn(f"note: {note}")
         if corpora := describe_corpora(facts, task.examples):
             tell("\n".join(["corpora of train:", *corpora]))

@@ -87,17 +87,35 @@ HUB_NAMES = {"bleu": "sacrebleu", "chrf": "chrf", "ter": "ter", "bertscore": "be
 SCORE_TYPES: dict[str, type] = dict.fromkeys(METRIC_TITLES, float) | {f"{name}_signature": str for name in METRICS}
 _FEWEST_LINES, _LINES_AT_ONCE = 500, 100  # of a slow metric: for each process, which takes a second to start, and of a job
 NO_TOKENIZER, INTERNATIONAL, MOSES = "none", "intl", "moses."
+# Sacrebleu's tokenisers for languages without blanks between words. Those of Moses leave whole sentences as words.
+_WITHOUT_BLANKS = {"zh": "zh"} | dict.fromkeys(("ja", "km", "lo", "my", "th"), "char")
+_LETTERS_OF_THESE = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+_TOO_MANY = 0.05  # of the lines
 
 
 def choose_tokenizer(tokenized: bool, language: str | None) -> str:
     """Return the name of the tokeniser for tokenised BLEU.
 
-    Lines that are already tokens stay as they are. Otherwise the rules of Moses for the target language hold. For an unknown
-    language it is `intl`, the tokeniser of mteval-v14, which is close but not the same.
+    Lines that are already tokens stay as they are. Otherwise the rules of Moses for the target language hold, or those of
+    sacrebleu if it has no blanks between words. For an unknown language it is `intl`, the tokeniser of mteval-v14, which is close
+    to Moses but not the same.
     """
     if tokenized:
         return NO_TOKENIZER
-    return f"{MOSES}{language}" if language else INTERNATIONAL
+    return _WITHOUT_BLANKS.get(language, f"{MOSES}{language}") if language else INTERNATIONAL
+
+
+def describe_blanks(references: Sequence[str], tokenizer: str) -> str:
+    """Describe why metrics of words do not fit the references of a tokeniser; empty if they fit."""
+    if tokenizer == NO_TOKENIZER or tokenizer in _WITHOUT_BLANKS.values():
+        return ""
+    count = sum(2 * len(_LETTERS_OF_THESE.findall(line)) > sum(map(str.isalpha, line)) for line in references)
+    if count <= _TOO_MANY * len(references):
+        return ""
+    return (
+        f"{count:,} of {len(references):,} references are in a script without blanks between words, so BLEU and TER take whole "
+        "sentences for words; compare chrF, or set target_language (such as zh, ja or th) and compare the tokenised BLEU"
+    )
 
 
 def tokenizer_of(data: AnyPath | None, language: str | None = None) -> str:
@@ -114,10 +132,10 @@ def build_tokenizer(name: str) -> Callable[[str], str]:
     """
     if name == NO_TOKENIZER:
         return str
-    if name == INTERNATIONAL:
-        from sacrebleu.tokenizers.tokenizer_intl import TokenizerV14International
+    if not name.startswith(MOSES):
+        from sacrebleu.metrics import BLEU
 
-        return TokenizerV14International()
+        return BLEU(tokenize=name).tokenizer
     require("sacremoses", f"target_language={name.removeprefix(MOSES)}", "leave target_language out")
     from sacremoses import MosesTokenizer
 
