@@ -275,7 +275,7 @@ def test_what_does_not_fit_is_one_line(made, tmp_path, case):
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-@pytest.mark.parametrize("kind", ["fnet", "convbert"])
+@pytest.mark.parametrize("kind", ["fnet", "convbert", "funnel"])
 def test_a_model_whose_states_change_with_padding_is_refused(tmp_path, kind):
     with pytest.raises(UserError, match="the states of a text change with the padding after it; choose BERT"):
         run_training(config_of(write_both(tmp_path, kind)), tmp_path / "run")
@@ -293,6 +293,14 @@ def test_a_model_that_reads_no_later_pieces_is_refused(tmp_path):
 def test_long_texts_are_cut_where_the_table_of_positions_ends(tmp_path):
     leaves = leaves_of(*write_both(tmp_path, "roformer"))
     assert leaves.most_leaves == 38  # of 40 positions, two are of [CLS] and [SEP]
+
+
+@torch.no_grad()
+def test_big_bird_reads_a_long_text_before_a_short_one_as_after_it(tmp_path):
+    leaves = leaves_of(*write_both(tmp_path, "big_bird"))
+    pieces = torch.arange(4, 4 + leaves.most_leaves)[None]
+    before, _, after = (leaves.read(pieces[:, :count], pieces[:, :count] < 0)[0] for count in (len(pieces[0]), 5, len(pieces[0])))
+    assert torch.equal(before, after)
 
 
 def test_a_data_set_of_other_pieces_is_refused(made, tmp_path):

@@ -30,7 +30,7 @@ SMALLER = {
     "tiny": {
         **{"d_model: 384": f"d_model: {WIDTH}", "d_ff: 1536": "d_ff: 24", "num_heads: 12": "num_heads: 2", "0.0005": "0.02"},
         **{"max_steps: 1000": "max_steps: 8", "_every: 100": "_every: 4", "warmup_steps: 100": "warmup_steps: 2"},
-        "max_tokens: 1024": "max_tokens: 128",
+        **{"max_tokens: 1024": "max_tokens: 128", "> 510": "> 38"},
     },
     "minilm": {
         "max_steps: 1000": "max_steps: 40",
@@ -53,7 +53,9 @@ def write_lines(folder: Path) -> None:
         return label, f"{subject.capitalize()} {draw.choice(verbs[label])} the {draw.randint(2, 99)} books of {other}."
 
     for split, count in (("train", 60), ("valid", 12), ("test", 24)):
-        (folder / f"{split}.tsv").write_text("".join("\t".join(line()) + "\n" for _ in range(count)))
+        lines = ["\t".join(line()) + "\n" for _ in range(count)]
+        lines[-1] = lines[-1].replace(" books", " very" * 40 + " old books")
+        (folder / f"{split}.tsv").write_text("".join(lines))
     (folder / "new.txt").write_text("The nurse loved the book.\nWe hated it.\n")
 
 
@@ -85,6 +87,8 @@ def test_the_page_leads_from_text_to_an_answer(encoder, tmp_path, monkeypatch, c
         elif find_spec("accelerate"):
             exec(compile(text, "docs/pretrained.md", "exec"), {})
             trained = capsys.readouterr().out
+            left_out = re.findall(r"^(\w+): example (\d+) is left out: \d+ pieces$", trained, re.MULTILINE)
+            assert left_out == ([("train", "59"), ("test", "23")] if encoder == "tiny" else [])
             assert re.search(r"\{'plain': \[(0?\.\d+, ){2}0?\.\d+\], 'tree': ", trained) and "ConfidenceInterval" in trained
     report = json.loads((tmp_path / "STUDY" / "comparison.json").read_text())
     assert [row["system"] for row in report["systems"]] == ["tree", "shuffled", "plain"]

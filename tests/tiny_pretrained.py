@@ -22,10 +22,14 @@ def write_encoder(folder: Path, kind: str = "bert", *, seed: int = 1, positions:
     write_tokenizer(folder, family)
     pieces = Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab_size()
     pad = 0 if family in ("wordpiece", "metaspace") else 1
-    sizes = {"hidden_size": WIDTH, "num_attention_heads": 2, "intermediate_size": 24, "num_hidden_layers": 3}
+    sizes = {"hidden_size": WIDTH, "num_attention_heads": 2, "intermediate_size": 24}
+    sizes |= {} if kind == "funnel" else {"num_hidden_layers": 3}
     own = {"modernbert": {"cls_token_id": 0, "sep_token_id": 2, "bos_token_id": 0, "eos_token_id": 2}, "deberta-v2": {
         "relative_attention": True, "position_biased_input": False, "pos_att_type": ["c2p", "p2c"], "position_buckets": 8
-    }, "squeezebert": {"embedding_size": WIDTH}, "xlm": {"causal": True}}.get(kind, {})  # fmt: skip
+    }, "squeezebert": {"embedding_size": WIDTH}, "xlm": {"causal": True}, "big_bird": {"block_size": 4, "num_random_blocks": 1},
+    "funnel": {
+        "d_head": 8, "block_sizes": [1, 1], "block_repeats": [1, 1], "truncate_seq": False, "architectures": ["FunnelModel"]
+    }}.get(kind, {})  # fmt: skip
     config = AutoConfig.for_model(kind, vocab_size=pieces, pad_token_id=pad, max_position_embeddings=positions, **sizes, **own)
     torch.manual_seed(seed)
     model = AutoModel.from_config(config)

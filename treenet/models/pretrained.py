@@ -250,26 +250,28 @@ def try_encoder(leaves: PretrainedLeaves, folder: Path) -> None:
 def _what_fails(leaves: PretrainedLeaves) -> str:
     """Return why an encoder gives no state of a whole text, and of nothing else, for each piece; empty if it does.
 
-    It reads a short text by itself, beside one that has as many pieces as it can read, and with other pieces after the first.
+    It reads two short texts by themselves, beside one that has as many pieces as it can read, and with other pieces after the
+    first.
     """
     longest, training = min(leaves.most_leaves or _TRIED, _TRIED), leaves.training
-    pieces = FIRST_PIECE + (torch.arange(longest) * 7 % (len(leaves.numbers) - FIRST_PIECE)).expand(2, -1)
-    lengths = torch.tensor([longest, min(longest, 5)])
-    pad_mask = torch.arange(longest) >= lengths[:, None]
+    lengths = [longest, min(longest, 5), min(longest, 6)]  # of models that pool pairs, one length has no padding in a pair
     device = leaves.numbers.device
+    pieces = FIRST_PIECE + (torch.arange(longest, device=device) * 7 % (len(leaves.numbers) - FIRST_PIECE)).expand(3, -1)
+    pad_mask = torch.arange(longest, device=device) >= torch.tensor(lengths, device=device)[:, None]
     leaves.eval()
     try:
-        states, first = leaves.read(pieces.to(device), pad_mask.to(device))
-        short, no_padding = pieces[1:, : lengths[1]].to(device), pad_mask[1:, : lengths[1]].to(device)
-        alone, _ = leaves.read(short, no_padding)
-        repeated, _ = leaves.read(short[:, :1].expand_as(short), no_padding)
-        wanted = (2, longest + first + len(leaves.after), leaves.width)
+        states, first = leaves.read(pieces, pad_mask)
+        wanted = (3, longest + first + len(leaves.after), leaves.width)
         if tuple(states.shape) != wanted:
             return f"its states have the shape {tuple(states.shape)} where {wanted} was expected"
-        size = _TOLERANCE * alone.abs().max()
-        if (states[1, : first + lengths[1]] - alone[0, : first + lengths[1]]).abs().max() >= size:
-            return "the states of a text change with the padding after it"
-        decodes = lengths[1] > 1 and (repeated - alone)[0, : first + 1].abs().max() < size
+        for row, length in enumerate(lengths[1:], 1):
+            short, no_padding = pieces[:1, :length], pad_mask[:1, :length]
+            alone, _ = leaves.read(short, no_padding)
+            size = _TOLERANCE * alone.abs().max()
+            if (states[row, : first + length] - alone[0, : first + length]).abs().max() >= size:
+                return "the states of a text change with the padding after it"
+        repeated, _ = leaves.read(short[:, :1].expand_as(short), no_padding)
+        decodes = length > 1 and (repeated - alone)[0, : first + 1].abs().max() < size
         return "the state of a piece does not change with the pieces after it" if decodes else ""
     except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as error:  # of models with other arguments
         return one_line(f"{type(error).__name__}: {error}", 200)
@@ -296,6 +298,8 @@ def _build_encoder(described: Mapping) -> nn.Module:
     try:
         with torch.random.fork_rng(devices=[]):
             config = AutoConfig.for_model(described["model_type"], **values)
+            if getattr(config, "attention_type", "") == "block_sparse":  # BigBird takes the other at its first short text
+                config.attention_type = "original_full"
             model = AutoModel.from_config(config, trust_remote_code=False).float()
     except MemoryError:
         raise
