@@ -75,7 +75,8 @@ class LineEncoder:
         if tree.tree_source == "shuffled":
             raise UserError(
                 f"{data} has shuffled trees, which come from other lines of a split, but this is a single line; preprocess your "
-                f"lines with vocab_from={data} and tree.tree_source=shuffled, and score them with workflows/evaluate.py"
+                f"lines with vocab_from={data} and tree.tree_source=shuffled, and score them with data= of "
+                "workflows/evaluate.py, or of workflows/score_lm.py"
             )
         if given_trees and config.name != "given":
             config = ParserConfig(name="given", language=config.language)
