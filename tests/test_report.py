@@ -263,6 +263,11 @@ def test_the_report_shows_differences_and_warns_of_unfair_comparisons(folder, pa
     message = warnings([other, runs[1]], runs[1])
     assert len(message) == 4 and "other pieces" in message[0] and "other trees" in message[1] and "9 updates" in message[3]
     assert "batch.max_tokens is 32, not 64" in message[2] and "seed is 5, not 1" in message[2]
+    optimizer, model = ({**runs[0].config[name]} for name in ("optimizer", "model"))
+    tuned = {**runs[0].config, "optimizer": optimizer | {"clip_norm": 2.0}, "model": model | {"dropout": 0.35}}
+    [message] = warnings([replace(runs[0], config=tuned)], runs[1])
+    assert "has other settings than" in message and "optimizer.clip_norm is 2.0, not the default" in message
+    assert "model.dropout is 0.35, not " in message and "subtree_mask" not in message
     labels = replace(runs[0], fingerprints={**runs[0].fingerprints, "vocab_fingerprint": "other"})
     assert warnings([labels], runs[1]) == []  # other labels of nodes alone
     scored = {key: value for key, value in labels.fingerprints.items() if key != "pieces_fingerprint"}  # the data set is gone

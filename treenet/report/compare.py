@@ -1,5 +1,6 @@
 """Comparison of runs: their differences, whether they are comparable, and their scores."""
 
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from treenet.report.report_inputs import ReportRun, own_index
 from treenet.runs.result_provenance import ResultStatus
 from treenet.tasks.translation_metrics import METRIC_TITLES
 from treeproc.common.messages import tell
-from treeproc.common.settings import differences
+from treeproc.common.settings import differences, is_below
 
 # The values of sections that a run does not record: its architecture does not read them.
 _DEFAULTS = {
@@ -22,6 +23,9 @@ _DEFAULTS = {
     if isinstance(section, ArchitectureSection)
     for key, value in flatten(section.model_dump(mode="json")).items()
 }
+# The model, the search (in the notes of a table), the updates, and what changes no result.
+_NAMED_ELSEWHERE = ("data", "model", "decoding", "max_steps", *OPERATIONAL)
+_DROPOUT = re.compile(r"model\.\w*drop\w*")  # of all architectures
 _NO_METRIC = ("num_examples", "seed")
 
 
@@ -63,14 +67,16 @@ def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:
             if key in run.fingerprints and key in baseline.fingerprints and run.fingerprints[key] != baseline.fingerprints[key]:
                 out.append(f"{run.name} was trained on {what} than {baseline.name}{so}.")
         own, other = flatten(run.config), flatten(baseline.config)
-        batches = [
-            key
-            for key in own | other
-            if (key == "seed" or key.startswith("batch.")) and key not in OPERATIONAL and own.get(key) != other.get(key)
-        ]
-        if batches:
-            listed = ", ".join(f"{key} is {own.get(key)}, not {other.get(key)}" for key in batches)
-            out.append(f"{run.name} saw other batches than {baseline.name}: {listed}.")
+        differing = (key for key in own | other if own.get(key) != other.get(key))
+        changed = [key for key in differing if _DROPOUT.fullmatch(key) or not is_below(key, _NAMED_ELSEWHERE)]
+        batches = [key for key in changed if key == "seed" or key.startswith("batch.")]
+        for what, keys in (
+            ("saw other batches", batches),
+            ("has other settings", [key for key in changed if key not in batches]),
+        ):
+            if keys:
+                listed = ", ".join(f"{key} is {own.get(key, 'the default')}, not {other.get(key, 'the default')}" for key in keys)
+                out.append(f"{run.name} {what} than {baseline.name}: {listed}.")
         if run.step != baseline.step:
             out.append(f"{run.name} was trained for {run.step:,} updates, {baseline.name} for {baseline.step:,}.")
     return out
