@@ -86,8 +86,7 @@ def with_what_the_user_has(name: str, arguments: list[str]) -> list[str]:
         if not (CONFIGS / Path(found[at]).with_suffix(".yaml").name).is_file():
             found[at] = YOURS[name]
     for one in found:
-        if one.startswith("vocab_from="):
-            folder = Path(one.partition("=")[2])
+        if one.startswith("vocab_from=") and not (folder := Path(one.partition("=")[2])).is_dir():
             write_vocabulary(folder)
             (folder / "config.yaml").write_text((CONFIGS / "sample_data.yaml").read_text())
     return found
