@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from treenet.training.batch_stream import plan_batches
 from treenet.training.trainer import train
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.settings import UserError, load_settings
+from treeproc.online.line_encoder import read_treebank
 from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.shards.schema import PAD_ID
 from treeproc.stages.inputs import TreeConfig
@@ -133,6 +135,20 @@ def test_scores_of_pairs():
         score_pairs(scored[:1], "test")
 
 
+def test_trees_of_a_pair_are_drawn_alike(data, tmp_path):
+    """Equal sentences have equal random trees. A tree without words, which is left out, does not shift the pairs after it."""
+    shutil.copytree(data, random := tmp_path / "random")
+    index = random / "encoded" / "index.json"
+    atomic_write(index, json_bytes(read_json(index) | {"tree_settings": TreeConfig(tree_source="random").model_dump()}))
+    treebank, tree = tmp_path / "pairs.mrg", "(S (X ba) (X be) (X bibo) (X ba) (X be) (X ba) (X be))\n"
+    treebank.write_text(f"{tree}(S (-NONE- *))\n{tree * 6}")
+    alone, paired = (read_treebank([treebank], random, pairs=pairs)[0] for pairs in (False, True))
+    assert [[row["example_id"] for row in rows] for rows in (alone, paired)] == [[0, 2, 3, 4, 5, 6, 7]] * 2
+    shapes, of_pairs = ([row["spans"]["end"].tolist() for row in rows] for rows in (alone, paired))
+    assert of_pairs[1::2] == of_pairs[2::2] and shapes[1::2] != shapes[2::2]
+    assert len({tuple(shape) for shape in of_pairs}) > 1
+
+
 def run(script: str, *arguments: object) -> tuple[int, str, str]:
     done = run_here(script, *arguments)
     return done.returncode, done.stdout, done.stderr
@@ -166,6 +182,12 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
         assert status == 2 and error.count("\n") == 1 and "is a run of causal_lm" in error
     status, _, error = run("train_lm.py", "--config", finished / "config.yaml", "--out", tmp_path, "model.name=bilstm")
     assert status == 2 and "model.name must be one of causal_transformer, transformer_grammar" in error
+    shutil.copytree(config.data, random := tmp_path / "random")
+    index = read_json(random / "encoded" / "index.json")
+    index["tree_settings"]["tree_source"] = "random"
+    atomic_write(random / "encoded" / "index.json", json_bytes(index))
+    status, _, error = run("score_lm.py", "--out", finished, f"data={random}", "pairs=true")
+    assert status == 0 and ("different random trees" in error) == (config.model.name == "transformer_grammar")
 
 
 def test_a_masked_model_scores_each_piece_from_all_others(data, tmp_path):

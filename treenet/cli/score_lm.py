@@ -53,6 +53,6 @@ def format_scores(name: str, scores: dict) -> str:
             value = f"{100 * scores[key]:.2f} %" if key == "pair_accuracy" else f"{scores[key]:.2f}"
             rows.append(f"  {title:44}{value:>10}")
     if "num_pairs" in scores:
-        left_out = f"; {scores['lines_without_pair']:,} lines have no partner in the data set"
+        left_out = f"; {scores['lines_without_pair']:,} lines have no partner"
         rows.append(f"  {scores['num_pairs']:,} pairs" + (left_out if scores["lines_without_pair"] else ""))
     return "\n".join(rows)

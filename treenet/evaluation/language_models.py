@@ -8,6 +8,7 @@ A masked model gives a pseudo-log-likelihood (Salazar et al., 2020): each piece 
 Shapes: B batch, T positions, L leaves.
 """
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from treenet.data.batch import TreeBatch, collate, count_leaves
 from treenet.data.examples import SourceSide
-from treenet.data.input_kinds import ACTIONS, InputKind
+from treenet.data.input_kinds import ACTIONS, SPLIT_POINTS, InputKind
 from treenet.data.plan import plan_in_order
 from treenet.evaluation.settings import ScoreLMSettings
 from treenet.layers.backend import choose_device, scoring
@@ -35,6 +36,8 @@ from treeproc.online.line_encoder import read_treebank
 from treeproc.shards.schema import PAD_ID
 from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import read_index
+
+logger = logging.getLogger(__name__)
 
 _BATCH_TOKENS = 4096
 _ROWS = 1024  # positions whose logits are computed at once
@@ -71,11 +74,13 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
     task.check(index)
     if settings.treebank:
         text = f"treebank.{settings.treebank[0].name.partition('.')[0]}"
-        examples, _ = read_treebank(settings.treebank, run.data)
+        examples, _ = read_treebank(settings.treebank, run.data, pairs=settings.pairs)
         batches = example_batches(examples, run.model.reads.for_device(device), vocab_sizes(index))
     else:
         text = settings.split
         check_hashes(run.data / "encoded", text)
+        if settings.pairs:
+            _warn_of_trees(run.data, index["tree_settings"]["tree_source"], run.model.reads)
         source = task.open(text, device=device)
         assert isinstance(source, SourceSide)
         batches = source_batches(source)
@@ -91,6 +96,13 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
     atomic_write(folder / f"language_model.{name}.tsv", "".join(["example\twords\tpieces\tnll\ttree_nll\n", *lines]).encode())
     add_entry(folder / SCORES, name, entry)
     return name, entry
+
+
+def _warn_of_trees(data: Path, trees: str, reads: InputKind) -> None:
+    """Warn if the lines of a pair have different control trees, and the model reads them; split points are for its training."""
+    if trees in ("random", "shuffled") and reads.constituents and reads is not SPLIT_POINTS:
+        remedy = "; give the pairs as treebank=[FILE]: there, both get the same one" if trees == "random" else ""
+        logger.warning("%s: two lines of a pair have different %s trees, so the model compares trees, too%s", data, trees, remedy)
 
 
 def source_batches(source: SourceSide) -> Iterator[tuple[TreeBatch, list[int]]]:

@@ -141,16 +141,20 @@ class LineEncoder:
         return np.split(flat, np.cumsum(counts)[:-1]) if len(lines) else []
 
 
-def read_treebank(files: Sequence[Path], data: AnyPath) -> tuple[list[dict], list[str]]:
+def read_treebank(files: Sequence[Path], data: AnyPath, *, pairs: bool = False) -> tuple[list[dict], list[str]]:
     """Return the examples of the trees of Penn Treebank files, and the trees as they are written.
 
-    Raises UserError with file and line on bad input.
+    Trees without words are left out, and the others keep their numbers. In `pairs`, trees 1 and 2 are a pair, and so on: random
+    trees of the two are drawn alike. Raises UserError with file and line on bad input.
     """
-    rows = [row for row in read_rows("brackets", files, ()) if row["trees"]]
+    found = [(number, row) for number, row in enumerate(read_rows("brackets", files, ())) if row["trees"]]
+    numbers, rows = [number for number, _ in found], [row for _, row in found]
     lines, given = [row["source"] for row in rows], [Given(row["words"], row["trees"]) for row in rows]
     encoder = LineEncoder(data, given_trees=True)
-    examples = encoder.encode_parsed(lines, encoder.parse(lines, given), range(len(lines)))
-    return list(examples), [row["trees"][0] for row in rows]
+    drawn = [number // 2 for number in numbers] if pairs else numbers
+    examples = encoder.encode_parsed(lines, encoder.parse(lines, given), drawn)
+    examples = [row | {"example_id": number} for row, number in zip(examples, numbers, strict=True)]
+    return examples, [row["trees"][0] for row in rows]
 
 
 def _notice_kinds(data: AnyPath, side: str) -> tuple[str, ...]:
