@@ -11,16 +11,18 @@ from hypothesis_profiles import num_examples
 from toylabels import LABELLED_COLUMNS, NUM_CLASSES, NUM_LABELS, NUM_PIECES, labelled_row, make_rows, write_labelled
 
 from treenet import collate, read_shards
-from treenet.config import BatchConfig, ClassifierConfig, ModelConfig
+from treenet.config import BatchConfig, ClassifierConfig, ModelConfig, TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.labelled import NO_CLASS, LabelledSource, PhraseSource
 from treenet.data.plan import BatchPlan
 from treenet.layers.core import share_dropout_keys
 from treenet.models import VocabSizes, build_classifier, find_encoder, names_for
+from treenet.tasks.base import build_task
 from treenet.tasks.classification import above_neutral, count_right, summarize_counts
 from treenet.tasks.losses import label_smoothed_nll, r_drop_loss
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID, UNK_ID
+from treeproc.shards.store import read_index
 
 NAMES = [name for name in names_for("classification") if name != "pretrained"]  # of tests/test_pretrained.py
 SUPERVISIONS = ["all_phrases", "root"]
@@ -266,6 +268,12 @@ def test_data_that_a_model_cannot_read_is_refused(tmp_path, data):
     side_by_side = write_labelled(tmp_path / "two", {"train": rows})
     with pytest.raises(UserError, match=r"line 2 has several trees side by side.* tree\.documents: dummy_root"):
         open_source(side_by_side, "tree_transformer").batch([0, 1])
+    later = write_labelled(tmp_path / "later", {"train": make_rows(4), "test": rows})
+    task = build_task(
+        TrainConfig.model_validate({"task": "classification", "data": later, "model": {"name": "tree_transformer"}})
+    )
+    with pytest.raises(UserError, match="test, line 2 has several trees side by side"):  # before a training, not after it
+        task.check(read_index(later / "encoded"))
 
 
 # Losses and counting.

@@ -91,7 +91,8 @@ def test_the_users_choice_for_several_trees_holds(data):
         (pairs, "dummy_root"),
         (pairs | {"tree": {"documents": "separate"}}, "separate"),
         (pairs | {"parser": {"name": "shipped"}}, "separate"),
-        (documents, "separate"),
+        (documents, "dummy_root"),
+        (documents | {"format": "brackets"}, "separate"),
     ):
         assert PreprocessConfig.model_validate(values).settled().tree.documents == expected
     begun = {"tree": {"documents": "separate"}}

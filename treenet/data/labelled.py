@@ -4,7 +4,7 @@ Pairs of sentences have a score or a class. Shapes: B batch, L leaves, N nodes, 
 Of pairs: P pairs, B = 2 P sentences; those of a pair are neighbours.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -187,7 +187,16 @@ def _chunks(count: int) -> list[np.ndarray]:
     return np.array_split(np.arange(count), max(1, -(-count // _CHUNK)))
 
 
-def check_roots(picked: PickedRows) -> None:
+def check_all_roots(folder: AnyPath, index: Mapping, reads: InputKind) -> None:
+    """Raise UserError, before a training of hours, if a text of any split lacks the root that a model reads."""
+    if reads.rooted and index.get("tree_settings", {}).get("documents") != "dummy_root":
+        for split in index["totals"]:
+            source = ExampleSource(folder, split, reads)
+            for rows in _chunks(len(source)):
+                check_roots(source.pick(rows), f"{split}, ")
+
+
+def check_roots(picked: PickedRows, where: str = "") -> None:
     """Raise UserError for several trees side by side: a root has all nodes below it."""
     subtree_end, lengths = picked.items("spans", "subtree_end")
     rows = np.flatnonzero(lengths)
@@ -196,7 +205,8 @@ def check_roots(picked: PickedRows) -> None:
     if len(wrong):
         line = picked.values("example_id")[wrong[0]] + 1
         raise UserError(
-            f"line {line} has several trees side by side, and so no single root; encode the data with tree.documents: dummy_root"
+            f"{where}line {line} has several trees side by side, and so no single root; encode the data with tree.documents: "
+            "dummy_root"
         )
 
 

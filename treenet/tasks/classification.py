@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from treenet.config import ClassifierConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import LEAVES
-from treenet.data.labelled import NO_CLASS, LabelledBatch, LabelledSource, PairSource, PhraseSource
+from treenet.data.labelled import NO_CLASS, LabelledBatch, LabelledSource, PairSource, PhraseSource, check_all_roots
 from treenet.models import ClassLogits, build_classifier
 from treenet.tasks.base import PredictionTask, check_structure, vocab_sizes
 from treenet.tasks.losses import LossSums, label_smoothed_nll, r_drop_loss, take_counted
@@ -54,6 +54,7 @@ class Classification(PredictionTask):
                 f"{self.neutral_class}"
             )
         check_structure(self.config, index, encoder)
+        check_all_roots(self.config.data / "encoded", index, self.reads)
 
     def unread_settings(self, index: Mapping) -> list[str]:
         options, pairs = self.config.classifier, index.get("pairs")

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from treenet.data.labelled import PairBatch, PairSource
+from treenet.data.labelled import PairBatch, PairSource, check_all_roots
 from treenet.models import ClassLogits, build_relatedness
 from treenet.models.composed import expected_score, score_distribution
 from treenet.tasks.base import PredictionTask, check_structure, vocab_sizes
@@ -33,6 +33,7 @@ class Relatedness(PredictionTask):
                 f"distributions, but are {options.label_smoothing} and {options.r_drop}"
             )
         check_structure(self.config, index, self.encoder)
+        check_all_roots(self.config.data / "encoded", index, self.reads)
 
     def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> PairSource:
         return PairSource(self.config.data / "encoded", split, self.reads.for_device(device), states=self.config.frozen_states)

@@ -1,7 +1,7 @@
 """The settings of a preprocessing job, and the defaults that depend on other settings."""
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
@@ -161,8 +161,8 @@ class PreprocessConfig(Settings):
         lacks that setting.
         """
         begun = begun or {}
-        has_target = any(files.target for files in self.splits.values())
-        tree = settle_tree(self.tree, (self.parser, self.target_parser), has_target, begun)
+        columns = {*self.form.columns, *(["target"] if any(files.target for files in self.splits.values()) else [])}
+        tree = settle_tree(self.tree, (self.parser, self.target_parser), columns, begun)
         decided: dict = {"tree": tree, "parser": self._with_given_arcs(tree, begun), "labelled": self._with_classes(begun)}
         if self.rows_per_shard == "auto":
             decided["rows_per_shard"] = begun.get("rows_per_shard", "auto")
@@ -208,17 +208,18 @@ class PreprocessConfig(Settings):
 
 
 def settle_tree(
-    tree: TreeConfig, parsers: tuple[ParserConfig, ParserConfig | None], has_target: bool, begun: Mapping
+    tree: TreeConfig, parsers: tuple[ParserConfig, ParserConfig | None], columns: Container[str], begun: Mapping
 ) -> TreeConfig:
     """Return the settings of trees with defaults filled in.
 
-    Without constituents, trees are made of arcs unless the user has it otherwise. The sentences of a pair's line stand under one
-    root, unless the user or a data set that was begun has it otherwise.
+    Without constituents, trees are made of arcs unless the user has it otherwise. The sentences of a line with a target, a class
+    or a score stand under one root, unless the user or a data set that was begun has it otherwise.
     """
     parser = parsers[tree.side == "target"]
     if parser and not parser.constituency and "tree_source" not in tree.model_fields_set:
         tree = tree.model_copy(update={"tree_source": "dependencies"})
-    if "documents" in tree.model_fields_set or not (has_target and parser and parser.split_sentences):
+    has_one_answer = any(name in columns for name in ("target", "label", "score"))
+    if "documents" in tree.model_fields_set or not (has_one_answer and parser and parser.split_sentences):
         return tree
     return tree.model_copy(update={"documents": (begun.get("tree") or {}).get("documents", "dummy_root")})
 

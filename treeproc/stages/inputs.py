@@ -257,7 +257,7 @@ class TreeConfig(Settings):
     documents: Literal["separate", "dummy_root"] = Field(
         "separate",
         description="'separate': the trees of an example are side by side. 'dummy_root': they are below one more node, labelled "
-        "DOC. If unset: dummy_root for translation pairs with parser.split_sentences",
+        "DOC. If unset: dummy_root for translation pairs and texts with classes, with parser.split_sentences",
     )
     seed: int = Field(1, description="seed of random and of shuffled trees")
 

@@ -117,9 +117,7 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     stages = [read_index(base / stage) for stage in ("text", "parsed")]
     old = load_settings(PreprocessConfig, base / "config.yaml")
     text, parsed = (PackedRecords(index.records()) for index in stages)
-    tree = settle_tree(
-        config.tree, (old.parser, old.target_parser), "target" in stages[0]["columns"], read_written_settings(out) or {}
-    )
+    tree = settle_tree(config.tree, (old.parser, old.target_parser), stages[0]["columns"], read_written_settings(out) or {})
     config = config.model_copy(update={"tree": tree, "rows_per_shard": SMALLEST})
     check_constituents(tree, old)
     check_sides(config, *(index["columns"] for index in stages))
