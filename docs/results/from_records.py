@@ -77,6 +77,7 @@ SICK = (
 SPLIT_WORDS = [f"{model}_{place}" for model in ("tree_transformer", "tree_lstm") for place in ("pieces", "node", "both")]
 ABOVE_ENCODER = ("tree", "tree_shuffled", "layer", "head", "child_sum")
 CONTROL_TREES = ("parsed", "balanced", "left", "right", "random", "transformer")
+AGREEMENT = ("tree_transformer", "transformer", "bilstm", "tree_lstm", "shuffled")
 SMALLER = ("sst5_pretrained_two_percent", "sst2_pretrained")
 WITH_MEAN = ("tree_mean", "tree_mean_shuffled", "layer", "binary")
 CONTROL = (
@@ -161,6 +162,9 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         *map(_sick, SICK),
     ),
     ("classification.md", "Control trees#0"): _against_first("sst5_controls", (_accuracy,), CONTROL_TREES),
+    ("classification.md", "Agreement, on small data#0"): [
+        [*row, None] for row in _against_first("agreement", ON_PROBE, AGREEMENT)
+    ],
     ("pretrained.md", "Results#0"): _against_first("sst5_pretrained", (_accuracy,)),
     ("pretrained.md", "Results#1"): _against_first("sst5_pretrained_tenth", (_accuracy,)),
     ("pretrained.md", "Results#2"): _against_first("sst5_pretrained_mean", (_accuracy,), WITH_MEAN),
@@ -314,6 +318,8 @@ def of_claims() -> Sentences:
     trained = means("test.accuracy", *(Row("sst2", system) for system in systems))
     yield "Trained on two classes alone: {}, {}, {} |", trained
     yield "Two classes alone: against the Transformer not decided (Holm's p {})", holm(SST2_PLAIN)
+    systems = ("tree_transformer", "bilstm", "tree_lstm")
+    yield "on SVA with less data {}, BiLSTM {}, Tree-LSTM {};", means("test.accuracy", *(Row("agreement", s) for s in systems))
     child_sum, binary = _sick("child_sum_tree_lstm"), _sick("tree_lstm")
     correlations = means("test.pearson", child_sum, binary, _sick("bilstm"))
     yield "{}, {}, {} without word vectors", correlations
