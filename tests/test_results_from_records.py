@@ -21,7 +21,6 @@ WITHOUT_RECORD = {
     ("language_models.md", "Agreement#0"): "language_models",
     ("multi30k.md", "Multi30k English-German: check against a published score#0"): "multi30k_check",
     ("translation.md", "What the trained models do with their trees#0"): "iwslt14_trees",
-    ("windows.md", "The effect of windows on quality#1"): "multi30k_windows",
 }
 # The same, of parts of tables that have other figures with a record.
 PARTS_WITHOUT_RECORD = {

@@ -98,6 +98,12 @@ def _against_first(study: str, scores: Sequence[Column], systems: Sequence[str] 
     return grid((None, *scores, _difference, seen_by_test, holm), *rows)
 
 
+def _of_captions(study: str) -> list[list[Cell]]:
+    one, eight = (Row(study, name, baseline="one_window") for name in ("one_window", "eight_windows"))
+    rows = grid((None, None, batches_per_epoch, partial(each, VALID_NLL), partial(mean, "")), one, eight)
+    return [*rows, *grid((None, None, None, _nll, _difference), eight)]
+
+
 def _of_control_groups(rung: str, groups: Sequence[str | int], systems: Sequence[str], names: Sequence[str]) -> list[list[Cell]]:
     return [[None, *(partial(of_control, rung, system, group, names) for group in groups)] for system in systems]
 
@@ -210,6 +216,7 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         ),
         *grid((None, None, _nll, _difference, None), _windows("eight_windows")),
     ],
+    ("windows.md", "The effect of windows on quality#1"): [*_of_captions("windows_25"), *_of_captions("windows_74")],
 }  # fmt: skip
 # Tables of figures and text, which sentences cover. Of each, the columns of published figures.
 MIXED: Mapping[tuple[str, str], tuple[int, ...]] = {
