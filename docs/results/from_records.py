@@ -90,7 +90,6 @@ NLL_OF_CONTROL, DEPTHS = ("nll", "half"), ("depth to 4", "depth 6 to 8")
 _above = partial(Row, "sst5_pretrained_tuning", baseline="tree_r1_d3")
 _sick = partial(Row, "sick", baseline="bilstm")
 _split_words = partial(Row, "sst5_split_words", baseline="tree_transformer_pieces")
-_windows = partial(Row, "windows", baseline="one_window")
 
 
 def _against_first(study: str, scores: Sequence[Column], systems: Sequence[str] = ABOVE_ENCODER) -> list[list[Cell]]:
@@ -98,10 +97,10 @@ def _against_first(study: str, scores: Sequence[Column], systems: Sequence[str] 
     return grid((None, *scores, _difference, seen_by_test, holm), *rows)
 
 
-def _of_captions(study: str) -> list[list[Cell]]:
+def _of_windows(study: str, before: Sequence[Cell] = (None,), more: Sequence[Column] = ()) -> list[list[Cell]]:
     one, eight = (Row(study, name, baseline="one_window") for name in ("one_window", "eight_windows"))
-    rows = grid((None, None, batches_per_epoch, partial(each, VALID_NLL), partial(mean, "")), one, eight)
-    return [*rows, *grid((None, None, None, _nll, _difference), eight)]
+    rows = grid((*before, batches_per_epoch, partial(each, VALID_NLL), partial(mean, ""), *more), one, eight)
+    return [*rows, *grid((*before, None, _nll, _difference, *(None for _ in more)), eight)]
 
 
 def _of_control_groups(rung: str, groups: Sequence[str | int], systems: Sequence[str], names: Sequence[str]) -> list[list[Cell]]:
@@ -208,15 +207,10 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         for system in PARSED_CONTROL
         for row in control_grid(((), (), NLL_OF_CONTROL, ("exact",)), "c", (system, ""))
     ],
-    ("windows.md", "The effect of windows on quality#0"): [
-        *grid(
-            (None, batches_per_epoch, partial(each, VALID_NLL), partial(mean, ""), partial(mean, "chrf")),
-            _windows("one_window"),
-            _windows("eight_windows"),
-        ),
-        *grid((None, None, _nll, _difference, None), _windows("eight_windows")),
+    ("windows.md", "The effect of windows on quality#0"): _of_windows("windows", more=(partial(mean, "chrf"),)),
+    ("windows.md", "The effect of windows on quality#1"): [
+        row for study in ("windows_25", "windows_74") for row in _of_windows(study, (None, None))
     ],
-    ("windows.md", "The effect of windows on quality#1"): [*_of_captions("windows_25"), *_of_captions("windows_74")],
 }  # fmt: skip
 # Tables of figures and text, which sentences cover. Of each, the columns of published figures.
 MIXED: Mapping[tuple[str, str], tuple[int, ...]] = {

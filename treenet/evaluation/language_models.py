@@ -8,7 +8,6 @@ A masked model gives a pseudo-log-likelihood (Salazar et al., 2020): each piece 
 Shapes: B batch, T positions, L leaves.
 """
 
-import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,13 +30,12 @@ from treenet.runs.result_provenance import origin
 from treenet.tasks.base import build_task, vocab_sizes
 from treenet.tasks.causal_lm import to_causal
 from treeproc.common.files import atomic_write
+from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.online.line_encoder import read_treebank
 from treeproc.shards.schema import PAD_ID
 from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import read_index
-
-logger = logging.getLogger(__name__)
 
 _BATCH_TOKENS = 4096
 _ROWS = 1024  # positions whose logits are computed at once
@@ -102,7 +100,7 @@ def _warn_of_trees(data: Path, trees: str, reads: InputKind) -> None:
     """Warn if the lines of a pair have different control trees, and the model reads them; split points are for its training."""
     if trees in ("random", "shuffled") and reads.constituents and reads is not SPLIT_POINTS:
         remedy = "; give the pairs as treebank=[FILE]: there, both get the same one" if trees == "random" else ""
-        logger.warning("%s: two lines of a pair have different %s trees, so the model compares trees, too%s", data, trees, remedy)
+        warn(f"{data}: two lines of a pair have different {trees} trees, so the model compares trees, too{remedy}")
 
 
 def source_batches(source: SourceSide) -> Iterator[tuple[TreeBatch, list[int]]]:
