@@ -210,3 +210,40 @@ def test_a_masked_model_scores_each_piece_from_all_others(data, tmp_path):
             nll -= float(logits.log_softmax(0)[pieces[0, place]])
         assert float(rows[row][3]) == pytest.approx(nll, rel=1e-4)
     assert {row[4] for row in rows} == {"0.000000"}
+
+
+def test_models_are_compared_over_seeds(data, tmp_path):
+    """Differences and their errors against a computation of its own, from files of single sentences; a lower nll is better."""
+    systems = {name: {"model": dict([overrides[0].removeprefix("model.").split("=")])} for name, overrides in MODELS.items()}
+    systems["tree_reg"]["model"]["tree_reg"] = {"weight": 0.5}
+    config = make_config(data).model_dump(mode="json", exclude_unset=True)
+    config |= {"max_steps": 2, "grid": {"systems": systems, "baseline": "causal", "seeds": [1, 2, 3]}}
+    (tmp_path / "study.yaml").write_text(json.dumps(config))
+    study, records = tmp_path / "study", tmp_path / "records"
+    arguments = ("--config", tmp_path / "study.yaml", "--out", study, "--records", records, "workers=0")
+    status, message, error = run("compare_seeds.py", *arguments)
+    assert status == 0 and "ppl: perplexity of pieces" in message and "an upper bound" in message and "last" not in message, error
+    report = read_json(study / "comparison.json")
+    nll = {}
+    for cell in (study / "cells").iterdir():
+        rows = [line.split("\t") for line in (cell / "language_model.test.tsv").read_text().splitlines()[1:]]
+        pieces = np.array([int(row[2]) for row in rows])
+        nll[cell.name] = np.array([float(row[3]) + float(row[4]) for row in rows])
+    for row in report["systems"][1:]:
+        differences = np.array([nll[f"{row['system']}-seed{seed}"] - nll[f"causal-seed{seed}"] for seed in (1, 2, 3)])
+        test, ratio = row["tests"]["test.nll"], differences.sum() / (3 * pieces.sum())
+        rest = differences.mean(0) - ratio * pieces
+        errors = (differences.sum(1) / pieces.sum()).std(ddof=1) / 3**0.5, rest.std(ddof=1) / len(pieces) ** 0.5 / pieces.mean()
+        assert test["difference"] == pytest.approx(ratio, abs=1e-4)
+        assert (test["seeds_error"], test["sentences_error"]) == pytest.approx(errors, abs=1e-4)
+    shutil.rmtree(study)  # the records are enough
+    status, again, error = run("compare_seeds.py", *arguments)
+    assert status == 0 and again.split("\n\n")[0] == message.split("\n\n")[0], error
+    status, _, error = run("report.py", "--out", tmp_path / "page", study)
+    assert status == 0, error
+    answer = read_json(tmp_path / "page" / "report.json")["answers"][0]
+    scores = {row["system"]: row["score"] for row in answer["rows"]}
+    assert "the lowest nll" in answer["sentence"] and f"{min(scores.values()):.3f}" in answer["sentence"]
+    assert list(scores) == sorted(scores, key=lambda name: (name != "causal", scores[name]))
+    status, _, error = run("compare_seeds.py", *arguments, "grid.peak_on_test=true")
+    assert status == 2 and "grid.peak_on_test: must be false for language models" in error

@@ -346,10 +346,10 @@ def test_the_error_over_sentences_of_a_correlation_is_that_of_a_slow_bootstrap()
 
 
 def test_all_systems_of_a_comparison_have_one_task(data, tmp_path):
-    with pytest.raises(UserError, match="trees: task must be classification or relatedness, the same for all systems"):
+    with pytest.raises(UserError, match="trees: task must be one of classification, relatedness, causal_lm, masked_lm, "):
         config = load_settings(SeedsConfig, None, data=data, workers=0, grid={"systems": {"trees": {}}, "baseline": "trees"})
         make_study(FORM, config, tmp_path, None)
     values = {**json.loads(make_config(data).model_dump_json()), "data": data}
     mixed = {"systems": {"a": {}, "b": {"task": "classification"}}, "baseline": "a"}
-    with pytest.raises(UserError, match="task must be classification or relatedness, the same for all systems"):
+    with pytest.raises(UserError, match="task must be one of .*, the same for all systems, but is classification"):
         study_cells(load_settings(SeedsConfig, None, **{**values, "grid": mixed}), tmp_path)

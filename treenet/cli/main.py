@@ -37,7 +37,7 @@ COMMANDS = {
     "unsupervised-parse": ("treenet.cli.unsupervised_parse:main", "read and score the trees that a model found"),
     "probe": ("treenet.cli.probe:main", "probe an encoder for syntax"),
     "scaling": ("treenet.cli.study:scaling", "a study of models, data sizes and seeds in translation"),
-    "compare-seeds": ("treenet.cli.study:compare_seeds", "a study of classifiers over seeds"),
+    "compare-seeds": ("treenet.cli.study:compare_seeds", "a study of classifiers or language models over seeds"),
     "control": ("treenet.cli.control:main", "a positive control: does a model find a tree where a tree decides?"),
     "tune": ("treenet.cli.tune:main", "search for good settings, with the same number of trials for each system"),
     "report": ("treenet.cli.report:main", "one page about runs and studies"),

@@ -1,4 +1,4 @@
-"""The commands of studies: over models, sizes of data and seeds in translation, and over systems and seeds of classifiers."""
+"""The commands of studies: over models, sizes of data and seeds in translation, and over systems and seeds of other tasks."""
 
 from collections.abc import Sequence
 from inspect import getdoc
@@ -32,7 +32,7 @@ def scaling(argv: Sequence[str]) -> None:
 
 
 def compare_seeds(argv: Sequence[str]) -> None:
-    """Compare classifiers or models of relatedness over seeds: models, ablations, control trees, as in Tables 2 and 3.
+    """Compare classifiers, models of relatedness or language models over seeds, as in Tables 2 and 3.
 
         python workflows/compare_seeds.py --config workflows/configs/seeds_sst5.yaml --out COMPARISON data=DATA
         python workflows/compare_seeds.py --config FILE.yaml --out COMPARISON data=DATA grid.seeds=[1,2,3]

@@ -24,12 +24,12 @@ from treenet.data.plan import plan_in_order
 from treenet.evaluation.settings import ScoreLMSettings
 from treenet.layers.backend import choose_device, scoring
 from treenet.models import CausalLM, MaskedLM, VocabSizes
-from treenet.runs.loading import load_model
-from treenet.runs.result_entries import SCORES, add_entry, name_result, read_scores
+from treenet.runs.loading import data_of, load_model, load_trained
+from treenet.runs.result_entries import name_result, read_scores
 from treenet.runs.result_provenance import origin
+from treenet.runs.run_results import LANGUAGE_MODEL, stale_scores, write_predictions
 from treenet.tasks.base import build_task, vocab_sizes
 from treenet.tasks.causal_lm import to_causal
-from treeproc.common.files import atomic_write
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.online.line_encoder import read_treebank
@@ -91,9 +91,18 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
         **origin(run, settings),
     }
     lines = [f"{one.example}\t{one.words}\t{one.pieces}\t{one.nll:.6f}\t{one.tree_nll:.6f}\n" for one in scored]
-    atomic_write(folder / f"language_model.{name}.tsv", "".join(["example\twords\tpieces\tnll\ttree_nll\n", *lines]).encode())
-    add_entry(folder / SCORES, name, entry)
-    return name, entry
+    rows = ["example\twords\tpieces\tnll\ttree_nll\n", *lines]
+    return name, write_predictions(folder, name, rows, entry, LANGUAGE_MODEL)
+
+
+def score_splits(folder: Path, *, use_gpu: bool = False) -> dict[str, dict]:
+    """Score a finished run on valid and test if the data set has them. A result of the same weights and data stays."""
+    done, stale = read_scores(folder), stale_scores(folder)
+    index = read_index(data_of(folder, load_trained(folder)[0]) / "encoded")
+    for split in (name for name in ("valid", "test") if name in index["totals"]):
+        if split not in done or split in stale:
+            score_lm_run(folder, ScoreLMSettings(split=split, use_gpu=use_gpu))
+    return read_scores(folder)
 
 
 def _warn_of_trees(data: Path, trees: str, reads: InputKind) -> None:

@@ -1,8 +1,8 @@
-"""Comparisons of classifiers, or of models of relatedness, over seeds: models, ablations, control trees, all with the same seeds.
+"""Comparisons over seeds: models, ablations, control trees, all with the same seeds, of any task except translation.
 
 A comparison is a configuration of workflows/train.py with a grid. Each cell is one run of that workflow, with the
-settings of one system and one seed, in OUT/cells/SYSTEM-seedSEED. Its measures are of the task: accuracy of classes, or
-correlation of relatedness.
+settings of one system and one seed, in OUT/cells/SYSTEM-seedSEED. Its measures are of the task: accuracy of classes,
+correlation of relatedness, or nll of language models.
 """
 
 import csv
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
 Numbers = Mapping[str, np.ndarray]  # of examples, by the name that `Measures.read` gave
 
-_SCALE = 1_000_000  # records hold whole numbers, so scores of pairs have six digits, as files of predictions
+# Records hold whole numbers: scores of pairs have six digits, as files of predictions, and an nll four.
+_SCALE, _NLL_SCALE = 1_000_000, 10_000
+TESTED = ("test", "test.last")  # entries of scores.json
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ class Measures:
     digits: int
     read: Callable[[AnyPath, str], dict[str, str]]  # the lines for the record of a run folder's result
     compare: Callable[[Sequence[Numbers], Sequence[Numbers], str], SeedTest]  # of a result of baselines and of systems, by seed
+    results: tuple[str, ...] = TESTED
+    lower_is_better: bool = False
 
     def show(self, value: float, sign: str = "") -> str:
         """Format a value or a difference for tables."""
@@ -67,20 +71,19 @@ class Measures:
 
     def tested(self) -> dict[str, str]:
         """Return the tested measures, and the result of each."""
-        return {f"{result}.{self.headline}": result for result in TESTED}
+        return {f"{result}.{self.headline}": result for result in self.results}
 
 
-TESTED = ("test", "test.last")  # entries of scores.json
 _AGAIN = "remove its folder and run the same command again"
 
 
-def _read_columns(folder: AnyPath, result: str, names: tuple[str, str]) -> list[tuple[str, str]]:
-    """Read two columns of a file of predictions, in the order of the examples."""
+def _read_columns(folder: AnyPath, result: str, names: Sequence[str], kind: str = "predictions") -> list[tuple[str, ...]]:
+    """Read columns of a file of predictions, in the order of the examples."""
     from treenet.runs.run_results import read_predictions  # here, because it loads PyTorch
 
-    rows = csv.DictReader(io.StringIO(read_predictions(folder, result)), delimiter="\t")
+    rows = csv.DictReader(io.StringIO(read_predictions(folder, result, kind=kind)), delimiter="\t")
     try:
-        return [(row[names[0]], row[names[1]]) for row in rows]
+        return [tuple(row[name] for name in names) for row in rows]
     except KeyError as error:
         raise UserError(f"{folder}: the predictions of {result} lack the column {error}; {_AGAIN}") from None
 
@@ -101,6 +104,13 @@ def _read_scores(folder: AnyPath, result: str) -> dict[str, str]:
     return {result: predicted, f"{result}.scores": scores}
 
 
+def _read_nll(folder: AnyPath, result: str) -> dict[str, str]:
+    """Read the nll of each sentence, of a grammar with that of its tree, and the number of pieces."""
+    rows = _read_columns(folder, result, ("nll", "tree_nll", "pieces"), "language_model")
+    nll = show_numbers(round(_NLL_SCALE * (float(nll) + float(tree))) for nll, tree, _ in rows)
+    return {result: nll, f"{result}.pieces": show_numbers(int(pieces) for *_, pieces in rows)}
+
+
 def _compare_accuracies(baselines: Sequence[Numbers], systems: Sequence[Numbers], result: str) -> SeedTest:
     sides = [np.array([one[result] for one in side], dtype=float) for side in (baselines, systems)]
     return compare_examples(sides[1] - sides[0])
@@ -111,6 +121,34 @@ def _compare_correlations(baselines: Sequence[Numbers], systems: Sequence[Number
     return compare_correlations(*sides, scores=systems[0][f"{result}.scores"])
 
 
+def _compare_nll(baselines: Sequence[Numbers], systems: Sequence[Numbers], result: str) -> SeedTest:
+    """Test the nll of a piece: a ratio of two sums over sentences. Their variance is that of its linear approximation."""
+    theirs, ours = (np.array([one[result] for one in side], dtype=float) / _NLL_SCALE for side in (baselines, systems))
+    differences, pieces = ours - theirs, systems[0][f"{result}.pieces"]
+    ratios = differences.sum(1, keepdims=True) / pieces.sum()
+    return compare_examples(ratios + (differences - ratios * pieces) / pieces.mean())
+
+
+# A grammar has the nll of sentence and tree, and a masked model one of each piece from all others.
+_LANGUAGE_MODELS = Measures(
+    columns={
+        ("valid", "perplexity"): "valid, ppl",
+        ("test", "perplexity"): "test, ppl",
+        ("test", "perplexity_given_tree"): "given tree",
+        ("test", "word_perplexity"): "of words",
+        ("valid", "pseudo_perplexity"): "valid, pseudo-ppl",
+        ("test", "pseudo_perplexity"): "test, pseudo-ppl",
+        ("test", "nll"): "test, nll",
+    },
+    headline="nll",
+    title="nll of a piece (nats)",
+    unit=1,
+    digits=3,
+    read=_read_nll,
+    compare=_compare_nll,
+    results=TESTED[:1],
+    lower_is_better=True,
+)
 MEASURES = {
     "classification": Measures(
         columns={
@@ -144,6 +182,8 @@ MEASURES = {
         read=_read_scores,
         compare=_compare_correlations,
     ),
+    "causal_lm": _LANGUAGE_MODELS,
+    "masked_lm": _LANGUAGE_MODELS,
 }
 
 
@@ -204,7 +244,10 @@ class SeedsConfig(StudyConfig):
 
     def check_task(self, run: TrainConfig, where: str) -> None:
         if run.task != self.task or run.task not in MEASURES:
-            raise UserError(f"{where}: task must be {' or '.join(MEASURES)}, the same for all systems, but is {run.task}")
+            names = ", ".join(MEASURES)
+            raise UserError(f"{where}: task must be one of {names}, the same for all systems, but is {run.task}")
+        if self.grid.peak_on_test and MEASURES[run.task] is _LANGUAGE_MODELS:
+            raise UserError("grid.peak_on_test: must be false for language models; leave it out")
 
     def check_data(self, cells: Sequence[Cell], indices: Mapping[Path, Mapping]) -> None:
         """Raise UserError if their classes differ, or for a data set that a system cannot learn from."""
@@ -227,7 +270,8 @@ def seed_work(config: SeedsConfig, more: "References" = ()) -> "CellWork":
     from treenet.jobs.train_run import run_training
 
     peak = config.grid.peak_on_test
-    return CellWork(run_training, partial(score_cell, config.use_gpu, peak), partial(describe_stale_cell, peak))
+    score = score_language_model if MEASURES[config.task] is _LANGUAGE_MODELS else partial(score_cell, peak)
+    return CellWork(run_training, partial(score, use_gpu=config.use_gpu), partial(describe_stale_cell, peak))
 
 
 def describe_stale_cell(peak_on_test: bool, folder: AnyPath) -> str:
@@ -240,7 +284,7 @@ def describe_stale_cell(peak_on_test: bool, folder: AnyPath) -> str:
     return describe_stale(SCORED, folder)
 
 
-def score_cell(use_gpu: bool, peak_on_test: bool, folder: AnyPath) -> dict:
+def score_cell(peak_on_test: bool, folder: AnyPath, use_gpu: bool) -> dict:
     """Score a trained cell. Returns the scores for the log: accuracies in per cent, or correlations."""
     from treenet.evaluation.classify import score_peak, score_run
     from treenet.loggers.feed import log_scores
@@ -252,3 +296,14 @@ def score_cell(use_gpu: bool, peak_on_test: bool, folder: AnyPath) -> dict:
         log_scores(run)
     shown = {name: scores[name] for name in ("valid", "test", "test.last") if name in scores}
     return {name: 100 * entry["accuracy"] if "accuracy" in entry else entry["pearson"] for name, entry in shown.items()}
+
+
+def score_language_model(folder: AnyPath, use_gpu: bool) -> dict:
+    """Score a trained cell of a language model. Returns the nll of a piece for the log."""
+    from treenet.evaluation.language_models import score_splits
+    from treenet.loggers.feed import log_scores
+
+    with open_results(folder, AVERAGED) as run:
+        scores = score_splits(run, use_gpu=use_gpu)
+        log_scores(run)
+    return {f"nll on {name}": scores[name]["nll"] for name in ("valid", "test") if name in scores}

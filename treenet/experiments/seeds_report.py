@@ -23,7 +23,7 @@ from treenet.evaluation.significance import (
     summarize,
 )
 from treenet.experiments.records import Record, find_confounded, find_unlike, numbers
-from treenet.experiments.seeds import MEASURES, SCORED, TESTED, Measures, Numbers, SeedGridConfig, seed_work
+from treenet.experiments.seeds import MEASURES, SCORED, Measures, Numbers, SeedGridConfig, seed_work
 from treenet.experiments.study import StudyForm, notes_about_cells, read_fresh_scores, show_p_values
 from treenet.runs.result_provenance import recorded_origin
 from treeproc.common import folder_kinds
@@ -45,7 +45,7 @@ def read_result(measures: Measures, folder: AnyPath) -> tuple[dict[str, dict], d
     """Read the recorded results of a cell's predictions: their scores, and the numbers of single examples."""
     scores = read_fresh_scores(SCORED, folder, dict[str, _Scores])
     lines: dict[str, str] = {}
-    for result in TESTED:
+    for result in measures.results:
         if result in scores:
             lines |= measures.read(folder, result)
     return scores, lines
@@ -103,6 +103,11 @@ class _Scores(TypedDict, total=False):
     pearson: float
     spearman: float
     mse: float
+    nll: float
+    perplexity: float
+    word_perplexity: float
+    perplexity_given_tree: float
+    pseudo_perplexity: float
     steps: Annotated[list[int], MinLen(1)]
 
 
@@ -167,12 +172,18 @@ def headline_test(row: dict, measures: Measures) -> SeedTest | None:
 def explain(report: dict) -> list[str]:
     """Return the lines below the table: its columns, its tests, and what makes a comparison doubtful."""
     columns = shown_columns(report)
-    measures = "; r, rho: Pearson, Spearman" if report["task"] == "relatedness" else ""
-    two = "; two: read as two classes" if any(key.endswith(".binary_accuracy") for key in columns) else ""
-    lines = [
-        "valid, test: the trained model (by the setting average, chosen on valid); last: the last checkpoint, on test"
-        f"{measures}{two}. Mean ± deviation over seeds"
-    ]
+    about = {
+        "test.last.": "last: the last checkpoint, on test",
+        "test.pearson": "r, rho: Pearson, Spearman",
+        ".binary_accuracy": "two: read as two classes",
+        "perplexity": "ppl: perplexity of pieces",
+        ".word_perplexity": "of words: of words and ends of sentences",
+        ".perplexity_given_tree": "given tree: of pieces, each with the tree before it; all else of a grammar is of sentence and "
+        "tree together, an upper bound",
+    }
+    said = [words for name, words in about.items() if any(name in key for key in columns)]
+    trained = "valid, test: the trained model (by the setting average, chosen on valid)"
+    lines = ["; ".join([trained, *said]) + ". Mean ± deviation over seeds"]
     if any(key.startswith("test.peak.") for key in columns):
         lines.append(
             "peak on test!: the best kept checkpoint, chosen on test itself; this is not a result, but shows the effect of such "

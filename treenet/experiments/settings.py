@@ -123,7 +123,7 @@ class ScalingConfig(StudyConfig):
     def check_task(self, run: TrainConfig, where: str) -> None:
         if run.task != "translation":
             raise UserError(
-                f"{where}: task must be translation, but is {run.task}; for classifiers run workflows/compare_seeds.py"
+                f"{where}: task must be translation, but is {run.task}; for other tasks run workflows/compare_seeds.py"
             )
 
     def check_data(self, cells: Sequence[Cell], indices: Mapping[Path, Mapping]) -> None:

@@ -40,7 +40,7 @@ class SystemResult:
 
 @dataclass(frozen=True)
 class Answer:
-    """Results of all systems: the baseline, then the others, highest first.
+    """Results of all systems: the baseline, then the others, best first.
 
     `about` names the split, or the study and the size of its training data. Numbers of the metric have `digits` places.
     """
@@ -52,11 +52,17 @@ class Answer:
     rows: list[SystemResult]
     of_study: bool = False
     digits: int = 2
+    lower_is_better: bool = False
+
+    @property
+    def extreme(self) -> str:
+        """The word for the best score."""
+        return "lowest" if self.lower_is_better else "highest"
 
     @property
     def best(self) -> SystemResult:
-        """Return the result with the highest score."""
-        return max(self.rows, key=lambda row: row.score)
+        """Return the result with the best score."""
+        return (min if self.lower_is_better else max)(self.rows, key=lambda row: row.score)
 
     def show(self, value: float, sign: str = "") -> str:
         """Format a score, or with "+" a difference."""
@@ -68,7 +74,7 @@ class Answer:
         best = self.best
         *others, last = [row.system for row in self.rows if row.score == best.score]
         who = f"{', '.join(others)} and {last} have" if others else f"{last} has"
-        first = f"{self.about}: {who} the highest {self.title}, {self.show(best.score)}"
+        first = f"{self.about}: {who} the {self.extreme} {self.title}, {self.show(best.score)}"
         if len(self.rows) == 1:
             return f"{first}. It is the only system."
         compared = best if best.difference is not None else next((r for r in self.rows if r.against == best.system), None)
@@ -166,8 +172,8 @@ def _compare(
     return replace(row, difference=fmean(mine) - fmean(theirs), against=base, seed_differences=single)
 
 
-def _in_order(rows: Sequence[SystemResult], baseline: str | None) -> list[SystemResult]:
-    return sorted(rows, key=lambda row: (row.system != baseline, -row.score, row.system))
+def _in_order(rows: Sequence[SystemResult], baseline: str | None, lowest_first: bool = False) -> list[SystemResult]:
+    return sorted(rows, key=lambda row: (row.system != baseline, row.score if lowest_first else -row.score, row.system))
 
 
 def _corrected(rows: Sequence[SystemResult]) -> list[SystemResult]:
@@ -221,7 +227,9 @@ def _answer_comparison(study: ReportStudy) -> Answer | None:
         rows.append(row)
     if not rows:
         return None
-    return Answer(f"{study.name}, test", measures.headline, measures.title, base, _in_order(rows, base), True, measures.digits)
+    lower = measures.lower_is_better
+    rows = _in_order(rows, base, lower)
+    return Answer(f"{study.name}, test", measures.headline, measures.title, base, rows, True, measures.digits, lower)
 
 
 def _in_unit(test: SeedTest, unit: float) -> SeedTest:

@@ -98,7 +98,7 @@ def _table(page: Page, answer: Answer) -> str:
         rows.append([*cells, number(row.chrf, ".2f")] if with_chrf else cells)
     against = {row.against for row in answer.rows if row.against}
     after = ", after the baseline" if answer.baseline else ""
-    caption = f"{answer.about}. Means over seeds, highest {answer.title} first{after}."
+    caption = f"{answer.about}. Means over seeds, {answer.extreme} {answer.title} first{after}."
     if len(against) == 1:
         shared = (
             ", over the seeds that both have if there are any" if len({frozenset(row.seeds) for row in answer.rows}) > 1 else ""
@@ -120,7 +120,7 @@ def _p_value(row: SystemResult) -> TableCell:
 
 
 def draw_answer(answer: Answer) -> Figure | None:
-    """Draw the differences to the baseline, the highest system on top; None without a difference."""
+    """Draw the differences to the baseline, the best system on top; None without a difference."""
     rows = [row for row in answer.rows if row.difference is not None][::-1]
     if not rows:
         return None

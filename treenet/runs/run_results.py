@@ -1,7 +1,7 @@
 """Results in a run folder: each has a file translations.NAME.txt and the entry NAME of scores.json.
 
 Those of a model also have nll.NAME.tsv: the negative log-likelihood of every reference. Classifiers and models of relatedness
-have predictions.NAME.tsv instead.
+have predictions.NAME.tsv instead, language models language_model.NAME.tsv.
 """
 
 import hashlib
@@ -20,6 +20,7 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, inside
 from treeproc.shards.store import fingerprint_of
 
+PREDICTIONS, LANGUAGE_MODEL = "predictions", "language_model"  # kinds of files with a row for each example
 _TRANSLATIONS = re.compile(r"translations\.(.+)\.txt")
 
 
@@ -33,9 +34,9 @@ def nll_path(folder: AnyPath, name: str) -> AnyPath:
     return inside(folder, f"nll.{name}.tsv")
 
 
-def predictions_path(folder: AnyPath, name: str) -> AnyPath:
-    """Return the path of predictions of classes or scores. Raises UserError for a recorded name that leaves the folder."""
-    return inside(folder, f"predictions.{name}.tsv")
+def predictions_path(folder: AnyPath, name: str, kind: str = PREDICTIONS) -> AnyPath:
+    """Return the path of predictions of each example. Raises UserError for a recorded name that leaves the folder."""
+    return inside(folder, f"{kind}.{name}.tsv")
 
 
 def stale_scores(folder: AnyPath, name: AnyPath | None = None) -> dict[str, ResultStatus]:
@@ -113,21 +114,21 @@ def read_nll(folder: AnyPath, name: str) -> ReferenceNll | None:
     return ReferenceNll([float(value) for _, value in rows], [int(count) for count, _ in rows])
 
 
-def write_predictions(folder: Path, name: str, lines: Sequence[str], scores: dict) -> dict:
-    """Write predictions.NAME.tsv and its scores. Returns the entry, with the hash of the predictions."""
+def write_predictions(folder: Path, name: str, lines: Sequence[str], scores: dict, kind: str = PREDICTIONS) -> dict:
+    """Write KIND.NAME.tsv and its scores. Returns the entry, with the hash of the predictions."""
     content = "".join(lines).encode()
     scores = scores | {"predictions_sha256": hashlib.sha256(content).hexdigest()}
-    atomic_write(predictions_path(folder, name), content)
+    atomic_write(predictions_path(folder, name, kind), content)
     add_entry(folder / SCORES, name, scores)
     return scores
 
 
-def read_predictions(folder: AnyPath, name: str, hint: str = "") -> str:
-    """Read predictions.NAME.tsv. Raises UserError, which ends in `hint` or in the command that renews it, if it was changed.
+def read_predictions(folder: AnyPath, name: str, hint: str = "", kind: str = PREDICTIONS) -> str:
+    """Read KIND.NAME.tsv. Raises UserError, which ends in `hint` or in the command that renews it, if it was changed.
 
     Entries of earlier versions do not name its hash.
     """
-    path, entry = predictions_path(folder, name), read_scores(folder).get(name, {})
+    path, entry = predictions_path(folder, name, kind), read_scores(folder).get(name, {})
     hint = hint or f"run {RunState(folder).check(entry).command}"
     content = read_text(path, hint)
     if entry.get("predictions_sha256") not in (None, hashlib.sha256(content.encode()).hexdigest()):
