@@ -157,6 +157,14 @@ def test_cells_are_the_grid_over_one_training_configuration(data, tmp_path):
         assert config.model.d_model == 16 and config.batch.max_tokens == 64
 
 
+def test_metrics_of_words_that_do_not_fit_the_references_are_told(data, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("treenet.experiments.settings.read_references", lambda *of: ["我想知道湯姆住在哪裡。"])
+    for metric, told in (("bleu", [" set grid.metric=chrf"]), ("bleu_tokenized", [" set grid.metric=chrf"]), ("chrf", [])):
+        caplog.clear()
+        study_cells(make_config(data, metric=metric), tmp_path)
+        assert [line.partition(";")[2] for line in caplog.messages if "without blanks" in line] == told
+
+
 def test_a_size_has_its_own_schedule_for_all_models(data, tmp_path):
     config = make_config(data, sizes={0.3: {"max_steps": 12, "optimizer": {"decay_steps": 12}}})
     (tmp_path / "config.yaml").write_text(dump_settings(config))

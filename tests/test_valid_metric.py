@@ -13,6 +13,7 @@ from treenet.runs.averaging import choose_checkpoints
 from treenet.runs.checkpoint import checkpoint_folders, latest_checkpoint, read_meta
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
+from treenet.tasks import translation
 from treenet.tasks.base import build_task
 from treenet.training.state import TrainState
 from treenet.training.trainer import train
@@ -82,6 +83,13 @@ def test_two_ranks_give_the_score_of_one(data, judged, tmp_path):
         [line["chrf"] for line in validations(judged)], abs=0.5
     )
     assert validations(tmp_path)[0]["chrf"] == validations(judged)[0]["chrf"]
+
+
+def test_a_metric_of_words_that_does_not_fit_the_references_is_told(data, monkeypatch):
+    monkeypatch.setattr(translation, "read_references", lambda *of: ["我想知道湯姆住在哪裡。"])
+    notes = {metric: make_task(data, f"valid_metric={metric}").notes({}) for metric in ("nll", "chrf", "bleu")}
+    assert notes.pop("bleu")[0].endswith("BLEU and TER take whole sentences for words; set valid_metric=chrf")
+    assert notes == {"nll": [], "chrf": []}
 
 
 def test_validations_without_translations_count_neither_for_patience_nor_as_the_best(data, tmp_path, monkeypatch):

@@ -141,7 +141,7 @@ def score_lines(
     """Score translations, as in scores.json; also by bucket if a data set gives the sources."""
     tokenizer = tokenizer_of(data, settings.target_language)
     if note := describe_blanks(references, tokenizer):
-        warn(f"note: {note}")
+        warn(f"note: {note}; compare chrF, or set target_language (such as zh, ja or th) and compare the tokenised BLEU")
     with phase(f"scoring {len(lines):,} translations"):
         scores = compute_scores(lines, references, tokenizer, more, torch.get_num_threads())
     scores["split"] = settings.split

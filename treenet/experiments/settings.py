@@ -9,10 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import BatchConfig, TrainConfig
+from treenet.data.splits import read_references
 from treenet.experiments.control_data import MOST_WORDS
 from treenet.experiments.ledger import Cell
 from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, Systems, check_name, check_once
-from treenet.tasks.translation_metrics import MAIN, OF_STUDIES
+from treenet.tasks.translation_metrics import (
+    INTERNATIONAL,
+    MAIN,
+    MAIN_OF_TOKENS,
+    OF_STUDIES,
+    SECOND,
+    describe_blanks,
+    tokenizer_of,
+)
+from treeproc.common.messages import warn
 from treeproc.common.settings import Settings, UserError
 
 if TYPE_CHECKING:
@@ -131,6 +141,9 @@ class ScalingConfig(StudyConfig):
         if self.grid.split not in indices[first]["totals"]:
             there = ", ".join(indices[first]["totals"])
             raise UserError(f"grid.split: {first} has no split {self.grid.split!r}; there are: {there}")
+        tokenizer = tokenizer_of(first) if self.grid.metric == MAIN_OF_TOKENS else INTERNATIONAL
+        if self.grid.metric != SECOND and (note := describe_blanks(read_references(first, self.grid.split), tokenizer)):
+            warn(f"warning: {note}; set grid.metric={SECOND}")
 
 
 @dataclass(frozen=True)

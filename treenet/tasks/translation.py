@@ -9,9 +9,10 @@ from torch import nn
 from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.sampled import SampledSource
+from treenet.data.splits import read_references
 from treenet.models import build_model
 from treenet.tasks.base import Task, check_structure, vocab_sizes
-from treenet.tasks.translation_metrics import METRICS, OF_VALIDATIONS
+from treenet.tasks.translation_metrics import INTERNATIONAL, METRICS, OF_VALIDATIONS, SECOND, describe_blanks
 from treeproc.common.settings import UserError
 
 
@@ -52,6 +53,13 @@ class Translation(Task):
                 "sampling.word_dropout leaves out words that govern others, but this model reads arcs "
                 f"(model.name = {self.config.model.name}); set it to 0, and use sampling.word_mask instead"
             )
+
+    def notes(self, index: Mapping) -> list[str]:
+        notes = super().notes(index)
+        if self.score in ("", SECOND):
+            return notes
+        note = describe_blanks(read_references(self.config.data, "valid"), INTERNATIONAL)
+        return [*notes, f"{note}; set valid_metric={SECOND}"] if note else notes
 
     def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource:
         folder, reads = self.config.data / "encoded", self.reads.for_device(device)

@@ -114,7 +114,7 @@ def describe_blanks(references: Sequence[str], tokenizer: str) -> str:
         return ""
     return (
         f"{count:,} of {len(references):,} references are in a script without blanks between words, so BLEU and TER take whole "
-        "sentences for words; compare chrF, or set target_language (such as zh, ja or th) and compare the tokenised BLEU"
+        "sentences for words"
     )
 
 
