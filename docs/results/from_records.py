@@ -64,6 +64,7 @@ SIZES = (_tree("iwslt14"), _tree("iwslt14", share=0.5), _tree("iwslt14", share=0
 BY_SEED: tuple[Column, ...] = tuple(partial(each, name) for name in ("", VALID_NLL, TRAIN_NLL))
 _accuracy, _pearson = partial(spread, "test.accuracy"), partial(spread, "test.pearson")
 _two, _peak, _difference = partial(spread, "test.binary_accuracy"), partial(spread, "test.peak.accuracy"), partial(difference, "")
+_ppl, _word_ppl = partial(spread, "test.perplexity"), partial(spread, "test.word_perplexity")
 _p, _nll = partial(p_value, ""), partial(difference, VALID_NLL)
 ON_PROBE: tuple[Column, ...] = (partial(spread, "valid.accuracy"), _accuracy, by_class)
 CLASSIFIERS = (
@@ -77,6 +78,7 @@ SICK = (
 SPLIT_WORDS = [f"{model}_{place}" for model in ("tree_transformer", "tree_lstm") for place in ("pieces", "node", "both")]
 ABOVE_ENCODER = ("tree", "tree_shuffled", "layer", "head", "child_sum")
 CONTROL_TREES = ("parsed", "balanced", "left", "right", "random", "transformer")
+LANGUAGE_MODELS = ("causal", "tree_reg", "tree_reg_shuffled", "grammar", "grammar_shuffled")
 AGREEMENT = ("tree_transformer", "transformer", "bilstm", "tree_lstm", "shuffled")
 SMALLER = ("sst5_pretrained_two_percent", "sst2_pretrained")
 WITH_MEAN = ("tree_mean", "tree_mean_shuffled", "layer", "binary")
@@ -170,6 +172,7 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
     ("classification.md", "Agreement, on small data#0"): [
         [*row, None] for row in _against_first("agreement", ON_PROBE, AGREEMENT)
     ],
+    ("language_models.md", "Perplexity#0"): _against_first("language_models", (_ppl, _word_ppl), LANGUAGE_MODELS),
     ("pretrained.md", "Results#0"): _against_first("sst5_pretrained", (_accuracy,)),
     ("pretrained.md", "Results#1"): _against_first("sst5_pretrained_tenth", (_accuracy,)),
     ("pretrained.md", "Results#2"): _against_first("sst5_pretrained_mean", (_accuracy,), WITH_MEAN),
@@ -227,6 +230,8 @@ SST5 = SST5_TREE, SST5_PLAIN, SST5_PHRASES, SST5_LSTM = [
     Row("sst5_table", name) for name in ("tree_transformer", "transformer_root", "transformer_phrases", "tree_lstm")
 ]
 SST2_PLAIN, SST2_LSTM = (Row("sst2", name) for name in ("transformer_root", "tree_lstm"))
+REGULARISED = Row("language_models", "tree_reg", baseline="causal")
+OTHER_REGULARISED = Row("language_models", "tree_reg_shuffled", baseline="tree_reg")
 PARSED, *OTHER_TREES = (Row("sst5_controls", name, baseline="parsed") for name in CONTROL_TREES)
 WHOLE_PLAIN, WHOLE_LSTM = (Row("sst5_whole_words", name) for name in ("transformer_root", "tree_lstm"))
 ON_SICK = Row("sick", "tree_transformer", baseline="transformer", only=("tree_transformer", "transformer"))
@@ -288,6 +293,14 @@ def of_classification() -> Sentences:
     ]  # fmt: skip
 
 
+def of_language_models() -> Sentences:
+    found = [*_difference(OTHER_REGULARISED), *seen_by_test(OTHER_REGULARISED)]
+    yield "The latter minus the former is {} [{}, {}]; the study finds {} with probability", found
+    grammars = (Row("language_models", name) for name in LANGUAGE_MODELS[3:])
+    given = [figure for row in grammars for figure in spread("test.perplexity_given_tree", row)]
+    yield "its perplexity of pieces is {} ± {}; with trees of other sentences, {} ± {}.", given
+
+
 def of_claims() -> Sentences:
     yield "3,000 updates: {}, the Transformer {}: {}, {} to {} |", _both_scores(IWSLT)
     yield "it sees +1.1 with probability {}", power(IWSLT)
@@ -335,6 +348,10 @@ def of_claims() -> Sentences:
     )
     seen_by_trees = [seen_by_test(row)[0] for row in OTHER_TREES[:-1]]
     yield "the study sees {} to {} points between trees", [min(seen_by_trees), max(seen_by_trees)]
+    yield (
+        "nll of a piece: {} ({} to {}); with trees of other sentences instead of the parse {} ({} to {}) from there",
+        [*_difference(REGULARISED), *_difference(OTHER_REGULARISED)],
+    )
     sizes = [one["facts"]["examples"] for one in records("iwslt14")]
     yield "our sizes are {} to {} pairs. At a half: {}, {} to {} |", [min(sizes), max(sizes), *_difference(HALF)]
 
@@ -343,6 +360,7 @@ SENTENCES: Mapping[str, Callable[[], Sentences]] = {
     "README.md": of_readme,
     "translation.md": of_translation,
     "classification.md": of_classification,
+    "language_models.md": of_language_models,
     "results/README.md": of_claims,
 }
 
