@@ -156,6 +156,10 @@ def test_vectors_tell_words_by_their_neighbours():
     assert cosines[same].min() > cosines[~same].max() + 0.3
 
 
+def test_words_that_prefer_no_neighbour_have_zero_vectors():
+    assert not word_vectors([["Yes"], ["No"]], ["yes", "no"], size=4, seed=1).any()  # they were NaN
+
+
 def test_information_is_that_of_the_definition():
     text = [["a", "b", "c"], ["b", "a"], ["c", "c", "a", "b"]]
     words = ["a", "b", "c"]

@@ -13,6 +13,7 @@ from treeproc.common.settings import UserError
 from treeproc.extras.parser_training.config import TrainParserConfig
 from treeproc.extras.parser_training.corpus import (
     Files,
+    Treebank,
     TreebankConfig,
     detokenise,
     read_treebank,
@@ -257,6 +258,10 @@ def test_tags_of_both_formats(tmp_path):
     assert tagged_splits([trees])["valid"] == {"a": [Tagged(["c"], ["NN"], ["NN"])]}
     assert [(s.upos, s.xpos) for s in with_arcs(alone, "train")] == [(["NOUN"], ["NOUN"])]
     assert with_arcs(trees, "train") == []
+    # Scores count a sentence as often as the file has it; the tagger learns it once.
+    twice = Treebank("a", {}, "", {"test": trees.trees["valid"] * 2 + both.trees["train"]}, {"test": both.sentences["train"]})
+    assert [s.words for s in tagged(twice, "test", repeated=True)] == [["b"], ["c"], ["c"], ["a"]]
+    assert [s.words for s in tagged(twice, "test")] == [["b"], ["c"], ["a"]]
 
 
 @pytest.mark.parametrize(

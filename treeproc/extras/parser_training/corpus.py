@@ -198,16 +198,21 @@ def _hash(words: Sequence[str]) -> int:
     return int.from_bytes(hashlib.sha256(" ".join(words).encode()).digest()[:8])
 
 
-def tagged(treebank: Treebank, split: str) -> list[Tagged]:
-    """Return words and tags of CoNLL-U, and of the trees without CoNLL-U. If only the brackets have XPOS, these are used."""
-    trees = {tuple(tree.words): tree for tree in treebank.trees.get(split, [])}
+def tagged(treebank: Treebank, split: str, *, repeated: bool = False) -> list[Tagged]:
+    """Return words and tags of CoNLL-U, and of the trees without CoNLL-U. If only the brackets have XPOS, these are used.
+
+    Of several trees over the same words, the last one counts, unless `repeated`.
+    """
+    found = treebank.trees.get(split, [])
+    trees = {tuple(tree.words): tree for tree in found}
     out = []
     for sentence in treebank.sentences.get(split, []):
         tree = trees.pop(tuple(sentence.words), None)
         upos, xpos = (column if all(column) else [] for column in (sentence.upos, sentence.xpos))
         if upos or xpos or tree:
             out.append(Tagged(sentence.words, upos, xpos or (tree.tags if tree else [])))
-    return out + [Tagged(tree.words, [], tree.tags) for tree in trees.values()]
+    alone = [tree for tree in found if tuple(tree.words) in trees] if repeated else trees.values()
+    return out + [Tagged(tree.words, [], tree.tags) for tree in alone]
 
 
 def tagged_splits(treebanks: Sequence[Treebank]) -> dict[str, dict[str, list[Tagged]]]:

@@ -57,6 +57,9 @@ def train_parser(config: TrainParserConfig, out: Path) -> Path:
     unlabelled = hashlib.sha256("\n".join(read_lines(config.unlabelled)).encode()).hexdigest()[:16]
     plan = possible_models(config, treebanks)
     out = out.absolute()
+    # Before the first weights: the word vectors of a continued run must have the sums of an undisturbed one.
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

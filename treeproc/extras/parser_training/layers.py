@@ -224,7 +224,8 @@ def word_vectors(sentences: Iterable[Sequence[str]], words: Sequence[str], size:
     left, scale, _ = torch.svd_lowrank(matrix, q=rank, niter=3)
     vectors = torch.zeros(len(words), size)
     vectors[:, :rank] = left * scale.sqrt()
-    return vectors / vectors.square().mean().sqrt()
+    mean = vectors.square().mean().sqrt()
+    return vectors / mean if mean else vectors  # zero if no word prefers a neighbour, as in sentences of one word
 
 
 def start_words(embedding: nn.Embedding, vocab: WordVocab, sentences: Iterable[Sequence[str]], seed: int) -> None:

@@ -51,8 +51,6 @@ def fit(learner: Learner, folder: Path, settings: FitSettings, seed: int) -> dic
     evaluations, the dev scores. The checkpoint has a checksum of every tensor, which is checked. Raises UserError if it is
     damaged or belongs to other settings.
     """
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
     folder.mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder)
     run = _Run(learner, folder, settings, seed)

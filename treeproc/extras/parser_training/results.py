@@ -70,7 +70,7 @@ def _evaluate_split(processors: Processors, treebank: Treebank, split: str) -> d
     out = {}
     if processors.tokenizer and treebank.sentences.get(split):
         out["tokens"] = _tokens(processors, treebank, split)
-    if processors.tagger and (found := tagged(treebank, split)):
+    if processors.tagger and (found := tagged(treebank, split, repeated=True)):
         tags = _tag(processors, [s.words for s in found])
         out["tags"] = {
             name: _percent(tag_accuracy([getattr(s, name) for s in pairs], [[t[column] for t in tags[i]] for i in at]).value)
