@@ -98,6 +98,10 @@ def test_fewer_than_three_shared_seeds_have_no_interval():
 def test_equal_systems_are_both_the_highest():
     twin = make_run("twin", "tree_transformer", 1, 9)
     assert answer([PLAIN[0], twin], PLAIN[0]).sentence.startswith("On test: plain-1 and twin have the highest BLEU")
+    twins = [make_run(f"twin-{seed}", "tree_transformer", seed, 9) for seed in (1, 2, 3)]  # they differ nowhere
+    assert answer([*PLAIN, *twins], PLAIN[0]).sentence.endswith(
+        ", +0.00 against tree_transformer. There is no interval: the difference is the same on all sentences."
+    )
 
 
 def test_scores_of_more_references_are_not_compared_with_scores_of_one(monkeypatch):
@@ -159,8 +163,8 @@ def test_a_study_answers_at_its_largest_share():
     test |= {"holm_p_value": 0.08, "seen": 1.234}  # of several comparisons
     corrected = answer_study(ReportStudy("study", "study", FORM, report))
     assert corrected.sentence.endswith(
-        "comparisons, p is 0.080: the difference may be chance. Without correction, as many seeds and sentences find a true "
-        "difference of 1.23 with probability 0.8."
+        "comparisons, p is 0.080: the difference may be chance. By the observed variance and without correction, as many seeds "
+        "and sentences find a true difference of 1.23 with probability 0.8."
     )
 
 
@@ -177,8 +181,8 @@ def test_a_comparison_over_seeds_answers_in_its_unit():
     found = answer_study(study)
     assert found.sentence == (
         "study, test: tree has the highest accuracy (%), 42.00, +2.00 against plain. The 95 % interval (t over 3 paired seeds) "
-        "is −1.00 to +5.00. It contains 0, so the difference may be chance. Without correction, as many seeds and sentences find "
-        "a true difference of 3.11 with probability 0.8."
+        "is −1.00 to +5.00. It contains 0, so the difference may be chance. By the observed variance and without correction, as "
+        "many seeds and sentences find a true difference of 3.11 with probability 0.8."
     )
     assert found.rows[1].test.seeds_error == pytest.approx(0.4) and draw_answer(found) is not None
     assert answer_study(replace(study, report=report | {"systems": rows[2:]})) is None

@@ -90,10 +90,14 @@ class Row:
         """The system that this one is compared with."""
         return Row(self.study, self.point["comparison"]["against"], self.share, self.baseline, self.main, self.only)
 
+    @property
+    def unit(self) -> float:
+        """A score times this is a figure of the pages."""
+        return MEASURES[self.report["task"]].unit if "task" in self.report else 1
+
     def values(self, name: str = "") -> list[float]:
         """Return a score of every seed, in the unit of the pages; without a name, the score that a study compares."""
-        unit = MEASURES[self.report["task"]].unit if "task" in self.report else 1
-        return [unit * value for value in self.point[name or metric_of(self.report)]["values"]]
+        return [self.unit * value for value in self.point[name or metric_of(self.report)]["values"]]
 
     def test(self, name: str = "") -> SeedTest:
         """Return the test of the score, or of the nll on valid."""
@@ -135,9 +139,8 @@ def by_class(row: Row) -> Figures:
 def difference(name: str, row: Row) -> Figures:
     """The difference of a score, and its interval."""
     test = row.test(name)
-    unit = MEASURES[row.report["task"]].unit if "task" in row.report else 1
     assert test.interval is not None
-    return [unit * value for value in (test.difference, *test.interval)]
+    return [row.unit * value for value in (test.difference, *test.interval)]
 
 
 def p_value(name: str, row: Row) -> Figures:
@@ -148,11 +151,11 @@ def holm(row: Row) -> Figures:
     return [row.test().holm_p_value]
 
 
-def seen_by_test(row: Row) -> Figures:
+def seen(row: Row) -> Figures:
     """The smallest true difference that such a study finds with probability 0.8."""
     found = row.test().seen
     assert found is not None
-    return [MEASURES[row.report["task"]].unit * found]
+    return [row.unit * found]
 
 
 def from_model(baseline: str, row: Row) -> Figures:
@@ -187,13 +190,6 @@ def unpaired(metric: str, row: Row, names: Sequence[str] = ("difference", "inter
     found = dunnett(row.study, row.share, row.baseline, level)
     test = next(one for one in found if (one["model"], one["metric"]) == (row.system, metric))
     return [figure for name in names for figure in (test[name] if name == "interval" else [test[name]])]
-
-
-def seen(row: Row) -> Figures:
-    """The smallest true difference that such a test finds with probability 0.8."""
-    from scipy.optimize import brentq
-
-    return [float(brentq(lambda effect: power(row, effect)[0] - 0.8, 0.01, 20))]
 
 
 # Tables by page and place, row by row. A place is a heading and the number of the table below it.

@@ -48,7 +48,6 @@ from figures import (
     rate,
     records,
     seen,
-    seen_by_test,
     spread,
     test_p_values,
     turned,
@@ -96,7 +95,7 @@ _split_words = partial(Row, "sst5_split_words", baseline="tree_transformer_piece
 
 def _against_first(study: str, scores: Sequence[Column], systems: Sequence[str] = ABOVE_ENCODER) -> list[list[Cell]]:
     rows = (Row(study, name, baseline=systems[0]) for name in systems)
-    return grid((None, *scores, _difference, seen_by_test, holm), *rows)
+    return grid((None, *scores, _difference, seen, holm), *rows)
 
 
 def _of_windows(study: str, before: Sequence[Cell] = (None,), more: Sequence[Column] = ()) -> list[list[Cell]]:
@@ -294,7 +293,7 @@ def of_classification() -> Sentences:
 
 
 def of_language_models() -> Sentences:
-    found = [*_difference(OTHER_REGULARISED), *seen_by_test(OTHER_REGULARISED)]
+    found = [*_difference(OTHER_REGULARISED), *seen(OTHER_REGULARISED)]
     yield "The latter minus the former is {} [{}, {}]; the study finds {} with probability", found
     grammars = (Row("language_models", name) for name in LANGUAGE_MODELS[3:])
     given = [figure for row in grammars for figure in spread("test.perplexity_given_tree", row)]
@@ -346,7 +345,7 @@ def of_claims() -> Sentences:
         "({} to {}) random, {} ({} to {}) without trees",
         [*means("test.accuracy", PARSED), *chain.from_iterable(map(_difference, OTHER_TREES))],
     )
-    seen_by_trees = [seen_by_test(row)[0] for row in OTHER_TREES[:-1]]
+    seen_by_trees = [seen(row)[0] for row in OTHER_TREES[:-1]]
     yield "the study sees {} to {} points between trees", [min(seen_by_trees), max(seen_by_trees)]
     yield (
         "nll of a piece: {} ({} to {}); with trees of other sentences instead of the parse {} ({} to {}) from there",

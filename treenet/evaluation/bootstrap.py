@@ -5,6 +5,7 @@ The p of two systems is two-sided: how often differences of samples lie as far f
 about 11 % of pairs of equally good systems, sacrebleu's p is below 0.05.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Self
@@ -105,10 +106,16 @@ def compare_means(baseline: np.ndarray, system: np.ndarray, num_samples: int, si
 def two_sided_p(sampled: np.ndarray, difference: float, num_sentences: int) -> float:
     """Return the two-sided p of a difference, from those of samples: the share that is as far from its mean, or farther.
 
-    It is at least 2^(1 - sentences): so often one of two equal systems is better on every sentence. Samples of one sentence are
-    all the same.
+    Samples of few sentences vary too little: of equal systems on 10 sentences, 10 % had a share below 0.05. So the share is read
+    as one of the normal distribution, and p is of Student's t (Hesterberg, 2015). It is at least 2^(1 - sentences): so often
+    one of two equal systems is better on every sentence. Samples of one sentence are all the same.
     """
-    return max(_p_of(np.abs(sampled - sampled.mean()) >= abs(difference)), 2.0 ** (1 - num_sentences))
+    from scipy.special import ndtri, stdtr  # here, as in `t_quantile`
+
+    if num_sentences == 1:
+        return 1.0
+    value = ndtri(_p_of(np.abs(sampled - sampled.mean()) >= abs(difference)) / 2) * math.sqrt(1 - 1 / num_sentences)
+    return max(2 * float(stdtr(num_sentences - 1, value)), 2.0 ** (1 - num_sentences))
 
 
 def sacrebleu_p(sampled: np.ndarray, difference: float) -> float:

@@ -33,7 +33,10 @@ _SMALLEST_P = 1e-12
 EXPLAIN_MEANS = f"± 95 %: interval of the mean over seeds on these sentences (Student's t); it needs {FEWEST_SEEDS} seeds."
 EXPLAIN_SEEDS = (
     f"A difference is over the seeds that both systems have. Its interval and its p hold for {ABOUT_SEEDS} ({SEEDS_TEST}). They "
-    f"need {FEWEST_SEEDS} seeds. A star means p < {SIGNIFICANT}, by p, Holm if there is one."
+    f"need {FEWEST_SEEDS} seeds, and a difference that varies. A star means p < {SIGNIFICANT}, by p, Holm if there is one."
+)
+EXPLAIN_SEEN = (
+    "It takes the observed variance for the true one: with three seeds, the true value may be half or three times as large."
 )
 EXPLAIN_WEIGHTS = f"p, weights: it holds only for {ABOUT_WEIGHTS_OF_SEEDS} ({PAIRED_BOOTSTRAP})."
 

@@ -15,6 +15,7 @@ from treenet.evaluation.significance import (
     DUNNETT,
     EXPLAIN_MEANS,
     EXPLAIN_SEEDS,
+    EXPLAIN_SEEN,
     EXPLAIN_WEIGHTS,
     LEVEL,
     POWER,
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
 
 # For people, below a table.
 EXPLAIN_POOLED = (
-    f"Unpaired: {DUNNETT}. Interval and p hold for all comparisons of a size and metric together. 'seen' is the smallest true "
-    f"difference that this design finds with probability {POWER:g}: a smaller one may be there without being found."
+    f"Unpaired: {DUNNETT}. Interval and p hold for all comparisons of a size and metric together, if all systems vary alike over "
+    "seeds. A low nll is good. 'seen' is the smallest true difference that this design finds with probability "
+    f"{POWER:g}: a smaller one may be there without being found. {EXPLAIN_SEEN}"
 )
 _HEAD = ("pairs", "unpaired", "metric", "difference", "95 %", "p", "seen")
 Table = tuple[Sequence[str], Sequence[Sequence[str]], str]  # its head, its rows, and their meaning
@@ -98,7 +100,7 @@ NLL_HEAD = ("pairs", "by nll on valid", "difference", "95 %", "p")
 EXPLAIN_BY_SEED = (
     "Values of each seed: the scores, the lowest nll on valid, the last nll of training batches, minutes of training."
 )
-EXPLAIN_NLL = f"The interval and the p of the nll on valid hold for {ABOUT_VALID}. They are exploratory."
+EXPLAIN_NLL = f"The interval and the p of the nll on valid hold for {ABOUT_VALID}. They are exploratory. A low nll is good."
 ONE_SIDED = " (one-sided)"  # after a p of an earlier version
 _WIDTH, _WIDTHS = 8, {MAIN_OF_TOKENS: 16}  # of columns
 

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 
 from treenet.evaluation.significance import (
     EXPLAIN_SEEDS,
+    EXPLAIN_SEEN,
     POWER,
     SYSTEMS,
     SeedTest,
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 COMPARISON = "comparison.json"  # in the folder of a comparison
 EXPLAIN_FAMILY = (
     "p, Holm: corrected over all comparisons with the baseline. seen: the smallest true difference that as many seeds and "
-    f"sentences find with probability {POWER:g}, without this correction."
+    f"sentences find with probability {POWER:g}, without this correction. {EXPLAIN_SEEN}"
 )
 LABELS = {"system": str, "seed": int}
 
@@ -176,7 +177,7 @@ def explain(report: dict) -> list[str]:
         "test.last.": "last: the last checkpoint, on test",
         "test.pearson": "r, rho: Pearson, Spearman",
         ".binary_accuracy": "two: read as two classes",
-        "perplexity": "ppl: perplexity of pieces",
+        "perplexity": "ppl: perplexity of pieces; low is good, as for the nll",
         ".word_perplexity": "of words: of words and ends of sentences",
         ".perplexity_given_tree": "given tree: of pieces, each with the tree before it; all else of a grammar is of sentence and "
         "tree together, an upper bound",

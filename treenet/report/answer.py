@@ -81,7 +81,7 @@ class Answer:
         if compared is None or compared.difference is None:
             return f"{first}. Its differences from the others are not tested."
         other = best.against if compared is best else compared.system
-        difference = compared.difference if compared is best else -compared.difference
+        difference = compared.difference if compared is best else 0.0 - compared.difference  # never -0.0
         seeds = {row.system: set(row.seeds) for row in self.rows}
         shared = seeds[best.system] & seeds.get(other, set())
         over = " over the seeds that both have" if shared and seeds[best.system] != seeds[other] else ""
@@ -91,6 +91,8 @@ class Answer:
         """Return what other seeds and sentences may change. If not `as_given`, the sentence turns the difference around."""
         test = row.test
         if test is None or test.interval is None:
+            if test is not None and test.seeds >= FEWEST_SEEDS and test.sentences_error == 0:
+                return "There is no interval: the difference is the same on all sentences."
             enough = len(row.seed_differences) >= FEWEST_SEEDS  # of runs alone: a study has an interval from so many seeds on
             needed = "scores of the data set's own references alone" if enough else f"{FEWEST_SEEDS} seeds that both systems have"
             return f"There is no interval: it needs {needed}. Other seeds may reverse the difference."
@@ -106,7 +108,7 @@ class Answer:
         if test.seen is None:
             return message
         seen = f"a true difference of {self.show(test.seen)} with probability {POWER:g}"
-        return f"{message} Without correction, as many seeds and sentences find {seen}."
+        return f"{message} By the observed variance and without correction, as many seeds and sentences find {seen}."
 
     def to_json(self) -> dict:
         return asdict(self) | {"sentence": self.sentence}
