@@ -28,9 +28,11 @@ from treenet.runs.loading import load_decoder, load_model
 from treenet.runs.result_entries import SCORES, add_entry, name_result, read_scores
 from treenet.runs.result_provenance import PARSE, origin
 from treeproc.common.files import atomic_write
+from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.online.line_encoder import read_treebank
+from treeproc.shards.schema import UNKNOWN_LABEL
 from treeproc.shards.shard import check_hashes, read_names
 from treeproc.shards.store import read_index
 from treeproc.trees.flat_trees import BINARY_PREFIX
@@ -190,6 +192,7 @@ def parse_run(folder: Path, settings: ParseSettings) -> tuple[str, dict]:
         check_hashes(run.data / "encoded", text)
         examples = list(read_split(run.data, "encoded", text))
         gold = list(gold_trees(run.data, examples))
+        _warn_of_unknown_tags(text, gold)
     sentences = list(parse_examples(run.model, examples, gold, settings))
     most = [f"max_words_{settings.max_words}"] if settings.max_words else []
     name = name_result(text, run.checkpoint, run.data, *most, own_data=run.own_data)
@@ -205,6 +208,15 @@ def parse_run(folder: Path, settings: ParseSettings) -> tuple[str, dict]:
     atomic_write(folder / f"parses.{name}.txt", "".join(f"{write_tree(sentence)}\n" for sentence in sentences).encode())
     add_entry(folder / SCORES, f"{PARSE}{name}", scores)
     return name, scores
+
+
+def _warn_of_unknown_tags(split: str, gold: Sequence[GoldTree]) -> None:
+    unknown = sum(tree.tags.count(UNKNOWN_LABEL) for tree in gold)
+    if unknown:
+        warn(
+            f"{split}: {unknown:,} words have tags that the training data lacks; punctuation among them counts as words. "
+            "Give the trees as treebank=[FILE]"
+        )
 
 
 def read_tree(text: str) -> GoldTree:
