@@ -172,6 +172,10 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         [*row, None] for row in _against_first("agreement", ON_PROBE, AGREEMENT)
     ],
     ("language_models.md", "Perplexity#0"): _against_first("language_models", (_ppl, _word_ppl), LANGUAGE_MODELS),
+    ("finetuning.md", "Fine-tuning: from Tatoeba to Multi30k#0"): grid(
+        (None, *(partial(spread, name) for name in (VALID_NLL, "", "chrf")), _difference, _p),
+        *(Row("finetuning", name, 0.1, "scratch", "finetuned") for name in ("scratch", "finetuned")),
+    ),
     ("pretrained.md", "Results#0"): _against_first("sst5_pretrained", (_accuracy,)),
     ("pretrained.md", "Results#1"): _against_first("sst5_pretrained_tenth", (_accuracy,)),
     ("pretrained.md", "Results#2"): _against_first("sst5_pretrained_mean", (_accuracy,), WITH_MEAN),
@@ -286,6 +290,11 @@ def of_translation() -> Sentences:
 
 
 def of_classification() -> Sentences:
+    tree, plain = (Row("sst5_paper", name) for name in ("tree_transformer", "transformer_root"))
+    yield (
+        "three seeds): {} ± {} on test, the Transformer with sentence labels {} ± {}. The difference is {} [{}, {}].",
+        [*_accuracy(tree), *_accuracy(plain), *_difference(plain)],
+    )
     test = ON_SICK.test()
     yield "It is {} below the Transformer with the same settings ([{}, {}], Holm's p {})", [
         -test.difference, *(test.interval or ()), *most_holm(ON_SICK),
