@@ -50,6 +50,7 @@ class Measures:
     digits: int
     read: Callable[[AnyPath, str], dict[str, str]]  # the lines for the record of a run folder's result
     compare: Callable[[Sequence[Numbers], Sequence[Numbers], str], SeedTest]  # of a result of baselines and of systems, by seed
+    score: Callable[[Path, bool], dict[str, dict]]  # scores a finished run, on a GPU or not, and returns its scores.json
     results: tuple[str, ...] = TESTED
     lower_is_better: bool = False
 
@@ -129,6 +130,18 @@ def _compare_nll(baselines: Sequence[Numbers], systems: Sequence[Numbers], resul
     return compare_examples(ratios + (differences - ratios * pieces) / pieces.mean())
 
 
+def _score_predictions(run: Path, use_gpu: bool) -> dict[str, dict]:
+    from treenet.evaluation.classify import score_run  # here, as below, because it loads PyTorch
+
+    return score_run(run, use_gpu=use_gpu)
+
+
+def _score_language_model(run: Path, use_gpu: bool) -> dict[str, dict]:
+    from treenet.evaluation.language_models import score_splits
+
+    return score_splits(run, use_gpu=use_gpu)
+
+
 # A grammar has the nll of sentence and tree, and a masked model one of each piece from all others.
 _LANGUAGE_MODELS = Measures(
     columns={
@@ -146,6 +159,7 @@ _LANGUAGE_MODELS = Measures(
     digits=3,
     read=_read_nll,
     compare=_compare_nll,
+    score=_score_language_model,
     results=TESTED[:1],
     lower_is_better=True,
 )
@@ -165,6 +179,7 @@ MEASURES = {
         digits=2,
         read=_read_right,
         compare=_compare_accuracies,
+        score=_score_predictions,
     ),
     "relatedness": Measures(
         columns={
@@ -181,6 +196,7 @@ MEASURES = {
         digits=4,
         read=_read_scores,
         compare=_compare_correlations,
+        score=_score_predictions,
     ),
     "causal_lm": _LANGUAGE_MODELS,
     "masked_lm": _LANGUAGE_MODELS,
@@ -246,7 +262,8 @@ class SeedsConfig(StudyConfig):
         if run.task != self.task or run.task not in MEASURES:
             names = ", ".join(MEASURES)
             raise UserError(f"{where}: task must be one of {names}, the same for all systems, but is {run.task}")
-        if self.grid.peak_on_test and MEASURES[run.task] is _LANGUAGE_MODELS:
+        measures = MEASURES[run.task]
+        if self.grid.peak_on_test and ("test.peak", measures.headline) not in measures.columns:
             raise UserError("grid.peak_on_test: must be false for language models; leave it out")
 
     def check_data(self, cells: Sequence[Cell], indices: Mapping[Path, Mapping]) -> None:
@@ -270,8 +287,8 @@ def seed_work(config: SeedsConfig, more: "References" = ()) -> "CellWork":
     from treenet.jobs.train_run import run_training
 
     peak = config.grid.peak_on_test
-    score = score_language_model if MEASURES[config.task] is _LANGUAGE_MODELS else partial(score_cell, peak)
-    return CellWork(run_training, partial(score, use_gpu=config.use_gpu), partial(describe_stale_cell, peak))
+    score = partial(score_cell, config.task, peak, config.use_gpu)
+    return CellWork(run_training, score, partial(describe_stale_cell, peak))
 
 
 def describe_stale_cell(peak_on_test: bool, folder: AnyPath) -> str:
@@ -284,26 +301,17 @@ def describe_stale_cell(peak_on_test: bool, folder: AnyPath) -> str:
     return describe_stale(SCORED, folder)
 
 
-def score_cell(peak_on_test: bool, folder: AnyPath, use_gpu: bool) -> dict:
-    """Score a trained cell. Returns the scores for the log: accuracies in per cent, or correlations."""
-    from treenet.evaluation.classify import score_peak, score_run
+def score_cell(task: str, peak_on_test: bool, use_gpu: bool, folder: AnyPath) -> dict:
+    """Score a trained cell. Returns its headline scores for the log, in the unit of the table."""
+    from treenet.evaluation.classify import score_peak
     from treenet.loggers.feed import log_scores
 
-    with open_results(folder, AVERAGED, "checkpoints/*") as run:
-        scores = score_run(run, use_gpu=use_gpu)
+    measures = MEASURES[task]
+    needed = ("checkpoints/*",) if measures.results == TESTED else ()
+    with open_results(folder, AVERAGED, *needed) as run:
+        scores = measures.score(run, use_gpu)
         if peak_on_test:
             score_peak(run, "test", use_gpu=use_gpu)
         log_scores(run)
-    shown = {name: scores[name] for name in ("valid", "test", "test.last") if name in scores}
-    return {name: 100 * entry["accuracy"] if "accuracy" in entry else entry["pearson"] for name, entry in shown.items()}
-
-
-def score_language_model(folder: AnyPath, use_gpu: bool) -> dict:
-    """Score a trained cell of a language model. Returns the nll of a piece for the log."""
-    from treenet.evaluation.language_models import score_splits
-    from treenet.loggers.feed import log_scores
-
-    with open_results(folder, AVERAGED) as run:
-        scores = score_splits(run, use_gpu=use_gpu)
-        log_scores(run)
-    return {f"nll on {name}": scores[name]["nll"] for name in ("valid", "test") if name in scores}
+    shown = {name: scores[name] for name in ("valid", *measures.results) if name in scores}
+    return {name: measures.unit * entry[measures.headline] for name, entry in shown.items()}
