@@ -5,7 +5,8 @@ import re
 
 import pytest
 from figures import FIGURE, RUNS, Row, report, unpaired
-from from_records import MIXED, TABLES, fill, find_tables, path_of
+from from_records import MIXED, TABLES, fill, path_of
+from page_template import find_tables
 
 from treenet.experiments.records import read_records
 from treenet.report.build import write_report

@@ -4,16 +4,13 @@ A page is its own template. In a table, the columns of `TABLES` give the figures
 A figure keeps its place and its digits. Everything else on a page stays as it is.
 """
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import NamedTuple
 
 from figures import (
-    FIGURE,
     REPOSITORY,
     RESULTS,
     Cell,
@@ -52,8 +49,8 @@ from figures import (
     test_p_values,
     turned,
     unpaired,
-    write_like,
 )
+from page_template import Filled, Sentences, fill_page
 
 from treenet.experiments.scaling_table import TRAIN_NLL, VALID_NLL, read_test
 
@@ -225,8 +222,7 @@ MIXED: Mapping[tuple[str, str], tuple[int, ...]] = {
 }
 
 
-# Sentences and parts of them, with their figures, by page. A space stands for any white space.
-Sentences = Iterator[tuple[str, Figures]]
+# The sentences of each page.
 IWSLT, HALF, QUARTER, MULTI30K = SIZES
 RELATIVE, OTHERS, OTHER_CAPTIONS = Row("iwslt14", "relative_positions"), Row("iwslt14", "shuffled"), Row("multi30k", "shuffled")
 SST5 = SST5_TREE, SST5_PLAIN, SST5_PHRASES, SST5_LSTM = [
@@ -399,82 +395,11 @@ def most_holm(row: Row) -> Figures:
     return [row.test().p_value * (len(SICK) - 1)]
 
 
-# Pages as templates.
-
-
-class PageTable(NamedTuple):
-    """A table of a page: its place, and of each row below its head the cells, as ranges of the text."""
-
-    place: str
-    start: int
-    rows: list[list[tuple[int, int]]]
-
-
-def find_tables(text: str) -> Iterator[PageTable]:
-    """Yield the tables of a page in order, without those in blocks of code."""
-    heading, number, at, in_code, lines = "", 0, 0, False, list[tuple[int, str]]()
-    for line in [*text.split("\n"), ""]:
-        is_row = line.lstrip().startswith("|") and not in_code
-        if lines and not is_row:
-            yield PageTable(f"{heading}#{number}", lines[0][0], [_cells(*one) for one in lines[2:]])
-            number, lines = number + 1, []
-        in_code ^= line.lstrip().startswith("```")
-        if is_row:
-            lines.append((at, line))
-        elif not in_code and (found := re.match(r"#+ (.*)", line)):
-            heading, number = found[1], 0
-        at += len(line) + 1
-
-
-def _cells(at: int, line: str) -> list[tuple[int, int]]:
-    bars = [at + found.start() for found in re.finditer(r"\|", line)]
-    return [(start + 1, end) for start, end in zip(bars, bars[1:], strict=False)]
-
-
-class Filled(NamedTuple):
-    """A page with the figures of the records, what could not be filled, and the ranges of the text that are checked."""
-
-    text: str
-    problems: list[str]
-    checked: list[tuple[int, int]]
-
-
 def fill(page: str, text: str) -> Filled:
     """Write the figures of all tables and sentences of a page anew."""
-    problems, changes = list[str](), list[tuple[int, int, str]]()
-
-    def change(start: int, end: int, figures: Callable[[], Figures]) -> None:
-        there = list(FIGURE.finditer(text, start, end))
-        if there and (found := write_like([one[0] for one in there], figures())) is not None:
-            changes.extend((*one.span(), new) for one, new in zip(there, found, strict=True))
-        elif there:
-            problems.append(f"{page}: {text[start:end]!r} does not have as many figures as records give: {figures()}")
-
-    places = dict[str, PageTable]()
-    for table in find_tables(text):
-        places[table.place] = table
-        known = TABLES.get((page, table.place))
-        if known and [len(row) for row in known] != [len(row) for row in table.rows]:
-            problems.append(f"{page}, {table.place}: other rows or columns than in TABLES")
-        elif known:
-            for row, cells in zip(known, table.rows, strict=True):
-                for cell, (start, end) in zip(row, cells, strict=True):
-                    if cell is not None:
-                        change(start, end, cell)
-    problems += [f"{page}, {place}: no such table" for of, place in (*TABLES, *MIXED) if of == page and place not in places]
-    checked = []
-    for sentence, figures in SENTENCES[page]() if page in SENTENCES else ():
-        pattern = r"((?:< )?[+-]?\d[\d,.]*\d|\d)".join(re.escape(part) for part in sentence.split("{}"))
-        matches = list(re.finditer(pattern.replace(r"\ ", r"\s+"), text))
-        written = write_like(list(matches[0].groups()), figures) if len(matches) == 1 else None
-        if written is None:
-            problems.append(f"{page}: this must be there once, with {len(figures)} figures: {sentence!r}")
-        else:
-            checked.append(matches[0].span())
-            changes += [(*matches[0].span(number + 1), new) for number, new in enumerate(written)]
-    for start, end, new in sorted(changes, reverse=True):
-        text = text[:start] + new + text[end:]
-    return Filled(text, problems, checked)
+    tables = {place: rows for (of, place), rows in TABLES.items() if of == page}
+    mixed = [place for of, place in MIXED if of == page]
+    return fill_page(page, text, tables, mixed, SENTENCES[page]() if page in SENTENCES else ())
 
 
 def path_of(page: str) -> Path:
