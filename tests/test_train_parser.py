@@ -21,7 +21,7 @@ from waiting import wait_for
 from tests.conftest import REPOSITORY
 from treeproc.common.settings import UserError, load_settings
 from treeproc.extras.parser_training.config import TrainParserConfig
-from treeproc.extras.parser_training.job import train_parser
+from treeproc.extras.parser_training.job import read_treebanks, train_parser
 from treeproc.extras.parser_training.results import write_card
 from treeproc.parsers import ParserConfig, build_parser, describe_parser, find_models
 from treeproc.shards.shard import Shard
@@ -217,12 +217,18 @@ def test_one_format_alone(folder, tmp_path, caplog):
         find_models(ParserConfig(models=tmp_path / "brackets/models", dependencies=True))
 
 
-def test_a_share_of_lower_case_that_takes_no_sentence(folder, tmp_path):
-    """The treebank in lower case then has only valid and test; and its CoNLL-U has only test."""
+def test_a_share_of_lower_case_that_takes_no_sentence(folder, tmp_path, caplog):
+    """The treebank in lower case then has only valid and test; and its CoNLL-U has only test, with the sentences of train."""
     fits = [f"{name}.fit.epochs=1" for name in NAMES]
     values = ["lower_case=0.0001", f"treebanks.toy.conllu={{test: [{folder / 'toy.conllu.gz'}]}}"]
     models = train_parser(load(folder, *values, *fits), tmp_path / "out")
     assert {path.stem for path in models.glob("*.pt")} == {"tokenizer", "pos", "constituency", "vectors"}
+    train = {re.sub(r"\W", "", "".join(tree.words)).lower() for tree in read_treebanks(load(folder))[0].trees["train"]}
+    texts = re.findall("# text = (.*)", gzip.decompress((folder / "toy.conllu.gz").read_bytes()).decode())
+    seen = sum(re.sub(r"\W", "", text).lower() in train for text in texts)
+    assert 0 < seen < len(texts) == 200
+    (note,) = (one for one in caplog.messages if "are in train too" in one)
+    assert note.startswith(f"note: toy: {seen} of 200 sentences of test ({seen / 200:.1%}) are in train too, except for case")
     scores = json.loads((models / "scores.json").read_text())["treebanks"]
     assert {name: list(parts) for name, parts in scores.items()} == {"toy": ["valid", "test"], "toy_lower": ["valid", "test"]}
 

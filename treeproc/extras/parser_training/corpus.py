@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat, model_validator
 
+from treeproc.common.errors import quoted
 from treeproc.common.settings import Settings, UserError
 from treeproc.extras.parser_training.treebank import (
     Notation,
@@ -24,6 +25,7 @@ from treeproc.extras.parser_training.treebank import (
 )
 from treeproc.readers.numbered_lines import read_texts
 from treeproc.shards.schema import UNANALYSED
+from treeproc.stages.keys import normalised
 
 SPLITS = ("train", "valid", "test")
 LEARNT_SPLITS = ("train", "valid")  # models learn from the first; the second chooses the best weights
@@ -165,6 +167,28 @@ def read_treebank(name: str, config: TreebankConfig, hold_out: int) -> Treebank:
             if not found:
                 raise UserError(f"treebanks.{name}: no sentence in the {split} split of {_names(files)}; give more files")
     return treebank
+
+
+def seen_in_train(treebanks: Sequence[Treebank]) -> list[str]:
+    """Return a line for each split of a treebank with sentences that are in train of any treebank too."""
+
+    def plain(items: Sequence[Tree] | Sequence[Sentence]) -> list[str]:
+        return normalised([" ".join(item.words).replace("\n", " ") for item in items]) if items else []
+
+    kinds = [part for treebank in treebanks for part in (treebank.trees, treebank.sentences)]
+    train = {text for part in kinds for text in plain(part.get("train", [])) if text}
+    lines = []
+    for treebank in treebanks:
+        for split in ("valid", "test"):
+            # By words: brackets and CoNLL-U may hold the same sentences.
+            items = max((treebank.trees.get(split, []), treebank.sentences.get(split, [])), key=len)
+            seen = [item for item, text in zip(items, plain(items), strict=True) if text in train]
+            if seen:
+                lines.append(
+                    f"{treebank.name}: {len(seen):,} of {len(items):,} sentences of {split} ({len(seen) / len(items):.1%}) "
+                    f"are in train too, except for case, punctuation and blanks; for example {quoted(' '.join(seen[0].words))}"
+                )
+    return lines
 
 
 def _names(files: Files) -> str:

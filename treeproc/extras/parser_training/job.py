@@ -20,10 +20,20 @@ import torch
 
 from treeproc.common.files import MADE_AGAIN, atomic_write, file_sha256, json_bytes, locked, read_json, remove_leftovers
 from treeproc.common.folder_kinds import PARSER, claim_folder
+from treeproc.common.messages import warn
 from treeproc.common.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
 from treeproc.extras.parser_training.config import MODELS, ModelName, TrainParserConfig
 from treeproc.extras.parser_training.constituency import ConstituencyLearner, TaggedTree, build_model, write_vectors
-from treeproc.extras.parser_training.corpus import LEARNT_SPLITS, Treebank, read_treebank, tagged, tagged_splits, texts, with_arcs
+from treeproc.extras.parser_training.corpus import (
+    LEARNT_SPLITS,
+    Treebank,
+    read_treebank,
+    seen_in_train,
+    tagged,
+    tagged_splits,
+    texts,
+    with_arcs,
+)
 from treeproc.extras.parser_training.dependency import DependencyLearner
 from treeproc.extras.parser_training.layers import plain_words
 from treeproc.extras.parser_training.loop import Learner, fit
@@ -98,6 +108,8 @@ def _paths(config: TrainParserConfig) -> list[Path]:
 def read_treebanks(config: TrainParserConfig) -> list[Treebank]:
     """Read all treebanks. Raises UserError with file and line."""
     found = [read_treebank(name, treebank, config.hold_out) for name, treebank in config.all_treebanks().items()]
+    for line in seen_in_train(found):
+        warn(f"note: {line}; scores on them are higher than on new text")
     if config.tags == "upos":
         for treebank in found:
             treebank.drop_xpos()
