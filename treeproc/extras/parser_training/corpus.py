@@ -172,21 +172,24 @@ def read_treebank(name: str, config: TreebankConfig, hold_out: int) -> Treebank:
 def seen_in_train(treebanks: Sequence[Treebank]) -> list[str]:
     """Return a line for each split of a treebank with sentences that are in train of any treebank too."""
 
-    def plain(items: Sequence[Tree] | Sequence[Sentence]) -> list[str]:
-        return normalised([" ".join(item.words).replace("\n", " ") for item in items]) if items else []
+    def texts_of(items: Sequence[Tree] | Sequence[Sentence]) -> list[str]:
+        return [" ".join(item.words).replace("\n", " ") for item in items]
+
+    def plain(texts: list[str]) -> list[str]:
+        return normalised(texts) if texts else []
 
     kinds = [part for treebank in treebanks for part in (treebank.trees, treebank.sentences)]
-    train = {text for part in kinds for text in plain(part.get("train", [])) if text}
+    train = {text for part in kinds for text in plain(texts_of(part.get("train", []))) if text}
     lines = []
     for treebank in treebanks:
         for split in ("valid", "test"):
-            # By words: brackets and CoNLL-U may hold the same sentences.
-            items = max((treebank.trees.get(split, []), treebank.sentences.get(split, [])), key=len)
-            seen = [item for item, text in zip(items, plain(items), strict=True) if text in train]
+            # Brackets and CoNLL-U may hold the same sentences.
+            texts = max(texts_of(treebank.trees.get(split, [])), texts_of(treebank.sentences.get(split, [])), key=len)
+            seen = [text for text, key in zip(texts, plain(texts), strict=True) if key in train]
             if seen:
                 lines.append(
-                    f"{treebank.name}: {len(seen):,} of {len(items):,} sentences of {split} ({len(seen) / len(items):.1%}) "
-                    f"are in train too, except for case, punctuation and blanks; for example {quoted(' '.join(seen[0].words))}"
+                    f"{treebank.name}: {len(seen):,} of {len(texts):,} sentences of {split} ({len(seen) / len(texts):.1%}) "
+                    f"are in train too, except for case, punctuation and blanks; for example {quoted(seen[0])}"
                 )
     return lines
 
