@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,7 @@ def test_words_are_counted_at_blanks():
     assert number_words(["▁Der", "▁al", "te", "▁", "Hund", "."]).tolist() == [0, 1, 1, 2, 2, 2]
     assert number_words(["a", "b", "▁c"]).tolist() == [0, 0, 1]
     assert number_words([]).tolist() == []
+    assert number_words(["▁", "▁", "a", "▁", "▁", "▁b", "▁c"]).tolist() == [0, 0, 0, 1, 1, 1, 2], "blanks side by side are one"
 
 
 @given(st.lists(st.tuples(LINKS, LINKS, LINKS), min_size=1, max_size=4))
@@ -143,6 +145,18 @@ def test_the_command_writes_a_line_for_each_pair(align, run, tmp_path):
     assert "alignment error rate 0.0 % on 9 lines, 1 of them not aligned" in said
     output = tmp_path / "out"
     assert align("--out", run, *files, f"output={output}")[0] == [] and output.read_text().splitlines() == found
+
+
+def test_a_word_is_the_same_in_links_and_in_references(align, run, tmp_path):
+    for blanks, words in (("  ", 3), ("\u00a0", 1), ("\t", 1)):
+        line = write(tmp_path / "line", [blanks.join(["ba", "be", "bo"])])
+        files = [f"input={line}", f"target={line}"]
+        (links,) = align("--out", run, *files)[0]
+        assert {word for _, word in parse_links(links).sure} == set(range(words))
+        for last, refused in ((words - 1, False), (words, True)):
+            references = write(tmp_path / "links", [f"{last}-{last}"])
+            with pytest.raises(UserError, match=f"of {words} source and") if refused else nullcontext():
+                align("--out", run, *files, f"references={references}")
 
 
 def test_align_refuses_unfit_files_and_models_in_one_line(align, run, tmp_path):

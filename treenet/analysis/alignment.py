@@ -1,6 +1,6 @@
 """Alignments of words and nodes from cross-attention, and the alignment error rate (Och and Ney, 2003).
 
-A word is what stands between blanks, counted from 0. The attention of a target word is the mean over its pieces. Weights of
+A word is what stands between blanks (U+0020), counted from 0. The attention of a target word is the mean over its pieces. Weights of
 nodes go to the leaves of their spans in equal parts, and a source word has the sum over its leaves. Each target word is linked to
 the source word with the most attention, the first of equal ones.
 
@@ -45,10 +45,16 @@ class ReferenceLinks:
 
 
 def number_words(pieces: Sequence[str]) -> np.ndarray:
-    """Return the number of the word of each piece; a piece with `▁` begins a word."""
-    begins = np.array([piece.startswith("▁") for piece in pieces], dtype=np.int64)
+    """Return the number of the word of each piece. A piece with `▁` begins a word, but not after a piece that is a blank alone."""
+    after_blank = [False, *(piece == "▁" for piece in pieces)]
+    begins = np.array([p.startswith("▁") and not blank for p, blank in zip(pieces, after_blank, strict=False)], dtype=np.int64)
     begins[:1] = 1
     return np.cumsum(begins) - 1
+
+
+def count_words(line: str) -> int:
+    """Return the number of words of a line."""
+    return sum(map(bool, line.split(" ")))
 
 
 def mean_weights(attention: SentenceAttention, layer: int | None) -> np.ndarray:

@@ -124,9 +124,11 @@ def read_references(settings: AlignSettings) -> "list[ReferenceLinks] | None":
 
 def check_reference(references: "Sequence[ReferenceLinks]", number: int, line: EncodedLine, name: Path | None) -> None:
     """Raise UserError if the line with the 0-based `number` has no reference links, or if they name words that it lacks."""
+    from treenet.analysis.alignment import count_words
+
     if number >= len(references):
         raise UserError(f"{name} must have one line for each line of the input, but has {len(references):,}")
-    sizes = [len(side.split()) for side in (line.source, line.target)]
+    sizes = [count_words(side) for side in (line.source, line.target)]
     for link in sorted(references[number].possible) if not line.problem else ():
         if link[0] >= sizes[0] or link[1] >= sizes[1]:
             raise UserError(
