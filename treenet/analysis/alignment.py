@@ -1,8 +1,8 @@
 """Alignments of words and nodes from cross-attention, and the alignment error rate (Och and Ney, 2003).
 
-A word is what stands between blanks (U+0020), counted from 0. The attention of a target word is the mean over its pieces. Weights of
-nodes go to the leaves of their spans in equal parts, and a source word has the sum over its leaves. Each target word is linked to
-the source word with the most attention, the first of equal ones.
+A word is what stands between blanks (U+0020), counted from 0. The attention of a target word is the mean over its pieces.
+Weights of nodes go to the leaves of their spans in equal parts, and a source word has the sum over its leaves. Each target word
+is linked to the source word with the most attention, the first of equal ones.
 
 Links have Pharaoh form: `2-3` for source word 2 and target word 3. In references, `2-3` is a sure link, and `2p3` is only
 possible.
@@ -45,7 +45,7 @@ class ReferenceLinks:
 
 
 def number_words(pieces: Sequence[str]) -> np.ndarray:
-    """Return the number of the word of each piece. A piece with `▁` begins a word, but not after a piece that is a blank alone."""
+    """Return the number of the word of each piece. A piece with `▁` begins a word, unless a blank alone stands before it."""
     after_blank = [False, *(piece == "▁" for piece in pieces)]
     begins = np.array([p.startswith("▁") and not blank for p, blank in zip(pieces, after_blank, strict=False)], dtype=np.int64)
     begins[:1] = 1
