@@ -11,6 +11,7 @@ from treenet.evaluation.unsupervised_parse import (
     CUTS,
     GoldTree,
     ParsedSentence,
+    _warn_of_unknown_names,
     binary_tree,
     counted,
     format_parse,
@@ -134,3 +135,12 @@ def test_written_trees_are_trees_of_the_treebank_format():
         assert (words, tags) == (one.gold.words, one.gold.tags)
         assert set(zip(tree.starts, tree.ends, strict=True)) == set(one.parse)
     assert write_tree(sentence(3, "", "", [], [])) == "" and write_tree(sentence(4, "No", "UH", [], [])) == "(X (UH No))"
+
+
+@pytest.mark.parametrize("is_binarised", [False, True])
+def test_nodes_of_unknown_labels_are_told_where_trees_are_binary(caplog, is_binarised):
+    """`@QP` of a label that train lacks is `<unk>`, as `QP` is, so it counts as a gold bracket."""
+    one = sentence(0, "a b c", "DT NN NN", [((0, 3), "<unk>"), ((1, 3), "<unk>")], [])
+    _warn_of_unknown_names("test", [one.gold], is_binarised)
+    told = "test: 2 nodes have labels that the training data lacks; those that only make the trees binary count as gold brackets"
+    assert (told in caplog.text) is is_binarised and "words have tags" not in caplog.text

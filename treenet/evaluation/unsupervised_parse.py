@@ -192,7 +192,7 @@ def parse_run(folder: Path, settings: ParseSettings) -> tuple[str, dict]:
         check_hashes(run.data / "encoded", text)
         examples = list(read_split(run.data, "encoded", text))
         gold = list(gold_trees(run.data, examples))
-        _warn_of_unknown_tags(text, gold)
+        _warn_of_unknown_names(text, gold, index.get("tree_settings", {}).get("binarize", "none") != "none")
     sentences = list(parse_examples(run.model, examples, gold, settings))
     most = [f"max_words_{settings.max_words}"] if settings.max_words else []
     name = name_result(text, run.checkpoint, run.data, *most, own_data=run.own_data)
@@ -210,13 +210,16 @@ def parse_run(folder: Path, settings: ParseSettings) -> tuple[str, dict]:
     return name, scores
 
 
-def _warn_of_unknown_tags(split: str, gold: Sequence[GoldTree]) -> None:
-    unknown = sum(tree.tags.count(UNKNOWN_LABEL) for tree in gold)
-    if unknown:
-        warn(
-            f"{split}: {unknown:,} words have tags that the training data lacks; punctuation among them counts as words. "
-            "Give the trees as treebank=[FILE]"
-        )
+def _warn_of_unknown_names(split: str, gold: Sequence[GoldTree], is_binarised: bool) -> None:
+    """Warn of tags and labels that train lacks, where they change scores: binarising may have made these nodes."""
+    tags = sum(tree.tags.count(UNKNOWN_LABEL) for tree in gold)
+    nodes = sum(label == UNKNOWN_LABEL for tree in gold for _, label in tree.spans) if is_binarised else 0
+    for count, what, effect in (
+        (tags, "words have tags", "punctuation among them counts as words"),
+        (nodes, "nodes have labels", "those that only make the trees binary count as gold brackets"),
+    ):
+        if count:
+            warn(f"{split}: {count:,} {what} that the training data lacks; {effect}. Give the trees as treebank=[FILE]")
 
 
 def read_tree(text: str) -> GoldTree:
