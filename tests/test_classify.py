@@ -29,7 +29,7 @@ from treenet.extras.serving.messages import Question, Served
 from treenet.jobs.train_run import run_training
 from treenet.runs.loading import load_trained
 from treenet.runs.result_entries import read_scores
-from treenet.tasks.classification import class_scores, wilson_interval
+from treenet.tasks.class_scores import class_scores, wilson_interval
 from treeproc.common.settings import UserError, load_settings
 from treeproc.readers.treebanks import read_sentiment
 from treeproc.stages.preprocess import PreprocessConfig, preprocess

@@ -2,23 +2,25 @@
 
 import gzip
 import json
+import math
 import re
 import shutil
 import socket
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commands import main_of, run_here
 from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.data.splits import read_references
-from treenet.evaluation.bootstrap import compare, compare_systems
+from treenet.evaluation.bootstrap import compare, compare_systems, interval_of, two_sided_p
 from treenet.evaluation.settings import CompareConfig
 from treenet.evaluation.significance import ABOUT_WEIGHTS
 from treenet.jobs.train_run import run_training
-from treenet.runs.run_results import System, read_system
+from treenet.runs.run_results import System, read_system, write_predictions
 from treenet.tasks.translation_metrics import sentence_chrf
 from treeproc.common.settings import UserError
 
@@ -90,7 +92,7 @@ def test_two_runs_side_by_side(runs, main, capsys):
         assert f"line {row['line']}: chrF" in printed and f"source     {row['source']}" in printed
     assert found["metrics"]["bleu"]["about"] == ABOUT_WEIGHTS
     assert (
-        f"p (two-sided paired bootstrap over sentences) holds only for {ABOUT_WEIGHTS}" in printed
+        f"interval and p (two-sided paired bootstrap over sentences) hold only for {ABOUT_WEIGHTS}" in printed
         and "*" not in printed.partition("wins of B")[0]
     )
     assert "bs:1000|seed:12345" in printed and str(runs / "new" / "ab" / "comparison.json") in printed
@@ -240,3 +242,143 @@ def test_settings_that_do_not_go_together(arguments, message, main, tmp_path, mo
     Path("h").write_text("a\n")
     with pytest.raises(UserError, match=message):
         main(arguments)
+
+
+def write_predicted(run: Path, task: str, head: str, rows: list[tuple], **entry: object) -> Path:
+    """A run folder without weights, with the result `test`."""
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text(f"task: {task}\ndata: {run.parent / 'moved'}\n")
+    lines = ["\t".join(map(str, row)) + "\n" for row in (head.split(), *rows)]
+    known = {"split": "test", "data": {"fingerprint": "f", "text_fingerprint": "t", "vocab_fingerprint": "v"}}
+    write_predictions(run, "test", lines, known | entry, "language_model" if task.endswith("lm") else "predictions")
+    return run
+
+
+def write_classes(run: Path, labels: np.ndarray, predicted: np.ndarray, **entry: object) -> Path:
+    rows = list(zip(range(len(labels)), labels, predicted, strict=True))
+    return write_predicted(run, "classification", "example_id label predicted", rows, classes=["bad", "fair", "good"], **entry)
+
+
+def slow_macro_f1(labels: np.ndarray, predicted: np.ndarray) -> float:
+    pairs = [(labels == one, predicted == one) for one in {*labels.tolist(), *predicted.tolist()}]
+    return float(np.mean([2 * (there & said).sum() / (there.sum() + said.sum()) for there, said in pairs]))
+
+
+def compare_runs(main, *arguments: object) -> dict:
+    main(["--compare", *map(str, arguments), "--out", str(Path(str(arguments[0])).parents[0] / "ab")])
+    return json.loads((Path(str(arguments[0])).parent / "ab" / "comparison.json").read_text())
+
+
+def test_predictions_are_compared_as_by_a_slow_bootstrap(main, tmp_path, capsys):
+    """Scores, intervals and p of classes, pairs and language models, from samples of single sentences."""
+    random, count = np.random.default_rng(4), 120
+    labels = random.integers(0, 3, count)
+    classes = [np.where(random.random(count) < share, labels, random.integers(0, 3, count)) for share in (0.5, 0.8)]
+    wanted = random.uniform(1, 5, count).round(1)
+    scores = [(wanted + random.normal(0, deviation, count)).round(6) for deviation in (1.2, 0.6)]
+    pieces = random.integers(2, 20, count)
+    nll = [(pieces * level + random.normal(0, 3, count) + 9).round(6) for level in (3.0, 2.9)]
+    for name, *own in zip("ab", classes, scores, nll, strict=True):
+        write_classes(tmp_path / "c" / name, labels, own[0])
+        pairs = list(zip(range(count), wanted, own[1], strict=True))
+        write_predicted(tmp_path / "r" / name, "relatedness", "pair score predicted", pairs)
+        rows = [(place, size - 1, size, value - 1, 1) for place, (size, value) in enumerate(zip(pieces, own[2], strict=True))]
+        kind = {"a": "exact", "b": "joint"}[name]
+        write_predicted(tmp_path / "l" / name, "causal_lm", "example words pieces nll tree_nll", rows, kind=kind)
+    expected = {
+        ("c", "accuracy"): lambda side, rows: (labels == classes[side])[rows].mean(),
+        ("c", "macro_f1"): lambda side, rows: slow_macro_f1(labels[rows], classes[side][rows]),
+        ("r", "pearson"): lambda side, rows: np.corrcoef(wanted[rows], scores[side][rows])[0, 1],
+        ("l", "nll"): lambda side, rows: nll[side][rows].sum() / pieces[rows].sum(),
+    }
+    for (folder, metric), score in expected.items():
+        found = compare_runs(main, tmp_path / folder / "a", tmp_path / folder / "b", "compare.samples=2000", "compare.num=1")
+        test, everything = found["metrics"][metric], np.arange(count)
+        assert (test["baseline"], test["system"]) == pytest.approx([score(side, everything) for side in (0, 1)], abs=1e-6)
+        samples = random.integers(0, count, (2000, count))
+        spread = np.std([score(1, rows) - score(0, rows) for rows in samples])
+        low, high = test["interval"]
+        assert low + high == pytest.approx(2 * test["difference"]) and high - low == pytest.approx(2 * 1.99 * spread, rel=0.12)
+        assert (test["p_two_sided"] < 0.05) == (low > 0 or high < 0) and "p_sacrebleu" not in test
+        assert found["num_better"] + found["num_worse"] <= found["num_examples"] == count and len(found["wins"]) == 1
+        said = capsys.readouterr()
+        assert "not for models trained with other seeds; tree-attention compare-seeds" in said.out.replace(
+            "workflows/compare_seeds.py", "tree-attention compare-seeds"
+        )
+        assert "moved" in said.err and ("an upper bound" in said.err) == (folder == "l")
+        assert ("lower is better" in said.out) == (folder == "l")
+    assert found["wins"][0]["system_nll"] < found["wins"][0]["baseline_nll"]
+    win = compare_runs(main, tmp_path / "c" / "a", tmp_path / "c" / "b" / "predictions.test.tsv")["wins"][0]
+    assert win["system"] == win["reference"] == ["bad", "fair", "good"][labels[win["line"] - 1]] != win["baseline"]
+
+
+def test_the_interval_has_the_differences_that_the_test_does_not_reject():
+    sampled = np.random.default_rng(1).gamma(2.0, size=1000)
+    for count in (6, 30, 1000):
+        low, high = interval_of(sampled, 3.0, count)
+        for end, sign in ((low, -1), (high, 1)):
+            assert (
+                two_sided_p(sampled, 3.0 - end + sign * 1e-9, count)
+                >= 0.05
+                > two_sided_p(sampled, 3.0 - end - sign * 1e-9, count)
+            )
+    assert interval_of(sampled, 3.0, 5) is interval_of(np.ones(9), 1.0, 30) is interval_of(sampled[:9], 3.0, 30) is None
+
+
+def test_classes_that_differ_on_few_sentences_have_the_p_of_a_sign_test_at_least(main, tmp_path):
+    labels = np.zeros(300, dtype=int)
+    for wins, least in ((0, 1.0), (1, 1.0), (4, 0.125), (12, 0.0005)):
+        runs = [tmp_path / str(wins) / name for name in "ab"]
+        for run, wrong in zip(runs, (wins, 0), strict=True):
+            write_classes(run, labels, (np.arange(300) < wrong).astype(int))
+        test = compare_runs(main, *runs)["metrics"]["accuracy"]
+        assert least <= test["p_two_sided"] < least + 0.07 and (test["interval"] is None) == (wins < 6), wins
+    one = [write_classes(tmp_path / "one" / name, labels[:1], np.array([place])) for place, name in enumerate("ab")]
+    assert compare_runs(main, *one)["metrics"]["accuracy"]["p_two_sided"] == 1
+
+
+def test_predictions_that_do_not_belong_together_are_refused(main, tmp_path, runs):
+    labels = np.arange(12) % 3
+    a = write_classes(tmp_path / "a", labels, labels)
+    data = {"fingerprint": "g", "text_fingerprint": "u"}
+    rows = list(zip(range(12), labels, labels, strict=True))
+    lines = [(one, 2, 3, 1.5, 0.0) for one in range(12)]
+    head = "example words pieces nll tree_nll"
+    lm = write_predicted(tmp_path / "lm", "causal_lm", head, lines)
+    nan = write_predicted(tmp_path / "nan", "causal_lm", head, [*lines[:-1], (11, 2, 3, math.nan, 0.0)])
+    pairs = {
+        write_predicted(
+            tmp_path / "r", "relatedness", "pair score predicted", rows
+        ): "two results of one task, but .*classification",
+        runs / "a": "two results of one task, but .* of classification and .* of translation",
+        runs / "references.txt": "two results of one task, but .* of translation",
+        write_classes(
+            tmp_path / "text", labels, labels, data=data
+        ): "differ in the text of their data; score both on one data set",
+        write_classes(tmp_path / "short", labels[:6], labels[:6]): "differ in the sentences; score both",
+        write_classes(tmp_path / "labels", labels[::-1], labels): "differ in the sentences; score both",
+        write_classes(
+            tmp_path / "valid", labels, labels, split="valid"
+        ): "holds predictions of valid, but the command compares test",
+        write_predicted(tmp_path / "cut", "classification", "example_id label predicted", [*rows[:-1], (11, 1)]): (
+            r"tsv, line 13: predicted must be a whole number, not below 0, but is None; run .*evaluate.* --out .*cut"
+        ),
+    }
+    for other, message in pairs.items():
+        with pytest.raises(UserError, match=message):
+            main(["--compare", str(a), str(other), "--out", str(tmp_path / "out")])
+    with pytest.raises(UserError, match=r"nan.*line 13: nll must be a finite number, but is 'nan'; run .*score_lm.* --out .*nan"):
+        main(["--compare", str(lm), str(nan)])
+    others = write_predicted(
+        tmp_path / "vocab", "causal_lm", head, lines, data={"text_fingerprint": "t", "vocab_fingerprint": "w"}
+    )
+    with pytest.raises(UserError, match="differ in the vocabulary of their data"):
+        main(["--compare", str(lm), str(others)])
+    with pytest.raises(UserError, match="target_language: leave it out, .* takes split, data, compare"):
+        main(["--compare", str(a), str(a), "target_language=de"])
+    with pytest.raises(UserError, match=r"checkpoint: leave it out, or give the file of a result"):
+        main(["--compare", str(runs / "a"), str(runs / "b"), "checkpoint=last"])
+    (a / "predictions.test.tsv").write_text((a / "predictions.test.tsv").read_text()[:40])
+    with pytest.raises(UserError, match="has changed since scores.json got its scores; run workflows/evaluate.py --out"):
+        main(["--compare", str(a), str(a)])
+    assert not (tmp_path / "out").exists()

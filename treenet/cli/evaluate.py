@@ -18,10 +18,11 @@ New test sets are data sets made with vocab_from.
 Every result records its weights, data, decoding and software. --compare refuses a result that is stale: the run was trained
 further, averaged again, or decoded with other settings.
 
---compare takes two systems: runs that were evaluated before, files RUN/translations.NAME.txt, or files with one line per
-reference. It tests the second against the first by a two-sided paired bootstrap, and shows the lines on which they differ
-most. The p-value holds only for these two sets of weights on these sentences. workflows/scaling.py compares over seeds. With
---out DIR, the command writes DIR/comparison.json.
+--compare takes two runs of one task that were scored before, also classifiers and language models, or their files, such as
+RUN/translations.NAME.txt; or files with one line per reference. It tests the second against the first by a two-sided paired
+bootstrap, and shows the lines on which they differ most. Interval and p hold only for these two sets of weights on these
+sentences. workflows/scaling.py and workflows/compare_seeds.py compare over seeds. With --out DIR, the command writes
+DIR/comparison.json.
 
 BERTScore and COMET are optional. Their models are local folders: see docs/learned-metrics.md.
 
@@ -29,7 +30,7 @@ hypotheses=FILE scores a file against references. They come from data=DATA, from
 --out, the command keeps the lines and the scores there.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,6 +48,11 @@ from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.readers import read_lines
 
+# The settings that --compare reads, and those for translations.
+_COMPARED = ("split", "data", "compare")
+_COMPARED_LINES = ("references", "sources", "more_references", "bertscore", "comet", "use_gpu")
+_FINISHED = "leave it out, or give the file of a result, such as RUN/predictions.test.last.tsv;"
+
 if TYPE_CHECKING:
     from treenet.evaluation.evaluate import GivenLines
     from treenet.runs.run_results import System
@@ -54,7 +60,7 @@ if TYPE_CHECKING:
 
 
 def find_system(path: AnyPath, settings: EvaluateSettings, stack: ExitStack) -> "System":
-    """Find the translations of the split: in a run folder, in a result of a run, or in the lines of another file."""
+    """Find the result of the split: in a run folder, in a file of results, or in the lines of another file."""
     from treenet.runs.run_results import System, read_system, result_in_run  # here, as below: it loads PyTorch
 
     if isinstance(path, RemotePath) or path.is_dir():
@@ -68,11 +74,17 @@ def find_system(path: AnyPath, settings: EvaluateSettings, stack: ExitStack) -> 
 
 def run_compare(paths: Sequence[AnyPath], settings: EvaluateSettings, given: "GivenLines", out: Path | None) -> None:
     from treenet.evaluation.bootstrap import format_comparison
+    from treenet.evaluation.compare_predictions import compare_predictions
     from treenet.evaluation.evaluate import compare_results
 
     with ExitStack() as stack:
         baseline, system = (find_system(path, settings, stack) for path in paths)
-        found = compare_results(baseline, system, given, settings)
+        if baseline.task == system.task == "translation":
+            check_chosen(settings, _COMPARED + _COMPARED_LINES, f"{_FINISHED} --compare")
+            found = compare_results(baseline, system, given, settings)
+        else:
+            check_chosen(settings, _COMPARED, f"{_FINISHED} --compare of runs without translations")
+            found = compare_predictions(baseline, system, settings)
     print(format_comparison(found))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -160,8 +172,11 @@ def prediction_task(run: Path) -> "PredictionTask | None":
 
 def for_prediction(settings: EvaluateSettings, task: "PredictionTask") -> ClassifySettings:
     """Return the settings for a run without translations. Raises UserError for those that only translations have."""
-    chosen = settings.model_fields_set
-    if other := sorted(chosen - ClassifySettings.model_fields.keys()):
-        known = ", ".join(ClassifySettings.model_fields)
-        raise UserError(f"{', '.join(other)}: is for translations; leave it out, as a run of {task.config.task} takes {known}")
-    return ClassifySettings(**{name: getattr(settings, name) for name in chosen})
+    check_chosen(settings, ClassifySettings.model_fields, f"is for translations; leave it out, as a run of {task.config.task}")
+    return ClassifySettings(**{name: getattr(settings, name) for name in settings.model_fields_set})
+
+
+def check_chosen(settings: EvaluateSettings, known: Iterable[str], why: str) -> None:
+    """Raise UserError if the user chose settings that are not `known`."""
+    if other := sorted(settings.model_fields_set - {*known}):
+        raise UserError(f"{', '.join(other)}: {why} takes {', '.join(known)}")

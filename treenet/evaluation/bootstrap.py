@@ -16,17 +16,21 @@ from sacrebleu.metrics import BLEU
 from treenet.evaluation.settings import CompareConfig
 from treenet.evaluation.significance import (
     ABOUT_WEIGHTS,
+    LEVEL,
+    OF_PREDICTIONS,
     PAIRED_BOOTSTRAP,
     SEED,
+    Score,
     SeedTest,
     compare_over_seeds,
     sample_counts,
     sample_weights,
     slopes,
+    t_quantile,
 )
 from treenet.runs.result_provenance import describe_origin, recorded_origin
 from treenet.runs.run_results import System
-from treenet.tasks.translation_metrics import METRIC_TITLES, METRICS, build_tokenizer, check_lines, sentence_chrf
+from treenet.tasks.translation_metrics import METRIC_TITLES, METRICS, SECOND, build_tokenizer, check_lines, sentence_chrf
 from treeproc.common.errors import as_called
 from treeproc.common.provenance import software
 from treeproc.shards.store import fingerprint_of
@@ -37,7 +41,7 @@ class Comparison:
     """A paired bootstrap test of one metric.
 
     The null hypothesis is that the two systems are equally good on other sentences. It does not concern seeds. `p_sacrebleu` is
-    the p that sacrebleu computes from the same samples.
+    the p that sacrebleu computes from the same samples. `interval` is that of the difference: see `interval_of`.
     """
 
     baseline: float
@@ -47,13 +51,15 @@ class Comparison:
     signature: str
     test: str = PAIRED_BOOTSTRAP
     about: str = ABOUT_WEIGHTS
+    interval: tuple[float, float] | None = None
 
     @classmethod
     def of(cls, baseline: np.ndarray, system: np.ndarray, num_sentences: int, signature: str) -> Self:
         """Make the test from scores [1 + samples] of all sentences, then of each sample."""
         sampled, difference = (system - baseline)[1:], float(system[0] - baseline[0])
         p_values = two_sided_p(sampled, difference, num_sentences), sacrebleu_p(sampled, difference)
-        return cls(float(baseline[0]), float(system[0]), *p_values, signature)
+        interval = interval_of(sampled, difference, num_sentences)
+        return cls(float(baseline[0]), float(system[0]), *p_values, signature, interval=interval)
 
     @property
     def difference(self) -> float:
@@ -116,6 +122,23 @@ def two_sided_p(sampled: np.ndarray, difference: float, num_sentences: int) -> f
         return 1.0
     value = ndtri(_p_of(np.abs(sampled - sampled.mean()) >= abs(difference)) / 2) * math.sqrt(1 - 1 / num_sentences)
     return max(2 * float(stdtr(num_sentences - 1, value)), 2.0 ** (1 - num_sentences))
+
+
+def interval_of(sampled: np.ndarray, difference: float, num_sentences: int) -> tuple[float, float] | None:
+    """Return the interval of the true differences whose `two_sided_p` is not below 0.05, from those of samples.
+
+    It is None if no difference can have such a p, with fewer than six sentences, or if the samples do not vary.
+    """
+    from scipy.special import ndtr
+
+    if 2.0 ** (1 - num_sentences) >= 1 - LEVEL or not np.ptp(sampled):
+        return None
+    share = 2 * ndtr(-t_quantile(num_sentences - 1) / math.sqrt(1 - 1 / num_sentences))
+    rank = math.ceil(share * (len(sampled) + 1)) - 1
+    if rank < 1:
+        return None
+    half = float(np.sort(np.abs(sampled - sampled.mean()))[-rank])
+    return difference - half, difference + half
 
 
 def sacrebleu_p(sampled: np.ndarray, difference: float) -> float:
@@ -235,6 +258,15 @@ def compare_slopes(baselines: np.ndarray, systems: np.ndarray, sizes: np.ndarray
     return compare_over_seeds(found[:, 0].tolist(), float(found[:, 1:].mean(0).var()), num_sentences)
 
 
+# The scores of single sentences, by which wins and losses are chosen.
+_OF_SENTENCES = {
+    SECOND: Score(title=METRICS[SECOND].title, digits=1),
+    "right": Score(title="correctness", digits=0),
+    "error": Score(title="error", digits=3, lower_is_better=True),
+    "nll": OF_PREDICTIONS["nll"],
+}
+
+
 def compare(
     baseline: System,
     system: System,
@@ -249,52 +281,73 @@ def compare(
     """Return the content of comparison.json: paired bootstrap, and `wins` and `losses` of `system` by chrF of single sentences.
 
     The bootstrap also takes `more_references`; wins and losses are by `references` alone. `sources` are only shown.
-    `learned` has the tests of further metrics.
-    `numbers` are the line numbers in the input of the split, from 1; preprocessing may have dropped lines. If unset, the
-    sentences are counted. The systems must have been checked against the references.
+    `learned` has the tests of further metrics. `numbers` are as in `describe`; if unset, the sentences are counted. The systems
+    must have been checked against the references.
     """
     numbers = numbers or range(1, len(references) + 1)
     metrics = compare_systems(baseline.lines, system.lines, references, config.samples, more_references) | dict(learned or {})
     chrf = np.stack([sentence_chrf(one.lines, references) for one in (baseline, system)])
-    difference = chrf[1] - chrf[0]
-    order = np.argsort(difference, kind="stable")
+    columns = {"source": sources or (), "reference": references, "baseline": baseline.lines, "system": system.lines}
+    facts = {
+        "references_fingerprint": fingerprint_of(list(references)),
+        **({"num_references": 1 + len(more_references)} if more_references else {}),
+    }
+    return describe(baseline, system, metrics, SECOND, chrf, columns, split, config.num, numbers, facts)
+
+
+def describe(
+    baseline: System,
+    system: System,
+    metrics: Mapping[str, Comparison],
+    by: str,
+    values: np.ndarray,
+    columns: Mapping[str, Sequence],
+    split: str,
+    num: int,
+    numbers: Sequence[int],
+    facts: Mapping,
+) -> dict:
+    """Return the content of comparison.json. Wins and losses are by `values` [2, sentences] of the score `by`.
+
+    `columns` are shown, those that are not empty. `numbers` are the line numbers in the input of the split, from 1; preprocessing
+    may have dropped lines.
+    """
+    gains = (values[0] - values[1]) if _OF_SENTENCES[by].lower_is_better else (values[1] - values[0])
 
     def show(rows: Sequence[int]) -> list[dict]:
         return [
             {
                 "line": numbers[row],
-                "baseline_chrf": float(chrf[0, row]),
-                "system_chrf": float(chrf[1, row]),
-                **({"source": sources[row]} if sources else {}),
-                "reference": references[row],
-                "baseline": baseline.lines[row],
-                "system": system.lines[row],
+                f"baseline_{by}": float(values[0, row]),
+                f"system_{by}": float(values[1, row]),
+                **{name: column[row] for name, column in columns.items() if column},
             }
             for row in rows
         ]
 
-    losses = [row for row in order if difference[row] < 0]
-    wins = [row for row in np.argsort(-difference, kind="stable") if difference[row] > 0]
+    losses = [row for row in np.argsort(gains, kind="stable") if gains[row] < 0]
+    wins = [row for row in np.argsort(-gains, kind="stable") if gains[row] > 0]
     return {
         "baseline": baseline.name,
         "system": system.name,
         "baseline_origin": _origin(baseline),
         "system_origin": _origin(system),
         "software": software(),
-        "references_fingerprint": fingerprint_of(list(references)),
+        **facts,
+        "task": system.task,
         "split": split,
-        "num_examples": len(references),
-        **({"num_references": 1 + len(more_references)} if more_references else {}),
+        "num_examples": len(numbers),
         "metrics": {name: asdict(found) | {"difference": found.difference} for name, found in metrics.items()},
+        "by": by,
         "num_better": len(wins),
         "num_worse": len(losses),
-        "wins": show(wins[: config.num]),
-        "losses": show(losses[: config.num]),
+        "wins": show(wins[:num]),
+        "losses": show(losses[:num]),
     }
 
 
 def _origin(system: System) -> dict:
-    """Return the origin of a system's translations, from its entry of scores.json."""
+    """Return the origin of a system's result, from its entry of scores.json."""
     if system.scores is None:
         return {"weights_sha256": None, "weights": "not known: lines of a file"}
     return recorded_origin(system.scores)
@@ -306,27 +359,31 @@ def format_comparison(found: dict) -> str:
     for title, name in (("A", "baseline"), ("B", "system")):
         lines += [f"{title}  {found[name]}", f"   {describe_origin(found[f'{name}_origin'])}"]
     lines.append("")
-    titles = {name: METRICS[name].column if name in METRICS else METRIC_TITLES[name] for name in found["metrics"]}
+    scores = OF_PREDICTIONS | {name: Score(title=one.column, digits=2) for name, one in METRICS.items()}
+    scores = {name: scores.get(name) or Score(title=METRIC_TITLES[name], digits=2) for name in found["metrics"]}
+    titles = {name: score.title + (", lower is better" if score.lower_is_better else "") for name, score in scores.items()}
     width = max(6, *(len(title) + 1 for title in titles.values()))
-    lines.append(f"{'':{width}}{'A':>8}{'B':>8}{'B - A':>8}{'p':>8}")
+    lines.append(f"{'':{width}}{'A':>8}{'B':>8}{'B - A':>8}{'95 %':>20}{'p':>8}")
     for name, one in found["metrics"].items():
-        lines.append(
-            f"{titles[name]:{width}}{one['baseline']:8.2f}{one['system']:8.2f}{one['difference']:+8.2f}{one['p_two_sided']:8.4f}"
-        )
-    about = f"p ({PAIRED_BOOTSTRAP}) holds only for {ABOUT_WEIGHTS}, not for models trained with other seeds"
-    lines.append(as_called(f"{about}; workflows/scaling.py compares over seeds"))
+        values = f"{scores[name].show(one['baseline']):>8}{scores[name].show(one['system']):>8}"
+        values += f"{scores[name].show(one['difference'], '+'):>8}{scores[name].show_interval(one['interval']):>20}"
+        lines.append(f"{titles[name]:{width}}{values}{one['p_two_sided']:8.4f}")
+    about = f"interval and p ({PAIRED_BOOTSTRAP}) hold only for {ABOUT_WEIGHTS}, not for models trained with other seeds"
+    studies = "scaling.py" if found["task"] == "translation" else "compare_seeds.py"
+    lines.append(as_called(f"{about}; workflows/{studies} compares over seeds"))
     lines += [one["signature"] for one in found["metrics"].values()]
-    equal = found["num_examples"] - found["num_better"] - found["num_worse"]
+    equal, by = found["num_examples"] - found["num_better"] - found["num_worse"], _OF_SENTENCES[found["by"]]
     lines.append(
-        f"{found['num_examples']} lines of {found['split']}, by chrF of the line: B is better on {found['num_better']}, "
+        f"{found['num_examples']} lines of {found['split']}, by {by.title} of the line: B is better on {found['num_better']}, "
         f"worse on {found['num_worse']}, equal on {equal}"
     )
     for title, rows in (("largest wins of B", found["wins"]), ("largest losses of B", found["losses"])):
         if rows:
             lines += ["", title]
         for row in rows:
-            change = row["system_chrf"] - row["baseline_chrf"]
-            lines.append(f"\nline {row['line']}: chrF {row['baseline_chrf']:.1f} -> {row['system_chrf']:.1f} ({change:+.1f})")
+            before, after = (row[f"{side}_{found['by']}"] for side in ("baseline", "system"))
+            change = f"{by.show(before)} -> {by.show(after)} ({by.show(after - before, '+')})"
+            lines.append(f"\nline {row['line']}: {by.title} {change}")
             for label, key in (("source", "source"), ("reference", "reference"), ("A", "baseline"), ("B", "system")):
                 if key in row:
                     lines.append(f"  {label:10} {row[key]}")

@@ -239,7 +239,7 @@ def score_file(lines: Sequence[str], given: GivenLines, settings: EvaluateSettin
 def compare_results(baseline: System, system: System, given: GivenLines, settings: EvaluateSettings) -> dict:
     """Compare two systems on the references of a file, or else of the data set of a run."""
     shown, sources, numbers, of = None, given.sources, None, str(settings.references)
-    split = next((one.scores["split"] for one in (baseline, system) if one.scores), settings.split)
+    split = next((one.scores.get("split", settings.split) for one in (baseline, system) if one.scores), settings.split)
     if (references := given.references) is None:
         data = settings.data or next((data_of(one.run) for one in (baseline, system) if one.run), None)
         if data is None:

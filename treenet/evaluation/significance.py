@@ -41,6 +41,33 @@ EXPLAIN_SEEN = (
 EXPLAIN_WEIGHTS = f"p, weights: it holds only for {ABOUT_WEIGHTS_OF_SEEDS} ({PAIRED_BOOTSTRAP})."
 
 
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A score of runs or of single sentences, in tables."""
+
+    title: str
+    unit: float = 1  # a value times this is the printed number, with `digits` places
+    digits: int
+    lower_is_better: bool = False
+
+    def show(self, value: float, sign: str = "") -> str:
+        """Format a value or a difference."""
+        return f"{self.unit * value:{sign}.{self.digits}f}"
+
+    def show_interval(self, interval: Sequence[float] | None) -> str:
+        """Format the interval of a difference; a dash if there is none."""
+        return f"[{', '.join(self.show(end, '+') for end in interval)}]" if interval else "-"
+
+
+# By their names in scores.json.
+OF_PREDICTIONS = {
+    "accuracy": Score(title="accuracy (%)", unit=100, digits=2),
+    "macro_f1": Score(title="macro F1 (%)", unit=100, digits=2),
+    "pearson": Score(title="Pearson's r", digits=4),
+    "nll": Score(title="nll of a piece (nats)", digits=3, lower_is_better=True),
+}
+
+
 @dataclass(frozen=True)
 class SeedTest:
     """The mean difference of systems from baselines that share seeds, and the inference about other seeds and sentences.
@@ -136,12 +163,12 @@ def compare_correlations(baselines: np.ndarray, systems: np.ndarray, scores: np.
     takes the same sentences for all seeds.
     """
     num_sentences, counts = len(scores), sample_weights(len(scores), samples)
-    ours, theirs = (np.stack([_correlate(one, scores, counts) for one in side]) for side in (systems, baselines))
+    ours, theirs = (np.stack([correlate(one, scores, counts) for one in side]) for side in (systems, baselines))
     differences = ours - theirs  # [seeds, 1 + samples]
     return compare_over_seeds(differences[:, 0].tolist(), float(differences[:, 1:].mean(0).var()), num_sentences)
 
 
-def _correlate(predicted: np.ndarray, scores: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def correlate(predicted: np.ndarray, scores: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return Pearson's correlation [samples] of two vectors [n]; 0 if one does not vary.
 
     `counts` [samples, n] has how often each place counts.

@@ -5,8 +5,6 @@ settings of one system and one seed, in OUT/cells/SYSTEM-seedSEED. Its measures 
 correlation of relatedness, or nll of language models.
 """
 
-import csv
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +15,7 @@ import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
-from treenet.evaluation.significance import SeedTest, compare_correlations, compare_examples
+from treenet.evaluation.significance import OF_PREDICTIONS, Score, SeedTest, compare_correlations, compare_examples
 from treenet.experiments.ledger import Cell
 from treenet.experiments.records import show_numbers
 from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, Systems, check_name, check_once
@@ -39,32 +37,20 @@ _SCALE, _NLL_SCALE = 1_000_000, 10_000
 TESTED = ("test", "test.last")  # entries of scores.json
 
 
-@dataclass(frozen=True)
-class Measures:
-    """The scores of a task, and the numbers of single examples that a test over them needs."""
+@dataclass(frozen=True, kw_only=True)
+class Measures(Score):
+    """The scores of a task, and the numbers of single examples that a test over them needs. The `headline` has title and unit."""
 
     columns: Mapping[tuple[str, str], str]  # (entry of scores.json, score): the column title
     headline: str  # the score whose differences are tested, in the results TESTED
-    title: str  # of that score
-    unit: float  # a value times this is the printed number, with `digits` places
-    digits: int
     read: Callable[[AnyPath, str], dict[str, str]]  # the lines for the record of a run folder's result
     compare: Callable[[Sequence[Numbers], Sequence[Numbers], str], SeedTest]  # of a result of baselines and of systems, by seed
     score: Callable[[Path, bool], dict[str, dict]]  # scores a finished run, on a GPU or not, and returns its scores.json
     results: tuple[str, ...] = TESTED
-    lower_is_better: bool = False
-
-    def show(self, value: float, sign: str = "") -> str:
-        """Format a value or a difference for tables."""
-        return f"{self.unit * value:{sign}.{self.digits}f}"
 
     def show_mean(self, summary: Mapping) -> str:
         """Format mean and deviation over seeds."""
         return f"{self.show(summary['mean'])} ± {'-' if summary['deviation'] is None else self.show(summary['deviation'])}"
-
-    def show_interval(self, test: SeedTest) -> str:
-        """Format the interval of a difference; a dash if there is none."""
-        return f"[{', '.join(self.show(end, '+') for end in test.interval)}]" if test.interval else "-"
 
     def show_seen(self, test: SeedTest) -> str:
         """Format the smallest difference that the design finds; a dash if it is not known."""
@@ -78,38 +64,32 @@ class Measures:
 _AGAIN = "remove its folder and run the same command again"
 
 
-def _read_columns(folder: AnyPath, result: str, names: Sequence[str], kind: str = "predictions") -> list[tuple[str, ...]]:
+def _read_columns(folder: AnyPath, result: str, columns: Mapping[str, type], kind: str = "predictions") -> list[list]:
     """Read columns of a file of predictions, in the order of the examples."""
-    from treenet.runs.run_results import read_predictions  # here, because it loads PyTorch
+    from treenet.runs.run_results import parse_columns, predictions_path, read_predictions  # here, because it loads PyTorch
 
-    rows = csv.DictReader(io.StringIO(read_predictions(folder, result, kind=kind)), delimiter="\t")
-    try:
-        return [tuple(row[name] for name in names) for row in rows]
-    except KeyError as error:
-        raise UserError(f"{folder}: the predictions of {result} lack the column {error}; {_AGAIN}") from None
+    content = read_predictions(folder, result, kind=kind)
+    return parse_columns(content, predictions_path(folder, result, kind), columns, _AGAIN)
 
 
 def _read_right(folder: AnyPath, result: str) -> dict[str, str]:
     """Read whether each prediction is right."""
-    rows = _read_columns(folder, result, ("predicted", "label"))
-    return {result: show_numbers(int(predicted == label) for predicted, label in rows)}
+    columns = _read_columns(folder, result, {"predicted": int, "label": int})
+    return {result: show_numbers(int(predicted == label) for predicted, label in zip(*columns, strict=True))}
 
 
 def _read_scores(folder: AnyPath, result: str) -> dict[str, str]:
     """Read predicted scores of pairs, and the human scores."""
-    columns = list(zip(*_read_columns(folder, result, ("predicted", "score")), strict=True))
-    try:
-        predicted, scores = (show_numbers(round(_SCALE * float(value)) for value in column) for column in columns)
-    except ValueError as error:
-        raise UserError(f"{folder}: the predictions of {result} are damaged ({error}); {_AGAIN}") from None
+    columns = _read_columns(folder, result, {"predicted": float, "score": float})
+    predicted, scores = (show_numbers(round(_SCALE * value) for value in column) for column in columns)
     return {result: predicted, f"{result}.scores": scores}
 
 
 def _read_nll(folder: AnyPath, result: str) -> dict[str, str]:
     """Read the nll of each sentence, of a grammar with that of its tree, and the number of pieces."""
-    rows = _read_columns(folder, result, ("nll", "tree_nll", "pieces"), "language_model")
-    nll = show_numbers(round(_NLL_SCALE * (float(nll) + float(tree))) for nll, tree, _ in rows)
-    return {result: nll, f"{result}.pieces": show_numbers(int(pieces) for *_, pieces in rows)}
+    nll, tree_nll, pieces = _read_columns(folder, result, {"nll": float, "tree_nll": float, "pieces": int}, "language_model")
+    both = show_numbers(round(_NLL_SCALE * (one + tree)) for one, tree in zip(nll, tree_nll, strict=True))
+    return {result: both, f"{result}.pieces": show_numbers(pieces)}
 
 
 def _compare_accuracies(baselines: Sequence[Numbers], systems: Sequence[Numbers], result: str) -> SeedTest:
@@ -144,6 +124,7 @@ def _score_language_model(run: Path, use_gpu: bool) -> dict[str, dict]:
 
 # A grammar has the nll of sentence and tree, and a masked model one of each piece from all others.
 _LANGUAGE_MODELS = Measures(
+    **vars(OF_PREDICTIONS["nll"]),
     columns={
         ("valid", "perplexity"): "valid, ppl",
         ("test", "perplexity"): "test, ppl",
@@ -154,17 +135,14 @@ _LANGUAGE_MODELS = Measures(
         ("test", "nll"): "test, nll",
     },
     headline="nll",
-    title="nll of a piece (nats)",
-    unit=1,
-    digits=3,
     read=_read_nll,
     compare=_compare_nll,
     score=_score_language_model,
     results=TESTED[:1],
-    lower_is_better=True,
 )
 MEASURES = {
     "classification": Measures(
+        **vars(OF_PREDICTIONS["accuracy"]),
         columns={
             ("valid", "accuracy"): "valid",
             ("test", "accuracy"): "test",
@@ -174,14 +152,12 @@ MEASURES = {
             ("test.peak", "accuracy"): "peak on test!",
         },
         headline="accuracy",
-        title="accuracy (%)",
-        unit=100,
-        digits=2,
         read=_read_right,
         compare=_compare_accuracies,
         score=_score_predictions,
     ),
     "relatedness": Measures(
+        **vars(OF_PREDICTIONS["pearson"]),
         columns={
             ("valid", "pearson"): "valid, r",
             ("test", "pearson"): "test, r",
@@ -191,9 +167,6 @@ MEASURES = {
             ("test.peak", "pearson"): "peak on test!",
         },
         headline="pearson",
-        title="Pearson's r",
-        unit=1,
-        digits=4,
         read=_read_scores,
         compare=_compare_correlations,
         score=_score_predictions,

@@ -212,8 +212,8 @@ def format_table(report: dict) -> str:
             line += f"{measures.show_mean(row[key]) if key in row else '':>{column}}"
         if test := headline_test(row, measures):
             p_value, holm = show_p_values(test)
-            line += f"{measures.show(test.difference, '+'):>20}{measures.show_interval(test):>20}{measures.show_seen(test):>8}"
-            line += f"{p_value:>9}{holm:>10}"
+            line += f"{measures.show(test.difference, '+'):>20}{measures.show_interval(test.interval):>20}"
+            line += f"{measures.show_seen(test):>8}{p_value:>9}{holm:>10}"
         else:
             line += " " * 67
         lines.append(line + f"{row['seconds'] / 60:9.1f}")

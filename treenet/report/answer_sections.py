@@ -232,7 +232,7 @@ def show_comparison(page: Page, figure: str, name: str, report: dict) -> list[st
         cells = [text(row["system"]), number(len(row["seeds"]))]
         cells += [TableCell(measures.show_mean(row[key]) if key in row else "", "n") for key in shown]
         if test := headline_test(row, measures):
-            signed = (measures.show(test.difference, "+"), measures.show_interval(test), measures.show_seen(test))
+            signed = (measures.show(test.difference, "+"), measures.show_interval(test.interval), measures.show_seen(test))
             cells += [TableCell(value.replace("-", "−"), "n") for value in signed]
             cells += [TableCell(value, "n") for value in show_p_values(test)]
         else:

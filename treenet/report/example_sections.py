@@ -1,8 +1,6 @@
 """The sections of examples: scores and examples of classifiers; all sentences, and some with their tree and attention."""
 
 import base64
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -17,7 +15,7 @@ from treenet.report.report_inputs import Missing, ReportRun, own_index
 from treenet.report.report_model import Page, links
 from treenet.report.sentence_views import END, WORD_START, View, draw_svg, lay_out, piece_text
 from treenet.report.settings import ReportSettings
-from treenet.runs.run_results import predictions_path, read_predictions
+from treenet.runs.run_results import parse_columns, predictions_path, read_predictions
 from treeproc.common.settings import UserError
 from treeproc.shards.store import class_names
 
@@ -80,12 +78,10 @@ def choose_class_examples(runs: Sequence[ReportRun], settings: ReportSettings) -
 def _predictions(run: ReportRun, result: str, examples: set[int], num_classes: int) -> dict[int, tuple[int, int]]:
     """Return class and predicted class by example. Raises UserError for a file of other examples or classes."""
     path, hint = predictions_path(run.folder, result), f"run {run.statuses[result].command}"
-    rows = csv.DictReader(io.StringIO(read_predictions(run.folder, result, hint)), delimiter="\t")
-    try:
-        found = {int(row["example_id"]): (int(row["label"]), int(row["predicted"])) for row in rows}
-    except (KeyError, ValueError, TypeError):
-        raise UserError(f"{path} is damaged; {hint}") from None
-    if found.keys() != examples or not all(0 <= one < num_classes for both in found.values() for one in both):
+    columns = {"example_id": int, "label": int, "predicted": int}
+    numbers, *classes = parse_columns(read_predictions(run.folder, result, hint), path, columns, hint)
+    found = dict(zip(numbers, zip(*classes, strict=True), strict=True))
+    if found.keys() != examples or max(map(max, found.values())) >= num_classes:
         raise UserError(f"{path} is damaged: its examples or classes are not those of {run.data}; {hint}")
     return found
 
@@ -116,7 +112,11 @@ def show_classes(page: Page) -> list[str]:
             head = [text("class"), *(TableCell(text(name).content, "n") for name in names)]
             cells = [[text(name), *(number(count) for count in row)] for name, row in zip(names, matrix, strict=True)]
             out.append(page.table(f"{run.name} on {split}: examples by class (row) and predicted class (column).", head, cells))
-    out.append(paragraph("A test between systems needs several seeds of each: give the folder of compare-seeds.", class_="note"))
+    out.append(
+        paragraph(
+            "evaluate --compare tests two of these runs; a test over seeds needs the folder of compare-seeds.", class_="note"
+        )
+    )
     return out
 
 

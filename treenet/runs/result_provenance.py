@@ -93,7 +93,7 @@ class RunState:
         asked = entry.get("asked")
         if not isinstance(asked, dict):
             asked = {"checkpoint": _asked_checkpoint(str(entry.get("checkpoint", AVERAGED)))}
-        command = self._command(script or self._scorer, entry, asked)
+        command = self._command(script or task_of(self.task).scorer, entry, asked)
         if not is_recorded(entry):
             return ResultStatus(command=command, recorded=False)
         if "hypotheses" in entry:  # lines of another system; a change of this run's weights does not concern them
@@ -115,10 +115,10 @@ class RunState:
         return found if isinstance(found, dict) else {}
 
     @property
-    def _scorer(self) -> str:
-        """The script that scores the task of the run; that of translations in a folder without settings."""
+    def task(self) -> str:
+        """The task of the run; translation in a folder without settings."""
         task = self._config.get("task")
-        return task_of(task if task in TASKS else "translation").scorer
+        return task if task in TASKS else "translation"
 
     @cached_property
     def _facts(self) -> dict:

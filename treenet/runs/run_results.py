@@ -4,15 +4,18 @@ Those of a model also have nll.NAME.tsv: the negative log-likelihood of every re
 have predictions.NAME.tsv instead, language models language_model.NAME.tsv.
 """
 
+import csv
 import hashlib
+import io
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from treenet.runs.result_entries import PROBES, SCORES, add_entry, read_entries, read_scores
 from treenet.runs.result_provenance import ResultStatus, RunState
+from treenet.tasks.base import task_of
 from treenet.tasks.translation_metrics import check_lines
 from treeproc.common.files import atomic_write, read_text
 from treeproc.common.messages import warn
@@ -21,7 +24,7 @@ from treeproc.common.storage import AnyPath, inside
 from treeproc.shards.store import fingerprint_of
 
 PREDICTIONS, LANGUAGE_MODEL = "predictions", "language_model"  # kinds of files with a row for each example
-_TRANSLATIONS = re.compile(r"translations\.(.+)\.txt")
+_RESULT = re.compile(r"(?:translations|predictions|language_model)\.(.+)\.(?:txt|tsv)")
 
 
 def translations_path(folder: AnyPath, name: str) -> AnyPath:
@@ -136,26 +139,47 @@ def read_predictions(folder: AnyPath, name: str, hint: str = "", kind: str = PRE
     return content
 
 
+def parse_columns(content: str, path: AnyPath | str, columns: Mapping[str, type], hint: str) -> list[list]:
+    """Return columns of predictions, each as numbers of its type. Raises UserError, which ends in `hint`, if they are damaged."""
+    found: list[list] = [[] for _ in columns]
+    for number, row in enumerate(csv.DictReader(io.StringIO(content), delimiter="\t"), start=2):
+        for values, (name, cast) in zip(found, columns.items(), strict=True):
+            try:
+                values.append(cast(row[name]))
+            except (KeyError, TypeError, ValueError):
+                values.append(math.nan)
+            if not math.isfinite(values[-1]) or (cast is int and values[-1] < 0):
+                what = "a whole number, not below 0" if cast is int else "a finite number"
+                raise UserError(f"{path}, line {number}: {name} must be {what}, but is {row.get(name)!r}; {hint}")
+    return found
+
+
 @dataclass(frozen=True)
 class System:
-    """Translations of a split, and their entry of scores.json. A file of another system has no entry."""
+    """Translations of a split, or rows of predictions, and their entry of scores.json. A file of another system has no entry."""
 
     name: str
     lines: list[str]
     scores: dict | None = None
     run: AnyPath | None = None
     status: ResultStatus = field(default_factory=ResultStatus)
+    task: str = "translation"
+
+    def check_split(self, split: str) -> None:
+        """Raise UserError if these are not of that split, or are stale."""
+        if self.status.changed:
+            raise UserError(f"{self.name} is {self.status.describe()}")
+        if self.scores is not None and self.scores.get("split", split) != split:
+            kind = task_of(self.task).results.replace("language_model", "scores")
+            raise UserError(f"{self.name} holds {kind} of {self.scores['split']}, but the command compares {split}")
 
     def check(self, split: str, references: Sequence[str], of: str) -> None:
         """Raise UserError if these are not translations of that split, are of other references, or are stale.
 
         `of` is the name of the references.
         """
-        if self.status.changed:
-            raise UserError(f"{self.name} is {self.status.describe()}")
-        if self.scores is not None and self.scores["split"] != split:
-            raise UserError(f"{self.name} holds translations of {self.scores['split']}, but the command compares {split}")
-        if self.scores is not None and self.scores["references_fingerprint"] != fingerprint_of(list(references)):
+        self.check_split(split)
+        if self.scores is not None and self.scores.get("references_fingerprint") != fingerprint_of(list(references)):
             raise UserError(
                 f"{self.name} has scores against other references than those of {of}; compare translations of the same lines"
             )
@@ -163,23 +187,26 @@ class System:
 
 
 def result_in_run(path: Path) -> str | None:
-    """Return NAME of a file RUN/translations.NAME.txt that has an entry in RUN/scores.json; None for any other file."""
-    match = _TRANSLATIONS.fullmatch(path.name)
+    """Return NAME of a file such as RUN/translations.NAME.txt that has an entry in RUN/scores.json; None for any other file."""
+    match = _RESULT.fullmatch(path.name)
     return match[1] if match and match[1] in read_scores(path.parent) else None
 
 
 def read_system(run: AnyPath, name: str, given: AnyPath | None = None) -> System:
     """Read the result `name` of a run folder. `given` is the folder as the user wrote it, perhaps in an object store.
 
-    Raises UserError if it does not exist, or if its translations are not the ones that were scored.
+    Raises UserError if it does not exist, or if its file is not the one that was scored.
     """
     given = given or run
-    redo = f"run workflows/evaluate.py --out {given} split={name.partition('.')[0]}"
-    path, everything = translations_path(run, name), read_scores(run)
-    scores = everything.get(name)
+    state, everything = RunState(given), read_scores(run)
+    task, scores = task_of(state.task), everything.get(name)
+    is_lines = task.results == "translations"
+    path = translations_path(run, name) if is_lines else predictions_path(run, name, task.results)
+    redo = f"run workflows/{task.scorer} --out {given} split={name.partition('.')[0]}"
     if not path.is_file() or not isinstance(scores, dict):
-        raise UserError(f"{given} has no translations of {name} (it has scores of: {', '.join(everything) or 'none'}); {redo}")
-    content = path.read_bytes()
-    if hashlib.sha256(content).hexdigest() != scores.get("translations_sha256"):
+        kind = task.results.replace("language_model", "scores")
+        raise UserError(f"{given} has no {kind} of {name} (it has scores of: {', '.join(everything) or 'none'}); {redo}")
+    if is_lines and hashlib.sha256(path.read_bytes()).hexdigest() != scores.get("translations_sha256"):
         raise UserError(f"{path} has changed since {SCORES} got its scores; {redo}")
-    return System(str(given / path.name), content.decode().split("\n")[:-1], scores, run, RunState(given).check(scores))
+    content = path.read_bytes().decode() if is_lines else read_predictions(run, name, redo, task.results)
+    return System(str(given / path.name), content.split("\n")[:-1], scores, run, state.check(scores), state.task)

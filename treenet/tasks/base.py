@@ -121,6 +121,7 @@ class Task(ABC):
     auxiliary_loss = ""  # name of the model's own loss in metrics; empty for none
     examples, targets = "examples", "targets"  # their names in reports
     scorer = "evaluate.py"  # the script that scores its models
+    results = "language_model"  # the kind of its files of results, each with a line for every example
     output = "forward"  # a method of the model
     ties_embeddings = True  # whether the output also reads the table of pieces
 
@@ -258,6 +259,7 @@ class PredictionTask(Task):
 
     use = "classification"
     ties_embeddings = False
+    results = "predictions"
     percentages: tuple[str, ...] = ()
     figures: tuple[str, ...] = ()
 

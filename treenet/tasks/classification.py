@@ -3,12 +3,10 @@
 Shapes: B batch, P positions, C classes.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -18,14 +16,12 @@ from treenet.data.input_kinds import LEAVES
 from treenet.data.labelled import NO_CLASS, LabelledBatch, LabelledSource, PairSource, PhraseSource, check_all_roots
 from treenet.models import ClassLogits, build_classifier
 from treenet.tasks.base import PredictionTask, check_structure, vocab_sizes
+from treenet.tasks.class_scores import class_scores
 from treenet.tasks.losses import LossSums, label_smoothed_nll, r_drop_loss, take_counted
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_index
 
 _DEFAULT = ClassifierConfig()
-_SAMPLES, _SEED = 1000, 12345  # of the bootstrap; the seed is sacrebleu's, as in comparisons
-_NORMAL = 1.959963984540054  # of a 95 % interval
-_MOST_SHOWN = 100  # classes of a confusion matrix in scores.json
 
 
 class Classification(PredictionTask):
@@ -188,40 +184,3 @@ def summarize_counts(counts: Tensor) -> dict[str, float]:
     pairs = counts.view(3, 2).tolist()
     names = ("accuracy", "binary_accuracy", "phrase_accuracy")
     return {name: right / count for name, (count, right) in zip(names, pairs, strict=True) if count}
-
-
-def class_scores(cells: Mapping[tuple[int, int], int], num_classes: int) -> dict[str, Any]:
-    """Return macro F1, 95 % intervals for other examples, and the confusion matrix, from counts by (class, predicted class).
-
-    Macro F1 is the mean F1 of the classes that occur, as labels or predictions. The interval of the accuracy is Wilson's, that of
-    macro F1 has the percentiles of a bootstrap over examples. It is left out if all samples have the same score, for example if
-    every prediction is right. `confusion` has a row for each class, a column for each prediction.
-    """
-    label, predicted = np.array(list(cells)).T
-    counts = np.array(list(cells.values()))
-    total, right = int(counts.sum()), int(counts[label == predicted].sum())
-
-    def macro_f1(counts: np.ndarray) -> float:
-        there, foreseen = (np.bincount(side, counts, num_classes) for side in (label, predicted))
-        hits = np.bincount(label[label == predicted], counts[label == predicted], num_classes)
-        occurs = there + foreseen > 0
-        return float(np.mean(2 * hits[occurs] / (there + foreseen)[occurs]))
-
-    samples = np.random.default_rng(_SEED).multinomial(total, counts / total, _SAMPLES)  # examples drawn with replacement
-    low, high = np.percentile([macro_f1(sample) for sample in samples], [2.5, 97.5]).tolist()
-    scores: dict[str, Any] = {"macro_f1": macro_f1(counts), "accuracy_interval": list(wilson_interval(right, total))}
-    if low < high:
-        scores["macro_f1_interval"] = [low, high]
-    if num_classes <= _MOST_SHOWN:
-        matrix = np.zeros((num_classes, num_classes), dtype=np.int64)
-        matrix[label, predicted] = counts
-        scores["confusion"] = matrix.tolist()
-    return scores
-
-
-def wilson_interval(right: int, total: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share by Wilson (1927)."""
-    share, spread = right / total, _NORMAL**2 / total
-    half = _NORMAL * math.sqrt(share * (1 - share) / total + spread / (4 * total)) / (1 + spread)
-    centre = (share + spread / 2) / (1 + spread)
-    return max(0.0, centre - half), min(1.0, centre + half)

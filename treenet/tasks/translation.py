@@ -20,6 +20,7 @@ class Translation(Task):
     """Encoder-decoder models on pairs."""
 
     use = "translation"
+    results = "translations"
     examples, targets = "pairs", "target tokens"
     output = "decode_to_train"
 
