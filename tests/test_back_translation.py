@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from treenet.cli import back_translate
-from treenet.cli.back_translate import main
-from treenet.cli.synthetic_pairs import mix, sample_lines
+from treenet.cli.back_translate import BackTranslation, main
+from treenet.cli.synthetic_pairs import BackTranslateConfig, mix, sample_lines
 from treenet.config.training import BatchConfig
 from treenet.data.hashed_sampling import read_corpora
 from treenet.jobs import train_run
@@ -210,6 +210,20 @@ def test_a_finished_run_and_no_tag(data, undisturbed, tmp_path, monkeypatch):
     monkeypatch.setattr(train_run, "run_training", None)  # whatever trains fails
     with pytest.raises(UserError, match=r"belongs to other settings \(run: .*backward -> null\)"):
         main(arguments(data, tmp_path, "tag=null", f"translate.ensemble=[{data}]", "backward={}"))
+
+
+def test_targets_of_valid_in_the_text_are_told(data, undisturbed, tmp_path, caplog):
+    """The model would learn them, and the tag hides their sources from filters.drop_leaks."""
+    first, second = sample("valid.de.gz", 2)
+    (tmp_path / "text.de").write_text("\n".join([first.upper(), "Ja.", second, "..."]) + "\n", encoding="utf-8")
+    for text, count in ((tmp_path / "text.de", 2), (data.parent / "text.de", 0)):
+        settings = [f"data={data}", f"text=[{text}]", f"run={undisturbed / 'backward'}", "ratio=1"]
+        out = tmp_path / str(count)
+        out.mkdir()
+        caplog.clear()
+        BackTranslation(load_settings(BackTranslateConfig, None, settings), out)._choose_text()
+        told = [message for message in caplog.messages if "targets of valid or test" in message]
+        assert len(told) == bool(count) and all(f"warning: {count} of 4 chosen lines" in message for message in told)
 
 
 def test_translations_of_another_zip_of_the_same_name_are_not_taken(data, undisturbed, tmp_path, monkeypatch):

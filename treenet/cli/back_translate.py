@@ -38,7 +38,7 @@ from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.errors import CommandEnded, as_called, quoted
 from treeproc.common.files import atomic_write, file_sha256, locked, remove_leftovers
 from treeproc.common.folder_kinds import BACK_TRANSLATION, claim_folder, is_same_file
-from treeproc.common.messages import tell
+from treeproc.common.messages import tell, warn
 from treeproc.common.settings import (
     Effect,
     UserError,
@@ -52,9 +52,11 @@ from treeproc.common.settings import (
 from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import read_raw_lines
 from treeproc.parsers import ParserConfig
+from treeproc.readers import read_lines
 from treeproc.shards.schema import WINDOW_ROWS
 from treeproc.shards.store import read_index, stage_folder
 from treeproc.stages.job_report import summary
+from treeproc.stages.keys import normalised
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 
 SYNTHETIC = "synthetic"
@@ -219,8 +221,21 @@ class BackTranslation:
         if not self.made.has("text", [text], *inputs):
             chosen, total = sample_lines(config.text, wanted, text)
             tell(f"  {chosen:,} of {total:,} lines of text, for {wanted:,} synthetic pairs")
+            self._tell_references(text, chosen)
             self.made.add("text", [text], *inputs)
         return text
+
+    def _tell_references(self, text: Path, chosen: int) -> None:
+        """Warn of lines of the text that are targets of valid or test."""
+        pairs = (pair for split in self._splits if split != "train" for pair in read_pairs(self.config.data, split))
+        references = {key for _, target in pairs for key in normalised([target])} - {""}
+        found = [line for line in read_lines([text]) if normalised([line])[0] in references]
+        if found:
+            warn(
+                f"warning: {len(found):,} of {chosen:,} chosen lines of text are targets of valid or test too, except for case, "
+                f"punctuation and blanks, so scores may be too high; for example {quoted(found[0])}; remove them from the text, "
+                "and choose another --out"
+            )
 
     def _translate(self, runs: list[AnyPath], text: Path) -> Path:
         """Return the file of the translations of `text`."""
