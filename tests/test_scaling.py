@@ -22,14 +22,14 @@ from pictures import pictures
 from toydata import write_toy_data
 from waiting import wait_for
 
-from treenet.config import BatchConfig
+from treenet.config import BatchConfig, ModelConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import BatchPlan
 from treenet.data.splits import read_references
 from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, compare_over_seeds
 from treenet.experiments import records
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
-from treenet.experiments.records import Recording, numbers, read_curve
+from treenet.experiments.records import READ_NO_TREES, Recording, numbers, read_curve
 from treenet.experiments.scaling_report import FORM, LABELS, NLL, NLL_SCALE, TARGET_TOKENS, build_report, read_result
 from treenet.experiments.scaling_table import WeightsP, draw, format_table, read_comparison
 from treenet.experiments.seeds import SeedsConfig
@@ -37,6 +37,7 @@ from treenet.experiments.settings import ScalingConfig
 from treenet.experiments.study import make_study, run_study, show_study
 from treenet.experiments.study_grid import overlay, study_cells
 from treenet.extras.tuning.trials import TuningConfig
+from treenet.models.registry import ARCHITECTURES
 from treenet.report.report_inputs import read_report_inputs
 from treenet.runs.averaging import average_checkpoints
 from treenet.runs.metrics_log import read_metrics
@@ -752,6 +753,16 @@ def test_compared_systems_that_differ_in_more_than_one_thing_are_named(recorded,
         found["model"] |= {} if name.startswith("transformer") else {"tree": {"subtree_mask": True}}
     report = build_report(config.grid, records)
     assert report["confounded"] == {} and "things" not in format_table(report)
+    of_plain = [record for record in records if record["cell"].startswith("transformer")]
+    for record in of_plain:
+        record["data_fingerprint"] = "other"
+    assert build_report(config.grid, records)["confounded"] == {}  # the plain model reads no trees
+    for record in of_plain:
+        record["settings"]["batch"]["budget_counts"] = "leaves_and_nodes"
+    assert "the trees of the data" in build_report(config.grid, records)["confounded"]["tree - transformer"]
+    for record in of_plain:
+        record["data_fingerprint"] = records[0]["data_fingerprint"]
+        record["settings"]["batch"]["budget_counts"] = "leaves"
     settings["tree-1-seed1"]["batch"]["max_tokens"] = 96
     settings["wide-0.5-seed1"]["clip_norm"] = 1.0  # a record leaves the default out
     next(record for record in records if record["cell"] == "wide-1-seed1")["data_fingerprint"] = "other"
@@ -760,6 +771,11 @@ def test_compared_systems_that_differ_in_more_than_one_thing_are_named(recorded,
     assert "batch.max_tokens (96, not 64)" in table and "subtree_mask" not in table
     assert "\nwide - tree: the two differ in 3 things, so " in table
     assert "clip_norm (1.0, not the default)" in table and ": the trees of the data, batch.max_tokens" not in table
+
+
+def test_the_models_without_trees_are_those_of_the_registry():
+    kinds = {name: one.encoder.reads_with(ModelConfig()) for name, one in ARCHITECTURES.items() if name != "relation_transformer"}
+    assert set(READ_NO_TREES) == {name for name, reads in kinds.items() if not (reads.constituents or reads.reads_arcs)}
 
 
 def test_tokenised_bleu_is_compared_where_it_is_asked_for(undisturbed, data, tmp_path):

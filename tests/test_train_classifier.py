@@ -429,3 +429,5 @@ def test_accuracies_are_tested_over_paired_seeds_and_shared_sentences(tmp_path):
     assert report["confounded"] == {"words - trees": two}
     message = f"words - trees: the two differ in 2 things, so the difference has no single cause: {', '.join(two)}"
     assert message in format_table(report).split("\n")
+    report["systems"][0]["valid.accuracy"]["mean"] = 123456789.0  # numbers of any length stay apart, such as perplexities
+    assert " 12345678900.00 ± " in format_table(report)

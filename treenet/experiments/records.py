@@ -280,13 +280,19 @@ def _conditions(training: Training) -> dict[str, list[str]]:
 
 _SECTIONS = tuple(f"model.{name}" for name, section in ModelConfig() if isinstance(section, ArchitectureSection))
 _NOT_COMPARED = ("seed", "batch.fraction", *OPERATIONAL)
+# Models that read no trees, unless a setting of `_reads_trees` is there.
+READ_NO_TREES = (
+    "transformer", "causal_transformer", "constituent_transformer", "on_lstm_hybrid", "lightconv", "dynamicconv", "convs2s",
+    "bilstm", "pretrained",
+)  # fmt: skip
 
 
 def find_confounded(records: Iterable[Record], pairs: Sequence[tuple[str, str]], system: str) -> dict[str, list[str]]:
     """Return what differs between two compared systems, by both names, where it is more than one thing.
 
     `pairs` are compared cells by name, and `system` is the label of a cell's system. A section that another architecture does not
-    read goes with `model.name`. Data sets of a study differ in their trees alone.
+    read goes with `model.name`. Data sets of a study differ in their trees alone. Other trees do not count beside a system
+    that reads none: with these trees, it is the same.
     """
     of_cell = {record["cell"]: record for record in records}
     found: dict[str, dict[str, None]] = {}
@@ -299,13 +305,21 @@ def find_confounded(records: Iterable[Record], pairs: Sequence[tuple[str, str]],
 
 def _differing(ours: Record, theirs: Record) -> Iterator[str]:
     """Yield a line for each setting in which two cells differ, and one for other trees. Records lack some defaults."""
-    if ours["data_fingerprint"] != theirs["data_fingerprint"]:
-        yield "the trees of the data"
     one, other = (flatten(record["settings"]) for record in (ours, theirs))
+    if ours["data_fingerprint"] != theirs["data_fingerprint"] and _reads_trees(one) and _reads_trees(other):
+        yield "the trees of the data"
     left_out = _NOT_COMPARED + (_SECTIONS if one.get("model.name") != other.get("model.name") else ())
     for key in dict.fromkeys((*one, *other)):
         if one.get(key) != other.get(key) and not is_below(key, left_out):
             yield f"{key} ({', not '.join(str(side.get(key, 'the default')) for side in (one, other))})"
+
+
+def _reads_trees(settings: Mapping) -> bool:
+    """Return whether the trees of the data change a run: through its model, the phrases that it learns, or its batches."""
+    learns_phrases = settings.get("task") == "classification" and settings.get("classifier.supervision") != "root"
+    counts_nodes = settings.get("batch.budget_counts", "leaves") != "leaves"
+    is_plain = settings.get("model.name") in READ_NO_TREES and not settings.get("model.tree_reg.weight")
+    return not is_plain or learns_phrases or counts_nodes
 
 
 def describe_unlike(report: Mapping) -> Iterator[str]:

@@ -200,16 +200,15 @@ def format_table(report: dict) -> str:
         return "no cell is done yet"
     shown = shown_columns(report)
     width = max(len("system"), *(len(row["system"]) for row in rows))
-    column = 11 + 2 * measures.digits
-    lines = [
-        f"{'system':{width}} {'seeds':>5}"
-        + "".join(f"{head:>{column}}" for head in shown.values())
-        + f"{'- ' + report['baseline']:>20}{'95 %':>20}{'seen':>8}{'p':>9}{'p, Holm':>10}{'minutes':>9}"
-    ]
-    for row in rows:
-        line = f"{row['system']:{width}} {len(row['seeds']):5d}"
-        for key in shown:
-            line += f"{measures.show_mean(row[key]) if key in row else '':>{column}}"
+    begins = [("system", "seeds"), *((row["system"], len(row["seeds"])) for row in rows)]
+    columns = [[f"{system:{width}} {seeds:>5}" for system, seeds in begins]]
+    for key, title in shown.items():
+        cells = [title, *(measures.show_mean(row[key]) if key in row else "" for row in rows)]
+        column = max(11 + 2 * measures.digits, 2 + max(map(len, cells)))
+        columns.append([f"{cell:>{column}}" for cell in cells])
+    head, *starts = map("".join, zip(*columns, strict=True))
+    lines = [f"{head}{'- ' + report['baseline']:>20}{'95 %':>20}{'seen':>8}{'p':>9}{'p, Holm':>10}{'minutes':>9}"]
+    for row, line in zip(rows, starts, strict=True):
         if test := headline_test(row, measures):
             p_value, holm = show_p_values(test)
             line += f"{measures.show(test.difference, '+'):>20}{measures.show_interval(test.interval):>20}"
