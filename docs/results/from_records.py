@@ -180,6 +180,7 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
     ("pretrained.md", "Relatedness: SICK#1"): _against_first("sick_pretrained_mean", (_pearson,), WITH_MEAN),
     ("pretrained.md", "The probe: agreement#0"): _against_first("agreement_pretrained", ON_PROBE),
     ("pretrained.md", "The probe: agreement#1"): _against_first("agreement_pretrained_mean", ON_PROBE, WITH_MEAN),
+    ("pretrained.md", "The probe: agreement#2"): _against_first("agreement_pretrained_again", ON_PROBE, ABOVE_ENCODER[:3]),
     ("pretrained.md", "With a fine-tuned encoder: SST-5#0"): _against_first("sst5_finetuned", (_accuracy,), ABOVE_ENCODER[:4]),
     ("pretrained.md", "With a fine-tuned encoder: SST-5#1"): _against_first(
         "sst5_finetuned_tenth", (_accuracy,), ABOVE_ENCODER[:4]
@@ -231,6 +232,7 @@ SST5 = SST5_TREE, SST5_PLAIN, SST5_PHRASES, SST5_LSTM = [
 SST2_PLAIN, SST2_LSTM = (Row("sst2", name) for name in ("transformer_root", "tree_lstm"))
 REGULARISED = Row("language_models", "tree_reg", baseline="causal")
 OTHER_REGULARISED = Row("language_models", "tree_reg_shuffled", baseline="tree_reg")
+ON_ROOT = [Row("agreement_pretrained_again", name, baseline="tree") for name in ("tree_shuffled", "layer")]
 PARSED, *OTHER_TREES = (Row("sst5_controls", name, baseline="parsed") for name in CONTROL_TREES)
 WHOLE_PLAIN, WHOLE_LSTM = (Row("sst5_whole_words", name) for name in ("transformer_root", "tree_lstm"))
 ON_SICK = Row("sick", "tree_transformer", baseline="transformer", only=("tree_transformer", "transformer"))
@@ -247,6 +249,12 @@ def of_readme() -> Sentences:
     )
     yield "the difference is {} BLEU (95 % interval {} to {})", _difference(IWSLT)
     yield "sees the paper's +1.1 BLEU with probability {}", power(IWSLT)
+    yield "accuracy falls by {} points (95 % interval {} to {}; ten new seeds)", falls(ON_ROOT[0])
+
+
+def of_pretrained() -> Sentences:
+    yield "yes, by {} points ({} to {}), if", falls(ON_ROOT[1])
+    yield "Trees of other sentences lose {} points ({} to {})", falls(ON_ROOT[0])
 
 
 def of_translation() -> Sentences:
@@ -365,6 +373,7 @@ SENTENCES: Mapping[str, Callable[[], Sentences]] = {
     "translation.md": of_translation,
     "classification.md": of_classification,
     "language_models.md": of_language_models,
+    "pretrained.md": of_pretrained,
     "results/README.md": of_claims,
 }
 
