@@ -114,6 +114,13 @@ def _no_ray_after_a_module() -> Iterator[None]:
         ray.shutdown()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_repeated_requests_of_an_earlier_module() -> None:
+    """A busy machine can repeat a request to a store. Commands tell how many, at their end."""
+    if store_requests := sys.modules.get("treeproc.common.store_requests"):
+        store_requests._repeats = 0
+
+
 @pytest.fixture
 def one_core_of_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Ray that starts in the test has one core: a process each for what it runs, which takes seconds to start."""

@@ -167,7 +167,8 @@ def test_scores_and_tests_are_those_of_the_runs(folder, out, page):
             continue
         found = compare_systems(lines["plain"], lines[row["run"]], references, 100)
         for name, test in found.items():
-            assert row["tests"][name] == asdict(test) | {"difference": test.difference}
+            expected = asdict(test) | {"difference": test.difference, "interval": list(test.interval) if test.interval else None}
+            assert row["tests"][name] == expected
             assert f"{test.difference:+.2f}".replace("-", "−") in shown
         assert found["bleu"].signature in page.texts
         assert row["tests"]["bleu"]["about"] == ABOUT_WEIGHTS and not any("*" in cell for cell in shown)
