@@ -181,6 +181,7 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
     ("pretrained.md", "The probe: agreement#0"): _against_first("agreement_pretrained", ON_PROBE),
     ("pretrained.md", "The probe: agreement#1"): _against_first("agreement_pretrained_mean", ON_PROBE, WITH_MEAN),
     ("pretrained.md", "The probe: agreement#2"): _against_first("agreement_pretrained_again", ON_PROBE, ABOVE_ENCODER[:3]),
+    ("pretrained.md", "The probe: agreement#3"): _against_first("agreement_pretrained_mean_again", ON_PROBE, WITH_MEAN[:3]),
     ("pretrained.md", "With a fine-tuned encoder: SST-5#0"): _against_first("sst5_finetuned", (_accuracy,), ABOVE_ENCODER[:4]),
     ("pretrained.md", "With a fine-tuned encoder: SST-5#1"): _against_first(
         "sst5_finetuned_tenth", (_accuracy,), ABOVE_ENCODER[:4]
@@ -233,6 +234,7 @@ SST2_PLAIN, SST2_LSTM = (Row("sst2", name) for name in ("transformer_root", "tre
 REGULARISED = Row("language_models", "tree_reg", baseline="causal")
 OTHER_REGULARISED = Row("language_models", "tree_reg_shuffled", baseline="tree_reg")
 ON_ROOT = [Row("agreement_pretrained_again", name, baseline="tree") for name in ("tree_shuffled", "layer")]
+ON_MEAN = [Row("agreement_pretrained_mean_again", name, baseline="tree_mean") for name in ("tree_mean_shuffled", "layer")]
 PARSED, *OTHER_TREES = (Row("sst5_controls", name, baseline="parsed") for name in CONTROL_TREES)
 WHOLE_PLAIN, WHOLE_LSTM = (Row("sst5_whole_words", name) for name in ("transformer_root", "tree_lstm"))
 ON_SICK = Row("sick", "tree_transformer", baseline="transformer", only=("tree_transformer", "transformer"))
@@ -250,10 +252,13 @@ def of_readme() -> Sentences:
     yield "the difference is {} BLEU (95 % interval {} to {})", _difference(IWSLT)
     yield "sees the paper's +1.1 BLEU with probability {}", power(IWSLT)
     yield "accuracy falls by {} points (95 % interval {} to {}; ten new seeds)", falls(ON_ROOT[0])
+    yield "mean of all states, it falls by {} ({} to {}", falls(ON_MEAN[0])
 
 
 def of_pretrained() -> Sentences:
     yield "yes, by {} points ({} to {}), if", falls(ON_ROOT[1])
+    yield "both read [a mean](#the-same-pooling), it is {} ({} to {})", falls(ON_MEAN[1])
+    yield "With a mean, they lose {} ({} to {})", falls(ON_MEAN[0])
     yield "Trees of other sentences lose {} points ({} to {})", falls(ON_ROOT[0])
 
 
