@@ -23,7 +23,7 @@ Arrays = Mapping[str, np.ndarray]  # columns of both runs [2, sentences], by nam
 
 @dataclass(frozen=True)
 class _Form:
-    """How the predictions of a task are compared."""
+    """The columns of a task's predictions, and its scores of sentences and of samples."""
 
     example: str  # the column that numbers the sentences from 0
     shared: Mapping[str, type]  # columns that must be the same for both runs

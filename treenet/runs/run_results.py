@@ -170,7 +170,7 @@ class System:
         if self.status.changed:
             raise UserError(f"{self.name} is {self.status.describe()}")
         if self.scores is not None and self.scores.get("split", split) != split:
-            kind = task_of(self.task).results.replace("language_model", "scores")
+            kind = _content_of(self.task)
             raise UserError(f"{self.name} holds {kind} of {self.scores['split']}, but the command compares {split}")
 
     def check(self, split: str, references: Sequence[str], of: str) -> None:
@@ -184,6 +184,11 @@ class System:
                 f"{self.name} has scores against other references than those of {of}; compare translations of the same lines"
             )
         check_lines(self.lines, references, self.name, of)
+
+
+def _content_of(task: str) -> str:
+    """Return what a file of results of a task holds, in words."""
+    return task_of(task).results.replace(LANGUAGE_MODEL, "scores")
 
 
 def result_in_run(path: Path) -> str | None:
@@ -204,7 +209,7 @@ def read_system(run: AnyPath, name: str, given: AnyPath | None = None) -> System
     path = translations_path(run, name) if is_lines else predictions_path(run, name, task.results)
     redo = f"run workflows/{task.scorer} --out {given} split={name.partition('.')[0]}"
     if not path.is_file() or not isinstance(scores, dict):
-        kind = task.results.replace("language_model", "scores")
+        kind = _content_of(state.task)
         raise UserError(f"{given} has no {kind} of {name} (it has scores of: {', '.join(everything) or 'none'}); {redo}")
     if is_lines and hashlib.sha256(path.read_bytes()).hexdigest() != scores.get("translations_sha256"):
         raise UserError(f"{path} has changed since {SCORES} got its scores; {redo}")

@@ -14,9 +14,9 @@ _MOST_SHOWN = 100  # classes of a confusion matrix in scores.json
 def class_scores(cells: Mapping[tuple[int, int], int], num_classes: int) -> dict[str, Any]:
     """Return macro F1, 95 % intervals for other examples, and the confusion matrix, from counts by (class, predicted class).
 
-    The interval of the accuracy is Wilson's, that of
-    macro F1 has the percentiles of a bootstrap over examples. It is left out if all samples have the same score, for example if
-    every prediction is right. `confusion` has a row for each class, a column for each prediction.
+    The interval of the accuracy is Wilson's, that of macro F1 has the percentiles of a bootstrap over examples. It is left out if
+    all samples have the same score, for example if every prediction is right. `confusion` has a row for each class, a column for
+    each prediction.
     """
     label, predicted = np.array(list(cells)).T
     counts = np.array(list(cells.values()))
