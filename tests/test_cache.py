@@ -16,9 +16,10 @@ import pyarrow.fs
 import pytest
 
 from treeproc.common import cache, storage
-from treeproc.common.cache import cache_limit, local_copy, prefetch
+from treeproc.common.cache import CopiesAhead, cache_limit, local_copy
 from treeproc.common.settings import UserError
 from treeproc.common.storage import RemotePath, as_path
+from treeproc.common.store_requests import AT_ONCE, ask
 from treeproc.shards.records import ShardRecord
 from treeproc.shards.shard import check_size
 
@@ -198,11 +199,11 @@ def test_a_full_disk_leaves_nothing_half_written(store, tmp_path, monkeypatch):
     assert [path.name for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [".lock"]
 
 
-def test_prefetching_copies_several_at_once_and_leaves_errors_to_readers(store, tmp_path):
+def test_copies_are_made_ahead_several_at_once_and_errors_are_left_to_readers(store, tmp_path):
     store.delay = 0.05
     items = objects(store, 24)
     missing, damaged = (as_path("s3://bucket/none.bin"), "0" * 64), (items[0][0], "1" * 64)
-    for future in prefetch([missing, damaged, (tmp_path, "2" * 64), *items]):
+    for future in CopiesAhead().begin([missing, damaged, (tmp_path, "2" * 64), *items]):
         future.result()
     assert held_names(tmp_path) == {sha256 for _, sha256 in items}
     assert 8 <= store.most <= 16
@@ -212,6 +213,24 @@ def test_prefetching_copies_several_at_once_and_leaves_errors_to_readers(store, 
         local_copy(*missing)
     with pytest.raises(UserError, match="0.bin is damaged"):
         local_copy(*damaged)
+
+
+def test_copies_ahead_end_with_their_reader(store, monkeypatch):
+    tried, all_tried = [], threading.Event()
+
+    def fails() -> None:
+        tried.append(threading.get_ident())
+        if len(set(tried)) == AT_ONCE:
+            all_tried.set()
+        raise OSError("AWS Error NETWORK_CONNECTION")
+
+    monkeypatch.setattr(RemotePath, "open", lambda path, mode="rb": ask(path, fails))
+    # No two of these hashes share a lock, so no thread waits for another one.
+    copies, items = CopiesAhead(), [(as_path(f"s3://bucket/{number}"), f"{number:02x}" * 32) for number in range(3 * AT_ONCE)]
+    futures = copies.begin(items)
+    assert all_tried.wait(60)
+    copies.close()
+    assert [future.cancelled() for future in futures] == [False] * AT_ONCE + [True] * 2 * AT_ONCE
 
 
 def test_eviction_removes_the_leftovers_of_killed_processes_after_an_hour(store, tmp_path):

@@ -13,8 +13,8 @@ from treenet.config import BatchConfig, TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import BatchPlan
 from treenet.tasks.base import build_task
-from treenet.training import batch_stream
 from treenet.training.batch_stream import TrainingData
+from treeproc.common.cache import CopiesAhead
 from treeproc.common.files import file_sha256, json_bytes
 from treeproc.common.settings import UserError
 from treeproc.shards.lengths import CountedLengths, SizeCounts, StoredCounts, open_lengths
@@ -150,7 +150,7 @@ def test_open_shards_keep_no_descriptor_and_rows_know_their_records(encoded):
 
 def test_the_objects_of_the_next_window_are_fetched_when_a_window_begins(encoded, monkeypatch):
     asked: list[list[str]] = []
-    monkeypatch.setattr(batch_stream, "prefetch", lambda objects: asked.append([path.name for path, _ in objects]))
+    monkeypatch.setattr(CopiesAhead, "begin", lambda _, objects: asked.append([path.name for path, _ in objects]))
     config = TrainConfig(data=encoded.parent, batch={"max_tokens": 64, "window_rows": 15})
     data = TrainingData(build_task(config), 0, 1, torch.device("cpu"))
     windows = []

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from treenet.evaluation.buckets import FrequencyBucket, count_occurrences, measu
 from treenet.report.compare import ScoreTable, reads_trees, references_of
 from treenet.report.report_inputs import ReportRun, own_index
 from treenet.tasks.translation_metrics import build_tokenizer, sentence_chrf, tokenizer_of
-from treeproc.common.cache import prefetch
+from treeproc.common.cache import CopiesAhead
 from treeproc.common.messages import tell
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -181,10 +182,11 @@ def _training_lines(folder: AnyPath, records: Sequence[ShardRecord], side: str) 
 
     Objects are read through the cache of local copies, which has a limit. Copies of the next ones are under way meanwhile.
     """
-    for place, record in enumerate(records):
-        if place % AT_ONCE == 0:
-            prefetch((folder / one.name, one.sha256) for one in records[place : place + 2 * AT_ONCE])
-        yield from (row[side] for row in Shard(folder, record).rows())
+    with closing(CopiesAhead()) as copies:
+        for place, record in enumerate(records):
+            if place % AT_ONCE == 0:
+                copies.begin((folder / one.name, one.sha256) for one in records[place : place + 2 * AT_ONCE])
+            yield from (row[side] for row in Shard(folder, record).rows())
 
 
 def _shares(table: ScoreTable, runs: dict[str, ReportRun]) -> Iterator[str]:

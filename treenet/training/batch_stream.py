@@ -15,7 +15,7 @@ from treenet.data.plan import BatchPlan
 from treenet.tasks.base import Task
 from treenet.training.micro_batches import MicroBatches, RankBatch, StepInputs, StepSeeds
 from treenet.training.ranks import Ranks
-from treeproc.common.cache import prefetch
+from treeproc.common.cache import CopiesAhead
 from treeproc.shards.store import read_index
 
 # One process makes batches of trees faster than a GPU computes them. More help if an update has many small batches.
@@ -29,7 +29,7 @@ class TrainingData:
         self._task, self._device = task, device
         config, source = task.config, task.open("train", training=True, device=device)
         self.plan = plan_batches(config, source)
-        self._source, self._ahead = source, range(0)
+        self._source, self._ahead, self._copies = source, range(0), CopiesAhead()
         self.micro_batches = MicroBatches(source, config.batch, rank, world_size, in_step=config.shard_weights)
 
     def rank_batch(self, step: int) -> RankBatch:
@@ -41,7 +41,11 @@ class TrainingData:
         """Begin to copy the shards of the next window, where they are objects, when a window begins."""
         if self._source.shards is not None and (rows := self.plan.next_rows(step)) != self._ahead:
             self._ahead = rows
-            prefetch((self._source.folder / record.name, record.sha256) for record in self._source.records(rows))
+            self._copies.begin((self._source.folder / record.name, record.sha256) for record in self._source.records(rows))
+
+    def close(self) -> None:
+        """Begin no more copies."""
+        self._copies.close()
 
     def rank_batches(self, steps: range) -> Iterator[RankBatch]:
         """Return the rank's batches of these updates."""
@@ -100,7 +104,7 @@ class BatchStream:
 
     def __init__(self, task: Task, ranks: Ranks, data: TrainingData, steps: range):
         on_cpu, workers = ranks.device.type == "cpu", count_workers(task.config.loader_workers, ranks)
-        self._sender = None if on_cpu else Sender(ranks.device)
+        self._data, self._sender = data, None if on_cpu else Sender(ranks.device)
         self._source: LoaderProcesses[RankBatch] | Prefetcher[Packed[RankBatch]] | Prefetcher[RankBatch]
         if workers:
             open_training = OpenTraining(task, ranks.rank, ranks.world_size, ranks.device.type)
@@ -120,6 +124,7 @@ class BatchStream:
 
     def __exit__(self, *exception: object) -> None:
         self._source.__exit__(*exception)
+        self._data.close()
 
     def __iter__(self) -> Iterator[RankBatch]:
         for item in self._source:

@@ -15,7 +15,6 @@ reads everything. A data set keeps its bytes, may be read-only, and a copy of it
 """
 
 import errno
-import functools
 import hashlib
 import json
 import logging
@@ -33,7 +32,7 @@ from typing import NamedTuple
 from treeproc.common.errors import UserError, quoted
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_write, cache_folder, create, file_lock, file_sha256, private_folder
 from treeproc.common.storage import AnyPath, RemotePath
-from treeproc.common.store_requests import AT_ONCE, in_parallel
+from treeproc.common.store_requests import AT_ONCE, give_up_when, in_parallel
 
 logger = logging.getLogger(__name__)
 
@@ -283,13 +282,22 @@ def local_copy(path: AnyPath, sha256: str, *, anew: bool = False) -> Path:
     return copy
 
 
-def prefetch(objects: Iterable[tuple[AnyPath, str]]) -> list[Future]:
-    """Begin to copy objects, given as (path, sha256), that will be wanted; returns at once.
+class CopiesAhead:
+    """Copies objects that will be wanted, at most 16 at a time. The reader of an object tries again where that failed."""
 
-    At most 16 are under way. An error is left to the reader of the object, which tries again and raises it. A future that is
-    cancelled before its turn copies nothing.
-    """
-    return [_pool().submit(_fetch, path, sha256) for path, sha256 in objects if isinstance(path, RemotePath)]
+    def __init__(self) -> None:
+        self._closed = threading.Event()
+        self._pool = ThreadPoolExecutor(AT_ONCE, "prefetch", initializer=give_up_when, initargs=(self._closed,))
+
+    def begin(self, objects: Iterable[tuple[AnyPath, str]]) -> list[Future]:
+        """Begin to copy objects, given as (path, sha256); returns at once."""
+        return [self._pool.submit(_fetch, path, sha256) for path, sha256 in objects if isinstance(path, RemotePath)]
+
+    def close(self) -> None:
+        """Wait for the copies that are under way. What waits for its turn is not copied, and no request is repeated."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._closed.set()
+        self._pool.shutdown()
 
 
 def drop_damaged(hashes: Iterable[str]) -> None:
@@ -311,11 +319,6 @@ def _is_used(copy: Path) -> bool:
     except OSError:
         return copy.exists()  # that of somebody else, which cannot be touched
     return True
-
-
-@functools.cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(AT_ONCE, thread_name_prefix="prefetch")
 
 
 def _fetch(path: RemotePath, sha256: str) -> None:

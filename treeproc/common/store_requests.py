@@ -62,6 +62,7 @@ _answered = False
 
 # While it is set, no request is repeated: Ctrl-C waits for the threads that are at work.
 given_up = threading.Event()
+_of_thread = threading.local()
 _contexts = 0
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -83,6 +84,7 @@ def ask(path: object, request: Callable[[], Answer], *, once: bool = False) -> A
     """
     global _answered
     began, tries, most = time.monotonic(), 0, retry_limit()
+    no_more = getattr(_of_thread, "given_up", given_up)
     while True:
         tries += 1
         try:
@@ -95,14 +97,19 @@ def ask(path: object, request: Callable[[], Answer], *, once: bool = False) -> A
             kind, wait = _kind_of(reason), _draws.uniform(0, min(_LONGEST_WAIT_S, _FIRST_WAIT_S * 2**tries))
             limit = min(_UNREACHED_S, most) if kind == "unreached" and not _answered else most
             passed = time.monotonic() - began
-            if once or kind == "refuses" or passed + wait > limit or given_up.is_set():
+            if once or kind == "refuses" or passed + wait > limit or no_more.is_set():
                 raise StoreRefuses(_describe(path, kind, reason, tries, passed)) from None
             _answered |= kind != "unreached"
             _count(path, kind, reason, limit)
         else:
             _answered = True
             return answer
-        given_up.wait(wait)
+        no_more.wait(wait)
+
+
+def give_up_when(no_more: threading.Event) -> None:
+    """In this thread, repeat no request once the event is set."""
+    _of_thread.given_up = no_more
 
 
 @contextmanager
