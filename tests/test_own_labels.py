@@ -216,12 +216,16 @@ def test_classes_that_differ_only_in_case_or_blanks_are_told(tmp_path, capsys):
     with messages_shown():
         assert find_classes([tmp_path / "a"], LabelledConfig()) == ["Good", "bad", "good", "so so", "soso"]
     error = capsys.readouterr().err
-    assert f"warning: {tmp_path / 'a'}: the classes 'Good' (1 examples) and 'good' (2) differ only in case, blanks or" in error
+    assert f"warning: {tmp_path / 'a'}: the classes 'Good' (1 examples) and 'good' (2) differ only in case, blanks," in error
     assert "'so so' (1 examples) and 'soso' (1) differ" in error and error.count("\n") == 2
     rows_of(tmp_path, "a", "bad\tc\nba\u200bd\td\n")
     with messages_shown():
         assert find_classes([tmp_path / "a"], LabelledConfig()) == ["bad", "ba\u200bd"]
-    assert "differ only in case, blanks or invisible characters" in capsys.readouterr().err
+    assert "differ only in case, blanks, invisible characters or Unicode form" in capsys.readouterr().err
+    rows_of(tmp_path, "a", "caf\u00e9\tc\ncafe\u0301\td\n")
+    with messages_shown():
+        assert find_classes([tmp_path / "a"], LabelledConfig()) == ["cafe\u0301", "caf\u00e9"]
+    assert "Unicode form" in capsys.readouterr().err
 
 
 def test_a_first_line_that_is_perhaps_a_header(tmp_path, capsys):

@@ -6,6 +6,7 @@ The suffix of a file decides.
 import csv
 import json
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -120,12 +121,13 @@ def find_classes(source: Sequence[Path], columns: LabelledConfig) -> list[str]:
         )
     alike: dict[str, str] = {}
     for name in sorted(names):
-        visible = "".join(character for character in name.casefold() if character.isprintable() and character != " ")
+        folded = unicodedata.normalize("NFKC", name).casefold()
+        visible = "".join(character for character in folded if character.isprintable() and character != " ")
         if (other := alike.setdefault(visible, name)) != name:
             warn(
                 f"warning: {source[0]}: the classes {quoted(other[:_SHOWN])} ({names[other]:,} examples) and "
-                f"{quoted(name[:_SHOWN])} ({names[name]:,}) differ only in case, blanks or invisible characters, and are two "
-                "classes; if they are one, write one name into the files"
+                f"{quoted(name[:_SHOWN])} ({names[name]:,}) differ only in case, blanks, invisible characters or Unicode form, "
+                "and are two classes; if they are one, write one name into the files"
             )
     if all(map(_NUMBER.fullmatch, names)):
         return sorted(names, key=lambda name: (int(name), name))
