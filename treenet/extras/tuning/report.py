@@ -111,11 +111,10 @@ def format_table(report: dict) -> str:
         if facts["importance"]:
             shares = ", ".join(f"{key} {share:.0%}" for key, share in facts["importance"].items())
             lines.append(f"importance for {name}: {shares}")
-    study = {"translation": "scaling", "classification": "compare_seeds", "relatedness": "compare_seeds"}.get(report["task"])
-    how = f": {as_called(f'python workflows/{study}.py --config FILE.yaml')}" if study else ""
+    study = "scaling" if report["task"] == "translation" else "compare_seeds"
     lines.append(
         "The validation score of the best of many trials is too optimistic. Compare the systems with these settings over seeds, "
-        f"on test{how}"
+        f"on test: {as_called(f'python workflows/{study}.py --config FILE.yaml')}"
     )
     return "\n".join(lines)
 
