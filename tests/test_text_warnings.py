@@ -13,6 +13,7 @@ from sample_lines import sample_lines
 
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
+from treeproc.online.line_encoder import read_treebank
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
@@ -293,6 +294,9 @@ def test_composed_text_and_invisible_lines_of_a_data_set_and_of_raw_lines(compos
         pieces = [line.row and line.row["leaves"]["piece"].tolist() for line in found]
         assert (pieces[0] == pieces[1]) == (folder == data) and found[0].source == first
         assert [line.source for line in found[2:]] == ["", ""] and found[2].problem == found[3].problem
+        (tmp_path / "two.mrg").write_text("(S (X cafe\u0301))\n(S (X café))\n", encoding="utf-8")
+        first, second = (row["leaves"]["piece"].tolist() for row in read_treebank([tmp_path / "two.mrg"], folder)[0])
+        assert (first == second) == (folder == data)
     assert not verify(data).problems
     with pytest.raises(UserError, match="settings .normalization: 'nfc' -> 'none'.; choose another --out"):
         composed("composed")

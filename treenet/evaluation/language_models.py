@@ -19,7 +19,7 @@ from torch import Tensor
 
 from treenet.data.batch import TreeBatch, collate, count_leaves
 from treenet.data.examples import SourceSide
-from treenet.data.input_kinds import ACTIONS, SPLIT_POINTS, InputKind
+from treenet.data.input_kinds import ACTIONS, LEAVES, SPLIT_POINTS, InputKind
 from treenet.data.plan import plan_in_order
 from treenet.evaluation.settings import ScoreLMSettings
 from treenet.layers.backend import choose_device, scoring
@@ -70,22 +70,23 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
     read_scores(folder)  # before the work, not after
     index = read_index(run.data / "encoded")
     task.check(index)
+    reads = LEAVES if run.model.reads is SPLIT_POINTS else run.model.reads  # split points are for the training alone
     if settings.treebank:
         text = f"treebank.{settings.treebank[0].name.partition('.')[0]}"
-        examples, _ = read_treebank(settings.treebank, run.data, pairs=settings.pairs)
-        batches = example_batches(examples, run.model.reads.for_device(device), vocab_sizes(index))
+        examples, _ = read_treebank(settings.treebank, run.data, reads_trees=reads.constituents, pairs=settings.pairs)
+        batches = example_batches(examples, reads.for_device(device), vocab_sizes(index))
     else:
         text = settings.split
         check_hashes(run.data / "encoded", text)
         if settings.pairs:
-            _warn_of_trees(run.data, index["tree_settings"]["tree_source"], run.model.reads)
+            _warn_of_trees(run.data, index["tree_settings"]["tree_source"], reads)
         source = task.open(text, device=device)
         assert isinstance(source, SourceSide)
         batches = source_batches(source)
     scored = sorted(score_batches(run.model, batches, index["num_pieces"]), key=lambda one: one.example)
     name = name_result(text, run.checkpoint, run.data, own_data=run.own_data)
     entry = {
-        **summarize(scored, pseudo=isinstance(run.model, MaskedLM), with_trees=run.model.reads is ACTIONS),
+        **summarize(scored, pseudo=isinstance(run.model, MaskedLM), with_trees=reads is ACTIONS),
         **(score_pairs(scored, text) if settings.pairs else {}),
         "split": text,
         **origin(run, settings),
@@ -106,8 +107,8 @@ def score_splits(folder: Path, *, use_gpu: bool = False) -> dict[str, dict]:
 
 
 def _warn_of_trees(data: Path, trees: str, reads: InputKind) -> None:
-    """Warn if the lines of a pair have different control trees, and the model reads them; split points are for its training."""
-    if trees in ("random", "shuffled") and reads.constituents and reads is not SPLIT_POINTS:
+    """Warn if the lines of a pair have different control trees, and the model reads them."""
+    if trees in ("random", "shuffled") and reads.constituents:
         remedy = "; give the pairs as treebank=[FILE]: there, both get the same one" if trees == "random" else ""
         warn(f"{data}: two lines of a pair have different {trees} trees, so the model compares trees, too{remedy}")
 

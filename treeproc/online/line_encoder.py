@@ -56,19 +56,20 @@ def _check_arcs(data: Path, config: ParserConfig, given_trees: bool) -> None:
 class LineEncoder:
     """Parses and encodes lines with the parser and vocabulary of the data set in folder `data`.
 
-    With `given_trees`, the lines come with their trees, and no parser is loaded. Raises UserError if the parser's models are not
-    the ones in the index of `data`. It also does so if the data set has given trees and these lines have none. The same holds if
-    its trees are made of arcs and these lines get none.
+    With `given_trees`, the lines come with their trees, and no parser is loaded. Unless the model `reads_trees`, the trees of the
+    rows are the parser's or the given ones, also if `data` has others. Raises UserError if the parser's models are not the ones
+    in the index of `data`. It also does so if the data set has given trees and these lines have none. The same holds if its trees
+    are made of arcs and these lines get none.
     """
 
-    def __init__(self, data: Path, *, given_trees: bool = False):
+    def __init__(self, data: Path, *, given_trees: bool = False, reads_trees: bool = True):
         index = read_index(data / "encoded")
         parser = dict(index["parser_settings"])
         if (models := parser.get("models")) and not Path(models).is_absolute():  # of an exported run
             parser["models"] = inside(data, models)
         config = build_settings(ParserConfig, parser, f"{data / 'encoded' / 'index.json'}: parser_settings")
         # One side is enough here. The leaves' side of the data set is the source of these lines.
-        settings = {**index["tree_settings"], "side": "source"}
+        settings = {**index["tree_settings"], "side": "source", **({} if reads_trees else {"tree_source": "parsed"})}
         tree = build_settings(TreeConfig, settings, f"{data / 'encoded' / 'index.json'}: tree_settings")
         if tree.tree_source == "dependencies":
             _check_arcs(data, config, given_trees)
@@ -141,16 +142,20 @@ class LineEncoder:
         return np.split(flat, np.cumsum(counts)[:-1]) if len(lines) else []
 
 
-def read_treebank(files: Sequence[Path], data: AnyPath, *, pairs: bool = False) -> tuple[list[dict], list[str]]:
+def read_treebank(
+    files: Sequence[Path], data: AnyPath, *, reads_trees: bool = True, pairs: bool = False
+) -> tuple[list[dict], list[str]]:
     """Return the examples of the trees of Penn Treebank files, and the trees as they are written.
 
     Trees without words are left out, and the others keep their numbers. In `pairs`, trees 1 and 2 are a pair, and so on: random
-    trees of the two are drawn alike. Raises UserError with file and line on bad input.
+    trees of the two are drawn alike. Raises UserError with file and line on bad input, and as `LineEncoder` does.
     """
-    found = [(number, row) for number, row in enumerate(read_rows("brackets", files, ())) if row["trees"]]
+    normalization = read_index(data / "encoded").get("normalization", "none")
+    every = read_rows("brackets", files, (), normalization=normalization)
+    found = [(number, row) for number, row in enumerate(every) if row["trees"]]
     numbers, rows = [number for number, _ in found], [row for _, row in found]
     lines, given = [row["source"] for row in rows], [Given(row["words"], row["trees"]) for row in rows]
-    encoder = LineEncoder(data, given_trees=True)
+    encoder = LineEncoder(data, given_trees=True, reads_trees=reads_trees)
     drawn = [number // 2 for number in numbers] if pairs else numbers
     examples = encoder.encode_parsed(lines, encoder.parse(lines, given), drawn)
     examples = [row | {"example_id": number} for row, number in zip(examples, numbers, strict=True)]
