@@ -62,6 +62,30 @@ def test_ratio(source, target, reason):
     assert drop_reason(source, target, "test", FilterConfig(max_ratio=1.5)) is None
 
 
+@pytest.mark.parametrize(
+    ("source", "target", "split", "reason"),
+    [
+        ("<bt> a b c", "d e", "train", None),
+        ("<bt> a", "b c", "train", "ratio"),
+        ("a b c", "<bt> d", "train", "ratio"),
+        ("<2ru> \u044f", "a", "train", None),
+        ("<2ru> a \u0434\u0430", "a b", "train", None),
+        ("<2ru> ab \u0434", "a b", "train", "source_script"),
+        ("<bt> ", "b", "test", "empty_source"),
+        ("<bt> \u200b", "b", "train", "empty_source"),
+        ("b", "<bt>", "valid", "empty_target"),
+        ("<xx>", "b", "valid", None),  # text
+    ],
+)
+def test_a_tag_is_no_word_of_its_line(source, target, split, reason):
+    config = FilterConfig(max_ratio=1.5, source_script="cyrillic" if "<2ru>" in source else None)
+    assert drop_reason(source, target, split, config, ["<2ru>", "<bt>"]) == reason
+
+
+def test_a_tag_counts_for_the_length_of_a_line():
+    assert drop_reason("<bt> a b c", "d", "train", LIMITS, ["<bt>"]) == "source_too_long"
+
+
 def test_damage_may_be_allowed():
     assert drop_reason("a\x01", "b", "train", FilterConfig(drop_damaged=False)) is None
 

@@ -135,6 +135,29 @@ def test_a_tagged_line_has_one_more_leaf_than_the_line_alone(data):
     assert seen == {"<a>", "<b>"}
 
 
+def test_filters_read_the_text_after_a_tag(tmp_path):
+    """Lines as `sed 's/^/<a> /'` makes them: the tag alone is an empty line, and it adds no word and no letter."""
+    sources = ["<a> one two three", "<a> ", "<a> one", "<b> \u044f", "<b> x \u044f \u044f \u044f"]
+    targets, more = ["eins zwei", "zwei", "eins zwei", "ich", "x ich und"], 20
+    sources, targets = [*sources, *["<b> \u0434\u043e\u043c"] * more], [*targets, *["hausboot"] * more]
+    splits = {"train": (sources, targets), "valid": (sources[:2], ["eins", "zwei"])}
+    files = {}
+    for split, sides in splits.items():
+        for side, lines in zip(("source", "target"), sides, strict=True):
+            path = tmp_path / f"{split}.{side}"
+            path.write_text("".join(f"{line}\n" for line in lines))
+            files.setdefault(split, {})[side] = [path]
+    common = {"splits": files, "parser": {"name": "words", "tags": ["<a>", "<b>"]}, "tree": {"tree_source": "flat"}, "workers": 0}
+    for name, filters, expected in (
+        ("ratio", {"max_ratio": 1.5}, [0, 3, 4]),
+        ("script", {"source_script": "cyrillic", "target_script": "latin"}, [3, 4]),
+        ("none", {}, [0, 2, 3, 4]),
+    ):
+        preprocess(PreprocessConfig(**common, subwords={"vocab_size": 285}, filters=filters), out := tmp_path / name)
+        found = {split: [r["example_id"] for s in SplitShards(out / "text", split) for r in s.rows()] for split in splits}
+        assert found == {"train": [*expected, *range(5, 5 + more)], "valid": [0]}, name
+
+
 def test_a_line_with_another_tag_is_translated_with_a_warning(data):
     encoder = RawLineEncoder(data, given_trees=False, max_pieces=100)
     lines = encoder.encode([RawLine(line) for line in (b"<a> one dog", b"<c> one dog", b"one <c> dog", b"< c> dog")])

@@ -17,7 +17,7 @@ import re
 import tempfile
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
 from typing import Literal
 
@@ -36,7 +36,10 @@ _KANA = {"HIRAGANA", "KATAKANA"}
 
 
 class FilterConfig(Settings):
-    """The filters apply to the training split alone. Every split drops examples with a side without a visible character."""
+    """The filters apply to the training split alone. Every split drops examples with a side without a visible character.
+
+    A tag in front of a line is no such character, nor does it count for the ratio and the scripts.
+    """
 
     max_words: PositiveInt = Field(250, description="drop training examples with more blank-separated words on a side")
     max_word_chars: PositiveInt = Field(1000, description="drop training examples with a word of more characters")
@@ -68,26 +71,32 @@ class FilterConfig(Settings):
         return self.model_dump(exclude=set() if self.drop_leaks else {"drop_leaks"})
 
 
-def drop_reason(source: str, target: str | None, split: str, config: FilterConfig) -> str | None:
+def drop_reason(source: str, target: str | None, split: str, config: FilterConfig, tags: Collection[str] = ()) -> str | None:
     """Return the reason to drop an example for its text, or None. `target` is None if there is no such side."""
-    if is_blank(source):
-        return "empty_source"
-    if target is not None and is_blank(target):
-        return "empty_target"
+    texts = {name: _without_tag(line, tags) for name, line in (("source", source), ("target", target)) if line is not None}
+    for name, text in texts.items():
+        if is_blank(text):
+            return f"empty_{name}"
     if split != "train":
         return None
-    if reason := _side_reason(source, config.source_script, config):
+    if reason := _side_reason(source, texts["source"], config.source_script, config):
         return f"source_{reason}"
-    if target is not None and (reason := _side_reason(target, config.target_script, config)):
+    if target is not None and (reason := _side_reason(target, texts["target"], config.target_script, config)):
         return f"target_{reason}"
     if config.max_ratio is not None and target is not None:
-        fewer, more = sorted((len(source.split()), len(target.split())))
+        fewer, more = sorted(len(text.split()) for text in texts.values())
         if more > config.max_ratio * fewer:
             return "ratio"
     return None
 
 
-def _side_reason(line: str, script: Script | None, config: FilterConfig) -> str | None:
+def _without_tag(line: str, tags: Collection[str]) -> str:
+    """Return what follows the tag of a line, also if that is nothing."""
+    first, _, text = line.partition(" ")
+    return text if first in tags else line
+
+
+def _side_reason(line: str, text: str, script: Script | None, config: FilterConfig) -> str | None:
     # A line shorter than the limits cannot break them: most lines are never split into words.
     if len(line) >= 2 * config.max_words and len(line.split()) > config.max_words:
         return "too_long"
@@ -96,7 +105,7 @@ def _side_reason(line: str, script: Script | None, config: FilterConfig) -> str 
     # Every damaged line is unprintable or has U+FFFD; the two tests are far cheaper than the pattern.
     if (not line.isprintable() or "\ufffd" in line) and config.drop_damaged and _DAMAGE.search(line):
         return "damaged"
-    return "script" if script is not None and script_share(line, script) < config.min_script_share else None
+    return "script" if script is not None and script_share(text, script) < config.min_script_share else None
 
 
 def script_share(line: str, script: Script) -> float:

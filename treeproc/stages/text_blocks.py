@@ -200,6 +200,7 @@ class ShardFilter:
     """Filters and classes of the examples of a shard. With `has_pairs`, a sentence is dropped with the other one of its pair."""
 
     filters: FilterConfig
+    tags: Collection[str]  # of lines
     labels: Mapping[int, int] | None
     seen: SeenKeys
     has_pairs: bool
@@ -232,7 +233,7 @@ class ShardFilter:
         return Filtered(rows, counts, dropped, leaks)
 
     def _reason(self, row: dict, split: str) -> str | None:
-        if reason := drop_reason(row["source"], row.get("target"), split, self.filters):
+        if reason := drop_reason(row["source"], row.get("target"), split, self.filters, self.tags):
             return reason
         return f"label_{row['label']}" if self.labels is not None and row["label"] not in self.labels else None
 
@@ -287,12 +288,12 @@ class WriteText:
 
     def __init__(
         self, folder: AnyPath, parts: AnyPath, work: AnyPath, inputs: Inputs, filters: FilterConfig, partitions: int,
-        wanted: Mapping[str, Wanted], fingerprint: str,
+        wanted: Mapping[str, Wanted], fingerprint: str, tags: Collection[str],
     ):  # fmt: skip
         self._folder, self._parts, self._inputs, self._fingerprint = folder, parts, inputs, fingerprint
         self._read = ReadRange(inputs)
         seen = SeenKeys(work, inputs.splits, filters, partitions)
-        self._choose = ShardFilter(filters, inputs.labels, seen, inputs.form.has_pairs)
+        self._choose = ShardFilter(filters, tags, inputs.labels, seen, inputs.form.has_pairs)
         # Languages are looked at in a sample of all lines, which no shard knows.
         self._wanted = {side: Wanted(kinds) for side, (kinds, _) in wanted.items()}
         self._schema = select(FULL_TEXT_SCHEMA, inputs.columns())

@@ -117,7 +117,7 @@ class TextStage:
         """Return what reads and writes: on Ray, whose processes `record` counts, or in this process."""
         if self._work is None:
             config, tasks = self.config, partial(ray_runner, record=self.record) if can_run_on_ray(self.config) else None
-            self._work = TextWork(self.out, config.inputs(), config.filters, config.notices().wanted, tasks)
+            self._work = TextWork(self.out, config.inputs(), config.filters, config.notices().wanted, tasks, config.tags())
         return self._work
 
     def _train_paths(self) -> list[str]:
@@ -146,7 +146,9 @@ class TextStage:
         config = self.config
         reading = (config.format, config.tokenized, config.labels, config.filters.identity(), config.rows_per_shard)
         normalization = () if config.normalization == "none" else (config.normalization,)  # older fingerprints stay valid
-        return fingerprint_of(SCHEMA_VERSION, lines, *reading, *normalization)
+        filters = config.filters  # those for which earlier versions took a tag for a word of the text make new fingerprints
+        tags = config.tags() if filters.max_ratio or filters.source_script or filters.target_script else []
+        return fingerprint_of(SCHEMA_VERSION, lines, *reading, *normalization, *([tags] if tags else []))
 
     def _finished(self, index: Index, lines: dict[str, str]) -> PackedRecords | None:
         """Return the shards of a text stage that is finished, of inputs of these digests; None if anything is missing."""

@@ -52,9 +52,9 @@ class TextWork:
 
     def __init__(
         self, out: AnyPath, inputs: Inputs, filters: FilterConfig, wanted: Mapping[str, Wanted],
-        tasks: Callable[[AnyPath], Run] | None = None,
+        tasks: Callable[[AnyPath], Run] | None = None, tags: Sequence[str] = (),
     ):  # fmt: skip
-        self._out, self._inputs, self._filters, self._wanted = out, inputs, filters, wanted
+        self._out, self._inputs, self._filters, self._wanted, self._tags = out, inputs, filters, wanted, tags
         self._stamps, self._is_cut = input_stamp(inputs), tasks is not None
         kinds = {side: one.kinds for side, one in wanted.items()}
         self._work = out / f"{_WORK}{fingerprint_of(_VERSION, self._is_cut, self._stamps, filters.identity(), kinds)}"
@@ -97,6 +97,7 @@ class TextWork:
         arguments = {
             "folder": self._out / "text", "parts": parts, "work": self._work, "inputs": self._inputs, "filters": self._filters,
             "partitions": number_of_partitions(counts.get("train", 0)), "wanted": self._wanted, "fingerprint": fingerprint,
+            "tags": self._tags,
         }  # fmt: skip
 
         def shard(place: int) -> dict:
