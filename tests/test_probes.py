@@ -25,6 +25,7 @@ from toyruns import make_config
 from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import LEAVES, TREES, InputKind
+from treenet.evaluation.significance import t_quantile
 from treenet.jobs.train_run import run_training
 from treenet.probing import probe_run as probing
 from treenet.probing.inputs import (
@@ -43,7 +44,7 @@ from treenet.probing.inputs import (
     num_layers,
 )
 from treenet.probing.probe_results import COLUMNS, format_probes, read_probes, table_rows
-from treenet.probing.probe_run import Examples, fit, probe_run, scores, train_probe
+from treenet.probing.probe_run import Examples, fit, half_interval, probe_run, scores, train_probe
 from treenet.probing.sentences import choose_sentences, read_syntax
 from treenet.probing.settings import ProbeSettings
 from treenet.report.build import write_report
@@ -331,6 +332,22 @@ def test_the_fit_is_the_minimum():
     assert probabilities.mean(0).abs().max() < 1e-3
 
 
+def test_the_interval_is_one_over_sentences():
+    """Against a bootstrap over sentences, whose words are right or wrong together."""
+    random = np.random.default_rng(0)
+    sentence = np.sort(random.integers(300, size=3000))
+    chance = random.beta(1, 1, size=300)[sentence]
+    right = random.random(3000) < chance
+    words = [right[sentence == one] for one in range(300)]
+    drawn = (np.concatenate([words[one] for one in random.integers(300, size=300)]).mean() for _ in range(2000))
+    low, high = np.percentile(list(drawn), [2.5, 97.5])
+    share = right.mean()
+    found, of_words = half_interval(right, sentence), half_interval(right, None)
+    assert found == pytest.approx((high - low) / 2, rel=0.08) and found > 1.5 * of_words
+    assert of_words == pytest.approx(t_quantile(2999) * math.sqrt(share * (1 - share) / 2999))
+    assert half_interval(right[:1], None) is half_interval(np.ones(9, bool), None) is half_interval(right, 0 * sentence) is None
+
+
 # Whole runs.
 
 
@@ -352,13 +369,18 @@ def test_a_tree_model_is_probed_beside_its_baselines(probed):
         assert [(one["states"], one["layer"], one["of"]) for one in facts["results"]] == [("embeddings", 0, kinds[0]), *layers]
         assert all(0 <= one["test"] <= 1 and one["l2"] in SMALL.l2 for one in facts["results"])
         assert sum(facts["classes"].values()) == facts["examples"]["train"]
-    tags = entry["tasks"]["pos_tag"]
+    tasks, tags = entry["tasks"], entry["tasks"]["pos_tag"]
     assert tags["majority"] < 0.6 < 0.9 < tags["results"][0]["test"]  # the tag follows from the first piece
     assert (probed / "probes.averaged.png").stat().st_size > 5000
     rows = list(table_rows(entry))
-    assert len(rows) == 2 * (2 + 2 + 1 + 1) and all(len(values) == 4 + (of == "first") for _, _, of, values in rows)
+    assert len(rows) == 2 * (2 + 2 + 1 + 1)
+    assert all(len(values) == 4 + (of == "first") + ("±" in values) for _, _, of, values in rows)
+    halves = {
+        (name, one["half_interval"]) for name, facts in tasks.items() for one in facts["results"] if one["states"] == "trained"
+    }
+    assert halves == {(name, values.get("±")) for name, _, _, values in rows} and len(halves) > 2
     lines = format_probes("averaged", entry).split("\n")
-    assert len(lines) == 2 + len(rows) and lines[1].split()[-2:] == ["trained", "control"]
+    assert len(lines) == 2 + len(rows) and lines[1].split()[-3:] == ["trained", "±", "control"]
 
 
 def test_a_word_has_the_same_random_label_wherever_it_stands(folder):
@@ -508,7 +530,7 @@ def test_a_task_of_one_class_is_said_to_be_none(folder, copied, tmp_path):
             row["trees"] = [f"(S {' '.join(f'(A {word})' for word in row['words']['text'])})"]
     write_parsed(data, splits, arcs=True)
     name, entry = probe_run(copied("plain"), SMALL.model_copy(update={"tasks": ("depth",), "data": data}))
-    assert entry["tasks"]["depth"]["results"] == [] and "one class only, so nothing to predict" in format_probes(name, entry)
+    assert entry["tasks"]["depth"]["results"] == [] and "nothing to predict: one class" in format_probes(name, entry)
 
 
 def test_sentences_of_test_that_are_in_train_too_are_counted(copied, tmp_path, capsys):

@@ -111,7 +111,7 @@ class ProbeInputs:
         Both have an entry for each leaf: (word, b * width + leaf). Copies have no entries.
         """
         check_choice("word_state", word_state, ("first", "mean"))
-        sentence_of_word = np.searchsorted(self.sentences.syntax.word_edges, self.words, side="right") - 1
+        sentence_of_word = self.sentence_of_word()
         row_of_sentence = np.full(len(self.word_of_leaf), -1)
         own = rows < len(self.word_of_leaf)
         row_of_sentence[rows[own]] = np.flatnonzero(own)
@@ -121,6 +121,10 @@ class ProbeInputs:
         offset = np.arange(size.sum()) - np.repeat(np.cumsum(size) - size, size)
         row = row_of_sentence[sentence_of_word[word]]
         return np.repeat(word, size), np.repeat(row * width + first, size) + offset
+
+    def sentence_of_word(self) -> np.ndarray:
+        """Return the sentence of each chosen word [w]."""
+        return np.searchsorted(self.sentences.syntax.word_edges, self.words, side="right") - 1
 
     def _sentence(self, rows: np.ndarray) -> np.ndarray:
         """Return the sentence of each row."""
@@ -258,6 +262,7 @@ class ProbeTask:
     rows: dict[str, np.ndarray]  # split -> [m]
     labels: dict[str, np.ndarray]  # split -> [m] place in `classes`, or UNSEEN
     forms: dict[str, list[str]] = field(default_factory=dict)  # split -> [m] texts of words; only for tasks of words
+    sentences: dict[str, np.ndarray] = field(default_factory=dict)  # split -> [m] sentences of words; only for tasks of words
 
     @property
     def of_words(self) -> bool:
@@ -294,16 +299,19 @@ def build_probe_task(name: TaskName, splits: Mapping[str, ProbeInputs]) -> Probe
         return ProbeTask(name, ["as written", "exchanged"], rows, labels)
     values = {split: _values(name, inputs) for split, inputs in splits.items()}
     rows = {split: np.arange(len(one)) for split, one in values.items()}
-    forms = {split: inputs.forms() for split, inputs in splits.items()} if name in WORD_TASKS else {}
+    words = splits if name in WORD_TASKS else {}
+    forms = {split: inputs.forms() for split, inputs in words.items()}
+    sentences = {split: inputs.sentence_of_word() for split, inputs in words.items()}
     if name in ("depth", "length", "arc_depth"):
         classes, ends = bin_values(values["train"], BINS)
-        return ProbeTask(name, classes, rows, {split: np.searchsorted(ends, one) for split, one in values.items()}, forms)
+        labels = {split: np.searchsorted(ends, one) for split, one in values.items()}
+        return ProbeTask(name, classes, rows, labels, forms, sentences)
     most = TOP_SEQUENCES if name == "top_constituents" else None
     classes = frequent_classes(values["train"], most)
     numbers = {value: number for number, value in enumerate(classes)}
     rest = numbers[OTHER] if most is not None and len(classes) > most else UNSEEN
     labels = {split: np.array([numbers.get(value, rest) for value in one]) for split, one in values.items()}
-    return ProbeTask(name, classes, rows, labels, forms)
+    return ProbeTask(name, classes, rows, labels, forms, sentences)
 
 
 def _values(name: TaskName, inputs: ProbeInputs) -> Sequence[str] | np.ndarray:

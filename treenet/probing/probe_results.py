@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NotRequired
 
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
@@ -12,7 +12,7 @@ from treeproc.common.files import read_json
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLUMNS = ("majority", "embeddings", "untrained", "trained", "control")
+COLUMNS = ("majority", "embeddings", "untrained", "trained", "±", "control")
 _MARKERS = {"root": "s", "mean": "o", "first": "o"}
 
 
@@ -21,6 +21,7 @@ class _Result(TypedDict):
     layer: int
     of: Literal["root", "mean", "first"]
     test: Finite
+    half_interval: NotRequired[Finite | None]  # which files of earlier versions lack
 
 
 class _Task(TypedDict):
@@ -58,11 +59,14 @@ def table_rows(entry: dict) -> Iterator[tuple[str, int | None, str, dict[str, fl
     """Return (task, layer, state, accuracies by column) for each layer and state of the trained model that was probed."""
     for name, facts in entry["tasks"].items():
         found = {(one["states"], one["layer"], one["of"]): one["test"] for one in facts["results"]}
+        halves = {(one["states"], one["layer"], one["of"]): one.get("half_interval") for one in facts["results"]}
         embeddings = {of: test for (states, _, of), test in found.items() if states == "embeddings"}
         for states, layer, of in found:
             if states != "trained":
                 continue
             values = {"majority": facts["majority"], "trained": found[states, layer, of]}
+            if (half := halves[states, layer, of]) is not None:
+                values["±"] = half
             own = of if of in embeddings else "mean"  # pieces have no root
             if own in embeddings:
                 values["embeddings"] = embeddings[own]
@@ -76,14 +80,14 @@ def format_probes(name: str, entry: dict) -> str:
     """Return a table of accuracies on test in per cent."""
     lines = [
         f"{name}: accuracy on test in %; baselines are the most frequent class, the embeddings of pieces, the untrained model; "
-        "control: each word has a random label",
+        "±: half of the 95 % interval of trained, over sentences; control: each word has a random label",
         f"{'task':18}{'state':>7}{'layer':>7}{'classes':>9}{'examples':>10}" + "".join(f"{title:>12}" for title in COLUMNS),
     ]
     for task, layer, of, values in table_rows(entry):
         facts = entry["tasks"][task]
         start = f"{task_name(task):18}{of:>7}{layer or '':>7}{len(facts['classes']):9d}{facts['examples']['test']:10,d}"
         cells = "".join(f"{100 * values[title]:12.2f}" if title in values else f"{'':12}" for title in COLUMNS)
-        lines.append(start + cells + ("" if layer else "  one class only, so nothing to predict").rstrip())
+        lines.append(start + cells + ("" if layer else "  nothing to predict: one class, or a split without examples").rstrip())
     return "\n".join(lines)
 
 

@@ -4,7 +4,7 @@ A probe is multinomial logistic regression on frozen states. Shapes: m examples,
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from treenet.evaluation.significance import t_quantile
 from treenet.layers.backend import choose_device
 from treenet.probing.inputs import EMBEDDINGS, ProbeInputs, ProbeTask, States, build_probe_task, collect_states, num_layers
 from treenet.probing.probe_results import draw_layers, figure_name, read_probes
@@ -35,13 +36,15 @@ class Examples:
 
     x: Tensor  # [m, D]
     y: Tensor  # [m] int64
+    sentence: np.ndarray | None = None  # [m] sentence of each example; None: every example is one
 
 
 @dataclass(frozen=True)
 class ProbeScore:
-    """Accuracies of the probe with the best penalty on valid."""
+    """Accuracies of the probe with the best penalty on valid, and half of the 95 % interval of that on test."""
 
     test: float
+    half_interval: float | None
     valid: float
     train: float
     l2: float
@@ -72,8 +75,21 @@ def scores(table: Tensor, x: Tensor) -> Tensor:
     return torch.addmm(table[-1], x, table[:-1])
 
 
-def accuracy(table: Tensor, examples: Examples) -> float:
-    return float((scores(table, examples.x).argmax(1) == examples.y).double().mean())
+def predicted(table: Tensor, examples: Examples) -> np.ndarray:
+    """Return whether the class of each example is predicted rightly [m]."""
+    return (scores(table, examples.x).argmax(1) == examples.y).cpu().numpy()
+
+
+def half_interval(right: np.ndarray, sentence: np.ndarray | None) -> float | None:
+    """Return half of the 95 % interval of the mean of `right` [m], over sentences; None if nothing varies.
+
+    Words of a sentence are not independent. So the error is that of a ratio of two sums over sentences (Cochran, 1977).
+    """
+    places = np.unique(np.arange(len(right)) if sentence is None else sentence, return_inverse=True)[1]
+    sums = np.bincount(places, weights=right - right.mean())
+    if len(sums) < 2 or not sums.any():
+        return None
+    return t_quantile(len(sums) - 1) * float(np.sqrt(len(sums) / (len(sums) - 1) * (sums**2).sum())) / len(right)
 
 
 def train_probe(
@@ -86,14 +102,15 @@ def train_probe(
     """
     mean, deviation = train.x.mean(0), train.x.std(0, correction=0)
     deviation = torch.where(deviation > 1e-6 * deviation.max(), deviation, 1.0)  # a constant column carries no information
-    train, valid, test = (Examples((one.x - mean) / deviation, one.y) for one in (train, valid, test))
+    train, valid, test = (replace(one, x=(one.x - mean) / deviation) for one in (train, valid, test))
     table = train.x.new_zeros(train.x.shape[1] + 1, num_classes)
     best, chosen, chosen_table = -1.0, 0.0, table
     for l2 in sorted(set(strengths), reverse=True):
         table = fit(train, l2, max_iterations, table)
-        if (found := accuracy(table, valid)) > best:
+        if (found := float(predicted(table, valid).mean())) > best:
             best, chosen, chosen_table = found, l2, table
-    return ProbeScore(accuracy(chosen_table, test), best, accuracy(chosen_table, train), chosen)
+    right, of_train = predicted(chosen_table, test), predicted(chosen_table, train)
+    return ProbeScore(float(right.mean()), half_interval(right, test.sentence), best, float(of_train.mean()), chosen)
 
 
 TRAINED, PIECES, CONTROL = "trained", "embeddings", "control"
@@ -294,5 +311,5 @@ def _train(cell: Probe, task: ProbeTask, states: dict[str, States], settings: Pr
         table = one.words if task.of_words else one.sentences[cell.of]
         rows = torch.from_numpy(task.rows[split])
         labels = task.control_labels(split, settings.seed) if cell.states == CONTROL else task.labels[split]
-        examples[split] = Examples(table[rows].to(device), torch.from_numpy(labels).to(device))
+        examples[split] = Examples(table[rows].to(device), torch.from_numpy(labels).to(device), task.sentences.get(split))
     return train_probe(*(examples[split] for split in SPLITS), len(task.classes), settings.l2, settings.max_iterations)

@@ -181,8 +181,8 @@ def show_probes(page: Page) -> list[str]:
         paragraph(
             f"Linear classifiers on frozen states of the encoder ({as_called('workflows/probe.py')}), trained on sentences of "
             "train and scored on test. Compare a trained model with its untrained version, which reads the same trees: the "
-            "difference is what it has learned. Selectivity is the accuracy of the trained model minus that of the control, in "
-            "which each form of a word has a random label."
+            "difference is what it has learned. ± is half of the 95 % interval of a trained model, over sentences. Selectivity "
+            "is the accuracy of the trained model minus that of the control, in which each form of a word has a random label."
         )
     ]
     found = [{(task, of, layer): values for task, layer, of, values in table_rows(run.probes)} for run in runs]
