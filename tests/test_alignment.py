@@ -1,11 +1,13 @@
 """Alignments against loops over weights, the error rate against its equation, and align.py on a run of random weights."""
 
 import json
+import re
 import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from commands import main_of
 from hypothesis import given
@@ -17,6 +19,7 @@ from strategies import Tree
 from treenet.analysis.alignment import (
     ReferenceLinks,
     alignment_error_rate,
+    count_words,
     format_links,
     link_nodes,
     link_words,
@@ -26,6 +29,7 @@ from treenet.analysis.alignment import (
 )
 from treenet.analysis.attention_stats import attend_examples
 from treeproc.common.settings import UserError
+from treeproc.subwords import Subwords
 
 ROOT = Path(__file__).parents[1]
 SAMPLES = ROOT / "tests" / "samples"
@@ -65,10 +69,27 @@ def test_words_get_the_attention_of_their_pieces_leaves_and_nodes(case, layer):
 
 
 def test_words_are_counted_at_blanks():
-    assert number_words(["▁Der", "▁al", "te", "▁", "Hund", "."]).tolist() == [0, 1, 1, 2, 2, 2]
-    assert number_words(["a", "b", "▁c"]).tolist() == [0, 0, 1]
-    assert number_words([]).tolist() == []
-    assert number_words(["▁", "▁", "a", "▁", "▁", "▁b", "▁c"]).tolist() == [0, 0, 0, 1, 1, 1, 2], "blanks side by side are one"
+    assert number_words(["▁Der", "▁al", "te", "▁", "Hund", "."], "Der alte Hund.").tolist() == [0, 1, 1, 2, 2, 2]
+    assert number_words([], "").tolist() == []
+    found = number_words(["▁", "▁", "a", "▁", "▁", "▁b", "▁c"], " a   b c").tolist()
+    assert found == [0, 0, 0, 1, 1, 1, 2], "blanks side by side are one"
+    assert number_words(["▁", "▁", "a", "▁b", "▁", "▁", "▁c"], "▁a▁b ▁ c").tolist() == [0, 0, 0, 0, 1, 1, 2], "no blanks"
+
+
+@given(st.text("ab ▁é\u4e2d\u00a0<", max_size=12).map(str.strip))
+def test_a_piece_has_the_word_in_which_it_begins(vocabulary, line):
+    """Against the bytes that the pieces take from the line, one after the other."""
+    pieces = vocabulary.names(vocabulary.encode_lines(pa.array([line]))[0]) if line else []
+    left, expected = f" {line}".encode(), []
+    for piece in pieces:
+        before, size = len(f" {line}".encode()) - len(left), 1
+        if not re.fullmatch("<0x..>", piece):
+            size = sum(1 if char == "▁" and left[:1] == b" " else len(char.encode()) for char in piece)
+        words = f" {line}".encode()[:before].split(b" ")
+        expected.append(sum(map(bool, words)) - bool(words[-1] and left[:1] != b" "))
+        left = left[size:]
+    assert not left or not line
+    assert number_words(pieces, line).tolist() == expected and (not line or expected[-1] == count_words(line) - 1)
 
 
 @given(st.lists(st.tuples(LINKS, LINKS, LINKS), min_size=1, max_size=4))
@@ -97,6 +118,11 @@ def test_reference_links_of_the_sample_name_words_of_their_lines():
         possible = parse_links(links).possible
         assert {one for one, _ in possible} == set(range(len(source.split(" "))))
         assert {other for _, other in possible} == set(range(len(target.split(" "))))
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory) -> Subwords:
+    return Subwords(write_vocabulary(tmp_path_factory.mktemp("pieces")) / "encoded" / "vocab" / "pieces.model")
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +174,7 @@ def test_the_command_writes_a_line_for_each_pair(align, run, tmp_path):
 
 
 def test_a_word_is_the_same_in_links_and_in_references(align, run, tmp_path):
-    for blanks, words in (("  ", 3), ("\u00a0", 1), ("\t", 1)):
+    for blanks, words in (("  ", 3), ("\u00a0", 1), ("\t", 1), ("▁", 1), (" ▁ ", 5)):
         line = write(tmp_path / "line", [blanks.join(["ba", "be", "bo"])])
         files = [f"input={line}", f"target={line}"]
         (links,) = align("--out", run, *files)[0]

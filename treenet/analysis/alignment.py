@@ -44,12 +44,19 @@ class ReferenceLinks:
     possible: frozenset[Link]
 
 
-def number_words(pieces: Sequence[str]) -> np.ndarray:
-    """Return the number of the word of each piece. A piece with `▁` begins a word, unless a blank alone stands before it."""
-    after_blank = [False, *(piece == "▁" for piece in pieces)]
-    begins = np.array([p.startswith("▁") and not blank for p, blank in zip(pieces, after_blank, strict=False)], dtype=np.int64)
-    begins[:1] = 1
-    return np.cumsum(begins) - 1
+def number_words(pieces: Sequence[str], line: str) -> np.ndarray:
+    """Return the number of the word of each piece of a line. Blanks belong to the word after them.
+
+    `▁` in a piece is a blank of the line, or this very character, which begins no word.
+    """
+    marks = (character == " " for character in f" {line}" if character in " ▁")
+    numbers, word, only_blanks = [], 0, True  # so far in this word
+    for piece in pieces:
+        begins = [next(marks) for character in piece if character == "▁"][:1] == [True]
+        word += begins and not only_blanks
+        only_blanks = begins and piece == "▁"
+        numbers.append(word)
+    return np.array(numbers, dtype=np.int64)
 
 
 def count_words(line: str) -> int:

@@ -89,7 +89,8 @@ class Aligner:
         from treenet.analysis.attention_stats import map_attention
 
         encoded = self._source.encode(lines, first)
-        found = map_attention(self._links, self._run.model, (line.row for line in encoded if self._has_pieces(line)))
+        rows = ({**(line.row or {}), "sides": (line.source, line.target)} for line in encoded if self._has_pieces(line))
+        found = map_attention(self._links, self._run.model, rows)
         for line in encoded:
             yield (line, *(next(found) if self._has_pieces(line) else ([], [])))
 
@@ -100,8 +101,11 @@ class Aligner:
         from treenet.analysis.alignment import link_nodes, link_words, number_words, word_attention
 
         names = self._run.processor.id_to_piece
-        source = number_words([names(int(piece)) for piece in attention.example["leaves"]["piece"]])
-        target = number_words([names(int(piece)) for piece in attention.example["tgt_pieces"]])
+        pieces = attention.example["leaves"]["piece"], attention.example["tgt_pieces"]
+        source, target = (
+            number_words([names(int(piece)) for piece in side], line)
+            for side, line in zip(pieces, attention.example["sides"], strict=True)
+        )
         links = link_words(word_attention(attention, source, target, self._settings.layer))
         nodes = link_nodes(attention, source, target, self._settings.layer)
         return links, [{**asdict(node), "label": self._labels[node.label], "weight": round(node.weight, 4)} for node in nodes]
