@@ -124,6 +124,9 @@ def test_a_file_is_scored_as_a_run_is(runs, main, capsys):
     shared = ["bleu", "bleu_tokenized", "bleu_compound_split", "chrf", "buckets", "data", "references_fingerprint"]
     assert {key: mine[key] for key in shared} == {key: theirs[key] for key in shared} and "test" in scores["a"]
     assert mine["hypotheses"] == "other.txt.gz"
+    (runs / "more").mkdir()
+    main([f"hypotheses={shutil.copy(compressed, runs / 'more')}", f"data={data}", "--out", str(runs / "a")])
+    assert "test.file.other: this result replaces one of other settings" in capsys.readouterr().err
     main(["--compare", str(runs / "a" / "translations.test.file.other.txt"), str(runs / "b")])
     assert "equal on 9" in capsys.readouterr().out
 
@@ -152,6 +155,13 @@ def test_tokens_of_tokenised_data_are_taken_as_they_are(runs, main, capsys):
     assert "the lines of the data set are tokens" in printed
     main([f"hypotheses={runs / 'references.txt'}", f"references={runs / 'references.txt'}"])
     assert "are tokens" not in capsys.readouterr().out
+    main(["--compare", str(runs / "references.txt"), str(runs / "a"), f"data={data}"])
+    assert "|seed:12345|case:mixed|eff:no|tok:none|" in capsys.readouterr().out
+    files = str(runs / "references.txt"), str(runs / "a" / "translations.test.txt"), f"references={runs / 'references.txt'}"
+    main(["--compare", *files, "target_language=de"])
+    assert "|seed:12345|case:mixed|eff:no|tok:moses.de|" in capsys.readouterr().out
+    main(["--compare", *files])
+    assert "tok. BLEU" not in capsys.readouterr().out
 
 
 BAD = {

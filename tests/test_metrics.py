@@ -44,6 +44,7 @@ from treenet.tasks.translation_metrics import (
     choose_tokenizer,
     compute_scores,
     describe_blanks,
+    describe_forms,
     sentence_chrf,
     split_compounds,
 )
@@ -216,6 +217,29 @@ def test_text_without_blanks_between_words_is_scored_by_its_characters():
         assert describe_blanks(references, tokenizer).startswith("3 of 3 references are in a script without blanks")
     assert not any(describe_blanks(references, tokenizer) for tokenizer in ("zh", "char", "none"))
     assert not describe_blanks([*REFERENCES * 20, references[0]], "intl")
+
+
+@pytest.mark.parametrize("tokenizer", ["zh", "moses.de"])
+def test_tokenised_bleu_is_compared_over_the_same_tokens(tokenizer):
+    """Of sentences without blanks, BLEU is 0 even where they are perfect."""
+    references = ["我喜欢吃苹果，但是他不喜欢。", "你好，世界！", "今天天气很好，我们去玩吧！"]
+    systems = [[line.replace(*change) for line in references] for change in (("喜欢", "爱"), ("！", "。"))]
+    found = compare_systems(*systems, references, 20, [systems[0]], tokenizer)
+    assert list(found) == ["bleu", "bleu_tokenized", "chrf"]
+    for side, lines in zip(("baseline", "system"), systems, strict=True):
+        scores = compute_scores(lines, references, tokenizer, [systems[0]])
+        assert {name: getattr(one, side) for name, one in found.items()} == pytest.approx({name: scores[name] for name in found})
+    signature = found["bleu_tokenized"].signature
+    assert signature.replace("|bs:20|seed:12345", "") == scores["bleu_tokenized_signature"]
+    assert list(compare_systems(*systems, references, 20)) == ["bleu", "chrf"]
+
+
+def test_words_in_another_form_of_unicode_are_told():
+    composed, decomposed = ["für uns", "für", "x"], ["fu\u0308r uns", "fu\u0308r", "x"]
+    for lines in ((composed, decomposed), (decomposed, composed)):
+        assert describe_forms(*lines).startswith("in 2 of 3 lines, translation and reference have the same word in two forms")
+    assert not describe_forms(composed, composed) and not describe_forms(decomposed, decomposed)
+    assert not describe_forms(["fur"], decomposed[:1]) and compute_scores(composed, decomposed)["chrf"] < 90
 
 
 def test_the_tokeniser_is_that_of_the_data_or_of_the_language():

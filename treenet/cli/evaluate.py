@@ -21,8 +21,8 @@ further, averaged again, or decoded with other settings.
 --compare takes two runs of one task that were scored before, also classifiers and language models, or their files, such as
 RUN/translations.NAME.txt; or files with one line per reference. It tests the second against the first by a two-sided paired
 bootstrap, and shows the lines on which they differ most. Interval and p hold only for these two sets of weights on these
-sentences. workflows/scaling.py and workflows/compare_seeds.py compare over seeds. With --out DIR, the command writes
-DIR/comparison.json.
+sentences. workflows/scaling.py and workflows/compare_seeds.py compare over seeds. With target_language, and if the lines of the
+data set are tokens, it also tests tokenised BLEU. With --out DIR, the command writes DIR/comparison.json.
 
 BERTScore and COMET are optional. Their models are local folders: see docs/learned-metrics.md.
 
@@ -50,7 +50,7 @@ from treeproc.readers import read_lines
 
 # The settings that --compare reads, and those for translations.
 _COMPARED = ("split", "data", "compare")
-_COMPARED_LINES = ("references", "sources", "more_references", "bertscore", "comet", "use_gpu")
+_COMPARED_LINES = ("references", "sources", "more_references", "target_language", "bertscore", "comet", "use_gpu")
 _FINISHED = "leave it out, or give the file of a result, such as RUN/predictions.test.last.tsv;"
 
 if TYPE_CHECKING:

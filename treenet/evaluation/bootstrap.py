@@ -30,7 +30,15 @@ from treenet.evaluation.significance import (
 )
 from treenet.runs.result_provenance import describe_origin, recorded_origin
 from treenet.runs.run_results import System
-from treenet.tasks.translation_metrics import METRIC_TITLES, METRICS, SECOND, build_tokenizer, check_lines, sentence_chrf
+from treenet.tasks.translation_metrics import (
+    METRIC_TITLES,
+    METRICS,
+    SECOND,
+    build_tokenizer,
+    check_lines,
+    name_tokenizer,
+    sentence_chrf,
+)
 from treeproc.common.errors import as_called
 from treeproc.common.provenance import software
 from treeproc.shards.store import fingerprint_of
@@ -80,25 +88,33 @@ def compare_systems(
     references: Sequence[str],
     num_samples: int = 1000,
     more_references: Sequence[Sequence[str]] = (),
+    tokenizer: str | None = None,
 ) -> dict[str, Comparison]:
     """Make a paired bootstrap (Koehn 2004) of `system` against `baseline`, for the metrics with the mark `compared`.
 
-    The samples are those of sacrebleu. Their seed is fixed, and the signature states it.
+    With a `tokenizer`, also for tokenised BLEU. The samples are those of sacrebleu. Their seed is fixed, and the signature states
+    it.
     """
     for more in (references, *more_references):
         check_lines(baseline, more, "baseline translations")
         check_lines(system, more, "system translations")
     counts, comparisons = sample_counts(len(references), num_samples), {}
+    forms = {"lines": [baseline, system, references, *more_references]}
+    if tokenizer is not None:
+        split = build_tokenizer(tokenizer)
+        forms["tokens"] = [list(map(split, lines)) for lines in forms["lines"]]
     for name, known in METRICS.items():
-        if known.compared:
+        if known.compared or (known.reads == "tokens" and tokenizer is not None):
             metric, sides = known.build(True), []
-            for lines in (baseline, system):
-                statistics = np.array(metric._extract_corpus_statistics(lines, [references, *more_references]))
+            first, second, *correct = forms[known.reads]
+            for lines in (first, second):
+                statistics = np.array(metric._extract_corpus_statistics(lines, correct))
                 sides.append([metric._compute_score_from_stats(row).score for row in (counts @ statistics).tolist()])
             signature = metric.get_signature()
             signature.update("bs", num_samples)
             signature.update("seed", SEED)
-            comparisons[name] = Comparison.of(*map(np.array, sides), len(references), signature.format())
+            named = name_tokenizer(signature.format(), known, tokenizer or "")
+            comparisons[name] = Comparison.of(*map(np.array, sides), len(references), named)
     return comparisons
 
 
@@ -277,15 +293,17 @@ def compare(
     numbers: Sequence[int] | None = None,
     more_references: Sequence[Sequence[str]] = (),
     learned: Mapping[str, Comparison] | None = None,
+    tokenizer: str | None = None,
 ) -> dict:
     """Return the content of comparison.json: paired bootstrap, and `wins` and `losses` of `system` by chrF of single sentences.
 
     The bootstrap also takes `more_references`; wins and losses are by `references` alone. `sources` are only shown.
-    `learned` has the tests of further metrics. `numbers` are as in `describe`; if unset, the sentences are counted. The systems
-    must have been checked against the references.
+    `learned` has the tests of further metrics, and `tokenizer` is that of `compare_systems`. `numbers` are as in `describe`; if
+    unset, the sentences are counted. The systems must have been checked against the references.
     """
     numbers = numbers or range(1, len(references) + 1)
-    metrics = compare_systems(baseline.lines, system.lines, references, config.samples, more_references) | dict(learned or {})
+    metrics = compare_systems(baseline.lines, system.lines, references, config.samples, more_references, tokenizer)
+    metrics |= learned or {}
     chrf = np.stack([sentence_chrf(one.lines, references) for one in (baseline, system)])
     columns = {"source": sources or (), "reference": references, "baseline": baseline.lines, "system": system.lines}
     facts = {

@@ -31,6 +31,7 @@ from treenet.tasks.translation_metrics import (
     check_lines,
     compute_scores,
     describe_blanks,
+    describe_forms,
     tokenizer_of,
 )
 from treenet.translation.hypotheses import Hypothesis
@@ -140,8 +141,7 @@ def score_lines(
 ) -> dict:
     """Score translations, as in scores.json; also by bucket if a data set gives the sources."""
     tokenizer = tokenizer_of(data, settings.target_language)
-    if note := describe_blanks(references, tokenizer):
-        warn(f"note: {note}; compare chrF, or set target_language (such as zh, ja or th) and compare the tokenised BLEU")
+    warn_of_text([lines], references, tokenizer)
     with phase(f"scoring {len(lines):,} translations"):
         scores = compute_scores(lines, references, tokenizer, more, torch.get_num_threads())
     scores["split"] = settings.split
@@ -156,6 +156,14 @@ def score_lines(
             tagged = [row["source"] for row in read_split(data, "text", settings.split)]
             scores["tags"] = score_tags(tagged, tags, lines, references)
     return scores
+
+
+def warn_of_text(systems: Sequence[Sequence[str]], references: Sequence[str], tokenizer: str) -> None:
+    """Warn of lines whose words no metric can match, or cannot tell apart."""
+    if note := describe_blanks(references, tokenizer):
+        warn(f"note: {note}; compare chrF, or set target_language (such as zh, ja or th) and compare the tokenised BLEU")
+    for note in filter(None, (describe_forms(lines, references) for lines in systems)):
+        warn(f"note: {note}; write both in NFC, and score them again")
 
 
 def learned_entries(
@@ -240,20 +248,24 @@ def compare_results(baseline: System, system: System, given: GivenLines, setting
     """Compare two systems on the references of a file, or else of the data set of a run."""
     shown, sources, numbers, of = None, given.sources, None, str(settings.references)
     split = next((one.scores.get("split", settings.split) for one in (baseline, system) if one.scores), settings.split)
+    tokenizer = tokenizer_of(None, settings.target_language)
     if (references := given.references) is None:
         data = settings.data or next((data_of(one.run) for one in (baseline, system) if one.run), None)
         if data is None:
             raise UserError("--compare: two files need references; give data=DATA or references=FILE")
         references, of = references_of(data, split)
+        tokenizer = tokenizer_of(data, settings.target_language)
         shown, sources = read_sources(data, split), plain_sources(data, split)
         numbers = [row["example_id"] + 1 for row in read_split(data, "text", split)]
     for one in (baseline, system):
         one.check(split, references, of)
     check_given(references, given, settings)
+    warn_of_text([baseline.lines, system.lines], references, tokenizer)
     found = _learned_metrics(settings).score([baseline.lines, system.lines], sources, [references, *given.more])
     samples = settings.compare.samples
     learned = {name: compare_means(*scores.values, samples, scores.signature) for name, scores in found.items()}
-    return compare(baseline, system, shown, references, split, settings.compare, numbers, given.more, learned)
+    tokens_of = tokenizer if settings.target_language or tokenizer == NO_TOKENIZER else None
+    return compare(baseline, system, shown, references, split, settings.compare, numbers, given.more, learned, tokens_of)
 
 
 def format_scores(everything: dict[str, dict]) -> str:

@@ -101,10 +101,10 @@ class EvaluateSettings(Settings):
         "keep their tokens",
     )
     buckets: BucketConfig = BucketConfig()
-    hypotheses: Annotated[Path | None, Effect.NONE] = Field(
+    hypotheses: Path | None = Field(
         None, description="score this file, one line per reference, plain or compressed, instead of translating"
     )
-    references: Annotated[Path | None, Effect.NONE] = Field(
+    references: Path | None = Field(
         None, description="with hypotheses or --compare: a file of references, instead of those of a data set"
     )
     sources: Annotated[Path | None, Effect.NONE] = Field(

@@ -17,6 +17,7 @@ from functools import partial
 from importlib.metadata import version
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
+from unicodedata import is_normalized, normalize
 
 import numpy as np
 
@@ -118,6 +119,23 @@ def describe_blanks(references: Sequence[str], tokenizer: str) -> str:
     )
 
 
+def describe_forms(hypotheses: Sequence[str], references: Sequence[str]) -> str:
+    """Describe how many lines lose matches because of the forms of Unicode; empty if none does."""
+
+    def shared(line: str, reference: str, compose: Callable[[str], str]) -> int:
+        return len({*compose(line).split()} & {*compose(reference).split()})
+
+    nfc, pairs = partial(normalize, "NFC"), list(zip(hypotheses, references, strict=True))
+    other = [pair for pair in pairs if not all(is_normalized("NFC", line) for line in pair)]
+    count = sum(shared(*pair, nfc) > shared(*pair, str) for pair in other)
+    if not count:
+        return ""
+    return (
+        f"in {count:,} of {len(pairs):,} lines, translation and reference have the same word in two forms of Unicode (\u00e9 as one "
+        "character or as two), and no metric takes them for the same"
+    )
+
+
 def tokenizer_of(data: AnyPath | None, language: str | None = None) -> str:
     """Return the name of the tokeniser for tokenised BLEU. If the input of a data set was tokenised, its tokens are kept."""
     path = stage_folder(data, "text").parent / "config.yaml" if data is not None else None
@@ -170,8 +188,6 @@ def compute_scores(
     tokens = [[split(line) for line in side] for side in lines]
     compounds = [[split_compounds(line) for line in side] for side in tokens]
     forms: dict[str, Sequence[Sequence[str]]] = {"lines": lines, "tokens": tokens, "tokens_of_compounds": compounds}
-    moses = f"|sacremoses:{version('sacremoses')}" if tokenizer.startswith(MOSES) else ""
-    names = {"tokens": f"{tokenizer}{moses}", "tokens_of_compounds": f"{tokenizer}+compounds{moses}"}
     scores: dict = {"num_examples": len(references)}
     for name, one in METRICS.items():
         metric = one.build(tokenizer == NO_TOKENIZER)
@@ -183,9 +199,17 @@ def compute_scores(
             metric.num_refs = len(every_reference)  # for its signature
         else:
             scores[name] = metric.corpus_score(system, every_reference).score
-        signature, tokens_of = metric.get_signature().format(), names.get(one.reads)
-        scores[f"{name}_signature"] = signature.replace("tok:none", f"tok:{tokens_of}") if tokens_of else signature
+        scores[f"{name}_signature"] = name_tokenizer(metric.get_signature().format(), one, tokenizer)
     return scores
+
+
+def name_tokenizer(signature: str, metric: Metric, tokenizer: str) -> str:
+    """Return the signature of a metric with the name of the tokeniser, if the metric reads its tokens."""
+    if metric.reads == "lines":
+        return signature
+    compounds = "+compounds" if metric.reads == "tokens_of_compounds" else ""
+    moses = f"|sacremoses:{version('sacremoses')}" if tokenizer.startswith(MOSES) else ""
+    return signature.replace("tok:none", f"tok:{tokenizer}{compounds}{moses}")
 
 
 def _parts(sides: Sequence[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
