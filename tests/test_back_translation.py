@@ -163,6 +163,30 @@ class Cut(Exception):
     """Stands for a kill."""
 
 
+def test_tags_that_the_backward_model_writes_are_no_words(tmp_path, monkeypatch):
+    """The filters of the real pairs have read them without their tags."""
+    sides = {"source": ["<2de> ein Hund da"] * 9, "target": ["one dog"] * 9}
+    splits: dict = {}
+    for split in ("train", "valid"):
+        for side, lines in sides.items():
+            (tmp_path / f"{split}.{side}").write_text("".join(f"{line}\n" for line in lines))
+            splits.setdefault(split, {})[side] = [tmp_path / f"{split}.{side}"]
+    settings = {"parser": {"name": "words", "tags": ["<2de>"]}, "subwords": {"vocab_size": None}, "workers": 0}
+    filters = {"max_ratio": 1.5}
+    preprocess(
+        PreprocessConfig(splits=splits, filters=filters, tree={"tree_source": "flat"}, **settings), data := tmp_path / "data"
+    )
+
+    def train(*given):
+        raise Cut
+
+    monkeypatch.setattr(train_run, "run_training", train)
+    overrides = [f"data={data}", f"text=[{tmp_path / 'train.target'}]", "tag=null", "workers=0", f"backward={json.dumps(RUN)}"]
+    with pytest.raises(Cut):
+        main(["--out", str(tmp_path / "out"), *overrides])
+    assert read_index(tmp_path / "out" / "backward_data" / "text")["totals"]["train"]["rows"] == 9
+
+
 def test_cut_after_every_step_the_same_command_goes_on(data, undisturbed, tmp_path, monkeypatch):
     """Each function ends its work once, and the command ends before it records it."""
     cut: list[str] = []

@@ -198,6 +198,8 @@ class BackTranslation:
         swapped = {"source_script": "target_script", "target_script": "source_script"}
         filters = self._settings["filters"].model_dump()
         filters |= {name: filters[other] for name, other in swapped.items()}
+        if self._settings["parser"].tags:  # in front of targets here, where these filters would take them for words
+            filters |= dict.fromkeys(("max_ratio", *swapped))
         settings = {"parser": parser, "target_parser": None, "tree": tree, "filters": filters}
         preprocess(self._preprocessing(splits, **settings), self._backward_data)
         tell("2/4  train the model from target to source")

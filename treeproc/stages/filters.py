@@ -44,7 +44,9 @@ class FilterConfig(Settings):
     max_words: PositiveInt = Field(250, description="drop training examples with more blank-separated words on a side")
     max_word_chars: PositiveInt = Field(1000, description="drop training examples with a word of more characters")
     max_ratio: PositiveFloat | None = Field(
-        None, ge=1, description="drop training pairs if one side has more than this many times the words of the other side"
+        None,
+        ge=1,
+        description="drop training pairs if one side has more than this many times the words of the other side, without tags",
     )
     drop_damaged: bool = Field(
         True, description="drop training examples with U+FFFD, or control characters other than the tab, on a side"
@@ -61,7 +63,7 @@ class FilterConfig(Settings):
         "and blanks",
     )
     source_script: Script | None = Field(
-        None, description="drop training examples if the source has too few letters of this script"
+        None, description="drop training examples if the source, without its tag, has too few letters of this script"
     )
     target_script: Script | None = Field(None, description="the same for the target side")
     min_script_share: float = Field(0.5, ge=0, le=1, description="smallest share of the letters that must be of the script")
