@@ -218,6 +218,13 @@ def test_translations_that_do_not_belong_together_are_refused(runs, main, tmp_pa
     other = write_toy_data(tmp_path / "other", train=20, valid=6, test=9, seed=1)
     with pytest.raises(UserError, match=r"has scores against other references than those of test of .*other"):
         main(["--compare", str(a), str(b), f"data={other}"])
+    config = (a / "config.yaml").read_text()
+    (a / "config.yaml").write_text(re.sub(r"(?m)^data: .*$", f"data: {tmp_path / 'nowhere'}", config))
+    with pytest.raises(
+        UserError, match=r"nowhere, the data set of .*/a, is missing; if it moved, give its new place as data=DIR$"
+    ):
+        main(["--compare", str(a), str(b)])
+    (a / "config.yaml").write_text(config)
     (b / "translations.test.txt").write_text("")
     with pytest.raises(UserError, match="has changed since scores.json got its scores"):
         read_system(b, "test")

@@ -251,6 +251,11 @@ def test_evaluate_refuses_unfit_settings_in_one_line(run, tmp_path):
     other = write_toy_data(tmp_path / "other", train=8, valid=2, test=2, seed=1)
     with pytest.raises(UserError, match="the vocabulary must be"):
         evaluate_run(run, EvaluateSettings(data=other))
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace(str(data_of(run)), str(other)))
+    with pytest.raises(UserError, match="; it was made again since then; restore it, or train on it into another folder$"):
+        evaluate_run(run, EvaluateSettings())
+    (run / "config.yaml").write_text(config)
     shutil.rmtree(run / "averaged")
     with pytest.raises(UserError, match=r"averaged/model\.safetensors is missing; train to the end"):
         evaluate_run(run, EvaluateSettings())

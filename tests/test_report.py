@@ -341,7 +341,7 @@ def test_a_run_that_is_not_finished_shows_what_it_has(folder, tmp_path):
         in missing["begun"]
     )
     assert f"python workflows/evaluate.py --out {run} split=test" in missing["begun"]
-    assert "data set is missing" in missing["gone"] and found["sentences"] == []
+    assert "its data set is missing or was made again" in missing["gone"] and found["sentences"] == []
     assert [row["run"] for row in found["scores"][0]["rows"]] == ["gone"]
     text = (tmp_path / "out" / "index.html").read_text()
     assert "Learning curves" in text and 'id="sentences"' not in text and "; to add it: <code>python" in text

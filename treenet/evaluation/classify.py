@@ -13,7 +13,7 @@ from treenet.evaluation.settings import ClassifySettings
 from treenet.layers.backend import choose_device, scoring
 from treenet.models import ClassLogits
 from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders, checkpoint_step
-from treenet.runs.loading import data_of, load_trained
+from treenet.runs.loading import advise, check_own_vocabulary, check_there, data_of, load_trained
 from treenet.runs.result_entries import SCORES, add_entry, name_result, read_scores
 from treenet.runs.result_provenance import LAST, asked_for, fingerprints
 from treenet.runs.run_folder import checkpoint_folder, checkpoint_names, name_in_results, read_facts, recorded_sha256
@@ -63,17 +63,14 @@ def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str],
     config, model = load_trained(folder, checkpoint)
     own = data_of(folder, config)
     data = settings.data or own
+    check_there(data, folder)
     task = build_task(config.model_copy(update={"data": data}))
     if not isinstance(task, PredictionTask):
         raise UserError(f"{folder} is a run of {config.task}; score it with workflows/{task.scorer}")
     index, facts = read_index(data / "encoded"), read_facts(folder, needed=("vocab_fingerprint", "data_fingerprint"))
     task.check(index)
     _check_classes(data, index, own, facts)
-    if index["vocab_fingerprint"] != facts["vocab_fingerprint"]:
-        raise UserError(
-            f"{data}: the vocabulary must be {facts['vocab_fingerprint']}, which {folder} was trained on, but is "
-            f"{index['vocab_fingerprint']}; make it with vocab_from={own}"
-        )
+    check_own_vocabulary(data, index, facts, folder, own)
     check_hashes(data / "encoded", settings.split)
     if config.frozen_states is not None and not _has_states(config.frozen_states, index, facts, settings.split):
         task.config = task.config.model_copy(update={"frozen_states": None})
@@ -121,7 +118,7 @@ def _check_classes(data: AnyPath, index: Mapping, own: AnyPath, facts: Mapping) 
         raise UserError(f"{data} has {here}, but the model learned {there}; choose a data set with {there}")
     known, found = facts.get("num_classes"), index.get("num_classes")
     if known is not None and known != found:
-        raise UserError(f"{data} has {found} classes, but the model learned {known}; make it with vocab_from={own}")
+        raise UserError(f"{data} has {found} classes, but the model learned {known}; {advise(data, own)}")
     names = read_index(own / "encoded").get("classes") if (own / "encoded" / "index.json").exists() else None
     if names and index.get("classes") not in (None, names):
         raise UserError(

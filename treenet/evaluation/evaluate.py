@@ -200,9 +200,13 @@ def check_given(references: Sequence[str], given: GivenLines, settings: Evaluate
 
 
 def data_of(run: Path) -> AnyPath | None:
-    """Return the data set of a run folder; None if the folder is not a run."""
-    config = run / "config.yaml"
-    return load_settings(TrainConfig, config).data if config.is_file() else None
+    """Return the data set of a run folder; None if the folder is not a run. Raises UserError if the data set is missing."""
+    if not (run / "config.yaml").is_file():
+        return None
+    data = load_settings(TrainConfig, run / "config.yaml").data
+    if not (data / "encoded" / "index.json").exists():
+        raise UserError(f"{data}, the data set of {run}, is missing; if it moved, give its new place as data=DIR")
+    return data
 
 
 def references_of(data: AnyPath, split: str) -> tuple[list[str], str]:
@@ -218,13 +222,14 @@ def score_file(lines: Sequence[str], given: GivenLines, settings: EvaluateSettin
     `out` is a run folder or another folder. Translations and scores are written there as for a run. Raises UserError if there are
     no references, or not one per line.
     """
-    data = settings.data or (data_of(out) if out else None)
+    data = None
     if (references := given.references) is None:
+        data = settings.data or (data_of(out) if out else None)
         if data is None:
             raise UserError("hypotheses: needs references; give data=DATA, references=FILE, or the folder of a run as --out")
         references, of = references_of(data, settings.split)
     else:
-        data, of = None, str(settings.references)
+        of = str(settings.references)
     check_lines(lines, references, str(settings.hypotheses), of)
     check_given(references, given, settings)
     scores = {

@@ -235,6 +235,8 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
     )
     index = own_index(run)
     run.fingerprints = _fingerprints(run, index)
+    if index is None:
+        run.missing.append(Missing("its data set is missing or was made again, so the page has nothing that needs its sentences"))
     if index and index.get("tree_source"):
         run.trees, run.agreement = describe_trees(index), describe_agreement(index)
     judged = {**{f"the scores of {result}": one for result, one in run.statuses.items()}, "the probes": run.probes_status}

@@ -1,6 +1,6 @@
 """The trained model of a run, with its settings and, for translation, its vocabulary."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -128,17 +128,9 @@ def load_model(
     chosen = start if untrained else checkpoint
     folder = None if chosen is None else checkpoint_folder(run, chosen)
     data = data or data_of(run, config)
-    if not data.is_dir():
-        raise UserError(
-            f"{data}, the data set of {run}, is missing; if it moved, run the training command of the run with data=NEW, which "
-            "records the new place"
-        )
+    check_there(data, run)
     index = read_index(data / "encoded")
-    if index["vocab_fingerprint"] != facts["vocab_fingerprint"]:
-        raise UserError(
-            f"{data}: the vocabulary must be {facts['vocab_fingerprint']}, which {run} was trained on, but is "
-            f"{index['vocab_fingerprint']}; make it with vocab_from={data_of(run, config)}"
-        )
+    check_own_vocabulary(data, index, facts, run, data_of(run, config))
     check_vocabulary_files(data / "encoded", index)
     if folder:
         _check_vocabulary(folder, index)
@@ -158,6 +150,31 @@ def load_model(
         run=run,
         weights=folder,
     )
+
+
+def check_there(data: AnyPath, run: Path) -> None:
+    """Raise UserError if the folder of the data set of a run is missing."""
+    if not data.is_dir():
+        raise UserError(
+            f"{data}, the data set of {run}, is missing; if it moved, run the training command of the run with data=NEW, which "
+            "records the new place"
+        )
+
+
+def check_own_vocabulary(data: AnyPath, index: Mapping, facts: Mapping, run: Path, own: AnyPath) -> None:
+    """Raise UserError if a data set has another vocabulary than `run` learned, from the data set `own`."""
+    if index["vocab_fingerprint"] != facts["vocab_fingerprint"]:
+        raise UserError(
+            f"{data}: the vocabulary must be {facts['vocab_fingerprint']}, which {run} was trained on, but is "
+            f"{index['vocab_fingerprint']}; {advise(data, own)}"
+        )
+
+
+def advise(data: AnyPath, own: AnyPath) -> str:
+    """Return the remedy for a data set with another vocabulary, or other classes, than the data set `own` had in training."""
+    if data == own:
+        return "it was made again since then; restore it, or train on it into another folder"
+    return f"make it with vocab_from={own}"
 
 
 def task_of(run: Path) -> str:
