@@ -44,6 +44,7 @@ from treenet.tasks.translation_metrics import (
     choose_tokenizer,
     compute_scores,
     describe_blanks,
+    describe_case,
     describe_forms,
     sentence_chrf,
     split_compounds,
@@ -240,6 +241,14 @@ def test_words_in_another_form_of_unicode_are_told():
         assert describe_forms(*lines).startswith("in 2 of 3 lines, translation and reference have a word in two forms")
     assert not describe_forms(composed, composed) and not describe_forms(decomposed, decomposed)
     assert not describe_forms(["fur"], decomposed[:1]) and compute_scores(composed, decomposed)["chrf"] < 90
+
+
+def test_capital_letters_on_one_side_alone_are_told():
+    cased, lower = ["Ein Hund", "zwei Katzen", "drei"], ["ein hund", "zwei katzen", "drei"]
+    assert describe_case(cased, lower).startswith("2 of 3 translations have capital letters, but no reference has one")
+    assert describe_case(lower, cased).startswith("2 of 3 references have capital letters, but no translation has one")
+    assert not describe_case(cased, cased) and not describe_case(lower, lower)
+    assert not describe_case(["Ein", *lower * 10], ["ein", *lower * 10])
 
 
 def test_the_tokeniser_is_that_of_the_data_or_of_the_language():

@@ -31,6 +31,7 @@ from treenet.tasks.translation_metrics import (
     check_lines,
     compute_scores,
     describe_blanks,
+    describe_case,
     describe_forms,
     tokenizer_of,
 )
@@ -164,6 +165,8 @@ def warn_of_text(systems: Sequence[Sequence[str]], references: Sequence[str], to
         warn(f"note: {note}; compare chrF, or set target_language (such as zh, ja or th) and compare the tokenised BLEU")
     for note in filter(None, (describe_forms(lines, references) for lines in systems)):
         warn(f"note: {note}; write both in NFC, and score them again")
+    for note in filter(None, (describe_case(lines, references) for lines in systems)):
+        warn(f"note: {note}; if one side was made lower-case, do the same to the other, and score them again")
 
 
 def learned_entries(

@@ -136,6 +136,15 @@ def describe_forms(hypotheses: Sequence[str], references: Sequence[str]) -> str:
     )
 
 
+def describe_case(hypotheses: Sequence[str], references: Sequence[str]) -> str:
+    """Describe that one side alone has capital letters; empty if both or none have them."""
+    sides = {"translations": hypotheses, "references": references}
+    (fewer, without), (count, side) = sorted((sum(line != line.lower() for line in lines), name) for name, lines in sides.items())
+    if fewer or count <= _TOO_MANY * len(references):
+        return ""
+    return f"{count:,} of {len(references):,} {side} have capital letters, but no {without[:-1]} has one, and case counts"
+
+
 def tokenizer_of(data: AnyPath | None, language: str | None = None) -> str:
     """Return the name of the tokeniser for tokenised BLEU. If the input of a data set was tokenised, its tokens are kept."""
     path = stage_folder(data, "text").parent / "config.yaml" if data is not None else None
