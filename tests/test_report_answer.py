@@ -125,6 +125,22 @@ def test_scores_of_more_references_are_not_compared_with_scores_of_one(monkeypat
     assert "There is no interval: it needs scores of the data set's own references alone." in both.sentence  # three seeds it has
 
 
+@pytest.mark.parametrize(("tokenizers", "tested"), [(("zh", "zh"), True), (("zh", "char"), False), (("intl", "intl"), False)])
+def test_tokenised_bleu_is_tested_where_it_is_the_one_to_compare(monkeypatch, tokenizers, tested):
+    lines = [["我们今天去看电影"] * 5, ["我们昨天去看电影"] * 5]
+    runs = [make_run(name, name, 1, 0) for name in ("first", "second")]
+    for run, own, tokenizer in zip(runs, reversed(lines), tokenizers, strict=True):
+        run.translations["test"] = own
+        run.scores["test"] = compute_scores(own, lines[0], tokenizer) | {"split": "test"}
+    monkeypatch.setattr(compare, "references_of", lambda table, runs: (next(iter(runs)), lines[0]))
+    (table,) = score_tables(runs, runs[0], 10)
+    tests = table.rows[1].tests
+    assert ("bleu_tokenized" in tests) == tested
+    if tested:
+        values = [run.scores["test"]["bleu_tokenized"] for run in runs]
+        assert tests["bleu_tokenized"].difference == pytest.approx(values[1] - values[0]) and values[1] == pytest.approx(100)
+
+
 def test_a_baseline_that_is_best_is_said_to_be_so():
     found = answer([*PLAIN, *TREE], TREE[0])
     assert [row.system for row in found.rows] == ["tree_transformer", "transformer"] and found.rows[1].difference < 0

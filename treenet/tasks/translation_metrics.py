@@ -89,7 +89,7 @@ SCORE_TYPES: dict[str, type] = dict.fromkeys(METRIC_TITLES, float) | {f"{name}_s
 _FEWEST_LINES, _LINES_AT_ONCE = 500, 100  # of a slow metric: for each process, which takes a second to start, and of a job
 NO_TOKENIZER, INTERNATIONAL, MOSES = "none", "intl", "moses."
 # Sacrebleu's tokenisers for languages without blanks between words. Those of Moses leave whole sentences as words.
-_WITHOUT_BLANKS = {"zh": "zh"} | dict.fromkeys(("ja", "km", "lo", "my", "th"), "char")
+WITHOUT_BLANKS = {"zh": "zh"} | dict.fromkeys(("ja", "km", "lo", "my", "th"), "char")
 _LETTERS_OF_THESE = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 _TOO_MANY = 0.05  # of the lines
 
@@ -103,12 +103,12 @@ def choose_tokenizer(tokenized: bool, language: str | None) -> str:
     """
     if tokenized:
         return NO_TOKENIZER
-    return _WITHOUT_BLANKS.get(language, f"{MOSES}{language}") if language else INTERNATIONAL
+    return WITHOUT_BLANKS.get(language, f"{MOSES}{language}") if language else INTERNATIONAL
 
 
 def describe_blanks(references: Sequence[str], tokenizer: str) -> str:
     """Describe why metrics of words do not fit the references of a tokeniser; empty if they fit."""
-    if tokenizer == NO_TOKENIZER or tokenizer in _WITHOUT_BLANKS.values():
+    if tokenizer == NO_TOKENIZER or tokenizer in WITHOUT_BLANKS.values():
         return ""
     count = sum(2 * len(_LETTERS_OF_THESE.findall(line)) > sum(map(str.isalpha, line)) for line in references)
     if count <= _TOO_MANY * len(references):
