@@ -15,7 +15,6 @@ import torch
 from waiting import wait_for
 
 from treenet.cli import evaluate
-from treenet.evaluation.buckets import without_tags
 from treenet.extras.learned_metrics.comet import PYTHON, CometConfig, check_comet, comet_scores
 from treeproc.common.settings import UserError
 
@@ -169,10 +168,6 @@ def test_the_process_ends_with_the_one_that_asked(python, model, tmp_path):
     number = int(started.read_text())
     stat = Path(f"/proc/{number}/stat")
     wait_for(lambda: not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z", seconds=60)
-
-
-def test_tags_in_front_of_lines_are_left_out():
-    assert without_tags(["<de> a b", "<de>", "a <de>", " x"], ["<de>"]) == ["a b", "", "a <de>", " x"]
 
 
 @pytest.mark.skipif(PYTHON not in os.environ, reason=f"${PYTHON} names no environment that has COMET")

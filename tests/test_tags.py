@@ -8,7 +8,10 @@ import pyarrow as pa
 import pytest
 from sacrebleu.metrics import BLEU
 
+from treenet.data.splits import read_references
 from treenet.evaluation.buckets import format_tags, score_tags
+from treenet.evaluation.evaluate import score_lines
+from treenet.evaluation.settings import EvaluateSettings
 from treeproc.common.settings import UserError, load_settings
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
@@ -18,6 +21,7 @@ from treeproc.parsers.given import TagReader, split_tag
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.stages.config import PreprocessConfig
+from treeproc.stages.filters import without_tag
 from treeproc.stages.preprocess import preprocess
 from treeproc.subwords import Subwords
 from treeproc.trees.arcs import check_arcs
@@ -164,6 +168,39 @@ def test_a_line_with_another_tag_is_translated_with_a_warning(data):
     note = "begins with <c>, which is not a tag of the data set (<a>, <b>); it is read as text"
     assert [line.note for line in lines] == ["", note, "", ""]
     assert all(line.row for line in lines)
+
+
+def test_a_tag_alone_is_an_empty_line(data):
+    """As `sed 's/^/<a> /'` makes it of an empty line, and as preprocessing reads it."""
+    encoder = RawLineEncoder(data, given_trees=False, max_pieces=100)
+    lines = encoder.encode([RawLine(line.encode()) for line in ("<a> ", "<b>", "<a> \u200b", "<c>", "<a> <b>")])
+    assert [line.source for line in lines] == ["", "", "", "<c>", "<a> <b>"] and not any(line.problem for line in lines)
+    assert [bool(len(line.row["leaves"]["piece"])) for line in lines] == [False, False, False, True, True]
+
+
+def test_a_line_without_its_tag():
+    lines = ("<de> a b", "<de>", "a <de>", " x")
+    assert [without_tag(line, ["<de>"]) for line in lines] == ["a b", "", "a <de>", " x"]
+
+
+def test_scores_by_tag_are_of_the_side_that_models_read(data):
+    """The pairs the other way round, in a data set whose models read the target side."""
+    files = {split: {side: [str(data.parent / f"{split}.{side}")] for side in ("de", "en")} for split in ("train", "valid")}
+    config = PreprocessConfig(
+        splits={split: {"source": paths["de"], "target": paths["en"]} for split, paths in files.items()},
+        parser={"name": "words"},
+        target_parser={"name": "words", "tags": ["<a>", "<b>"]},
+        subwords={"vocab_size": 400},
+        tree={"tree_source": "balanced", "side": "target"},
+        workers=0,
+    )
+    preprocess(config, out := data.parent / "target_side")
+    found = []
+    for folder in (data, out):
+        lines = read_references(folder, "valid")
+        found.append(score_lines(lines, lines, folder, EvaluateSettings(split="valid"))["tags"])
+    assert [(row["tag"], row["num_examples"]) for row in found[1]] == [("<a>", 3), ("<b>", 2), ("none", 5)]
+    assert found[0] == found[1]
 
 
 def test_scores_by_tag_are_those_of_the_lines_alone():

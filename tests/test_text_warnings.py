@@ -69,6 +69,15 @@ def test_tokenised_text_is_told_with_count_example_and_setting():
     assert f"train source line 4: {TOKENS[0]!r}" in messages[0] and "escapes such as &apos; or @-@: 2 of 6" in messages[0]
 
 
+def test_notices_read_the_text_after_a_tag():
+    lines = [f"<DE> {line}" for line in (*ENGLISH, '"one ""big"" and ""old"" dog"', "ten letters here")]
+    facts, messages = notices_of({"train": lines}, parser={"name": "shipped", "tags": ["<DE>"]})
+    found = facts["train"]["source"]
+    assert found["placeholders"]["count"] == 0 and found["language"]["looked_at"] == len(ENGLISH)
+    assert found["quoted"] == {"count": 1, "line": 4, "text": lines[3]} and not any("placeholders" in one for one in messages)
+    assert notices_of({"train": lines})[0]["train"]["source"]["placeholders"]["count"] == len(lines)
+
+
 def test_text_that_is_not_tokenised_is_told_where_moses_is_set():
     facts, messages = notices_of({"train": ENGLISH}, tokenized="moses")
     assert len(messages) == 1 and "3 of 3 lines" in messages[0] and messages[0].endswith("set tokenized: none")

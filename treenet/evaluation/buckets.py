@@ -102,12 +102,6 @@ def score_tags(sources: Sequence[str], tags: Collection[str], hypotheses: Sequen
     return found
 
 
-def without_tags(sources: Sequence[str], tags: Collection[str]) -> list[str]:
-    """Return lines without the tag in front of them."""
-    split = (source.partition(" ") for source in sources)
-    return [rest if first in tags else f"{first}{blank}{rest}" for first, blank, rest in split]
-
-
 def format_tags(scores: Sequence[dict]) -> str:
     """Return a table with a line for each tag."""
     shown = [name for name in COMPARED if all(name in row for row in scores)]

@@ -11,7 +11,7 @@ import torch
 from treenet.config import DecodingConfig, TrainConfig
 from treenet.data.splits import read_references, read_sources, read_split
 from treenet.evaluation.bootstrap import compare, compare_means
-from treenet.evaluation.buckets import measure_sources, score_buckets, score_tags, without_tags
+from treenet.evaluation.buckets import measure_sources, score_buckets, score_tags
 from treenet.evaluation.learned_metrics import LearnedMetrics, entries_of
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.layers.backend import choose_device, keep_freed_memory
@@ -43,6 +43,7 @@ from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
 from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import fingerprint_of, read_index
+from treeproc.stages.filters import without_tag
 from treeproc.trees.flat_trees import FlatTrees
 
 References = Sequence[Sequence[str]]  # further references, each with a line for every example
@@ -154,8 +155,7 @@ def score_lines(
         index = read_index(data / "encoded")
         scores["data"] = fingerprints(index)
         if tags := index.get("parser_settings", {}).get("tags"):
-            tagged = [row["source"] for row in read_split(data, "text", settings.split)]
-            scores["tags"] = score_tags(tagged, tags, lines, references)
+            scores["tags"] = score_tags(read_sources(data, settings.split), tags, lines, references)
     return scores
 
 
@@ -189,7 +189,8 @@ def more_fingerprint(more: References) -> str | None:
 
 def plain_sources(data: AnyPath, split: str) -> list[str]:
     """Read the lines that a model translates, without the tags in front of them."""
-    return without_tags(read_sources(data, split), read_index(data / "encoded").get("parser_settings", {}).get("tags", ()))
+    tags = read_index(data / "encoded").get("parser_settings", {}).get("tags", ())
+    return [without_tag(source, tags) for source in read_sources(data, split)]
 
 
 def check_given(references: Sequence[str], given: GivenLines, settings: EvaluateSettings) -> None:

@@ -17,7 +17,7 @@ from treeproc.readers.line_forms import is_blank, join_with_blanks
 from treeproc.readers.numbered_lines import pair_up, read_byte_lines
 from treeproc.readers.treebanks import read_trees
 from treeproc.shards.schema import UNK_ID
-from treeproc.stages.filters import is_doubtful, known, stride_of
+from treeproc.stages.filters import is_doubtful, known, stride_of, without_tag
 from treeproc.stages.text_warnings import SideNotices, Wanted, is_noticed
 
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
@@ -155,8 +155,9 @@ class RawLineEncoder:
             return {}
         kinds = () if self._given_trees else self._encoder.notice_kinds
         sample = numbered[:: stride_of(len(numbered))]
-        doubtful = any(is_doubtful(text, self._encoder.knows) for _, text in sample)
-        side = SideNotices(Wanted(kinds, known(self._encoder.language) if doubtful else None))
+        tags = self._encoder.tags
+        doubtful = any(is_doubtful(without_tag(text, tags), self._encoder.knows) for _, text in sample)
+        side = SideNotices(Wanted(kinds, known(self._encoder.language) if doubtful else None, tags))
         side.add([text for _, text in numbered], lambda place: numbered[place][0])
         side.sample = sample
         facts = side.facts()
@@ -197,7 +198,7 @@ class RawLineEncoder:
             if line.trees is not None:
                 own = None if line.text is None else draft.source
                 draft.source, draft.given = place_trees(own, normalize(decode(line.trees, "tree: ")))
-            if is_blank(draft.source):
+            if is_blank(without_tag(draft.source, self._encoder.tags)):
                 draft.source, draft.given = "", Given()
             if is_blank(draft.target):
                 draft.target = ""

@@ -149,7 +149,7 @@ class PreprocessConfig(Settings):
     def notices(self) -> TextNotices:
         """Return the notices that the text stage collects about the lines of each side."""
         languages = {side: p.language if p is not None and p.reads_language else None for side, p in self.parsers().items()}
-        kinds = wanted(self.tokenized, self.form.columns, languages, self.normalization)
+        kinds = wanted(self.tokenized, self.form.columns, languages, self.normalization, self.tags())
         return TextNotices(kinds, self.inputs().line)
 
     def settled(self, begun: Mapping | None = None) -> "PreprocessConfig":

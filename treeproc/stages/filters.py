@@ -75,7 +75,7 @@ class FilterConfig(Settings):
 
 def drop_reason(source: str, target: str | None, split: str, config: FilterConfig, tags: Collection[str] = ()) -> str | None:
     """Return the reason to drop an example for its text, or None. `target` is None if there is no such side."""
-    texts = {name: _without_tag(line, tags) for name, line in (("source", source), ("target", target)) if line is not None}
+    texts = {name: without_tag(line, tags) for name, line in (("source", source), ("target", target)) if line is not None}
     for name, text in texts.items():
         if is_blank(text):
             return f"empty_{name}"
@@ -92,7 +92,7 @@ def drop_reason(source: str, target: str | None, split: str, config: FilterConfi
     return None
 
 
-def _without_tag(line: str, tags: Collection[str]) -> str:
+def without_tag(line: str, tags: Collection[str]) -> str:
     """Return what follows the tag of a line, also if that is nothing."""
     first, _, text = line.partition(" ")
     return text if first in tags else line

@@ -295,7 +295,7 @@ class WriteText:
         seen = SeenKeys(work, inputs.splits, filters, partitions)
         self._choose = ShardFilter(filters, tags, inputs.labels, seen, inputs.form.has_pairs)
         # Languages are looked at in a sample of all lines, which no shard knows.
-        self._wanted = {side: Wanted(kinds) for side, (kinds, _) in wanted.items()}
+        self._wanted = {side: one._replace(language=None) for side, one in wanted.items()}
         self._schema = select(FULL_TEXT_SCHEMA, inputs.columns())
 
     def __call__(self, shards: Sequence[dict]) -> list[dict]:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from treeproc.readers.line_forms import is_composed
-from treeproc.stages.filters import NOTICED_SHARE, foreign_lines, known
+from treeproc.stages.filters import NOTICED_SHARE, foreign_lines, known, without_tag
 
 # Shares of lines from which on a user is warned; in between lies a factor of seven at least to what was measured on either side.
 ESCAPED_SHARE = 0.005
@@ -183,10 +183,15 @@ class Wanted(NamedTuple):
 
     kinds: tuple[str, ...]
     language: str | None = None  # of the parser of this side; None if no parser reads its lines
+    tags: Collection[str] = ()  # in front of lines, which no parser reads
 
 
 def wanted(
-    tokenized: str, columns: Collection[str], languages: Mapping[str, str | None], normalization: str = "none"
+    tokenized: str,
+    columns: Collection[str],
+    languages: Mapping[str, str | None],
+    normalization: str = "none",
+    tags: Collection[str] = (),
 ) -> dict[str, Wanted]:
     """Name the kinds of notices for each side. `columns` belong to the input format, and `languages` to the sides' parsers.
 
@@ -205,7 +210,7 @@ def wanted(
                 kinds += ["placeholders"] if given else ["placeholders", "sentences"]
         kinds += [] if given else ["subwords", "quoted"]
         kinds += ["decomposed"] if normalization == "none" else []
-        out[side] = Wanted(tuple(kinds), known(language))
+        out[side] = Wanted(tuple(kinds), known(language), tags)
     return out
 
 
@@ -221,10 +226,14 @@ class SideNotices:
     def add(self, lines: Sequence[str], number: Callable[[int], int]) -> None:
         """Add more lines, in order; `number` gives the number, from 1, of the line at a place among them."""
         self.lines += len(lines)
-        chunk = _Chunk(lines)
+        chunk = _Chunk(self._texts(lines))
         for kind in self.wanted.kinds:
             if places := _RULES[kind](chunk):
                 self.found.setdefault(kind, Found()).add(len(places), number(places[0]), lines[places[0]])
+
+    def _texts(self, lines: Sequence[str]) -> Sequence[str]:
+        tags = self.wanted.tags
+        return [without_tag(line, tags) for line in lines] if tags else lines
 
     def counts(self) -> dict[str, dict]:
         """Return what was found, by kind."""
@@ -240,7 +249,9 @@ class SideNotices:
         """Return the facts for the index: kinds of notices, their counts and examples, and the number of lines."""
         out: dict = {"lines": self.lines} | {kind: self.found.get(kind, Found()).facts() for kind in self.wanted.kinds}
         if self.wanted.language is not None:
-            looked_at, foreign, name = foreign_lines(self.sample, self.wanted.language)
+            numbers, lines = ([one[place] for one in self.sample] for place in (0, 1))
+            sample = list(zip(numbers, self._texts(lines), strict=True))
+            looked_at, foreign, name = foreign_lines(sample, self.wanted.language)
             example = Found()
             if foreign:
                 example.add(len(foreign), *foreign[0])
