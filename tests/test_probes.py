@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from copy import deepcopy
 from dataclasses import replace
@@ -538,6 +539,24 @@ def test_sentences_of_test_that_are_in_train_too_are_counted(copied, tmp_path, c
     settings = SMALL.model_copy(update={"tasks": ("length",), "data": data, "train_sentences": 88, "eval_sentences": 14})
     probe_run(copied("plain"), settings)
     assert "note: 14 of 14 sentences of test are also among those of train, which makes" in capsys.readouterr().err
+
+
+def test_sentences_with_a_tag_are_counted(copied, tmp_path, capsys):
+    data = write_probe_data(tmp_path / "data", train=90)
+    settings = SMALL.model_copy(update={"tasks": ("length",), "data": data, "train_sentences": 88, "eval_sentences": 14})
+    path = data / "encoded" / "index.json"
+    index = json.loads(path.read_text())
+    shards = [shard for split in ("train", "valid", "test") for shard in SplitShards(data / "parsed", split)]
+    parsed = [shard.row(row) for shard in shards for row in range(len(shard))]
+    first, run = parsed[0]["words"]["text"][0], copied("plain")
+    for tags in (["<a>"], [first]):
+        index["parser_settings"] = {**index.get("parser_settings", {}), "tags": tags}
+        path.write_text(json.dumps(index))
+        probe_run(run, settings)
+        told = capsys.readouterr().err
+        assert ("begin with a tag" in told) == (tags == [first])
+    count = int(re.search(r"note: (\d+) of 116 sentences begin with a tag", told)[1])
+    assert 0 < count <= sum(row["words"]["text"][0] == first for row in parsed)
 
 
 def test_the_workflow_prints_a_table_and_says_what_is_wrong(folder, copied, tmp_path, capsys):
