@@ -94,6 +94,8 @@ def drop_reason(source: str, target: str | None, split: str, config: FilterConfi
 
 def without_tag(line: str, tags: Collection[str]) -> str:
     """Return what follows the tag of a line, also if that is nothing."""
+    if not tags:  # as in most jobs, which call this for every line
+        return line
     first, _, text = line.partition(" ")
     return text if first in tags else line
 
