@@ -18,10 +18,10 @@ from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser
 from treeproc.parsers.config import ParsedLine
 from treeproc.parsers.given import TagReader, split_tag
+from treeproc.shards.schema import without_tag
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.stages.config import PreprocessConfig
-from treeproc.stages.filters import without_tag
 from treeproc.stages.preprocess import preprocess
 from treeproc.subwords import Subwords
 from treeproc.trees.arcs import check_arcs

@@ -41,9 +41,9 @@ from treeproc.common.messages import phase, warn
 from treeproc.common.provenance import software
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
+from treeproc.shards.schema import without_tag
 from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import fingerprint_of, read_index
-from treeproc.stages.filters import without_tag
 from treeproc.trees.flat_trees import FlatTrees
 
 References = Sequence[Sequence[str]]  # further references, each with a line for every example

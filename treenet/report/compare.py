@@ -12,7 +12,7 @@ from treenet.evaluation.bootstrap import Comparison, compare_systems
 from treenet.models import ARCHITECTURES
 from treenet.report.report_inputs import ReportRun, own_index
 from treenet.runs.result_provenance import ResultStatus
-from treenet.tasks.translation_metrics import METRIC_TITLES, NO_TOKENIZER, WITHOUT_BLANKS
+from treenet.tasks.translation_metrics import METRIC_TITLES, needed_tokenizer
 from treeproc.common.messages import tell
 from treeproc.common.settings import differences, is_below
 
@@ -26,7 +26,6 @@ _DEFAULTS = {
 # The model, the search (in the notes of a table), the updates, and what changes no result.
 _NAMED_ELSEWHERE = ("data", "model", "decoding", "max_steps", *OPERATIONAL)
 _DROPOUT = re.compile(r"model\.\w*drop\w*")  # of all architectures
-_TOKENIZER = re.compile(r"tok:([^|]+)")  # in a signature
 _NO_METRIC = ("num_examples", "seed")
 
 
@@ -191,14 +190,8 @@ def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int) -> No
             )
             continue
         tell(f"paired bootstrap: {row.run}, {row.result}, against {table.baseline.run}")
-        row.tests = compare_systems(base, lines, references, num_samples, tokenizer=_own_tokenizer(table.baseline, row))
-
-
-def _own_tokenizer(baseline: ScoreRow, row: ScoreRow) -> str | None:
-    """Return the tokeniser of tokenised BLEU of both rows, where detokenised lines are not the ones to compare, else None."""
-    signatures = {one.record.get("bleu_tokenized_signature", "") for one in (baseline, row)}
-    found = _TOKENIZER.search(signatures.pop()) if len(signatures) == 1 else None
-    return found[1] if found and found[1] in (NO_TOKENIZER, *WITHOUT_BLANKS.values()) else None
+        tokenizer = needed_tokenizer([table.baseline.record, row.record])
+        row.tests = compare_systems(base, lines, references, num_samples, tokenizer=tokenizer)
 
 
 def references_of(table: ScoreTable, runs: Iterable[ReportRun]) -> tuple[ReportRun, list[str]] | None:

@@ -89,8 +89,9 @@ SCORE_TYPES: dict[str, type] = dict.fromkeys(METRIC_TITLES, float) | {f"{name}_s
 _FEWEST_LINES, _LINES_AT_ONCE = 500, 100  # of a slow metric: for each process, which takes a second to start, and of a job
 NO_TOKENIZER, INTERNATIONAL, MOSES = "none", "intl", "moses."
 # Sacrebleu's tokenisers for languages without blanks between words. Those of Moses leave whole sentences as words.
-WITHOUT_BLANKS = {"zh": "zh"} | dict.fromkeys(("ja", "km", "lo", "my", "th"), "char")
+_WITHOUT_BLANKS = {"zh": "zh"} | dict.fromkeys(("ja", "km", "lo", "my", "th"), "char")
 _LETTERS_OF_THESE = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
+_TOKENIZER = re.compile(r"tok:([^|]+)")  # in a signature
 _TOO_MANY = 0.05  # of the lines
 
 
@@ -103,12 +104,12 @@ def choose_tokenizer(tokenized: bool, language: str | None) -> str:
     """
     if tokenized:
         return NO_TOKENIZER
-    return WITHOUT_BLANKS.get(language, f"{MOSES}{language}") if language else INTERNATIONAL
+    return _WITHOUT_BLANKS.get(language, f"{MOSES}{language}") if language else INTERNATIONAL
 
 
 def describe_blanks(references: Sequence[str], tokenizer: str) -> str:
     """Describe why metrics of words do not fit the references of a tokeniser; empty if they fit."""
-    if tokenizer == NO_TOKENIZER or tokenizer in WITHOUT_BLANKS.values():
+    if tokenizer == NO_TOKENIZER or tokenizer in _WITHOUT_BLANKS.values():
         return ""
     count = sum(2 * len(_LETTERS_OF_THESE.findall(line)) > sum(map(str.isalpha, line)) for line in references)
     if count <= _TOO_MANY * len(references):
@@ -210,6 +211,13 @@ def compute_scores(
             scores[name] = metric.corpus_score(system, every_reference).score
         scores[f"{name}_signature"] = name_tokenizer(metric.get_signature().format(), one, tokenizer)
     return scores
+
+
+def needed_tokenizer(records: Sequence[Mapping]) -> str | None:
+    """Return the tokeniser of tokenised BLEU of all results, where detokenised lines are not the ones to compare, else None."""
+    signatures = {record.get("bleu_tokenized_signature", "") for record in records}
+    found = _TOKENIZER.search(signatures.pop()) if len(signatures) == 1 else None
+    return found[1] if found and found[1] in (NO_TOKENIZER, *_WITHOUT_BLANKS.values()) else None
 
 
 def name_tokenizer(signature: str, metric: Metric, tokenizer: str) -> str:

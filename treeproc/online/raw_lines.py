@@ -16,8 +16,8 @@ from treeproc.parsers.config import PARTLY, TAG_FORM, is_fallback
 from treeproc.readers.line_forms import is_blank, join_with_blanks
 from treeproc.readers.numbered_lines import pair_up, read_byte_lines
 from treeproc.readers.treebanks import read_trees
-from treeproc.shards.schema import UNK_ID
-from treeproc.stages.filters import is_doubtful, known, stride_of, without_tag
+from treeproc.shards.schema import UNK_ID, without_tag
+from treeproc.stages.filters import is_doubtful, known, stride_of
 from treeproc.stages.text_warnings import SideNotices, Wanted, is_noticed
 
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")

@@ -172,6 +172,14 @@ def line_end_in(names: Iterable[str]) -> str:
     return ""
 
 
+def without_tag(line: str, tags: Collection[str]) -> str:
+    """Return what follows the tag of a line, also if that is nothing."""
+    if not tags:  # as in most jobs, which call this for every line
+        return line
+    first, _, text = line.partition(" ")
+    return text if first in tags else line
+
+
 def shard_name(split: str, index: int, count: int) -> str:
     """Return the file name of shard `index` of `count`, for example `train-00002-of-00016.arrow`."""
     return f"{split}-{index:05d}-of-{count:05d}.arrow"

@@ -27,6 +27,7 @@ from treeproc.common.errors import how_to_install, is_installed
 from treeproc.common.messages import warn
 from treeproc.common.settings import Settings, UserError
 from treeproc.readers.line_forms import is_blank
+from treeproc.shards.schema import without_tag
 
 Script = Literal["latin", "cyrillic", "greek", "arabic", "hebrew", "devanagari", "thai", "hangul", "cjk", "kana"]
 
@@ -90,14 +91,6 @@ def drop_reason(source: str, target: str | None, split: str, config: FilterConfi
         if more > config.max_ratio * fewer:
             return "ratio"
     return None
-
-
-def without_tag(line: str, tags: Collection[str]) -> str:
-    """Return what follows the tag of a line, also if that is nothing."""
-    if not tags:  # as in most jobs, which call this for every line
-        return line
-    first, _, text = line.partition(" ")
-    return text if first in tags else line
 
 
 def _side_reason(line: str, text: str, script: Script | None, config: FilterConfig) -> str | None:

@@ -22,7 +22,8 @@ from typing import NamedTuple
 import numpy as np
 
 from treeproc.readers.line_forms import is_composed
-from treeproc.stages.filters import NOTICED_SHARE, foreign_lines, known, without_tag
+from treeproc.shards.schema import without_tag
+from treeproc.stages.filters import NOTICED_SHARE, foreign_lines, known
 
 # Shares of lines from which on a user is warned; in between lies a factor of seven at least to what was measured on either side.
 ESCAPED_SHARE = 0.005
