@@ -301,7 +301,7 @@ def of_translation() -> Sentences:
 def of_classification() -> Sentences:
     tree, plain = (Row("sst5_paper", name) for name in ("tree_transformer", "transformer_root"))
     yield (
-        "four seeds): {} ± {} on test, the Transformer with sentence labels {} ± {}. The difference is {} [{}, {}].",
+        "five seeds): {} ± {} on test, the Transformer with sentence labels {} ± {}. The difference is {} [{}, {}].",
         [*_accuracy(tree), *_accuracy(plain), *_difference(plain)],
     )
     test = ON_SICK.test()
