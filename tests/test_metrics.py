@@ -222,7 +222,7 @@ def test_text_without_blanks_between_words_is_scored_by_its_characters():
 
 @pytest.mark.parametrize("tokenizer", ["zh", "moses.de"])
 def test_tokenised_bleu_is_compared_over_the_same_tokens(tokenizer):
-    """Of sentences without blanks, BLEU is 0 even where they are perfect."""
+    """BLEU of perfect sentences without blanks is 0."""
     references = ["我喜欢吃苹果，但是他不喜欢。", "你好，世界！", "今天天气很好，我们去玩吧！"]
     systems = [[line.replace(*change) for line in references] for change in (("喜欢", "爱"), ("！", "。"))]
     found = compare_systems(*systems, references, 20, [systems[0]], tokenizer)

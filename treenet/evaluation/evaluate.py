@@ -163,10 +163,11 @@ def warn_of_text(systems: Sequence[Sequence[str]], references: Sequence[str], to
     """Warn of lines whose words no metric can match, or cannot tell apart."""
     if note := describe_blanks(references, tokenizer):
         warn(f"note: {note}; compare chrF, or set target_language (such as zh, ja or th) and compare the tokenised BLEU")
-    for note in filter(None, (describe_forms(lines, references) for lines in systems)):
-        warn(f"note: {note}; write both in NFC, and score them again")
-    for note in filter(None, (describe_case(lines, references) for lines in systems)):
-        warn(f"note: {note}; if one side was made lower-case, do the same to the other, and score them again")
+    for lines in systems:
+        if note := describe_forms(lines, references):
+            warn(f"note: {note}; write both in NFC, and score them again")
+        if note := describe_case(lines, references):
+            warn(f"note: {note}; if one side was made lower-case, do the same to the other, and score them again")
 
 
 def learned_entries(
@@ -255,20 +256,19 @@ def score_file(lines: Sequence[str], given: GivenLines, settings: EvaluateSettin
 
 def compare_results(baseline: System, system: System, given: GivenLines, settings: EvaluateSettings) -> dict:
     """Compare two systems on the references of a file, or else of the data set of a run."""
-    shown, sources, numbers, of = None, given.sources, None, str(settings.references)
+    data, shown, sources, numbers, of = None, None, given.sources, None, str(settings.references)
     split = next((one.scores.get("split", settings.split) for one in (baseline, system) if one.scores), settings.split)
-    tokenizer = tokenizer_of(None, settings.target_language)
     if (references := given.references) is None:
         data = settings.data or next((data_of(one.run) for one in (baseline, system) if one.run), None)
         if data is None:
             raise UserError("--compare: two files need references; give data=DATA or references=FILE")
         references, of = references_of(data, split)
-        tokenizer = tokenizer_of(data, settings.target_language)
         shown, sources = read_sources(data, split), plain_sources(data, split)
         numbers = [row["example_id"] + 1 for row in read_split(data, "text", split)]
     for one in (baseline, system):
         one.check(split, references, of)
     check_given(references, given, settings)
+    tokenizer = tokenizer_of(data, settings.target_language)
     warn_of_text([baseline.lines, system.lines], references, tokenizer)
     found = _learned_metrics(settings).score([baseline.lines, system.lines], sources, [references, *given.more])
     samples = settings.compare.samples
