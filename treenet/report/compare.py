@@ -151,6 +151,7 @@ def score_tables(runs: Sequence[ReportRun], baseline: ReportRun | None, num_samp
         _note_decoding(table)
         _note_signatures(table)
         _note_control_trees(table, runs)
+        _note_buckets(table)
     return list(tables.values())
 
 
@@ -226,6 +227,25 @@ def _note_control_trees(table: ScoreTable, runs: Sequence[ReportRun]) -> None:
             table.notes.append(f"{run.name} has {run.trees} trees: {run.agreement}.")
 
 
+# The fingerprint of a data set that decides which sentences are in a bucket.
+_BUCKETS_BY = {"words": "parsed_fingerprint", "depth": "fingerprint"}
+
+
+def _in_other_buckets(table: ScoreTable, kind: str) -> list[int]:
+    """Return the rows whose data set puts other sentences into the buckets than that of the first row."""
+    scored = {number: row.record for number, row in enumerate(table.rows) if kind in row.record.get("buckets", {})}
+    known = {
+        number: data[name] for number, one in scored.items() if (name := _BUCKETS_BY[kind]) in (data := one.get("data") or {})
+    }
+    return [number for number, found in known.items() if found != next(iter(known.values()))]
+
+
+def _note_buckets(table: ScoreTable) -> None:
+    for kind in _BUCKETS_BY:
+        for row in map(table.rows.__getitem__, _in_other_buckets(table, kind)):
+            table.notes.append(f"{row.run}, {row.result}: no scores by {kind}; its data set has other sentences in a bucket.")
+
+
 def ablations(runs: Sequence[ReportRun]) -> list[tuple[str, ReportRun]]:
     """List Table 3: (name of the variant, run) of runs that differ in `model.tree` alone; nothing if there are fewer than two."""
     groups: dict[str, dict[str, ReportRun]] = {}
@@ -263,11 +283,12 @@ class Bucket:
 
 
 def bucket_tables(table: ScoreTable) -> dict[str, list[Bucket]]:
-    """Return the scores by kind of bucket, as `words` and `depth`, in ascending order."""
+    """Return the scores by kind of bucket, as `words` and `depth`, in ascending order, of rows with the same sentences in it."""
     kinds: dict[str, dict[tuple, Bucket]] = {}
+    others = {kind: _in_other_buckets(table, kind) for kind in _BUCKETS_BY}
     for number, row in enumerate(table.rows):
         for kind, entries in row.record.get("buckets", {}).items():
-            for entry in entries:
+            for entry in entries if number not in others.get(kind, ()) else ():
                 place = entry["from"], entry["to"]
                 bucket = kinds.setdefault(kind, {}).setdefault(place, Bucket(*place, entry["num_examples"]))
                 bucket.values[number] = {
