@@ -11,6 +11,7 @@ from treenet.evaluation.unsupervised_parse import (
     CUTS,
     GoldTree,
     ParsedSentence,
+    _warn_of_punctuation,
     _warn_of_unknown_names,
     binary_tree,
     counted,
@@ -144,3 +145,12 @@ def test_nodes_of_unknown_labels_are_told_where_trees_are_binary(caplog, is_bina
     _warn_of_unknown_names("test", [one.gold], is_binarised)
     told = "test: 2 nodes have labels that the training data lacks; those that only make the trees binary count as gold brackets"
     assert (told in caplog.text) is is_binarised and "words have tags" not in caplog.text
+
+
+@pytest.mark.parametrize(("tags", "f1"), [("ART NN $, ART NN $.", 2 / 3), ("D N MARK D N MARK", 0.0)])
+def test_german_punctuation_does_not_count_and_unknown_tags_of_it_are_told(caplog, tags, f1):
+    gold = [((0, 6), "S"), ((0, 2), "NP"), ((3, 5), "NP")]
+    one = sentence(0, "der Hund , die Katze .", tags, gold, [(0, 6), (2, 6)])
+    _warn_of_punctuation("test", [one.gold], ParseSettings().punctuation)
+    assert ("the most frequent tags are D, N, MARK" in caplog.text) is (f1 == 0)
+    assert score_sentences([one], ParseSettings())["f1"] == pytest.approx(f1)

@@ -191,7 +191,7 @@ class ParseSettings(Settings):
     )
     parsing: ParsingConfig = ParsingConfig()
     punctuation: tuple[str, ...] = Field(
-        (",", ".", ":", "``", "''", "-LRB-", "-RRB-", "$", "#", "PUNCT"),
+        (",", ".", ":", "``", "''", "-LRB-", "-RRB-", "$", "#", "PUNCT", "$,", "$.", "$(", "PU"),
         description="remove words with these tags from both trees before the comparison",
     )
     max_words: PositiveInt | None = Field(

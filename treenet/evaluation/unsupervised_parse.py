@@ -108,7 +108,7 @@ def recall_by_label(
 
 
 _BATCH_TOKENS = 8192
-_SHOWN_LABELS = 6
+_SHOWN_LABELS, _SHOWN_TAGS = 6, 20
 _NO_TARGETS = np.zeros(0, dtype=np.int32)  # for data sets without a target side
 
 
@@ -193,6 +193,7 @@ def parse_run(folder: Path, settings: ParseSettings) -> tuple[str, dict]:
         examples = list(read_split(run.data, "encoded", text))
         gold = list(gold_trees(run.data, examples))
         _warn_of_unknown_names(text, gold, index.get("tree_settings", {}).get("binarize", "none") != "none")
+    _warn_of_punctuation(text, gold, settings.punctuation)
     sentences = list(parse_examples(run.model, examples, gold, settings))
     most = [f"max_words_{settings.max_words}"] if settings.max_words else []
     name = name_result(text, run.checkpoint, run.data, *most, own_data=run.own_data)
@@ -220,6 +221,14 @@ def _warn_of_unknown_names(split: str, gold: Sequence[GoldTree], is_binarised: b
     ):
         if count:
             warn(f"{split}: {count:,} {what} that the training data lacks; {effect}. Give the trees as treebank=[FILE]")
+
+
+def _warn_of_punctuation(text: str, gold: Sequence[GoldTree], punctuation: Collection[str]) -> None:
+    """Warn if no word is punctuation: its tags may have other names in this language."""
+    known = Counter(tag for tree in gold for tag in tree.tags)
+    if punctuation and not known.keys() & set(punctuation):
+        some = ", ".join(tag for tag, _ in known.most_common(_SHOWN_TAGS))
+        warn(f"note: {text}: no tag is one of the setting punctuation, so all words count; the most frequent tags are {some}")
 
 
 def read_tree(text: str) -> GoldTree:
