@@ -202,3 +202,8 @@ def test_a_comparison_over_seeds_answers_in_its_unit():
     )
     assert found.rows[1].test.seeds_error == pytest.approx(0.4) and draw_answer(found) is not None
     assert answer_study(replace(study, report=report | {"systems": rows[2:]})) is None
+    nll = [{"system": name, "seeds": [1], "test.nll": {"mean": mean}} for name, mean in (("plain", 3.0), ("grammar", 8.0))]
+    nll[1] |= {"test.perplexity_given_tree": {"mean": 60.0}, "tests": {"test.nll": test | {"interval": [4.0, 6.0]}}}
+    grammar = answer_study(replace(study, report={"task": "causal_lm", "baseline": "plain", "systems": nll}))
+    told = "The nll of grammar is of sentence and tree together: an upper bound of that of the sentence."
+    assert grammar.sentence.endswith(f" {told}") and told not in found.sentence

@@ -53,6 +53,7 @@ class Answer:
     of_study: bool = False
     digits: int = 2
     lower_is_better: bool = False
+    note: str = ""  # after the sentence
 
     @property
     def extreme(self) -> str:
@@ -71,6 +72,9 @@ class Answer:
     @property
     def sentence(self) -> str:
         """Return the result in a few sentences."""
+        return " ".join(filter(None, (self._sentence(), self.note)))
+
+    def _sentence(self) -> str:
         best = self.best
         *others, last = [row.system for row in self.rows if row.score == best.score]
         who = f"{', '.join(others)} and {last} have" if others else f"{last} has"
@@ -231,7 +235,10 @@ def _answer_comparison(study: ReportStudy) -> Answer | None:
         return None
     lower = measures.lower_is_better
     rows = _in_order(rows, base, lower)
-    return Answer(f"{study.name}, test", measures.headline, measures.title, base, rows, True, measures.digits, lower)
+    joint = [system["system"] for system in report["systems"] if "test.perplexity_given_tree" in system]
+    note = f"The nll of {' and '.join(joint)} is of sentence and tree together: an upper bound of that of the sentence."
+    note = note if 0 < len(joint) < len(rows) else ""
+    return Answer(f"{study.name}, test", measures.headline, measures.title, base, rows, True, measures.digits, lower, note)
 
 
 def _in_unit(test: SeedTest, unit: float) -> SeedTest:
