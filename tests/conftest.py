@@ -24,14 +24,19 @@ from scheduling import pytest_xdist_make_scheduler  # noqa: F401 (a hook)
 from toydata import write_toy_data
 
 from treenet.data import loader_processes
+from treeproc.common.files import load_archive
 from treeproc.common.messages import messages_shown
 from treeproc.common.provenance import software
+from treeproc.parsers import stanza_parser
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 # Sums come out differently with other numbers of threads; one in this process, one in those that tests start.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"
+# PyTorch's own function also notes where it was called, for GPUs that a build for CPUs does not have: a millisecond each time.
+if not torch.cuda.is_available():
+    torch.manual_seed = torch.default_generator.manual_seed
 # Compilations and exports trace faster: SymPy's default cache of 1,000 expressions is too small for them.
 os.environ["SYMPY_CACHE_SIZE"] = "100000"
 # A cluster that happens to run on this machine is none of the tests' business.
@@ -45,6 +50,19 @@ logging.getLogger("treeproc").setLevel(logging.WARNING)
 logging.getLogger("treeproc.common.messages").setLevel(logging.INFO)
 # pytest listens to loggers that do not propagate. This one describes each step of a compilation as soon as anybody listens.
 logging.getLogger("torch.__trace").propagate = True
+# A shipped parser is loaded in 0.8 CPU seconds, by dozens of tests in a process. They share what its files hold.
+_shipped: dict[Path, object] = {}
+
+
+def _load_shipped_once(path: Path, hint: str) -> object:
+    if not path.is_relative_to(REPOSITORY / "treeproc" / "models"):
+        return load_archive(path, hint)
+    if path not in _shipped:
+        _shipped[path] = load_archive(path, hint)
+    return _shipped[path]
+
+
+stanza_parser.load_archive = _load_shipped_once
 # Ray's workers are nice to other processes, and get next to nothing where these are busy.
 os.environ.setdefault("RAY_worker_niceness", "0")
 # A shell's background jobs ignore Ctrl-C, and so do the processes that they start; tests that interrupt a process need it.

@@ -14,14 +14,14 @@ def no_sentences(values):
 def test_one_system_is_students_t(freedom):
     from scipy import stats  # here: it loads for more than a second, in every process of pytest-xdist
 
-    assert critical_value([3], 3, freedom) == pytest.approx(t_quantile(freedom), rel=1e-6)
-    assert critical_value([3], 5, None) == pytest.approx(stats.norm.ppf(0.975), rel=1e-8)
+    assert critical_value((3,), 3, freedom) == pytest.approx(t_quantile(freedom), rel=1e-6)
+    assert critical_value((3,), 5, None) == pytest.approx(stats.norm.ppf(0.975), rel=1e-8)
 
 
 def test_values_are_those_of_dunnetts_table():
     """Two-sided 5 % points of Dunnett (1964), equal numbers: k systems beside the control, degrees of freedom."""
     for systems, freedom, value in ((2, 10, 2.57), (3, 12, 2.68), (4, 20, 2.65), (2, 15, 2.44)):
-        assert critical_value([5] * systems, 5, freedom) == pytest.approx(value, abs=0.006)
+        assert critical_value((5,) * systems, 5, freedom) == pytest.approx(value, abs=0.006)
 
 
 def test_p_is_that_of_scipy():
@@ -40,7 +40,7 @@ def test_p_is_that_of_scipy():
 
 def test_intervals_hold_all_differences_together_and_power_is_as_told():
     """Over simulated studies of three systems with three seeds: all intervals hold 0 in 95 %, and `seen` is found in 80 %."""
-    rng, critical = np.random.default_rng(0), critical_value([3, 3], 3, 6)
+    rng, critical = np.random.default_rng(0), critical_value((3, 3), 3, 6)
     seen = compare_with_baseline({"base": [0, 1, 2], "a": [0, 1, 2], "b": [0, 1, 2]}, "base", dict.fromkeys("ab", 0.0))["a"]
     studies = 4000
     draws = rng.normal(size=(studies, 3, 3))

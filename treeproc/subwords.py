@@ -10,7 +10,8 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -106,7 +107,7 @@ def train_pieces(counts: Mapping[str, int], config: SubwordConfig, tags: Sequenc
     # A tab separates word and count, so a word that contains a tab is left out.
     lines = (f"{word}\t{count}" for word, count in sorted(counts.items()) if "\t" not in word)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", suffix=".tsv") as rules:
-        rules.writelines(_lowercase_rules() if config.lowercase else [])
+        rules.write(_lowercase_rules() if config.lowercase else "")
         rules.flush()
         # Decoding must give the input: no Unicode folding, no lost blanks, no unknown character.
         folding = {"normalization_rule_tsv": rules.name} if config.lowercase else {"normalization_rule_name": "identity"}
@@ -153,12 +154,11 @@ def _keep_words_whole(counts: Mapping[str, int]) -> dict[str, object]:
     }
 
 
-def _lowercase_rules() -> Iterator[str]:
+@cache
+def _lowercase_rules() -> str:
     """Return sentencepiece's normalisation rules, code points in hexadecimal, for every character with a lower case."""
-    for code in range(sys.maxunicode + 1):
-        character = chr(code)
-        if character.lower() != character:
-            yield f"{code:X}\t{' '.join(f'{ord(c):X}' for c in character.lower())}\n"
+    lower = ((code, chr(code).lower()) for code in range(sys.maxunicode + 1))
+    return "".join(f"{code:X}\t{' '.join(f'{ord(c):X}' for c in text)}\n" for code, text in lower if text != chr(code))
 
 
 def _without_paths(model: bytes) -> bytes:

@@ -249,7 +249,7 @@ def compare_with_baseline(
         return {}
     squares = sum(float(((np.array(one) - fmean(one)) ** 2).sum()) for one in values.values())
     variance = squares / freedom
-    counts, count = [len(values[name]) for name in others], len(values[baseline])
+    counts, count = tuple(len(values[name]) for name in others), len(values[baseline])
     quantiles = [partial(critical_value, counts, count, degrees) for degrees in (freedom, None)]
     tests = {}
     for name in others:
@@ -270,7 +270,8 @@ def compare_with_baseline(
     return tests
 
 
-def critical_value(counts: Sequence[int], baseline_count: int, freedom: int | None, level: float = LEVEL) -> float:
+@lru_cache(maxsize=1000)  # a report asks again for each share of the data
+def critical_value(counts: tuple[int, ...], baseline_count: int, freedom: int | None, level: float = LEVEL) -> float:
     """Return the value that all |t| stay below with probability `level`, without any true difference.
 
     The systems have `counts` seeds. `freedom` are the degrees of freedom of their common variance; None means that it is known.

@@ -1,6 +1,8 @@
 """YAML 1.2 from anybody: numbers, texts, lists and keys, nothing that is built, and no more of it than a configuration needs."""
 
+import copy
 import re
+from functools import lru_cache
 from typing import Any, ClassVar, NoReturn
 
 import yaml
@@ -112,12 +114,17 @@ def _check_size(root: yaml.Node) -> None:
     count(root)
 
 
+@lru_cache(maxsize=64)  # a report reads the settings of a run several times, at 10 ms
+def _load(text: str) -> Any:
+    return yaml.load(text, Loader=_Yaml12Loader)
+
+
 def read_yaml(text: str, where: str) -> Any:
     """Parse YAML 1.2. Raises UserError naming `where` and the line of what is wrong or too large."""
     if len(text) > MOST_BYTES:
         raise UserError(f"{where}: must be a configuration of at most {MOST_BYTES:,} bytes, but is larger")
     try:
-        return yaml.load(text, Loader=_Yaml12Loader)
+        return copy.deepcopy(_load(text))
     # ValueError, KeyError: a tag on a text that is no value of it, an integer of thousands of digits
     except (yaml.YAMLError, ValueError, KeyError) as error:
         mark = getattr(error, "problem_mark", None)
