@@ -28,6 +28,7 @@ from treenet.evaluation.settings import ClassifySettings
 from treenet.extras.serving.messages import Question, Served
 from treenet.jobs.train_run import run_training
 from treenet.runs.loading import load_trained
+from treenet.runs.metrics_log import read_metrics
 from treenet.runs.result_entries import read_scores
 from treenet.tasks.class_scores import class_scores, wilson_interval
 from treeproc.common.settings import UserError, load_settings
@@ -476,6 +477,9 @@ def test_a_report_has_scores_intervals_matrices_and_examples_of_classifiers(run,
     found, _ = classify(other, tmp_path, texts())
     assert [one["predicted"]["other"] for one in report["examples"]] == [found[1], found[4]]
     assert "learning_curves.svg" in report["figures"] and "Classifiers" in page
+    best = [max(line["accuracy"] for line in read_metrics(one) if line["event"] == "valid") for one in (other, run)]
+    shown = re.search(r"best validation accuracy(.*?)</tr>", page, re.DOTALL)[1]
+    assert re.findall(r"[\d.]+%", shown) == [f"{accuracy:.2%}" for accuracy in best]
     wrong = run_here("report.py", "--out", tmp_path / "report", run, "lines=[26]")
     assert wrong.returncode == 2 and "lines: test has no line 26" in wrong.stderr
 

@@ -3,6 +3,7 @@
 While runs train, the page is made again whenever a run has something new, and reloads itself.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -93,8 +94,10 @@ def show_runs(page: Page) -> list[str]:
     rows.append([text("updates"), *(number(run.step) for run in report.runs)])
     if any(run.weights_sha256 for run in report.runs):
         rows.append([text("averaged weights, sha256"), *(show_hash(run.weights_sha256) for run in report.runs)])
-    best = [best_validation(run.metrics) for run in report.runs]
-    rows.append([text("best validation NLL"), *(number(line and line["nll"], ".3f") for line in best)])
+    # The nll of a model that learns the classes of phrases is over phrases, and that of others over texts.
+    sign, score, title, form = (-1, "accuracy", "accuracy", ".2%") if report.of_classes else (1, "nll", "NLL", ".3f")
+    best = [best_validation(run.metrics, lambda line: sign * line.get(score, math.nan)) for run in report.runs]
+    rows.append([text(f"best validation {title}"), *(number(line and line[score], form) for line in best)])
     rows.append([text("at update"), *(number(line and line["step"]) for line in best)])
     rows.append([text(f"{targets} a second, median"), *(number(speed(run), ",.0f") for run in report.runs)])
     rows += show_training(report)
@@ -137,11 +140,11 @@ def show_curves(page: Page) -> str:
     """Show the figure of learning curves, if a run has metrics."""
     if "learning_curves" not in page.figures:
         return ""
-    return page.figure(
-        "learning_curves",
-        "Negative log-likelihood of training batches (thin) and of the validation split, and "
-        f"{'accuracy on the validation split' if page.report.of_classes else 'target tokens a second'}, by update.",
-    )
+    below = "target tokens a second, by update."
+    if page.report.of_classes:
+        below = "accuracy there, by update. Compare accuracies: the first is over phrases if a model learns their classes."
+    said = f"Negative log-likelihood of training batches (thin) and of the validation split, and {below}"
+    return page.figure("learning_curves", said)
 
 
 # Seconds between two looks at the runs, and between two loads of the page.
