@@ -32,7 +32,7 @@ from treenet.evaluation.bootstrap import (
     statistics_of,
     two_sided_p,
 )
-from treenet.evaluation.buckets import count_words, format_buckets, score_buckets, tree_depth
+from treenet.evaluation.buckets import count_words, format_buckets, score_buckets, score_tags, tree_depth
 from treenet.evaluation.settings import BucketConfig
 from treenet.report.score_sections import best_value
 from treenet.tasks import translation_metrics
@@ -299,6 +299,13 @@ def test_buckets_hold_every_line_once_and_score_their_lines():
     assert titles == ["up to 10", "11 to 20", "21 and more", "up to 4"]
     with pytest.raises(UserError, match="has 9 examples, but there are 8 references"):
         score_buckets(sizes, BucketConfig(), worse[1:], REFERENCES[1:])
+
+
+def test_buckets_of_text_without_blanks_have_bleu_of_its_tokens():
+    lines, sizes = ["我们今天去看电影"] * 4, {"words": np.full(4, 8)}
+    found = score_buckets(sizes, BucketConfig(), lines, lines, "zh")
+    assert found["words"][0]["bleu_tokenized"] == pytest.approx(100) and "tok. BLEU" in format_buckets(found)
+    assert score_tags(["<a> x"] * 4, ["<a>"], lines, lines, "zh")[0]["bleu_tokenized"] == pytest.approx(100)
 
 
 def test_chrf_of_a_line_is_that_of_a_corpus_of_it():

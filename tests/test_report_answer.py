@@ -40,7 +40,6 @@ def make_run(name: str, model: str, seed: int, wrong: int, **config) -> ReportRu
 def references(monkeypatch):
     """The data set of every run has these references."""
     monkeypatch.setattr(answers, "references_of", lambda table, runs: (next(iter(runs)), REFERENCES))
-    monkeypatch.setattr(answers, "tokenizer_of", lambda data: "intl")
 
 
 def answer(runs: list[ReportRun], baseline: ReportRun | None):
@@ -139,6 +138,7 @@ def test_tokenised_bleu_is_tested_where_it_is_the_one_to_compare(monkeypatch, to
     if tested:
         values = [run.scores["test"]["bleu_tokenized"] for run in runs]
         assert tests["bleu_tokenized"].difference == pytest.approx(values[1] - values[0]) and values[1] == pytest.approx(100)
+        assert "second has the highest tokenised BLEU, 100.00" in answer(runs, runs[0]).sentence
 
 
 def test_a_baseline_that_is_best_is_said_to_be_so():

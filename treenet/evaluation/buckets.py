@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from treenet.evaluation.settings import BucketConfig
-from treenet.tasks.translation_metrics import COMPARED, MAIN, METRICS
+from treenet.tasks.translation_metrics import INTERNATIONAL, MAIN, MAIN_OF_TOKENS, METRICS, OF_NO_BLANKS, SECOND, build_tokenizer
 from treeproc.common.settings import UserError
 
 
@@ -38,14 +38,27 @@ def measure_sources(examples: Iterable[dict]) -> dict[str, np.ndarray]:
     return dict(zip(("words", "depth"), np.array(sizes, dtype=np.int64).reshape(-1, 2).T, strict=True))
 
 
+def _bleu_of(tokenizer: str, *sides: Sequence[str]) -> tuple[str, Sequence[Sequence[str]]]:
+    """Return the name of BLEU, and the sides as it reads them: lines, or tokens if the text has no blanks between words."""
+    if tokenizer not in OF_NO_BLANKS:
+        return MAIN, sides
+    return MAIN_OF_TOKENS, [list(map(build_tokenizer(tokenizer), side)) for side in sides]
+
+
 def score_buckets(
-    sizes: dict[str, np.ndarray], config: BucketConfig, hypotheses: Sequence[str], references: Sequence[str]
+    sizes: dict[str, np.ndarray],
+    config: BucketConfig,
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    tokenizer: str = INTERNATIONAL,
 ) -> dict[str, list[dict]]:
     """Return the number of examples and corpus BLEU (13a) of every bucket with examples, for `words` and `depth`.
 
-    BLEU of few sentences is noisy, and short sentences often have no matching 4-grams. So compare systems, not buckets.
+    It is tokenised BLEU of text without blanks between words. BLEU of few sentences is noisy, and short sentences often have no
+    matching 4-grams. So compare systems, not buckets.
     """
-    metric = METRICS[MAIN].build(True)
+    bleu, (hypotheses, references) = _bleu_of(tokenizer, hypotheses, references)
+    metric = METRICS[bleu].build(True)
     found: dict[str, list[dict]] = {}
     for name, values in sizes.items():
         if len(values) != len(references):
@@ -60,7 +73,7 @@ def score_buckets(
                     "from": lasts[place - 1] + 1 if place else 0,
                     "to": lasts[place] if place < len(lasts) else None,
                     "num_examples": len(rows),
-                    MAIN: metric.corpus_score([hypotheses[i] for i in rows], [[references[i] for i in rows]]).score,
+                    bleu: metric.corpus_score([hypotheses[i] for i in rows], [[references[i] for i in rows]]).score,
                 }
             )
     return found
@@ -73,11 +86,12 @@ def format_buckets(buckets: dict[str, list[dict]]) -> str:
     """Return a table for each kind of bucket."""
     blocks = []
     for name, rows in buckets.items():
-        lines = [f"{TITLES[name]:22}{'lines':>7}{METRICS[MAIN].column:>8}"]
+        bleu = next(key for key in METRICS if key in rows[0])
+        lines = [f"{TITLES[name]:22}{'lines':>7}{METRICS[bleu].column:>10}"]
         for row in rows:
             title = f"up to {row['to']}" if not row["from"] else f"{row['from']} to {row['to']}"
             title = title if row["to"] is not None else f"{row['from']} and more"
-            lines.append(f"  {title:20}{row['num_examples']:7d}{row[MAIN]:8.2f}")
+            lines.append(f"  {title:20}{row['num_examples']:7d}{row[bleu]:10.2f}")
         blocks.append("\n".join(lines))
     return "\n".join(blocks)
 
@@ -85,29 +99,37 @@ def format_buckets(buckets: dict[str, list[dict]]) -> str:
 UNTAGGED = "none"
 
 
-def score_tags(sources: Sequence[str], tags: Collection[str], hypotheses: Sequence[str], references: Sequence[str]) -> list[dict]:
-    """Return the number of examples and the compared metrics of the lines with each tag, and of the lines without a tag.
+def score_tags(
+    sources: Sequence[str],
+    tags: Collection[str],
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    tokenizer: str = INTERNATIONAL,
+) -> list[dict]:
+    """Return the number of examples, BLEU as in `score_buckets` and chrF of the lines with each tag, and of those without one.
 
     Tags are in alphabetical order, with `UNTAGGED` last. A tag without lines is left out.
     """
     first = [source.partition(" ")[0] for source in sources]
     of_line = [word if word in tags else UNTAGGED for word in first]
-    found = []
+    bleu, sides = _bleu_of(tokenizer, hypotheses, references)
+    metrics, found = {bleu: sides, SECOND: (hypotheses, references)}, list[dict]()
     for tag in (*sorted(tags), UNTAGGED):
         rows = [row for row, own in enumerate(of_line) if own == tag]
         if rows:
-            lines, correct = [hypotheses[row] for row in rows], [[references[row] for row in rows]]
-            scores = {name: METRICS[name].build(True).corpus_score(lines, correct).score for name in COMPARED}
-            found.append({"tag": tag, "num_examples": len(rows), **scores})
+            found.append({"tag": tag, "num_examples": len(rows)})
+            for name, both in metrics.items():
+                lines, correct = ([side[row] for row in rows] for side in both)
+                found[-1][name] = METRICS[name].build(True).corpus_score(lines, [correct]).score
     return found
 
 
 def format_tags(scores: Sequence[dict]) -> str:
     """Return a table with a line for each tag."""
-    shown = [name for name in COMPARED if all(name in row for row in scores)]
-    lines = [f"{'tag of the source':22}{'lines':>7}" + "".join(f"{METRICS[name].column:>8}" for name in shown)]
+    shown = [name for name in METRICS if all(name in row for row in scores)]
+    lines = [f"{'tag of the source':22}{'lines':>7}" + "".join(f"{METRICS[name].column:>10}" for name in shown)]
     for row in scores:
-        lines.append(f"  {row['tag']:20}{row['num_examples']:7d}" + "".join(f"{row[name]:8.2f}" for name in shown))
+        lines.append(f"  {row['tag']:20}{row['num_examples']:7d}" + "".join(f"{row[name]:10.2f}" for name in shown))
     return "\n".join(lines)
 
 

@@ -151,11 +151,11 @@ def score_lines(
         scores["more_references_fingerprint"] = more_fingerprint(more)
     if data is not None:
         sizes = measure_sources(read_split(data, "encoded", settings.split))
-        scores["buckets"] = score_buckets(sizes, settings.buckets, lines, references)
+        scores["buckets"] = score_buckets(sizes, settings.buckets, lines, references, tokenizer)
         index = read_index(data / "encoded")
         scores["data"] = fingerprints(index)
         if tags := index.get("parser_settings", {}).get("tags"):
-            scores["tags"] = score_tags(read_sources(data, settings.split), tags, lines, references)
+            scores["tags"] = score_tags(read_sources(data, settings.split), tags, lines, references, tokenizer)
     return scores
 
 

@@ -19,7 +19,7 @@ from treenet.experiments.seeds import MEASURES
 from treenet.experiments.seeds_report import headline_test
 from treenet.report.compare import ScoreTable, references_of
 from treenet.report.report_inputs import ReportRun, ReportStudy
-from treenet.tasks.translation_metrics import MAIN, MAIN_OF_TOKENS, METRIC_TITLES, NO_TOKENIZER, SECOND, tokenizer_of
+from treenet.tasks.translation_metrics import MAIN, MAIN_OF_TOKENS, METRIC_TITLES, SECOND, needed_tokenizer
 from treeproc.common.folder_kinds import SEEDS
 from treeproc.common.messages import tell
 
@@ -135,9 +135,9 @@ def answer_runs(
         return None
     more = (table.baseline or next(iter(own.values()))).more_references  # scores of other references are not comparable
     scored = [run for run in runs if run.name in own and own[run.name].more_references == more]
-    where, references = references_of(table, runs) or (None, None)
-    tokenizer = tokenizer_of(where.data) if where else None
-    metric = MAIN_OF_TOKENS if tokenizer == NO_TOKENIZER else MAIN
+    _, references = references_of(table, runs) or (None, None)
+    tokenizer = needed_tokenizer([run.scores[split] for run in scored])
+    metric = MAIN_OF_TOKENS if tokenizer else MAIN
     systems = {
         name: seeds for name, seeds in group_systems(scored).items() if all(metric in r.scores[split] for r in seeds.values())
     }

@@ -90,6 +90,7 @@ _FEWEST_LINES, _LINES_AT_ONCE = 500, 100  # of a slow metric: for each process, 
 NO_TOKENIZER, INTERNATIONAL, MOSES = "none", "intl", "moses."
 # Sacrebleu's tokenisers for languages without blanks between words. Those of Moses leave whole sentences as words.
 _WITHOUT_BLANKS = {"zh": "zh"} | dict.fromkeys(("ja", "km", "lo", "my", "th"), "char")
+OF_NO_BLANKS = frozenset(_WITHOUT_BLANKS.values())
 _LETTERS_OF_THESE = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
 _TOKENIZER = re.compile(r"tok:([^|]+)")  # in a signature
 _TOO_MANY = 0.05  # of the lines
@@ -109,7 +110,7 @@ def choose_tokenizer(tokenized: bool, language: str | None) -> str:
 
 def describe_blanks(references: Sequence[str], tokenizer: str) -> str:
     """Describe why metrics of words do not fit the references of a tokeniser; empty if they fit."""
-    if tokenizer == NO_TOKENIZER or tokenizer in _WITHOUT_BLANKS.values():
+    if tokenizer in (NO_TOKENIZER, *OF_NO_BLANKS):
         return ""
     count = sum(2 * len(_LETTERS_OF_THESE.findall(line)) > sum(map(str.isalpha, line)) for line in references)
     if count <= _TOO_MANY * len(references):
@@ -215,9 +216,8 @@ def compute_scores(
 
 def needed_tokenizer(records: Sequence[Mapping]) -> str | None:
     """Return the tokeniser of tokenised BLEU of all results, where detokenised lines are not the ones to compare, else None."""
-    signatures = {record.get("bleu_tokenized_signature", "") for record in records}
-    found = _TOKENIZER.search(signatures.pop()) if len(signatures) == 1 else None
-    return found[1] if found and found[1] in (NO_TOKENIZER, *_WITHOUT_BLANKS.values()) else None
+    found = {name for record in records for name in _TOKENIZER.findall(record.get("bleu_tokenized_signature", "tok:?"))}
+    return found.pop() if len(found) == 1 and found <= {NO_TOKENIZER, *OF_NO_BLANKS} else None
 
 
 def name_tokenizer(signature: str, metric: Metric, tokenizer: str) -> str:
