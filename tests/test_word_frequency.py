@@ -85,6 +85,8 @@ def test_training_counts_are_those_of_the_data_set_or_the_page_says_why_not(tmp_
         assert bucket.words == len(inside)
     assert sum(bucket.words for bucket in found.buckets) == len(tokens)
     assert found.notes == ("run was trained on a share of 0.5 of these lines.",)
+    table.rows[0].record["bleu_tokenized_signature"] = "nrefs:1|tok:char|version:2"  # target_language=ja
+    assert sum(bucket.words for bucket in score_frequencies(table, [run]).buckets) == sum(map(len, tokens))
     for name in (data / "text").glob("train-*.arrow"):
         name.unlink()
     assert "train-" in score_frequencies(table, [run]).missing

@@ -12,7 +12,7 @@ from treenet.data.splits import read_split
 from treenet.evaluation.buckets import FrequencyBucket, count_occurrences, measure_sources, score_by_frequency
 from treenet.report.compare import ScoreTable, reads_trees, references_of
 from treenet.report.report_inputs import ReportRun, own_index
-from treenet.tasks.translation_metrics import build_tokenizer, sentence_chrf, tokenizer_of
+from treenet.tasks.translation_metrics import build_tokenizer, needed_tokenizer, sentence_chrf, tokenizer_of
 from treeproc.common.cache import CopiesAhead
 from treeproc.common.messages import tell
 from treeproc.common.settings import UserError
@@ -159,7 +159,7 @@ def score_frequencies(table: ScoreTable, runs: Sequence[ReportRun]) -> Frequenci
     encoded = read_index(data / "encoded")
     lowercase = encoded.get("subword_settings", {}).get("lowercase", False)
     side = "source" if encoded.get("tree_settings", {}).get("side") == "target" else "target"
-    tokenizer = tokenizer_of(data)
+    tokenizer = needed_tokenizer([table.rows[place].record for place, _ in found]) or tokenizer_of(data)
     split = build_tokenizer(tokenizer)
 
     def words(line: str) -> list[str]:
