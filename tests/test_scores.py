@@ -70,6 +70,7 @@ def test_a_node_of_punctuation_alone_goes():
     assert compare(gold, "(ROOT (S (NP (NN a)) (, ,) (VP (VB b))))") == (3, 3, 3, 1)
     # Nothing but punctuation: no brackets at all, and nothing is wrong.
     assert compare("(ROOT (NP (. .)))", "(ROOT (X (. .)))") == (0, 0, 0, 1)
+    assert compare("(ROOT (NP ($*LRB* -) ($_ -)))", "(ROOT (X ($*LRB* -) ($_ -)))") == (0, 0, 0, 1)
 
 
 def test_tags_of_the_gold_tree_say_what_punctuation_is(monkeypatch):

@@ -23,7 +23,7 @@ from treenet.evaluation.unsupervised_parse import (
     write_tree,
 )
 from treeproc.common.settings import UserError
-from treeproc.trees.spans import check_tree, read_brackets
+from treeproc.trees.spans import SpanTree, check_tree, read_brackets, write_brackets
 
 
 def reference_parse(link_probs: np.ndarray, layer: int, start: int, end: int, config: ParsingConfig) -> set[tuple[int, int]]:
@@ -147,10 +147,11 @@ def test_nodes_of_unknown_labels_are_told_where_trees_are_binary(caplog, is_bina
     assert (told in caplog.text) is is_binarised and "words have tags" not in caplog.text
 
 
-@pytest.mark.parametrize(("tags", "f1"), [("ART NN $, ART NN $.", 2 / 3), ("D N MARK D N MARK", 0.0)])
+@pytest.mark.parametrize(("tags", "f1"), [("ART NN $_ ART NN $.", 2 / 3), ("D N MARK D N MARK", 0.0)])
 def test_german_punctuation_does_not_count_and_unknown_tags_of_it_are_told(caplog, tags, f1):
+    assert "($_ -)" in write_brackets(SpanTree(["S"], [0], [2]), ["der", "-"], ["ART", "$("])
     gold = [((0, 6), "S"), ((0, 2), "NP"), ((3, 5), "NP")]
-    one = sentence(0, "der Hund , die Katze .", tags, gold, [(0, 6), (2, 6)])
+    one = sentence(0, "der Hund - die Katze .", tags, gold, [(0, 6), (2, 6)])
     _warn_of_punctuation("test", [one.gold], ParseSettings().punctuation)
     assert ("the most frequent tags are D, N, MARK" in caplog.text) is (f1 == 0)
     assert score_sentences([one], ParseSettings())["f1"] == pytest.approx(f1)

@@ -190,8 +190,9 @@ class ParseSettings(Settings):
         (), description="instead of a split: files, folders or archives of Penn Treebank trees, encoded with the run's vocabulary"
     )
     parsing: ParsingConfig = ParsingConfig()
+    # Bracketed trees have `$_` or `$*LRB*` for the German tag `$(`.
     punctuation: tuple[str, ...] = Field(
-        (",", ".", ":", "``", "''", "-LRB-", "-RRB-", "$", "#", "PUNCT", "$,", "$.", "$(", "PU"),
+        (",", ".", ":", "``", "''", "-LRB-", "-RRB-", "$", "#", "PUNCT", "$,", "$.", "$_", "$*LRB*", "PU"),
         description="remove words with these tags from both trees before the comparison",
     )
     max_words: PositiveInt | None = Field(

@@ -13,8 +13,8 @@ from dataclasses import astuple, dataclass
 from treeproc.trees.arcs import plain_relation
 from treeproc.trees.spans import ROOT_LABELS, SpanTree, keep_leaves, plain_label
 
-# Tags of punctuation: EVALB's (COLLINS.prm), UD's, and those of the German treebanks.
-PUNCTUATION = frozenset({",", ".", ":", "``", "''", "PUNCT", "$,", "$.", "$("})
+# Tags of punctuation: EVALB's (COLLINS.prm), UD's, and those of the German treebanks. In brackets, `$(` is `$*LRB*` or `$_`.
+PUNCTUATION = frozenset({",", ".", ":", "``", "''", "PUNCT", "$,", "$.", "$(", "$*LRB*", "$_"})
 # Upper ends of sentence lengths, included, in words with punctuation.
 LENGTHS = (10, 20, 30, 40)
 
