@@ -66,6 +66,18 @@ def make_examples(sizes: list[tuple[int, int]], seed: int = 0) -> list[dict]:
 SENTENCES = make_examples([(5, 4), (9, 12), (1, 0), (2, 3), (14, 7)])
 
 
+def test_even_attention_counts_both_brackets_of_a_node():
+    """A linearised tree has two positions for a node, and the weights of a node are their sum."""
+    model = make_model("linearized_transformer")
+    for layer in model.decoder.layers:
+        torch.nn.init.zeros_(layer.cross_attention.queries.weight)
+        torch.nn.init.zeros_(layer.cross_attention.queries.bias)
+    stats = collect_attention(attend_examples(model, SENTENCES), [f"label {n}" for n in range(6)], "reference")
+    assert len(stats.by_label) > 1
+    for group in (*stats.by_label, *stats.by_height):
+        assert group.mass == pytest.approx(np.full_like(group.mass, group.even), abs=1e-6)
+
+
 @pytest.mark.parametrize(("name", "tree"), ABLATIONS)
 def test_weights_times_values_are_the_output_of_the_fast_path(name, tree):
     model, compared = make_model(name, **tree), []

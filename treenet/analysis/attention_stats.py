@@ -41,6 +41,7 @@ class SentenceAttention:
 
     example: dict  # as of `Shard.row`; its tgt_pieces are those that were forced
     weights: np.ndarray  # [A, H, T, S] float32: leaves, then nodes in pre-order
+    copies: int = 1  # positions of a node, whose weights are added up
 
     @property
     def num_leaves(self) -> int:
@@ -126,7 +127,8 @@ def map_attention(
     """
 
     def compute_batch(batch: TreeBatch, rows: list[dict]) -> list[Result | None]:
-        return [compute(SentenceAttention(*one)) for one in zip(rows, attend_batch(model, batch), strict=True)]
+        copies = 1 if batch.structure is None else batch.structure.positions_of_node
+        return [compute(SentenceAttention(*one, copies)) for one in zip(rows, attend_batch(model, batch), strict=True)]
 
     device = next(model.parameters()).device
     found = in_order_with_rows(compute_batch, model.reads, examples, None, longer_side, max_tokens, device, _WINDOW)
@@ -219,8 +221,8 @@ def collect_attention(sentences: Iterable[SentenceAttention], labels: list[str],
         num_leaves, num_nodes = sentence.num_leaves, sentence.num_nodes
         attention = sentence.weights.sum(axis=2, dtype=np.float64)  # [A, H, S]
         num_targets = sentence.weights.shape[2]
-        even = num_targets / (num_leaves + num_nodes)
-        groups.add(sentence.example, num_leaves, num_nodes, attention, np.full(num_leaves + num_nodes, even))
+        positions = np.repeat((1, sentence.copies), (num_leaves, num_nodes))
+        groups.add(sentence.example, num_leaves, num_nodes, attention, num_targets * positions / positions.sum())
         on_nodes = on_nodes + attention[:, :, num_leaves:].sum(axis=2)
         count, target_positions = count + 1, target_positions + num_targets
         leaves, nodes = leaves + num_leaves, nodes + num_nodes
