@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 import yaml
 from commands import run_here
+from conftest import REPOSITORY
+from pictures import pictures
 from waiting import wait_for
 
-from tests.conftest import REPOSITORY
 from treeproc.common.settings import UserError, load_settings
 from treeproc.extras.parser_training.config import TrainParserConfig
 from treeproc.extras.parser_training.job import read_treebanks, train_parser
-from treeproc.extras.parser_training.results import write_card
+from treeproc.extras.parser_training.results import write_card, write_curves
 from treeproc.parsers import ParserConfig, build_parser, describe_parser, find_models
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, read_index
@@ -66,8 +67,9 @@ def folder(tmp_path_factory) -> Path:
         _, tags, tree = read_brackets(parsed.trees[0])
         brackets.append(parsed.trees[0] + "\n")
         sentences.append(conllu(line, parsed.words, tags, arcs_of(tree, len(tags))))
-    (folder / "toy.mrg").write_text("".join(brackets))
-    (folder / "toy.conllu.gz").write_bytes(gzip.compress("".join(sentences).encode()))
+    for name, step in (("toy", 1), ("short", 4)):
+        (folder / f"{name}.mrg").write_text("".join(brackets[::step]))
+        (folder / f"{name}.conllu.gz").write_bytes(gzip.compress("".join(sentences[::step]).encode()))
     fit = {"epochs": 8, "evaluations": 2, "learning_rate": 0.01, "average": 0.9}
     config = {
         "language": LANGUAGE,
@@ -144,7 +146,9 @@ def test_the_card_and_the_curves(trained):
     card = (trained / "models/README.md").read_text()
     assert "- toy: sentences of Tatoeba" in card and "| toy valid |" in card and f"'{LANGUAGE}'" in card
     assert all(f"`{name}.pt`" in card for name in NAMES)
-    assert (trained / "models/curves.png").read_bytes().startswith(b"\x89PNG")
+    with pictures():
+        write_curves(trained / "training", NAMES, trained / "curves.png")
+    assert (trained / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("language", ["en", "de", "fr"])
@@ -203,11 +207,12 @@ def test_one_format_alone(folder, tmp_path, caplog):
     """Brackets alone give no arcs, CoNLL-U alone no constituents; a line says so."""
     caplog.set_level("INFO", logger="treeproc")
     fits = [f"{name}.fit.epochs=1" for name in NAMES]
-    sides = {"brackets": ("conllu", "depparse: left out, because no treebank has CoNLL-U with arcs in train"),
-             "conllu": ("brackets", "constituency: left out, because no treebank has brackets in train")}  # fmt: skip
-    for side, (other, line) in sides.items():
+    sides = {"brackets": ("mrg", "depparse: left out, because no treebank has CoNLL-U with arcs in train"),
+             "conllu": ("conllu.gz", "constituency: left out, because no treebank has brackets in train")}  # fmt: skip
+    for side, (suffix, line) in sides.items():
         caplog.clear()
-        models = train_parser(load(folder, f"treebanks.toy.{other}={{}}", *fits), tmp_path / side)
+        treebanks = f"treebanks={{toy: {{attribution: '', {side}: {{train: [{folder / 'short'}.{suffix}]}}}}}}"
+        models = train_parser(load(folder, treebanks, *fits), tmp_path / side)
         assert line in caplog.messages
         missing = {line.partition(":")[0]} | ({"vectors"} if side == "conllu" else set())
         assert {path.stem for path in models.glob("*.pt")} == {*NAMES, "vectors"} - missing
@@ -220,15 +225,17 @@ def test_one_format_alone(folder, tmp_path, caplog):
 def test_a_share_of_lower_case_that_takes_no_sentence(folder, tmp_path, caplog):
     """The treebank in lower case then has only valid and test; and its CoNLL-U has only test, with the sentences of train."""
     fits = [f"{name}.fit.epochs=1" for name in NAMES]
-    values = ["lower_case=0.0001", f"treebanks.toy.conllu={{test: [{folder / 'toy.conllu.gz'}]}}"]
-    models = train_parser(load(folder, *values, *fits), tmp_path / "out")
+    toy = f"{{attribution: '', brackets: {{train: [{folder / 'short.mrg'}]}}, conllu: {{test: [{folder / 'short.conllu.gz'}]}}}}"
+    config = load(folder, "lower_case=0.0001", f"treebanks={{toy: {toy}}}", *fits)
+    train = {re.sub(r"\W", "", "".join(tree.words)).lower() for tree in read_treebanks(config)[0].trees["train"]}
+    caplog.clear()
+    models = train_parser(config, tmp_path / "out")
     assert {path.stem for path in models.glob("*.pt")} == {"tokenizer", "pos", "constituency", "vectors"}
-    train = {re.sub(r"\W", "", "".join(tree.words)).lower() for tree in read_treebanks(load(folder))[0].trees["train"]}
-    texts = re.findall("# text = (.*)", gzip.decompress((folder / "toy.conllu.gz").read_bytes()).decode())
+    texts = re.findall("# text = (.*)", gzip.decompress((folder / "short.conllu.gz").read_bytes()).decode())
     seen = sum(re.sub(r"\W", "", text).lower() in train for text in texts)
-    assert 0 < seen < len(texts) == 200
+    assert 0 < seen < len(texts) == 50
     (note,) = (one for one in caplog.messages if "are in train too" in one)
-    assert note.startswith(f"note: toy: {seen} of 200 sentences of test ({seen / 200:.1%}) are in train too, except for case")
+    assert note.startswith(f"note: toy: {seen} of 50 sentences of test ({seen / 50:.1%}) are in train too, except for case")
     scores = json.loads((models / "scores.json").read_text())["treebanks"]
     assert {name: list(parts) for name, parts in scores.items()} == {"toy": ["valid", "test"], "toy_lower": ["valid", "test"]}
 
@@ -236,7 +243,9 @@ def test_a_share_of_lower_case_that_takes_no_sentence(folder, tmp_path, caplog):
 def test_the_command_proposes_what_preprocess_takes(folder, trained, tmp_path):
     """The models of a training without a parser have no use yet."""
     config = folder / "toy.yaml"
-    alone = run_here("train_parser.py", "--config", config, "--out", tmp_path, "models=[tokenizer]", "tokenizer.fit.epochs=1")
+    short = f"treebanks={{toy: {{attribution: '', conllu: {{train: [{folder / 'short.conllu.gz'}]}}}}}}"
+    settings = [short, "models=[tokenizer]", "tokenizer.fit.epochs=1"]
+    alone = run_here("train_parser.py", "--config", config, "--out", tmp_path, *settings)
     whole = run_here("train_parser.py", "--config", config, "--out", trained)
     assert alone.stdout.splitlines()[-1].endswith(
         "workflows/preprocess.py needs tokenizer.pt, pos.pt, and constituency.pt or depparse.pt"

@@ -102,18 +102,19 @@ def _orders(length: int, rule: Rule) -> dict[Places, np.ndarray]:
         return {(0,): np.ones(1)}
     found: dict[Places, np.ndarray] = {}
     for split in range(1, length):
-        for left, of_left in _orders(split, rule).items():
-            for right, of_right in _orders(length - split, rule).items():
-                below = _lengthen(of_left, length - 1) * _lengthen(of_right, length - 1) / (2 * (length - 1))
-                moved = tuple(split + place for place in right)
+        lefts, rights = (
+            [(order, np.pad(of, (1, length - 1 - len(of)), mode="edge")) for order, of in _orders(part, rule).items()]
+            for part in (split, length - split)
+        )
+        moved = [(tuple(split + place for place in order), of) for order, of in rights]
+        for left, of_left in lefts:
+            for right, of_right in moved:
+                together = of_left * of_right / (2 * (length - 1))
+                together[0] = 0.0
                 for inverted in (False, True):
-                    order = _combine(rule, left, moved, inverted)
-                    found[order] = found.get(order, 0.0) + np.concatenate([[0.0], below])
+                    order = _combine(rule, left, right, inverted)
+                    found[order] = found.get(order, 0.0) + together
     return found
-
-
-def _lengthen(cumulative: np.ndarray, length: int) -> np.ndarray:
-    return np.pad(cumulative, (0, length - len(cumulative)), mode="edge")
 
 
 @functools.cache

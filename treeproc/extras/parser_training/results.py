@@ -6,7 +6,6 @@ from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from treeproc.common.files import atomic_write, file_size
@@ -158,7 +157,7 @@ def write_curves(training: Path, models: Sequence[str], path: Path) -> None:
         lower.set_xlabel("epoch")
     axes[0, 0].set_ylabel("loss")
     axes[1, 0].set_ylabel("dev score")
-    FigureCanvasAgg(figure).print_png(buffer := io.BytesIO())
+    figure.savefig(buffer := io.BytesIO(), format="png")
     atomic_write(path, buffer.getvalue())
 
 
