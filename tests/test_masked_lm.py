@@ -152,6 +152,7 @@ def test_it_learns_and_its_parse_is_scored(finished, caplog):
     name, scores = parse_run(finished, ParseSettings(parsing={"min_layer": 0}))
     assert name == "test" and read_json(finished / "scores.json")["unsupervised_parse.test"] == scores
     assert " words have tags that the training data lacks; punctuation among them counts as words" in caplog.text
+    assert "the gold trees are random trees" in caplog.text
     assert scores["num_sentences"] + scores["left_out"] == 10 and "random" in scores["baselines"]
     assert scores["trees"] == "random" and scores["checkpoint"] == "averaged" and 0 <= scores["sentence_f1"] <= 1
     lines = (finished / "parses.test.txt").read_text().splitlines()

@@ -27,6 +27,7 @@ from treenet.models.encoders.latent import ConstituentEncoder
 from treenet.runs.loading import load_decoder, load_model
 from treenet.runs.result_entries import SCORES, add_entry, name_result, read_scores
 from treenet.runs.result_provenance import PARSE, origin
+from treenet.tasks.base import PARSER_TREES
 from treeproc.common.files import atomic_write
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
@@ -187,6 +188,8 @@ def parse_run(folder: Path, settings: ParseSettings) -> tuple[str, dict]:
         gold = list(map(read_tree, brackets))
     else:
         text, trees = settings.split, index.get("tree_source", "parsed")
+        if trees not in PARSER_TREES:
+            warn(f"note: the gold trees are {trees} trees, because {run.data} has those; give others as treebank=[FILE]")
         if trees == "parsed":
             trees = index["parser_settings"]["name"]
         check_hashes(run.data / "encoded", text)
