@@ -65,6 +65,8 @@ def _load_shipped_once(path: Path, hint: str) -> object:
 stanza_parser.load_archive = _load_shipped_once
 # Ray's workers are nice to other processes, and get next to nothing where these are busy.
 os.environ.setdefault("RAY_worker_niceness", "0")
+# Ray ends a worker that has been idle for a second if it has more workers than cores, and starts another for the next task.
+os.environ.setdefault("RAY_num_workers_soft_limit", "20")
 # A shell's background jobs ignore Ctrl-C, and so do the processes that they start; tests that interrupt a process need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -202,7 +202,7 @@ def test_the_old_stage_of_a_data_set_without_a_note_is_kept(inputs, tmp_path):
     assert contents(out) == before and all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
 
 
-def test_verify_finds_the_same_in_the_same_order_in_processes_and_on_ray(tmp_path, monkeypatch, one_core_of_ray):
+def test_verify_finds_the_same_in_the_same_order_in_processes_and_on_ray(tmp_path, monkeypatch, stages):
     """Damage in the first shards of all stages, rows that are wrong though their hash is right, and lines in the wrong order."""
     for side in ("en", "de"):
         (tmp_path / side).write_text("".join(f"The cat number {i} sees a dog .\n" for i in range(24)))
@@ -229,17 +229,18 @@ def test_verify_finds_the_same_in_the_same_order_in_processes_and_on_ray(tmp_pat
     monkeypatch.setattr("treeproc.verify._FEW_ROWS", 0)
     assert [str(problem) for problem in verify(data).problems] == here
     run = run_installed_here("verify", data, "--ray")
-    assert run.returncode == 2 and run.stdout.splitlines()[:-1] == here, run.stderr
+    assert run.returncode == 2 and run.stdout.splitlines()[:-1] == here and stages == ["ShardVerifier"], run.stderr
 
 
-def test_shuffled_trees_have_the_same_bytes(to_shuffle, tmp_path, one_core_of_ray):  # noqa: F811
+def test_in_tasks_shuffled_trees_have_the_same_bytes(to_shuffle, tmp_path, stages):  # noqa: F811
     shuffled(to_shuffle, tmp_path / "here")
     shuffled(to_shuffle, tmp_path / "ray", workers=None)
+    assert "EncodeShard" in stages
     for path in sorted((tmp_path / "here" / "encoded").glob("*.arrow")):
         assert path.read_bytes() == (tmp_path / "ray" / "encoded" / path.name).read_bytes()
 
 
-def test_no_ray_worker_runs_the_pickles_of_a_shard(tmp_path, one_core_of_ray):
+def test_no_ray_worker_runs_the_pickles_of_a_shard(tmp_path, one_core_of_ray, monkeypatch):
     """The encode stage in an actor, as preprocess.py runs it, and the reader of training in a worker."""
     form = HOSTILE_FORMS[0]  # readers know no other way for the others
     data, marker = make_job(tmp_path), tmp_path / "marker"
@@ -251,7 +252,8 @@ def test_no_ray_worker_runs_the_pickles_of_a_shard(tmp_path, one_core_of_ray):
         list(ray_job.run_shards(EncodeShard, arguments, jobs, folder=data / "encoded"))
     message = "column parse_status must be string, but is the extension type ray.data.arrow_pickled_object"
     one_line(error.value, parsed.name, message)
-    with pytest.raises(UserError, match="column parse_status must be string"):
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="column parse_status must be string"):
+        tasks_here(patch)
         preprocess(PreprocessConfig(parsed=data, tree=TreeConfig(tree_source="left")), tmp_path / "other")
 
     def read_in_worker(folder: Path) -> str:
