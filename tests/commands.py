@@ -11,7 +11,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from multiprocessing import reduction
+from multiprocessing import forkserver, reduction, resource_tracker
 from pathlib import Path
 from unittest import mock
 
@@ -78,6 +78,32 @@ def tasks_here(patch: pytest.MonkeyPatch) -> list[str]:
 
 
 PROCESSES = multiprocessing.get_context("forkserver")
+
+
+def start_forkserver() -> str:
+    """Start the process that those of `PROCESSES` come from; returns its address, for other processes of pytest.
+
+    What they write is not for the terminal.
+    """
+    kept = [os.dup(stream) for stream in (1, 2)]
+    print_to(Path(os.devnull))
+    forkserver.ensure_running()
+    for stream, file in zip((1, 2), kept, strict=True):
+        os.dup2(file, stream)
+        os.close(file)
+    return forkserver._forkserver._forkserver_address
+
+
+def use_forkserver(address: str) -> None:
+    """Let processes come from that of another process of pytest: each would load for five CPU seconds."""
+    shared = forkserver._forkserver
+    shared._forkserver_address, shared._forkserver_alive_fd = address, os.open(os.devnull, os.O_WRONLY)
+    shared.ensure_running = resource_tracker.ensure_running
+
+
+def forkserver_of_parent() -> None:
+    """Let processes of this one, which is of `PROCESSES`, come from where it came from itself."""
+    use_forkserver(forkserver._forkserver._forkserver_address)
 
 
 class Started(PROCESSES.Process):

@@ -17,7 +17,7 @@ import hypothesis_profiles  # noqa: F401 (loads the profile of all tests)
 import numpy as np
 import pytest
 import torch
-from commands import ForkedServer
+from commands import ForkedServer, start_forkserver, use_forkserver
 from data_beside import DATA
 from pictures import pictures
 from scheduling import pytest_xdist_make_scheduler  # noqa: F401 (a hook)
@@ -69,6 +69,20 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_num_workers_soft_limit", "20")
 # A shell's background jobs ignore Ctrl-C, and so do the processes that they start; tests that interrupt a process need it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node) -> None:
+    """One process forks for all processes of pytest-xdist."""
+    if node.config.getoption("markexpr") != "quick":
+        import toyruns  # noqa: F401 (names what it loads)
+
+        node.workerinput["forkserver"] = start_forkserver()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if address := getattr(config, "workerinput", {}).get("forkserver"):
+        use_forkserver(address)
 
 
 @pytest.hookimpl(wrapper=True)

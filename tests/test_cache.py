@@ -4,16 +4,16 @@ import errno
 import hashlib
 import logging
 import os
-import subprocess
-import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.fs
 import pytest
+from commands import PROCESSES
 
 from treeproc.common import cache, storage
 from treeproc.common.cache import CopiesAhead, cache_limit, local_copy
@@ -253,28 +253,18 @@ def test_eviction_keeps_copies_of_the_last_minute(store, tmp_path, monkeypatch):
     assert held_names(tmp_path) == {first[1], third[1]}
 
 
-PROCESS = """
-import sys, time
-from contextlib import suppress
-from pathlib import Path
-import pyarrow as pa
-from test_cache import fake_file_system, SIZE
-from treeproc.common import cache, storage
-from treeproc.common.cache import local_copy
-from treeproc.common.storage import as_path
-storage._file_system = lambda *_: fake_file_system(Path(sys.argv[1]))
-cache._JUST_USED_NS = 0
-items = [line.split() for line in sys.stdin]
-for turn in range(10):
-    for number, (path, sha256) in enumerate(items):
-        kept = None
-        while kept is None:  # another process may remove the copy before it is open, as no time protects it here
-            with suppress(FileNotFoundError), pa.memory_map(str(local_copy(as_path(path), sha256))) as source:
-                kept = source.read_buffer()
-        time.sleep(0.05)
-        assert kept.to_pybytes() == bytes([number]) * SIZE, (turn, number)
-print("done")
-"""
+def read_again_and_again(folder: Path, items: list[tuple[str, str]], environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    storage._file_system = lambda *_: fake_file_system(folder)
+    cache._JUST_USED_NS = 0
+    for turn in range(4):
+        for number, (path, sha256) in enumerate(items):
+            kept = None
+            while kept is None:  # another process may remove the copy before it is open, as no time protects it here
+                with suppress(FileNotFoundError), pa.memory_map(str(local_copy(as_path(path), sha256))) as source:
+                    kept = source.read_buffer()
+            time.sleep(0.05)
+            assert kept.to_pybytes() == bytes([number]) * SIZE, (turn, number)
 
 
 @pytest.mark.slow
@@ -282,16 +272,12 @@ def test_processes_share_a_cache_that_is_too_small_for_them(store, tmp_path, mon
     """Each evicts what the others load; every byte that is read is right."""
     monkeypatch.setenv("TREE_ATTENTION_CACHE_GB", str(1.5 * SIZE / 1e9))
     items = objects(store, 6)
-    lines = "".join(f"{path} {sha256}\n" for path, sha256 in items)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
-    command = [sys.executable, "-c", PROCESS, str(store.folder)]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    running = [subprocess.Popen(command, env=environment, **pipes) for _ in range(3)]
+    environment = {name: value for name, value in os.environ.items() if name.startswith("TREE_ATTENTION_CACHE")}
+    arguments = (store.folder, [(str(path), sha256) for path, sha256 in items], environment)
+    running = [PROCESSES.Process(target=read_again_and_again, args=arguments) for _ in range(3)]
     for process in running:
-        process.stdin.write(lines)
-        process.stdin.close()
+        process.start()
     for process in running:
-        assert process.wait(timeout=120) == 0 and process.stdout.read() == "done\n", process.stderr.read()
-        process.stdout.close()
-        process.stderr.close()
+        process.join(120)
+        assert process.exitcode == 0
     assert 0 < len(held_names(tmp_path)) < len(items)

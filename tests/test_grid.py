@@ -7,15 +7,17 @@ import signal
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import toyruns  # noqa: F401 (the forkserver's modules: its processes start without the seconds that they take to load)
-from commands import PROCESSES, print_to
+from commands import PROCESSES, forkserver_of_parent, print_to
 from waiting import wait_for
 
 from treenet.config import TrainConfig
+from treenet.experiments import grid
 from treenet.experiments.grid import CellWork
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Cell, Ledger
 from treenet.experiments.study import run_cells
@@ -178,9 +180,25 @@ class Slow:
         return [(name, int(pid)) for what, name, pid in lines if what == event]
 
 
+class Forked(PROCESSES.Process):
+    """A process of a command, which gets what it works on as a pickle and prints to the same file, but starts no program."""
+
+    def __init__(self, output: Path, **options):
+        super().__init__(**options)
+        self.output = output
+
+    def run(self) -> None:
+        print_to(self.output)
+        super().run()
+
+
 def work_side_by_side(folder: Path, names: str, parallel: int, output: Path) -> None:
     """A command of a grid. All that it writes goes to `output`."""
     print_to(output)
+    forkserver_of_parent()
+    grid.multiprocessing = SimpleNamespace(
+        get_context=lambda method: SimpleNamespace(Pipe=PROCESSES.Pipe, Process=partial(Forked, output))
+    )
     slow = Slow(folder, 0.1)
     with messages_shown(), locked(folder, shared=True):
         cells = make_cells(folder, *names)

@@ -19,10 +19,16 @@ def test_a_run_ends_when_a_process_dies(processes, tmp_path):
         (tmp_path / f"test_{module}.py").write_text("".join(map(ENDED.format, "ab" if module < 3 else "a")))
     (tmp_path / "test_2_dies.py").write_text(DIES)
     (tmp_path / "conftest.py").write_text("from scheduling import pytest_xdist_make_scheduler\n")
-    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-n", processes, "--dist", "loadfile"]
-    environment = {"PYTHONPATH": str(Path(__file__).parent), "PATH": ""}
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "xdist", "-n", processes]
+    # Without other plugins, whose start takes two CPU seconds in each process.
+    environment = {"PYTHONPATH": str(Path(__file__).parent), "PATH": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     run = subprocess.run(
-        [*command, "--no-loadscope-reorder"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+        [*command, "--dist", "loadfile", "--no-loadscope-reorder"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert "1 failed, 10 passed" in run.stdout and "crashed while running 'test_2_dies.py::test_dies'" in run.stdout, run.stdout
     assert run.returncode == 1

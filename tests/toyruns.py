@@ -20,6 +20,7 @@ from treeproc.common.settings import UserError, load_settings
 
 # Processes start from one that has imported these: in a tenth of a second instead of seconds. Optimisers import Dynamo.
 _LIBRARIES = ["torch._dynamo", "torch.distributed.fsdp", "torch.utils.tensorboard", "pyarrow.compute", "numpy.ma", "pytest"]
+_LIBRARIES += ["transformers.models.bert.modeling_bert", "moto.moto_server.werkzeug_app", "moto.s3.responses", "moto.s3.urls"]
 multiprocessing.set_forkserver_preload([__name__, "treenet.experiments.study", *_LIBRARIES])
 
 TINY_RUN = {

@@ -27,6 +27,6 @@ def wait_for(
     return found
 
 
-def wait_for_line(server: subprocess.Popen, log: Path, pattern: str) -> str:
+def wait_for_line(server: subprocess.Popen | BaseProcess, log: Path, pattern: str) -> str:
     """Return the first group of the pattern in what the server writes, as the port that it chose."""
     return wait_for(lambda: re.search(pattern, log.read_text()), server, 100, log)[1]
