@@ -99,7 +99,7 @@ def test_buckets_leave_in_the_backward_pass(data, monkeypatch):
 
 @pytest.mark.parametrize("options", [[], ["batch.max_tokens=12"]], ids=["as ever", "ranks without examples"])
 def test_sums_that_overlap_have_the_bits_of_sums_afterwards(data, tmp_path, options):
-    config = make_config(data, "max_steps=8", "validate_every=8", *options)
+    config = make_config(data, "max_steps=5", "validate_every=5", *options)
     runs = {"after": _afterwards, "overlapped": _overlapped, "at once": _overlapped_and_read_at_once}
     for name, prepare in runs.items():
         assert train_ranks(2, config, tmp_path / name, prepare) == [None, None]
@@ -108,15 +108,24 @@ def test_sums_that_overlap_have_the_bits_of_sums_afterwards(data, tmp_path, opti
         assert same(final_weights(tmp_path / name), final_weights(tmp_path / "after"))
 
 
+SHORT = ("max_steps=6", "log_every=3")
+
+
+@pytest.fixture(scope="module")
+def alone(data, tmp_path_factory) -> list[tuple[int, float]]:
+    """The losses of one process."""
+    run_dir = tmp_path_factory.mktemp("alone")
+    train(make_task(data, *SHORT), run_dir)
+    return losses(run_dir)
+
+
 @pytest.mark.parametrize(("defers", "sent"), [(True, 3), (False, 3), (True, 0)])
-def test_a_rank_short_of_memory_computes_the_update_again(data, tmp_path, defers, sent):
+def test_a_rank_short_of_memory_computes_the_update_again(data, alone, tmp_path, defers, sent):
     """All ranks do so if it has sent buckets. Else it does so alone, and sends none before its last micro-batch."""
-    config = make_config(data, "max_steps=10", "log_every=5")
-    (tmp_path / "alone").mkdir()
-    train(make_task(data, "max_steps=10", "log_every=5"), tmp_path / "alone")
+    config = make_config(data, *SHORT)
     assert train_ranks(2, config, tmp_path / "two", partial(_short_of_memory, defers, sent, tmp_path / "note")) == [None, None]
     assert (tmp_path / "note").read_text() == "!"
-    np.testing.assert_allclose(*([loss for _, loss in losses(tmp_path / name)] for name in ("two", "alone")), rtol=1e-5)
+    np.testing.assert_allclose(losses(tmp_path / "two"), alone, rtol=1e-5)
     assert [line["skipped"] for line in read_metrics(tmp_path / "two") if line["event"] == "train"] == [0, 0]
 
 
@@ -128,7 +137,7 @@ def test_an_example_that_does_not_fit_alone_is_named_on_all_ranks(data, tmp_path
 
 def test_sums_in_bf16_round_and_train_alike(data, tmp_path):
     for name, options in (("float32", []), ("bf16", ["gradient_sums=bf16"])):
-        config = make_config(data, "max_steps=10", *options)
+        config = make_config(data, "max_steps=6", *options)
         assert train_ranks(2, config, tmp_path / name, _overlapped) == [None, None]
     exact, rounded = ([loss for _, loss in losses(tmp_path / name)] for name in ("float32", "bf16"))
     assert exact != rounded and np.allclose(exact, rounded, rtol=0.01)

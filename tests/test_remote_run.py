@@ -32,7 +32,7 @@ from treeproc.common.storage import RemotePath, as_path
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
-STEPS = 60
+STEPS = 30
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def another_machine(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def undisturbed(data, tmp_path_factory) -> list[tuple[int, float]]:
     run_dir = tmp_path_factory.mktemp("undisturbed")
-    train(build_task(tiny_config(data)), run_dir)
+    train(build_task(tiny_config(data, f"max_steps={STEPS}")), run_dir)
     return losses(run_dir)
 
 
@@ -74,7 +74,7 @@ def finished(bucket, data, tmp_path_factory):
 
 def test_killed_on_one_machine_and_finished_on_another(bucket, data, undisturbed, tmp_path, monkeypatch):
     out, config = bucket / "killed", tmp_path / "config.yaml"
-    config.write_text(dump_settings(tiny_config(data, "max_steps=20000", "checkpoint_every=20", "keep_checkpoints=3")))
+    config.write_text(dump_settings(tiny_config(data, "max_steps=20000", "checkpoint_every=10", "keep_checkpoints=3")))
     first = Started(tmp_path / "log", "train_wmt.py", "--config", config, "--out", out)
     wait_for(lambda: steps_there(out), first, 100, tmp_path / "log")
     first.kill()
@@ -83,11 +83,11 @@ def test_killed_on_one_machine_and_finished_on_another(bucket, data, undisturbed
     step = int(steps_there(out)[-1].removeprefix("step_"))
 
     monkeypatch.setenv("TREE_ATTENTION_CACHE", str(tmp_path / "second disk"))
-    summary = run_training(tiny_config(data, f"max_steps={step + 40}", "checkpoint_every=20", "keep_checkpoints=3"), out)
+    summary = run_training(tiny_config(data, f"max_steps={step + 20}", "checkpoint_every=10", "keep_checkpoints=3"), out)
     assert summary.finished and summary.run_dir == out and summary.averaged == out / "averaged"
-    assert steps_there(out) == [f"step_{number:08d}" for number in (step, step + 20, step + 40) if number]
+    assert steps_there(out) == [f"step_{number:08d}" for number in (step, step + 10, step + 20) if number]
     found = losses(out)
-    assert [number for number, _ in found] == list(range(1, step + 41))
+    assert [number for number, _ in found] == list(range(1, step + 21))
     assert found[:STEPS] == undisturbed[: len(found)]
     names = set(out.objects())
     assert {"config.yaml", "run.json", "metrics.jsonl", "averaged/meta.json", "averaged/model.safetensors"} <= names
@@ -109,11 +109,11 @@ def test_an_incomplete_upload_is_not_loaded(bucket, data, undisturbed, tmp_path)
     assert [path.name for path in checkpoint_folders(mirror.folder)] == ["step_00000005", "step_00000010"]
     assert latest_checkpoint(mirror.folder).name == "step_00000005"
     assert steps_there(out) == ["step_00000005", "step_00000010"]
-    assert run_training(tiny_config(data), out).finished
+    assert run_training(tiny_config(data, f"max_steps={STEPS}"), out).finished
     assert losses(out) == undisturbed
     shutil.rmtree(tmp_path / "disk")
     mirror.pull()
-    assert all(map(is_complete, checkpoint_folders(mirror.folder))) and len(checkpoint_folders(mirror.folder)) == 12
+    assert all(map(is_complete, checkpoint_folders(mirror.folder))) and len(checkpoint_folders(mirror.folder)) == 6
 
 
 def test_a_local_copy_of_a_run_that_was_removed_from_the_store_does_not_count(bucket, data):
@@ -234,12 +234,12 @@ def test_training_goes_on_while_the_store_is_away_and_uploads_later(bucket, data
         write(path, content)
 
     monkeypatch.setattr(RemotePath, "write_bytes", refuse_at_first)
-    run_training(tiny_config(data, "max_steps=80", "checkpoint_every=10"), out)
+    run_training(tiny_config(data, "max_steps=24", "checkpoint_every=4"), out)
     assert len(refused) == 3 and "training goes on" in capsys.readouterr().err
-    assert len(steps_there(out)) == 8
+    assert len(steps_there(out)) == 6
     monkeypatch.setattr(RemotePath, "write_bytes", lambda path, content: (_ for _ in ()).throw(UserError(f"{path}: refused")))
     with pytest.raises(UserError, match="refused"):
-        run_training(tiny_config(data, "max_steps=90", "checkpoint_every=10"), out)
+        run_training(tiny_config(data, "max_steps=28", "checkpoint_every=4"), out)
 
 
 @pytest.mark.cluster

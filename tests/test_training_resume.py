@@ -31,8 +31,9 @@ EVERYTHING = [
     "batch.tokens_per_device=24",
     "model.attention_dropout=0.1",
     "sampling.bpe_dropout=0.3",
-    "validate_every=2",
+    "validate_every=4",
     "log_every=3",
+    "max_steps=17",
 ]
 
 

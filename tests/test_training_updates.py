@@ -59,6 +59,7 @@ def test_micro_batches_cut_a_share_and_lose_no_example(data, limit):
 
 @pytest.mark.parametrize("options", [[], ["optimizer.r_drop=2"]], ids=["one pass", "R-Drop"])
 def test_micro_batches_change_no_loss(data, tmp_path, options):
+    options = ["max_steps=8", *options]
     whole = run(make_config(data, *options), tmp_path / "whole")
     pieces = run(make_config(data, "batch.tokens_per_device=16", *options), tmp_path / "pieces")
     np.testing.assert_allclose(pieces, whole, rtol=1e-5)
@@ -137,10 +138,11 @@ class _Exhausting(torch.autograd.Function):
 
 
 def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(data, tmp_path, monkeypatch, capsys):
-    expected = run(make_config(data), tmp_path / "whole")
+    config = make_config(data, "max_steps=8")
+    expected = run(config, tmp_path / "whole")
     monkeypatch.setattr(task_losses, "projected_nll", task_losses.projected_nll)
     out_of_memory_above(3)
-    np.testing.assert_allclose(run(make_config(data), tmp_path / "short"), expected, rtol=1e-5)
+    np.testing.assert_allclose(run(config, tmp_path / "short"), expected, rtol=1e-5)
     assert "batch.tokens_per_device=" in capsys.readouterr().err
     valid = [[line["nll"] for line in read_metrics(tmp_path / name) if line["event"] == "valid"] for name in ("whole", "short")]
     np.testing.assert_allclose(valid[1], valid[0], rtol=1e-5)

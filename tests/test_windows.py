@@ -114,8 +114,8 @@ def reference_epoch(shards: list, batch: BatchConfig, seed: int, epoch: int) -> 
 
 
 @num_examples(150)
-@given(SHARDS, SETTINGS, st.integers(0, 3), st.data())
-def test_batches_are_those_of_the_definition(shards, values, seed, data):
+@given(SHARDS, SETTINGS, st.integers(0, 3), st.integers(0, 2**32 - 1))
+def test_batches_are_those_of_the_definition(shards, values, seed, order):
     batch = BatchConfig(**values)
     epochs, left_out = zip(*(reference_epoch(shards, batch, seed, epoch) for epoch in range(3)), strict=True)
     lengths, sizes = rows_of(shards)
@@ -123,7 +123,7 @@ def test_batches_are_those_of_the_definition(shards, values, seed, data):
     plan = BatchPlan.build(lengths, batch, text_fingerprint="text", seed=seed, shards=sizes)
     assert plan.left_out == left_out[0] and plan.num_batches == len(epochs[0]) == len(epochs[1]), "known without the rows"
     expected = [rows for epoch in epochs for rows in epoch]
-    for step in data.draw(st.permutations(range(len(expected)))):  # a run may begin at any step
+    for step in np.random.default_rng(order).permutation(len(expected)).tolist():  # a run may begin at any step
         assert plan.batch(step).tolist() == expected[step]
         assert plan.epoch(step) == step // len(epochs[0])
     used = sorted(row for rows in epochs[0] for row in rows)
