@@ -113,7 +113,7 @@ class EvaluateSettings(Settings):
     more_references: list[Path] = Field(
         [],
         description="files of further references, plain or compressed, one line for each example of the split. BLEU, chrF, TER "
-        "and BERTScore then use all references; COMET, scores of single lines and scores by length use only the first",
+        "and BERTScore then use all references. COMET, and scores of single lines or by length, depth and tag use only the first",
     )
     bertscore: BertScoreConfig = BertScoreConfig()
     comet: CometConfig = CometConfig()
