@@ -13,12 +13,12 @@ from test_device_spans import build_compact
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
 
-from treenet.config import ModelConfig, TreeAttentionConfig
+from treenet.config import ModelConfig, TrainConfig, TreeAttentionConfig
 from treenet.data.input_kinds import LEAVES, TREES
 from treenet.layers.accumulation import HierarchicalAccumulation
 from treenet.layers.blocks import prepare
 from treenet.models import build_model, compiling
-from treenet.models.compiling import Compiled, wants_compiling, what_is_missing
+from treenet.models.compiling import Compiled, check_tools, what_is_missing
 from treenet.structure import TreeStructure
 from treeproc.common.settings import UserError
 
@@ -107,23 +107,15 @@ def test_a_graph_that_fails_to_compile_warns_and_runs_uncompiled(monkeypatch, ca
 # What is there.
 
 
-def test_a_cpu_is_asked_and_a_gpu_by_default(monkeypatch):
-    monkeypatch.setattr(compiling, "what_is_missing", lambda device: None)
-    assert not wants_compiling(None, CPU, as_it_is=False)
-    assert wants_compiling(None, GPU, as_it_is=False) and not wants_compiling(None, GPU, as_it_is=True)
-    for setting in (True, False):
-        assert all(wants_compiling(setting, device, as_it_is=False) is setting for device in (CPU, GPU))
-
-
-def test_a_missing_compiler_is_named(monkeypatch, capsys):
+def test_a_missing_compiler_is_named(monkeypatch):
     monkeypatch.setenv("PATH", "")
     without_compiler = inductor.patch({"cpp.cxx": ("no-such-compiler",)})
     with without_compiler, pytest.raises(UserError, match=r"compile=true needs a C\+\+ compiler"):
-        wants_compiling(True, CPU, as_it_is=False)
-    assert not wants_compiling(False, CPU, as_it_is=False)
-    monkeypatch.setattr(compiling, "what_is_missing", lambda device: "Triton")
-    assert not wants_compiling(None, GPU, as_it_is=False)
-    assert "Triton is missing, so the model runs slower" in capsys.readouterr().err
+        check_tools(CPU)
+
+
+def test_settings_of_earlier_runs_have_no_choice():
+    assert TrainConfig(data="data", compile=None).compile is False
 
 
 # The real Inductor.

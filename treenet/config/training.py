@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    BeforeValidator,
     Field,
     PositiveInt,
     SerializerFunctionWrapHandler,
@@ -268,10 +269,8 @@ class TrainConfig(Settings):
         description="use only kernels that give the same bits every time. Slower on GPUs; an operation without such a kernel "
         "raises an error",
     )
-    compile: Annotated[bool | None, Effect.NONE] = Field(
-        None,
-        description="compile the model with torch.compile; the first steps take minutes. null: true on GPUs, unless "
-        "checkpoint_activations, shard_weights or a pretrained encoder is set; false on CPUs",
+    compile: Annotated[bool, BeforeValidator(lambda value: value or False), Effect.NONE] = Field(  # null: in earlier runs
+        False, description="compile the model with torch.compile; the first steps take minutes"
     )
 
     @model_validator(mode="after")

@@ -27,18 +27,10 @@ _SETTINGS = {
 }
 
 
-def wants_compiling(setting: bool | None, device: torch.device, *, as_it_is: bool) -> bool:
-    """Return whether a model is compiled. None, the default, means yes on GPUs, unless other settings need the model `as_it_is`.
-
-    Raises UserError if the user asks for it and something is missing. If it is only the default, it prints a line.
-    """
-    wanted = device.type == "cuda" and not as_it_is if setting is None else setting
-    if not wanted or (missing := what_is_missing(device)) is None:
-        return wanted
-    if setting:
+def check_tools(device: torch.device) -> None:
+    """Raise UserError if `torch.compile` misses something for this device."""
+    if missing := what_is_missing(device):
         raise UserError(f"compile=true needs {missing}, which is missing here; install it, or leave compile out")
-    warn(f"note: {missing} is missing, so the model runs slower, not compiled")
-    return False
 
 
 def what_is_missing(device: torch.device) -> str | None:

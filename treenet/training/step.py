@@ -23,7 +23,7 @@ from treenet.data.batch import TreeBatch
 from treenet.data.packing import send
 from treenet.layers.backend import computing_in, resolve_precision, set_up_gpu
 from treenet.layers.core import share_dropout_keys
-from treenet.models.compiling import Compiled, wants_compiling
+from treenet.models.compiling import Compiled, check_tools
 from treenet.tasks.base import Task
 from treenet.tasks.losses import LossSums
 from treenet.training.gradients import FlatGradient, MustRepeat, OverlappedSums, add_gradients_by_row
@@ -69,12 +69,11 @@ class TrainStep:
         self.optimizer = build_optimizer(model, config.optimizer, factors)
         self.average = MovingAverage(model, config.ema_decay) if config.ema_decay else None
         forward = getattr(model, task.output)
-        has_other_code = config.model.pretrained.folder is not None  # of transformers
-        as_it_is = config.checkpoint_activations or self.is_sharded or has_other_code
-        self.compiled = wants_compiling(config.compile, ranks.device, as_it_is=as_it_is)
-        self._forward = Compiled(forward) if self.compiled else forward
+        if config.compile:
+            check_tools(ranks.device)
+        self._forward = Compiled(forward) if config.compile else forward
         self._held = torch.zeros((), device=ranks.device)  # 1 while later updates wait for an update that must be repeated
-        if ranks.device.type == "cpu" and not (self.compiled or self.is_sharded or task.ties_embeddings):
+        if ranks.device.type == "cpu" and not (config.compile or self.is_sharded or task.ties_embeddings):
             add_gradients_by_row(model)
         self._dropout_keys = share_dropout_keys(model)
         if config.checkpoint_activations:

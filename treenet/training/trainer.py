@@ -172,7 +172,7 @@ class Trainer:
         TrainingFailed on all ranks.
         """
         failure, hardest = None, self.plan.hardest_batch()
-        tried = [hardest, hardest[: self.ranks.world_size]] if self.train_step.compiled else [hardest]
+        tried = [hardest, hardest[: self.ranks.world_size]] if self.config.compile else [hardest]
         try:
             self.train_step.allocate_state()
             for rows in tried:
@@ -211,7 +211,7 @@ class Trainer:
         if is_finished(self.config, self.state.step, self.state.validations_since_best):
             return TrainOutcome(self.state.step, finished=True)
         with BatchStream(self.task, self.ranks, self.data, self._updates()) as stream:  # starts while the largest batch is tried
-            with phase("compiling, trying the largest batch" if self.train_step.compiled else "trying the largest batch"):
+            with phase("compiling, trying the largest batch" if self.config.compile else "trying the largest batch"):
                 self.check_memory()
             return self._train_on(stream, run_dir, should_stop, report, show_progress)
 

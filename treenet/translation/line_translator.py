@@ -12,7 +12,7 @@ import torch
 from treenet.config import DecodingConfig
 from treenet.data.input_kinds import LEAVES
 from treenet.layers.backend import choose_device, keep_freed_memory
-from treenet.models.compiling import wants_compiling
+from treenet.models.compiling import check_tools
 from treenet.runs.loading import LoadedModel
 from treenet.runs.mirror import read_run
 from treenet.runs.run_folder import checkpoint_names
@@ -122,7 +122,7 @@ class LineTranslator:
             raise UserError(
                 "compile=true needs plain beam search and a decoder with self-attention, and this run lacks one; leave it out"
             )
-        wants_compiling(True, torch.device(self._device), as_it_is=False)
+        check_tools(torch.device(self._device))
 
     def describe(self) -> str:
         """Describe the model, the decoding settings and the score, in one line."""
