@@ -42,7 +42,7 @@ def _sample_classes(columns: Arrays, side: int, counts: np.ndarray) -> dict[str,
 
 
 def _sample_pearson(columns: Arrays, side: int, counts: np.ndarray) -> dict[str, np.ndarray]:
-    return {"pearson": correlate(columns["predicted"][side], columns["score"][side], counts.astype(float))}
+    return {"pearson": correlate(columns["predicted"][side][None], columns["score"][side], counts.astype(float))[0]}
 
 
 def _sample_nll(columns: Arrays, side: int, counts: np.ndarray) -> dict[str, np.ndarray]:

@@ -163,18 +163,19 @@ def compare_correlations(baselines: np.ndarray, systems: np.ndarray, scores: np.
     takes the same sentences for all seeds.
     """
     num_sentences, counts = len(scores), sample_weights(len(scores), samples)
-    ours, theirs = (np.stack([correlate(one, scores, counts) for one in side]) for side in (systems, baselines))
-    differences = ours - theirs  # [seeds, 1 + samples]
+    differences = correlate(systems, scores, counts) - correlate(baselines, scores, counts)  # [seeds, 1 + samples]
     return compare_over_seeds(differences[:, 0].tolist(), float(differences[:, 1:].mean(0).var()), num_sentences)
 
 
 def correlate(predicted: np.ndarray, scores: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return Pearson's correlation [samples] of two vectors [n]; 0 if one does not vary.
+    """Return Pearson's correlation [seeds, samples] of predictions [seeds, n] with scores [n]; 0 if one does not vary.
 
     `counts` [samples, n] has how often each place counts.
     """
-    x, y = predicted - predicted.mean(), scores - scores.mean()
-    total, x_sum, y_sum, xx, yy, xy = (counts @ np.stack([np.ones_like(x), x, y, x * x, y * y, x * y], axis=1)).T
+    x, y = predicted - predicted.mean(1, keepdims=True), scores - scores.mean()
+    columns = np.concatenate([np.stack([np.ones_like(y), y, y * y]), x, x * x, x * y])
+    total, y_sum, yy, *sums = (counts @ columns.T).T  # reads the counts once
+    x_sum, xx, xy = np.split(np.stack(sums), 3)
     spread = (total * xx - x_sum**2) * (total * yy - y_sum**2)
     return np.where(spread > 0, (total * xy - x_sum * y_sum) / np.sqrt(np.where(spread > 0, spread, 1)), 0.0)
 
