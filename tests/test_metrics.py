@@ -33,6 +33,7 @@ from treenet.evaluation.bootstrap import (
     two_sided_p,
 )
 from treenet.evaluation.buckets import count_words, format_buckets, score_buckets, score_tags, tree_depth
+from treenet.evaluation.evaluate import format_signatures
 from treenet.evaluation.settings import BucketConfig
 from treenet.report.score_sections import best_value
 from treenet.tasks import translation_metrics
@@ -306,6 +307,9 @@ def test_buckets_of_text_without_blanks_have_bleu_of_its_tokens():
     found = score_buckets(sizes, BucketConfig(), lines, lines, "zh")
     assert found["words"][0]["bleu_tokenized"] == pytest.approx(100) and "tok. BLEU" in format_buckets(found)
     assert score_tags(["<a> x"] * 4, ["<a>"], lines, lines, "zh")[0]["bleu_tokenized"] == pytest.approx(100)
+    for tokenizer, told in (("zh", True), ("intl", False)):
+        said = format_signatures(compute_scores(lines, lines, tokenizer)).splitlines()[-1]
+        assert said.startswith("compare the tokenised BLEU or chrF") is told
 
 
 def test_chrf_of_a_line_is_that_of_a_corpus_of_it():

@@ -22,8 +22,6 @@ from treenet.runs.run_results import ReferenceNll, System, write_result
 from treenet.tasks.base import check_no_control
 from treenet.tasks.translation_metrics import (
     LEARNED_TITLES,
-    MAIN,
-    MAIN_OF_TOKENS,
     METRIC_TITLES,
     METRICS,
     NO_TOKENIZER,
@@ -33,6 +31,7 @@ from treenet.tasks.translation_metrics import (
     describe_blanks,
     describe_case,
     describe_forms,
+    needed_tokenizer,
     tokenizer_of,
 )
 from treenet.translation.hypotheses import Hypothesis
@@ -296,8 +295,11 @@ def format_signatures(scores: dict) -> str:
     found = {title: scores.get(f"{key}_signature") for key, title in METRIC_TITLES.items()}
     width = max(map(len, found)) + 2
     lines = [f"{title:{width}}{signature}" for title, signature in found.items() if signature]
-    if scores[f"{MAIN_OF_TOKENS}_signature"] == scores[f"{MAIN}_signature"].replace("tok:13a", f"tok:{NO_TOKENIZER}"):
+    tokenizer = needed_tokenizer([scores])
+    if tokenizer == NO_TOKENIZER:
         lines.append("the lines of the data set are tokens; compare the tokenised BLEU, because BLEU is for detokenised lines")
+    elif tokenizer:
+        lines.append("compare the tokenised BLEU or chrF: without blanks between words, BLEU and TER take sentences for words")
     return "\n".join(lines)
 
 
