@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +21,7 @@ from treenet.extras.tuning.trials import TuningConfig
 from treenet.jobs import ray_train
 from treenet.jobs.ray_room import Room, given_to_training
 from treeproc.common import ray_session
+from treeproc.common.ray_internals import only_what_works
 from treeproc.common.ray_session import refuse_without_gpu
 from treeproc.common.settings import UserError, build_settings
 
@@ -29,7 +31,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module", autouse=True)
 def one_gpu():
     ray.shutdown()  # of a module that ran before in this process
-    ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
+    with only_what_works():
+        ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 
@@ -62,16 +65,17 @@ def test_a_cell_that_has_the_last_gpu_asks_it_for_its_precision(data):
 def test_the_room_that_replaced_a_given_one_ends_with_it(data):
     """A cell that lost its workers asks for another room. If its process dies then, Ray keeps this demand."""
 
-    def lose(room: Room) -> None:  # without `there`, with which Ray would load this module
+    def lose(room: Room) -> None:  # without functions of the tests, which its process cannot load
         with given_to_training(room):
             for _ in range(2):  # workers are lost again
                 room.give_back()
                 room = Room.ask([{"CPU": 2.0}])
-                wait_for(room.node, seconds=60)
+                while not room.node():
+                    time.sleep(0.02)
             os._exit(1)
 
     room = there({"CPU": 2.0})
-    with pytest.raises(ray.exceptions.RayError):
+    with pytest.raises(ray.exceptions.WorkerCrashedError):
         ray.get(ray.remote(num_cpus=0, max_retries=0)(lose).remote(room))
     assert groups() == ["CREATED"]
     room.give_back()
