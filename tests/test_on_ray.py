@@ -78,13 +78,15 @@ def stages(monkeypatch) -> list[str]:
     return tasks_here(monkeypatch)
 
 
-def test_on_ray_the_bytes_are_those_of_one_process(inputs, tmp_path, small_is_large, one_core_of_ray):
+def test_on_ray_the_bytes_are_those_of_one_process(inputs, tmp_path, small_is_large, one_core_of_ray, monkeypatch):
+    inputs["rows_per_shard"] = 100
+    monkeypatch.setattr(text_work, "MOST_BLOCK", 3000)
     preprocess(PreprocessConfig.model_validate(inputs | {"workers": 0}), tmp_path / "here")
     config = PreprocessConfig.model_validate(inputs)
     preprocess(config, tmp_path / "there")
     expected = contents(tmp_path / "here")
     (session,) = read_sessions(tmp_path / "there")
-    assert session.did == {"text": 10, "parsed": 10, "encoded": 10} and session.outcome == "finished"
+    assert session.did == {"text": 5, "parsed": 5, "encoded": 5} and session.outcome == "finished"
     assert "Ray's workers" in session.cpu_covers and session.cpu_s > 1 and len(session.workers) == 1
     assert contents(tmp_path / "there") == expected and not list((tmp_path / "there").glob(".work-*"))
     assert b"duplicate" in expected["text/dropped.tsv"] and b"overlap" in expected["text/dropped.tsv"]
@@ -146,6 +148,11 @@ def test_a_node_that_has_just_died_ends_no_job(monkeypatch, caplog, one_core_of_
     assert "node aaaaaaaa of the cluster does not answer" in caplog.text
     with pytest.raises(ZeroDivisionError):  # errors of the function stay
         ray_job._on_all_nodes(lambda value: 2 / value, 0)
+
+
+def test_a_ray_of_one_command_has_no_processes_for_clusters(one_core_of_ray):
+    ray_job.start_ray()
+    assert ray._private.worker._global_node.all_processes.keys() <= {"gcs_server", "raylet", "reaper"}
 
 
 def test_a_result_keeps_the_number_of_its_job_in_whatever_order_it_comes(tmp_path, monkeypatch, one_core_of_ray):

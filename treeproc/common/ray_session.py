@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 
 from treeproc.common.errors import UserError, advise, one_line
 from treeproc.common.messages import phase, warn
@@ -18,6 +18,7 @@ from treeproc.common.ray_internals import (
     end_failed_start,
     logs_folder,
     note_unread,
+    only_what_works,
     raylet_pid,
     read_note,
     read_other_notes,
@@ -128,7 +129,7 @@ def _try_to_start(options: dict) -> None:
     import ray
 
     try:
-        with _without_notice(), note_unread():
+        with _without_notice(), note_unread(), only_what_works() if options["address"] == "local" else nullcontext():
             if options["address"] != "local" and _asks_for_the_note():
                 use_token()
             ray.init(**options)
