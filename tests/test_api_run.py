@@ -82,6 +82,8 @@ def test_attention_has_a_name_for_every_weight(run, given):
     leaves = [one for one in found.positions if not one.is_node]
     assert "".join(one.name for one in leaves).replace("▁", " ").strip() == lines[0] and found.targets[-1] == "</s>"
     assert found.positions[len(leaves)][1:] == (True, 0, len(leaves))  # the root
+    run.model.train()  # as a program leaves it that trained it further: attention was that of dropped units
+    np.testing.assert_array_equal(run.attention(lines[0], targets[0], trees[0]).weights, found.weights)
     own = run.attention(lines[0], tree=trees[0])
     assert own.targets[:-1] == list(run.candidates(lines[:1], trees[:1], 1)[0][0].pieces)
     if find_spec("pandas") is None:
@@ -246,6 +248,18 @@ def test_a_run_moves_and_says_what_it_is(world, run):
     moved = load_run(world / "run", checkpoint=4)
     assert moved.to("meta") is moved and repr(moved).endswith("weights 'step_00000004', " + repr(moved).split(", ", 2)[2])
     assert {parameter.device.type for parameter in moved.model.parameters()} == {"meta"}
+
+
+def test_weights_that_a_program_changed_are_not_lost_when_it_saves_the_run(world, tmp_path):
+    """The loaded weights were saved, without a word."""
+    changed = load_run(world / "run")
+    changed.model.half()
+    changed.save_pretrained(tmp_path / "saved")
+    with torch.no_grad():
+        next(changed.model.parameters()).add_(1)
+    with pytest.raises(UserError, match=r"run\.model has another \S+ than averaged, .* call torch\.save"):
+        changed.save_pretrained(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def place(row: dict) -> int:

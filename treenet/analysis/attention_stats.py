@@ -113,7 +113,7 @@ class AttentionStats:
 def attend_examples(model: Seq2Seq, examples: Iterable[dict], *, max_tokens: int = 2048) -> Iterator[SentenceAttention]:
     """Return the attention of every example that has leaves, in the order of `examples`, whose `tgt_pieces` are forced.
 
-    The model must be in evaluation mode.
+    The model is put into evaluation mode.
     """
     return map_attention(lambda attention: attention, model, examples, max_tokens=max_tokens)
 
@@ -130,7 +130,7 @@ def map_attention(
         copies = 1 if batch.structure is None else batch.structure.positions_of_node
         return [compute(SentenceAttention(*one, copies)) for one in zip(rows, attend_batch(model, batch), strict=True)]
 
-    device = next(model.parameters()).device
+    device = next(model.eval().parameters()).device
     found = in_order_with_rows(compute_batch, model.reads, examples, None, longer_side, max_tokens, device, _WINDOW)
     return (result for result in found if result is not None)
 

@@ -27,7 +27,7 @@ from treenet.evaluation.line_classifier import (
 )
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.runs.checkpoint import AVERAGED
-from treenet.runs.loading import LoadedClassifier, LoadedModel, LoadedRun, load_classifier, task_of
+from treenet.runs.loading import LoadedClassifier, LoadedModel, LoadedRun, load_classifier, load_trained, task_of
 from treenet.runs.loading import load_run as load_folder
 from treenet.runs.mirror import read_run
 from treenet.runs.run_folder import checkpoint_names
@@ -108,7 +108,8 @@ class _LineReader:
     def save_pretrained(self, folder: AnyPath | str) -> None:
         """Write a local folder that `from_pretrained` reads on every machine: weights, settings, vocabulary and a model card.
 
-        The weights are those that were loaded. An earlier one is replaced. Raises UserError for a folder of something else.
+        An earlier one is replaced. Raises UserError for a folder of something else, and if the model has other weights than were
+        loaded.
         """
         place = given_path("folder", folder)
         if not isinstance(place, Path):
@@ -117,7 +118,18 @@ class _LineReader:
             raise UserError(f"folder must be another one than that of the run, which it would replace, but both are {place}")
         from treenet.runs.exported_run import export_run  # here, because few programs need it
 
+        self._check_unchanged()
         export_run(self.loaded, place, "folder")
+
+    def _check_unchanged(self) -> None:
+        """Raise UserError if the model has other weights than its checkpoint, whose file and scores a saved run has."""
+        own = dict(self.model.named_parameters())
+        for name, weight in load_trained(self.loaded.run, self.loaded.weights)[1].named_parameters():
+            if not torch.allclose(own[name].cpu(), weight.to(own[name].dtype), rtol=0, atol=0, equal_nan=True):
+                raise UserError(
+                    f"run.model has another {name} than {self.loaded.checkpoint}, which would be written; to keep these weights, "
+                    "call torch.save(run.model.state_dict(), FILE)"
+                )
 
     @property
     def _device(self) -> torch.device:

@@ -118,14 +118,14 @@ def _why_not(run: LoadedClassifier, row: dict) -> str:
 def classify_items(run: LoadedClassifier, items: Sequence[Item], *, phrases: bool = False) -> Iterator[Classes | None]:
     """Return the classes of items, in their order, computed in batches of similar length; None of one with a problem.
 
-    Raises UserError if phrases are wanted, and the model has no classes of them.
+    The model is put into evaluation mode. Raises UserError if phrases are wanted, and the model has no classes of them.
     """
     found = _classify_rows(run, [item.rows for item in items if item.rows], phrases=phrases)
     return (next(found) if item.rows else None for item in items)
 
 
 def _classify_rows(run: LoadedClassifier, rows: Sequence[tuple[dict, ...]], *, phrases: bool) -> Iterator[Classes]:
-    model, device = run.model, next(run.model.parameters()).device
+    model, device = run.model.eval(), next(run.model.parameters()).device
     if phrases:
         check_phrases(run)
 
