@@ -73,8 +73,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node) -> None:
-    """One process forks for all processes of pytest-xdist."""
-    if node.config.getoption("markexpr") != "quick":
+    """One process forks for all processes of pytest-xdist. It starts here, so one of these starts its own when it needs it."""
+    if node.config.getoption("numprocesses") != 1 and node.config.getoption("markexpr") != "quick":
         import toyruns  # noqa: F401 (names what it loads)
 
         node.workerinput["forkserver"] = start_forkserver()

@@ -20,7 +20,7 @@ from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 PAIR_COLUMNS = ("leaves", "nodes", "spans", "score")

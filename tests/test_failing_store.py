@@ -27,7 +27,7 @@ from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.common.store_requests import run_all
 from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 LARGE = os.urandom(12 << 20)  # two parts of an upload
 

@@ -27,7 +27,7 @@ from treeproc.common.files import file_sha256
 from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import as_path
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 __all__ = ["made", "store"]  # fixtures
 

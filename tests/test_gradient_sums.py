@@ -15,7 +15,7 @@ from treenet.training.ranks import Ranks
 from treenet.training.step import TrainStep
 from treenet.training.trainer import Trainer, train
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 BUCKET = 2000  # bytes: some twenty buckets of the tiny model

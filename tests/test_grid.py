@@ -26,7 +26,7 @@ from treeproc.common.files import locked
 from treeproc.common.messages import messages_shown
 from treeproc.common.settings import UserError
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 
 def make_cells(folder: Path, *names: str, data_fingerprint: str = "d", **settings) -> list[Cell]:

@@ -15,7 +15,7 @@ from treenet.data.loader_processes import LoaderProcesses
 from treenet.data.loader_server import SLOT_BYTES, _sendable
 from treeproc.common.settings import UserError
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 
 class Numbers:

@@ -33,7 +33,7 @@ from treenet.runs.loading import load_model
 from treeproc.common.command_line import run_cli
 from treeproc.common.settings import UserError, load_settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 __all__ = ["made"]  # a fixture
 

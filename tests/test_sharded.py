@@ -9,7 +9,7 @@ from toyruns import final_weights, losses, make_config, make_task, train_ranks
 from treenet.runs.metrics_log import read_metrics
 from treenet.training.trainer import train
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 # Biases of keys have no gradient but rounding, which Adam without the large epsilon would enlarge.
 BASE = ("optimizer.adam_eps=1e-3", "ema_decay=0.9", "validate_every=2", "checkpoint_every=2", "average=ema")

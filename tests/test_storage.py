@@ -32,7 +32,7 @@ from treeproc.shards.store import finished_shards, read_index
 from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.verify import verify
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from treeproc.common.files import locked, read_json
 from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError, dump_settings
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 TESTS = Path(__file__).parent
 

@@ -22,7 +22,7 @@ from treenet.training.state import TrainState
 from treenet.training.trainer import Trainer, finished_outcome, train
 from treeproc.common.settings import UserError
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 EVERYTHING = [
     "ema_decay=0.9",

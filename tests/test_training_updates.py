@@ -27,7 +27,7 @@ from treenet.training.ranks import Ranks, bound_kernel_cache
 from treenet.training.trainer import Trainer, train
 from treeproc.shards.schema import PAD_ID
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 RANK_0 = Ranks(0, 1, torch.device("cpu"))
 
