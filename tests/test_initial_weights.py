@@ -161,17 +161,23 @@ def test_a_masked_lm_starts_a_translation_model(data, tmp_path):
     assert all(torch.equal(weights[name], theirs[name]) for name in matches["taken"])
 
 
-def test_a_classifier_takes_the_head_of_as_many_classes(tmp_path):
+def test_a_classifier_takes_the_rows_of_classes_that_both_runs_have(tmp_path):
+    """Rows went by the numbers of classes, to other classes in silence; a head of another number took none."""
     data = write_toy_labels(tmp_path / "data")
     settings = ["task=classification", "optimizer.warmup_steps=1"]
     run_training(make_config(data, *SHORT, *settings), tmp_path / "run")
     theirs = load_file(tmp_path / "run" / "averaged" / "model.safetensors")
     assert same(start(config_of(data, tmp_path / "run", *settings), tmp_path / "same"), theirs)
+    other = Path(shutil.copytree(data, tmp_path / "other"))
     index = json.loads((data / "encoded" / "index.json").read_text())
-    (data / "encoded" / "index.json").write_text(json.dumps(index | {"num_classes": index["num_classes"] + 1}))
-    config = config_of(data, tmp_path / "run", *settings)
-    weights, own = start(config, tmp_path / "more"), fresh(config)
-    assert same(weights, {name: own[name] if name.startswith("head.") else theirs[name] for name in weights})
+    known = [str(number) for number in reversed(range(index["num_classes"]))]  # the names of classes without names
+    for names in (known, [*known, "more"]):
+        named = index | {"classes": names, "num_classes": len(names)}
+        (other / "encoded" / "index.json").write_text(json.dumps(named))
+        config = config_of(other, tmp_path / "run", *settings)
+        weights, own = start(config, tmp_path / names[-1]), fresh(config)
+        heads = {name: torch.cat([theirs[name].flip(0), own[name][len(known) :]]) for name in weights if name.startswith("head.")}
+        assert len(heads) == 2 and same(weights, theirs | heads)
 
 
 def test_the_first_update_starts_from_these_weights_and_a_resumed_run_reads_nothing_more(data, run, tmp_path, monkeypatch):

@@ -1,7 +1,8 @@
 """The weights that a run starts from if `init` names another run, or if it has a pretrained encoder: RUN/initial, made once.
 
-A parameter takes the value of the parameter of the same name and shape. Rows of pieces, labels, tags and relations are matched
-by their names, so the two vocabularies may have other orders and sizes. All else keeps the initial value of the run's seed.
+A parameter takes the value of the parameter of the same name and shape. Rows of pieces, labels, tags, relations and classes are
+matched by their names, so the two vocabularies may have other orders and sizes. All else keeps the initial value of the
+run's seed.
 """
 
 from collections.abc import Mapping
@@ -49,7 +50,7 @@ from treeproc.common.messages import phase, tell, warn
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
 
-_SHAPES = (*KINDS, "num_classes", "pairs", PRETRAINED)
+_SHAPES = (*KINDS, "pairs", PRETRAINED)
 
 
 @dataclass(frozen=True)

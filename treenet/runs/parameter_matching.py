@@ -15,7 +15,7 @@ from treenet.tasks.base import Task
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.shard import read_names, read_tokenizer, tokenizer_names
-from treeproc.shards.store import TOKENIZER_FILE, read_index
+from treeproc.shards.store import TOKENIZER_FILE, class_names, read_index
 
 # What a size of `Task.sizes` counts.
 KINDS = {
@@ -23,6 +23,7 @@ KINDS = {
     "num_labels": "labels",
     "num_pos_tags": "part-of-speech tags",
     "num_deprels": "dependency relations",
+    "num_classes": "classes",
 }
 _FILES = {"num_labels": "labels.txt", "num_pos_tags": "pos_tags.txt", "num_deprels": "deprels.txt"}
 
@@ -46,11 +47,14 @@ class Vocabularies:
                 f"init: {self.data} is missing, but its vocabulary is needed to match rows; if it moved, run the training "
                 "command of that run with data=NEW, which records the new place"
             )
-        if (found := read_index(self.data / "encoded")["vocab_fingerprint"]) != self.fingerprint:
+        index = read_index(self.data / "encoded")
+        if (found := index["vocab_fingerprint"]) != self.fingerprint:
             raise UserError(
                 f"init: the vocabulary of {self.data} must be {self.fingerprint}, as in the training, but is {found}; {again}"
             )
-        if kind == "num_pieces":
+        if kind == "num_classes":
+            names = class_names(index)
+        elif kind == "num_pieces":
             tokenizer = self.data / "encoded" / TOKENIZER_FILE
             if tokenizer.exists():
                 names = tokenizer_names(read_tokenizer(tokenizer))
@@ -139,7 +143,7 @@ def match_parameters(
 ) -> Matches:
     """Match parameters `own` with those of another model. Raises UserError if a vocabulary is needed and cannot be read."""
     matches = Matches(unused=[name for name in theirs if name not in own])
-    is_same = own_entries.fingerprint == their_entries.fingerprint
+    is_same = own_entries.fingerprint == their_entries.fingerprint  # of all vocabularies but the classes
 
     @cache
     def shared(kind: str) -> tuple[Tensor, Tensor]:
@@ -151,7 +155,7 @@ def match_parameters(
             matches.new[name] = "the other run has no such parameter"
         elif _kind(parameter) != _kind(other):
             matches.new[name] = f"has {_kind(parameter)} here and {_kind(other)} there"
-        elif parameter.place is None or other.place is None or is_same:
+        elif parameter.place is None or other.place is None or (is_same and parameter.place.kind != "num_classes"):
             if parameter.shape == other.shape:
                 matches.taken.append(name)
             else:
