@@ -380,6 +380,26 @@ def test_the_server_gives_the_classes_of_phrases(served_run, tmp_path):
 # Python
 
 
+def test_classes_of_a_data_set_that_was_made_again_are_told(run, capsys):
+    """Their names went to the numbers that the model learned, in silence; another number of them was a traceback."""
+    path = run.parent / "data" / "encoded" / "index.json"
+    before = path.read_text()
+    index = json.loads(before)
+    try:
+        path.write_text(json.dumps(index | {"fingerprint": "other", "classes": index["classes"][::-1]}))
+        assert load_run(run).classes == index["classes"][::-1]
+        told = capsys.readouterr().err
+        assert "is not as in the training, so its classes may have" in told and "it was made again since then; restore it" in told
+        count = index["num_classes"]
+        path.write_text(json.dumps(index | {"num_classes": count + 1, "classes": [*index["classes"], "more"]}))
+        with pytest.raises(UserError, match=f"has {count + 1} classes, but the model learned {count}; it was made again"):
+            load_run(run)
+    finally:
+        path.write_text(before)
+    load_run(run)
+    assert "warning" not in capsys.readouterr().err
+
+
 def test_the_library_gives_the_classes_of_the_command(run, phrases_run, tmp_path):
     lines = [*texts()[:5], "", "a\x01b"]
     expected, _ = classify(run, tmp_path, lines, "--json")

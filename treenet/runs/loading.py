@@ -18,7 +18,7 @@ from treenet.runs.checkpoint_io import load_weights
 from treenet.runs.run_folder import checkpoint_folder, name_in_results, read_facts, recorded_sha256
 from treenet.tasks.base import build_task
 from treeproc.common.files import file_sha256, file_size, read_json
-from treeproc.common.messages import phase
+from treeproc.common.messages import phase, warn
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath, inside
 from treeproc.shards.shard import check_vocabulary_files, decode_tokens, read_pieces, read_tokenizer
@@ -92,9 +92,17 @@ def load_run(
 def load_classifier(
     run: Path, *, checkpoint: str = AVERAGED, data: AnyPath | None = None, device: torch.device | str = "cpu"
 ) -> LoadedClassifier:
-    """Load the classifier of a run folder, and the classes of its data set; see `load_model`."""
+    """Load the classifier of a run folder, and the classes of its data set; see `load_model`.
+
+    Raises UserError if there are more or fewer classes than the model learned.
+    """
     loaded = load_model(run, task="classification", checkpoint=checkpoint, data=data, device=device)
-    classes = class_names(read_index(loaded.data / "encoded"))
+    classes, known = class_names(read_index(loaded.data / "encoded")), read_facts(run).get("num_classes")
+    remedy = advise(loaded.data, data_of(run, loaded.config))
+    if known not in (None, len(classes)):
+        raise UserError(f"{loaded.data} has {len(classes)} classes, but the model learned {known}; {remedy}")
+    if not loaded.own_data:
+        warn(f"warning: {loaded.data} is not as in the training, so its classes may have other names or another order; {remedy}")
     return LoadedClassifier(**vars(loaded), classes=classes)
 
 
