@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,15 +52,11 @@ logging.getLogger("treeproc.common.messages").setLevel(logging.INFO)
 # pytest listens to loggers that do not propagate. This one describes each step of a compilation as soon as anybody listens.
 logging.getLogger("torch.__trace").propagate = True
 # A shipped parser is loaded in 0.8 CPU seconds, by dozens of tests in a process. They share what its files hold.
-_shipped: dict[Path, object] = {}
+_load_once = cache(load_archive)
 
 
 def _load_shipped_once(path: Path, hint: str) -> object:
-    if not path.is_relative_to(REPOSITORY / "treeproc" / "models"):
-        return load_archive(path, hint)
-    if path not in _shipped:
-        _shipped[path] = load_archive(path, hint)
-    return _shipped[path]
+    return (_load_once if path.is_relative_to(REPOSITORY / "treeproc" / "models") else load_archive)(path, hint)
 
 
 stanza_parser.load_archive = _load_shipped_once

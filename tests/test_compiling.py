@@ -116,6 +116,8 @@ def test_a_missing_compiler_is_named(monkeypatch):
 
 def test_settings_of_earlier_runs_have_no_choice():
     assert TrainConfig(data="data", compile=None).compile is False
+    with pytest.raises(ValueError, match="compile"):
+        TrainConfig(data="data", compile="")
 
 
 # The real Inductor.

@@ -212,7 +212,7 @@ def test_the_old_stage_of_a_data_set_without_a_note_is_kept(inputs, tmp_path):
     assert contents(out) == before and all(path.stat().st_mtime_ns == stamp for path, stamp in stamps.items())
 
 
-def test_verify_finds_the_same_in_the_same_order_in_processes_and_on_ray(tmp_path, monkeypatch, stages):
+def test_verify_finds_the_same_in_the_same_order_in_processes_and_in_tasks(tmp_path, monkeypatch, stages):
     """Damage in the first shards of all stages, rows that are wrong though their hash is right, and lines in the wrong order."""
     for side in ("en", "de"):
         (tmp_path / side).write_text("".join(f"The cat number {i} sees a dog .\n" for i in range(24)))

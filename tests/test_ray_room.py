@@ -21,7 +21,7 @@ from treenet.extras.tuning.trials import TuningConfig
 from treenet.jobs import ray_train
 from treenet.jobs.ray_room import Room, given_to_training
 from treeproc.common import ray_session
-from treeproc.common.ray_internals import only_what_works
+from treeproc.common.ray_internals import without_cluster_processes
 from treeproc.common.ray_session import refuse_without_gpu
 from treeproc.common.settings import UserError, build_settings
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module", autouse=True)
 def one_gpu():
     ray.shutdown()  # of a module that ran before in this process
-    with only_what_works():
+    with without_cluster_processes():
         ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()

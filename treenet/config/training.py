@@ -269,9 +269,9 @@ class TrainConfig(Settings):
         description="use only kernels that give the same bits every time. Slower on GPUs; an operation without such a kernel "
         "raises an error",
     )
-    compile: Annotated[bool, BeforeValidator(lambda value: value or False), Effect.NONE] = Field(  # null: in earlier runs
+    compile: Annotated[bool, BeforeValidator(lambda value: False if value is None else value), Effect.NONE] = Field(
         False, description="compile the model with torch.compile; the first steps take minutes"
-    )
+    )  # null in earlier runs
 
     @model_validator(mode="after")
     def _check_checkpoints(self) -> Self:

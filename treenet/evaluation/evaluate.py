@@ -42,7 +42,7 @@ from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import without_tag
 from treeproc.shards.shard import check_hashes
-from treeproc.shards.store import fingerprint_of, read_index
+from treeproc.shards.store import fingerprint_of, line_tags, read_index
 from treeproc.trees.flat_trees import FlatTrees
 
 References = Sequence[Sequence[str]]  # further references, each with a line for every example
@@ -153,7 +153,7 @@ def score_lines(
         scores["buckets"] = score_buckets(sizes, settings.buckets, lines, references, tokenizer)
         index = read_index(data / "encoded")
         scores["data"] = fingerprints(index)
-        if tags := index.get("parser_settings", {}).get("tags"):
+        if tags := line_tags(index):
             scores["tags"] = score_tags(read_sources(data, settings.split), tags, lines, references, tokenizer)
     return scores
 
@@ -189,7 +189,7 @@ def more_fingerprint(more: References) -> str | None:
 
 def plain_sources(data: AnyPath, split: str) -> list[str]:
     """Read the lines that a model translates, without the tags in front of them."""
-    tags = read_index(data / "encoded").get("parser_settings", {}).get("tags", ())
+    tags = line_tags(read_index(data / "encoded"))
     return [without_tag(source, tags) for source in read_sources(data, split)]
 
 

@@ -28,7 +28,7 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLITS
 from treeproc.shards.shard import check_hashes
-from treeproc.shards.store import read_index
+from treeproc.shards.store import line_tags, read_index
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def read_inputs(trained: LoadedModel, settings: ProbeSettings) -> dict[str, Prob
     known, texts = set(found["train"].texts()), found["test"].texts()
     if shared := sum(text in known for text in texts):
         warn(f"note: {shared:,} of {len(texts):,} sentences of test are also among those of train, which makes accuracies higher")
-    tags = read_index(data / "encoded").get("parser_settings", {}).get("tags", ())
+    tags = line_tags(read_index(data / "encoded"))
     every = [one.sentences.syntax for one in found.values()]
     if tagged := sum(one.form[first] in tags for one in every for first in one.word_edges[:-1].tolist()):
         count = sum(len(one.top) for one in every)

@@ -232,17 +232,17 @@ _BUCKETS_BY = {"words": "parsed_fingerprint", "depth": "fingerprint"}
 
 
 def _in_other_buckets(table: ScoreTable, kind: str) -> list[int]:
-    """Return the rows whose data set puts other sentences into the buckets than that of the first row."""
-    scored = {number: row.record for number, row in enumerate(table.rows) if kind in row.record.get("buckets", {})}
-    known = {
-        number: data[name] for number, one in scored.items() if (name := _BUCKETS_BY[kind]) in (data := one.get("data") or {})
-    }
-    return [number for number, found in known.items() if found != next(iter(known.values()))]
+    """Return the numbers of rows whose data set puts other sentences into the buckets than that of the first row."""
+    scored = [number for number, row in enumerate(table.rows) if kind in row.record.get("buckets", {})]
+    data = {number: (table.rows[number].record.get("data") or {}).get(_BUCKETS_BY[kind]) for number in scored}
+    known = [number for number in scored if data[number] is not None]
+    return [number for number in known if data[number] != data[known[0]]]
 
 
 def _note_buckets(table: ScoreTable) -> None:
     for kind in _BUCKETS_BY:
-        for row in map(table.rows.__getitem__, _in_other_buckets(table, kind)):
+        for number in _in_other_buckets(table, kind):
+            row = table.rows[number]
             table.notes.append(f"{row.run}, {row.result}: no scores by {kind}; its data set has other sentences in a bucket.")
 
 

@@ -118,7 +118,7 @@ def note_unread() -> Iterator[None]:
 
 
 @contextmanager
-def only_what_works() -> Iterator[None]:
+def without_cluster_processes() -> Iterator[None]:
     """Start a node without the processes that serve clusters: the autoscaler, the dashboard's server and the reader of logs.
 
     Without Ray's functions that start them, they take three CPU seconds at the start, and memory.

@@ -18,13 +18,13 @@ from treeproc.common.ray_internals import (
     end_failed_start,
     logs_folder,
     note_unread,
-    only_what_works,
     raylet_pid,
     read_note,
     read_other_notes,
     shorten_notices,
     sigterm_kept,
     use_token,
+    without_cluster_processes,
 )
 
 # Exit status of a command that failed although its input is right.
@@ -129,7 +129,7 @@ def _try_to_start(options: dict) -> None:
     import ray
 
     try:
-        with _without_notice(), note_unread(), only_what_works() if options["address"] == "local" else nullcontext():
+        with _without_notice(), note_unread(), without_cluster_processes() if options["address"] == "local" else nullcontext():
             if options["address"] != "local" and _asks_for_the_note():
                 use_token()
             ray.init(**options)

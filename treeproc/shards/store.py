@@ -234,6 +234,11 @@ def class_names(index: Mapping) -> list[str]:
     return index.get("classes") or [str(number) for number in range(index["num_classes"])]
 
 
+def line_tags(index: Mapping) -> Sequence[str]:
+    """Return the tags that may stand in front of the lines of a data set."""
+    return index.get("parser_settings", {}).get("tags", ())
+
+
 def describe_trees(index: dict) -> str:
     """Return `tree.tree_source` of a data set, with the form of phrases that are made of arcs."""
     settings = index.get("tree_settings", {})

@@ -227,14 +227,11 @@ class SideNotices:
     def add(self, lines: Sequence[str], number: Callable[[int], int]) -> None:
         """Add more lines, in order; `number` gives the number, from 1, of the line at a place among them."""
         self.lines += len(lines)
-        chunk = _Chunk(self._texts(lines))
+        tags = self.wanted.tags
+        chunk = _Chunk([without_tag(line, tags) for line in lines] if tags else lines)
         for kind in self.wanted.kinds:
             if places := _RULES[kind](chunk):
                 self.found.setdefault(kind, Found()).add(len(places), number(places[0]), lines[places[0]])
-
-    def _texts(self, lines: Sequence[str]) -> Sequence[str]:
-        tags = self.wanted.tags
-        return [without_tag(line, tags) for line in lines] if tags else lines
 
     def counts(self) -> dict[str, dict]:
         """Return what was found, by kind."""
@@ -250,8 +247,7 @@ class SideNotices:
         """Return the facts for the index: kinds of notices, their counts and examples, and the number of lines."""
         out: dict = {"lines": self.lines} | {kind: self.found.get(kind, Found()).facts() for kind in self.wanted.kinds}
         if self.wanted.language is not None:
-            numbers, lines = ([one[place] for one in self.sample] for place in (0, 1))
-            sample = list(zip(numbers, self._texts(lines), strict=True))
+            sample = [(number, without_tag(line, self.wanted.tags)) for number, line in self.sample]
             looked_at, foreign, name = foreign_lines(sample, self.wanted.language)
             example = Found()
             if foreign:
