@@ -87,7 +87,7 @@ def normal_nodes(found: list[tuple[str, int, int]], collapse: bool) -> list[tupl
         plain = label if label.startswith("-") else re.split(r"(?<=.)[-=|]", label, maxsplit=1)[0]
         below = found[place + 1 : place + 2]
         is_chained = bool(below) and below[0][1:] == (start, end)
-        if not (is_chained and (collapse or plain in ("ROOT", "TOP", ""))):
+        if not (is_chained and (collapse or plain in ("ROOT", "TOP", "VROOT", ""))):
             out.append((plain or "X", start, end))
     return out or [("X", 0, 1)]
 

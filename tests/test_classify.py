@@ -382,11 +382,21 @@ def test_the_server_gives_the_classes_of_phrases(served_run, tmp_path):
 
 def test_classes_of_a_data_set_that_was_made_again_are_told(run, capsys):
     """Their names went to the numbers that the model learned, in silence; another number of them was a traceback."""
-    path = run.parent / "data" / "encoded" / "index.json"
-    before = path.read_text()
-    index = json.loads(before)
+    path, facts_path = run.parent / "data" / "encoded" / "index.json", run / "run.json"
+    before, facts_before = path.read_text(), facts_path.read_text()
+    index, facts = json.loads(before), json.loads(facts_before)
+    assert facts["classes"] == index["classes"]
     try:
+        path.write_text(json.dumps(index | {"fingerprint": "other"}))
+        assert load_run(run).classes == index["classes"]
+        assert "warning" not in capsys.readouterr().err
+        path.write_text(json.dumps({name: value for name, value in index.items() if name != "classes"}))
+        assert load_run(run).classes == index["classes"]
         path.write_text(json.dumps(index | {"fingerprint": "other", "classes": index["classes"][::-1]}))
+        with pytest.raises(UserError, match="has the classes so so, good, bad, but the model learned bad, good, so so; it was"):
+            load_run(run)
+        del facts["classes"]  # as in runs of earlier versions
+        facts_path.write_text(json.dumps(facts))
         assert load_run(run).classes == index["classes"][::-1]
         told = capsys.readouterr().err
         assert "is not as in the training, so its classes may have" in told and "it was made again since then; restore it" in told
@@ -396,6 +406,7 @@ def test_classes_of_a_data_set_that_was_made_again_are_told(run, capsys):
             load_run(run)
     finally:
         path.write_text(before)
+        facts_path.write_text(facts_before)
     load_run(run)
     assert "warning" not in capsys.readouterr().err
 

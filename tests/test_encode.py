@@ -19,7 +19,7 @@ from treeproc.subwords import LabelVocab, SubwordConfig, train_pieces
 from treeproc.trees.flat_trees import FlatTrees, binarise, normal_form, read_flat_trees, with_classes
 from treeproc.trees.spans import SpanTree, check_tree, normalise, parents_and_subtree_ends, read_brackets, write_brackets
 
-LABELS = ["ROOT", "S", "NP-SBJ-1", "NP", "VP=2", "", "TOP", "-X-"]
+LABELS = ["ROOT", "S", "NP-SBJ-1", "NP", "VP=2", "", "TOP", "VROOT", "-X-"]
 WORDS = ["know", "don't", "é", "日本", "Zyx", "a", "(", "😀😀"]
 
 

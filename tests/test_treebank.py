@@ -57,6 +57,7 @@ def read(folder: Path, text: str, notation: Notation = PLAIN) -> list[Tree]:
         ),
         # What a trace leaves of adjunction, NP over NP, is one NP; NP over S over NP is not.
         ("(TOP (NP (NP (NN a)) (SBAR (-NONE- 0))))", "(ROOT (NP (NN a)))"),
+        ("(VROOT (S (NP (NN a))))", "(ROOT (S (NP (NN a))))"),  # as in TIGER
         ("(TOP (NP (S (NP (NN a)))))", "(ROOT (NP (S (NP (NN a)))))"),
         # NP over NP and more words stays.
         ("(ROOT (NP (NP (NN a)) (PP (IN of))))", "(ROOT (NP (NP (NN a)) (PP (IN of))))"),

@@ -13,7 +13,7 @@ from treenet.evaluation.settings import ClassifySettings
 from treenet.layers.backend import choose_device, scoring
 from treenet.models import ClassLogits
 from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders, checkpoint_step
-from treenet.runs.loading import advise, check_own_vocabulary, check_there, data_of, load_trained
+from treenet.runs.loading import check_classes, check_own_vocabulary, check_there, data_of, load_trained
 from treenet.runs.result_entries import SCORES, add_entry, name_result, read_scores
 from treenet.runs.result_provenance import LAST, asked_for, fingerprints
 from treenet.runs.run_folder import checkpoint_folder, checkpoint_names, name_in_results, read_facts, recorded_sha256
@@ -69,7 +69,8 @@ def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str],
         raise UserError(f"{folder} is a run of {config.task}; score it with workflows/{task.scorer}")
     index, facts = read_index(data / "encoded"), read_facts(folder, needed=("vocab_fingerprint", "data_fingerprint"))
     task.check(index)
-    _check_classes(data, index, own, facts)
+    _check_pairs(data, index, facts)
+    check_classes(data, index, own, facts)
     check_own_vocabulary(data, index, facts, folder, own)
     check_hashes(data / "encoded", settings.split)
     if config.frozen_states is not None and not _has_states(config.frozen_states, index, facts, settings.split):
@@ -111,20 +112,11 @@ def _has_states(folder: AnyPath, index: Index, facts: Mapping, split: str) -> bo
     return False
 
 
-def _check_classes(data: AnyPath, index: Mapping, own: AnyPath, facts: Mapping) -> None:
-    """Raise UserError if a data set has other classes than the one `own` that the model learned, or only one has pairs."""
+def _check_pairs(data: AnyPath, index: Mapping, facts: Mapping) -> None:
+    """Raise UserError if only one of a data set and the model has pairs of texts."""
     if facts.get("pairs", False) != index.get("pairs", False):
         here, there = ("pairs of texts", "single texts") if index.get("pairs") else ("single texts", "pairs of texts")
         raise UserError(f"{data} has {here}, but the model learned {there}; choose a data set with {there}")
-    known, found = facts.get("num_classes"), index.get("num_classes")
-    if known is not None and known != found:
-        raise UserError(f"{data} has {found} classes, but the model learned {known}; {advise(data, own)}")
-    names = read_index(own / "encoded").get("classes") if (own / "encoded" / "index.json").exists() else None
-    if names and index.get("classes") not in (None, names):
-        raise UserError(
-            f"{data} has the classes {', '.join(index['classes'])}, but the model learned {', '.join(names)}; make it with "
-            f"vocab_from={own}"
-        )
 
 
 def score_run(folder: Path, *, use_gpu: bool = False) -> dict[str, dict]:

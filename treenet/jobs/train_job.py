@@ -24,7 +24,7 @@ from treeproc.common.messages import phase
 from treeproc.common.provenance import STOPPED, Recorder
 from treeproc.common.settings import UserError
 from treeproc.shards.shard import check_hashes
-from treeproc.shards.store import Index, read_index
+from treeproc.shards.store import Index, class_names, read_index
 
 COMMAND = "train"  # in RUN/provenance.json, where a session says from which update to which it came
 
@@ -60,6 +60,7 @@ def check_job(config: TrainConfig) -> Job:
         "nodes": int(used.nodes.sum()),
         "target_tokens": source.epoch_targets(plan),
         "left_out": plan.left_out,
+        **({"classes": class_names(index)} if "num_classes" in of_model else {}),
         "batches_per_epoch": plan.num_batches,
         **weighted,
     }

@@ -92,18 +92,37 @@ def load_run(
 def load_classifier(
     run: Path, *, checkpoint: str = AVERAGED, data: AnyPath | None = None, device: torch.device | str = "cpu"
 ) -> LoadedClassifier:
-    """Load the classifier of a run folder, and the classes of its data set; see `load_model`.
+    """Load the classifier of a run folder, and the names of the classes that it learned; see `load_model`.
 
-    Raises UserError if there are more or fewer classes than the model learned.
+    Raises UserError if those of its data set are others.
     """
     loaded = load_model(run, task="classification", checkpoint=checkpoint, data=data, device=device)
-    classes, known = class_names(read_index(loaded.data / "encoded")), read_facts(run).get("num_classes")
-    remedy = advise(loaded.data, data_of(run, loaded.config))
-    if known not in (None, len(classes)):
-        raise UserError(f"{loaded.data} has {len(classes)} classes, but the model learned {known}; {remedy}")
-    if not loaded.own_data:
-        warn(f"warning: {loaded.data} is not as in the training, so its classes may have other names or another order; {remedy}")
-    return LoadedClassifier(**vars(loaded), classes=classes)
+    index, facts, own = read_index(loaded.data / "encoded"), read_facts(run), data_of(run, loaded.config)
+    check_classes(loaded.data, index, own, facts)
+    if "classes" not in facts and not loaded.own_data:
+        warn(
+            f"warning: {loaded.data} is not as in the training, so its classes may have other names or another order; "
+            f"{advise(loaded.data, own)}"
+        )
+    return LoadedClassifier(**vars(loaded), classes=facts.get("classes") or class_names(index))
+
+
+def check_classes(data: AnyPath, index: Mapping, own: AnyPath, facts: Mapping) -> None:
+    """Raise UserError if a data set has other classes than the model learned from the data set `own`.
+
+    Runs of earlier versions did not record names, so `own` must still have those of the training. Classes without names fit if
+    there are as many.
+    """
+    known, found = facts.get("num_classes"), index.get("num_classes")
+    if known is not None and known != found:
+        raise UserError(f"{data} has {found} classes, but the model learned {known}; {advise(data, own)}")
+    names = facts.get("classes")
+    if names is None and (own / "encoded" / "index.json").exists():
+        names = read_index(own / "encoded").get("classes")
+    if names and index.get("classes") not in (None, names):
+        raise UserError(
+            f"{data} has the classes {', '.join(index['classes'])}, but the model learned {', '.join(names)}; {advise(data, own)}"
+        )
 
 
 def load_model(

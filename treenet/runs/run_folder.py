@@ -71,6 +71,7 @@ class RunFacts(TypedDict, total=False):
     num_pos_tags: int
     num_deprels: int
     num_classes: int
+    classes: list[str]  # names in the order of their numbers; runs of earlier versions lack them
     pairs: bool  # only with classes of pairs
     parameters: int
     frozen: int  # of the parameters; only with `freeze`

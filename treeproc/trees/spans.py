@@ -19,8 +19,8 @@ _UNESCAPES = {escaped: raw for raw, escaped in _ESCAPES.items()}
 # Tag of traces and other empty elements, which are no words.
 EMPTY_TAG = "-NONE-"
 
-# Root labels without information; treebank files leave them empty.
-ROOT_LABELS = ("ROOT", "TOP", "")
+# Root labels without information: of English treebanks, which also leave them empty, and of TIGER.
+ROOT_LABELS = ("ROOT", "TOP", "VROOT", "")
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def plain_label(label: str) -> str:
 def normalise(tree: SpanTree, *, collapse_unary: bool) -> SpanTree:
     """Return the normal form that models read.
 
-    It removes function tags and indices (NP-SBJ-1 -> NP). It removes ROOT, TOP and the empty label of treebank files if another
+    It removes function tags and indices (NP-SBJ-1 -> NP). It removes root labels of treebank files, such as ROOT, if another
     node spans the same leaves. With `collapse_unary`, a chain of nodes over the same leaves keeps its lowest label, as in the
     released code.
     """
