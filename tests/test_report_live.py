@@ -108,6 +108,18 @@ def test_runs_in_an_object_store_are_refused():
         watch(ReportSettings(runs=("s3://bucket/run",)), lambda live: pytest.fail("made a page"))
 
 
+def test_a_live_page_of_a_classifier_has_its_best_accuracy(run, tmp_path):
+    """It had the lowest nll, which is over phrases for a model that learns their classes."""
+    config = run / "config.yaml"
+    config.write_text(f"task: classification\n{config.read_text()}")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line |= {"accuracy": 0.75 / line["step"]} if line["event"] == "valid" else {}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = write_report(ReportSettings(runs=(str(run),)), tmp_path / "out", Live("noon", 10, {}))[0].read_text()
+    assert "best validation accuracy" in text and "75.00%" in text and "2.125" not in text
+
+
 def test_a_live_page_has_the_state_and_the_curves(run, tmp_path, capsys):
     settings = ReportSettings(runs=(str(run),))
     files = write_report(settings, tmp_path / "out", Live("noon", 10, {}))

@@ -136,7 +136,8 @@ def test_patience_ends_a_run_that_improves_no_more(data, tmp_path, monkeypatch):
     others = dict.fromkeys(("loss", "perplexity", "seconds", "elapsed"), 1.0)
     monkeypatch.setattr(Trainer, "validate", lambda self: {**others, "nll": next(nlls)})
     config = make_config(data, "validate_every=2", "patience=3", "max_steps=100", "average_checkpoints=1")
-    summary = run_training(config, tmp_path)
+    assert run_training(config.model_copy(update={"max_steps": 6}), tmp_path).step == 6
+    summary = run_training(config, tmp_path)  # knows the best validation of the first part
     assert (summary.step, summary.finished) == (10, True)
     state = trainer_state(tmp_path)
     assert (state["best_nll"], state["best_step"], state["validations_since_best"]) == (2.0, 4, 3)

@@ -94,11 +94,9 @@ def show_runs(page: Page) -> list[str]:
     rows.append([text("updates"), *(number(run.step) for run in report.runs)])
     if any(run.weights_sha256 for run in report.runs):
         rows.append([text("averaged weights, sha256"), *(show_hash(run.weights_sha256) for run in report.runs)])
-    # The nll of a model that learns the classes of phrases is over phrases, and that of others over texts.
-    sign, score, title, form = (-1, "accuracy", "accuracy", ".2%") if report.of_classes else (1, "nll", "NLL", ".3f")
-    best = [best_validation(run.metrics, lambda line: sign * line.get(score, math.nan)) for run in report.runs]
-    rows.append([text(f"best validation {title}"), *(number(line and line[score], form) for line in best)])
-    rows.append([text("at update"), *(number(line and line["step"]) for line in best)])
+    title, best = _best_validations(report)
+    rows.append([text(title), *(value for value, _ in best)])
+    rows.append([text("at update"), *(number(step) for _, step in best)])
     rows.append([text(f"{targets} a second, median"), *(number(speed(run), ",.0f") for run in report.runs)])
     rows += show_training(report)
     rules = [len(rows)]
@@ -194,6 +192,17 @@ def _has_ended(folder: Path) -> bool:
     return is_complete(folder / AVERAGED)
 
 
+def _best_validations(report: Report) -> tuple[str, list[tuple[TableCell, int | None]]]:
+    """Return a title, and for each run its best value on valid and the update of it.
+
+    Classifiers have their accuracy: the nll of a model that learns the classes of phrases is over phrases, that of others over
+    texts.
+    """
+    sign, score, title, form = (-1, "accuracy", "accuracy", ".2%") if report.of_classes else (1, "nll", "NLL", ".3f")
+    best = [best_validation(run.metrics, lambda line: sign * line.get(score, math.nan)) for run in report.runs]
+    return f"best validation {title}", [(number(line and line[score], form), line and line["step"]) for line in best]
+
+
 def _count_cells(folder: Path) -> tuple[int, int]:
     states = [entry.status for entry in Ledger.read(folder).entries.values()]
     return sum(status in (DONE, FAILED) for status in states), len(states)
@@ -218,16 +227,16 @@ def show_live(page: Page, live: Live) -> list[str]:
     again = f"the page reloads every {live.refresh_s} s" if live.refresh_s else "no command watches the runs any more"
     message = f"Made at {live.at}; {again}. The complete report, at the end of all runs, adds scores, sentences and attention."
     out, report = [tag("div", paragraph(message), class_="callout", role="note")], page.report
-    head = [text("run"), *(TableCell(name, "n") for name in ("update", "of", "training loss", "best validation NLL", "state"))]
+    title, best = _best_validations(report)
+    head = [text("run"), *(TableCell(name, "n") for name in ("update", "of", "training loss", title, "state"))]
     rows = []
-    for run in report.runs:
+    for run, (value, _) in zip(report.runs, best, strict=True):
         trained = [line for line in run.metrics if line["event"] == "train"]
-        best = best_validation(run.metrics)
         loss = trained[-1].get("loss") if trained else None
         cells = [text(run.name), number(trained[-1]["step"] if trained else run.step), number(run.config.get("max_steps"))]
         cells += [
             number(loss, ".3f"),
-            number(best and best["nll"], ".3f"),
+            value,
             TableCell("ended" if run.finished else "running or stopped", "n"),
         ]
         rows.append(cells)
