@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from commands import run_here
 from waiting import wait_for
 
 from treenet.config import TrainConfig
+from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, STOPPED, CellResult
 from treenet.extras.tuning.report import LEAST_TRIALS, build_report, draw, format_table, importance, write_tuning
-from treenet.extras.tuning.trials import DONE, FAILED, STOPPED, Trials, TuningConfig, best_trial, end_without_result
+from treenet.extras.tuning.trials import Trials, TuningConfig, best_trial, check_systems, end_without_result
 from treenet.runs.metrics_log import read_metrics
 from treeproc.common.errors import CommandEnded
 from treeproc.common.settings import UserError, build_settings, dump_settings, load_settings
@@ -52,6 +54,9 @@ def settings(data: Path, **tune) -> TuningConfig:
             r"choices must be single values, but one is \[2\]; give tune.systems one of them each",
         ),
         ({"space": {"seed": {"choices": [1, 2]}}}, "space.seed: trials differ in no such setting"),
+        ({"space": {"masked_lm.rate": {"low": 0.1, "high": 0.3}}}, "space.masked_lm.rate: trials differ in no such setting"),
+        ({"space": {"decoding.beam_size": {"low": 1, "high": 5}}}, "space.decoding.beam_size: does not change the training"),
+        ({"systems": {"a": {}, "b": {"max_steps": 60}}}, "systems.b.max_steps: trials differ in no such setting"),
         (
             {"space": {"model.name": {"choices": ["transformer"]}}},
             "systems.tree_transformer sets model.name, which the space draws",
@@ -68,6 +73,61 @@ def test_a_space_that_makes_no_sense_is_refused(tune, message, data):
 def test_a_setting_that_does_not_exist_is_refused_before_the_first_trial(data, tmp_path):
     with pytest.raises(UserError, match="tune.systems.transformer with model.dropot=0.1.*model.dropot"):
         Trials(tmp_path, settings(data, space={"model.dropot": {"choices": [0.1, 0.2]}}), "transformer")
+
+
+def test_settings_of_the_space_that_a_system_does_not_read_are_told(data, tmp_path, capsys):
+    space = {
+        "model.dropout": {"choices": [0.1, 0.2]},
+        "model.tree.subtree_mask": {"choices": [True, False]},
+        "model.tree_reg.weight": {"choices": [0.0, 0.1]},  # of causal language models
+    }
+    config = settings(data, space=space)
+    with pytest.raises(UserError, match=r"tune.space.model.tree_reg.weight: no system reads it; leave it out"):
+        check_systems({name: Trials(tmp_path, config, name) for name in config.tune.systems})
+    del space["model.tree_reg.weight"]
+    config = settings(data, space=space)
+    check_systems({name: Trials(tmp_path, config, name) for name in config.tune.systems})
+    assert capsys.readouterr().err == "note: tune.space: transformer does not read model.tree.subtree_mask\n"
+    space["model.name"] = {"choices": ["transformer", "tree_transformer"]}  # whose last value reads it
+    check_systems({"any": Trials(tmp_path, settings(data, space=space, systems={"any": {}}), "any")})
+    assert capsys.readouterr().err == ""
+
+
+def test_systems_with_other_pieces_are_refused(data, tmp_path):
+    other = Path(shutil.copytree(data, tmp_path / "other"))
+    index = json.loads((other / "encoded" / "index.json").read_text())
+    (other / "encoded" / "index.json").write_text(json.dumps(index | {"text_fingerprint": "0" * 16}))
+    config = settings(data, systems={"one": {}, "two": {"data": str(other)}})
+    with pytest.raises(UserError, match="other and .* differ in text, but all models of a study must read the same pieces"):
+        check_systems({name: Trials(tmp_path, config, name) for name in config.tune.systems})
+
+
+def test_a_training_that_sigterm_stopped_continues(data, tmp_path, monkeypatch):
+    from treenet.extras.tuning import ray_trials
+
+    trials = Trials(tmp_path, settings(data), "transformer")
+    trial = trials.begin({"optimizer.learning_rate": 0.001, "model.dropout": 0.2})
+    starts = iter([(10, INTERRUPTED), (30, DONE)])
+
+    def train(cell, *arguments):
+        step, status = next(starts)
+        lines = [{"event": "valid", "step": at, "nll": 5 - at / 10} for at in range(5, step + 1, 5)]
+        (cell.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return CellResult(status, 1.0)
+
+    class Task:
+        options = lambda self, **options: self  # noqa: E731
+        remote = staticmethod(train)
+
+    ray = SimpleNamespace(
+        remote=lambda **needs: lambda function: Task(), wait=lambda refs, timeout: (refs, []), get=lambda ref: ref
+    )
+    said = []
+    monkeypatch.setattr(ray_trials, "ray", ray)
+    monkeypatch.setattr(ray_trials, "tune", SimpleNamespace(report=said.append))
+    room = SimpleNamespace(in_first_bundle=lambda: None)
+    ray_trials._run_trial({"trial": trial, "room": room}, trials, 1)
+    assert [(line["step"], line.get("status")) for line in said] == [*((at, None) for at in range(5, 31, 5)), (30, DONE)]
 
 
 def test_a_data_set_without_validation_is_refused_before_the_first_trial(data, tmp_path):

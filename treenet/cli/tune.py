@@ -15,7 +15,7 @@ system as TUNING/best-SYSTEM.yaml. If no trial of a system is done, the exit sta
 from collections.abc import Sequence
 
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
-from treenet.extras.tuning.trials import Trials, TuningConfig, end_without_result
+from treenet.extras.tuning.trials import Trials, TuningConfig, check_systems, end_without_result
 from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.errors import require
 from treeproc.common.files import atomic_write, locked
@@ -54,6 +54,7 @@ def main(argv: Sequence[str]) -> None:
     make_run_folder(out)
     with locked(out):
         systems = {name: Trials(out, config, name) for name in config.tune.systems}
+        check_systems(systems)
         atomic_write(out / CONFIG, dump_settings(config).encode())
         for trials in systems.values():
             run_trials(config, trials)

@@ -145,7 +145,7 @@ def study_cells(config: StudyConfig, out: AnyPath) -> list[Cell]:
             encoders[encoder] = hash_encoder(encoder)
         name = "-".join(_SHOWN.get(axis, "{}").format(value) for axis, value in labels.items())
         cells.append(Cell(name, labels, run, out / "cells" / name, indices[run.data]["fingerprint"], encoders[encoder]))
-    _check_same_pieces(indices)
+    check_same_pieces(indices)
     config.check_data(cells, indices)
     return cells
 
@@ -158,7 +158,7 @@ def hash_encoder(folder: Path) -> str:
         return hash_files(folder)
 
 
-def _check_same_pieces(indices: Mapping[Path, Mapping]) -> None:
+def check_same_pieces(indices: Mapping[Path, Mapping]) -> None:
     """Raise UserError unless all data sets, each with its index, have the same pieces of the same text.
 
     Their trees may differ, also in labels.

@@ -26,7 +26,7 @@ from ray.tune.search.optuna import OptunaSearch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from treenet.experiments.grid import CellWork, printing_to_log, run_cell
-from treenet.experiments.ledger import DONE, FAILED, STOPPED, Cell, CellResult
+from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, STOPPED, Cell, CellResult
 from treenet.experiments.ray_cells import wait_until_free
 from treenet.extras.tuning.trials import Dimension, Trial, Trials, TuningConfig, describe_values
 from treenet.jobs.ray_room import Room, Rooms, bundles_of, given_to_training, refuse_more_than_there_is
@@ -229,15 +229,18 @@ def _run_trial(values: dict, trials: Trials, cpus: int) -> None:
     place: Any = room.in_first_bundle()
     if cell.config.workers:  # which take the room themselves
         place = NodeAffinitySchedulingStrategy(room.node() or "", soft=True)
-    running = task.options(name=cell.name, scheduling_strategy=place).remote(cell, os.environ.get("RAY_ADDRESS"), cpus, room)
+    start = task.options(name=cell.name, scheduling_strategy=place)
     curve: list[tuple[int, float]] = []
-    ended: list[ray.ObjectRef] = []
-    while not ended:
-        ended, _ = ray.wait([running], timeout=POLL_S)
-        for step, best in read_curve(cell)[len(curve) :]:
-            curve.append((step, best))
-            tune.report({_STEP: step, CRITERION: best})
-    result: CellResult = ray.get(running)
+    result = CellResult(INTERRUPTED, 0.0)
+    while result.status == INTERRUPTED:  # by SIGTERM; it continues from its checkpoint
+        running = start.remote(cell, os.environ.get("RAY_ADDRESS"), cpus, room)
+        ended: list[ray.ObjectRef] = []
+        while not ended:
+            ended, _ = ray.wait([running], timeout=POLL_S)
+            for step, best in read_curve(cell)[len(curve) :]:
+                curve.append((step, best))
+                tune.report({_STEP: step, CRITERION: best})
+        result = ray.get(running)
     if result.status == FAILED:
         _end(FAILED, curve, result.error)
     elif not curve:

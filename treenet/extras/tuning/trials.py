@@ -12,9 +12,17 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from treenet.config import TrainConfig, flatten
+from treenet.config import MAY_CHANGE, TrainConfig, flatten
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, STOPPED, Cell, CellResult, Entry, Ledger, refuse_changes
-from treenet.experiments.study_grid import Systems, check_model_name, check_name, check_once, hash_encoder, overlay
+from treenet.experiments.study_grid import (
+    Systems,
+    check_model_name,
+    check_name,
+    check_once,
+    check_same_pieces,
+    hash_encoder,
+    overlay,
+)
 from treeproc.common.errors import CommandEnded
 from treeproc.common.folder_kinds import CONFIG
 from treeproc.common.messages import warn
@@ -22,8 +30,9 @@ from treeproc.common.settings import Settings, UserError, build_settings, differ
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
 
-# Drawing one of these would break the comparison: trials share data, seed and budget.
-_NOT_DRAWN = ("seed", "data", "task", "max_steps", "batch.fraction", "batch.subset")
+# Another value of one of these would break the comparison. A system may have another data set, of the same pieces.
+_SHARED = ("seed", "task", "max_steps", "batch.fraction", "batch.subset", "masked_lm")
+_WHY_SHARED = "trials differ in no such setting, since they share data, seed and budget"
 ENDS = (DONE, STOPPED, FAILED)
 _COORDINATES = ("system", "number")  # labels of a trial beside its values
 _OF_DRAWS = {"search", "seed", "stop_early", "grace_steps", "keep_one_in", "space"}
@@ -55,9 +64,10 @@ class Dimension(Settings):
     def is_whole(self) -> bool:
         return isinstance(self.low, int) and isinstance(self.high, int)
 
-    def example(self) -> Any:
-        """Return some value of this dimension."""
-        return self.choices[0] if self.choices else self.low
+    @property
+    def ends(self) -> tuple[Any, Any]:
+        """The first and the last value."""
+        return (self.choices[0], self.choices[-1]) if self.choices else (self.low, self.high)
 
 
 class TuneSettings(Settings):
@@ -98,6 +108,9 @@ class TuneSettings(Settings):
     def _check_names(self):
         for name, settings in self.systems.items():
             check_name("systems", name)
+            for key in flatten(settings):
+                if is_below(key, _SHARED):
+                    raise ValueError(f"systems.{name}.{key}: {_WHY_SHARED}")
             for key in self.space:
                 if any(is_below(name, (key,)) for name in flatten(settings)):
                     raise ValueError(f"systems.{name} sets {key}, which the space draws; remove one of them")
@@ -105,8 +118,10 @@ class TuneSettings(Settings):
             if name not in self.systems:
                 raise ValueError(f"more_trials must be of {', '.join(self.systems)}, but is of {name}")
         for key in self.space:
-            if is_below(key, _NOT_DRAWN):
-                raise ValueError(f"space.{key}: trials differ in no such setting, since they share data, seed and budget")
+            if is_below(key, (*_SHARED, "data")):
+                raise ValueError(f"space.{key}: {_WHY_SHARED}")
+            if is_below(key, MAY_CHANGE):
+                raise ValueError(f"space.{key}: does not change the training of a trial, so a search cannot choose it")
         return self
 
     def trials_of(self, system: str) -> int:
@@ -171,10 +186,12 @@ class Trials:
         self._here = Path.cwd()  # where relative paths start; the process of a trial works in another folder
         self._base = config.model_dump(mode="json", exclude={"tune"})
         self._over = config.tune.systems[system]
-        self._usual = self.config_of({key: dimension.example() for key, dimension in config.tune.space.items()})
-        index = read_index(self._usual.data / "encoded")
+        self._ends = [{key: dimension.ends[end] for key, dimension in config.tune.space.items()} for end in (0, 1)]
+        self._usual = self.config_of(self._ends[0])
+        self.data = self._usual.data
+        self.index = index = read_index(self.data / "encoded")
         if "valid" not in index["totals"]:
-            raise UserError(f"a search needs a validation split, but {self._usual.data} has none; preprocess with splits.valid")
+            raise UserError(f"a search needs a validation split, but {self.data} has none; preprocess with splits.valid")
         self._fingerprint = index["fingerprint"]
         self._encoders: dict[Path | None, str] = {None: ""}
         self.ledger = Ledger.read(out)
@@ -203,6 +220,23 @@ class Trials:
         where = f"tune.systems.{self.system} with {describe_values(values)}"
         run = build_settings(TrainConfig, overlay(overlay(self._base, self._over), drawn), where)
         return run.with_absolute_paths(self._here)
+
+    def unread(self) -> list[str]:
+        """Return the settings of the space that no run reads: neither with the first values of the others nor with their last."""
+        from treenet.tasks.base import build_task  # here, because it loads PyTorch
+
+        def is_unread(key: str, values: dict[str, Any]) -> bool:
+            try:
+                return is_below(key, tuple(build_task(self.config_of(values)).unread_settings(self.index)))
+            except UserError:
+                return False
+
+        # A default never counts as unread, and one of the two ends is none.
+        return [
+            key
+            for key in self._ends[0]
+            if all(any(is_unread(key, {**others, key: end[key]}) for end in self._ends) for others in self._ends)
+        ]
 
     def _name(self, number: int) -> str:
         return f"{self.system}-{number:03d}"
@@ -243,6 +277,20 @@ def _refuse_another_search(out: AnyPath, config: TuningConfig) -> None:
             raise UserError(
                 f"{out} has trials of another search ({'; '.join(changed)}); choose another --out, or give the old settings"
             )
+
+
+def check_systems(systems: Mapping[str, Trials]) -> None:
+    """Tell which settings of the space a system does not read.
+
+    Raises UserError for one that no system reads, and for systems that read other text or other pieces.
+    """
+    check_same_pieces({trials.data: trials.index for trials in systems.values()})
+    unread = {name: trials.unread() for name, trials in systems.items()}
+    if nowhere := set.intersection(*map(set, unread.values())):
+        raise UserError(f"tune.space.{min(nowhere)}: no system reads it; leave it out")
+    for name, keys in unread.items():
+        if keys:
+            warn(f"note: tune.space: {name} does not read {', '.join(keys)}")
 
 
 def describe_values(values: dict[str, Any]) -> str:
