@@ -26,8 +26,9 @@ from treenet.evaluation.line_classifier import (
     join_sides,
 )
 from treenet.models.decoders.transformer import TransformerDecoder
-from treenet.runs.checkpoint import AVERAGED
-from treenet.runs.loading import LoadedClassifier, LoadedModel, LoadedRun, load_classifier, load_trained, task_of
+from treenet.runs.checkpoint import AVERAGED, WEIGHTS
+from treenet.runs.checkpoint_io import open_weights
+from treenet.runs.loading import LoadedClassifier, LoadedModel, LoadedRun, load_classifier, task_of
 from treenet.runs.loading import load_run as load_folder
 from treenet.runs.mirror import read_run
 from treenet.runs.run_folder import checkpoint_names
@@ -123,13 +124,15 @@ class _LineReader:
 
     def _check_unchanged(self) -> None:
         """Raise UserError if the model has other weights than its checkpoint, whose file and scores a saved run has."""
-        own = dict(self.model.named_parameters())
-        for name, weight in load_trained(self.loaded.run, self.loaded.weights)[1].named_parameters():
-            if not torch.allclose(own[name].cpu(), weight.to(own[name].dtype), rtol=0, atol=0, equal_nan=True):
-                raise UserError(
-                    f"run.model has another {name} than {self.loaded.checkpoint}, which would be written; to keep these weights, "
-                    "call torch.save(run.model.state_dict(), FILE)"
-                )
+        own = self.model.state_dict()
+        assert self.loaded.weights is not None  # `load_run` loads a checkpoint
+        with open_weights(self.loaded.weights / WEIGHTS) as stored:
+            for name, weight in stored.items():
+                if not torch.allclose(own[name].cpu(), weight.read().to(own[name].dtype), rtol=0, atol=0, equal_nan=True):
+                    raise UserError(
+                        f"run.model has another {name} than {self.loaded.checkpoint}, which would be written; to keep these "
+                        "weights, call torch.save(run.model.state_dict(), FILE)"
+                    )
 
     @property
     def _device(self) -> torch.device:

@@ -13,11 +13,11 @@ from treenet.evaluation.settings import ClassifySettings
 from treenet.layers.backend import choose_device, scoring
 from treenet.models import ClassLogits
 from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders, checkpoint_step
-from treenet.runs.loading import check_classes, check_own_vocabulary, check_there, data_of, load_trained
+from treenet.runs.loading import check_classes, check_own_vocabulary, check_there, data_of, load_trained, scored_splits
 from treenet.runs.result_entries import SCORES, add_entry, name_result, read_scores
-from treenet.runs.result_provenance import LAST, asked_for, fingerprints
+from treenet.runs.result_provenance import LAST, asked_for, fingerprints, is_recorded
 from treenet.runs.run_folder import checkpoint_folder, checkpoint_names, name_in_results, read_facts, recorded_sha256
-from treenet.runs.run_results import write_predictions
+from treenet.runs.run_results import stale_scores, write_predictions
 from treenet.tasks.base import PredictionTask, build_task
 from treeproc.common.files import read_json
 from treeproc.common.messages import warn
@@ -122,19 +122,13 @@ def _check_pairs(data: AnyPath, index: Mapping, facts: Mapping) -> None:
 def score_run(folder: Path, *, use_gpu: bool = False) -> dict[str, dict]:
     """Score a finished run: its model and its last checkpoint, on valid and test if the data set has them.
 
-    A result in scores.json of the same weights and data is not computed again. Old results name only the steps of their weights;
-    they stay if the steps are the same.
+    A result in scores.json that names the same weights and data is not computed again.
     """
-    done = read_scores(folder)
-    index = read_index(data_of(folder, load_trained(folder)[0]) / "encoded")
-    for split in (name for name in ("valid", "test") if name in index["totals"]):
+    done, stale = read_scores(folder), stale_scores(folder)
+    for split in scored_splits(folder):
         for checkpoint in (AVERAGED, LAST):
             name = split if checkpoint == AVERAGED else f"{split}.{LAST}"
-            place = _checkpoint(folder, checkpoint)
-            meta, old = read_json(place / META), done.get(name, {})
-            steps, weights = meta.get("averaged_steps", [meta["step"]]), recorded_sha256(place)
-            same = old.get("weights_sha256", weights) == weights and old.get("steps") == steps
-            if not same or old.get("data", {}).get("fingerprint") != index["fingerprint"]:
+            if name in stale or not is_recorded(done.get(name, {})):
                 classify_run(folder, ClassifySettings(split=split, checkpoint=checkpoint, use_gpu=use_gpu))
     return read_scores(folder)
 

@@ -24,7 +24,7 @@ from treenet.data.plan import plan_in_order
 from treenet.evaluation.settings import ScoreLMSettings
 from treenet.layers.backend import choose_device, scoring
 from treenet.models import CausalLM, MaskedLM, VocabSizes
-from treenet.runs.loading import data_of, load_model, load_trained
+from treenet.runs.loading import load_model, scored_splits
 from treenet.runs.result_entries import name_result, read_scores
 from treenet.runs.result_provenance import origin
 from treenet.runs.run_results import LANGUAGE_MODEL, stale_scores, write_predictions
@@ -99,8 +99,7 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
 def score_splits(folder: Path, *, use_gpu: bool = False) -> dict[str, dict]:
     """Score a finished run on valid and test if the data set has them. A result of the same weights and data stays."""
     done, stale = read_scores(folder), stale_scores(folder)
-    index = read_index(data_of(folder, load_trained(folder)[0]) / "encoded")
-    for split in (name for name in ("valid", "test") if name in index["totals"]):
+    for split in scored_splits(folder):
         if split not in done or split in stale:
             score_lm_run(folder, ScoreLMSettings(split=split, use_gpu=use_gpu))
     return read_scores(folder)

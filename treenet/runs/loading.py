@@ -216,6 +216,12 @@ def data_of(run: Path, config: TrainConfig) -> AnyPath:
     return held if (held / "encoded" / "index.json").is_file() or (run / EXPORT_FACTS).is_file() else config.data
 
 
+def scored_splits(run: Path) -> list[str]:
+    """Return those of valid and test that the data set of a run has."""
+    index = read_index(data_of(run, load_settings(TrainConfig, run / "config.yaml")) / "encoded")
+    return [split for split in ("valid", "test") if split in index["totals"]]
+
+
 def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainConfig, nn.Module]:
     """Load configuration and model, in eval mode, of RUN/averaged or of the given checkpoint folder."""
     config = load_settings(TrainConfig, run_dir / "config.yaml")
