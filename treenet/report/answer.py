@@ -17,7 +17,7 @@ from treenet.evaluation.significance import FEWEST_SEEDS, POWER, SIGNIFICANT, SY
 from treenet.experiments.scaling_table import against_of, metric_of, read_comparison
 from treenet.experiments.seeds import MEASURES
 from treenet.experiments.seeds_report import headline_test
-from treenet.report.compare import ScoreTable, references_of
+from treenet.report.compare import ScoreTable, references_of, table_of
 from treenet.report.report_inputs import ReportRun, ReportStudy
 from treenet.tasks.translation_metrics import MAIN, MAIN_OF_TOKENS, METRIC_TITLES, SECOND, needed_tokenizer
 from treeproc.common.folder_kinds import SEEDS
@@ -126,9 +126,7 @@ def answer_runs(
     num_samples: int,
 ) -> Answer | None:
     """Return the answer of the runs on `split`, of the baseline's text. Controls and stale results take no part."""
-    found = [table for table in tables if table.split == split]
-    table = next((table for table in found if table.baseline), found[0] if found else None)
-    if table is None:
+    if (table := table_of(tables, split)) is None:
         return None
     own = {row.run: row for row in table.rows if row.result == split and not row.status.changed}
     if not own:

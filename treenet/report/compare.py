@@ -155,6 +155,12 @@ def score_tables(runs: Sequence[ReportRun], baseline: ReportRun | None, num_samp
     return list(tables.values())
 
 
+def table_of(tables: Sequence[ScoreTable], split: str) -> ScoreTable | None:
+    """Return the table of a split: the one with the baseline if there are several texts."""
+    found = [table for table in tables if table.split == split]
+    return next((table for table in found if table.baseline), found[0] if found else None)
+
+
 def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int) -> None:
     if table.baseline is None or len(table.rows) < 2:
         return
@@ -197,11 +203,14 @@ def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int) -> No
 
 def references_of(table: ScoreTable, runs: Iterable[ReportRun]) -> tuple[ReportRun, list[str]] | None:
     """Return the first run whose data set exists and has the table's text, and the references of that data set."""
-    for run in runs:
-        index = own_index(run)
-        if index and index.get("text_fingerprint") == table.text and table.split in index["totals"]:
-            return run, read_references(run.data, table.split)
-    return None
+    run = next((run for run in runs if has_text(run, table)), None)
+    return None if run is None else (run, read_references(run.data, table.split))
+
+
+def has_text(run: ReportRun, table: ScoreTable) -> bool:
+    """Return whether the run's data set is there and has the sentences of the table."""
+    index = own_index(run)
+    return index is not None and index.get("text_fingerprint") == table.text and table.split in index["totals"]
 
 
 def _note_decoding(table: ScoreTable) -> None:

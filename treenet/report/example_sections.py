@@ -88,8 +88,8 @@ def _predictions(run: ReportRun, result: str, examples: set[int], num_classes: i
 
 def show_classes(page: Page) -> list[str]:
     """Return the table of scores, and the confusion matrix of each run on the split."""
-    runs, split = [run for run in page.report.runs if run.config.get("task") == CLASSIFICATION], page.report.split
-    scored = [(run, result, entry) for run in runs for result, entry in run.scores.items() if "accuracy" in entry]
+    split = page.report.split
+    scored = [(run, result, entry) for run in page.report.runs for result, entry in run.scores.items() if "accuracy" in entry]
     if not scored:
         return []
     shown = {key: title for key, title in _SCORES.items() if any(key in entry for *_, entry in scored)}
@@ -155,7 +155,7 @@ def show_lines(page: Page) -> list[str]:
     if lines is None:
         return []
     pictures = [views[0].line for views in page.report.inside.views.values()]
-    page.lines = lines.to_json() | {"pictures": pictures}
+    page.lines = vars(lines) | {"pictures": pictures}
     paired = lines.baseline is not None
     said = f"All {lines.total:,} sentences of {page.report.split}"
     if len(lines.line) < lines.total:

@@ -3,15 +3,15 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from treenet.data.splits import read_split
 from treenet.evaluation.buckets import FrequencyBucket, count_occurrences, measure_sources, score_by_frequency
-from treenet.report.compare import ScoreTable, reads_trees, references_of
-from treenet.report.report_inputs import ReportRun, own_index
+from treenet.report.compare import ScoreTable, has_text, reads_trees, references_of, table_of
+from treenet.report.report_inputs import ReportRun
 from treenet.tasks.translation_metrics import build_tokenizer, needed_tokenizer, sentence_chrf, tokenizer_of
 from treeproc.common.cache import CopiesAhead
 from treeproc.common.messages import tell
@@ -42,10 +42,6 @@ class Lines:
     translations: list[list[str]]  # by system, then sentence
     chrf: list[list[float]]  # of the sentence alone, rounded to two places
 
-    def to_json(self) -> dict:
-        """Return the content for the script of the page."""
-        return vars(self)
-
     def changes(self) -> np.ndarray:
         """Return the largest difference in chrF to the baseline, of any system [sentences]; zeros without a baseline."""
         scores = np.array(self.chrf)
@@ -71,8 +67,7 @@ def collect_lines(tables: Sequence[ScoreTable], runs: Sequence[ReportRun], split
     None if no data set has the text, or no run has translations. Where they would take too many bytes, those stay
     on which a system differs most from the baseline; without a baseline, the first ones.
     """
-    found = [table for table in tables if table.split == split]
-    table = next((table for table in found if table.baseline), found[0] if found else None)
+    table = table_of(tables, split)
     there = references_of(table, runs) if table else None
     if table is None or there is None:
         return None
@@ -83,7 +78,7 @@ def collect_lines(tables: Sequence[ScoreTable], runs: Sequence[ReportRun], split
     if not translations:
         return None
     tell(f"chrF of every sentence of {split}")
-    measured = next((run for run in runs if run.name in named and reads_trees(run) and _has(run, table)), anchor)
+    measured = next((run for run in runs if run.name in named and reads_trees(run) and has_text(run, table)), anchor)
     sizes = measure_sources(read_split(measured.data, "encoded", split))
     side = read_index(anchor.data / "encoded").get("tree_settings", {}).get("side", "source")
     texts = list(read_split(anchor.data, "text", split))
@@ -105,12 +100,6 @@ def collect_lines(tables: Sequence[ScoreTable], runs: Sequence[ReportRun], split
     return _fit(lines, _MOST_BYTES)
 
 
-def _has(run: ReportRun, table: ScoreTable) -> bool:
-    """Return whether the run's data set is there and has the sentences of the table."""
-    index = own_index(run)
-    return bool(index) and index.get("text_fingerprint") == table.text and table.split in index["totals"]
-
-
 def _fit(lines: Lines, most: int) -> Lines:
     order = np.argsort(-lines.changes(), kind="stable").tolist()
     texts = [lines.source, lines.reference, *lines.translations]
@@ -129,9 +118,6 @@ class Frequencies:
     training_lines: int = 0
     tokenizer: str = ""
     notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict:
-        return asdict(self)
 
 
 def score_frequencies(table: ScoreTable, runs: Sequence[ReportRun]) -> Frequencies:

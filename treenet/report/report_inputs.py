@@ -32,8 +32,8 @@ from treeproc.common.settings import UserError, read_yaml
 from treeproc.common.storage import AnyPath, as_path, inside
 from treeproc.shards.store import describe_agreement, describe_trees, pieces_fingerprint, read_index
 
-# Fingerprints of a data set: what is the same in two runs that may be compared.
-FINGERPRINTS = ("text_fingerprint", "tree_fingerprint", "vocab_fingerprint")
+# Fingerprints of a data set, and what is the same in two runs that share one.
+FINGERPRINTS = {"text_fingerprint": "text", "tree_fingerprint": "trees", "vocab_fingerprint": "vocabulary"}
 _TRAIN_AGAIN = "run its workflows/train.py command again"
 
 

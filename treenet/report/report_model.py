@@ -143,7 +143,7 @@ def report_numbers(report: Report) -> dict:
         **({"classes": {run.name: run.scores for run in report.runs}} if report.of_classes else {}),
         **({"examples": [asdict(one) for one in report.scored.examples]} if report.scored.examples else {}),
         "scores": tables,
-        "word_frequency": [found.to_json() for found in report.scored.frequencies],
+        "word_frequency": [asdict(found) for found in report.scored.frequencies],
         "ablations": [{"variant": name, "run": run.name} for name, run in report.ablations],
         **{
             key: {study.name: study.report for _, study in report.of_form(form)}

@@ -17,7 +17,7 @@ from treenet.experiments.scaling_table import SCALING
 from treenet.experiments.seeds_report import COMPARISON
 from treenet.report.compare import speed
 from treenet.report.markup import TableCell, code, number, paragraph, show_hash, table, tag, text
-from treenet.report.report_inputs import ReportRun
+from treenet.report.report_inputs import FINGERPRINTS, ReportRun
 from treenet.report.report_model import Page, Report
 from treenet.report.settings import ReportSettings
 from treenet.runs.checkpoint import AVERAGED, is_complete
@@ -78,9 +78,6 @@ def _seconds(value: float | None) -> TableCell:
     return TableCell("–" if value is None else format_seconds(value), "n")
 
 
-_FINGERPRINTS = {"text_fingerprint": "text", "tree_fingerprint": "trees", "vocab_fingerprint": "vocabulary"}
-
-
 def show_runs(page: Page) -> list[str]:
     """Show facts, settings that differ, and the settings that all runs share."""
     report, out = page.report, []
@@ -103,7 +100,7 @@ def show_runs(page: Page) -> list[str]:
     if any(run.trees for run in report.runs):
         rows.append([text("trees of the data"), *(TableCell(escape(run.trees or "–"), "n") for run in report.runs)])
     same = {}
-    for key, title in _FINGERPRINTS.items():
+    for key, title in FINGERPRINTS.items():
         found = [run.fingerprints.get(key) for run in report.runs]
         if len(set(found)) == 1 and found[0]:
             same[title] = found[0]

@@ -20,12 +20,11 @@ from treenet.report.markup import (
     paragraph,
     result_name,
     show_p_value,
-    status_name,
+    show_status,
     table,
     tag,
     text,
 )
-from treenet.report.report_inputs import ReportRun
 from treenet.report.report_model import Page
 from treenet.runs.result_provenance import ResultStatus, data_fingerprint, describe_decoding, describe_weights, short
 from treenet.tasks.translation_metrics import MAIN, METRICS
@@ -120,15 +119,15 @@ def show_scores(page: Page) -> list[str]:
         for metric in scores.metrics:
             head.append(TableCell(escape(metric_name(metric)), "n"))
             head += [TableCell("difference", "n"), TableCell("p", "n")] if metric in tested else []
-        rows = []
+        rows, signatures = [], scores.signatures()
+        comparable = [name for name in scores.metrics if len(scores.rows) > 1 and len(signatures.get(name, ())) < 2]
+        fresh = [row for row in scores.rows if not row.status.changed]
+        best = {name: best_value(name, [row.values[name] for row in fresh if name in row.values]) for name in comparable}
         for row in scores.rows:
             cells = [text(result_name(row, scores.split))]
             for metric in scores.metrics:
                 value = row.values.get(metric)
-                fresh = [other for other in scores.rows if not other.status.changed]
-                best = best_value(metric, [other.values[metric] for other in fresh if metric in other.values])
-                comparable = len(scores.rows) > 1 and len(scores.signatures().get(metric, ())) < 2
-                is_best = value is not None and value == best and row in fresh and comparable
+                is_best = value is not None and value == best.get(metric) and not row.status.changed
                 cells.append(number(value, ".3f" if metric == "nll" else ".2f", "n best" if is_best else "n"))
                 if metric in tested:
                     test = row.tests.get(metric)
@@ -146,7 +145,7 @@ def show_scores(page: Page) -> list[str]:
         out.append(page.table(caption, head, rows))
         out += [paragraph(note, class_="note") for note in scores.notes]
         out.append(_origins(scores))
-        lines = [f"{escape(metric_name(metric))}: {', '.join(map(code, found))}" for metric, found in scores.signatures().items()]
+        lines = [f"{escape(metric_name(metric))}: {', '.join(map(code, found))}" for metric, found in signatures.items()]
         test = next((row.tests[metric] for metric in tested[:1] for row in scores.rows if metric in row.tests), None)
         lines += [f"test: {code(test.signature)}"] if test else []
         out.append(tag("details", tag("summary", "Signatures") + bullets(lines)) if lines else "")
@@ -157,8 +156,8 @@ def show_scores(page: Page) -> list[str]:
 
 
 def best_value(metric: str, values: list[float]) -> float | None:
-    """Return the best value: the highest, or the lowest of errors and of nll."""
-    lower = METRICS[metric].lower_is_better if metric in METRICS else metric in ("nll", "mse") or "perplexity" in metric
+    """Return the best value: the highest, or the lowest of TER and of nll."""
+    lower = METRICS[metric].lower_is_better if metric in METRICS else metric == "nll"
     return (min if lower else max)(values, default=None)
 
 
@@ -241,12 +240,8 @@ def show_ablations(page: Page) -> str:
     ]
     rows = []
     for name, run, record in found:
-        cells = [text(name), text(_marked(run, page.report.split)), number(run.step)]
+        shown = run.name + show_status(run.statuses.get(page.report.split, ResultStatus()))
+        cells = [text(name), text(shown), number(run.step)]
         rows.append([*cells, *(number(record.get(metric), ".2f") for metric in metrics)])
     caption = f"What each part of the tree attention gives (as Table 3 of the paper), on {page.report.split}."
     return page.table(caption, head, rows)
-
-
-def _marked(run: ReportRun, split: str) -> str:
-    message = status_name(run.statuses.get(split, ResultStatus()))
-    return f"{run.name} ({message})" if message else run.name
