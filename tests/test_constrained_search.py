@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from test_search import (
-    NUM_HISTORIES,
     TableModel,
     batch_of,
     decoding,
+    drawn_model,
     enumerate_all,
     next_log_probs,
     penalised,
@@ -198,9 +198,8 @@ LINE = st.builds(
 def test_the_search_is_that_of_one_sentence_in_plain_python(
     lines, logits, beam_size, num_best, max_length, min_length, ngram, seed
 ):
-    """Integer logits make many ties. Batching, stopping early, and decoding the whole grid change no result."""
-    index = torch.randint(len(logits), (3, NUM_HISTORIES, 7), generator=torch.Generator().manual_seed(seed))
-    model = TableModel(torch.tensor(logits, dtype=torch.float32)[index])
+    """Batching, stopping early, and decoding the whole grid change no result."""
+    model = drawn_model(logits, seed)
     config = decoding(max_length, beam_size=beam_size, min_length=min_length, no_repeat_ngram=ngram)
     num_best = min(num_best, beam_size)
     everything = search_batch(model, batch_of(0, 1, 2), config, num_best=num_best, constraints=constraints_of(*lines))

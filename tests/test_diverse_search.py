@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from test_constrained_search import PIECES, allowed, meets
-from test_search import NUM_HISTORIES, TableModel, batch_of, decoding, next_log_probs, penalised, random_model, ranked
+from test_search import TableModel, batch_of, decoding, drawn_model, next_log_probs, penalised, random_model, ranked
 
 from treenet.config import DecodingConfig
 from treenet.translation.line_constraints import BatchConstraints, LineConstraints
@@ -63,9 +63,9 @@ LINE = st.builds(
 def test_the_search_is_that_of_one_sentence_in_plain_python(
     lines, logits, groups, width, strength, max_length, min_length, ngram, seed
 ):
-    index = torch.randint(len(logits), (3, NUM_HISTORIES, 7), generator=torch.Generator().manual_seed(seed))
-    noise = torch.rand(index.shape, generator=torch.Generator().manual_seed(seed + 100)) / 10  # equal sums would be rounded apart
-    model = TableModel(torch.tensor(logits, dtype=torch.float32)[index] + noise)
+    model = drawn_model(logits, seed)
+    noise = torch.rand(model.table.shape, generator=torch.Generator().manual_seed(seed + 100))
+    model.table += noise / 10  # equal sums would be rounded apart
     settings = {"beam_size": groups * width, "diversity_groups": groups, "diversity_strength": strength}
     config = decoding(max_length, min_length=min_length, no_repeat_ngram=ngram, **settings)
     constraints = BatchConstraints(lines, PIECES, "cpu")

@@ -83,6 +83,12 @@ def random_model(seed: int, num_sentences: int = 4, vocab: int = 7, scale: float
     return TableModel(torch.randn(num_sentences, NUM_HISTORIES, vocab, generator=torch.Generator().manual_seed(seed)) * scale)
 
 
+def drawn_model(logits: list[int], seed: int) -> TableModel:
+    """Return a model of three sentences whose logits are drawn from a few whole numbers, so that there are many ties."""
+    index = torch.randint(len(logits), (3, NUM_HISTORIES, 7), generator=torch.Generator().manual_seed(seed))
+    return TableModel(torch.tensor(logits, dtype=torch.float32)[index])
+
+
 def example(first_piece: int, num_leaves: int) -> dict:
     pieces = np.full(num_leaves, first_piece)
     return {
@@ -201,9 +207,8 @@ def test_beam_1_is_greedy(exponent):
     seed=st.integers(0, 99),
 )
 def test_stopping_early_and_batching_change_no_result(logits, beam_size, num_best, max_length, min_length, exponent, form, seed):
-    """Integer logits make many ties, so this also holds the order of ties fast."""
-    index = torch.randint(len(logits), (3, NUM_HISTORIES, 7), generator=torch.Generator().manual_seed(seed))
-    model = TableModel(torch.tensor(logits, dtype=torch.float32)[index])
+    """Ties are in the order of the reference, too."""
+    model = drawn_model(logits, seed)
     config = decoding(max_length, beam_size=beam_size, min_length=min_length, length_penalty=exponent, length_penalty_form=form)
     num_best = min(num_best, beam_size)
     everything = search_batch(model, batch_of(0, 1, 2), config, num_best=num_best)

@@ -292,17 +292,24 @@ def test_the_same_files_either_way(train, valid, test, filters, rows, data, tmp_
     both(folder, inputs, filters, rows, seed)
 
 
-def test_a_stage_that_has_everything(tmp_path):
+def everything(folder: Path, count: int) -> tuple[Inputs, FilterConfig]:
     """Duplicates over blocks and shards, overlap, near copies, held out lines, several files, a packed one."""
-    lines = [f"line {i % 9} of the text is here again" for i in range(40)] + ["Line 2, of the text is HERE AGAIN!", "", "once"]
+    lines = [f"line {i % 9} of the text is here again" for i in range(count)] + [
+        "Line 2, of the text is HERE AGAIN!",
+        "",
+        "once",
+    ]
     content = [("\n".join(part) + "\n").encode() for part in (lines[:11], lines[11:12], lines[12:])]
-    inputs = inputs_of(tmp_path / "files", {"valid": 7, "train": (content, content), "test": ([content[1]], [b"x\n"])})
-    packed = tmp_path / "files" / "train.2.s.gz"
+    inputs = inputs_of(folder, {"valid": 7, "train": (content, content), "test": ([content[1]], [b"x\n"])})
+    packed = folder / "train.2.s.gz"
     packed.write_bytes(gzip.compress(content[2]))
     train = inputs.splits["train"]
     train = train.model_copy(update={"source": [*train.source[:2], packed]})
-    inputs = replace(inputs, splits={**inputs.splits, "train": train})
-    found = both(tmp_path, inputs, FilterConfig(drop_duplicates=True, drop_overlap="source"), rows=5)
+    return replace(inputs, splits={**inputs.splits, "train": train}), FilterConfig(drop_duplicates=True, drop_overlap="source")
+
+
+def test_a_stage_that_has_everything(tmp_path):
+    found = both(tmp_path, *everything(tmp_path / "files", 40), rows=5)
     reasons = [line.split(b"\t")[2] for line in found["files"]["text/dropped.tsv"].splitlines()[1:]]
     assert {b"duplicate", b"overlap", b"empty_source"} == set(reasons) and len(reasons) > 25
     assert found["counts"] == {"valid": 6, "train": 37, "test": 1} and found["notices"]["train"]["source"]["leaks"]["count"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from folder_store import store
-from test_text_blocks import LINE_FILES, check_kills, check_ranges, here, inputs_of, on_ray, runner, small, stage
+from test_text_blocks import LINE_FILES, check_kills, check_ranges, everything, here, inputs_of, on_ray, runner, small, stage
 
 from treeproc.common.settings import UserError
 from treeproc.common.storage import RemotePath, as_path, open_seekable
@@ -52,21 +52,9 @@ def in_store(inputs: Inputs) -> Inputs:
     return replace(inputs, splits=splits)
 
 
-def everything(folder: Path) -> tuple[Inputs, FilterConfig]:
-    """Duplicates over blocks and shards, overlap, near copies, held out lines, several files, a packed one."""
-    lines = [f"line {i % 9} of the text is here again" for i in range(24)] + ["Line 2, of the text is HERE AGAIN!", "", "once"]
-    content = [("\n".join(part) + "\n").encode() for part in (lines[:11], lines[11:12], lines[12:])]
-    inputs = inputs_of(folder, {"valid": 7, "train": (content, content), "test": ([content[1]], [b"x\n"])})
-    packed = folder / "train.2.s.gz"
-    packed.write_bytes(gzip.compress(content[2]))
-    train = inputs.splits["train"]
-    train = train.model_copy(update={"source": [*train.source[:2], packed]})
-    return replace(inputs, splits={**inputs.splits, "train": train}), FilterConfig(drop_duplicates=True, drop_overlap="source")
-
-
 @pytest.mark.slow
 def test_inputs_and_data_set_in_a_store_have_the_bytes_of_one_process(tmp_path, store):
-    inputs, filters = everything(tmp_path / "files")
+    inputs, filters = everything(tmp_path / "files", 24)
     (tmp_path / "here" / "text").mkdir(parents=True)
     expected = stage(tmp_path / "here", here(tmp_path / "here", inputs, filters), inputs, 5)
     assert {b"duplicate", b"overlap"} <= {line.split(b"\t")[2] for line in expected["files"]["text/dropped.tsv"].splitlines()}
@@ -121,7 +109,7 @@ def test_killed_after_any_job_the_same_command_goes_on(tmp_path, store):
 
 def test_a_store_that_refuses_loses_nothing(tmp_path, store, monkeypatch):
     """An error of the store says nothing about the lines: the job ends, and the next one continues."""
-    inputs, filters = everything(tmp_path / "files")
+    inputs, filters = everything(tmp_path / "files", 24)
     inputs, out, opened = in_store(inputs), BUCKET / "out", store.open_input_file
 
     def refuses(key: str):

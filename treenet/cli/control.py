@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from treenet.cli.shipped import find_config
 from treenet.data.splits import read_split
-from treenet.experiments.control_data import Corpus, reversed_phrases
+from treenet.experiments.control_data import Corpus, reversed_phrases, write_lines
 from treenet.experiments.control_trees import Tree, tree_of
 from treenet.experiments.ledger import Ledger
 from treenet.experiments.settings import ControlSettings
@@ -92,10 +92,7 @@ def parse_and_reverse(settings: ControlSettings, folder: Path) -> dict[str, Corp
     for split, files in sample_splits().items():
         path = folder / "text" / "english" / f"{split}.txt"
         lines = itertools.islice(read_lines([Path(files["source"][0])]), settings.split_sizes[split])
-        content = "".join(f"{line}\n" for line in lines).encode()
-        if not path.exists() or path.read_bytes() != content:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(path, content)
+        write_lines(path, lines)
         splits[split] = {"source": [str(path)], "target": [str(path)]}
     values = {"splits": splits, "parser": {"name": "shipped", "language": "en"}, "subwords": {"vocab_size": 2000}, "workers": 0}
     preprocess(load_settings(PreprocessConfig, None, **values), folder / "english")

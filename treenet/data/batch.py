@@ -98,7 +98,7 @@ def collate(examples: Sequence[dict], reads: InputKind = TREES) -> TreeBatch:
     return collate_rows(rows, reads)
 
 
-def collate_rows(rows: RowLists, reads: InputKind = TREES) -> TreeBatch:
+def collate_rows(rows: RowLists, reads: InputKind) -> TreeBatch:
     """Collate examples to one padded batch for an encoder that reads `reads`. Raises UserError for trees of another form."""
     leaf_pieces, leaf_padding = pad(rows.pieces, PAD_ID, reads.width_multiple)
     node_labels, node_padding = pad(rows.labels, UNKNOWN_LABEL_ID, reads.width_multiple)

@@ -31,7 +31,7 @@ def choose_fraction(example_ids: np.ndarray, fraction: float, seed: int | None =
     return _seeded(example_ids, seed) < np.uint64(int(fraction * 2**64))
 
 
-def share_of_cells(counts: SizeCounts, fraction: float, window: int, seed: int | None = None) -> np.ndarray:
+def share_of_cells(counts: SizeCounts, fraction: float, window: int, seed: int | None) -> np.ndarray:
     """Return the rows [cells] that a share of a window takes of each size: floor(fraction * rows + u), u of a hash in [0, 1).
 
     So the batches of a share are known from the counts alone. Smaller fractions take at most as many of each.
@@ -45,7 +45,7 @@ def share_of_cells(counts: SizeCounts, fraction: float, window: int, seed: int |
 
 
 def choose_in_cells(
-    leaves: np.ndarray, tgt_pieces: np.ndarray, example_ids: np.ndarray, fraction: float, window: int, seed: int | None = None
+    leaves: np.ndarray, tgt_pieces: np.ndarray, example_ids: np.ndarray, fraction: float, window: int, seed: int | None
 ) -> np.ndarray:
     """Choose the share [n] of the rows of a window: the rows with the smallest hashes of each size, `share_of_cells` many.
 

@@ -1,6 +1,6 @@
 """The corpora of the positive control. A seed gives the same files everywhere.
 
-Each rung has another reason why the tree decides the order of the target's words: see `RUNGS` in treenet/experiments/control.py.
+Each rung has another reason why the tree decides the order of the target's words: see `RUNGS` in treenet/experiments/settings.py.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -78,8 +78,8 @@ class Corpus:
             source, target = folder / f"{split}.{'conllu' if is_arcs else 'mrg'}", folder / f"{split}.target"
             write = WRITERS[self.reads]
             lines = [to_brackets(one.tree, one.words, one.tags) if one.tags else write(one.tree, one.words) for one in sentences]
-            _write(source, lines)
-            _write(target, [one.target for one in sentences])
+            write_lines(source, lines)
+            write_lines(target, [one.target for one in sentences])
             splits[split] = {"source": [str(source)], "target": [str(target)]}
         return {
             "splits": splits,
@@ -90,7 +90,8 @@ class Corpus:
         }
 
 
-def _write(path: Path, lines: Iterable[str]) -> None:
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write a file of these lines, unless it has them."""
     content = "".join(f"{line}\n" for line in lines).encode()
     if not path.exists() or path.read_bytes() != content:  # the job takes an unchanged file for read
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -85,7 +85,7 @@ def notes_about_cells(report: Mapping) -> list[str]:
 
 
 def show_p_value(value: float) -> str:
-    """Format a p-value. None is 0."""
+    """Format a p-value. A small one is not shown as 0."""
     return "<0.001" if value < 0.001 else f"{value:.3f}"
 
 

@@ -125,7 +125,7 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
             averaged = out / average_checkpoints(run_dir, config.average, config.average_checkpoints, allow_fewer=True).name
             title = f"{config.model.name}, {out.name}"
             if is_installed("matplotlib"):
-                curves = out / plot_curves({out.name: lines}, run_dir / CURVES, title, build_task(config).score).name
+                curves = out / plot_curves({out.name: lines}, run_dir / CURVES, title, task.score).name
     nlls = [line["nll"] for line in lines if line["event"] == "valid"]
     valid_nll = nlls[-1] if nlls else None
     return RunSummary(

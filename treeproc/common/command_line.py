@@ -108,11 +108,8 @@ class ArgumentParser(argparse.ArgumentParser):
         """Return the options with two hyphens."""
         return [option for option in self._option_string_actions if option.startswith("--")]
 
-    def parse_intermixed_args(  # type: ignore[override]  # one signature for overloads that differ in their namespace
-        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
-    ) -> Any:
+    def parse_intermixed_args(self, args: Sequence[str]) -> Any:  # type: ignore[override]  # no default, and no namespace
         """Parse as argparse does, but if a setting is written as an option, the message shows the right form."""
-        args = sys.argv[1:] if args is None else args
         if isinstance(args, _ParserWanted):
             raise _ParserFound(self)
         note_command([one for one in self.options() if one != "--out" or not self.reads_out], partial(has_setting, self.settings))
@@ -128,7 +125,7 @@ class ArgumentParser(argparse.ArgumentParser):
                     f"there is no option {quoted(arg)}; "
                     f"{self._as_setting(name.replace('-', '_'), value if equals else following) or '--help lists the options'}"
                 )
-        found = super().parse_intermixed_args(args, namespace)
+        found = super().parse_intermixed_args(args)
         choose_messages(quiet=found.quiet, verbose=found.verbose)
         return found
 

@@ -164,12 +164,12 @@ def _siblings(cls: type[BaseModel], loc: Sequence[str]) -> list[str]:
             current = field.annotation if field else None
         elif get_origin(current) is dict:
             current = get_args(current)[1]
-        if inner := _settings_in(current):
+        if inner := section_of(current):
             current = inner
     return list(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []
 
 
-def _settings_in(annotation: Any) -> type[BaseModel] | None:
+def section_of(annotation: Any) -> type[BaseModel] | None:
     """Return the settings that a field, optional or not, holds."""
     found = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
     return found[0] if found and get_origin(annotation) is not dict else None
@@ -178,9 +178,9 @@ def _settings_in(annotation: Any) -> type[BaseModel] | None:
 def dotted_fields(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield (dotted name, description) of every setting; NAME stands for the keys of a dict of settings."""
     for name, field in cls.model_fields.items():
-        if inner := _settings_in(field.annotation):
+        if inner := section_of(field.annotation):
             yield from dotted_fields(inner, f"{prefix}{name}.")
             continue
         yield f"{prefix}{name}", field.description or ""
-        if get_origin(field.annotation) is dict and (inner := _settings_in(get_args(field.annotation)[1])):
+        if get_origin(field.annotation) is dict and (inner := section_of(get_args(field.annotation)[1])):
             yield from dotted_fields(inner, f"{prefix}{name}.{_NAME}.")

@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator, model_validator
 
 from treeproc.common.errors import UserError, advise, from_python, quoted
-from treeproc.common.setting_errors import COMMAND_LINE, describe_error
+from treeproc.common.setting_errors import COMMAND_LINE, describe_error, section_of
 from treeproc.common.storage import AnyPath, as_path
 from treeproc.common.yaml_reader import MOST_BYTES, read_yaml
 
@@ -48,7 +48,7 @@ def keys_with(cls: type[BaseModel], *effects: Effect) -> tuple[str, ...]:
     for name, field in cls.model_fields.items():
         if any(effect in field.metadata for effect in effects):
             keys.append(name)
-        elif section := _section(field.annotation):
+        elif section := section_of(field.annotation):
             keys += [f"{name}.{key}" for key in keys_with(section, *effects)]
     return tuple(keys)
 
@@ -67,12 +67,6 @@ def excluded(cls: type[BaseModel], *effects: Effect) -> dict[str, Any]:
             place = place.setdefault(section, {})
         place[last] = True
     return found
-
-
-def _section(annotation: Any) -> type[BaseModel] | None:
-    """Return the settings that a field, optional or not, holds."""
-    kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
-    return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
 
 
 class SettingsError(UserError, ValueError):

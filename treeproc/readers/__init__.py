@@ -101,7 +101,7 @@ FORMATS: dict[str, Format] = {
 }
 
 
-def find_format(format_name: str, labelled: LabelledConfig | None = None) -> Format:
+def find_format(format_name: str, labelled: LabelledConfig | None) -> Format:
     """Return a format by its name. `labelled` are the settings of the format of that name."""
     check_choice("format_name", format_name, FORMATS)
     return _labelled(labelled) if format_name == "labelled" and labelled else FORMATS[format_name]

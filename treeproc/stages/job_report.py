@@ -100,7 +100,7 @@ def dropped(records: Iterable[ShardRecord]) -> dict[str, dict[str, int]]:
     return out
 
 
-def parse_statuses(parsed: AnyPath, split: str, side: str = "source") -> dict[str, int]:
+def parse_statuses(parsed: AnyPath, split: str, side: str) -> dict[str, int]:
     """Count examples by parse_status of a side; empty if the parsed stage is not there: training does not need it."""
     if not (parsed / "index.json").exists():
         return {}

@@ -163,7 +163,7 @@ def _stamps_there(inputs: Inputs) -> str | None:
         return None
 
 
-def actor_pool(gpus_per_actor: float = 0.0) -> int:
+def actor_pool(gpus_per_actor: float) -> int:
     """Return the number of single-threaded actors to begin with: one a core, or as many as share the GPUs of the cluster.
 
     Where nodes may join, at least MOST_PENDING: an autoscaler sees those that have no room yet, and starts nodes for them.
