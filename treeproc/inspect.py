@@ -16,7 +16,6 @@ from treeproc.common.files import named_output
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.provenance import describe_sessions, read_sessions
 from treeproc.common.storage import AnyPath, as_path
-from treeproc.inspection.checks import node_depths
 from treeproc.inspection.drawing import draw_row
 from treeproc.parsers import describe_in_words
 from treeproc.shards.lengths import open_lengths
@@ -25,6 +24,7 @@ from treeproc.shards.shard import Shard, SplitShards, check_vocabulary_files
 from treeproc.shards.store import describe_trees, read_index
 from treeproc.stages.job_report import class_notes, noticed, parse_statuses, tree_notes
 from treeproc.subwords import LabelVocab, Subwords, load_pieces
+from treeproc.trees.flat_trees import node_depths
 from treeproc.verify import stage_folders
 
 _BAR = 40
@@ -62,8 +62,9 @@ class SplitStatistics:
             levels = np.zeros(len(sizes), np.int64)
             filled = np.flatnonzero(np.diff(node_offsets))
             if len(filled):
-                depths = node_depths(node_offsets, views["spans"][1]["subtree_end"])
-                levels[filled] = np.maximum.reduceat(depths, (node_offsets[:-1] - node_offsets[0])[filled]) + 1
+                first = node_offsets[:-1] - node_offsets[0]
+                depths = node_depths(np.repeat(first, np.diff(node_offsets)) + views["spans"][1]["subtree_end"])
+                levels[filled] = np.maximum.reduceat(depths, first[filled]) + 1
             self.depths = _added(self.depths, np.bincount(levels))
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from treenet.evaluation.settings import BucketConfig
 from treenet.tasks.translation_metrics import INTERNATIONAL, MAIN, MAIN_OF_TOKENS, METRICS, OF_NO_BLANKS, SECOND, build_tokenizer
 from treeproc.common.settings import UserError
+from treeproc.trees.flat_trees import node_depths
 
 
 def count_words(example: dict) -> int:
@@ -26,10 +27,7 @@ def tree_depth(example: dict) -> int:
 
     The roots of split words count too.
     """
-    ends = np.asarray(example["spans"]["subtree_end"])
-    # Node i lies below every earlier node whose subtree is still open.
-    closed = np.cumsum(np.bincount(ends, minlength=len(ends) + 1))[: len(ends)]
-    return int((np.arange(1, len(ends) + 1) - closed).max(initial=0))
+    return 1 + int(node_depths(example["spans"]["subtree_end"]).max(initial=-1))
 
 
 def measure_sources(examples: Iterable[dict]) -> dict[str, np.ndarray]:

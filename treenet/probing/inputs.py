@@ -90,7 +90,7 @@ class ProbeInputs:
         return [pieces.tobytes() for pieces in self.source.lists(self.source.pick(self.sentences.rows), "leaves", "piece")]
 
     def batches(self) -> list[np.ndarray]:
-        """Yield all rows of sentences and copies once, in batches of similar length."""
+        """Return all rows of sentences and copies once, in batches of similar length."""
         leaves = np.array([len(self.word_of_leaf[sentence]) for sentence in self._sentence(np.arange(self.num_rows))])
         order = np.argsort(leaves, kind="stable")
         return np.split(order, cut_batches(leaves[order], _BATCH_TOKENS)[1:-1])

@@ -18,7 +18,7 @@ from treeproc.shards.lengths import read_lengths
 from treeproc.shards.rows import hash_ids
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index, stage_folder
-from treeproc.trees.flat_trees import normal_form, read_flat_trees
+from treeproc.trees.flat_trees import node_depths, normal_form, read_flat_trees
 
 _PARSED = "parsed"  # parse_status of sentences that the parser analysed; all others are fallbacks
 
@@ -111,9 +111,7 @@ def read_syntax(examples: list[dict], prefix: str = "") -> Syntax:
         raise ValueError(f"line {examples[wrong[0]]['example_id'] + 1} has another number of words than its tree")
     tags = [brackets.tag_names[tag] for tag in brackets.tags.tolist()]
     labels = [trees.names[label] for label in trees.labels.tolist()]
-    # Node i lies below every earlier node whose subtree is still open; a root has level 1.
-    closed = np.cumsum(np.bincount(trees.subtree_ends(), minlength=len(trees) + 1))[: len(trees)]
-    level = np.arange(1, len(trees) + 1) - closed
+    level = node_depths(trees.subtree_ends()) + 1
     lowest = np.zeros(edges[-1], dtype=np.int64)
     for node, (start, end) in enumerate(zip(trees.starts.tolist(), trees.ends.tolist(), strict=True)):
         lowest[start:end] = node  # pre-order: descendants come later

@@ -17,6 +17,7 @@ from treeproc.common.storage import AnyPath, inside
 from treeproc.parsers import read_trees
 from treeproc.shards.lengths import StoredCounts, open_lengths
 from treeproc.shards.store import ShardRecord
+from treeproc.trees.flat_trees import node_depths
 from treeproc.trees.spans import check_tree
 
 Problems = Iterator[tuple[int, str]]
@@ -29,13 +30,6 @@ def _owners(offsets: np.ndarray) -> np.ndarray:
 
 def _rows(bad: np.ndarray, owners: np.ndarray, what: str) -> Problems:
     return ((int(row), what) for row in np.unique(owners[bad]))
-
-
-def node_depths(offsets: np.ndarray, subtree_ends: np.ndarray) -> np.ndarray:
-    """Return the depth of every node [M], 0 for roots: the earlier nodes of its row whose subtree is still open."""
-    first = np.repeat(offsets[:-1], np.diff(offsets)) - offsets[0]
-    closed = np.cumsum(np.bincount(first + subtree_ends, minlength=len(first) + 1))
-    return np.arange(len(first)) - closed[: len(first)]
 
 
 def id_problems(ids: np.ndarray, previous: int) -> Problems:
@@ -96,7 +90,7 @@ def tree_problems(offsets: np.ndarray, spans: dict, parents: np.ndarray, num_lea
     stride = int(num_leaves.max(initial=0)) + 1
     rebuilt = np.searchsorted(owners * stride + starts, owners * stride + ends) - first
     yield from _rows(rebuilt != subtree_ends, owners, "subtree_end does not follow from the spans (Proposition 1)")
-    depths = node_depths(offsets, rebuilt)
+    depths = node_depths(first + rebuilt)
     above = np.clip(parents + first, 0, max(0, len(owners) - 1))
     has_parent = parents >= 0
     right = (above < places) & (first + rebuilt[above] > places) & (depths[above] == depths - 1) & (owners[above] == owners)

@@ -56,10 +56,8 @@ class FlatTrees:
 
     def parents(self) -> np.ndarray:
         """Return the parent of every node [N], -1 for a root."""
-        count = len(self)
+        count, depth = len(self), node_depths(self.subtree_ends())
         node = np.arange(count)
-        closed = np.cumsum(np.bincount(self.subtree_ends(), minlength=count + 1)[:count])
-        depth = node - closed
         # The parent of a node is the last node before it that is one level higher.
         key = depth * (count + 1) + node
         ordered = np.sort(key)
@@ -86,6 +84,12 @@ class FlatTrees:
         return FlatTrees(
             np.concatenate([first.labels, second.labels])[order], all_starts[order], all_ends[order], self.names + names, classes
         )
+
+
+def node_depths(subtree_ends: np.ndarray) -> np.ndarray:
+    """Return the depth of every node [N], 0 for a root: the nodes before it in pre-order whose subtree is still open."""
+    count = len(subtree_ends)
+    return np.arange(count) - np.cumsum(np.bincount(subtree_ends, minlength=count + 1)[:count])
 
 
 @dataclass(frozen=True)

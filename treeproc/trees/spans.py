@@ -8,6 +8,7 @@ node whose span is still open, so unary chains need no extra mark.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from treeproc.shards.schema import UNANALYSED
 
@@ -174,9 +175,7 @@ def normalise(tree: SpanTree, *, collapse_unary: bool) -> SpanTree:
 
 def keep_leaves(tree: SpanTree, kept: Sequence[bool]) -> SpanTree:
     """Return the tree over the kept leaves. Nodes without a leaf are removed."""
-    before = [0]
-    for keep in kept:
-        before.append(before[-1] + keep)
+    before = [0, *accumulate(map(int, kept))]
     nodes = [
         (label, before[start], before[end])
         for label, start, end in zip(tree.labels, tree.starts, tree.ends, strict=True)
