@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run_here
-from toydata import write_toy_data
+from toydata import with_given_trees, write_toy_data
 from toyruns import TINY_RUN, check_stop_and_resume, losses
 
 from treenet.config import TrainConfig
@@ -26,7 +26,6 @@ from treenet.training.trainer import train
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.settings import UserError, load_settings
 from treeproc.online.line_encoder import read_treebank
-from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.shards.schema import PAD_ID
 from treeproc.stages.inputs import TreeConfig
 
@@ -48,11 +47,7 @@ def make_config(data: Path, *overrides: str) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
-    data = write_toy_data(tmp_path_factory.mktemp("causal") / "data", train=40, valid=8, test=10)
-    index = data / "encoded" / "index.json"
-    parser = {"parser": describe_parser(ParserConfig(name="given")), "parser_settings": {"name": "given"}}
-    atomic_write(index, json_bytes(read_json(index) | parser | {"tree_settings": TreeConfig().model_dump()}))
-    return data
+    return with_given_trees(write_toy_data(tmp_path_factory.mktemp("causal") / "data", train=40, valid=8, test=10))
 
 
 @pytest.fixture(scope="module", params=MODELS)

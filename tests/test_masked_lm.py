@@ -10,7 +10,7 @@ import torch
 from commands import run_here
 from pretrained_data import write_data
 from test_causal_lm import check_micro_batches, run
-from toydata import write_toy_data
+from toydata import with_given_trees, write_toy_data
 from toylabels import make_rows, write_labelled
 from toyruns import TINY_RUN, check_stop_and_resume
 
@@ -25,11 +25,9 @@ from treenet.models import VocabSizes, build_masked_lm, names_for
 from treenet.runs.loading import load_processor, load_trained
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.masked_lm import MaskedBatch, MaskedSource, count_masked, mask_pieces
-from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.common.files import read_json
 from treeproc.common.settings import UserError, load_settings
-from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.shards.schema import PAD_ID
-from treeproc.stages.inputs import TreeConfig
 from treeproc.trees.spans import read_brackets
 
 pytestmark = pytest.mark.slow
@@ -121,10 +119,7 @@ def labelled(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
-    data = write_toy_data(folder / "data", train=40, valid=8, test=10)
-    index = data / "encoded" / "index.json"
-    parser = {"parser": describe_parser(ParserConfig(name="given")), "parser_settings": {"name": "given"}}
-    atomic_write(index, json_bytes(read_json(index) | parser | {"tree_settings": TreeConfig().model_dump()}))
+    data = with_given_trees(write_toy_data(folder / "data", train=40, valid=8, test=10))
     run_training(make_config(data, "max_steps=30", "validate_every=15"), folder / "run")
     return folder / "run"
 

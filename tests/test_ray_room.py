@@ -128,10 +128,10 @@ def test_a_trial_never_asks_for_more_cpus_than_a_node_has(data):
 
 def test_a_search_for_gpus_is_refused_where_none_can_come(monkeypatch):
     monkeypatch.setattr(ray_session, "_embedded", True)
-    refuse_without_gpu(True)
+    refuse_without_gpu(True, "set use_gpu=false")
     monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 2.0})
-    refuse_without_gpu(False)
+    refuse_without_gpu(False, "set use_gpu=false")
     with pytest.raises(UserError, match="Ray sees no GPU on this machine; set use_gpu=false"):
-        refuse_without_gpu(True)
+        refuse_without_gpu(True, "set use_gpu=false")
     monkeypatch.setattr(ray_session, "_embedded", False)
-    refuse_without_gpu(True)
+    refuse_without_gpu(True, "set use_gpu=false")

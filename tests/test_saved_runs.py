@@ -15,7 +15,7 @@ from test_causal_lm import make_config as causal_config
 from test_own_labels import settings_of, toy_lines, write_files
 from test_pretrained import config_of
 from tiny_pretrained import write_encoder
-from toydata import write_toy_data
+from toydata import with_given_trees, write_toy_data
 
 from treenet import UserError, from_pretrained, load_run
 from treenet.config import TrainConfig
@@ -25,7 +25,6 @@ from treenet.runs.result_entries import read_scores
 from treeproc.common.files import file_sha256, json_bytes, read_json
 from treeproc.common.settings import load_settings
 from treeproc.parsers import ParserConfig, describe_parser
-from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.preprocess import preprocess
 
 pytestmark = pytest.mark.slow
@@ -154,10 +153,7 @@ def test_a_run_above_a_pretrained_encoder(tmp_path):
 
 
 def test_a_language_model_scores_the_same(tmp_path):
-    data = write_toy_data(tmp_path / "data", train=40, valid=8, test=10)
-    index = data / "encoded" / "index.json"
-    parser = {"parser": describe_parser(ParserConfig(name="given")), "parser_settings": {"name": "given"}}
-    index.write_bytes(json_bytes(read_json(index) | parser | {"tree_settings": TreeConfig().model_dump()}))
+    data = with_given_trees(write_toy_data(tmp_path / "data", train=40, valid=8, test=10))
     run_training(causal_config(data, "model.name=transformer_grammar", "max_steps=10", "validate_every=5"), tmp_path / "run")
     assert run_here("score_lm.py", "--out", tmp_path / "run", "split=test").returncode == 0
     result = run_here("export.py", tmp_path / "run", "--out", tmp_path / "saved")

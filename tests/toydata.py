@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow as pa
 import sentencepiece
 
-from treeproc.common.files import atomic_write
+from treeproc.common.files import atomic_write, json_bytes, read_json
+from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.shards.schema import (
     BOS_ID,
     ENCODED_SCHEMA,
@@ -21,6 +22,7 @@ from treeproc.shards.schema import (
     shard_name,
 )
 from treeproc.shards.store import fingerprint_of, write_index, write_shard
+from treeproc.stages.inputs import TreeConfig
 
 WORDS = ["ba", "be", "bi", "bo", "bu", "da", "de", "di", "do", "du", "ga", "ge", "gi", "go", "gu", "ka", "ke", "ki", "ko", "ku"]
 LABELS = [UNKNOWN_LABEL, "S", "NP", "VP", "PP"]
@@ -150,3 +152,11 @@ def _train_pieces(path: Path, lines: list[str]) -> sentencepiece.SentencePiecePr
             minloglevel=2,
         )
     return sentencepiece.SentencePieceProcessor(model_file=str(path))
+
+
+def with_given_trees(data: Path) -> Path:
+    """Record the parser and the settings of trees, so that commands encode treebanks and lines for the data set."""
+    index = data / "encoded" / "index.json"
+    parser = {"parser": describe_parser(ParserConfig(name="given")), "parser_settings": {"name": "given"}}
+    atomic_write(index, json_bytes(read_json(index) | parser | {"tree_settings": TreeConfig().model_dump()}))
+    return data

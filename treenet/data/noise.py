@@ -266,10 +266,6 @@ def _without_places(trees: FlatTrees, kept: np.ndarray) -> FlatTrees:
     before = edges_of(kept.astype(np.int64))
     starts, ends = before[trees.starts], before[trees.ends]
     there = np.flatnonzero(starts < ends)
-    old = trees.starts[there], trees.ends[there]
-    trees = FlatTrees(trees.labels[there], starts[there], ends[there], trees.names)
-    same = np.zeros(len(trees), dtype=bool)
-    same[:-1] = (trees.starts[1:] == trees.starts[:-1]) & (trees.ends[1:] == trees.ends[:-1])
-    was_same = np.zeros(len(trees), dtype=bool)
-    was_same[:-1] = (old[0][1:] == old[0][:-1]) & (old[1][1:] == old[1][:-1])
-    return trees.keep(~same | was_same)
+    old = trees.keep(there)
+    trees = replace(old, starts=starts[there], ends=ends[there])
+    return trees.keep(~trees.above_same_span() | old.above_same_span())

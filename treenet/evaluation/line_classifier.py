@@ -16,7 +16,7 @@ from treenet.evaluation.settings import ClassifyLinesSettings
 from treenet.layers.backend import choose_device, scoring
 from treenet.runs.loading import LoadedClassifier, load_classifier
 from treenet.structure import ArcLevels
-from treenet.translation.line_translator import Translated, build_line_encoder, local_runs
+from treenet.translation.line_translator import Translated, build_line_encoder, gather, local_runs
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import EncodedLine, RawLineEncoder
@@ -209,13 +209,8 @@ class LineClassifier:
         numbered = [(number, item.line) for number, item in enumerate(items, start=first + 1)]
         found = classify_items(self._run, items, phrases=self._settings.phrases)
         write = self._json if self._settings.json_lines else self._text
-        return Translated(
-            len(items),
-            "".join(write(number, line, one) for (number, line), one in zip(numbered, found, strict=True)),
-            [(number, line.problem) for number, line in numbered if line.problem],
-            [(number, line.note) for number, line in numbered if line.note and not line.problem],
-            self._encoder.notices([line for _, line in numbered], first) | self._labels(numbered),
-        )
+        notices = self._encoder.notices([line for _, line in numbered], first) | self._labels(numbered)
+        return gather(numbered, found, write, notices)
 
     explain = __call__
 

@@ -2,8 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -33,8 +33,8 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import EncodedLine, RawLineEncoder
 
-# (number of the line, the line, its hypotheses) -> what is written.
-Writer = Callable[[int, EncodedLine, Sequence[Hypothesis]], str]
+# (number of the line, the line, its result) -> what is written.
+Writer = Callable[[int, EncodedLine, Any], str]
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,20 @@ class Translated:
 
     num_lines: int
     text: str
-    problems: list[tuple[int, str]] = field(default_factory=list)
-    notes: list[tuple[int, str]] = field(default_factory=list)
-    notices: dict[str, str] = field(default_factory=dict)
+    problems: list[tuple[int, str]]
+    notes: list[tuple[int, str]]
+    notices: dict[str, str]
+
+
+def gather(numbered: Sequence[tuple[int, EncodedLine]], found: Iterable, write: Writer, notices: dict[str, str]) -> Translated:
+    """Return the output for lines, by their numbers: what `write` makes of the result of each."""
+    return Translated(
+        len(numbered),
+        "".join(write(number, line, one) for (number, line), one in zip(numbered, found, strict=True)),
+        [(number, line.problem) for number, line in numbered if line.problem],
+        [(number, line.note) for number, line in numbered if line.note and not line.problem],
+        notices,
+    )
 
 
 def local_runs(settings: LineSettings, runs: Sequence[AnyPath]) -> list[Path]:
@@ -154,13 +165,7 @@ class LineTranslator:
         found = [next(results) if line.row is not None else [] for line in encoded]
         encoded = [with_unmet(line, hypotheses, self._decoding) for line, hypotheses in zip(encoded, found, strict=True)]
         numbered = list(enumerate(encoded, start=first + 1))
-        return Translated(
-            len(encoded),
-            "".join(write(number, line, hypotheses) for (number, line), hypotheses in zip(numbered, found, strict=True)),
-            [(number, line.problem) for number, line in numbered if line.problem],
-            [(number, line.note) for number, line in numbered if line.note and not line.problem],
-            self._encoder.notices(encoded, first),
-        )
+        return gather(numbered, found, write, self._encoder.notices(encoded, first))
 
     def _hypotheses(self, rows: Sequence[dict], num_best: int) -> Sequence[Sequence[Hypothesis]]:
         if self._settings.score is None:

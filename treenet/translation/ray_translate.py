@@ -58,7 +58,7 @@ def map_with_ray(
     UserError if an actor does, or if actors die again and again.
     """
     start_ray()
-    refuse_without_gpu(settings.use_gpu)
+    refuse_without_gpu(settings.use_gpu, "set use_gpu=false")
     there, needs = ray.cluster_resources(), {"CPU": 1.0, **({"GPU": 1.0} if settings.use_gpu else {})}
     has_room = all(there.get(kind, 0) >= amount for kind, amount in needs.items())
     waits = "starting workers" if has_room else describe_wait([needs], time.time())

@@ -201,12 +201,15 @@ def sum_of(bundles: Sequence[dict[str, float]]) -> Counter[str]:
     return total
 
 
-def refuse_without_gpu(wanted: bool) -> None:
-    """Raise UserError if GPUs are wanted, and Ray runs in this process alone and has none. Clusters may get more nodes."""
+def refuse_without_gpu(wanted: bool, instead: str) -> None:
+    """Raise UserError if GPUs are wanted, and Ray runs in this process alone and has none. Clusters may get more nodes.
+
+    `instead` is what the user can do without them, as the message tells.
+    """
     import ray
 
     if wanted and not can_grow() and not ray.cluster_resources().get("GPU"):
-        raise UserError("Ray sees no GPU on this machine; set use_gpu=false, or use a machine with a GPU")
+        raise UserError(f"Ray sees no GPU on this machine; {instead}, or use a machine with a GPU")
 
 
 def there_is_a_cluster() -> bool:

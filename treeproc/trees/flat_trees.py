@@ -64,6 +64,12 @@ class FlatTrees:
         above = ordered[np.searchsorted(ordered, key - (count + 1)) - 1] % (count + 1) if count else key
         return np.where(depth > 0, above, -1)
 
+    def above_same_span(self) -> np.ndarray:
+        """Return whether the next node has the same span, [N]: all but the lowest node of a unary chain."""
+        same = np.zeros(len(self), dtype=bool)
+        same[:-1] = (self.starts[1:] == self.starts[:-1]) & (self.ends[1:] == self.ends[:-1])
+        return same
+
     def keep(self, kept: np.ndarray) -> "FlatTrees":
         """Return the trees with only the kept nodes. Children of a removed node become children of its parent."""
         classes = None if self.classes is None else self.classes[kept]
@@ -181,8 +187,7 @@ def normal_form(
     """
     trees = replace(brackets.trees, classes=classes)
     trees = trees.keep(trees.starts < trees.ends)
-    same = np.zeros(len(trees), dtype=bool)
-    same[:-1] = (trees.starts[1:] == trees.starts[:-1]) & (trees.ends[1:] == trees.ends[:-1])
+    same = trees.above_same_span()
     names = [plain_label(name) for name in trees.names]
     if not collapse_unary:
         roots = np.array([name in ROOT_LABELS for name in names], dtype=bool)

@@ -56,7 +56,7 @@ def run_trials(config: TuningConfig, trials: Trials) -> None:
     refuse_more_than_there_is(config)
     bundles, cpus = bundles_of(config), 0
     if not config.workers:
-        refuse_without_gpu(config.use_gpu)
+        refuse_without_gpu(config.use_gpu, "set use_gpu=false")
         cpus = cpus_of_trial(config, [node["Resources"] for node in ray.nodes() if node["Alive"]])
         bundles = [{"CPU": float(cpus), **({"GPU": 1.0} if config.use_gpu else {})}]
     scheduler: Any = FIFOScheduler()
