@@ -1,14 +1,12 @@
 """Azure's blobs, over Azurite, the server of Microsoft for tests. `make azurite` installs it."""
 
-import gzip
-import json
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 from commands import run_here
-from test_failing_store import STEPS, results, snapshot
+from test_failing_store import STEPS, results, snapshot, write_small_job
 from training_jobs import tiny_config
 from waiting import wait_for_line
 
@@ -16,7 +14,6 @@ from treenet.jobs.train_run import run_training
 from treeproc.common import storage
 from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import RemotePath, _file_system, as_path
-from treeproc.stages.preprocess import SAMPLE
 
 AZURITE = Path(os.environ.get("AZURITE") or Path(__file__).resolve().parent.parent / ".azurite/node_modules/.bin/azurite-blob")
 # The account and the key of every Azurite. They are in its documentation, and open nothing else.
@@ -116,17 +113,7 @@ def test_errors_are_one_line_without_keys(container, monkeypatch):
 @pytest.mark.timeout(900)
 def test_preprocess_train_and_resume(container, tmp_path, monkeypatch):
     """As on a disk, to the last bit; the training continues on a machine without copies."""
-    splits = {}
-    for split, begin, end in (("train", 0, 40), ("valid", 40, 50)):
-        splits[split] = {}
-        for side, language in (("source", "en"), ("target", "de")):
-            lines = gzip.decompress((SAMPLE / f"train.{language}.gz").read_bytes()).split(b"\n")[begin:end]
-            path = container / "inputs" / f"{split}.{language}"
-            path.write_bytes(b"\n".join(lines) + b"\n")
-            splits[split][side] = [str(path)]
-    settings = {"splits": splits, "parser": {"name": "shipped"}, "subwords": {"vocab_size": 400}, "rows_per_shard": 10}
-    config = tmp_path / "config.yaml"
-    config.write_text(json.dumps(settings))
+    config = write_small_job(container / "inputs", tmp_path / "config.yaml")
     for out in (container / "data", tmp_path / "data"):
         done = run_here("preprocess.py", "--config", config, "--out", out, "workers=0")
         assert done.returncode == 0, done.stderr

@@ -262,9 +262,13 @@ def local_data(tmp_path_factory, small_job) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def small_job(proxy, tmp_path_factory) -> Path:
-    """The configuration of a small job; its input files are objects."""
     proxy.works()
-    inputs, config, splits = as_path("s3://bucket/inputs"), tmp_path_factory.mktemp("job") / "config.yaml", {}
+    return write_small_job(as_path("s3://bucket/inputs"), tmp_path_factory.mktemp("job") / "config.yaml")
+
+
+def write_small_job(inputs: RemotePath, config: Path) -> Path:
+    """Write the configuration of a small job; its input files are objects."""
+    splits = {}
     for split, begin, end in (("train", 0, 40), ("valid", 40, 50)):
         splits[split] = {}
         for side, language in (("source", "en"), ("target", "de")):

@@ -140,7 +140,7 @@ class ConstituencyLearner:
         self._rare = torch.from_numpy(rare)
 
     def batches(self, epoch: int) -> list[_Batch]:
-        """Yield batches of sentences of about one length and `batch_words` words together, in random order."""
+        """Return batches of sentences of about one length and `batch_words` words together, in random order."""
         random = np.random.default_rng([self._seed, epoch])
         draws = self._weights + random.random(len(self._weights))
         times = np.floor(draws).astype(int)

@@ -102,7 +102,7 @@ class DependencyLearner:
         self._noise = TagNoise([word for s in train for word in ("\0", *s.words)], settings.tag_noise)
 
     def batches(self, epoch: int) -> list[np.ndarray]:
-        """Yield sentences of about one length, longest first."""
+        """Return batches of indices of sentences of about one length, in random order; in a batch, longest first."""
         random = np.random.default_rng((self._seed, epoch))
         order = np.argsort(-(self._sizes + random.uniform(-2, 2, len(self._sizes))))
         places = np.cumsum(self._sizes[order]) // self._settings.batch_words

@@ -107,7 +107,7 @@ class TaggerLearner:
         self._punct = self.vocab["upos"].unit2id("PUNCT")
 
     def batches(self, epoch: int) -> list[np.ndarray]:
-        """Yield indices of sentences of about one length, in random order."""
+        """Return batches of indices of sentences of about one length, in random order."""
         rng = np.random.default_rng([self._seed, epoch])
         drawn = [rng.permutation(np.arange(a, b))[: max(1, round(share * (b - a)))] for a, b, share in self._ranges]
         order = rng.permutation(np.concatenate(drawn))

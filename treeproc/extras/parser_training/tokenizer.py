@@ -88,7 +88,7 @@ class TokenizerLearner:
         self._features = np.array([_features(c) if len(c) == 1 else [0] * 3 for c in characters], np.float32)
 
     def batches(self, epoch: int) -> list[list[LabelledLine]]:
-        """Yield lines of about one length, in random order."""
+        """Return batches of lines of about one length, in random order."""
         rng = np.random.default_rng([self._seed, epoch])
         lines = [line for source in self._sources for line in self._lines(source, rng)]
         lines = [lines[i] for i in rng.permutation(len(lines))]
