@@ -65,7 +65,7 @@ class FlatTrees:
         return np.where(depth > 0, above, -1)
 
     def above_same_span(self) -> np.ndarray:
-        """Return whether the next node has the same span, [N]: all but the lowest node of a unary chain."""
+        """Return whether the next node has the same span, [N]: all except the lowest node of a unary chain."""
         same = np.zeros(len(self), dtype=bool)
         same[:-1] = (self.starts[1:] == self.starts[:-1]) & (self.ends[1:] == self.ends[:-1])
         return same
