@@ -52,6 +52,13 @@ def test_an_exported_run_translates_alone(world, name):
     }
 
 
+@pytest.mark.parametrize("form", ["none", "nfc"])
+def test_an_export_names_the_form_of_its_text(world, form):
+    path = world / "data" / "encoded" / "index.json"
+    path.write_bytes(json_bytes(read_json(path) | ({"normalization": form} if form != "none" else {})))
+    assert read_json(run_export(world, "transformer") / "export.json")["normalization"] == form
+
+
 def test_an_exported_run_names_no_folder_of_this_machine(world):
     path = world / "transformer" / "config.yaml"
     path.write_text(path.read_text() + f"frozen_states: {world / 'states'}\n")

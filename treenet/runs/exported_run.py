@@ -57,6 +57,7 @@ def write_export(
         "special_pieces": {"pad": PAD_ID, "unk": UNK_ID, "bos": BOS_ID, "eos": EOS_ID},
         "decoding": run.config.decoding.model_dump(mode="json", exclude={"max_tokens"}),
         "parser": index.get("parser"),
+        "normalization": index.get("normalization", "none"),
         "software": software(),
         **facts,
     }
