@@ -10,7 +10,7 @@ import pytest
 
 from treenet.cli import back_translate
 from treenet.cli.back_translate import BackTranslation, main
-from treenet.cli.synthetic_pairs import BackTranslateConfig, mix, sample_lines
+from treenet.cli.synthetic_pairs import BackTranslateConfig, mix, sample_lines, synthetic_pairs
 from treenet.config.training import BatchConfig
 from treenet.data.hashed_sampling import read_corpora
 from treenet.jobs import train_run
@@ -265,6 +265,13 @@ def test_translations_of_another_zip_of_the_same_name_are_not_taken(data, undist
     shutil.make_archive(str(tmp_path / "run"), "zip", run)
     with pytest.raises(UserError, match="holds the step 'translations' of other data or settings"):
         main(arguments(data, tmp_path / "out", f"run={packed}"))
+
+
+def test_lower_cased_tags_of_a_backward_model_are_tags(tmp_path):
+    for name, lines in {"translated": ["<2en> ein hund", "", "<2de>", "<2EN> ein <2en>", "kein"], "text": list("abcde")}.items():
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    found = synthetic_pairs(tmp_path / "translated", tmp_path / "text", None, ["<2EN>", "<2de>"])
+    assert list(found) == [("<2EN> ein hund", "a"), ("<2de>", "c"), ("<2EN> ein <2en>", "d"), ("kein", "e")]
 
 
 @pytest.mark.parametrize("num_synthetic", [0, 1, 3, 10, 25])

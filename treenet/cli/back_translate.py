@@ -262,6 +262,7 @@ class BackTranslation:
         They are one file, evenly mixed, if training cannot shuffle all of them at once, and if an earlier version mixed them.
         """
         tag, num_real, real = self.config.tag, self._splits["train"]["rows"], self._files("train")
+        own_tags = self._settings["parser"].tags
         inputs = [self._fingerprint, file_sha256(text), file_sha256(translations), tag]
         count = sum(1 for _ in synthetic_pairs(translations, text, tag))
         if not count:
@@ -270,7 +271,7 @@ class BackTranslation:
         step, name = ("mixture", "train") if is_mixed else ("synthetic pairs", SYNTHETIC)
         files = pair_files(self.out, name)
         if not self.made.has(step, files, *inputs):
-            synthetic = synthetic_pairs(translations, text, tag)
+            synthetic = synthetic_pairs(translations, text, tag, own_tags)
             pairs = mix(read_pairs(self.config.data, "train"), num_real, synthetic, count) if is_mixed else synthetic
             write_pairs(pairs, files)
             lines = sum(1 for _ in read_raw_lines(text, None, None))

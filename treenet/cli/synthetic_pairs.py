@@ -141,10 +141,19 @@ def sample_lines(files: Sequence[Path], wanted: int, out: Path) -> tuple[int, in
     return most, total
 
 
-def synthetic_pairs(translations: Path, text: Path, tag: str | None) -> Pairs:
-    """Return pairs of a translation, after the tag, and the line that it translates. Lines without a translation are left out."""
+def synthetic_pairs(translations: Path, text: Path, tag: str | None, own_tags: Sequence[str] = ()) -> Pairs:
+    """Return pairs of a translation, after the tag, and the line that it translates. Lines without a translation are left out.
+
+    A model that learned lower-cased text writes `<2en>` for the tag `<2EN>`. It becomes the one of `own_tags` again.
+    """
     lines = pair_up(read_lines([translations]), read_lines([text]), str(translations), str(text))
-    return ((f"{tag} {source}" if tag else source, target) for source, target in lines if not is_blank(source))
+    own = {one.lower(): one for one in own_tags} | {one: one for one in own_tags}
+
+    def tagged(source: str) -> str:
+        first, blank, rest = source.partition(" ")
+        return f"{tag} {source}" if tag else f"{own.get(first, first)}{blank}{rest}"
+
+    return ((tagged(source), target) for source, target in lines if not is_blank(source))
 
 
 def mix(real: Pairs, num_real: int, synthetic: Pairs, num_synthetic: int) -> Pairs:
