@@ -86,8 +86,8 @@ def test_arcs_of_a_sentence_that_was_not_parsed_stay_roots():
         ({"parser": {"tags": ["<2de>"], "name": "given"}}, "needs a parser that finds the words of a line"),
         ({"parser": {"tags": ["<2de>"]}, "tokenized": "moses"}, "needs text whose words the parser finds"),
         (
-            {"parser": {"tags": ["<2de>", "<2fr>", "<2DE>"]}, "subwords": {"lowercase": True}},
-            "parser.tags: <2DE> and <2de> differ only in case",
+            {"parser": {"tags": ["<2de>", "<2fr>", "<2DE>", "<2FR>"]}, "subwords": {"lowercase": True}},
+            "parser.tags: <2DE> and <2de> are one piece with subwords.lowercase",
         ),
         ({"parser": {"tags": ["<2de>"]}, "format": "agreement"}, "needs text whose words the parser finds"),
     ],

@@ -101,9 +101,10 @@ class PreprocessConfig(Settings):
             raise ValueError("parser.treebank_words: needs tokenized: moses; set it to null")
         if any(side and side.tags for side in (self.parser, self.target_parser)) and "words" in self.inputs().columns():
             raise ValueError("parser.tags: needs text whose words the parser finds, but this input has words; leave it out")
-        if self.subwords.lowercase and (lower := [tag.lower() for tag in self.tags()]) and len(set(lower)) < len(lower):
-            one, other = [tag for tag in self.tags() if lower.count(tag.lower()) > 1][:2]
-            raise ValueError(f"parser.tags: {one} and {other} differ only in case, which subwords.lowercase takes away; rename one")
+        of_lower: dict[str, str] = {}
+        for tag in self.tags() if self.subwords.lowercase else ():
+            if (other := of_lower.setdefault(tag.lower(), tag)) != tag:
+                raise ValueError(f"parser.tags: {other} and {tag} are one piece with subwords.lowercase; rename one of them")
         if form.has_pairs and any(files.hold_out for files in self.splits.values()):
             raise ValueError(
                 f"splits.valid.hold_out: would separate the two sentences of a pair of format {self.format}; give the files of "
