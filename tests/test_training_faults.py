@@ -229,7 +229,7 @@ def test_a_checkpoint_that_was_cut_off_is_never_loaded(tmp_path):
 def fit_with_restarts(config, run_dir: Path) -> dict:
     mirror, stop_file = ray_train.RunMirror(run_dir), run_dir / "stop"
     with ray_train._Follow(config, mirror, stop_file) as follow:
-        return ray_train._fit_with_restarts(config, mirror, stop_file, follow)
+        return ray_train._fit_with_restarts(config, mirror, stop_file, follow, lambda usage: None)
 
 
 def test_failures_without_progress_end_a_run(data, tmp_path, monkeypatch):

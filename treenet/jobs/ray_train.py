@@ -83,11 +83,7 @@ def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path, coun
 
 
 def _fit_with_restarts(
-    config: TrainConfig,
-    mirror: RunMirror,
-    stop_file: Path,
-    follow: "_Follow",
-    count_usage: Callable[[dict], None] = lambda usage: None,
+    config: TrainConfig, mirror: RunMirror, stop_file: Path, follow: "_Follow", count_usage: Callable[[dict], None]
 ) -> dict:
     """Return the result of `_work`, after restarts.
 
@@ -239,16 +235,13 @@ class _Follow:
 
     def _show(self) -> None:
         with self._showing:
-            self._show_last()
-
-    def _show_last(self) -> None:
-        lines = [line for line in read_metrics(self._mirror.out) if line["event"] == "train"]
-        if lines and lines[-1]["step"] != self._progress.count:
-            last = lines[-1]
-            if self._progress.phase:
-                self._progress.show_phase("")
-                self._progress.began(sum(line["seconds"] for line in lines if line["step"] > self._progress.count))
-            self._progress.update(last["step"] - self._progress.count, postfix=describe_metrics(last))
+            lines = [line for line in read_metrics(self._mirror.out) if line["event"] == "train"]
+            if lines and lines[-1]["step"] != self._progress.count:
+                last = lines[-1]
+                if self._progress.phase:
+                    self._progress.show_phase("")
+                    self._progress.began(sum(line["seconds"] for line in lines if line["step"] > self._progress.count))
+                self._progress.update(last["step"] - self._progress.count, postfix=describe_metrics(last))
 
 
 def _no_rank_runs(mirror: RunMirror) -> bool:
