@@ -1,11 +1,16 @@
-"""Real sentences for the tests of parsers."""
+"""Sentences of the shipped sample."""
 
 import gzip
 
 from treeproc.stages.preprocess import SAMPLE
 
 
+def lines_of(name: str) -> list[str]:
+    """The lines of a file, such as train.en."""
+    return gzip.decompress((SAMPLE / f"{name}.gz").read_bytes()).decode().splitlines()
+
+
 def sample_lines(count: int) -> list[str]:
-    """English sentences of the shipped sample, evenly over it."""
-    lines = gzip.decompress((SAMPLE / "train.en.gz").read_bytes()).decode().split("\n")
+    """English sentences, evenly over the sample."""
+    lines = lines_of("train.en")
     return lines[:: len(lines) // count][:count]
