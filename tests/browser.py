@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pytest
 from waiting import wait_for_line
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+MISSING = "" if CHROMIUM and DRIVER else "needs a browser: apt-get install chromium chromium-driver"
 _FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
     "--disable-sync", "--no-first-run", "--disable-dev-shm-usage", "--hide-scrollbars",
@@ -95,9 +95,7 @@ def _request(url: str, method: str, body: dict | None):
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
-    """A browser whose profile lies in `folder`; it ends with the context. Without one here, the test is skipped."""
-    if not (CHROMIUM and DRIVER):
-        pytest.skip("needs a browser: apt-get install chromium chromium-driver")
+    """A browser whose profile lies in `folder`; it ends with the context."""
     log = folder.with_name(f"{folder.name}.log")
     with log.open("w") as lines:
         driver = subprocess.Popen([DRIVER, "--port=0"], stdout=lines, stderr=lines)

@@ -1,16 +1,11 @@
-"""Sentences of the shipped sample."""
+"""Real sentences for the tests of parsers."""
 
 import gzip
 
 from treeproc.stages.preprocess import SAMPLE
 
 
-def lines_of(name: str) -> list[str]:
-    """The lines of a file, such as train.en."""
-    return gzip.decompress((SAMPLE / f"{name}.gz").read_bytes()).decode().splitlines()
-
-
 def sample_lines(count: int) -> list[str]:
-    """English sentences, evenly over the sample."""
-    lines = lines_of("train.en")
+    """English sentences of the shipped sample, evenly over it."""
+    lines = gzip.decompress((SAMPLE / "train.en.gz").read_bytes()).decode().split("\n")
     return lines[:: len(lines) // count][:count]

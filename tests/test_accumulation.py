@@ -56,31 +56,23 @@ def real_positions(structure: TreeStructure, row: int) -> torch.Tensor:
     return (~torch.cat([structure.leaf_pad_mask[row], structure.node_pad_mask[row]])).nonzero()[:, 0]
 
 
-def random_inputs(structure: TreeStructure, count: int, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
-    shape = len(structure.start), structure.num_leaves + structure.num_nodes, D_MODEL
-    return [torch.randn(shape, dtype=dtype, requires_grad=True) for _ in range(count)]
-
-
-def check_close_with_grads(pairs, inputs) -> None:
-    """Pairs (fast, slow) agree, and so do the gradients of a random projection of them."""
-    weights = [torch.randn_like(slow) for _, slow in pairs]
-    for fast, slow in pairs:
-        torch.testing.assert_close(fast, slow, rtol=1e-10, atol=1e-10)
-    totals = (sum((pair[k] * weight).sum() for pair, weight in zip(pairs, weights, strict=True)) for k in (0, 1))
-    fast_grads, slow_grads = (torch.autograd.grad(t, inputs, allow_unused=True, materialize_grads=True) for t in totals)
-    for fast_grad, slow_grad in zip(fast_grads, slow_grads, strict=True):
-        torch.testing.assert_close(fast_grad, slow_grad, rtol=1e-10, atol=1e-10)
-
-
-def check_against_reference(sentences: list[Tree], module: HierarchicalAccumulation, structure: TreeStructure) -> None:
+def check_against_reference(sentences: list[Tree], module: HierarchicalAccumulation, sparse: bool | None = None) -> None:
     """Values and gradients of the batched module equal the oracle's on each sentence alone."""
-    states, vectors = random_inputs(structure, 2)
-    fast, pairs = module.accumulate(states, vectors, structure), []
+    structure = build_structure(sentences, sparse=sparse)
+    shape = (len(sentences), structure.num_leaves + structure.num_nodes, D_MODEL)
+    states, vectors, grad = (torch.randn(shape, dtype=torch.float64) for _ in range(3))
+    states.requires_grad_(), vectors.requires_grad_()
+    inputs = [states, vectors, *module.parameters()]
+    fast = module.accumulate(states, vectors, structure)
+    total_fast, total_slow = 0.0, 0.0
     for b, tree in enumerate(sentences):
         rows = real_positions(structure, b)
         slow = torch.cat([vectors[b, rows[: tree.num_leaves]], reference_nodes(module, tree, states[b, rows], vectors[b, rows])])
-        pairs.append((fast[b, rows], slow))
-    check_close_with_grads(pairs, [states, vectors, *module.parameters()])
+        torch.testing.assert_close(fast[b, rows], slow, rtol=1e-10, atol=1e-10)
+        total_fast, total_slow = total_fast + (fast[b, rows] * grad[b, rows]).sum(), total_slow + (slow * grad[b, rows]).sum()
+    grads = (torch.autograd.grad(total, inputs, allow_unused=True, materialize_grads=True) for total in (total_fast, total_slow))
+    for fast_grad, slow_grad in zip(*grads, strict=True):
+        torch.testing.assert_close(fast_grad, slow_grad, rtol=1e-10, atol=1e-10)
 
 
 CONFIGS = [
@@ -95,8 +87,7 @@ CONFIGS = [
 @given(sentences=batches())
 @num_examples(20)
 def test_equals_oracle(config, sparse, sentences):
-    module = build_accumulation(vertical_rows=3, horizontal_rows=4, **config)
-    check_against_reference(sentences, module, build_structure(sentences, sparse=sparse))
+    check_against_reference(sentences, build_accumulation(vertical_rows=3, horizontal_rows=4, **config), sparse)
 
 
 def document_of(*trees: Tree) -> Tree:
@@ -185,8 +176,9 @@ def test_sparse_sums_are_for_sparse_trees():
 def test_counts_past_the_tables_use_their_last_row(rule, sparse):
     chain = right_branching(26)
     assert build_structure([chain]).branches.height.max() == 25
-    trees, module = [chain, FIGURE_1], build_accumulation(accumulation_rule=rule, vertical_rows=10, horizontal_rows=7)
-    check_against_reference(trees, module, build_structure(trees, sparse=sparse))
+    check_against_reference(
+        [chain, FIGURE_1], build_accumulation(accumulation_rule=rule, vertical_rows=10, horizontal_rows=7), sparse
+    )
 
 
 def test_deeper_than_the_default_tables():

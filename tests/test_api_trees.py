@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from reference import may_attend
 from strategies import Tree, batches, governors, trees
-from test_accumulation import check_close_with_grads
-from test_tree_attention import CONFIGS, D_MODEL, HEADS, randomise, reference_heads
+from test_tree_attention import CONFIGS, D_MODEL, HEADS, check_close_with_grads, randomise, reference_heads
 
 import treenet
 from treenet import ModelConfig, TreeAttention, TreeAttentionConfig, TreeEncoder, TreeStructure, UserError, collate

@@ -1,12 +1,12 @@
 """Back-translation: the mixture against lists, an interrupted command against an undisturbed one, refusals."""
 
+import gzip
 import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sample_lines import lines_of
 
 from treenet.cli import back_translate
 from treenet.cli.back_translate import BackTranslation, main
@@ -19,7 +19,7 @@ from treeproc.common.folder_kinds import BACK_TRANSLATION, kind_of
 from treeproc.common.settings import UserError, load_settings
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
-from treeproc.stages.preprocess import PreprocessConfig, preprocess
+from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +34,10 @@ RUN = {
 }
 
 
+def sample(name: str, count: int, skip: int = 0) -> list[str]:
+    return gzip.decompress((SAMPLE / name).read_bytes()).decode().split("\n")[skip : skip + count]
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> Path:
     """A data set of 40 pairs, and text of the target language with an empty line beside it."""
@@ -42,12 +46,12 @@ def data(tmp_path_factory) -> Path:
     for split, count in (("train", 40), ("valid", 6)):
         for side, language in (("source", "en"), ("target", "de")):
             path = folder / f"{split}.{language}"
-            path.write_text("\n".join(lines_of(f"{split}.{language}")[:count]) + "\n", encoding="utf-8")
+            path.write_text("\n".join(sample(f"{split}.{language}.gz", count)) + "\n", encoding="utf-8")
             splits.setdefault(split, {})[side] = [str(path)]
     settings = {"parser": {"name": "words"}, "subwords": {"vocab_size": 400}, "tree": {"tree_source": "balanced"}, "workers": 0}
     filters = {"drop_damaged": False}  # a model that has hardly learned writes any bytes
     preprocess(PreprocessConfig(splits=splits, filters=filters, **settings), folder / "data")
-    (folder / "text.de").write_text("\n".join([*lines_of("train.de")[40:70], "", "Ja."]) + "\n", encoding="utf-8")
+    (folder / "text.de").write_text("\n".join([*sample("train.de.gz", 30, 40), "", "Ja."]) + "\n", encoding="utf-8")
     return folder / "data"
 
 
@@ -234,7 +238,7 @@ def test_a_finished_run_and_no_tag(data, undisturbed, tmp_path, monkeypatch):
 
 def test_targets_of_valid_in_the_text_are_told(data, undisturbed, tmp_path, caplog):
     """The model would learn them, and the tag hides their sources from filters.drop_leaks."""
-    first, second = lines_of("valid.de")[:2]
+    first, second = sample("valid.de.gz", 2)
     (tmp_path / "text.de").write_text("\n".join([first.upper(), "Ja.", second, "..."]) + "\n", encoding="utf-8")
     for text, count in ((tmp_path / "text.de", 2), (data.parent / "text.de", 0)):
         settings = [f"data={data}", f"text=[{text}]", f"run={undisturbed / 'backward'}", "ratio=1"]

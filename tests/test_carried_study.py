@@ -1,5 +1,6 @@
 """A study on a machine that is lent for half an hour (docs/results/gpu.md), on a CPU and without Ray and Stanza."""
 
+import gzip
 import json
 import os
 import re
@@ -15,11 +16,11 @@ from pathlib import Path
 import pytest
 from commands import run_here
 from conftest import REPOSITORY
-from sample_lines import lines_of
 from toydata import write_toy_data
 
 from treenet.experiments.ledger import INTERRUPTED, WAITING, Ledger, last_step
 from treenet.runs.metrics_log import read_metrics
+from treeproc.stages.preprocess import SAMPLE
 
 pytestmark = pytest.mark.slow
 
@@ -74,8 +75,8 @@ def write_data(runs: Path) -> None:
     splits = []
     for split, count in (("train", 120), ("valid", 20), ("test", 20)):
         for side, language in (("source", "en"), ("target", "de")):
-            lines = lines_of(f"{split}.{language}")[:count]
-            (runs / f"{split}.{language}").write_text("\n".join([*lines, ""]), encoding="utf-8")
+            lines = gzip.decompress((SAMPLE / f"{split}.{language}.gz").read_bytes()).splitlines(keepends=True)
+            (runs / f"{split}.{language}").write_bytes(b"".join(lines[:count]))
             splits.append(f"splits.{split}.{side}=[{runs / split}.{language}]")
     shared, data = ("workers=0", "subwords.vocab_size=400"), runs / "iwslt14_part"
     twin = ("tree.tree_source=shuffled", "tree.binarize=none", f"parsed={data}")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from browser import browser
+from browser import MISSING, browser
 from commands import run_here
 from test_labelled_data import TREES
 from test_own_labels import WORDS, settings_of, toy_lines, write_files
@@ -307,6 +307,8 @@ def served_run(run, tmp_path_factory):
 
 def test_in_a_browser_a_sentence_has_its_classes(served_run):
     uvicorn = pytest.importorskip("uvicorn", reason="needs the extra [serve]")
+    if MISSING:
+        pytest.skip(MISSING)
     from treenet.extras.serving.http_app import build_entrance
     from treenet.extras.serving.sentences import load_reader
     from treenet.extras.serving.server import build_config

@@ -163,9 +163,6 @@ def test_a_seed_gives_the_same_corpus(make, tmp_path):
     for split in SIZES:
         files = [file for values in written for side in ("source", "target") for file in values["splits"][split][side]]
         assert len({open(file).read() for file in files}) == 2
-    with pytest.raises(UserError, match="a/train.mrg has other lines than these settings give; choose another --out"):
-        other.write(tmp_path / "a")
-    one.write(tmp_path / "a")  # which still has its lines
 
 
 def test_half_of_the_test_trees_of_rung_d_are_deeper_than_those_of_training():

@@ -1,5 +1,6 @@
 """The demo's whole path on a slice of the sample: real parser, real training, done once more, and killed and continued on Ray."""
 
+import gzip
 import json
 import os
 import signal
@@ -8,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from sample_lines import lines_of
 from waiting import wait_for
 
 from treenet.cli import demo, translate
 from treenet.runs.checkpoint import checkpoint_folders
+from treeproc.stages.preprocess import SAMPLE
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +27,7 @@ def slice_config(tmp_path_factory):
     for split, count in {"train": 80, "valid": 8, "test": 12}.items():
         splits[split] = {}
         for side, language in (("source", "en"), ("target", "de")):
-            lines = lines_of(f"{split}.{language}")[:count]
+            lines = gzip.decompress((SAMPLE / f"{split}.{language}.gz").read_bytes()).decode().split("\n")[:count]
             path = folder / f"{split}.{language}"
             path.write_text("\n".join(lines) + "\n", encoding="utf-8")
             splits[split][side] = [str(path)]

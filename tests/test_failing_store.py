@@ -16,7 +16,6 @@ import pytest
 from commands import run_here
 from failing_store import Fault, failing_store, some
 from moto_store import s3_server
-from sample_lines import lines_of
 from toyruns import losses
 from training_jobs import tiny_config
 
@@ -26,7 +25,7 @@ from treeproc.common.provenance import PROVENANCE
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.common.store_requests import run_all
-from treeproc.stages.preprocess import PreprocessConfig, preprocess
+from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 
 pytestmark = pytest.mark.slow
 
@@ -273,8 +272,8 @@ def write_small_job(inputs: RemotePath, config: Path) -> Path:
     for split, begin, end in (("train", 0, 40), ("valid", 40, 50)):
         splits[split] = {}
         for side, language in (("source", "en"), ("target", "de")):
-            lines = lines_of(f"train.{language}")[begin:end]
-            (inputs / f"{split}.{language}.gz").write_bytes(gzip.compress("\n".join([*lines, ""]).encode()))
+            lines = gzip.decompress((SAMPLE / f"train.{language}.gz").read_bytes()).split(b"\n")[begin:end]
+            (inputs / f"{split}.{language}.gz").write_bytes(gzip.compress(b"\n".join(lines) + b"\n"))
             splits[split][side] = [str(inputs / f"{split}.{language}.gz")]
     settings = {"splits": splits, "parser": {"name": "shipped"}, "subwords": {"vocab_size": 400}, "rows_per_shard": 10}
     config.write_text(json.dumps(settings))

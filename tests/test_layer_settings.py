@@ -11,8 +11,8 @@ from model_cases import VOCAB, batch_of, tiny_model
 from reference import may_attend, reference_attention
 from reference_relations import reference_attention as reference_related
 from strategies import Tree, batches, right_branching
-from test_accumulation import check_close_with_grads, real_positions, reference_nodes
-from test_tree_attention import D_MODEL, HEADS, build_on_path, randomise, structure_masks
+from test_accumulation import real_positions, reference_nodes
+from test_tree_attention import D_MODEL, HEADS, build_on_path, check_close_with_grads, randomise, structure_masks
 
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask

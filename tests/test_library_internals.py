@@ -137,23 +137,24 @@ class Room:
         self.given_back += 1
 
 
-def test_workers_begin_in_their_room_once_and_only_if_it_fits(monkeypatch):
+def test_workers_start_in_their_room_again_and_again_while_it_fits(monkeypatch):
+    """Others would wait for ever for place beside the room, which nobody uses."""
     monkeypatch.setattr(ray_interrupt.worker_group, "placement_group", lambda bundles, **options: bundles)
     removed = []
-    monkeypatch.setattr(ray_interrupt.placement_group_handle, "remove_placement_group", removed.append)
-    make = ray_interrupt.worker_group.placement_group
-    for bundles, given_back in (([{"CPU": 1.0}], 0), ([{"CPU": 1.0}] * 2, 1)):
-        room = Room()
+    for module in (ray_interrupt, ray_interrupt.placement_group_handle):
+        monkeypatch.setattr(module, "remove_placement_group", removed.append)
+    make, one, two = ray_interrupt.worker_group.placement_group, [{"CPU": 1.0}], [{"CPU": 1.0}] * 2
+    for asked in ((one, one, two, one), (two, one)):
+        room, fits = Room(), True
         (callback,) = callbacks_into(room)
-        callback.before_worker_group_start(None)
-        found = ray_interrupt.worker_group.placement_group(bundles=bundles, strategy="PACK")
-        assert found is (bundles if given_back else room.group) and room.given_back == given_back
-        for group in (room.group, "other"):  # Ray Train ends the workers: the room stays
-            ray_interrupt.placement_group_handle.remove_placement_group(group)
-        assert removed[-1] == "other" and (room.group in removed) == bool(given_back)
-        assert ray_interrupt.worker_group.placement_group is make
-        callback.before_worker_group_start(None)  # of the group that replaces lost workers
-        assert ray_interrupt.worker_group.placement_group is make
+        for bundles in asked:
+            fits = fits and bundles == one
+            callback.before_worker_group_start(None)
+            found = ray_interrupt.worker_group.placement_group(bundles=bundles, strategy="PACK")
+            assert found is (room.group if fits else bundles) and room.given_back == (not fits)
+            assert ray_interrupt.worker_group.placement_group is make
+            ray_interrupt.placement_group_handle.remove_placement_group(found)  # Ray Train ends the workers: the room stays
+            assert (found in removed) == (not fits)
 
 
 @pytest.mark.parametrize("missing", ["placement_group", "remove_placement_group"])

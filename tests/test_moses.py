@@ -1,5 +1,6 @@
 """Moses tokens: every escape undone once, every token where it says, English ones read as treebanks write them."""
 
+import gzip
 import re
 
 import pytest
@@ -7,7 +8,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
-from sample_lines import lines_of
 
 from treeproc.common.settings import UserError
 from treeproc.online.line_encoder import LineEncoder
@@ -16,7 +16,7 @@ from treeproc.parsers.lines import treebank_tokens
 from treeproc.readers.line_forms import join_with_blanks, undo_moses, unescape
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
-from treeproc.stages.preprocess import PreprocessConfig, preprocess
+from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.subwords import Subwords
 from treeproc.verify import verify
 
@@ -108,7 +108,7 @@ def test_leaves_are_the_tokens_and_have_the_tags_of_the_treebanks_words():
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("moses")
     for side in ("en", "de"):
-        lines = lines_of(f"train.{side}")[:40]
+        lines = gzip.decompress((SAMPLE / f"train.{side}.gz").read_bytes()).decode().split("\n")[:40]
         (folder / side).write_text("\n".join([*NEGATED, *lines]) + "\n")
     return folder
 

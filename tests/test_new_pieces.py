@@ -1,5 +1,6 @@
 """A vocabulary that grows: byte-pair encoding that goes on, against a slow one, and data sets made with it."""
 
+import gzip
 from collections import Counter
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -8,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
-from sample_lines import lines_of
 from sentencepiece import SentencePieceProcessor
 from test_initial_weights import pieces as names
 
@@ -16,7 +16,7 @@ from treeproc.common.settings import UserError, load_settings
 from treeproc.shards.store import read_index
 from treeproc.stages.borrowed_vocabulary import _may_join, add_pieces, learn_pieces
 from treeproc.stages.config import PreprocessConfig
-from treeproc.stages.preprocess import preprocess
+from treeproc.stages.preprocess import SAMPLE, preprocess
 from treeproc.subwords import SubwordConfig, train_pieces
 from treeproc.verify import verify
 
@@ -142,7 +142,7 @@ def test_a_new_tag_in_front_of_lines_is_one_piece():
 
 def write_lines(folder: Path, name: str, first: int, last: int, change=lambda line: line) -> dict:
     for side in ("en", "de"):
-        lines = lines_of(f"train.{side}")[first:last]
+        lines = gzip.decompress((SAMPLE / f"train.{side}.gz").read_bytes()).decode().split("\n")[first:last]
         (folder / f"{name}.{side}").write_text("\n".join(map(change, lines)) + "\n")
     return {"source": [str(folder / f"{name}.en")], "target": [str(folder / f"{name}.de")]}
 

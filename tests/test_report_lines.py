@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from browser import browser
+from browser import MISSING, browser
 
 from treenet.report import lines as module
 from treenet.report.build import render_page
@@ -61,6 +61,8 @@ def test_sentences_beyond_the_limit_are_those_of_the_smallest_change():
 
 @pytest.fixture(scope="module")
 def window(tmp_path_factory):
+    if MISSING:
+        pytest.skip(MISSING)
     folder = tmp_path_factory.mktemp("lines")
     (folder / "index.html").write_text(render(make_lines(130)))
     with browser(folder / "profile") as window:
@@ -170,6 +172,8 @@ def test_in_a_browser_no_text_of_a_sentence_becomes_markup(window):
 
 
 def test_in_a_browser_one_system_alone_is_marked_against_the_reference(tmp_path):
+    if MISSING:
+        pytest.skip(MISSING)
     lines = make_lines(8, ["one"], None)
     lines.translations[0][0] = "word " * 401
     (tmp_path / "index.html").write_text(render(lines))

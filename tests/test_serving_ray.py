@@ -12,7 +12,7 @@ from commands import run_here
 
 pytest.importorskip("uvicorn", reason="needs the extra [serve]")
 from axe import NO_AXE, WIDTHS, violations
-from browser import browser
+from browser import MISSING, browser
 from search_runs import SEARCH_WORDS
 from serving_process import Server, answers_while_killing, run
 from waiting import wait_for
@@ -89,6 +89,8 @@ def test_requests_whose_clients_left_hold_nobody_up(server):
 
 @pytest.fixture(scope="module")
 def window(server, tmp_path_factory):
+    if MISSING:
+        pytest.skip(MISSING)
     with browser(tmp_path_factory.mktemp("browser") / "profile") as window:
         window.visit(server.address)
         yield window

@@ -1,8 +1,9 @@
 """Lines of several sentences: each is parsed by itself, and one root stands over them, in data sets and in translating."""
 
+import gzip
+
 import numpy as np
 import pytest
-from sample_lines import lines_of
 
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
@@ -10,7 +11,7 @@ from treeproc.parsers import Given, ParserConfig, build_parser, read_trees
 from treeproc.readers.line_forms import undo_moses
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
-from treeproc.stages.preprocess import PreprocessConfig, preprocess
+from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 
@@ -30,7 +31,7 @@ def parser():
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("split")
     for side in ("en", "de"):
-        lines = lines_of(f"train.{side}")[:40]
+        lines = gzip.decompress((SAMPLE / f"train.{side}.gz").read_bytes()).decode().split("\n")[:40]
         (folder / side).write_text("\n".join([*LINES, *lines]) + "\n")
     files = {"source": [folder / "en"], "target": [folder / "de"]}
     settings = {"splits": {"train": files}, "parser": SPLITTING.model_dump(mode="json"), "workers": 0}

@@ -16,7 +16,6 @@ import pyarrow.fs
 import pytest
 from commands import Started, run_here
 from moto_store import SECRET, s3_server
-from sample_lines import lines_of
 from test_preprocess import snapshot as local_snapshot
 
 from treenet.config import TrainConfig
@@ -30,7 +29,7 @@ from treeproc.common.storage import AnyPath, RemotePath, _file_system, as_path
 from treeproc.shards.lengths import read_lengths
 from treeproc.shards.shard import SplitShards, check_hashes
 from treeproc.shards.store import finished_shards, read_index
-from treeproc.stages.preprocess import PreprocessConfig, preprocess
+from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.verify import verify
 
 pytestmark = pytest.mark.slow
@@ -166,8 +165,8 @@ def command(bucket, tmp_path_factory, repository):
     """Command line of a small job whose input files are objects; `--out` follows."""
     folder, inputs = tmp_path_factory.mktemp("job"), as_path(bucket) / "inputs"
     for side in ("en", "de"):
-        lines = lines_of(f"train.{side}")[:40]
-        atomic_write(inputs / f"train.{side}.gz", gzip.compress("\n".join([*lines, ""]).encode()))
+        lines = gzip.decompress((SAMPLE / f"train.{side}.gz").read_bytes()).split(b"\n")[:40]
+        atomic_write(inputs / f"train.{side}.gz", gzip.compress(b"\n".join(lines) + b"\n"))
     train = {"source": [str(inputs / "train.en.gz")], "target": [str(inputs / "train.de.gz")]}
     config = {"splits": {"train": train}, "parser": {"name": "shipped"}, "subwords": {"vocab_size": 400}, "rows_per_shard": 10}
     (folder / "config.yaml").write_text(json.dumps(config))

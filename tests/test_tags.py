@@ -1,12 +1,12 @@
 """Tags in front of lines: the parser does not see them, a model reads them as one leaf, and scores are told apart by them."""
 
+import gzip
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from sacrebleu.metrics import BLEU
-from sample_lines import lines_of
 
 from treenet.data.splits import read_references
 from treenet.evaluation.buckets import format_tags, score_tags
@@ -26,6 +26,8 @@ from treeproc.stages.preprocess import preprocess
 from treeproc.subwords import Subwords
 from treeproc.trees.arcs import check_arcs
 from treeproc.trees.flat_trees import read_flat_trees
+
+SAMPLE = Path(__file__).resolve().parent.parent / "treeproc" / "sample"
 
 
 class OneParse:
@@ -107,10 +109,11 @@ def data(tmp_path_factory) -> Path:
     splits = {}
     for split, count in (("train", 60), ("valid", 10)):
         for side, language in (("source", "en"), ("target", "de")):
-            lines = lines_of(f"{split}.{language}")[:count]
+            with gzip.open(SAMPLE / f"{split}.{language}.gz", "rt", encoding="utf-8") as file:
+                lines = [next(file) for _ in range(count)]
             if side == "source":
                 lines = [f"<{'ab'[number // 2 % 2]}> {line}" if number % 2 else line for number, line in enumerate(lines)]
-            (folder / f"{split}.{language}").write_text("\n".join([*lines, ""]), encoding="utf-8")
+            (folder / f"{split}.{language}").write_text("".join(lines), encoding="utf-8")
         splits[split] = {"source": [str(folder / f"{split}.en")], "target": [str(folder / f"{split}.de")]}
     parser = {"name": "words", "tags": ["<a>", "<b>"]}
     config = PreprocessConfig(

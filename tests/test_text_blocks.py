@@ -109,7 +109,7 @@ def stage(out: AnyPath, work, inputs: Inputs, rows: int) -> dict:
         with line_list(out / "text" / DROPPED, "split", "line", "reason") as dropped:
             records = {record.name: record for record in work.write("mark", rows, notices, dropped)}
     except UserError as error:
-        remove_work(out)
+        work.remove()
         return {"error": str(error)}
     remove_work(out)
     names = out.objects() if isinstance(out, RemotePath) else [str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()]

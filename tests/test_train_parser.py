@@ -18,7 +18,6 @@ import yaml
 from commands import run_here
 from conftest import REPOSITORY
 from pictures import pictures
-from sample_lines import sample_lines
 from waiting import wait_for
 
 from treeproc.common.settings import UserError, load_settings
@@ -28,7 +27,7 @@ from treeproc.extras.parser_training.results import write_card, write_curves
 from treeproc.parsers import ParserConfig, build_parser, describe_parser, find_models
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, read_index
-from treeproc.stages.preprocess import PreprocessConfig, preprocess
+from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.trees.scores import score
 from treeproc.trees.spans import SpanTree, read_brackets
 
@@ -61,7 +60,8 @@ def conllu(line: str, words: dict, tags: list[str], arcs: list[tuple[int, str]])
 def folder(tmp_path_factory) -> Path:
     """The treebank, and a configuration that trains for seconds."""
     folder = tmp_path_factory.mktemp("toy")
-    lines = sample_lines(200)
+    lines = gzip.decompress((SAMPLE / "train.en.gz").read_bytes()).decode().split("\n")
+    lines = lines[:: len(lines) // 200][:200]
     brackets, sentences = [], []
     for line, parsed in zip(lines, build_parser(ParserConfig(name="shipped", device="cpu")).parse(lines), strict=True):
         _, tags, tree = read_brackets(parsed.trees[0])

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -66,7 +67,9 @@ def start_workflow(repository: Path, config, folder: Path, **environment: str) -
 
 @pytest.mark.cluster
 @pytest.mark.timeout(600)
-def test_a_killed_worker_is_replaced(data, tmp_path, capfd):
+@pytest.mark.parametrize("moment", ["while it starts", "while it trains"])
+def test_a_killed_worker_is_replaced(data, tmp_path, capfd, moment):
+    """Ray Train itself replaces workers that start: others waited for ever for place beside their own, on two cores."""
     import ray
 
     psutil = importlib.import_module("psutil")  # comes with ray, and is found once ray is imported
@@ -77,12 +80,15 @@ def test_a_killed_worker_is_replaced(data, tmp_path, capfd):
     (tmp_path / "undisturbed").mkdir()
 
     def kill_one_worker() -> None:
-        wait_for(lambda: checkpoint_folders(run_dir), seconds=260)
-        for process in psutil.Process().children(recursive=True):
-            if "RayTrainWorker" in "".join(process.cmdline()):
-                process.kill()
-                killed.append(process.pid)
-                return
+        if moment == "while it trains":
+            wait_for(lambda: checkpoint_folders(run_dir), seconds=260)
+        while not killed:
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    if "RayTrainWorker" in "".join(process.cmdline()):
+                        process.kill()
+                        killed.append(process.pid)
+                        return
 
     killer = threading.Thread(target=kill_one_worker, daemon=True)
     killer.start()
@@ -94,7 +100,7 @@ def test_a_killed_worker_is_replaced(data, tmp_path, capfd):
     killer.join(timeout=1)
     assert len(killed) == 1 and summary.finished and summary.step == 150
     assert losses(run_dir) == two_ranks(data, tmp_path / "undisturbed", 150)
-    assert "new workers continue from step" in capfd.readouterr().err
+    assert ("new workers continue from step" in capfd.readouterr().err) == (moment == "while it trains")
     (session,) = read_sessions(run_dir)
     assert "Ray's workers" in session.cpu_covers and session.did == {"from update": 0, "to update": 150}
 
@@ -174,6 +180,15 @@ def test_fewer_workers_go_on_where_that_is_wanted(data, undisturbed, tmp_path):
 
 
 @pytest.mark.cluster
+def test_more_workers_go_on_when_a_node_comes(data, undisturbed, tmp_path):
+    """They waited for ever for place beside the first ones, which had ended."""
+    result = run_job("more_nodes", tmp_path, data)
+    assert result["step"] == 1000
+    assert read_json(latest_checkpoint(tmp_path / "run") / "meta.json")["world_size"] == 2
+    np.testing.assert_allclose([x for _, x in losses(tmp_path / "run")][:60], [x for _, x in undisturbed], rtol=1e-3)
+
+
+@pytest.mark.cluster
 def test_workers_leave_a_node_that_announces_its_end(data, undisturbed, tmp_path):
     result = run_job("called_back", tmp_path, data)
     assert result["step"] == 400 and "the cluster took a node back" in result["said"], result
@@ -229,7 +244,7 @@ def test_a_checkpoint_that_was_cut_off_is_never_loaded(tmp_path):
 def fit_with_restarts(config, run_dir: Path) -> dict:
     mirror, stop_file = ray_train.RunMirror(run_dir), run_dir / "stop"
     with ray_train._Follow(config, mirror, stop_file) as follow:
-        return ray_train._fit_with_restarts(config, mirror, stop_file, follow, lambda usage: None)
+        return ray_train._fit_with_restarts(config, mirror, stop_file, follow)
 
 
 def test_failures_without_progress_end_a_run(data, tmp_path, monkeypatch):

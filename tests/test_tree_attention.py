@@ -7,15 +7,7 @@ from hypothesis import given
 from hypothesis_profiles import num_examples
 from reference import may_attend, reference_attention, reference_score_attention
 from strategies import Tree, batches, right_branching
-from test_accumulation import (
-    FIGURE_1,
-    build_structure,
-    check_close_with_grads,
-    golden_cases,
-    golden_tree,
-    real_positions,
-    reference_nodes,
-)
+from test_accumulation import FIGURE_1, build_structure, golden_cases, golden_tree, real_positions, reference_nodes
 
 from treenet.config import TreeAttentionConfig
 from treenet.layers.attention import CausalSelfAttention, CrossAttention, GrowingPast, SelfAttention, padding_to_attend_mask
@@ -73,6 +65,17 @@ CONFIGS = [
     dict(accumulate_on="scores"),
     dict(accumulate_on="scores", accumulation_rule="released", leaf_weights="per_head", subtree_mask=False),
 ]
+
+
+def check_close_with_grads(pairs, inputs) -> None:
+    """Pairs (fast, slow) agree, and so do the gradients of a random projection of them."""
+    weights = [torch.randn_like(slow) for _, slow in pairs]
+    for fast, slow in pairs:
+        torch.testing.assert_close(fast, slow, rtol=1e-10, atol=1e-10)
+    totals = (sum((pair[k] * weight).sum() for pair, weight in zip(pairs, weights, strict=True)) for k in (0, 1))
+    fast_grads, slow_grads = (torch.autograd.grad(t, inputs, allow_unused=True, materialize_grads=True) for t in totals)
+    for fast_grad, slow_grad in zip(fast_grads, slow_grads, strict=True):
+        torch.testing.assert_close(fast_grad, slow_grad, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Test splits of any name, in data sets of their own too: with the vocabulary of another data set, for models of that one."""
 
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -7,7 +8,6 @@ from pathlib import Path
 import pytest
 from commands import main_of
 from pretrained_data import settings as pretrained_settings
-from sample_lines import lines_of
 from tiny_tokenizers import write_tokenizer
 
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
@@ -25,7 +25,7 @@ from treeproc.stages.config import check_reuse
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.inputs import Inputs, SplitFiles
 from treeproc.stages.job_report import DROPPED, line_list
-from treeproc.stages.preprocess import PreprocessConfig, preprocess
+from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.stages.text_warnings import TextNotices
 from treeproc.stages.text_work import TextWork
 from treeproc.verify import verify
@@ -41,7 +41,7 @@ SST = ["(3 (2 The) (4 best))", "(0 (1 Bad) (2 .))", "(2 (2 So) (2 so))"]
 def text(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("text")
     for side in ("en", "de"):
-        lines = lines_of(f"train.{side}")
+        lines = gzip.decompress((SAMPLE / f"train.{side}.gz").read_bytes()).decode().split("\n")
         for name, some in (("train", lines[:60]), ("test", lines[60:70]), ("news", lines[70:75])):
             (folder / f"{name}.{side}").write_text("\n".join(some) + "\n")
     return folder

@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr
+from functools import partial
 from pathlib import Path
 from socket import socket
 
@@ -26,6 +27,7 @@ from toyruns import make_config
 from waiting import wait_for
 
 from treenet.config import TrainConfig
+from treenet.jobs import ray_train
 from treenet.jobs.train_run import run_training
 from treenet.runs.checkpoint import checkpoint_folders, checkpoint_step, is_complete
 from treeproc.common.messages import messages_shown
@@ -40,13 +42,16 @@ def tiny_config(data: Path, *overrides: str) -> TrainConfig:
     return make_config(data, *changes, *overrides)
 
 
-def two_nodes(folder: Path, disturb, *overrides: str, replace: bool = True) -> dict:
-    """Two workers on two nodes of a core each; `disturb(cluster, second node)` after a checkpoint, then another node comes."""
+def two_nodes(folder: Path, disturb, *overrides: str, replace: bool = True, alone: bool = False) -> dict:
+    """Two workers on two nodes of a core each; `disturb(cluster, second node)` after a checkpoint, then another node comes.
+
+    If it begins `alone`, there is no second node before.
+    """
     import ray
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    second = cluster.add_node(num_cpus=1)
+    second = None if alone else cluster.add_node(num_cpus=1)
     os.environ |= {"RAY_ADDRESS": cluster.address, "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.5"}
     settings = ("workers=2", "max_steps=400", "checkpoint_every=20", "keep_checkpoints=20", "log_every=10", *overrides)
     config = tiny_config(folder / "data", *settings)
@@ -81,6 +86,12 @@ def lost_node(folder: Path) -> dict:
 def fewer_nodes(folder: Path) -> dict:
     """The same, and no other node comes."""
     return two_nodes(folder, kill_node, "min_workers=1", replace=False)
+
+
+def more_nodes(folder: Path) -> dict:
+    """One of two workers begins on the only node, and another node comes; Ray looks for it every two seconds, not every 60."""
+    ray_train.ScalingConfig = partial(ray_train.ScalingConfig, elastic_resize_monitor_interval_s=2)
+    return two_nodes(folder, lambda cluster, second: None, "min_workers=1", "max_steps=1000", alone=True)
 
 
 def called_back(folder: Path) -> dict:
@@ -199,7 +210,7 @@ def refused(folder: Path) -> dict:
 def run_and_note(name: str, folder: Path) -> None:
     """Write what the job returns to a file, not to standard output, where Ray writes notes of its own."""
     torch.set_num_threads(1)
-    jobs = (lost_node, fewer_nodes, called_back, submitted, full_disk, limited_files)
+    jobs = (lost_node, fewer_nodes, more_nodes, called_back, submitted, full_disk, limited_files)
     job = {job.__name__: job for job in jobs}[name]
     (folder / "result.json").write_text(json.dumps(job(folder)))
 

@@ -50,7 +50,7 @@ from treeproc.common.settings import (
     refuse_relative_in_job,
 )
 from treeproc.common.storage import AnyPath
-from treeproc.online.raw_lines import count_lines, read_raw_lines
+from treeproc.online.raw_lines import read_raw_lines
 from treeproc.parsers import ParserConfig
 from treeproc.readers import read_lines
 from treeproc.shards.schema import WINDOW_ROWS
@@ -250,7 +250,9 @@ class BackTranslation:
             settings = config.translate.model_copy(update={"output": translations})
             from treenet.translation.translate_job import translate_lines
 
-            translate_lines(read_raw_lines(text, None, None), settings, runs, name=str(text), total=count_lines([text]))
+            total = sum(1 for _ in read_raw_lines(text, None, None))
+            lines = read_raw_lines(text, None, None)
+            translate_lines(lines, settings, runs, name=str(text), total=total)
             self.made.add("translations", [translations], *inputs)
         return translations
 
@@ -272,7 +274,7 @@ class BackTranslation:
             synthetic = synthetic_pairs(translations, text, tag, own_tags)
             pairs = mix(read_pairs(self.config.data, "train"), num_real, synthetic, count) if is_mixed else synthetic
             write_pairs(pairs, files)
-            lines = count_lines([text])
+            lines = sum(1 for _ in read_raw_lines(text, None, None))
             left_out = f"; {lines - count:,} lines without a translation are left out" if lines > count else ""
             tell(f"  {num_real:,} real and {count:,} synthetic pairs{left_out}")
             self.made.add(step, files, *inputs)

@@ -27,7 +27,6 @@ from treenet.experiments.control_trees import (
     to_brackets,
 )
 from treeproc.common.files import atomic_write
-from treeproc.common.settings import UserError
 from treeproc.shards.schema import SPLITS
 
 WORDS = ["".join(letters) for letters in product("bdgk", "aeiou")]
@@ -92,13 +91,11 @@ class Corpus:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write a file of lines. Raises UserError if it is there with others, which data sets and runs were made of."""
+    """Write a file of these lines, unless it has them."""
     content = "".join(f"{line}\n" for line in lines).encode()
-    if not path.exists():
+    if not path.exists() or path.read_bytes() != content:  # the job takes an unchanged file for read
         path.parent.mkdir(parents=True, exist_ok=True)
         atomic_write(path, content)
-    elif path.read_bytes() != content:
-        raise UserError(f"{path} has other lines than these settings give; choose another --out, or give the old settings")
 
 
 def _make(draw: Callable[[np.random.Generator, str], Sentence], sizes: Mapping[str, int], seed: int) -> dict[str, list[Sentence]]:

@@ -195,8 +195,14 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
             here, there = _of(cells, fraction, model), _of(cells, fraction, against.get(model))
             if not here:
                 continue
-            measures = [name for name in dict.fromkeys((grid.metric, *COMPARED)) if _values(cells, name)]
-            point = {"fraction": fraction, "model": model, **_summarize_cells(here, measures, samples.get(NLL))}
+            point = {"fraction": fraction, "model": model, "pairs": fmean(cell["pairs"] for cell in here.values())}
+            for metric in dict.fromkeys((grid.metric, *COMPARED)):
+                if values := _values(cells, metric):  # a record of before a metric came lacks it
+                    point[metric] = summarize([cell[metric] for cell in here.values()])
+            if NLL in samples:
+                point[NLL] = summarize([float(samples[NLL][cell["cell"]][0]) for cell in here.values()])
+            point |= {name: summarize(values) for name in OF_TRAINING if (values := _values(here.values(), name))}
+            point["seeds"] = list(here)
             if seeds := sorted(here.keys() & there.keys()):
                 found = compare_seeds(*([bleu[side[seed]["cell"]] for seed in seeds] for side in (there, here)), num_examples)
                 family = EXPLORATORY if fraction < largest else PRIMARY if model == primary else SYSTEMS
@@ -214,7 +220,10 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
             slopes.append({"model": model, **found[0]})
             add(slopes[-1], found[1], PRIMARY if model == primary else EXPLORATORY)
     for family, comparisons in families.items():
-        _correct(family, comparisons)
+        tests = [read_test(one) for one in comparisons]
+        corrected = correct_family(tests, family) if family != EXPLORATORY else [replace(one, family=family) for one in tests]
+        for one, test in zip(comparisons, corrected, strict=True):
+            one |= asdict(test)
     families_said = EXPLAIN_FAMILIES.format(primary=primary, baseline=grid.baseline)
     return {
         "split": grid.split,
@@ -231,25 +240,6 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
         "unlike": find_unlike(records, pairs),
         "confounded": find_confounded(records, pairs, "model"),
     }
-
-
-def _summarize_cells(here: Mapping[int, dict], measures: Iterable[str], nll: Mapping[str, np.ndarray] | None) -> dict:
-    """Return the mean and the range of what the cells of one size and model, by seed, have."""
-    cells = here.values()
-    found = {"pairs": fmean(cell["pairs"] for cell in cells)}
-    found |= {name: summarize([cell[name] for cell in cells]) for name in measures}
-    if nll is not None:
-        found[NLL] = summarize([float(nll[cell["cell"]][0]) for cell in cells])
-    found |= {name: summarize(values) for name in OF_TRAINING if (values := _values(cells, name))}
-    return found | {"seeds": list(here)}
-
-
-def _correct(family: str, comparisons: Sequence[dict]) -> None:
-    """Put the corrected tests of a family into its comparisons. Those of the exploratory one are not corrected."""
-    tests = [read_test(one) for one in comparisons]
-    corrected = correct_family(tests, family) if family != EXPLORATORY else [replace(one, family=family) for one in tests]
-    for one, test in zip(comparisons, corrected, strict=True):
-        one |= asdict(test)
 
 
 def _read_cell(record: Record, grid: GridConfig) -> dict:

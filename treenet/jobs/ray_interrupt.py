@@ -8,7 +8,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 from ray.train.torch import TorchTrainer
-from ray.util.placement_group import PlacementGroup
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
 from treenet.jobs.ray_room import Room
 
@@ -39,7 +39,7 @@ class InterruptibleTrainer(TorchTrainer):
 
 
 def callbacks_into(room: Room) -> list:
-    """Return the callbacks of Ray Train with which its first workers use `room`. It is there until its owner gives it back.
+    """Return the callbacks of Ray Train with which its workers use `room`. It is there until its owner gives it back.
 
     They replace undocumented names. Without them, the room is given back at once, and Ray Train asks for its own.
     """
@@ -52,23 +52,31 @@ def callbacks_into(room: Room) -> list:
 if WorkerGroupCallback is not None:
 
     class _IntoRoom(WorkerGroupCallback):
-        """In the process of Ray Train's controller, gives the room to the first group of workers, instead of a new group."""
+        """In the process of Ray Train's controller, gives the room to each group of workers, instead of a new placement group.
+
+        If workers die while they start, or a node is called back, the controller starts others by itself. Beside the room, there
+        may never be place for them. Another number of workers needs another placement group, so the room is given back.
+        """
 
         def __init__(self, room: Room):
             self._room: Room | None = room
 
         def before_worker_group_start(self, worker_group_context: Any) -> None:
-            room, self._room = self._room, None
-            if room is None:
+            if (room := self._room) is None:
                 return
-            make, remove = worker_group.placement_group, placement_group_handle.remove_placement_group
+            make = worker_group.placement_group
+
+            def remove(group: PlacementGroup) -> None:
+                if group is not room.group:
+                    remove_placement_group(group)
 
             def placement_group(bundles: Sequence[dict], **options: Any) -> PlacementGroup:
                 worker_group.placement_group = make
                 if list(bundles) == list(room.bundles):
-                    placement_group_handle.remove_placement_group = lambda one: None if one is room.group else remove(one)
+                    placement_group_handle.remove_placement_group = remove
                     return room.group
-                room.give_back()  # elastic workers, of which more can begin
+                self._room = None
+                room.give_back()
                 return make(bundles=bundles, **options)
 
             worker_group.placement_group = placement_group

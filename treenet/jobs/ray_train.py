@@ -17,7 +17,7 @@ import ray.train.collective
 import ray.train.torch
 import torch
 from ray.exceptions import RayActorError
-from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, WorkerGroupError
+from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, WorkerGroupError
 from ray.train.torch import TorchConfig
 
 from treenet.config import TrainConfig
@@ -83,7 +83,11 @@ def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path, coun
 
 
 def _fit_with_restarts(
-    config: TrainConfig, mirror: RunMirror, stop_file: Path, follow: "_Follow", count_usage: Callable[[dict], None]
+    config: TrainConfig,
+    mirror: RunMirror,
+    stop_file: Path,
+    follow: "_Follow",
+    count_usage: Callable[[dict], None] = lambda usage: None,
 ) -> dict:
     """Return the result of `_work`, after restarts.
 
@@ -110,7 +114,8 @@ def _fit_with_restarts(
             failures = 1 if reached > before else failures + 1
             if failures > MAX_FAILURES:
                 raise
-            what, failure = (f"worker {lost[0][0]}", lost[0][1]) if lost else ("training", error)
+            cause = error.controller_failure if isinstance(error, ControllerError) else error
+            what, failure = (f"worker {lost[0][0]}", lost[0][1]) if lost else ("training", cause)
             warn(f"warning: {what} failed: {first_line(failure)[:200]}; new workers continue from step {reached}")
             follow.begin(_RESTARTING)
 
@@ -152,7 +157,8 @@ def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path, follow: "_Foll
             callbacks=callbacks_into(room),
             storage_path=notes,
             storage_filesystem=file_system,
-            failure_config=FailureConfig(max_failures=0),  # nodes that announce their end do not count
+            # Nodes that announce their end do not count.
+            failure_config=FailureConfig(max_failures=0, controller_failure_limit=MAX_FAILURES),
         ),
         torch_config=TorchConfig(timeout_s=COLLECTIVE_TIMEOUT_S),
     )
@@ -235,13 +241,16 @@ class _Follow:
 
     def _show(self) -> None:
         with self._showing:
-            lines = [line for line in read_metrics(self._mirror.out) if line["event"] == "train"]
-            if lines and lines[-1]["step"] != self._progress.count:
-                last = lines[-1]
-                if self._progress.phase:
-                    self._progress.show_phase("")
-                    self._progress.began(sum(line["seconds"] for line in lines if line["step"] > self._progress.count))
-                self._progress.update(last["step"] - self._progress.count, postfix=describe_metrics(last))
+            self._show_last()
+
+    def _show_last(self) -> None:
+        lines = [line for line in read_metrics(self._mirror.out) if line["event"] == "train"]
+        if lines and lines[-1]["step"] != self._progress.count:
+            last = lines[-1]
+            if self._progress.phase:
+                self._progress.show_phase("")
+                self._progress.began(sum(line["seconds"] for line in lines if line["step"] > self._progress.count))
+            self._progress.update(last["step"] - self._progress.count, postfix=describe_metrics(last))
 
 
 def _no_rank_runs(mirror: RunMirror) -> bool:

@@ -69,6 +69,10 @@ class Found:
             self.line, self.text = line, shortened(text)
         self.count += count
 
+    def facts(self) -> dict:
+        """Return the facts for the index."""
+        return {"count": self.count, "line": self.line, "text": self.text}
+
 
 def shortened(text: str) -> str:
     """Return a line as messages show it."""
@@ -241,14 +245,14 @@ class SideNotices:
 
     def facts(self) -> dict:
         """Return the facts for the index: kinds of notices, their counts and examples, and the number of lines."""
-        out: dict = {"lines": self.lines} | {kind: asdict(self.found.get(kind, Found())) for kind in self.wanted.kinds}
+        out: dict = {"lines": self.lines} | {kind: self.found.get(kind, Found()).facts() for kind in self.wanted.kinds}
         if self.wanted.language is not None:
             sample = [(number, without_tag(line, self.wanted.tags)) for number, line in self.sample]
             looked_at, foreign, name = foreign_lines(sample, self.wanted.language)
             example = Found()
             if foreign:
                 example.add(len(foreign), *foreign[0])
-            out["language"] = asdict(example) | {"looked_at": looked_at, "seems": name}
+            out["language"] = example.facts() | {"looked_at": looked_at, "seems": name}
         return out
 
 
@@ -307,7 +311,7 @@ class TextNotices:
         for (split, side), found in self.sides.items():
             out.setdefault(split, {})[side] = found.facts()
         for split, found in self.leaks.items():
-            out.setdefault(split, {}).setdefault("source", {})["leaks"] = asdict(found)
+            out.setdefault(split, {}).setdefault("source", {})["leaks"] = found.facts()
         return out
 
 

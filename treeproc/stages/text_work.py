@@ -12,7 +12,6 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from typing import IO
 
 from treeproc.common.files import MADE_AGAIN, atomic_write, json_bytes, read_json
 from treeproc.common.messages import Progress, phase
@@ -27,6 +26,7 @@ from treeproc.shards.store import ShardRecord, fingerprint_of, finished_shards
 from treeproc.stages.cut_inputs import CannotRead, CutInputs, TextRange, cut_inputs, mark_of
 from treeproc.stages.filters import FilterConfig, stride_of
 from treeproc.stages.inputs import Inputs, input_stamp
+from treeproc.stages.job_report import LineList
 from treeproc.stages.keys import SplitHash, keys_file, number_of_partitions
 from treeproc.stages.run_jobs import Jobs, Run, grouped, hasher, in_number_order, run_here
 from treeproc.stages.text_blocks import NEAR, OVERLAP, CheckBlock, GatherKeys, ReadLines, WriteText, gathered_file, read_notes
@@ -76,7 +76,7 @@ class TextWork:
             return [file.lines for file in self._lines().of(self._inputs, "train")[0].files]
         return self._inputs.count_train_files()
 
-    def write(self, fingerprint: str, rows_per_shard: int, notices: TextNotices, dropped: IO[bytes]) -> Iterator[ShardRecord]:
+    def write(self, fingerprint: str, rows_per_shard: int, notices: TextNotices, dropped: LineList) -> Iterator[ShardRecord]:
         """Yield the records of all shards as they land; those that are finished are not written again.
 
         `notices` and `dropped` are complete after the last one.
@@ -116,9 +116,13 @@ class TextWork:
             if notes is None:
                 raise UserError(f"{parts / name} is damaged; run the same command again")
             notices.merge(split, notes[0])
-            dropped.write(notes[1])
+            dropped.extend(notes[1])
         self._sample(notices, found.present())
         self._check_stamps()
+
+    def remove(self) -> None:
+        """Remove what parts left in the work folder."""
+        remove_folder(self._work)
 
     def _checked(self) -> dict:
         """Check all lines; return the number of examples and the hash of every split."""
@@ -174,7 +178,7 @@ class TextWork:
         return otherwise
 
     def _refusal(self, message: str) -> BadInput:
-        remove_folder(self._work)
+        self.remove()
         return BadInput(message)
 
     def _blocks(self) -> tuple[list[TextRange], UserError | None]:
