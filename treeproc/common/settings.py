@@ -60,12 +60,17 @@ def is_below(key: str, keys: tuple[str, ...]) -> bool:
 
 def excluded(cls: type[BaseModel], *effects: Effect) -> dict[str, Any]:
     """Return the settings with one of the effects, in the form of pydantic's `exclude`."""
+    return nested(dict.fromkeys(keys_with(cls, *effects), True))
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by dotted keys as sections."""
     found: dict[str, Any] = {}
-    for key in keys_with(cls, *effects):
+    for key, value in values.items():
         place, (*sections, last) = found, key.split(".")
         for section in sections:
             place = place.setdefault(section, {})
-        place[last] = True
+        place[last] = value
     return found
 
 

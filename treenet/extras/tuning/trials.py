@@ -26,7 +26,7 @@ from treenet.experiments.study_grid import (
 from treeproc.common.errors import CommandEnded
 from treeproc.common.folder_kinds import CONFIG
 from treeproc.common.messages import warn
-from treeproc.common.settings import Settings, UserError, build_settings, differences, is_below, load_settings
+from treeproc.common.settings import Settings, UserError, build_settings, differences, is_below, load_settings, nested
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
 
@@ -211,14 +211,8 @@ class Trials:
 
     def config_of(self, values: dict[str, Any]) -> TrainConfig:
         """Return the settings of a trial, with absolute paths. Raises UserError for settings that no run accepts."""
-        drawn: dict[str, Any] = {}
-        for key, value in values.items():
-            place, (*sections, last) = drawn, key.split(".")
-            for section in sections:
-                place = place.setdefault(section, {})
-            place[last] = value
         where = f"tune.systems.{self.system} with {describe_values(values)}"
-        run = build_settings(TrainConfig, overlay(overlay(self._base, self._over), drawn), where)
+        run = build_settings(TrainConfig, overlay(overlay(self._base, self._over), nested(values)), where)
         return run.with_absolute_paths(self._here)
 
     def unread(self) -> list[str]:
