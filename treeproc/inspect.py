@@ -190,12 +190,10 @@ def draw_line(data: AnyPath, split: str, line: int) -> str:
 
 def plot(figures: dict[str, SplitStatistics], path: Path) -> None:
     """Plot lengths and depths of all splits as a figure."""
-    import matplotlib
+    from matplotlib.figure import Figure  # no pyplot, because it would choose a window system
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4))
+    figure = Figure(figsize=(10, 4))
+    axes = figure.subplots(1, 2)
     for name, axis, title in (("lengths", axes[0], "leaves of an example"), ("depths", axes[1], "levels of nodes")):
         for split, values in figures.items():
             counts = vars(values)[name]
@@ -205,7 +203,6 @@ def plot(figures: dict[str, SplitStatistics], path: Path) -> None:
     figure.tight_layout()
     with named_output(path) as file:
         figure.savefig(file, dpi=120, format=path.suffix.removeprefix(".") or None)
-    pyplot.close(figure)
 
 
 def main(argv: Sequence[str]) -> None:
