@@ -56,12 +56,9 @@ class Report:
         self.finished = True
         self.write()
         try:
-            import matplotlib
+            draw(self.sections, self.out.with_suffix(".png"))
         except ImportError:
             self.note("the plot: matplotlib is not installed")
-            return
-        matplotlib.use("Agg")
-        draw(self.sections, self.out.with_suffix(".png"))
 
 
 def describe_device(device: torch.device) -> str:
@@ -89,12 +86,13 @@ def format_cell(value: object) -> str:
 
 def draw(sections: Mapping[str, Sequence[Row]], path: Path) -> None:
     """Draw bars of the rates: tokens per second of training, pieces per second of search."""
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     panels = [(name, unit) for name, unit in (("Training", "tokens/s"), ("Search", "pieces/s")) if sections.get(name)]
     if not panels:
         return
-    figure, axes = plt.subplots(1, len(panels), figsize=(6 * len(panels), 4), squeeze=False)
+    figure = Figure(figsize=(6 * len(panels), 4))
+    axes = figure.subplots(1, len(panels), squeeze=False)
     for axis, (name, unit) in zip(axes[0], panels, strict=True):
         rows = [row for row in sections[name] if isinstance(row.get(unit), int | float)]
         labels = [" ".join(str(row[key]) for key in ("size", "model", "by") if key in row) for row in rows]
@@ -103,4 +101,3 @@ def draw(sections: Mapping[str, Sequence[Row]], path: Path) -> None:
         axis.set_title(name)
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-    plt.close(figure)

@@ -48,12 +48,10 @@ def measure_length(num_leaves: int, rounds: int) -> dict[str, float]:
 
 def plot(results: dict[int, dict[str, float]], path: Path) -> None:
     """Plot seconds over leaves, both logarithmic."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
     for name, label in CURVES.items():
         points = [(length, seconds[name]) for length, seconds in results.items() if name in seconds]
         axes.loglog(*zip(*points, strict=True), marker="o", label=label)
