@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from enum import Enum
-from functools import partial, reduce
+from functools import partial
 from operator import eq
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin
@@ -274,7 +274,7 @@ def describe_fields(cls: type[Settings], without_config: Mapping[str, Any]) -> s
         for section in [section for section in sections if name.startswith(f"{section}.")]:
             lines.append(f"  {section}: {sections.pop(section)}")
         said = "required" if default is REQUIRED else f"default {describe_default(default)}"
-        own = reduce(lambda values, key: values.get(key, {}), name.split("."), without_config)
+        own = _value_at(without_config, name)
         said += f"; without a configuration, {describe_default(own)}" if own else ""
         lines.append(f"  {name}: {description} ({said})")
     return "\n".join(lines)
