@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,14 +29,11 @@ from treenet.layers.attention import BeamLayout, CrossAttention, KeysValues, Pas
 from treenet.layers.backend import product_dtype
 from treenet.layers.core import Dropout, build_linear
 from treenet.structure import TreeStructure
+from treenet.structure.attention_maps import OneCall, SubtreeIntervals, build_blocks
+from treenet.structure.branches import BranchMaps, BranchMatrices, Depths
 
 if TYPE_CHECKING:
     from treenet.config import ModelConfig, TreeAttentionConfig
-from dataclasses import replace
-from typing import TYPE_CHECKING
-
-from treenet.structure.attention_maps import OneCall, SubtreeIntervals, build_blocks
-from treenet.structure.branches import BranchMaps, BranchMatrices, Depths
 
 
 def compute_sinusoids(length: int, d_model: int) -> Tensor:

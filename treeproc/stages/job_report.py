@@ -17,6 +17,8 @@ from treeproc.stages.text_warnings import is_noticed
 from treeproc.subwords import LabelVocab
 from treeproc.trees.dependency_trees import unread_names
 
+logger = logging.getLogger(__name__)
+
 DROPPED = "dropped.tsv"
 FALLBACKS = "fallbacks.tsv"
 _STATUS_COLUMNS = {"source": "parse_status", "target": "target_parse_status"}
@@ -81,8 +83,6 @@ def _fallbacks(folder: AnyPath, record: ShardRecord) -> Iterator[tuple[int, str,
                 if is_fallback(statuses[row]):
                     yield number, side, statuses[row]
 
-
-logger = logging.getLogger(__name__)
 
 _LISTED = 4
 _CLASSES = 10

@@ -37,6 +37,8 @@ from treeproc.stages.vocabulary import sampled_rows, write_vocabulary
 from treeproc.subwords import LabelVocab, load_pieces
 from treeproc.trees.spans import normalise
 
+logger = logging.getLogger(__name__)
+
 
 def parsed_columns(config: ParserConfig, target: ParserConfig | None) -> list[str]:
     """Return the columns of the parsed shards of a data set."""
@@ -114,8 +116,6 @@ def _counts(parsed: ParsedLine) -> Counter:
         counts.update(f"deprel.{name}" for name in parsed.arcs["deprel"])
     return counts
 
-
-logger = logging.getLogger(__name__)
 
 # Rows that a vocabulary is learned from; below, Ray takes longer to start than this process to count.
 LEAST_SAMPLE = 100_000

@@ -30,6 +30,8 @@ from treeproc.stages.run_jobs import previous_index
 from treeproc.stages.text_stage import NothingLeft, TextStage
 from treeproc.stages.text_work import BadInput, has_work, remove_work
 
+logger = logging.getLogger(__name__)
+
 SAMPLE = Path(__file__).parent.parent / "sample"
 COMMAND = "preprocess"  # in DATA/provenance.json, where a session counts the shards that it wrote, by stage
 
@@ -150,9 +152,6 @@ def _refuse_damaged(base: AnyPath, stage: str, records: PackedRecords) -> None:
     if damaged:
         again = f"workflows/preprocess.py --config {base / 'config.yaml'} --out {base}"
         raise UserError(f"parsed: {base / stage / damaged[0]} is missing or damaged; {again} makes it again")
-
-
-logger = logging.getLogger(__name__)
 
 
 def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:

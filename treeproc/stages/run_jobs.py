@@ -19,6 +19,8 @@ from treeproc.shards.records import PackedRecords
 from treeproc.shards.store import Index, OtherVersion, ShardRecord, finished_shards, read_index
 from treeproc.stages.job_report import fallbacks
 
+logger = logging.getLogger(__name__)
+
 GROUP_ROWS = 50_000
 
 Item = TypeVar("Item")
@@ -106,9 +108,6 @@ class HashNames:
     def __call__(self, names: Sequence[str]) -> list[str | None]:
         """Return the sha256 of each file; None for one that cannot be read."""
         return list(in_parallel(lambda name: sha256_of(self._folder / name), names, _FILES_AT_ONCE))
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
