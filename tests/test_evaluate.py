@@ -14,6 +14,7 @@ from hypothesis_profiles import num_examples
 from toydata import write_toy_data
 
 from treenet.config import DecodingConfig, ModelConfig, TrainConfig
+from treenet.data import splits
 from treenet.data.batch import collate
 from treenet.data.splits import read_references, read_split
 from treenet.evaluation import evaluate as evaluation
@@ -170,6 +171,12 @@ def test_translations_are_in_example_order_whatever_the_batches(run):
         decoding = loaded.config.decoding.model_copy(update={"max_tokens": max_tokens})
         found = list(translate_examples(loaded.model, examples, decoding, window=window))
         assert [h[0].ids for h in found] == expected
+
+
+def test_references_are_lower_cased_as_the_pieces_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(splits, "read_index", lambda folder: {"subword_settings": {"lowercase": True}})
+    monkeypatch.setattr(splits, "read_split", lambda *given: iter([{"example_id": 0, "target": "Ο Σοφός ΣΟΦΟΣ"}]))
+    assert read_references(tmp_path, "test") == ["ο σοφός σοφοσ"]
 
 
 def test_an_example_without_leaves_has_the_empty_translation(run):

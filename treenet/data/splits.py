@@ -7,6 +7,7 @@ import numpy as np
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.lengths import read_lengths
+from treeproc.shards.schema import lower_case
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index, stage_folder
 
@@ -46,5 +47,5 @@ def read_references(data: AnyPath, split: str) -> list[str]:
                 f"{data}: text has line {text['example_id'] + 1}, but encoded has line {encoded['example_id'] + 1}; run "
                 "workflows/preprocess.py again"
             )
-        lines.append(text[side].lower() if lowercase else text[side])
+        lines.append(lower_case(text[side]) if lowercase else text[side])
     return lines

@@ -19,6 +19,7 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.common.store_requests import AT_ONCE
 from treeproc.shards.records import ShardRecord
+from treeproc.shards.schema import lower_case
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import read_index, stage_folder
 
@@ -149,7 +150,7 @@ def score_frequencies(table: ScoreTable, runs: Sequence[ReportRun]) -> Frequenci
     split = build_tokenizer(tokenizer)
 
     def words(line: str) -> list[str]:
-        return split(line.lower() if lowercase else line).split()
+        return split(lower_case(line) if lowercase else line).split()
 
     systems, expected = [[words(line) for line in lines] for _, lines in found], [words(line) for line in references]
     wanted = {word for lines in (*systems, expected) for line in lines for word in line}

@@ -172,6 +172,11 @@ def line_end_in(names: Iterable[str]) -> str:
     return ""
 
 
+def lower_case(text: str) -> str:
+    """Return the text as lower-cased pieces have it: Greek Σ is σ at the end of a word too, where Python writes ς."""
+    return text.replace("Σ", "σ").lower()
+
+
 def without_tag(line: str, tags: Collection[str]) -> str:
     """Return what follows the tag of a line, also if that is nothing."""
     if not tags:  # as in most jobs, which call this for every line
