@@ -19,7 +19,7 @@ from waiting import wait_for
 from treenet.extras.tuning.ray_trials import cpus_of_trial
 from treenet.extras.tuning.trials import TuningConfig
 from treenet.jobs import ray_train
-from treenet.jobs.ray_room import Room, given_to_training
+from treenet.jobs.ray_room import Room, given_to_training, refuse_more_than_there_is
 from treeproc.common import ray_session
 from treeproc.common.ray_internals import without_cluster_processes
 from treeproc.common.ray_session import refuse_without_gpu
@@ -124,6 +124,17 @@ def test_a_trial_never_asks_for_more_cpus_than_a_node_has(data):
     assert cpus([small, small], parallel=1) == 4
     assert cpus([], parallel=2) == cpus([{"CPU": 0.0}]) == 1
     assert cpus([small, with_gpus], use_gpu=True) == 12
+
+
+def test_more_workers_than_there_are_cores_are_refused_unless_the_node_has_died(data, monkeypatch):
+    """A node that had died had 0 CPUs, and the advice was to lower the workers."""
+    monkeypatch.setattr(ray_session, "_embedded", True)
+    config, there = tiny_config(data, "workers=3"), {"CPU": 2.0}
+    monkeypatch.setattr(ray, "cluster_resources", lambda: there)
+    with pytest.raises(UserError, match="workers = 3 need as many CPUs, but Ray on this machine has 2; lower workers"):
+        refuse_more_than_there_is(config)
+    there.clear()
+    refuse_more_than_there_is(config)
 
 
 def test_a_search_for_gpus_is_refused_where_none_can_come(monkeypatch):
