@@ -10,8 +10,10 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import ray
 from ray import exceptions
 from ray.train import ControllerError, WorkerGroupError
 from waiting import wait_for
@@ -397,11 +399,16 @@ def test_notices_of_nodes_are_one_line_outside_of_the_results(capsys, monkeypatc
     from ray._private import worker
 
     monkeypatch.setattr(worker, "print_to_stdstream", worker.print_to_stdstream)
-    shorten_notices()
+    lost = []
+    shorten_notices(lambda: lost.append(1))
     notice = "A worker was killed because memory was short. Last 20 lines of the Raylet logs:\n  [state-dump] 40 lines\n  of logs"
     worker.print_to_stdstream({"lines": [notice], "pid": "raylet", "is_err": False}, ignore_prefix=False)
     said = capsys.readouterr()
-    assert said.out == "" and said.err == "warning: Ray: A worker was killed because memory was short.\n"
+    assert said.out == "" and said.err == "warning: Ray: A worker was killed because memory was short.\n" and not lost
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "4bf08e"))
+    for node in ("77aa31", "4bf08e"):  # another one, and that of this process
+        worker.print_to_stdstream({"lines": [f"The node with node id: {node} has been marked dead"], "pid": "", "is_err": False})
+    assert capsys.readouterr().err == "warning: Ray: The node with node id: 77aa31 has been marked dead\n" and lost == [1]
 
 
 def test_sigterm_ends_a_command_at_once_while_ray_starts():

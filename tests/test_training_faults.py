@@ -106,6 +106,19 @@ def test_a_killed_worker_is_replaced(data, tmp_path, capfd, moment):
 
 
 @pytest.mark.cluster
+def test_a_dead_node_of_the_command_ends_it_with_one_line(data, tmp_path, repository):
+    """Ray ended it before, without a word, after a warning that new workers continue."""
+    run = start_workflow(repository, tiny_config(data, "workers=2", "max_steps=100000"), tmp_path)
+    wait_for(lambda: checkpoint_folders(tmp_path / "run"), run, log=tmp_path / "log")
+    [agent] = (one for one in psutil_processes(run.pid) if "".join(one.cmdline()) == "ray::RuntimeEnvAgent")
+    agent.kill()
+    assert run.wait(120) == 1
+    log = (tmp_path / "log").read_text()
+    assert "error: Ray failed (its node on this machine died); the same command continues" in log.splitlines()[-1]
+    assert log.count("error:") == 1
+
+
+@pytest.mark.cluster
 def test_a_killed_driver_is_replaced_and_sigterm_saves(data, undisturbed, tmp_path, repository):
     """The second driver starts while workers of the first may still be at work; it is told to leave, and saves."""
     run_dir = tmp_path / "run"

@@ -10,7 +10,7 @@ import stat
 import struct
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -170,21 +170,25 @@ def use_token() -> None:
         maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
-def shorten_notices() -> None:
+def shorten_notices(lose_node: Callable[[], None]) -> None:
     """Make one line on standard error of each notice of Ray's nodes, which Ray would write into the results with its logs.
 
-    Without its function, the notices stay as they are.
+    `lose_node` is called for the notice that the node of this process is dead. Without Ray's function, the notices stay as they
+    are.
     """
     from ray._private import worker
 
+    def print_notice(data: dict, *arguments: object, **options: object) -> None:
+        text = " ".join(str(line) for line in data.get("lines", ()))
+        if "has been marked dead" in text and ray.get_runtime_context().get_node_id() in text:
+            lose_node()
+        elif first := next(filter(None, map(str.strip, text.splitlines())), ""):
+            warn(f"warning: Ray: {one_line(_LOG_FOLLOWS.sub('', first), 300)}")
+
     if hasattr(worker, "print_to_stdstream"):
-        worker.print_to_stdstream = _print_notice
+        import ray
 
-
-def _print_notice(data: dict, *arguments: object, **options: object) -> None:
-    text = " ".join(str(line) for line in data.get("lines", ()))
-    if first := next(filter(None, map(str.strip, text.splitlines())), ""):
-        warn(f"warning: Ray: {one_line(_LOG_FOLLOWS.sub('', first), 300)}")
+        worker.print_to_stdstream = print_notice
 
 
 def start_coordinator_here() -> None:

@@ -70,22 +70,26 @@ def end_with_the_node() -> None:
     if pid is None:
         return
     with suppress(OSError):  # it has ended already, or the system has no such descriptor
-        threading.Thread(
-            target=_watch, args=(os.pidfd_open(pid), _with_hint("its node on this machine died")), daemon=True
-        ).start()
+        threading.Thread(target=_watch, args=(os.pidfd_open(pid),), daemon=True).start()
 
 
-def _watch(raylet: int, message: str) -> None:
+def _watch(raylet: int) -> None:
     poll = select.poll()
     poll.register(raylet, select.POLLIN)
     poll.poll()
     os.close(raylet)
+    _lose_node()
+
+
+def _lose_node() -> None:
+    """End this process, if it still uses Ray."""
     import ray
 
     if not ray.is_initialized():  # `ray.shutdown` has ended the node
         return
     with suppress(OSError, ValueError):
         sys.stdout.flush()
+        message = _with_hint("its node on this machine died")
         warn(f"{chr(10) if sys.stderr.isatty() else ''}error: {message}")  # a bar may be on the line
     os._exit(FAILED)
 
@@ -111,7 +115,7 @@ def start_ray() -> None:
         options["include_dashboard"] = False
         # Ray's C++ side writes notes about its own actors to the terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    shorten_notices()
+    shorten_notices(_lose_node)  # the notice comes a moment before the node ends
     with phase("starting Ray", after=0), sigterm_kept():
         try:
             _try_to_start(options)
