@@ -129,11 +129,11 @@ def test_null_takes_a_system_of_the_file_away():
 
 def test_a_key_of_the_command_line_leaves_the_other_systems_also_where_they_are_defaults():
     for cls, key in ((SeedsConfig, "grid.systems"), (ScalingConfig, "grid.models"), (TuningConfig, "tune.systems")):
-        keys = [f"{key}.{own}" for own in ("lstm.model.name=bilstm", "transformer.model.d_ff=8", "tree_transformer.max_steps=9")]
+        keys = [f"{key}.{own}" for own in ("lstm.model.name=bilstm", "transformer.model.d_ff=8", "tree_transformer.patience=9")]
         config = load_settings(cls, None, ["data=somewhere", *keys])
         systems = getattr(getattr(config, key.split(".")[0]), key.split(".")[1])
         assert systems == {
-            "tree_transformer": {"model": {"name": "tree_transformer"}, "max_steps": 9},
+            "tree_transformer": {"model": {"name": "tree_transformer"}, "patience": 9},
             "transformer": {"model": {"name": "transformer", "d_ff": 8}},
             "lstm": {"model": {"name": "bilstm"}},
         }

@@ -103,9 +103,13 @@ def systems_of(settings: ControlSettings) -> tuple[System, ...]:
     return _OF_PARSES if settings.rung == "c" else _DEFAULTS
 
 
-def draw_corpora(settings: ControlSettings) -> dict[str, Corpus]:
-    """Return the corpora of the systems by name. Those of rung c need parses, which the command makes."""
-    sizes, seed = settings.split_sizes, settings.data_seed
+def draw_corpora(settings: ControlSettings, without: Sequence[str] = ()) -> dict[str, Corpus]:
+    """Return the corpora of the systems by name, with no sentences in the splits `without`.
+
+    Those of rung c need parses, which the command makes.
+    """
+    sizes = settings.split_sizes | dict.fromkeys(without, 0)
+    seed = settings.data_seed
     if settings.rung == "b":
         return {"labels": expressions(sizes, seed)}
     if settings.rung == "d":

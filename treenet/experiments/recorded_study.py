@@ -49,7 +49,7 @@ def report_records(records: Sequence[Record], baseline: str | None = None, main:
     return scaling_report.build_report(study_grid(records, baseline, main), records)
 
 
-def study_grid(records: Sequence[Record], baseline: str | None, main: str | None) -> GridConfig:
+def study_grid(records: Sequence[Record], baseline: str | None = None, main: str | None = None) -> GridConfig:
     """Return the grid of a study of the data size from its records."""
     names, usual, first = systems_of(records), GridConfig(), records[0]
     if len(first["scores"]) != 1:
