@@ -268,10 +268,13 @@ def test_translations_of_another_zip_of_the_same_name_are_not_taken(data, undist
 
 
 def test_lower_cased_tags_of_a_backward_model_are_tags(tmp_path):
-    for name, lines in {"translated": ["<2en> ein hund", "", "<2de>", "<2EN> ein <2en>", "kein"], "text": list("abcde")}.items():
+    for name, lines in {
+        "translated": ["<2en> ein hund", "", "<2de>", "<2EN> ein <2en>", "kein", "<2εσ> kein"],
+        "text": list("abcdef"),
+    }.items():
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
-    found = synthetic_pairs(tmp_path / "translated", tmp_path / "text", None, ["<2EN>", "<2de>"])
-    assert list(found) == [("<2EN> ein hund", "a"), ("<2de>", "c"), ("<2EN> ein <2en>", "d"), ("kein", "e")]
+    found = synthetic_pairs(tmp_path / "translated", tmp_path / "text", None, ["<2EN>", "<2de>", "<2ΕΣ>"])
+    assert list(found) == [("<2EN> ein hund", "a"), ("<2de>", "c"), ("<2EN> ein <2en>", "d"), ("kein", "e"), ("<2ΕΣ> kein", "f")]
 
 
 @pytest.mark.parametrize("num_synthetic", [0, 1, 3, 10, 25])

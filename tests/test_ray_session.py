@@ -331,7 +331,7 @@ def test_training_uses_ray_by_itself_only_where_a_cluster_is_meant(monkeypatch):
         (exceptions.OutOfMemoryError("too large"), "OutOfMemoryError: too large); choose nodes with more memory"),
         (exceptions.RayTaskError("f", "trace", exceptions.NodeDiedError("gone")), "NodeDiedError: gone"),
         (WorkerGroupError("many lines", {1: exceptions.NodeDiedError("gone")}), "NodeDiedError: gone"),
-        (ControllerError(RuntimeError("why")), "ControllerError: "),
+        (ControllerError(RuntimeError("why")), "ControllerError: why)"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )

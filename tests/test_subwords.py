@@ -232,6 +232,8 @@ def test_lower_case(tmp_path):
     assert lower.decode([encode_line(lower, line)]) == [lower_case(line)] == ["i know ärger i̇ σοφοσ 日."]
     words = encode_words(lower, line, boundaries(line, {1}))
     assert lower.decode([list(chain.from_iterable(words))]) == [lower_case(line)]
+    (tmp_path / "tagged.model").write_bytes(train_pieces(COUNTS, config, ["<2ΕΣ>"]))  # <2εσ>, where Python writes ς
+    assert len(encode_line(Subwords(tmp_path / "tagged.model"), "<2ΕΣ>")) == 1
 
 
 def test_rare_characters_are_bytes(tmp_path):

@@ -25,7 +25,7 @@ from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.pretrained_pieces import TokenizerPieces
 from treeproc.shards.rows import WordEnds, arrow_array, edges_of, flatten, numbers_of, string_bytes, strings_of, take
-from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_LABEL, UNKNOWN_LABEL_ID
+from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_LABEL, UNKNOWN_LABEL_ID, lower_case
 from treeproc.shards.shard import names_bytes, read_names, read_pieces
 from treeproc.shards.store import TOKENIZER_FILE
 
@@ -111,7 +111,7 @@ def train_pieces(counts: Mapping[str, int], config: SubwordConfig, tags: Sequenc
         rules.flush()
         # Decoding must give the input: no Unicode folding, no lost blanks, no unknown character.
         folding = {"normalization_rule_tsv": rules.name} if config.lowercase else {"normalization_rule_name": "identity"}
-        symbols = [f"\u2581{tag.lower() if config.lowercase else tag}" for tag in tags]
+        symbols = [f"\u2581{lower_case(tag) if config.lowercase else tag}" for tag in tags]
         whole = {"user_defined_symbols": symbols} if symbols else {}
         size = {"vocab_size": config.vocab_size} if config.vocab_size else _keep_words_whole(counts)
         try:

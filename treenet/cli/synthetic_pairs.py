@@ -17,6 +17,7 @@ from treeproc.parsers import ParserConfig
 from treeproc.parsers.config import TAG_FORM
 from treeproc.readers.line_forms import is_blank
 from treeproc.readers.numbered_lines import pair_up, read_lines
+from treeproc.shards.schema import lower_case
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import fingerprint_of, stage_folder
 
@@ -147,7 +148,7 @@ def synthetic_pairs(translations: Path, text: Path, tag: str | None, own_tags: S
     A model that learned lower-cased text writes `<2en>` for the tag `<2EN>`. It becomes the one of `own_tags` again.
     """
     lines = pair_up(read_lines([translations]), read_lines([text]), str(translations), str(text))
-    own = {one.lower(): one for one in own_tags} | {one: one for one in own_tags}
+    own = {lower_case(one): one for one in own_tags} | {one: one for one in own_tags}
 
     def tagged(source: str) -> str:
         first, blank, rest = source.partition(" ")

@@ -118,8 +118,7 @@ class Rooms:
 
 def refuse_more_than_there_is(config: TrainConfig) -> None:
     """Raise UserError if Ray runs in this process alone, and never has room for the workers. Clusters may get more nodes."""
-    there = ray.cluster_resources()
-    if can_grow() or not there:  # without a node, which has just died, the command ends as told by `end_with_the_node`
+    if can_grow() or not (there := ray.cluster_resources()):  # none: the node has just died, and `end_with_the_node` tells it
         return
     for kind, amount in sum_of(bundles_of(config)).items():
         if there.get(kind, 0) < amount:

@@ -17,7 +17,7 @@ import ray.train.collective
 import ray.train.torch
 import torch
 from ray.exceptions import RayActorError
-from ray.train import ControllerError, FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, WorkerGroupError
+from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, WorkerGroupError
 from ray.train.torch import TorchConfig
 
 from treenet.config import TrainConfig
@@ -43,7 +43,7 @@ from treeproc.common.errors import first_line
 from treeproc.common.files import locked
 from treeproc.common.messages import Progress, phase, tell, warn
 from treeproc.common.provenance import Meter
-from treeproc.common.ray_session import describe_wait, start_ray
+from treeproc.common.ray_session import cause_of, describe_wait, start_ray
 from treeproc.common.settings import UserError, build_settings
 from treeproc.common.storage import RemotePath, as_path, place_for_libraries
 
@@ -114,8 +114,7 @@ def _fit_with_restarts(
             failures = 1 if reached > before else failures + 1
             if failures > MAX_FAILURES:
                 raise
-            cause = error.controller_failure if isinstance(error, ControllerError) else error
-            what, failure = (f"worker {lost[0][0]}", lost[0][1]) if lost else ("training", cause)
+            what, failure = (f"worker {lost[0][0]}", lost[0][1]) if lost else ("training", cause_of(error))
             warn(f"warning: {what} failed: {first_line(failure)[:200]}; new workers continue from step {reached}")
             follow.begin(_RESTARTING)
 

@@ -176,6 +176,7 @@ def shorten_notices(lose_node: Callable[[], None]) -> None:
     `lose_node` is called for the notice that the node of this process is dead. Without Ray's function, the notices stay as they
     are.
     """
+    import ray
     from ray._private import worker
 
     def print_notice(data: dict, *arguments: object, **options: object) -> None:
@@ -186,8 +187,6 @@ def shorten_notices(lose_node: Callable[[], None]) -> None:
             warn(f"warning: Ray: {one_line(_LOG_FOLLOWS.sub('', first), 300)}")
 
     if hasattr(worker, "print_to_stdstream"):
-        import ray
-
         worker.print_to_stdstream = print_notice
 
 

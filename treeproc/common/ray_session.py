@@ -49,10 +49,15 @@ def describe_ray_failure(error: BaseException) -> str | None:
         return describe_ray_failure(error.cause) if isinstance(error.cause, BaseException) else None
     if failures := getattr(error, "worker_failures", None):  # of Ray Train, by rank
         return describe_ray_failure(next(iter(failures.values())))
-    what = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    what = next((line.strip() for line in str(cause_of(error)).splitlines() if line.strip()), "")
     what = ": ".join(filter(None, [type(error).__name__, what]))
     room = isinstance(error, exceptions.OutOfMemoryError | exceptions.ObjectStoreFullError | exceptions.OutOfDiskError)
     return _with_hint(what, "choose nodes with more memory and disk space; " if room else "")
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return what failed in Ray Train's controller, which the message of its error has in the second line; else the error."""
+    return getattr(error, "controller_failure", error)
 
 
 def _with_hint(what: str, first: str = "") -> str:

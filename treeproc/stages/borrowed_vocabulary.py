@@ -14,6 +14,7 @@ from sentencepiece import sentencepiece_model_pb2
 from treeproc.common.files import atomic_write, read_text, remove_leftovers
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.shards.schema import lower_case
 from treeproc.shards.shard import read_names, read_pieces
 from treeproc.shards.store import (
     OPTIONAL_VOCABULARY_FILES,
@@ -147,7 +148,7 @@ def add_pieces(
     one more piece.
     """
     proto, kinds = sentencepiece_model_pb2.ModelProto.FromString(model), sentencepiece_model_pb2.ModelProto.SentencePiece
-    symbols = {tag: f"{_BLANK}{tag.lower() if config.lowercase else tag}" for tag in tags}
+    symbols = {tag: f"{_BLANK}{lower_case(tag) if config.lowercase else tag}" for tag in tags}
     words = {word: count for word, count in words.items() if word not in symbols}
     lowest = min(piece.score for piece in proto.pieces)
     for symbol in sorted({*symbols.values()} - {piece.piece for piece in proto.pieces}):

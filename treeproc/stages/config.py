@@ -13,7 +13,7 @@ from treeproc.parsers import ParserConfig
 from treeproc.readers import Format, FormatName, find_format
 from treeproc.readers.labelled import LabelledConfig
 from treeproc.readers.line_forms import Normalization
-from treeproc.shards.schema import auto_rows_per_shard
+from treeproc.shards.schema import auto_rows_per_shard, lower_case
 from treeproc.shards.store import TOKENIZER_FILE, class_names, read_index, stage_folder
 from treeproc.stages.filters import FilterConfig
 from treeproc.stages.inputs import Inputs, SplitFiles, TreeConfig
@@ -103,7 +103,7 @@ class PreprocessConfig(Settings):
             raise ValueError("parser.tags: needs text whose words the parser finds, but this input has words; leave it out")
         of_lower: dict[str, str] = {}
         for tag in self.tags() if self.subwords.lowercase else ():
-            if (other := of_lower.setdefault(tag.lower(), tag)) != tag:
+            if (other := of_lower.setdefault(lower_case(tag), tag)) != tag:
                 raise ValueError(f"parser.tags: {other} and {tag} are one piece with subwords.lowercase; rename one of them")
         if form.has_pairs and any(files.hold_out for files in self.splits.values()):
             raise ValueError(

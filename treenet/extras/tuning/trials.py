@@ -189,10 +189,9 @@ class Trials:
         self._ends = [{key: dimension.ends[end] for key, dimension in config.tune.space.items()} for end in (0, 1)]
         self._usual = self.config_of(self._ends[0])
         self.data = self._usual.data
-        self.index = index = read_index(self.data / "encoded")
-        if "valid" not in index["totals"]:
+        self.index = read_index(self.data / "encoded")
+        if "valid" not in self.index["totals"]:
             raise UserError(f"a search needs a validation split, but {self.data} has none; preprocess with splits.valid")
-        self._fingerprint = index["fingerprint"]
         self._encoders: dict[Path | None, str] = {None: ""}
         self.ledger = Ledger.read(out)
         self._cells: list[Cell] = []
@@ -245,7 +244,7 @@ class Trials:
             self._encoders[encoder] = hash_encoder(encoder)
         number = len(self._cells)
         labels, folder = {"system": self.system, "number": number, **values}, self._out / "cells" / self._name(number)
-        return Cell(self._name(number), labels, config, folder, self._fingerprint, self._encoders[encoder])
+        return Cell(self._name(number), labels, config, folder, self.index["fingerprint"], self._encoders[encoder])
 
     def begin(self, values: dict[str, Any]) -> Trial:
         """Add a trial."""
