@@ -58,6 +58,14 @@ def test_versions_are_read_without_loading_the_libraries():
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
 
 
+def test_the_time_of_the_first_update_is_that_of_the_first_start(data, tmp_path, monkeypatch):
+    for steps, time in ((10, "2026-01-01T00:00:00Z"), (15, "2026-01-02T00:00:00Z")):
+        monkeypatch.setattr("treenet.training.trainer.now", lambda time=time: time)
+        run_training(tiny_config(data, f"max_steps={steps}"), tmp_path / "run")
+        training = _read_training(tmp_path / "run")
+        assert (training["updates"], training["first_update"]) == (steps, "2026-01-01T00:00:00Z")
+
+
 def test_a_killed_session_stays_as_it_was_noted(tmp_path):
     code = (
         "import os, sys; from pathlib import Path; from treeproc.common.provenance import recorded\n"

@@ -557,6 +557,48 @@ def test_a_record_is_small_and_says_what_its_cell_was(recorded, undisturbed, dat
         ]
 
 
+def test_a_study_with_a_protocol_starts_only_if_git_has_it(data, undisturbed, tmp_path):
+    """The records have the commit that changed the protocol last."""
+    plan, out = tmp_path / "repository" / "plans" / "plan.md", tmp_path / "out"
+    plan.parent.mkdir(parents=True)
+    make = partial(make_study, FORM, make_config(data, protocol=plan), out, tmp_path / "records")
+
+    def git(*arguments: str) -> str:
+        who = ("-c", "user.name=N", "-c", "user.email=N@example.org")
+        return subprocess.run(
+            ["git", *who, *arguments], cwd=plan.parent, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    def commit(message: str) -> str:
+        git("add", "--all")
+        git("commit", "--quiet", f"--message={message}")
+        return git("rev-parse", "HEAD")
+
+    def refusal() -> str:
+        with pytest.raises(UserError) as refused:
+            run_study(make())
+        assert not out.exists()
+        return str(refused.value)
+
+    assert refusal() == f"{plan} is missing; give another file, or write it and commit it with git"
+    plan.write_text("H1: trees help.\n")
+    unknown = f"{plan} is in no commit of git; commit it, then run the same command again"
+    assert refusal() == unknown
+    git("init", "--quiet", "..")
+    assert refusal() == unknown
+    first = commit("Plan")
+    plan.with_name("other").touch()
+    commit("Other")
+    name, entry = next(iter(Ledger.read(undisturbed).entries.items()))
+    record = make().recording.make(undisturbed / "cells" / name, entry)
+    assert record["protocol"] == {"file": "plans/plan.md", "commit": first}
+    assert record["training"]["first_update"].startswith("20")
+    plan.write_text("H1: trees hurt.\n")
+    assert refusal() == f"{plan} is not as in the last commit of git; commit it, then run the same command again"
+    second = commit("Plan")
+    assert make().recording.protocol == {"file": "plans/plan.md", "commit": second} and second != first
+
+
 def test_a_record_names_no_folder_of_its_machine():
     """A cell whose encoder or first run lies elsewhere is the same, and that of another name is not."""
 

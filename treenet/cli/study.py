@@ -59,7 +59,8 @@ def _run(argv: Sequence[str], doc: str, settings: type[StudyConfig], sample: str
     if args.out is None:
         raise UserError("give --out DIR, the folder of the study")
     config = load_settings(settings, path, args.overrides, **({} if path else defaults))
-    refuse_relative_in_job({"data": config.data, "--out": args.out, "--records": args.records or args.out})
+    places = {"data": config.data, "grid.protocol": config.grid.protocol}
+    refuse_relative_in_job({**places, "--out": args.out, "--records": args.records})
     with loading():
         from treenet.experiments import scaling_report, seeds_report  # here, as below, because it loads PyTorch
         from treenet.experiments.study import make_study, run_study, show_study

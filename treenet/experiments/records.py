@@ -21,7 +21,7 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 
 from treenet.config import OPERATIONAL, ArchitectureSection, ModelConfig, flatten
 from treenet.experiments.ledger import DONE, Cell, Entry, Ledger, changed_settings, check_labels
-from treenet.runs.checkpoint import META
+from treenet.runs.checkpoint import FIRST_UPDATE, META
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.result_entries import ScoredEntry
 from treenet.runs.run_folder import RunFacts, read_facts
@@ -40,6 +40,7 @@ _MOST = 1_000_000  # the most words of a sentence, so that no sum over sentences
 class Training(TypedDict, total=False):
     """The training of a cell: updates, time, speed, machines."""
 
+    first_update: str  # the time, UTC; missing in earlier records
     updates: Required[int]
     averaged_steps: Required[list[int]]
     seconds: Required[float]
@@ -56,6 +57,7 @@ class Record(TypedDict, total=False):
     version: Required[int]
     cell: Required[str]
     labels: Required[dict[str, str | float | int]]
+    protocol: dict[str, str]  # of a study that names one: its file and the commit that changed it last
     settings: Required[dict]
     data_fingerprint: Required[str]
     encoder: str  # see `Cell.encoder`; missing in earlier records
@@ -71,12 +73,13 @@ class Recording:
     """The recording of a study's cells: types of their labels, and the results that are read from a finished run.
 
     The results are entries of its scores.json, and numbers of single sentences. Raises UserError if they are stale. `folder` has
-    the files; it is None if no records are kept.
+    the files; it is None if no records are kept. `protocol` is that of the records.
     """
 
     labels: Mapping[str, type]
     read: Callable[[AnyPath], tuple[dict[str, dict], dict[str, str]]]
     folder: AnyPath | None = None
+    protocol: dict[str, str] | None = None
 
     def write(self, run_dir: AnyPath, entry: Entry) -> None:
         """Write the record of a cell that is done, if records are kept."""
@@ -92,6 +95,7 @@ class Recording:
             version=VERSION,
             cell=run_dir.name,
             labels=dict(entry.labels),
+            **({"protocol": self.protocol} if self.protocol else {}),
             settings=_without_places(entry.settings),
             data_fingerprint=entry.data_fingerprint,
             encoder=entry.encoder,
@@ -215,6 +219,7 @@ def _read_training(run_dir: AnyPath) -> Training:
     train = [line for line in lines if line["event"] == "train"]
     rates, memory = ([line[name] for line in train if name in line] for name in ("tokens_per_s", "memory_gib"))
     return Training(
+        **({FIRST_UPDATE: meta[FIRST_UPDATE]} if FIRST_UPDATE in meta else {}),
         updates=lines[-1]["step"],
         averaged_steps=meta.get("averaged_steps", [meta["step"]]),
         seconds=lines[-1]["elapsed"],

@@ -18,7 +18,7 @@ from treenet.config import TrainConfig
 from treenet.evaluation.significance import OF_PREDICTIONS, Score, SeedTest, compare_correlations, compare_examples
 from treenet.experiments.ledger import Cell
 from treenet.experiments.records import show_numbers
-from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, Systems, check_name, check_once
+from treenet.experiments.study_grid import Parallel, Place, Protocol, Seed, StudyConfig, Systems, check_name, check_once
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
 from treenet.runs.result_entries import read_scores
@@ -196,6 +196,7 @@ class SeedGridConfig(Settings):
         "tree_transformer", description="the name in `systems` of the baseline, against which the study tests the others"
     )
     parallel: Parallel = None
+    protocol: Protocol = None
     peak_on_test: bool = Field(
         False,
         description="also score every kept checkpoint on test, and show the score of the best with a mark. This choice is not "

@@ -12,7 +12,7 @@ from treenet.config import BatchConfig, TrainConfig
 from treenet.data.splits import read_references
 from treenet.experiments.control_data import MOST_WORDS
 from treenet.experiments.ledger import Cell
-from treenet.experiments.study_grid import Parallel, Place, Seed, StudyConfig, Systems, check_name, check_once
+from treenet.experiments.study_grid import Parallel, Place, Protocol, Seed, StudyConfig, Systems, check_name, check_once
 from treenet.tasks.translation_metrics import (
     INTERNATIONAL,
     MAIN,
@@ -69,6 +69,7 @@ class GridConfig(Settings):
     )
     metric: StudyMetric = Field(MAIN, description="the compared metric: of detokenised lines, or of tokens, which papers report")
     parallel: Parallel = None
+    protocol: Protocol = None
     bootstrap_samples: PositiveInt = Field(1000, description="samples of the paired bootstrap")
 
     _check_values = field_validator("fractions", "seeds")(check_once)

@@ -27,6 +27,7 @@ from treeproc.common.errors import CommandEnded, require
 from treeproc.common.files import atomic_write, file_lock, json_bytes, lock_place, locked, read_json
 from treeproc.common.folder_kinds import RECORDS, Kind, claim_folder
 from treeproc.common.messages import warn
+from treeproc.common.provenance import commit_of
 from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
@@ -174,10 +175,13 @@ class Study:
 def make_study(form: StudyForm, config: StudyConfig, out: AnyPath, records: AnyPath | None, more: References = ()) -> Study:
     """Make the study in the folder `out`, with the records of its cells in another folder, if they are kept.
 
-    `more` has the lines of the files `grid.more_references`.
+    `more` has the lines of the files `grid.more_references`. Raises UserError if the study names a protocol that git does not
+    have.
     """
     cells = study_cells(config, out)  # first, because it checks the settings
-    return Study(form, config, out, cells, form.work(config, more), Recording(form.labels, form.read(config, more), records))
+    protocol = config.grid.protocol and commit_of(config.grid.protocol)
+    recording = Recording(form.labels, form.read(config, more), records, protocol)
+    return Study(form, config, out, cells, form.work(config, more), recording)
 
 
 def _is_scored(folder: AnyPath) -> bool:

@@ -37,6 +37,16 @@ Parallel = Annotated[
 ]
 
 
+Protocol = Annotated[
+    Path | None,
+    Effect.NONE,
+    Field(
+        description="file with the hypotheses and tests of the study. The study starts only if the present commit of git has the "
+        "file as it is; records then have its commit, beside the time of the first update"
+    ),
+]
+
+
 def _without_null(systems: object) -> object:
     return {name: one for name, one in systems.items() if one is not None} if isinstance(systems, dict) else systems
 

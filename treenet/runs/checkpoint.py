@@ -69,6 +69,7 @@ WEIGHTS, AVERAGE, TRAINER, META = "model.safetensors", "ema.safetensors", "train
 AVERAGED = "averaged"  # the folder of the trained model in a run: the mean of checkpoints
 INITIAL = "initial"  # the folder of the weights before the first update, of a run that starts from other weights than its seed's
 FROZEN = "frozen"  # in meta.json: {"names": [...], "sha256": of RUN/initial/model.safetensors}
+FIRST_UPDATE = "first_update"  # in meta.json: the time of the run's first update, UTC
 
 _PREFIX = "step_"
 # In every meta.json with a hash. If the hash is damaged, this mark tells the file from an older one without a hash.

@@ -17,6 +17,7 @@ from treenet.data.examples import ExampleSource
 from treenet.data.plan import plan_in_order
 from treenet.layers.backend import keep_freed_memory
 from treenet.runs.checkpoint import (
+    FIRST_UPDATE,
     FROZEN,
     INITIAL,
     checkpoint_folders,
@@ -39,6 +40,7 @@ from treenet.training.ranks import Ranks, bound_kernel_cache, deterministic_mode
 from treenet.training.state import StepResult, Stopwatch, TrainState, is_finished
 from treenet.training.step import TrainStep, Updates
 from treeproc.common.messages import Progress, phase
+from treeproc.common.provenance import now
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_index
 
@@ -148,7 +150,7 @@ class Trainer:
                 average=average,
             )
             self.updates.state = TrainState(**state)
-            self.meta |= {name: value for name, value in read_meta(folder).items() if name == FROZEN}
+            self.meta |= {name: value for name, value in read_meta(folder).items() if name in (FROZEN, FIRST_UPDATE)}
             if self.train_step.loss_scale and self.state.loss_scale:
                 self.train_step.loss_scale.load(self.state.loss_scale)
         elif self.config.starts_from_weights:
@@ -225,6 +227,8 @@ class Trainer:
     ) -> TrainOutcome:
         """Run `train` on the batches from the present step on."""
         config, state, leads = self.config, self.state, self.ranks.leads
+        if state.step == 0:
+            self.meta[FIRST_UPDATE] = now()
         log = MetricLog(run_dir, state.step, board="tensorboard" in config.loggers) if leads else None
         writer = CheckpointWriter(run_dir, keep=config.keep_checkpoints, best=config.average == "best") if leads else None
         progress = Progress("train", config.max_steps, unit="steps", initial=state.step) if leads and show_progress else None

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
@@ -91,9 +92,8 @@ class Recorder:
         self._started = self._noted = time.monotonic()
         self._meter = Meter()
         self._earlier: list[Session] | None = None
-        started = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self.session = Session(
-            command=command, software=software(), packages=packages(), machine=self._meter.machine(), started=started
+            command=command, software=software(), packages=packages(), machine=self._meter.machine(), started=now()
         )
 
     def keep_up(self, **did: int) -> None:
@@ -291,10 +291,30 @@ def software() -> dict[str, str | bool | None]:
     return {"version": number, "commit": _git("rev-parse", "HEAD"), "clean": None if changes is None else not changes}
 
 
-def _git(*arguments: str) -> str | None:
+def commit_of(path: Path) -> dict[str, str]:
+    """Return the name of a file in its git repository, and the commit that changed it last.
+
+    Raises UserError unless the present commit has the file as it is.
+    """
+    if not path.is_file():
+        raise UserError(f"{path} is missing; give another file, or write it and commit it with git")
+    git, name = partial(_git, folder=path.resolve().parent), path.resolve().name
+    committed = git("rev-parse", f"HEAD:./{name}")
+    if committed is None or git("hash-object", "--", name) != committed:
+        state = "in no commit of git" if committed is None else "not as in the last commit of git"
+        raise UserError(f"{path} is {state}; commit it, then run the same command again")
+    return {"file": f"{git('rev-parse', '--show-prefix')}{name}", "commit": str(git("log", "-1", "--format=%H", "--", name))}
+
+
+def now() -> str:
+    """Return the time, UTC."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _git(*arguments: str, folder: Path = _ROOT) -> str | None:
     """Return the output of git without the last newline; None if git is missing or fails."""
     try:
-        found = subprocess.run(["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, timeout=10)
+        found = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.rstrip("\n") if found.returncode == 0 else None
