@@ -25,7 +25,8 @@ from treeproc.shards.schema import PAD_ID, UNK_ID
 from treeproc.shards.store import read_index
 
 NAMES = [name for name in names_for("classification") if name != "pretrained"]  # of tests/test_pretrained.py
-SUPERVISIONS = ["all_phrases", "root"]
+OF_PHRASES = [name for name in NAMES if name != "linearized_transformer"]  # those that learn the classes of all phrases
+CASES = [*((name, "all_phrases") for name in OF_PHRASES), *((name, "root") for name in NAMES)]
 
 
 def tiny_model(
@@ -63,8 +64,7 @@ def test_rows_of_the_library_are_the_batches_of_training(data):
 # Independence.
 
 
-@pytest.mark.parametrize("supervision", SUPERVISIONS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "supervision"), CASES)
 def test_an_example_does_not_see_its_batch(data, name, supervision):
     model, source = tiny_model(name, supervision).double().eval(), open_source(data, name, supervision)
     rows = [7, 3, 21, 30, int(np.argmax(source.lengths["leaves"]))]
@@ -77,10 +77,17 @@ def test_an_example_does_not_see_its_batch(data, name, supervision):
         torch.testing.assert_close(of_row(output, row, together), expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("pooling", ["own", "mean", "first"])
+def ask(model: torch.nn.Module) -> torch.nn.Module:
+    """Give attention pooling a query. It is 0 at first, as for the mean."""
+    if model.pooling == "attention":
+        torch.nn.init.normal_(model.query, std=4.0)
+    return model
+
+
+@pytest.mark.parametrize("pooling", ["own", "mean", "first", "attention"])
 @pytest.mark.parametrize("name", NAMES)
 def test_content_of_padding_does_not_matter(data, name, pooling):
-    model, batch = tiny_model(name, "root", pooling).double().eval(), open_source(data, name, "root").batch(range(8))
+    model, batch = ask(tiny_model(name, "root", pooling)).double().eval(), open_source(data, name, "root").batch(range(8))
     expected = model(batch).examples
     grads = torch.autograd.grad(expected.square().sum(), [p for p in model.parameters() if p.requires_grad], allow_unused=True)
     assert all(grad is None or grad.isfinite().all() for grad in grads)
@@ -89,14 +96,35 @@ def test_content_of_padding_does_not_matter(data, name, pooling):
     torch.testing.assert_close(model(batch).examples, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_attention_pooling_follows_its_equation_in_any_batch(data, name):
+    model, source = tiny_model(name, "root", "attention").double().eval(), open_source(data, name, "root")
+    batch = source.batch(range(8))
+    mean = tiny_model(name, "root", "mean").double().eval()  # of the same weights: the query takes no random numbers
+    torch.testing.assert_close(model(batch), mean(batch), rtol=1e-12, atol=1e-12)
+    ask(model)
+    memory, found = model.encoder(batch), model(batch).examples
+    assert memory.pad_mask.any()
+    for row in range(8):
+        states = [h for h, is_padding in zip(memory.states[row], memory.pad_mask[row], strict=True) if not is_padding]
+        weights = [math.exp(sum(q * x for q, x in zip(model.query.tolist(), h.tolist(), strict=True)) / 16**0.5) for h in states]
+        expected = model.head(sum(w * h for w, h in zip(weights, states, strict=True)) / sum(weights))
+        torch.testing.assert_close(found[row], expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(model(source.batch([row])).examples[0], expected, rtol=1e-10, atol=1e-10)
+    found.square().sum().backward()
+    assert model.query.grad.abs().max() > 0
+
+
 def test_other_positions_than_the_root_need_a_root_supervision():
     with pytest.raises(UserError, match=r"classifier\.pooling must be own .* set classifier\.supervision=root"):
         tiny_model("tree_transformer", "all_phrases", "mean")
+    with pytest.raises(UserError, match=r"classifier\.supervision must be root, because .* = linearized_transformer reads"):
+        tiny_model("linearized_transformer")
     with pytest.raises(UserError, match=r"model\.name must be one of bilstm, .*, but is lstm instead"):
         tiny_model("lstm")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OF_PHRASES)
 def test_dropped_words_are_the_unknown_piece_in_training_alone(data, name):
     model, source = tiny_model(name, word_dropout=0.4).double(), open_source(data, name)
     seen = []
@@ -118,9 +146,10 @@ def test_dropped_words_are_the_unknown_piece_in_training_alone(data, name):
     assert (pieces_read(list(range(30))) == given).all()
 
 
+@pytest.mark.parametrize("pooling", ["own", "attention"])
 @pytest.mark.parametrize("name", NAMES)
-def test_half_precision_learns(data, name):
-    model, batch = tiny_model(name, "root"), open_source(data, name, "root").batch(range(8))
+def test_half_precision_learns(data, name, pooling):
+    model, batch = ask(tiny_model(name, "root", pooling)), open_source(data, name, "root").batch(range(8))
     expected = model(batch).examples
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = model(batch).examples
@@ -134,7 +163,7 @@ def test_half_precision_learns(data, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "supervision"), [(name, s) for name in NAMES for s in SUPERVISIONS])
+@pytest.mark.parametrize(("name", "supervision"), CASES)
 def test_every_model_learns_eight_sentences(data, name, supervision):
     model, source = tiny_model(name, supervision), open_source(data, name, supervision)
     batch = source.batch(range(8))

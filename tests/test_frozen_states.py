@@ -94,12 +94,13 @@ def test_long_texts_have_the_states_of_their_windows(made):
 
 def test_a_run_reads_the_states_and_learns_the_same(made, tmp_path, monkeypatch, forked_loaders):
     """With another width there is a map above the states, which is trained. Batches may come from another process."""
-    for number, model in enumerate(({"name": "pretrained"}, {"name": "tree_transformer", "d_model": 8})):
+    for number, model in enumerate(({"name": "pretrained"}, {"name": "transformer"}, {"name": "tree_transformer", "d_model": 8})):
         name = model["name"]
-        run_training(config_with(made, states=False, model=model), tmp_path / f"{name}_own")
+        attends = {"classifier": {"supervision": "root", "pooling": "attention"}} if name == "transformer" else {}
+        run_training(config_with(made, states=False, model=model, **attends), tmp_path / f"{name}_own")
         with monkeypatch.context() as patch:
             patch.setattr(transformers.BertModel, "forward", None)  # nothing runs the encoder
-            run_training(config_with(made, model=model, loader_workers=number), tmp_path / name)
+            run_training(config_with(made, model=model, loader_workers=number // 2, **attends), tmp_path / name)
             classify_run(tmp_path / name, ClassifySettings(split="valid"))
         own, read = (load_model(tmp_path / folder).model.state_dict() for folder in (f"{name}_own", name))
         start = load_model(tmp_path / name, untrained=True).model.state_dict()

@@ -338,20 +338,25 @@ def toy(tmp_path_factory):
     return encoder, folder
 
 
+@pytest.mark.parametrize("pooling", ["own", "attention"])
 @pytest.mark.parametrize("name", PretrainedConfig.architectures)
-def test_every_model_above_a_pretrained_encoder_reads_an_example_alone_as_in_a_batch(toy, name):
+def test_every_model_above_a_pretrained_encoder_reads_an_example_alone_as_in_a_batch(toy, name, pooling):
     """Its gradients reach the lowest table of the pretrained encoder, also from pairs of sentences."""
     encoder, folder = toy
     for data, task_name in (("classes", "classification"), ("scores", "relatedness")):
-        config = config_of((encoder, folder / data), task=task_name, model={"name": name}, optimizer={"label_smoothing": 0.0})
+        changes = {"classifier": {"supervision": "root", "pooling": pooling}, "optimizer": {"label_smoothing": 0.0}}
+        config = config_of((encoder, folder / data), task=task_name, model={"name": name}, **changes)
         task = build_task(config)
         index = read_index(folder / data / "encoded")
         task.check(index)
         torch.manual_seed(2)
         model, source = task.build_model(task.sizes(index)).double().eval(), task.open("train")
+        if pooling == "attention":
+            torch.nn.init.normal_(model.query)
         alone, together = source.batch(np.arange(2, 4)), source.batch(np.arange(8))
         torch.testing.assert_close(model(alone).examples, model(together).examples[2:4])
         model(alone).examples.sum().backward()
+        assert pooling == "own" or model.query.grad.abs().sum() > 0
         assert model.encoder.embedding.weight.grad.abs().sum() > 0
 
 

@@ -287,7 +287,8 @@ class PretrainedConfig(ArchitectureSection):
     """A pretrained encoder of transformers, whose states are the inputs of the leaves."""
 
     architectures: ClassVar[tuple[str, ...]] = (
-        "pretrained", "bilstm", "child_sum_tree_lstm", "relation_transformer", "transformer", "tree_lstm", "tree_transformer"
+        "pretrained", "bilstm", "child_sum_tree_lstm", "linearized_transformer", "relation_transformer", "transformer",
+        "tree_lstm", "tree_transformer",
     )  # fmt: skip
 
     folder: Path | None = Field(

@@ -18,11 +18,11 @@ class ClassifierConfig(Settings):
         description="'all_phrases': learn the classes of all phrases. Tree models predict them at leaves and nodes; "
         "transformer and bilstm read each phrase as an example. 'root': learn the classes of whole examples",
     )
-    pooling: Literal["own", "mean", "first"] = Field(
+    pooling: Literal["own", "mean", "first", "attention"] = Field(
         "own",
         description="states from which the model predicts the class of an example. 'own': the root of tree models, the mean of "
         "the leaves of a transformer, the last states of both directions of a bilstm. 'mean': the mean of all. 'first': the "
-        "first leaf",
+        "first leaf. 'attention': the mean of all, weighted by softmax(H q / sqrt(d_model)) with a learnt query q",
     )
     split_words: SplitWords = Field(
         "pieces",

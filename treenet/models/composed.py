@@ -25,9 +25,9 @@ from treenet.config import ClassifierConfig, ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import InputKind
 from treenet.data.labelled import LabelledBatch
-from treenet.layers.attention import CrossAttention, KeysValues
+from treenet.layers.attention import CrossAttention, KeysValues, padding_to_attend_mask
 from treenet.layers.core import Dropout, Scratch, build_linear
-from treenet.layers.scaled_dot_product import attention_weights
+from treenet.layers.scaled_dot_product import attend, attention_weights
 from treenet.models.decoders.transformer import Decoder, DecoderState, StaticState
 from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding, mean_state
 from treeproc.common.settings import UserError
@@ -126,6 +126,8 @@ class Classifier(ComposedModel):
         self.head = head
         self.word_dropout = Dropout(options.word_dropout)
         self.pooling = options.pooling
+        if self.pooling == "attention":
+            self.query = nn.Parameter(torch.zeros(encoder.d_model))  # at first, the state is the mean
         self.classifies_positions = options.supervision == "all_phrases" and encoder.reads.positions != "leaves"
 
     @property
@@ -137,12 +139,21 @@ class Classifier(ComposedModel):
         """Compute the logits of examples, and of positions if these are learned."""
         batch = self._drop_words(batch)
         memory = self.encoder(batch)
-        if self.pooling == "own":
-            summary = self.encoder.summarize(memory, batch)
-        else:
-            summary = mean_state(memory) if self.pooling == "mean" else memory.states[:, 0]
         positions = self._classify(memory.states) if self.classifies_positions else None
-        return ClassLogits(self._classify(summary), positions)
+        return ClassLogits(self._classify(self._summarize(memory, batch)), positions)
+
+    def _summarize(self, memory: Memory, batch: LabelledBatch) -> Tensor:
+        """Return the state of every example [B, D], as `classifier.pooling` says."""
+        match self.pooling:
+            case "own":
+                return self.encoder.summarize(memory, batch)
+            case "mean":
+                return mean_state(memory)
+            case "attention":
+                states = memory.states[:, None]
+                query = self.query.expand(len(states), 1, 1, -1)
+                return attend(query, states, states, padding_to_attend_mask(memory.pad_mask), 0.0)[:, 0, 0]
+        return memory.states[:, 0]
 
     def _drop_words(self, batch: LabelledBatch) -> LabelledBatch:
         """Replace pieces by the unknown one in training, with the probability `classifier.word_dropout`: word dropout."""
@@ -160,7 +171,7 @@ def check_supervision(config: ModelConfig, options: ClassifierConfig, reads: Inp
     """Raise UserError if an encoder of this kind cannot learn what the settings ask for."""
     if options.supervision != "all_phrases":
         return
-    if reads.columns and reads.positions == "leaves":
+    if (reads.columns or reads.constituents) and reads.positions == "leaves":
         raise UserError(
             f"classifier.supervision must be root, because model.name = {config.name} reads {reads} of whole examples, but is "
             f"{options.supervision}"

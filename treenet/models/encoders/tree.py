@@ -105,7 +105,7 @@ class LinearizedEncoder(TransformerEncoder):
     def forward(self, batch: TreeBatch) -> Memory:
         """Return leaves, then the opening and the closing bracket of every node, as memory."""
         place, pad_mask = batch.structure.place, batch.source_pad_mask()
-        pieces = self.word_dropout(self.embedding(batch.leaf_pieces))
+        pieces = self.word_dropout(self.embedding.of_leaves(batch))
         label = 2 * batch.node_labels
         brackets = self.brackets(torch.stack([label, label + 1], dim=2).flatten(1))
         x = torch.cat([pieces, self.embedding.scale * brackets], dim=1)
@@ -118,7 +118,7 @@ class LinearizedEncoder(TransformerEncoder):
         return Memory(x, pad_mask)
 
 
-register("linearized_transformer", Architecture(LinearizedEncoder, build_relative_decoder))
+register("linearized_transformer", Architecture(LinearizedEncoder, build_relative_decoder, uses=("classification",)))
 
 
 class MultiGranularityEncoder(TransformerEncoder):
