@@ -18,8 +18,8 @@ from treeproc.extras.parser_training.treebank import Sentence, Tree, sentences_i
 from treeproc.parsers import Given, ParserConfig, build_parser, read_trees
 from treeproc.readers.numbered_lines import read_texts
 from treeproc.shards.rows import edges_of
+from treeproc.trees.controls import control_spans
 from treeproc.trees.dependency_trees import DependencySentences, dependency_phrases
-from treeproc.trees.flat_trees import control_spans
 from treeproc.trees.scores import score
 from treeproc.trees.spans import SpanTree, normalise, parents_and_subtree_ends
 

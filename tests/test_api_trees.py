@@ -32,8 +32,9 @@ from treenet.models.registry import names_for
 from treenet.probing.inputs import build_probe_task
 from treenet.runs.averaging import choose_checkpoints
 from treeproc.readers import read_rows
+from treeproc.trees.controls import control_spans
 from treeproc.trees.dependency_trees import dependency_phrases
-from treeproc.trees.flat_trees import binarise, control_spans
+from treeproc.trees.flat_trees import binarise
 from treeproc.trees.spans import SpanTree, write_brackets
 
 WITH_ROOT = trees(max_roots=1).filter(lambda tree: len(tree.spans) > 0)

@@ -292,7 +292,7 @@ def test_trees_of_the_data_are_named(folder, out, page, tmp_path):
     values["totals"] = {split: total | counts for split, total in values["totals"].items()}
     index.write_text(json.dumps(values))
     runs, *_ = read_report_inputs([str(tmp_path / "tree")], "test")
-    agreement = "unlabelled F1 with the lines' own trees 0.50, 25.0% of the trees are the same"
+    agreement = "unlabelled F1 with the lines' own trees 0.50, 25.0% of the shapes are the same"
     (table,) = score_tables(runs, None, 1)
     assert table.notes == [f"tree has shuffled trees: {agreement}."]
     index.unlink()

@@ -19,7 +19,7 @@ from treeproc.stages.job_report import summary
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.stages.shuffle import DonorTrees, donor_windows, find_donors, next_other
 from treeproc.subwords import LabelVocab
-from treeproc.trees.flat_trees import hash_examples
+from treeproc.trees.controls import hash_examples
 from treeproc.verify import verify
 
 pytestmark = pytest.mark.slow
@@ -152,7 +152,7 @@ def test_what_control_trees_share_with_the_own_trees_is_counted_and_told(data, t
         totals.update(expected)
         f1 = 2 * expected["shared_nodes"] / (expected["own_nodes"] + expected["given_nodes"])
         same = expected["own_shapes"] / expected["compared_lines"]
-        told = f"unlabelled F1 with the lines' own trees {f1:.2f}, {same:.1%} of the trees are the same"
+        told = f"unlabelled F1 with the lines' own trees {f1:.2f}, {same:.1%} of the shapes are the same"
         assert f"control trees: {told}" in summary(index, out) and told in describe(out)[0]
     assert f"{2 * totals['shared_nodes'] / (totals['own_nodes'] + totals['given_nodes']):.2f}" in describe_agreement(index)
     assert not describe_agreement(read_index(data / "encoded")), "a parse is not a control"

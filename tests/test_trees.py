@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from reference_encoding import join, slow_depths, split_words
 
-from treeproc.trees.flat_trees import ControlTree, control_spans
+from treeproc.trees.controls import ControlTree, control_spans
 from treeproc.trees.spans import (
     SpanTree,
     check_tree,

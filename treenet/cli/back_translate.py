@@ -192,7 +192,7 @@ class BackTranslation:
         parser, tree = self.config.backward_parser, self._settings["tree"].model_dump()
         if parser is None:
             parser, tree = ParserConfig(name="words"), tree | {"tree_source": "flat"}
-        elif not parser.constituency and tree["tree_source"] in ("parsed", "shuffled"):
+        elif not parser.constituency and self._settings["tree"].of_constituents:
             tree |= {"tree_source": "dependencies"}
         tell("1/4  preprocess the pairs in the other direction")
         swapped = {"source_script": "target_script", "target_script": "source_script"}

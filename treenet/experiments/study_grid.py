@@ -18,7 +18,7 @@ from treeproc.common.command_line import ArgumentParser, any_path
 from treeproc.common.messages import phase
 from treeproc.common.settings import Effect, UserError, build_settings
 from treeproc.common.storage import AnyPath
-from treeproc.shards.store import pieces_fingerprint, read_index
+from treeproc.shards.store import MOST_KEPT_SHAPES, kept_shapes, pieces_fingerprint, read_index
 
 _SHOWN = {"fraction": "{:g}", "seed": "seed{}"}  # coordinates in the name of a cell, as transformer-0.1-seed2
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -156,6 +156,13 @@ def study_cells(config: StudyConfig, out: AnyPath) -> list[Cell]:
         name = "-".join(_SHOWN.get(axis, "{}").format(value) for axis, value in labels.items())
         cells.append(Cell(name, labels, run, out / "cells" / name, indices[run.data]["fingerprint"], encoders[encoder]))
     check_same_pieces(indices)
+    for data, index in indices.items():
+        for split, total in index["totals"].items():
+            if (share := kept_shapes(total)) > MOST_KEPT_SHAPES:
+                raise UserError(
+                    f"{data}: at most {MOST_KEPT_SHAPES:.0%} of the lines of a split may keep their own shape, but in {split} "
+                    f"{share:.1%} do, because too few lines have their length; choose another tree.tree_source than other_shape"
+                )
     config.check_data(cells, indices)
     return cells
 

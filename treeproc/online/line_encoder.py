@@ -73,11 +73,11 @@ class LineEncoder:
         tree = build_settings(TreeConfig, settings, f"{data / 'encoded' / 'index.json'}: tree_settings")
         if tree.tree_source == "dependencies":
             _check_arcs(data, config, given_trees)
-        if tree.tree_source == "shuffled":
+        if tree.of_other_lines:
             raise UserError(
-                f"{data} has shuffled trees, which come from other lines of a split, but this is a single line; preprocess your "
-                f"lines with vocab_from={data} and tree.tree_source=shuffled, and score them with data= of "
-                "workflows/evaluate.py, or of workflows/score_lm.py"
+                f"{data} has {tree.tree_source} trees, which come from other lines of a split, but this is a single line; "
+                f"preprocess your lines with vocab_from={data} and tree.tree_source={tree.tree_source}, and score them with "
+                "data= of workflows/evaluate.py, or of workflows/score_lm.py"
             )
         if given_trees and config.name != "given":
             config = ParserConfig(name="given", language=config.language)

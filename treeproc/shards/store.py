@@ -43,6 +43,8 @@ _MOST_INLINE = 8192
 VOCABULARY_FILES = ("vocab/pieces.model", "vocab/labels.txt", "vocab/pos_tags.txt")
 OPTIONAL_VOCABULARY_FILES = ("vocab/pieces.tgt.model", "vocab/deprels.txt")
 TOKENIZER_FILE = "vocab/tokenizer.json"
+# Share of the lines of a split that may keep their own shape in a control of other shapes. Studies refuse more.
+MOST_KEPT_SHAPES = 0.05
 PIECES_FILES = ("vocab/pieces.model", "vocab/pieces.tgt.model", TOKENIZER_FILE)
 
 
@@ -256,7 +258,14 @@ def describe_agreement(index: Mapping) -> str:
     if lines <= 0 or own + given <= 0:
         return ""
     f1 = 2 * shared / (own + given)
-    return f"unlabelled F1 with the lines' own trees {f1:.2f}, {same / lines:.1%} of the trees are the same"
+    told = f"unlabelled F1 with the lines' own trees {f1:.2f}, {same / lines:.1%} of the shapes are the same"
+    is_control = all(kept_shapes(total) <= MOST_KEPT_SHAPES for total in index["totals"].values())
+    return told if is_control else f"{told}: no control, because more than {MOST_KEPT_SHAPES:.0%} of a split keep their own shape"
+
+
+def kept_shapes(total: Mapping) -> float:
+    """Return the share of lines that keep their own shape, of those with inner nodes; `total` has the counts of a split."""
+    return total.get("kept_shapes", 0) / max(1, total.get("shaped_lines", 0))
 
 
 def vocabulary_files(folder: AnyPath) -> list[str]:

@@ -18,15 +18,15 @@ from treeproc.shards.store import ShardRecord, write_shard
 from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.lengths import TASK_ROWS
 from treeproc.stages.run_jobs import Jobs, Run, grouped, run_here
-from treeproc.stages.shuffle import Donated, DonorTrees, cut
+from treeproc.stages.shuffle import Donated, DonorTrees, ShapeDonors, cut
 from treeproc.subwords import LabelVocab, Subwords, load_pieces
 from treeproc.trees.arcs import check_arcs
+from treeproc.trees.controls import control_spans, hash_parts, hide_labels, permute_labels, put_labels
 from treeproc.trees.dependency_trees import DependencySentences, dependency_phrases
 from treeproc.trees.flat_trees import (
     Brackets,
     FlatTrees,
     binarise,
-    control_spans,
     join_documents,
     normal_form,
     read_flat_trees,
@@ -77,8 +77,8 @@ class RowEncoder:
     def encode(self, text: Views, parsed: Views, counts: Counter | None = None, donated: Donated | None = None) -> pa.RecordBatch:
         """Encode rows of a text batch and its parsed batch as rows of `schema.FULL_ENCODED_SCHEMA`, with the columns there are.
 
-        `counts` is that of `_word_trees`; `donated` are the trees for `tree_source: shuffled`. Raises ValueError when
-        words, trees and lines do not belong together.
+        `counts` is that of `_word_trees`; `donated` are the trees of other lines, if `tree_source` needs them. Raises ValueError
+        when words, trees and lines do not belong together.
         """
         config, ids = self._config, text["example_id"]
         words_column, trees_column = config.parsed_columns
@@ -89,9 +89,12 @@ class RowEncoder:
             raise ValueError(f"line {ids[wrong[0]] + 1}: its trees have another number of leaves than it has words")
         pieces, piece_counts = self.subwords.encode_words(text[config.side], WordEnds(word_edges, words["end_char"]), counts)
         flat_trees = self._word_trees(brackets, parsed, ids, text, counts, donated)
-        flat_trees = split_words(flat_trees, brackets.tags, brackets.tag_names, piece_counts)
+        every_word = config.tree_source == "flat_tags"
+        flat_trees = split_words(flat_trees, brackets.tags, brackets.tag_names, piece_counts, every_word=every_word)
         if config.binarize != "none":
             flat_trees = binarise(flat_trees, len(pieces), config.binarize)
+        if config.tree_source == "unlabelled":
+            flat_trees = hide_labels(flat_trees)
         leaf_edges = edges_of(piece_counts)[word_edges]
         word_index = np.arange(word_edges[-1]) - np.repeat(word_edges[:-1], np.diff(word_edges))
         tag_ids = np.array([self.tags[name] for name in brackets.tag_names], dtype=np.int64)
@@ -161,35 +164,38 @@ class RowEncoder:
             if len(wrong):
                 raise ValueError(f"line {ids[wrong[0]] + 1}: its node labels and its nodes differ in number")
             leaf_classes = text["leaf_labels"][1] if "leaf_labels" in text else None
-        own, is_control = None, config.tree_source not in ("parsed", "dependencies")
-        if config.tree_source == "parsed" or classes is not None or (is_control and counts is not None):
+        source, own = config.tree_source, None
+        is_control = source not in ("parsed", "dependencies")
+        if config.of_constituents or classes is not None or (is_control and counts is not None):
             own = normal_form(brackets, collapse_unary=config.collapse_unary, classes=classes, leaf_classes=leaf_classes)
-        if own is not None and config.tree_source == "parsed":
-            flat_trees = own
+        if source == "dependencies":
+            made = _dependency_trees(config, brackets, parsed, ids, Counter() if counts is None else counts)
+        elif source == "shuffled":
+            tree_edges, texts = donated
+            brackets = read_flat_trees(texts)
+            if not np.array_equal(np.diff(brackets.leaf_edges[tree_edges]), np.diff(word_edges)):
+                raise ValueError("a shuffled tree has another number of leaves than its line has words")
+            made = normal_form(brackets, collapse_unary=config.collapse_unary)
+        elif own is not None and config.of_constituents:
+            made = _change_parse(config, own, brackets.leaf_edges, word_edges, ids, donated)
         else:
-            if config.tree_source == "dependencies":
-                made = _dependency_trees(config, brackets, parsed, ids, Counter() if counts is None else counts)
-            elif config.tree_source == "shuffled":
-                tree_edges, texts = donated
-                brackets = read_flat_trees(texts)
-                if not np.array_equal(np.diff(brackets.leaf_edges[tree_edges]), np.diff(word_edges)):
-                    raise ValueError("a shuffled tree has another number of leaves than its line has words")
-                made = normal_form(brackets, collapse_unary=config.collapse_unary)
-            else:
-                made = _control_trees(config, word_edges, ids)
-            flat_trees = made if own is None else with_classes(made, own)
-            if is_control and counts is not None and own is not None:
-                counts.update(_agreement(own, made, word_edges))
-        if config.tree_source in ("parsed", "dependencies", "shuffled") and config.documents == "dummy_root":
+            made = _control_trees(config, word_edges, ids)
+        flat_trees = made if own is None or made.classes is own.classes else with_classes(made, own)
+        if is_control and counts is not None and own is not None:
+            counts.update(_agreement(own, made, word_edges, shapes=source == "other_shape"))
+            if source == "permuted_labels":
+                counts.update(_kept_labels(own, made))
+        if (config.of_constituents or source == "dependencies") and config.documents == "dummy_root":
             holds_words = np.concatenate([[0], np.cumsum(np.diff(brackets.leaf_edges) > 0)])
             flat_trees = join_documents(flat_trees, word_edges, np.diff(holds_words[tree_edges]))
-        return flat_trees
+        return hide_labels(flat_trees) if source == "unlabelled" else flat_trees
 
 
-def _agreement(own: FlatTrees, given: FlatTrees, word_edges: np.ndarray) -> Counter:
+def _agreement(own: FlatTrees, given: FlatTrees, word_edges: np.ndarray, *, shapes: bool) -> Counter:
     """Count what trees of lines share with the lines' own trees: nodes over the same words, and trees of the same shape.
 
-    Lines whose own tree is one node without a label are left out: no parser analysed them.
+    Lines whose own tree is one node without a label are left out: no parser analysed them. With `shapes`, also count the lines
+    whose own tree has more nodes than one, so that there are other shapes, and those of them that keep their own.
     """
     width = int(word_edges[-1]) + 1
     (keys, numbers), (given_keys, given_numbers) = (
@@ -206,12 +212,41 @@ def _agreement(own: FlatTrees, given: FlatTrees, word_edges: np.ndarray) -> Coun
     compared[alone] = is_label[node_edges[:-1][alone]]
     same = (num_shared == num_own) & (num_shared == num_given)
     sums = {"own_nodes": num_own, "given_nodes": num_given, "shared_nodes": num_shared, "own_shapes": same}
+    sums |= {"shaped_lines": num_own > 1, "kept_shapes": same & (num_own > 1)} if shapes else {}
     return Counter({name: int(values[compared].sum()) for name, values in sums.items()} | {"compared_lines": int(compared.sum())})
+
+
+def _kept_labels(own: FlatTrees, given: FlatTrees) -> Counter:
+    """Count the nodes below a root, and those of them that have their own label, of trees of the same shapes."""
+    below = own.parents() >= 0
+    codes = np.unique(own.names, return_inverse=True)[1]  # NP and NP-SBJ are one label
+    kept = codes[own.labels[below]] == codes[given.labels[below]] if len(own) else below
+    return Counter(inner_nodes=int(below.sum()), kept_labels=int(kept.sum()))
+
+
+def _change_parse(
+    config: TreeConfig, own: FlatTrees, leaf_edges: np.ndarray, word_edges: np.ndarray, ids: np.ndarray, donated: Donated | None
+) -> FlatTrees:
+    """Return the lines' own trees as `tree_source` has them, with their labels: as they are, permuted, or on other shapes.
+
+    `leaf_edges` are those of the trees. `donated` has a tree for each, which gives the shape. Raises ValueError if one has
+    another number of leaves.
+    """
+    if config.tree_source == "permuted_labels":
+        return permute_labels(own, hash_parts(ids, own.node_edges(word_edges), config.seed))
+    if config.tree_source != "other_shape" or donated is None:
+        return own
+    brackets = read_flat_trees(donated[1])
+    if not np.array_equal(brackets.leaf_edges, leaf_edges):
+        raise ValueError("a tree of another shape has another number of leaves than the line's own tree")
+    shapes = normal_form(brackets, collapse_unary=config.collapse_unary)
+    return put_labels(own, shapes, hash_parts(ids, shapes.node_edges(word_edges), config.seed))
 
 
 def _control_trees(config: TreeConfig, word_edges: np.ndarray, ids: np.ndarray) -> FlatTrees:
     """Build one control tree per example, over its words."""
-    starts, ends = control_spans(config.tree_source, np.diff(word_edges), ids, config.seed)
+    kind = "flat" if config.tree_source == "flat_tags" else config.tree_source
+    starts, ends = control_spans(kind, np.diff(word_edges), ids, config.seed)
     return FlatTrees(np.zeros(len(starts), dtype=np.int64), starts, ends, [UNANALYSED])
 
 
@@ -257,22 +292,24 @@ class EncodeShard:
     def __init__(self, data: Path, tree: TreeConfig, base: Path | None = None, other_shapes: bool = True):
         self._data, self._base, self._tree = data, base or data, tree
         self._encoder = RowEncoder(data / "encoded" / "vocab", tree)
-        shuffled = tree.tree_source == "shuffled"
-        self._donors = None
-        if shuffled:
-            rule = {"collapse_unary": tree.collapse_unary, "other_shapes": other_shapes}
-            self._donors = DonorTrees(self._base / "parsed", *tree.parsed_columns, tree.seed, **rule)
+        self._donors: DonorTrees | ShapeDonors | None = None
+        place = self._base / "parsed", *tree.parsed_columns, tree.seed
+        if tree.tree_source == "shuffled":
+            self._donors = DonorTrees(*place, collapse_unary=tree.collapse_unary, other_shapes=other_shapes)
+        elif tree.tree_source == "other_shape":
+            self._donors = ShapeDonors(*place, collapse_unary=tree.collapse_unary)
 
     def __call__(
         self, text: ShardRecord, parsed: ShardRecord, fingerprint: str, place: int = 0, window: Sequence[int] = (0, 0)
     ) -> ShardRecord:
-        """Encode a shard. Shuffled trees need `place` and `window`, as `DonorTrees.of_shard` takes them."""
+        """Encode a shard. Trees of other lines need `place` and `window`, as `DonorTrees.of_shard` takes them."""
         lines, trees = Shard(self._base / "text", text), Shard(self._base / "parsed", parsed)
         schema = encoded_columns(lines.schema.names, trees.schema.names, self._tree)
         counts, longest = Counter(), {}
         donated = None
         if self._donors is not None:
-            donated, counts["lines_without_partner"] = self._donors.of_shard(place, window)
+            name = "lines_without_partner" if isinstance(self._donors, DonorTrees) else "lines_with_surplus"
+            donated, counts[name] = self._donors.of_shard(place, window)
         first, batches = 0, []
         try:
             for views in zip(lines.columns, trees.columns, strict=True):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from pydantic import Field, model_validator
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
@@ -25,8 +25,8 @@ from treeproc.readers.labelled import LabelledConfig, find_classes
 from treeproc.readers.line_forms import Normalization
 from treeproc.readers.numbered_lines import refuse_pipes
 from treeproc.shards.schema import FULL_TEXT_SCHEMA
+from treeproc.trees.controls import ControlTree
 from treeproc.trees.dependency_trees import PhraseLabels, PhraseShape
-from treeproc.trees.flat_trees import ControlTree
 
 NOTE = "inputs.json"
 
@@ -227,14 +227,19 @@ def write_cached_counts(folder: AnyPath, stamps: str | None, known: InputCounts)
         atomic_write(folder / NOTE, json_bytes({"stamps": stamps, **asdict(known)}))
 
 
+OfConstituents = Literal["parsed", "shuffled", "unlabelled", "permuted_labels", "other_shape"]
+TreeSource = Literal[OfConstituents, "dependencies", ControlTree, "flat_tags"]
+
+
 class TreeConfig(Settings):
     """Settings of the trees that models read: their source and their form."""
 
-    tree_source: Literal["parsed", "dependencies", "shuffled", ControlTree] = Field(
+    tree_source: TreeSource = Field(
         "parsed",
         description="'parsed': the parser's constituents. 'dependencies': phrases made of its arcs (parser.dependencies=true); "
-        "the default with parser.constituency=false. 'shuffled': the constituents of another line of the split with as many "
-        "words. The others are control trees over the same words",
+        "the default with parser.constituency=false. The others are controls. 'unlabelled', 'permuted_labels' and 'other_shape' "
+        "change labels or shape of the line's constituents; 'shuffled': those of another line of the split with as many words. "
+        "The rest need no parser; with 'flat_tags', every word has a node with its tag",
     )
     phrases: PhraseShape = Field(
         "layered",
@@ -259,11 +264,21 @@ class TreeConfig(Settings):
         description="'separate': the trees of an example are side by side. 'dummy_root': they are below one more node, labelled "
         "DOC. If unset: dummy_root for translation pairs and texts with classes, with parser.split_sentences",
     )
-    seed: int = Field(1, description="seed of random and of shuffled trees")
+    seed: int = Field(1, description="seed of random and shuffled trees, of permuted labels, and of other shapes")
 
     def facts(self) -> dict:
         """Return the settings that decide on the trees, for fingerprints and the index."""
         return self.model_dump(exclude=set() if self.tree_source == "dependencies" else {"phrases", "phrase_labels"})
+
+    @property
+    def of_constituents(self) -> bool:
+        """Return whether the trees are made of a parser's constituents."""
+        return self.tree_source in get_args(OfConstituents)
+
+    @property
+    def of_other_lines(self) -> bool:
+        """Return whether the tree of a line follows from other lines, too."""
+        return self.tree_source in ("shuffled", "other_shape")
 
     @property
     def other_side(self) -> str:

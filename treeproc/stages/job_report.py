@@ -11,7 +11,15 @@ from treeproc.parsers.config import NO_PARSER, ParserConfig, is_fallback
 from treeproc.parsers.given import TAG
 from treeproc.shards.schema import UNANALYSED, UNKNOWN_LABEL
 from treeproc.shards.shard import Shard
-from treeproc.shards.store import ShardRecord, class_names, describe_agreement, describe_trees, read_index, stage_folder
+from treeproc.shards.store import (
+    ShardRecord,
+    class_names,
+    describe_agreement,
+    describe_trees,
+    kept_shapes,
+    read_index,
+    stage_folder,
+)
 from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.text_warnings import is_noticed
 from treeproc.subwords import LabelVocab
@@ -136,6 +144,14 @@ def tree_notes(total: dict[str, int]) -> list[str]:
             "shuffled trees: lines that keep their own tree, because no other line has as many words: "
             f"{total['lines_without_partner']:,}"
         )
+    if "lines_with_surplus" in total:
+        notes.append(
+            f"other shapes: lines that keep their own shape: {total.get('kept_shapes', 0):,} ({kept_shapes(total):.1%}); lines "
+            f"whose shape lost nodes, because no other shape has as many words and nodes: {total['lines_with_surplus']:,}"
+        )
+    if total.get("inner_nodes"):
+        kept = total["kept_labels"] / total["inner_nodes"]
+        notes.append(f"permuted labels: {kept:.1%} of the nodes below a root have their own label by chance")
     if agreement := describe_agreement({"totals": {"": total}}):
         notes.append(f"control trees: {agreement}")
     return notes

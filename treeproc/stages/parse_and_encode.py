@@ -32,7 +32,7 @@ from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
 from treeproc.stages.job_report import dropped, has_files, say_unread_names, write_fallbacks
 from treeproc.stages.lengths import kept_lengths, write_lengths
 from treeproc.stages.run_jobs import Jobs, StageWork, make_shards, previous_index, ray_runner, run_here
-from treeproc.stages.shuffle import OTHER_SHAPES, donor_windows
+from treeproc.stages.shuffle import OTHER_SHAPES, ROWS_OF_SHAPES, donor_windows
 from treeproc.stages.vocabulary import sampled_rows, write_vocabulary
 from treeproc.subwords import LabelVocab, load_pieces
 from treeproc.trees.spans import normalise
@@ -167,8 +167,12 @@ class ParseAndEncode:
         parser, settings = (self.parser, config.parser) if of_source else (self.target_parser, config.target_parser)
         fingerprints = [fingerprint_of(t.sha256, p.sha256, inputs_fingerprint, tree) for t, p in zip(text, parsed, strict=True)]
         tree_rule: tuple[str, ...] = ()
-        windows = donor_windows(parsed) if config.tree.tree_source == "shuffled" else None
-        if windows is not None:
+        windows = None
+        if config.tree.tree_source == "other_shape":
+            windows = donor_windows(parsed, ROWS_OF_SHAPES, ROWS_OF_SHAPES)
+            fingerprints = _with_windows(fingerprints, parsed, windows)
+        elif config.tree.of_other_lines:
+            windows = donor_windows(parsed)
             fingerprints, tree_rule = self._with_donors(fingerprints, parsed, windows)
 
         def job(place: int) -> dict:
@@ -223,10 +227,8 @@ class ParseAndEncode:
     def _with_donors(
         self, fingerprints: Sequence[str], parsed: PackedRecords, windows: Sequence[tuple[int, int]]
     ) -> tuple[list[str], tuple[str, ...]]:
-        """Return the fingerprints of shards whose lines have trees of any shard of their window, and the rule of these trees."""
-        hashes = [record.sha256 for record in parsed]
-        every = {window: fingerprint_of(hashes[slice(*window)]) for window in dict.fromkeys(windows)}
-        fingerprints = [fingerprint_of(one, every[window]) for one, window in zip(fingerprints, windows, strict=True)]
+        """Return the fingerprints of shards with shuffled trees, and the rule of these trees."""
+        fingerprints = _with_windows(fingerprints, parsed, windows)
         finished = previous_index(self.out / "encoded", "fingerprint")
         if finished and finished["fingerprint"] == fingerprint_of(fingerprints):  # by an earlier version
             return fingerprints, ()
@@ -239,6 +241,13 @@ class ParseAndEncode:
         folder.mkdir(exist_ok=True)
         remove_leftovers(folder)
         return make_shards(work, folder, text, fingerprints, jobs, in_this_process=self.config.workers == 0, record=self.record)
+
+
+def _with_windows(fingerprints: Sequence[str], parsed: PackedRecords, windows: Sequence[tuple[int, int]]) -> list[str]:
+    """Return the fingerprints of shards whose lines have trees of any shard of their window."""
+    hashes = [record.sha256 for record in parsed]
+    every = {window: fingerprint_of(hashes[slice(*window)]) for window in dict.fromkeys(windows)}
+    return [fingerprint_of(one, every[window]) for one, window in zip(fingerprints, windows, strict=True)]
 
 
 def _stage_places(out: AnyPath, base: AnyPath) -> dict[str, str]:

@@ -231,7 +231,7 @@ def check_vocab_from(
 def check_constituents(tree: TreeConfig, of_text: PreprocessConfig) -> None:
     """Raise UserError if the text has no constituents for these trees. `of_text` are the settings of its data set."""
     prefix, parser = ("", of_text.parser) if tree.side == "source" else ("target_", of_text.target_parser)
-    if parser is None or tree.tree_source not in ("parsed", "shuffled"):
+    if parser is None or not tree.of_constituents:
         return
     if not parser.constituency:
         raise UserError(

@@ -1,8 +1,12 @@
-"""Trees of other lines, for `tree_source: shuffled`: a parser's trees, each over the words of another line.
+"""Trees of other lines, for `tree_source: shuffled` and `other_shape`.
 
-A line gets the tree of another line of its split that has as many words, so that a split keeps its trees, their labels and their
-depths. A tree of the shape of the line's own tree is passed over, if a line of that length has a tree of another shape. So some
-trees of short lines are taken twice, and others not at all. A line that is the only one of its length keeps its own tree.
+`shuffled`: a line gets the tree of another line of its split that has as many words, so that a split keeps its trees, their
+labels and their depths. A tree of the shape of the line's own tree is passed over, if a line of that length has a tree of another
+shape. So some trees of short lines are taken twice, and others not at all. A line that is the only one of its length keeps its
+own tree.
+
+`other_shape`: a tree of a line gets the shape of a tree of its split that has as many words and nodes, but another shape. If
+there is none, it gets that of a tree with as many words and the fewest nodes more, which loses the surplus ones.
 
 Splits of large data are cut into windows of shards, and the other line is one of the same window. So a process that encodes a
 shard reads one window, and no process holds all lines.
@@ -11,20 +15,24 @@ shard reads one window, and no process holds all lines.
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby, pairwise
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from treeproc.common.storage import AnyPath
 from treeproc.shards.gather import MOST_OPEN
-from treeproc.shards.rows import edges_of, pick, window_bounds
+from treeproc.shards.rows import edges_of, hash_ids, pick, window_bounds
 from treeproc.shards.schema import ROWS_PER_RECORD_BATCH, WINDOW_ROWS
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, read_index
-from treeproc.trees.flat_trees import hash_examples, normal_form, read_flat_trees
+from treeproc.trees.controls import hash_examples, hash_parts
+from treeproc.trees.flat_trees import FlatTrees, normal_form, read_flat_trees
 
 # Rows of a window, of data that do not fit WINDOW_ROWS: a second of work, and about 40 MB.
 ROWS_OF_WINDOW = 1 << 20
+# The same for shapes. There, a process reads all trees of its window: about ten seconds of work.
+ROWS_OF_SHAPES = 1 << 17
 # The rule by which trees are passed over, for fingerprints. Data sets without it were made before, and pass over none.
 OTHER_SHAPES = "other shapes"
 # Trees that are read at once.
@@ -83,23 +91,59 @@ def next_other(codes: np.ndarray) -> np.ndarray:
     return (places + 1) % len(codes)
 
 
-class DonorTrees:
-    """Donors' trees of the lines of parsed shards. It holds the donors of one window, and the shards that it has opened there.
+class _WindowTrees:
+    """Trees of the lines of a window of parsed shards. It holds the shards that it has opened there.
 
     `words` and `trees` are columns of the parsed stage in `folder`. With `collapse_unary`, the shape of a tree is that of the
-    setting of that name. With `other_shapes`, a donor has a tree of another shape than the line's own, if there is one.
+    setting of that name.
     """
 
-    def __init__(
-        self, folder: AnyPath, words: str, trees: str, seed: int, *, collapse_unary: bool = True, other_shapes: bool = True
-    ):
+    def __init__(self, folder: AnyPath, words: str, trees: str, seed: int, *, collapse_unary: bool = True):
         self._folder, self._words, self._trees, self._seed = folder, words, trees, seed
-        self._collapse_unary, self._other_shapes = collapse_unary, other_shapes
+        self._collapse_unary = collapse_unary
         self._window = (0, 0)
         self._records: list[ShardRecord] = []
-        self._edges, self._donors = np.zeros(1, np.int64), np.zeros(0, np.int32)
-        self._chosen = np.zeros(0, bool)  # whether the donor of a line was chosen by the shapes of all lines of its length
+        self._edges = np.zeros(1, np.int64)  # of the lines of the shards
         self._open: dict[int, list[Donated]] = {}  # by the number of the shard in the window, its record batches
+
+    def _open_window(self, begin: int, end: int) -> None:
+        self._open, self._window = {}, (0, 0)
+        # Without counts, a record takes half a kB.
+        self._records = [replace(record, counts={}, longest={}) for record in read_index(self._folder).records()[begin:end]]
+        self._edges = edges_of(np.array([record.rows for record in self._records], dtype=np.int64))
+
+    def _read_trees(self, lines: np.ndarray) -> list[list[str]]:
+        """Return the trees of lines of the window."""
+        shard = np.searchsorted(self._edges, lines, side="right") - 1
+        row = lines - self._edges[shard]
+        found: list[list[str]] = [[]] * len(lines)
+        for number in np.unique(shard).tolist():
+            batches = self._batches(number)
+            for place in np.flatnonzero(shard == number).tolist():
+                batch, offset = divmod(int(row[place]), ROWS_PER_RECORD_BATCH)
+                found[place] = pick(batches[batch], offset)
+        return found
+
+    def _batches(self, number: int) -> list[Donated]:
+        """Return the trees of a shard, by record batch."""
+        if number not in self._open:
+            if len(self._open) >= MOST_OPEN:
+                self._open.clear()
+            self._open[number] = [batch[self._trees] for batch in Shard(self._folder, self._records[number]).columns]
+        return self._open[number]
+
+
+class DonorTrees(_WindowTrees):
+    """Donors' trees of the lines of parsed shards. It holds the donors of one window.
+
+    With `other_shapes`, a donor has a tree of another shape than the line's own, if there is one.
+    """
+
+    def __init__(self, *args: Any, other_shapes: bool = True, **rule: bool):
+        super().__init__(*args, **rule)
+        self._other_shapes = other_shapes
+        self._donors = np.zeros(0, np.int32)
+        self._chosen = np.zeros(0, bool)  # whether the donor of a line was chosen by the shapes of all lines of its length
 
     def of_shard(self, place: int, window: Sequence[int]) -> tuple[Donated, int]:
         """Return the trees of the donors of all lines of the shard `place` of the index, and how many lines keep their own tree.
@@ -145,24 +189,9 @@ class DonorTrees:
                 out.append(codes.setdefault((spans[begin:end] - leaf).tobytes(), len(codes)))
         return np.array(out, dtype=np.int64)
 
-    def _read_trees(self, lines: np.ndarray) -> list[list[str]]:
-        """Return the trees of lines of the window."""
-        shard = np.searchsorted(self._edges, lines, side="right") - 1
-        row = lines - self._edges[shard]
-        found: list[list[str]] = [[]] * len(lines)
-        for number in np.unique(shard).tolist():
-            batches = self._batches(number)
-            for place in np.flatnonzero(shard == number).tolist():
-                batch, offset = divmod(int(row[place]), ROWS_PER_RECORD_BATCH)
-                found[place] = pick(batches[batch], offset)
-        return found
-
     def read(self, begin: int, end: int) -> None:
         """Find the donors of all lines of the window of these shards."""
-        self._open, self._window = {}, (0, 0)
-        # Without counts, a record takes half a kB.
-        self._records = [replace(record, counts={}, longest={}) for record in read_index(self._folder).records()[begin:end]]
-        self._edges = edges_of(np.array([record.rows for record in self._records], dtype=np.int64))
+        self._open_window(begin, end)
         ids, lengths = np.zeros(self._edges[-1], np.int64), np.zeros(self._edges[-1], np.int32)
         for first, record in zip(self._edges.tolist(), self._records, strict=False):
             for batch in Shard(self._folder, record).columns:
@@ -174,13 +203,78 @@ class DonorTrees:
             self._donors[first:last] = first + find_donors(ids[first:last], lengths[first:last], self._seed)
         self._window = begin, end
 
-    def _batches(self, number: int) -> list[Donated]:
-        """Return the trees of a shard, by record batch."""
-        if number not in self._open:
-            if len(self._open) >= MOST_OPEN:
-                self._open.clear()
-            self._open[number] = [batch[self._trees] for batch in Shard(self._folder, self._records[number]).columns]
-        return self._open[number]
+
+class ShapeDonors(_WindowTrees):
+    """Trees whose shapes the trees of parsed shards get. It holds the donors of all trees of one window."""
+
+    def of_shard(self, place: int, window: Sequence[int]) -> tuple[Donated, int]:
+        """Return the donor of every tree of the shard `place` of the index, and for how many lines a donor has surplus nodes.
+
+        `window` is that of the shard, as `donor_windows` gives it.
+        """
+        if (window[0], window[1]) != self._window:
+            self.read(window[0], window[1])
+        first, last = self._edges[place - window[0] : place - window[0] + 2].tolist()
+        edges = self._tree_edges[first : last + 1]
+        own = np.arange(edges[0], edges[-1])
+        donors = self._donors[own]
+        lines = np.searchsorted(self._tree_edges, donors, side="right") - 1
+        found = self._read_trees(lines)
+        numbers = (donors - self._tree_edges[lines]).tolist()
+        texts = pa.array([of_line[number] for of_line, number in zip(found, numbers, strict=True)], pa.string())
+        thinned = np.searchsorted(edges, own[self._nodes[donors] > self._nodes[own]], side="right")
+        return (edges - edges[0], texts), len(np.unique(thinned))
+
+    def read(self, begin: int, end: int) -> None:
+        """Find the donors of all trees of the window of these shards."""
+        self._open_window(begin, end)
+        counts, columns = [np.zeros(0, np.int64)], [np.zeros((4, 0), np.uint64)]
+        for record in self._records:
+            for batch in Shard(self._folder, record).columns:
+                tree_edges, texts = batch[self._trees]
+                brackets = read_flat_trees(texts)
+                trees = normal_form(brackets, collapse_unary=self._collapse_unary)
+                keys = hash_parts(batch["example_id"], tree_edges, self._seed)
+                counts.append(np.diff(tree_edges))
+                columns.append(np.stack([*_sizes_and_codes(trees, brackets.leaf_edges), keys]))
+        self._tree_edges = edges_of(np.concatenate(counts))
+        words, nodes, codes, keys = np.concatenate(columns, axis=1)
+        self._nodes, self._donors = nodes.astype(np.int32), np.zeros(len(nodes), np.int32)
+        for first, last in (self._tree_edges[self._edges[list(ends)]].tolist() for ends in _splits(self._records)):
+            own = slice(first, last)
+            self._donors[own] = first + find_shapes(words[own], nodes[own], codes[own], keys[own])
+        self._window = begin, end
+
+
+def _sizes_and_codes(trees: FlatTrees, leaf_edges: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the number of words and of nodes of every tree, and a number for its shape: equal only for equal shapes [T]."""
+    node_edges = trees.node_edges(leaf_edges)
+    words, nodes = np.diff(leaf_edges), np.diff(node_edges)
+    first = np.repeat(leaf_edges[:-1], nodes)
+    sums = np.zeros(len(trees) + 1, np.uint64)
+    np.cumsum(hash_ids((trees.starts - first << 32) + trees.ends - first), out=sums[1:])
+    return words.astype(np.uint64), nodes.astype(np.uint64), sums[node_edges[1:]] - sums[node_edges[:-1]]
+
+
+def find_shapes(words: np.ndarray, nodes: np.ndarray, codes: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Return the place [n] of the tree whose shape every tree of a split gets. Trees of equal `codes` have one shape.
+
+    Trees of as many words and nodes stand in a ring, in the order of their `keys`. Each gets the shape of the next one with
+    another shape. If all have the same, it gets that of a tree with as many words and the fewest nodes more, by its key; if there
+    is none, its own.
+    """
+    donors = np.arange(len(words))
+    order = np.lexsort((keys, nodes, words))
+    is_first = np.ones(len(order), dtype=bool)
+    is_first[1:] = (words[order[1:]] != words[order[:-1]]) | (nodes[order[1:]] != nodes[order[:-1]])
+    rings = np.split(order, np.flatnonzero(is_first)[1:])
+    for ring, following in zip(rings, [*rings[1:], None], strict=True):
+        others = ring[next_other(codes[ring])]
+        if len(ring) and codes[others[0]] != codes[ring[0]]:
+            donors[ring] = others
+        elif following is not None and words[following[0]] == words[ring[0]]:
+            donors[ring] = following[(keys[ring] % np.uint64(len(following))).astype(np.int64)]
+    return donors
 
 
 def cut(donated: Donated, first: int, count: int) -> Donated:

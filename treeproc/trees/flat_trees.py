@@ -3,20 +3,16 @@
 The leaves of all trees are numbered in one sequence, so a span identifies its tree. Nodes are in pre-order, tree after tree.
 Because subtrees are nested, starts never fall. A node's subtree ends at the first start that is not below the node's end.
 
-Control trees are trees over the same words that do not come from a parser. They are baselines for claims about syntax. All
-their nonterminals have one label, so a control differs from a parse only in the tree.
-
 Shapes: T trees, W leaves, N nodes.
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
 from treeproc.common.errors import check_choice
-from treeproc.shards.rows import cut_strings, edges_of, hash_ids, numbers_of, string_bytes
+from treeproc.shards.rows import cut_strings, edges_of, numbers_of, string_bytes
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED
 from treeproc.trees.spans import EMPTY_TAG, ROOT_LABELS, plain_label, read_brackets
 
@@ -27,7 +23,6 @@ _TOKEN, _BLANK, _OPEN, _CLOSE, _END = range(5)
 _KINDS = np.full(256, _TOKEN, dtype=np.uint8)
 _KINDS[[ord(c) for c in " \t\n\r\f\v"]] = _BLANK
 _KINDS[ord("(")], _KINDS[ord(")")] = _OPEN, _CLOSE
-ControlTree = Literal["balanced", "left", "right", "flat", "random"]
 
 
 @dataclass(frozen=True)
@@ -240,14 +235,16 @@ def join_documents(trees: FlatTrees, leaf_edges: np.ndarray, trees_per_row: np.n
     return trees.add(np.zeros_like(rows), leaf_edges[rows], leaf_edges[rows + 1], [DOCUMENT_LABEL], above=True)
 
 
-def split_words(trees: FlatTrees, tags: np.ndarray, tag_names: list[str], pieces_per_word: np.ndarray) -> FlatTrees:
+def split_words(
+    trees: FlatTrees, tags: np.ndarray, tag_names: list[str], pieces_per_word: np.ndarray, *, every_word: bool = False
+) -> FlatTrees:
     """Return the trees over subword pieces instead of words (paper, section 7.4 and figure 7).
 
-    A word of several pieces becomes a subtree. Its root is labelled with the word's tag.
+    A word of several pieces, or `every_word`, becomes a subtree. Its root is labelled with the word's tag.
     """
     edges = edges_of(pieces_per_word)
     over_pieces = replace(trees, starts=edges[trees.starts], ends=edges[trees.ends])
-    split = np.flatnonzero(pieces_per_word > 1)
+    split = np.flatnonzero(pieces_per_word > (0 if every_word else 1))
     names = [SPLIT_WORD_PREFIX + name for name in tag_names]
     return over_pieces.add(tags[split], edges[split], edges[split + 1], names, above=False)
 
@@ -287,47 +284,3 @@ def _lowest_nodes(trees: FlatTrees, num_leaves: int) -> np.ndarray:
         if not short.any():
             return node
         node[short] = parents[node[short]]
-
-
-def control_spans(kind: ControlTree, lengths: np.ndarray, ids: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return starts and ends [N] of the nodes of one tree per row, in pre-order, over the words of all rows side by side.
-
-    balanced, left, right and random are binary: n - 1 nodes over n words, one node over one word, no node over no word. A random
-    tree draws every split point uniformly. The draw depends only on `seed`, the row's id in `ids` [rows] and the span. Raises
-    UserError for another kind.
-    """
-    check_choice("kind", kind, ControlTree)
-    edges = edges_of(lengths)
-    first, keys = edges[:-1], hash_examples(ids, seed)
-    row = np.flatnonzero(lengths)
-    start, end = np.zeros(len(row), dtype=np.int64), lengths[row].astype(np.int64)
-    levels: list[np.ndarray] = [np.zeros((2, 0), dtype=np.int64)]
-    while len(row):
-        levels.append(np.stack([first[row] + start, first[row] + end]))
-        if kind == "flat":
-            break
-        middle = _middles(kind, keys[row], start, end)
-        row, start, end = np.tile(row, 2), np.concatenate([start, middle]), np.concatenate([middle, end])
-        wide = end - start > 1
-        row, start, end = row[wide], start[wide], end[wide]
-    starts, ends = np.concatenate(levels, axis=1)
-    order = np.lexsort((-ends, starts))
-    return starts[order], ends[order]
-
-
-def hash_examples(ids: np.ndarray, seed: int) -> np.ndarray:
-    """Return a pseudo-random 64-bit number for every example id and the seed."""
-    return hash_ids(hash_ids(np.full(len(ids), seed % 2**64, dtype=np.uint64)) + ids.astype(np.uint64))
-
-
-def _middles(kind: ControlTree, keys: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
-    """Return the cut positions of spans of two words or more. A single word has no node, and its value is ignored."""
-    if kind == "balanced":
-        return (start + end) // 2
-    if kind == "left":
-        return end - 1
-    if kind == "right":
-        return start + 1
-    draw = hash_ids(keys + (start.astype(np.uint64) << np.uint64(32)) + end.astype(np.uint64)) >> np.uint64(32)
-    choices = np.maximum(end - start - 1, 0).astype(np.uint64)
-    return start + 1 + (draw * choices >> np.uint64(32)).astype(np.int64)
