@@ -5,12 +5,13 @@ know the order of the target's words, so a working tree model must be better. Th
 for each corpus.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from treenet.experiments.control_data import Corpus, deep_orders, expressions, random_orders
+from treenet.experiments.control_trees import hidden_labels_entropy, permuted_labels_entropy
 from treenet.experiments.records import Record
 from treenet.experiments.scaling_report import FORM
 from treenet.experiments.settings import RUNGS, ControlSettings, ScalingConfig
@@ -18,7 +19,7 @@ from treenet.experiments.study import Study, make_study
 from treenet.experiments.study_grid import overlay
 from treeproc.common.settings import build_settings
 
-RIGHT, WORSE, OTHER, NONE = "right", "worse", "other", "none"  # trees of a system
+RIGHT, WORSE, PART, OTHER, NONE = "right", "worse", "part", "other", "none"  # trees of a system
 BASELINE = "transformer"
 BATCH = 64  # sentences of an update, about
 
@@ -31,7 +32,8 @@ DAMAGE = {"damaged_15": 0.15, "damaged_40": 0.4}
 class System:
     """A model on one of the corpora, with right, other or no trees. `reads` is what it reads of them.
 
-    `tree_source` is the setting of control trees.
+    `tree_source` is the setting of control trees. `bound` maps the number of words of a sentence to the entropy of its order in
+    nats, for a system whose trees show a part of it.
     """
 
     name: str
@@ -40,6 +42,7 @@ class System:
     reads: str = "–"
     model: Mapping[str, Any] = field(default_factory=dict)
     tree_source: str = "parsed"
+    bound: Callable[[int], float] | None = None
 
     @property
     def data(self) -> str:
@@ -64,6 +67,8 @@ def _relations(name: str, reads: str, **relations: object) -> System:
 _BY_LABELS = (
     System("tree_relative_positions", "labels", RIGHT, _LABELS, {**_TREE, "tree": {"relative_positions": 16}}),
     System("linearized_transformer", "labels", RIGHT, "brackets among the words", {"name": "linearized_transformer"}),
+    System("without_labels", "labels", PART, "nodes without labels", _TREE, "unlabelled", hidden_labels_entropy),
+    System("permuted_labels", "labels", PART, "nodes, permuted labels", _TREE, "permuted_labels", permuted_labels_entropy),
 )
 _BY_SHAPE = (
     System("tree2seq", "shape", RIGHT, "binary shape", {"name": "tree2seq"}),

@@ -66,6 +66,7 @@ def build_result(
     rows = []
     for system in systems:
         corpus = corpora[system.corpus]
+        bounds = np.array([system.bound(len(one.words)) for one in corpus.splits["test"]] if system.bound else corpus.bounds)
         for size in settings.all_sizes:
             found = [
                 record
@@ -89,7 +90,7 @@ def build_result(
                         group=group,
                         nll=float(nll[chosen].mean()),
                         half=half_interval(nll[chosen]),
-                        bound=float(np.array(corpus.bounds)[chosen].mean()) if len(corpus.bounds) else None,
+                        bound=float(bounds[chosen].mean()) if len(bounds) else None,
                         exact=float(100 * exact[chosen].mean()),
                         chrf=float(np.mean([record["scores"]["test"][SECOND] for record in found])) if not group else None,
                         f1=f1.get(system.data) if system.trees != NONE else None,
@@ -132,13 +133,13 @@ def judge_bounds(rows: Sequence[Row]) -> tuple[bool, str]:
         names = ", ".join(f"{_name(row)} ({row.nll:.2f})" for row in misses)
         done = f"{len(right) - len(misses)} of {len(right)} rows with right trees are below the bound; not below"
         return False, f"The control failed: {done}: {names}."
-    values = sorted({round(row.bound, 2) for row in rows if row.bound is not None})
+    values = sorted({round(row.bound, 2) for row in right if row.bound is not None})
     bound = " and ".join(f"{value:.2f}" for value in values)
     best = " to ".join(dict.fromkeys(f"{extreme(row.nll for row in right):.2f}" for extreme in (min, max)))
     rest = min(row.nll - (row.bound or 0.0) for row in rows if row.trees != RIGHT)
     return True, (
         f"The instrument finds a tree when there is one: with right trees, the nll of a sentence is {best}, below the bound of "
-        f"{bound} nats. Without them, the nearest system stays {rest:.2f} above it."
+        f"{bound} nats. Without them, the nearest system stays {rest:.2f} above its bound."
     )
 
 
@@ -193,7 +194,8 @@ def format_result(settings: ControlSettings, result: Result) -> str:
     lines += ["", "nll: nats a sentence with its end, on test. The interval is over test sentences, not over seeds."]
     if any(row.bound is not None for row in result.rows):
         lines.append(
-            "bound: the exact entropy of the order for someone who sees only the words, so no model without the tree can pass it."
+            "bound: the exact entropy of the order for someone who sees only the words, so no model without the tree can pass it. "
+            "For a part of the trees: for someone who sees this part, too."
         )
     if has_f1:
         lines.append("F1: unlabelled brackets of the test trees, against the trees that made the target.")

@@ -92,6 +92,20 @@ def _combine(rule: Rule, left: Places, right: Places, inverted: bool) -> Places:
     return right + left if rule == "swap" else (right[0], *left, *right[1:])
 
 
+def hidden_labels_entropy(length: int) -> float:
+    """Return the entropy, in nats, of the order of `length` words by 'swap', for who knows the shape of the tree alone.
+
+    Each label of a shape gives another order.
+    """
+    return (length - 1) * math.log(2)
+
+
+def permuted_labels_entropy(length: int) -> float:
+    """Return the same for who knows the shape, the label of the root, and how many of the other nodes are inverted."""
+    inner = max(0, length - 2)
+    return sum(math.comb(inner, count) * math.log(math.comb(inner, count)) for count in range(inner + 1)) / 2**inner
+
+
 @functools.cache
 def _orders(length: int, rule: Rule) -> dict[Places, np.ndarray]:
     """Return every order that trees of `draw_tree` give, with its probability together with a depth of at most 0, 1, ...
