@@ -19,10 +19,10 @@ def join(trees: Sequence[SpanTree], num_leaves: Sequence[int]) -> SpanTree:
     return joined
 
 
-def split_words(tree: SpanTree, tags: Sequence[str], pieces_per_word: Sequence[int]) -> SpanTree:
+def split_words(tree: SpanTree, tags: Sequence[str], pieces_per_word: Sequence[int], least: int = 2) -> SpanTree:
     """The tree over subword pieces instead of words (paper, section 7.4 and figure 7).
 
-    A word of several pieces becomes a subtree of its own, whose root is labelled with its tag.
+    A word of several pieces, `least` or more, becomes a subtree of its own, whose root is labelled with its tag.
     """
     edges = [0]
     for count in pieces_per_word:
@@ -31,7 +31,7 @@ def split_words(tree: SpanTree, tags: Sequence[str], pieces_per_word: Sequence[i
     nodes += [
         (edges[word], -edges[word + 1], 1, SPLIT_WORD_PREFIX + tags[word])
         for word, count in enumerate(pieces_per_word)
-        if count > 1
+        if count >= least
     ]
     # Pre-order is the order by (start, longest first); the sort is stable, so unary chains keep theirs.
     nodes.sort(key=lambda node: node[:3])
@@ -73,6 +73,55 @@ def _mixed(number: int) -> int:
     return x ^ x >> 31
 
 
+def part_key(example_id: int, seed: int, place: int) -> int:
+    """The random number of a part of an example, such as a node or a tree."""
+    return _mixed((_mixed((_mixed(seed % 2**64) + example_id) % 2**64) + place) % 2**64)
+
+
+def permute_labels(trees: Sequence[SpanTree], example_id: int, seed: int) -> list[SpanTree]:
+    """The trees of an example with the labels of each permuted below its root."""
+    found, first = [], 0
+    for tree in trees:
+        order = sorted(range(1, len(tree)), key=lambda node: part_key(example_id, seed, first + node))
+        found.append(SpanTree([*tree.labels[:1], *(tree.labels[node] for node in order)], tree.starts, tree.ends))
+        first += len(tree)
+    return found
+
+
+Numbered = tuple[int, int, SpanTree]  # example id, place of the tree in its line, and a tree with words
+
+
+def other_shapes(trees: Sequence[Numbered], seed: int) -> list[SpanTree]:
+    """The trees of one split, each with its labels on the shape of another one."""
+
+    def size(tree: Numbered) -> tuple[int, int]:
+        return tree[2].ends[0], len(tree[2])
+
+    def key(tree: Numbered) -> int:
+        return part_key(tree[0], seed, tree[1])
+
+    def shape(tree: Numbered) -> tuple[list[int], list[int]]:
+        return tree[2].starts, tree[2].ends
+
+    donors = []
+    for tree in trees:
+        ring = sorted((one for one in trees if size(one) == size(tree)), key=key)
+        at = next(place for place, one in enumerate(ring) if one is tree)
+        others = [one for one in [*ring[at:], *ring[:at]] if shape(one) != shape(tree)]
+        wider = sorted(size(one) for one in trees if size(one)[0] == size(tree)[0] and size(one)[1] > size(tree)[1])
+        wide = sorted((one for one in trees if size(one) == wider[0]), key=key) if wider else [tree]
+        donors.append(others[0] if others else wide[key(tree) % len(wide)])
+    found, first = [], 0
+    for number, ((example_id, _, own), (_, _, shape_of)) in enumerate(zip(trees, donors, strict=True)):
+        if number and trees[number - 1][0] != example_id:
+            first = 0
+        order = sorted(range(1, len(shape_of)), key=lambda node: part_key(example_id, seed, first + node))
+        kept = sorted([0, *order[len(shape_of) - len(own) :]])
+        found.append(SpanTree(own.labels, [shape_of.starts[node] for node in kept], [shape_of.ends[node] for node in kept]))
+        first += len(shape_of)
+    return found
+
+
 def control_tree(kind: str, num_words: int, example_id: int, seed: int) -> SpanTree:
     """A control tree over `num_words` >= 1 words, one cut after the other."""
     key = _mixed((_mixed(seed % 2**64) + example_id) % 2**64)
@@ -91,29 +140,44 @@ def control_tree(kind: str, num_words: int, example_id: int, seed: int) -> SpanT
     return SpanTree(["X"] * len(nodes), [n[0] for n in nodes], [n[1] for n in nodes])
 
 
-def encode_example(text: dict, parsed: dict, encode, config, labels, tags) -> dict:
-    """An encoded row; `labels` and `tags` give ids."""
+def read_trees(parsed: dict, config) -> list[tuple[list[str], SpanTree]]:
+    """Tags and trees of a line, of those trees that have words."""
     trees = []
     for brackets in parsed["trees"]:
         words, word_tags, tree = read_brackets(brackets)
         kept = [tag != "-NONE-" for tag in word_tags]
         if any(kept):
-            trees.append(([tag for tag in word_tags if tag != "-NONE-"], keep_leaves(tree, kept)))
+            normal = normalise(keep_leaves(tree, kept), collapse_unary=config.collapse_unary)
+            trees.append(([tag for tag in word_tags if tag != "-NONE-"], normal))
+    return trees
+
+
+def encode_example(text: dict, parsed: dict, encode, config, labels, tags, others: Sequence[SpanTree] = ()) -> dict:
+    """An encoded row; `labels` and `tags` give ids. `others` are its trees for `tree_source: other_shape`."""
+    trees = read_trees(parsed, config)
     word_tags = list(chain.from_iterable(tags for tags, _ in trees))
-    if config.tree_source == "parsed":
-        normal = [normalise(tree, collapse_unary=config.collapse_unary) for _, tree in trees]
+    if config.tree_source in ("parsed", "unlabelled", "permuted_labels", "other_shape"):
+        normal = [tree for _, tree in trees]
+        if config.tree_source == "permuted_labels":
+            normal = permute_labels(normal, text["example_id"], config.seed)
+        elif config.tree_source == "other_shape":
+            normal = others
         tree = join(normal, [len(t) for t, _ in trees])
         if config.documents == "dummy_root" and len(trees) > 1:
             tree = SpanTree(["DOC", *tree.labels], [0, *tree.starts], [len(word_tags), *tree.ends])
     elif word_tags:
-        tree = control_tree(config.tree_source, len(word_tags), text["example_id"], config.seed)
+        kind = "flat" if config.tree_source == "flat_tags" else config.tree_source
+        tree = control_tree(kind, len(word_tags), text["example_id"], config.seed)
     else:
         tree = SpanTree([], [], [])
     pieces = word_pieces(text["source"], parsed["words"]["end_char"], encode)
     counts = [len(ids) for ids in pieces]
-    tree = split_words(tree, word_tags, counts)
+    tree = split_words(tree, word_tags, counts, 1 if config.tree_source == "flat_tags" else 2)
     if config.binarize != "none":
         tree = binarise(tree, sum(counts), config.binarize)
+    if config.tree_source == "unlabelled":
+        shown = [label if label.removeprefix("@").startswith("POS=") else "X" for label in tree.labels]
+        tree = SpanTree(shown, tree.starts, tree.ends)
     parents, subtree_ends = parents_and_subtree_ends(tree)
     return {
         "example_id": text["example_id"],

@@ -5,7 +5,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
-from itertools import product
+from itertools import permutations, product
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from treenet.config import ModelConfig
 from treenet.data.batch import collate
 from treenet.data.splits import read_split
 from treenet.experiments import control_data
-from treenet.experiments.control import NONE, OTHER, RIGHT, WORSE, draw_corpora, study_config, systems_of
+from treenet.experiments.control import NONE, OTHER, PART, RIGHT, WORSE, draw_corpora, study_config, systems_of
 from treenet.experiments.control_data import RULES, Corpus, Sentence, deep_orders, expressions, random_orders, reversed_phrases
 from treenet.experiments.control_table import Row, build_result, judge_bounds, judge_parses, judge_sizes
 from treenet.experiments.control_trees import (
@@ -29,9 +29,11 @@ from treenet.experiments.control_trees import (
     depth_of,
     draw_tree,
     find_governors,
+    hidden_labels_entropy,
     hide_labels,
     order_entropy,
     order_of,
+    permuted_labels_entropy,
     reorder,
     spans_of,
     to_brackets,
@@ -120,11 +122,32 @@ def test_the_bound_is_the_entropy_over_all_trees(length, rule, depths):
     assert order_entropy(length, rule, depths) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize("length", [2, 3, 4])
+def test_the_bound_of_a_part_of_the_trees_is_the_entropy_over_what_is_seen(length):
+    """From the definition: all trees with what is shown of them, all permutations of the labels below the root alike."""
+    joint = {"hidden": Counter(), "permuted": Counter()}
+    for tree, probability in all_trees(length):
+        spans, order = spans_of(tree), order_of(tree, "swap")
+        shape = tuple(spans.starts), tuple(spans.ends)
+        joint["hidden"][shape, order] += probability
+        shown = list(permutations(spans.labels[1:]))
+        for labels in shown:
+            joint["permuted"][(shape, spans.labels[0], labels), order] += probability / len(shown)
+    for bound, found in ((hidden_labels_entropy, joint["hidden"]), (permuted_labels_entropy, joint["permuted"])):
+        seen = Counter()
+        for (what, _), probability in found.items():
+            seen[what] += probability
+        expected = -sum(probability * math.log(probability / seen[what]) for (what, _), probability in found.items())
+        assert bound(length) == pytest.approx(expected, abs=1e-12)
+
+
 def test_known_bounds():
     assert order_entropy(2) == pytest.approx(math.log(2))
     # Three words: 6 orders. Those of one inverted node under a straight one, or the other way round, have probability 1/8 each.
     assert order_entropy(3) == pytest.approx(-(4 / 8 * math.log(1 / 8) + 2 / 4 * math.log(1 / 4)))
     assert order_entropy(5) == pytest.approx(4.1785, abs=1e-4)
+    assert hidden_labels_entropy(5) == pytest.approx(2.7726, abs=1e-4)
+    assert permuted_labels_entropy(5) == pytest.approx(0.8240, abs=1e-4)
 
 
 def test_all_forms_of_a_tree_can_be_read_back():
@@ -255,6 +278,10 @@ def test_verdict_about_a_bound():
     assert found
     found, text = judge_bounds([ROW, replace(PLAIN, nll=3.8, trees=OTHER)])
     assert not found and "plain cannot know the order, but is below the bound" in text
+    part = replace(ROW, system="unlabelled", trees=PART, nll=2.9, bound=2.8)  # below the bound of those that see no tree
+    found, text = judge_bounds([ROW, part, PLAIN])
+    assert found and "below the bound of 4.00 nats" in text and "stays 0.10 above" in text
+    assert not judge_bounds([ROW, replace(part, nll=2.6), PLAIN])[0]
     found, text = judge_bounds([ROW, replace(ROW, system="second", nll=3.95), PLAIN])
     assert not found and "1 of 2 rows with right trees are below the bound; not below: second (3.95)" in text
 
@@ -289,6 +316,20 @@ def test_verdict_about_parses():
     small = [replace(row, pairs=10, nll=5 + row.nll) for row in (gold, *worse, PLAIN)]  # each size: its own order
     of_two_sizes = [row for pair in zip(small, (gold, *worse, PLAIN), strict=True) for row in pair]
     assert judge_parses(of_two_sizes) == judge_parses([gold, *worse, PLAIN])
+
+
+def test_a_part_of_the_trees_has_its_own_bound():
+    """In the record of the plain Transformer, as if it were one of each."""
+    settings = ControlSettings(all=True)
+    folder = Path(__file__).parents[1] / "docs" / "results" / "runs" / "control_a" / "labels"
+    record = json.loads((folder / "transformer-1-seed1.json").read_text())
+    systems = [system for system in systems_of(settings) if system.corpus == "labels"]
+    records = [record | {"labels": record["labels"] | {"model": system.name}} for system in systems]
+    result = build_result(settings, systems, draw_corpora(ControlSettings(), ["train"]), {"labels": records}, {})
+    bounds = {row.system: row.bound for row in result.rows}
+    assert bounds.pop("without_labels") == pytest.approx(hidden_labels_entropy(5))
+    assert bounds.pop("permuted_labels") == pytest.approx(permuted_labels_entropy(5))
+    assert len(bounds) == 5 and list(bounds.values()) == pytest.approx([order_entropy(5)] * 5)
 
 
 def test_corpora_have_a_form_for_every_system():

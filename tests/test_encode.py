@@ -80,7 +80,10 @@ def examples(draw, example_id: int = 0) -> tuple[dict, dict]:
 
 configs = st.builds(
     TreeConfig,
-    tree_source=st.sampled_from(["parsed", "parsed", "parsed", "balanced", "left", "right", "flat", "random"]),
+    tree_source=st.sampled_from(
+        ["parsed", "parsed", "parsed", "balanced", "left", "right", "flat", "random"]
+        + 2 * ["unlabelled", "permuted_labels", "flat_tags"]
+    ),
     collapse_unary=st.booleans(),
     binarize=st.sampled_from(["none", "left", "right"]),
     documents=st.sampled_from(["separate", "dummy_root"]),
@@ -105,7 +108,7 @@ def rows_of(batch: pa.RecordBatch) -> list[dict]:
 
 
 @pytest.mark.slow
-@num_examples(120)
+@num_examples(150)
 @given(st.lists(examples(), min_size=1, max_size=4), configs)
 def test_batches_agree_with_the_slow_oracle(vocab, cases, config):
     text, parsed = [case[0] for case in cases], [case[1] for case in cases]

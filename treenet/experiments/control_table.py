@@ -194,8 +194,8 @@ def format_result(settings: ControlSettings, result: Result) -> str:
     lines += ["", "nll: nats a sentence with its end, on test. The interval is over test sentences, not over seeds."]
     if any(row.bound is not None for row in result.rows):
         lines.append(
-            "bound: the exact entropy of the order for someone who sees only the words, so no model without the tree can pass it. "
-            "For a part of the trees: for someone who sees this part, too."
+            "bound: the exact entropy of the order for someone who sees only the words, or this part of the trees, too. No model "
+            "without the rest can pass it."
         )
     if has_f1:
         lines.append("F1: unlabelled brackets of the test trees, against the trees that made the target.")

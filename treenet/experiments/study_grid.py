@@ -156,13 +156,7 @@ def study_cells(config: StudyConfig, out: AnyPath) -> list[Cell]:
         name = "-".join(_SHOWN.get(axis, "{}").format(value) for axis, value in labels.items())
         cells.append(Cell(name, labels, run, out / "cells" / name, indices[run.data]["fingerprint"], encoders[encoder]))
     check_same_pieces(indices)
-    for data, index in indices.items():
-        for split, total in index["totals"].items():
-            if (share := kept_shapes(total)) > MOST_KEPT_SHAPES:
-                raise UserError(
-                    f"{data}: at most {MOST_KEPT_SHAPES:.0%} of the lines of a split may keep their own shape, but in {split} "
-                    f"{share:.1%} do, because too few lines have their length; choose another tree.tree_source than other_shape"
-                )
+    check_other_shapes(indices)
     config.check_data(cells, indices)
     return cells
 
@@ -190,6 +184,17 @@ def check_same_pieces(indices: Mapping[Path, Mapping]) -> None:
                 raise UserError(
                     f"{data} and {first} differ in {what}, but all models of a study must read the same pieces of the same text; "
                     "preprocess one with parsed set to the other, and with the same settings of subwords"
+                )
+
+
+def check_other_shapes(indices: Mapping[Path, Mapping]) -> None:
+    """Raise UserError for a control of other shapes in which too many lines of a split keep their own."""
+    for data, index in indices.items():
+        for split, total in index["totals"].items():
+            if (share := kept_shapes(total)) > MOST_KEPT_SHAPES:
+                raise UserError(
+                    f"{data}: at most {MOST_KEPT_SHAPES:.0%} of the lines of a split may keep their own shape, but {share:.1%} "
+                    f"of {split} do; choose another tree.tree_source than other_shape"
                 )
 
 
