@@ -148,24 +148,28 @@ def write_stages(folder: Path, cases, rows_per_shard: int) -> list[tuple]:
 
 
 @num_examples(60)
-@given(st.lists(examples(), min_size=2, max_size=9), forms, st.integers(1, 4), st.integers(0, 3))
-def test_other_shapes_are_those_of_the_definition_in_any_shards(vocab, cases, form, rows_per_shard, seed):
+@given(st.lists(examples(), min_size=2, max_size=9), forms, st.integers(1, 4), st.integers(0, 3), st.booleans())
+def test_other_shapes_are_those_of_the_definition_in_any_shards(vocab, cases, form, rows_per_shard, seed, of_split):
+    """The window may be that `of_split` or of all shards."""
     config = TreeConfig(tree_source="other_shape", seed=seed, **form)
     text, parsed = in_order(cases)
     own = [[(n, read_trees({"trees": [one]}, config)) for n, one in enumerate(row["trees"])] for row in parsed]
     of_rows = [[(number, place, trees[0][1]) for place, trees in row if trees] for number, row in enumerate(own)]
     cut = (len(cases) + 1) // 2
     given_trees = []
-    for of_split in (of_rows[:cut], of_rows[cut:]):
-        shapes = iter(other_shapes([one for row in of_split for one in row], seed))
-        given_trees += [[next(shapes) for _ in row] for row in of_split]
+    for rows in (of_rows[:cut], of_rows[cut:]):
+        shapes = iter(other_shapes([one for row in rows for one in row], seed))
+        given_trees += [[next(shapes) for _ in row] for row in rows]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         records = write_stages(folder, cases, rows_per_shard)
         (folder / "encoded").mkdir()
         shutil.copytree(vocab, folder / "encoded" / "vocab")
         encode_shard = EncodeShard(folder, config)
-        made = [encode_shard(*pair, "", place, (0, len(records))) for place, pair in enumerate(records)]
+        first = sum(text.split == "train" for text, _ in records)
+        windows = [(0, first)] * first + [(first, len(records))] * (len(records) - first)
+        windows = windows if of_split else [(0, len(records))] * len(records)
+        made = [encode_shard(*pair, "", place, windows[place]) for place, pair in enumerate(records)]
         found = [plain(row) for record in made for row in Shard(folder / "encoded", record).rows()]
     encoder = RowEncoder(vocab, config)
     one_string = encoder.subwords._encoder.encode

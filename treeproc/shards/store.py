@@ -43,9 +43,9 @@ _MOST_INLINE = 8192
 VOCABULARY_FILES = ("vocab/pieces.model", "vocab/labels.txt", "vocab/pos_tags.txt")
 OPTIONAL_VOCABULARY_FILES = ("vocab/pieces.tgt.model", "vocab/deprels.txt")
 TOKENIZER_FILE = "vocab/tokenizer.json"
+PIECES_FILES = ("vocab/pieces.model", "vocab/pieces.tgt.model", TOKENIZER_FILE)
 # Share of the lines of a split that may keep their own shape in a control of other shapes. Studies refuse more.
 MOST_KEPT_SHAPES = 0.05
-PIECES_FILES = ("vocab/pieces.model", "vocab/pieces.tgt.model", TOKENIZER_FILE)
 
 
 class _TrainFile(BaseModel):

@@ -31,7 +31,7 @@ from treeproc.trees.flat_trees import FlatTrees, normal_form, read_flat_trees
 
 # Rows of a window, of data that do not fit WINDOW_ROWS: a second of work, and about 40 MB.
 ROWS_OF_WINDOW = 1 << 20
-# The same for shapes. There, a process reads all trees of its window: about ten seconds of work.
+# The same for shapes. There, a process reads all trees of its window, which takes some seconds.
 ROWS_OF_SHAPES = 1 << 17
 # The rule by which trees are passed over, for fingerprints. Data sets without it were made before, and pass over none.
 OTHER_SHAPES = "other shapes"
