@@ -447,7 +447,7 @@ def test_given_columns_of_the_text_are_used(tmp_path):
     )
     shard = parse_rows(tmp_path, schema, [row], ParserConfig(name="given", dependencies=True))
     parsed = shard.row(0)
-    assert parsed["words"]["text"] == ["a", "b c"] and parsed["trees"] == row["trees"]
+    assert parsed["words"]["text"] == ["a", "b c"] and parsed["trees"] == ["(S (X a) (X b-U+0020-c))"]
     assert parsed["arcs"]["governor"].tolist() == [1, -1] and parsed["arcs"]["deprel"] == ["dep", "root"]
     assert shard.record.counts["deprel.dep"] == 1 and shard.record.counts["label.S"] == 1
 

@@ -37,7 +37,7 @@ from treeproc.shards.schema import UNKNOWN_LABEL
 from treeproc.shards.shard import check_hashes, read_names
 from treeproc.shards.store import read_index
 from treeproc.trees.flat_trees import BINARY_PREFIX
-from treeproc.trees.spans import normalise, read_brackets
+from treeproc.trees.spans import escape, normalise, read_brackets
 
 Bracket = tuple[int, int]
 
@@ -235,7 +235,7 @@ def _warn_of_punctuation(text: str, gold: Sequence[GoldTree], punctuation: Colle
 
 
 def read_tree(text: str) -> GoldTree:
-    """Read a tree in Penn Treebank brackets. Words, tags and labels stay as they are written."""
+    """Read a tree in Penn Treebank brackets. Tags and labels stay as they are written."""
     words, tags, tree = read_brackets(text)
     tree = normalise(tree, collapse_unary=True)
     spans = zip(tree.starts, tree.ends, strict=True)
@@ -343,8 +343,7 @@ def write_tree(sentence: ParsedSentence) -> str:
         closed[end] += 1
     parts = []
     for place, (word, tag) in enumerate(zip(sentence.gold.words, sentence.gold.tags, strict=True)):
-        word = word.replace("(", "-LRB-").replace(")", "-RRB-").replace(" ", "_") or "_"
-        parts.append("(X " * opened[place] + f"({tag} {word})" + ")" * closed[place + 1])
+        parts.append("(X " * opened[place] + f"({tag} {escape(word)})" + ")" * closed[place + 1])
     return " ".join(parts)
 
 

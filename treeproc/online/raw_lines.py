@@ -308,7 +308,12 @@ def decode(line: bytes, what: str = "", *, control: bool = False, strip: bool = 
         text = text.strip() if strip else text
     except UnicodeDecodeError as error:
         raise ValueError(f"{what}not valid UTF-8 (byte {line[error.start]:#04x} at column {error.start + 1})") from None
-    if (found := _CONTROL.search(text)) and not control:
+    return text if control else _without_control(text, what)
+
+
+def _without_control(text: str, what: str) -> str:
+    """Return the text. Raises ValueError if it has a control character."""
+    if found := _CONTROL.search(text):
         raise ValueError(f"{what}control character U+{ord(found[0]):04X} at character {found.start() + 1}; remove it")
     return text
 
@@ -328,6 +333,7 @@ def place_trees(line: str | None, trees: str) -> tuple[str, Given]:
         line, words = join_with_blanks(texts)
     else:
         words = _place_words(line, texts)
+        _without_control(line, "words of the tree: ")  # which escapes may stand for
     return line, Given(words, brackets)
 
 

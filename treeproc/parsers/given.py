@@ -10,7 +10,7 @@ from dataclasses import replace
 from treeproc.common.settings import UserError
 from treeproc.parsers.config import NO_PARSER, PARSED, Given, ParsedLine, Parser, ParserConfig, fallback
 from treeproc.shards.schema import UNANALYSED
-from treeproc.trees.spans import SpanTree, read_brackets, write_brackets
+from treeproc.trees.spans import SpanTree, escape, read_brackets, write_brackets
 
 PHRASE = "PHRASE"
 TAG, TAGGED = "TAG", "TAGGED"
@@ -132,7 +132,7 @@ def _with_tag(tag: str, before: int, parsed: ParsedLine) -> ParsedLine:
         "pos_tag": [TAG, *parsed.words["pos_tag"]],
     }
     first, *others = parsed.trees
-    return replace(parsed, words=words, trees=[f"({TAGGED} ({TAG} {tag}) {first})", *others], arcs=_arcs_with_tag(parsed))
+    return replace(parsed, words=words, trees=[f"({TAGGED} ({TAG} {escape(tag)}) {first})", *others], arcs=_arcs_with_tag(parsed))
 
 
 def _arcs_with_tag(parsed: ParsedLine) -> dict[str, list] | None:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
+from treeproc.trees.spans import read_brackets, write_brackets
+
 _ESCAPES = {
     "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'",
     "&#91;": "[", "&#93;": "]", "&#124;": "|",
@@ -66,11 +68,18 @@ def is_blank(line: str) -> bool:
 
 
 def compose_row(row: dict) -> dict:
-    """Return a row of a reader with its lines and words in NFC. A word is composed by itself, so words stay apart."""
+    """Return a row of a reader with its lines, words and leaves in NFC. A word is composed by itself, so words stay apart."""
     composed = row | {side: _compose(row[side]) for side in ("source", "target") if side in row}
     if "words" in row and composed["source"] != row["source"]:
         composed["source"], composed["words"] = _compose_words(row["source"], row["words"])
+        if "trees" in row:
+            composed["trees"] = list(map(_compose_leaves, row["trees"]))
     return composed
+
+
+def _compose_leaves(brackets: str) -> str:
+    words, tags, tree = read_brackets(brackets)
+    return write_brackets(tree, list(map(_compose, words)), tags)
 
 
 def _compose_words(line: str, words: Mapping[str, list]) -> tuple[str, dict[str, list]]:

@@ -11,8 +11,6 @@ from treeproc.trees.dependency_trees import READ_TAGS
 from treeproc.trees.spans import EMPTY_TAG, SpanTree, flat_tree, keep_leaves, read_brackets, write_brackets
 
 _BRACKET = re.compile(r"[()]")
-_ESCAPE = re.compile(r"-(?:LRB|RRB|LSB|RSB|LCB|RCB)-|\\([/*])")
-_BRACKETS = {"-LRB-": "(", "-RRB-": ")", "-LSB-": "[", "-RSB-": "]", "-LCB-": "{", "-RCB-": "}"}
 _CLASSES = frozenset("01234")
 
 
@@ -58,7 +56,7 @@ def parse_tree(text: str, name: str, line: int) -> tuple[list[str], list[str], S
         raise UserError(f"{name}, line {line}: {error} of the tree") from None
     if wrong := line_end_in({*tree.labels, *tags}):
         raise UserError(f"{name}, line {line}: the tree has the label {wrong}; remove that character")
-    return [_ESCAPE.sub(lambda match: match[1] or _BRACKETS[match[0]], word) for word in words], tags, tree
+    return words, tags, tree
 
 
 def read_trees(lines: Iterator[str], name: str) -> Iterator[dict]:

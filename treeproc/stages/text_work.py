@@ -37,7 +37,7 @@ LEAST_BLOCK, MOST_BLOCK, _BLOCKS = 50_000, 1_000_000, 256
 _WORK = ".work-"
 _OURS = re.compile(rf"{re.escape(_WORK)}[0-9a-f]{{16}}")
 # A change of what parts leave in the work folder.
-_VERSION = 5
+_VERSION = 6
 
 
 class BadInput(UserError):

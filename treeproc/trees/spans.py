@@ -14,8 +14,12 @@ from treeproc.shards.schema import UNANALYSED
 
 # Only ASCII blanks count: words of treebanks may contain no-break spaces.
 _TOKEN = re.compile(r"\(|\)|[^\s()]+", re.ASCII)
-_ESCAPES = {"(": "-LRB-", ")": "-RRB-"}
-_UNESCAPES = {escaped: raw for raw, escaped in _ESCAPES.items()}
+_BRACKETS = {"LRB": "(", "RRB": ")", "LSB": "[", "RSB": "]", "LCB": "{", "RCB": "}"}
+_ROUND = {"(": "-LRB-", ")": "-RRB-"}
+# What readers take for a character: treebanks' escapes, and our own, with the number of the character.
+_ESCAPE = re.compile(r"-(?:([LR][RSC]B)|U\+([0-9A-F]{4}))-|\\([/*])")
+# What a written word cannot hold, or would be read as the beginning of an escape.
+_SPECIAL = re.compile(r"[\s()]|-(?=(?:[LR][RSC]B|U\+[0-9A-F]{4})(?:[-\s()]|\\[/*]))|\\(?=[/*])")
 
 # Tag of traces and other empty elements, which are no words.
 EMPTY_TAG = "-NONE-"
@@ -65,7 +69,7 @@ def check_tree(tree: SpanTree, num_leaves: int) -> None:
 
 
 def read_brackets(text: str) -> tuple[list[str], list[str], SpanTree]:
-    """Read words, tags and nonterminals of one tree in Penn Treebank brackets.
+    """Read words without escapes, tags and nonterminals of one tree in Penn Treebank brackets.
 
     A pre-terminal `(TAG word)` gives a word and its tag; a bracket above it gives a nonterminal. Raises ValueError with the
     character position if the brackets do not form one tree.
@@ -105,7 +109,7 @@ def read_brackets(text: str) -> tuple[list[str], list[str], SpanTree]:
             open_brackets[-1][0] = token
         elif open_brackets[-1][1] == -1:
             open_brackets[-1][1] = -2
-            words.append(_UNESCAPES.get(token, token))
+            words.append(_ESCAPE.sub(_character, token))
             tags.append(open_brackets[-1][0])
         else:
             raise ValueError(f"a word beside brackets or a second word at character {at + 1}")
@@ -127,17 +131,34 @@ def write_brackets(tree: SpanTree, words: Sequence[str], tags: Sequence[str]) ->
             out.append(f" ({tree.labels[node]}")
             open_ends.append(tree.ends[node])
             node += 1
-        out.append(f" ({_escape(tag)} {_escape(word)})")
+        out.append(f" ({_escape_tag(tag)} {escape(word)})")
         while open_ends and open_ends[-1] == i + 1:
             open_ends.pop()
             out.append(")")
     return "".join(out).lstrip()
 
 
-def _escape(word: str) -> str:
-    word = _ESCAPES.get(word, word)
-    # Brackets or blanks inside a word would break the notation; the table of words keeps the original.
-    return re.sub(r"[\s()]", "_", word) or "_"
+def escape(word: str) -> str:
+    """Return a word as a leaf of a written tree, from which `read_brackets` makes the word again.
+
+    Round brackets are `-LRB-` and `-RRB-`. White space is `-U+0020-`, with the number of the character. So is the first
+    character of what readers would take for an escape. An empty word, which no line has, is `_`.
+    """
+    return _SPECIAL.sub(lambda match: _ROUND.get(match[0]) or f"-U+{ord(match[0]):04X}-", word) or "_"
+
+
+def _character(match: re.Match[str]) -> str:
+    """Return the character that an escape stands for. No escape stands for a line end, or for what needs none."""
+    bracket, number, treebanks = match.groups()
+    if number is None:
+        return _BRACKETS[bracket] if bracket else treebanks
+    character = chr(int(number, 16))
+    return character if character in "-\\" or (character.isspace() and character != "\n") else match[0]
+
+
+def _escape_tag(tag: str) -> str:
+    # A tag stands for itself: models and tables know it in this form.
+    return re.sub(r"[\s()]", "_", _ROUND.get(tag, tag)) or "_"
 
 
 def flat_tree(num_leaves: int) -> SpanTree:

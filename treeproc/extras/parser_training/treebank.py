@@ -79,9 +79,8 @@ class Tree:
     where: str
 
     def __str__(self) -> str:
-        """Return Penn Treebank brackets on one line; brackets in words are escaped."""
-        words = [word.replace("(", "-LRB-").replace(")", "-RRB-") for word in self.words]
-        return write_brackets(self.spans, words, self.tags)
+        """Return Penn Treebank brackets on one line."""
+        return write_brackets(self.spans, self.words, self.tags)
 
 
 Sentence = Leaves
