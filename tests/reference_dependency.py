@@ -29,6 +29,21 @@ def reference_projective(governors):
         lifts += 1
 
 
+def reference_contraction(governors, leaf_of):
+    """By the definition: the governor of every leaf, and its word with the fewest arcs to the root, the first of equal ones."""
+
+    def arcs_to_root(word):
+        return 0 if governors[word] < 0 else 1 + arcs_to_root(governors[word])
+
+    above, topmost = [], []
+    for leaf in range(max(leaf_of) + 1):
+        own = [word for word in range(len(leaf_of)) if leaf_of[word] == leaf]
+        best = min(map(arcs_to_root, own))
+        topmost.append(next(word for word in own if arcs_to_root(word) == best))
+        above.append(-1 if governors[topmost[-1]] < 0 else leaf_of[governors[topmost[-1]]])
+    return above, topmost
+
+
 class ReferenceSentence:
     """One sentence: lists of governors, relations, tags and words."""
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
-from reference_dependency import ReferenceSentence, reference_projective
+from reference_dependency import ReferenceSentence, reference_contraction, reference_projective
 
 from treeproc.shards.rows import edges_of
-from treeproc.trees.arcs import check_arcs, depths, make_projective
+from treeproc.trees.arcs import check_arcs, contract, depths, make_projective
 from treeproc.trees.dependency_trees import DependencySentences, dependency_phrases
 from treeproc.trees.spans import SpanTree, check_tree, draw
 
@@ -83,6 +83,33 @@ def test_arcs_are_lifted_as_one_sentence_at_a_time(examples):
     assert lifted.tolist() == [lifts for _, lifts in wanted]
     flat = [g + first if g >= 0 else -1 for (own, _), first in zip(wanted, found.edges.tolist(), strict=False) for g in own]
     assert governors.tolist() == flat
+
+
+@num_examples(400)
+@given(sentences(), st.data())
+def test_contracted_arcs_are_those_of_the_topmost_words_and_a_tree(sentence, data):
+    governors = sentence[0]
+    leaf_of = np.cumsum([0, *(data.draw(st.integers(0, 1)) for _ in governors[1:])]).tolist()
+    found = contract(governors, leaf_of)
+    assert found == reference_contraction(governors, leaf_of)
+    assert check_arcs(np.array([0, len(found[0])]), np.array(found[0])) == [""] and found[0].count(-1) == 1
+    for leaf, word in enumerate(found[1]):  # the arc leaves the leaf, and all words of the leaf are at or below its ends
+        assert leaf_of[word] == leaf and (governors[word] < 0 or leaf_of[governors[word]] != leaf)
+    roots = contract([-1] * len(governors), leaf_of)
+    assert roots[0] == [-1] * (leaf_of[-1] + 1)
+
+
+@pytest.mark.parametrize(
+    ("governors", "leaf_of", "above", "topmost"),
+    [
+        ([2, -1, 1], [0, 0, 1], [-1, 0], [1, 2]),  # the first word's arc would close a cycle
+        ([2, 3, 3, -1], [0, 0, 1, 2], [2, 2, -1], [1, 2, 3]),  # two arcs leave the token: the one nearer to the root counts
+        ([2, 2, -1], [0, 0, 1], [1, -1], [0, 2]),  # both are as near: the first
+        ([3, 0, 0, -1], [0, 0, 0, 1], [1, -1], [0, 3]),
+    ],
+)
+def test_the_arc_of_a_token_of_several_words(governors, leaf_of, above, topmost):
+    assert contract(governors, leaf_of) == (above, topmost)
 
 
 def test_a_chain_of_200_words():

@@ -12,7 +12,7 @@ from treeproc.common.storage import AnyPath
 from treeproc.inspection.drawing import draw_row
 from treeproc.online.line_encoder import CONSTRAINTS, Constraints, LineEncoder
 from treeproc.parsers import Given, ParsedLine
-from treeproc.parsers.config import PARTLY, TAG_FORM, is_fallback
+from treeproc.parsers.config import ARCS_FAILED, PARTLY, TAG_FORM, is_fallback
 from treeproc.readers.line_forms import is_blank, join_with_blanks
 from treeproc.readers.numbered_lines import pair_up, read_byte_lines
 from treeproc.readers.treebanks import read_trees
@@ -262,7 +262,9 @@ class _Draft:
             self.problem = f"{count:,} pieces are more than {max_pieces:,}; split the line into sentences, or raise max_leaves"
             return
         self.row = row
-        if parsed.parse_status.startswith(PARTLY):
+        if parsed.parse_status.endswith(ARCS_FAILED):
+            self._add_note(f"has arcs of the parser that form no tree ({parsed.parse_status}); these words have no governors")
+        elif parsed.parse_status.startswith(PARTLY):
             self._add_note(f"has a sentence that was not parsed ({parsed.parse_status}); this sentence gets a flat tree")
         elif is_fallback(parsed.parse_status):
             self._add_note(f"was not parsed ({parsed.parse_status}); it gets a flat tree")
@@ -331,9 +333,9 @@ def place_trees(line: str | None, trees: str) -> tuple[str, Given]:
     brackets = [text for row in rows for text in row["trees"]]
     if line is None:
         line, words = join_with_blanks(texts)
+        _without_control(line, "words of the tree: ")  # which escapes may stand for
     else:
         words = _place_words(line, texts)
-        _without_control(line, "words of the tree: ")  # which escapes may stand for
     return line, Given(words, brackets)
 
 

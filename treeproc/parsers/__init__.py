@@ -6,7 +6,7 @@ gets a flat tree and a `parse_status` with the reason.
 
 from treeproc.parsers.config import Given, ParsedLine, Parser, ParserConfig, fallback, read_trees
 from treeproc.parsers.given import TagReader
-from treeproc.parsers.model_files import describe_in_words, describe_parser, find_models, parser_class
+from treeproc.parsers.model_files import arc_rule, describe_in_words, describe_parser, find_models, parser_class
 
 
 def build_parser(config: ParserConfig) -> Parser:
@@ -20,6 +20,7 @@ __all__ = [
     "ParsedLine",
     "Parser",
     "ParserConfig",
+    "arc_rule",
     "build_parser",
     "describe_in_words",
     "describe_parser",

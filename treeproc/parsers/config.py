@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 PARSED = "parsed"
 # The status of lines that no parser was asked to analyse.
 NO_PARSER = "flat_no_parser"
+# The status of lines for which the parser gave arcs that are no tree: the words have none.
+ARCS_FAILED = "arcs_failed"
 PARTLY = "partly_"  # prefix of a fallback that only some of the sentences of a line got
 # The languages of CoreNLP by code, with the names of its server.
 CORENLP_LANGUAGES = {

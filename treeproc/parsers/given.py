@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from treeproc.common.settings import UserError
-from treeproc.parsers.config import NO_PARSER, PARSED, Given, ParsedLine, Parser, ParserConfig, fallback
+from treeproc.parsers.config import ARCS_FAILED, NO_PARSER, PARSED, Given, ParsedLine, Parser, ParserConfig, fallback
 from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.spans import SpanTree, escape, read_brackets, write_brackets
 
@@ -67,7 +67,9 @@ class GivenTrees:
         status, labels = PARSED, None
         if parsed is not None:
             tags, labels = parsed.words["pos_tag"], _labels_by_span(parsed)
-            status = PARSED if parsed.parse_status == PARSED else f"labels_{parsed.parse_status}"
+            status = parsed.parse_status if parsed.parse_status in (PARSED, ARCS_FAILED) else f"labels_{parsed.parse_status}"
+            if status == ARCS_FAILED and given.arcs is not None:  # which count instead
+                status = PARSED
         out, first = [], 0
         for _, own, tree in trees:
             stop = first + len(own)

@@ -13,9 +13,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from treeproc.common.errors import UserError, one_line
-from treeproc.parsers.config import PARSED, PARTLY, Given, ParsedLine, ParserConfig, fallback, flat_arcs
+from treeproc.parsers.config import ARCS_FAILED, PARSED, PARTLY, Given, ParsedLine, ParserConfig, fallback, flat_arcs
+from treeproc.shards.rows import edges_of
 from treeproc.shards.schema import UNANALYSED
+from treeproc.trees.arcs import check_arcs, contract
 from treeproc.trees.spans import EMPTY_TAG, SpanTree, flat_tree, keep_leaves, write_brackets
 
 _NEGATED = {"ain", "aren", "can", "couldn", "daren", "didn", "doesn", "don", "hadn", "hasn", "haven", "isn", "mayn", "mightn"}
@@ -119,7 +123,7 @@ def _cut(text: str) -> int:
 
 @dataclass
 class Sentence:
-    """A sentence during parsing. `tree` stays None if there is no tree; `status` has the reason."""
+    """A sentence during parsing. `tree` stays None if there is no tree, and `arcs` if there are none; `status` has the reason."""
 
     tokens: list[Token]
     tags: list[tuple[str, str]] = field(default_factory=list)  # (UPOS, XPOS) of every word
@@ -209,7 +213,10 @@ class LineParser(ABC):
             return [self._fallback(lines[0], "flat_parser_failed")]
 
     def _analyse(self, lines: list[Line]) -> list[ParsedLine]:
-        return [self._line(line, group) for line, group in zip(lines, self._sentences(lines), strict=True)]
+        groups = self._sentences(lines)
+        if self._config.dependencies:
+            _remove_bad_arcs([sentence for group in groups for sentence in group if sentence.tree])
+        return [self._line(line, group) for line, group in zip(lines, groups, strict=True)]
 
     def _given_tokens(self, line: Line) -> list[Token]:
         """Return the given words of a line in the form that the parser reads."""
@@ -222,9 +229,9 @@ class LineParser(ABC):
 
     def _line(self, line: Line, sentences: list[Sentence]) -> ParsedLine:
         """Join the sentences of one line. A line of one sentence without a tree keeps its blank-separated words."""
-        failed = [s.status for s in sentences if s.tree is None]
-        if not sentences or (failed and not self._config.split_sentences):
-            return self._fallback(line, failed[0] if sentences else "flat_no_tokens")
+        without_tree = [s.status for s in sentences if s.tree is None]
+        if not sentences or (without_tree and not self._config.split_sentences):
+            return self._fallback(line, without_tree[0] if sentences else "flat_no_tokens")
         words: dict[str, list] = {"text": [], "start_char": [], "end_char": [], "pos_tag": []}
         arcs: dict[str, list] = {"governor": [], "deprel": []}
         trees = []
@@ -246,11 +253,12 @@ class LineParser(ABC):
             words["start_char"] += [leaf.start for leaf in leaves]
             words["end_char"] += [leaf.end for leaf in leaves]
             words["pos_tag"] += tags
-            part = _arcs(sentence, leaves, own, first) if sentence.tree and sentence.arcs else flat_arcs(len(leaves))
-            arcs["governor"] += part["governor"]
-            arcs["deprel"] += part["deprel"]
+            if self._config.dependencies:
+                part = _arcs(sentence.arcs, own, first) if sentence.tree and sentence.arcs else flat_arcs(len(leaves))
+                arcs["governor"] += part["governor"]
+                arcs["deprel"] += part["deprel"]
         status = PARSED
-        if failed:
+        if failed := [s.status for s in sentences if s.status != PARSED]:
             status = failed[0] if len(failed) == len(sentences) else f"{PARTLY}{failed[0]}"
         return ParsedLine(words, trees, status, arcs if self._config.dependencies else None)
 
@@ -288,20 +296,25 @@ def _tag(sentence: Sentence, leaf: _Leaf) -> str:
     return upos or UNANALYSED if xpos == EMPTY_TAG else xpos or upos  # readers of brackets drop words with that tag
 
 
-def _arcs(sentence: Sentence, leaves: Sequence[_Leaf], own: Sequence[int], first: int) -> dict[str, list]:
-    """Return one arc per leaf: that of its first word with a governor outside the leaf.
+def _remove_bad_arcs(sentences: Sequence[Sentence]) -> None:
+    """Remove arcs unless they are a tree with one root over the words of their sentence. Its status says so."""
+    fitting, bad = [], []
+    for sentence in sentences:
+        count, arcs = len(sentence.words), sentence.arcs or []
+        fits = len(arcs) == count and all(-1 <= above < count and isinstance(name, str) for above, name in arcs)
+        (fitting if fits else bad).append(sentence)
+    edges = edges_of(np.array([len(sentence.arcs) for sentence in fitting], dtype=np.int64))
+    starts = zip(fitting, edges.tolist(), strict=False)
+    governors = [above + first if above >= 0 else -1 for sentence, first in starts for above, _ in sentence.arcs]
+    problems = zip(fitting, check_arcs(edges, np.array(governors, dtype=np.int64)), strict=True)
+    for sentence in [*bad, *(sentence for sentence, problem in problems if problem)]:
+        sentence.arcs, sentence.status = None, ARCS_FAILED
 
-    Arcs to any of its words go to the leaf.
-    """
-    out = flat_arcs(len(leaves))
-    for number, leaf in enumerate(leaves):
-        for word in leaf.words:
-            governor, relation = sentence.arcs[word]
-            if governor < 0 or own[governor] != number:
-                out["governor"][number] = first + own[governor] if governor >= 0 else -1
-                out["deprel"][number] = relation
-                break
-    return out
+
+def _arcs(arcs: Arcs, own: Sequence[int], first: int) -> dict[str, list]:
+    """Return one arc per leaf, that of its topmost word; `own` is the leaf of every word."""
+    governors, topmost = contract([above for above, _ in arcs], own)
+    return {"governor": [first + above if above >= 0 else -1 for above in governors], "deprel": [arcs[i][1] for i in topmost]}
 
 
 def cut_at(tokens: Sequence[Token], starts: Sequence[int]) -> list[list[Token]]:

@@ -319,8 +319,8 @@ class EncodeShard:
                 first += rows
         except ValueError as error:
             raise UserError(
-                f"{self._base / 'parsed' / parsed.name}: {error}; correct that line of the input or choose another parser, with "
-                "another --out"
+                f"{self._base / 'parsed' / parsed.name}: {error}; correct that line of the input or parse it again, if need be "
+                "with another parser, into another --out"
             ) from None
         for name in ("leaves", "nodes", "tgt_pieces"):
             sizes = np.concatenate([[0], *(_lengths(batch, name) for batch in batches)])

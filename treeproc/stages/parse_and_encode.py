@@ -11,7 +11,7 @@ from treeproc.common.messages import Progress, phase
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, describe_in_words, read_trees
+from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, arc_rule, build_parser, describe_in_words, read_trees
 from treeproc.parsers.config import split_at_blanks
 from treeproc.shards.records import PackedRecords
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, line_end_in, select
@@ -21,6 +21,7 @@ from treeproc.shards.store import (
     TOKENIZER_FILE,
     ShardRecord,
     fingerprint_of,
+    finished_shards,
     read_index,
     vocabulary_files,
     write_index,
@@ -136,7 +137,7 @@ class ParseAndEncode:
         """Parse every text shard into words and trees."""
         logger.info("parser: %s", describe_in_words(self.parser))
         config = self.config
-        fingerprints = [fingerprint_of(record.sha256, self.parser, self.target_parser) for record in text]
+        fingerprints = self._parse_fingerprints(text)
         jobs = Jobs(range(len(text)), lambda place: {"text": text[place], "fingerprint": fingerprints[place]})
         arguments = {"data": self.out, "config": config.parser, "target": config.target_parser}
         work = StageWork("parse", "loading the parser", ParseShard, arguments, config.parser.gpus_per_actor)
@@ -149,6 +150,28 @@ class ParseAndEncode:
             files = write_fallbacks(folder, records)
             write_index(folder, records, **facts, target_parser=self.target_parser, files=files)
         return text, records
+
+    def _parse_fingerprints(self, text: PackedRecords) -> list[str]:
+        """Return the fingerprints of parsed shards. A complete stage of an earlier version, with its rule for arcs, stays."""
+        folder, old = self.out / "parsed", [self._parse_fingerprint(record) for record in text]
+        rule = self._arc_rule(text, self.parser) or self._arc_rule(text, self.target_parser)
+        if not rule:
+            return old
+        index, names = previous_index(folder, "fingerprint"), [record.name for record in text]
+        was_finished = index is not None and index["fingerprint"] == fingerprint_of(old)
+        if was_finished and not finished_shards(folder, names, old).missing():
+            return old
+        return [self._parse_fingerprint(record, *rule) for record in text]
+
+    def _parse_fingerprint(self, text: ShardRecord, *rule: str) -> str:
+        return fingerprint_of(text.sha256, self.parser, self.target_parser, *rule)
+
+    def _arc_rule(self, text: PackedRecords, parser: dict | None) -> tuple[str, ...]:
+        """Return `arc_rule` of a parser. A given word is one word."""
+        rule = arc_rule(parser)
+        if rule and parser is self.parser and "words" in Shard((self.base or self.out) / "text", text[0]).schema.names:
+            return ()
+        return rule
 
     def encode(self, text: PackedRecords, parsed: PackedRecords) -> dict:
         """Make vocabulary and integer shards."""
@@ -183,6 +206,9 @@ class ParseAndEncode:
         arguments = {"data": self.out, "tree": config.tree, "base": self.base, "other_shapes": bool(tree_rule)}
         work = StageWork("encode", "loading the vocabulary", EncodeShard, arguments)
         records = self._make(work, "encoded", text, fingerprints, jobs)
+        arcs = self._arc_rule(text, parser)
+        if parsed[0].fingerprint != self._parse_fingerprint(text[0], *arcs):
+            arcs = ()
         sizes, classes = measure_rows(config, folder, records, self.record, labelled="label" in stages[0])
         vocabulary = vocabulary_files(folder)
         pieces = [file_sha256(folder / name) for name in vocabulary if name in PIECES_FILES]
@@ -192,7 +218,7 @@ class ParseAndEncode:
             columns=encoded_columns(*stages, config.tree).names,
             fingerprint=fingerprint_of(fingerprints),
             text_fingerprint=fingerprint_of([record.sha256 for record in text]),
-            tree_fingerprint=fingerprint_of(parser, tree, *tree_rule),
+            tree_fingerprint=fingerprint_of(parser, tree, *tree_rule, *arcs),
             vocab_fingerprint=fingerprint_of(inputs_fingerprint, *pieces),
             tree_source=config.tree.tree_source,
             parser=parser,

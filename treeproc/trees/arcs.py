@@ -3,6 +3,8 @@
 The words of all sentences are in one array. A governor is an index into it, -1 for a root. Shapes: W words, S sentences.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 UNIVERSAL_RELATIONS = {  # without subtypes
@@ -49,6 +51,22 @@ def check_arcs(edges: np.ndarray, governors: np.ndarray) -> list[str]:
         for number in np.unique(sentence[mask]).tolist():
             problems[number] = problem
     return problems
+
+
+def contract(governors: Sequence[int], leaf_of: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the governor of every leaf, and the word whose arc that is: its topmost one, the first of equally high ones.
+
+    The words of one sentence [W] form a tree with one root, or are all roots. `leaf_of` [W] is the leaf of each word, from 0.
+    Arcs to any word of a leaf go to the leaf. The governor of a leaf has a word that is nearer to the root than all words of
+    that leaf. So the arcs of the leaves form a tree with one root too, or all leaves are roots.
+    """
+    if len(set(leaf_of)) == len(leaf_of):
+        return list(governors), list(range(len(leaf_of)))
+    own, above = np.asarray(leaf_of, dtype=np.int64), np.asarray(governors, dtype=np.int64)
+    order = np.lexsort((depths(above), own))
+    topmost = order[np.flatnonzero(np.diff(own[order], prepend=-1))]
+    above = above[topmost]
+    return np.where(above < 0, -1, own[above]).tolist(), topmost.tolist()
 
 
 def yields(governors: np.ndarray, counted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

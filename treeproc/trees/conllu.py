@@ -1,8 +1,7 @@
 """Dependency treebanks in CoNLL-U: words with their positions in the text, arcs, tags.
 
 If the syntactic words of a multiword token spell the token (do + n't), each word is a leaf. Otherwise the token is one leaf (im =
-in + dem): it has the tag of its first word and the arc of its topmost word. Arcs to any of its words go to it. Empty nodes (8.1)
-are left out.
+in + dem), with the tag of its first word. Empty nodes (8.1) are left out.
 """
 
 import re
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 
 from treeproc.common.errors import UserError
 from treeproc.shards.schema import line_end_in
+from treeproc.trees.arcs import contract
 
 _TEXT = re.compile(r"#\s*text\s*=\s?(.*)")
 _ID = re.compile(r"(\d{1,9})(?:(-|\.)(\d{1,9}))?", re.ASCII)
@@ -116,59 +116,51 @@ def _sentence(block: list[tuple[int, str]], name: str) -> Leaves:
         raise UserError(f"{name}, line {block[0][0]}: a sentence without words")
     if covered > len(words):
         raise UserError(f"{name}, line {block[-1][0]}: the sentence ends inside the range up to word {covered}")
-    return _leaves(words, tokens, text, _depths(words, name), f"{name}, line {block[0][0]}")
+    _check_arcs(words, name)
+    return _leaves(words, tokens, text, f"{name}, line {block[0][0]}")
 
 
-def _depths(words: Sequence[_Word], name: str) -> list[int]:
-    """Return the number of arcs from the root to every word. Raises UserError unless the arcs are a tree with one root.
+def _check_arcs(words: Sequence[_Word], name: str) -> None:
+    """Raise UserError, with the line at fault, unless the arcs are a tree with one root.
 
     A sentence of only roots, which no parser has analysed, counts as a tree.
     """
-    depths = [-1] * len(words)
+    path_of = [-1] * len(words)  # the word from which a path up came here first
     for start in range(len(words)):
-        path, word = [], start
-        while word >= 0 and depths[word] == -1:
-            depths[word] = -2  # on the path
-            path.append(word)
-            word = words[word].governor
+        last, word = -1, start
+        while word >= 0 and path_of[word] == -1:
+            path_of[word] = start
+            last, word = word, words[word].governor
             if word >= len(words):
-                raise UserError(f"{name}, line {words[path[-1]].line}: governor {word + 1}, but there are {len(words)} words")
-            if word >= 0 and word == path[-1]:
+                raise UserError(f"{name}, line {words[last].line}: governor {word + 1}, but there are {len(words)} words")
+            if word == last:
                 raise UserError(f"{name}, line {words[word].line}: the word is its own governor; the root has governor 0")
-            if word >= 0 and depths[word] == -2:
-                raise UserError(f"{name}, line {words[path[-1]].line}: the arcs form a cycle")
-        depth = depths[word] if word >= 0 else -1
-        for word in reversed(path):
-            depth += 1
-            depths[word] = depth
+        if last >= 0 and word >= 0 and path_of[word] == start:
+            raise UserError(f"{name}, line {words[last].line}: the arcs form a cycle")
     roots = [word for word in words if word.governor < 0]
     if 1 < len(roots) < len(words):
         raise UserError(f"{name}, line {roots[1].line}: expected one word with governor 0, but this is one of {len(roots)}")
-    return depths
 
 
-def _leaves(words: list[_Word], tokens: list[_Token], text: str | None, depths: list[int], where: str) -> Leaves:
+def _leaves(words: list[_Word], tokens: list[_Token], text: str | None, where: str) -> Leaves:
     starts = _places(tokens, text, where)
     if text is None:
         text = "".join(token.form + " " * token.space_after for token in tokens).strip()
     leaves = Leaves(text, [], [], [], [], [], [], where)
-    heads: list[int] = []
     leaf_of: list[int] = []
     for token, start in zip(tokens, starts, strict=True):
         members = range(token.first, token.first + token.count)
         spelled = "".join(words[i].form for i in members) == token.form
         for leaf in [[i] for i in members] if spelled else [members]:
             form = words[leaf[0]].form if spelled else token.form
-            leaf_of += [len(heads)] * len(leaf)
-            heads.append(min(leaf, key=lambda i: depths[i]))
+            leaf_of += [len(leaves.words)] * len(leaf)
             leaves.upos.append(words[leaf[0]].upos)
             leaves.xpos.append(words[leaf[0]].xpos)
             leaves.words.append(form)
             leaves.starts.append(start)
             start += len(form)
-    governors = [words[head].governor for head in heads]
-    leaves.governors += [-1 if governor < 0 else leaf_of[governor] for governor in governors]
-    leaves.deprels += [words[head].deprel for head in heads]
+    leaves.governors, topmost = contract([word.governor for word in words], leaf_of)
+    leaves.deprels += [words[i].deprel for i in topmost]
     return leaves
 
 
