@@ -8,6 +8,7 @@ from hypothesis_profiles import num_examples
 from reference_dependency import reference_contraction
 from test_dependency_trees import sentences
 
+from treeproc.common.settings import UserError
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import Given, ParserConfig, arc_rule, build_parser
 from treeproc.parsers.given import TagReader
@@ -19,6 +20,7 @@ from treeproc.stages import parse_and_encode
 from treeproc.stages.job_report import summary
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.trees.arcs import check_arcs
+from treeproc.trees.conllu import read_leaves
 from treeproc.trees.spans import SpanTree, flat_tree
 from treeproc.verify import verify
 
@@ -114,6 +116,16 @@ def test_tokens_of_several_words_keep_a_tree(sentence, data):
     wanted, topmost = reference_contraction(governors, leaf_of.tolist())
     assert row.arcs == {"governor": wanted, "deprel": [relations[word] for word in topmost]}
     assert row.parse_status == "parsed" and check_arcs(np.array([0, len(wanted)]), np.array(wanted)) == [""]
+
+
+def test_two_roots_inside_one_token_are_two_roots():
+    """For files too, so that a sentence has the same fate with all cuts into tokens."""
+    (row,) = Contracted([(-1, "root"), (-1, "root"), (0, "obj")], [0, 0, 1]).parse(["x x"])
+    assert row.parse_status == "arcs_failed" and row.arcs["governor"] == [-1, -1]
+    rows = ["1-2\tzum" + "\t_" * 8]
+    rows += [f"{i}\t{i}\t_\tX\t_\t_\t{above}\tx\t_\t_" for i, above in ((1, 0), (2, 0), (3, 1))]
+    with pytest.raises(UserError, match="a, line 3: expected one word with governor 0, but this is one of 2"):
+        list(read_leaves(iter([*rows, ""]), "a"))
 
 
 # Jobs
