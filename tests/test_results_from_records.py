@@ -41,7 +41,7 @@ OTHER_TABLES = {
 }
 PAGES = sorted({page for page, _ in (*TABLES, *MIXED, *WITHOUT_RECORD, *OTHER_TABLES)})
 # A claim of the paper is about a study if its row begins with a link to one of these.
-STUDIES = re.compile(r"\((translation|classification|language_models|multi30k|finetuning|windows)\.md")
+STUDIES = re.compile(r"\((translation|classification|language_models|multi30k|finetuning|windows|pretrained|control)\.md")
 
 
 @pytest.fixture(scope="module", params=PAGES)

@@ -10,8 +10,8 @@ from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 
+from contrasts import mean_of_both, of_block_a, of_control_page, of_other_claims, of_probe
 from figures import (
-    REPOSITORY,
     RESULTS,
     Cell,
     Column,
@@ -126,11 +126,11 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         (None, partial(mean, TRAIN_NLL), last_valid, partial(mean, "nll"), partial(mean, "")),
         *(Row("iwslt14_relative_gate", model) for model in ("updates3000", "updates4500")),
     ),
-    ("translation.md", "The second study#3"): grid(
+    ("translation.md", "Block A#0"): grid(
         (None, partial(each, "nll"), partial(each, "")),
         *(Row("iwslt14_relative", model) for model in ("relative", "relative_tree", "relative_shuffled")),
     ),
-    ("translation.md", "The second study#4"): grid(
+    ("translation.md", "Block A#1"): grid(
         (None, *(partial(unpaired, "nll", names=(name,), level=0.975) for name in ("difference", "interval"))),
         *(Row("iwslt14_relative", "relative_tree", baseline=other) for other in ("relative", "relative_shuffled")),
     ),
@@ -182,6 +182,15 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
     ("pretrained.md", "The probe: agreement#1"): _against_first("agreement_pretrained_mean", ON_PROBE, WITH_MEAN),
     ("pretrained.md", "The probe: agreement#2"): _against_first("agreement_pretrained_again", ON_PROBE, ABOVE_ENCODER[:3]),
     ("pretrained.md", "The probe: agreement#3"): _against_first("agreement_pretrained_mean_again", ON_PROBE, WITH_MEAN[:3]),
+    ("pretrained.md", "Simple readers of the probe#0"): [
+        *([None] * 7 for _ in range(13)),  # of benchmarks/agreement_readers.py
+        *grid(
+            (None, None, partial(mean, "valid.accuracy"), partial(mean, "test.accuracy"), mean_of_both, None, None),
+            *(Row("agreement", system) for system in ("bilstm", "tree_lstm")),
+            *(Row("agreement_pretrained_again", system) for system in ("layer", "tree", "tree_shuffled")),
+        ),
+        *([None] * 7 for _ in range(2)),
+    ],
     ("pretrained.md", "With a fine-tuned encoder: SST-5#0"): _against_first("sst5_finetuned", (_accuracy,), ABOVE_ENCODER[:4]),
     ("pretrained.md", "With a fine-tuned encoder: SST-5#1"): _against_first(
         "sst5_finetuned_tenth", (_accuracy,), ABOVE_ENCODER[:4]
@@ -239,20 +248,6 @@ PARSED, *OTHER_TREES = (Row("sst5_controls", name, baseline="parsed") for name i
 WHOLE_PLAIN, WHOLE_LSTM = (Row("sst5_whole_words", name) for name in ("transformer_root", "tree_lstm"))
 ON_SICK = Row("sick", "tree_transformer", baseline="transformer", only=("tree_transformer", "transformer"))
 BLEU_A_NAT = 16.9  # of Multi30k, from the four points of multi30k.md, which have no record
-
-
-def of_readme() -> Sentences:
-    tree, plain, phrases, lstm = means("test.accuracy", *SST5)
-    yield (
-        "[{} per cent](docs/results/classification.md) for the Tree Transformer, {} for the plain one (95 % interval of "
-        "the difference: {} to {}). Most of the gap comes from the labels of phrases: a plain Transformer that learns them "
-        "has {}, and a Tree Transformer that does not has {}. A Tree-LSTM has {}.",
-        [tree, plain, *falls(SST5_PLAIN)[1:], phrases, *means("test.accuracy", PARSED), lstm],
-    )
-    yield "the difference is {} BLEU (95 % interval {} to {})", _difference(IWSLT)
-    yield "sees the paper's +1.1 BLEU with probability {}", power(IWSLT)
-    yield "accuracy falls by {} points (95 % interval {} to {}; ten new seeds)", falls(ON_ROOT[0])
-    yield "mean of all states, it falls by {} ({} to {}", falls(ON_MEAN[0])
 
 
 def of_pretrained() -> Sentences:
@@ -374,12 +369,12 @@ def of_claims() -> Sentences:
 
 
 SENTENCES: Mapping[str, Callable[[], Sentences]] = {
-    "README.md": of_readme,
-    "translation.md": of_translation,
+    "translation.md": lambda: chain(of_translation(), of_block_a()),
+    "control.md": of_control_page,
     "classification.md": of_classification,
     "language_models.md": of_language_models,
-    "pretrained.md": of_pretrained,
-    "results/README.md": of_claims,
+    "pretrained.md": lambda: chain(of_pretrained(), of_probe()),
+    "results/README.md": lambda: chain(of_claims(), of_other_claims()),
 }
 
 
@@ -417,8 +412,8 @@ def fill(page: str, text: str) -> Filled:
 
 
 def path_of(page: str) -> Path:
-    """Return the file of a page, which its name gives from the repository or from docs/results."""
-    return REPOSITORY / page if page == "README.md" else RESULTS / page.removeprefix("results/")
+    """Return the file of a page."""
+    return RESULTS / page.removeprefix("results/")
 
 
 def main() -> None:
