@@ -193,15 +193,21 @@ def fit(inputs: np.ndarray, plural: np.ndarray) -> Callable[[np.ndarray], np.nda
     return lambda other: other @ learnt + offset > 0
 
 
+def mean_of_both(right: np.ndarray, plural: np.ndarray) -> tuple[float, float, float, float]:
+    """Return the mean of the accuracies on both numbers, half its 95 % interval, and both accuracies, in per cent."""
+    of_number = [right[plural == number] for number in (False, True)]
+    half = 1.96 * math.sqrt(sum(one.var() / len(one) for one in of_number)) / 2
+    singular, plurals = (100 * float(one.mean()) for one in of_number)
+    return (singular + plurals) / 2, 100 * half, singular, plurals
+
+
 def show(reader: str, split: str, predicted: np.ndarray, plural: np.ndarray) -> None:
     """Print the accuracies of a reader."""
     right = predicted == plural
-    of_number = [right[plural == number] for number in (False, True)]
-    half = 1.96 * math.sqrt(sum(one.var() / len(one) for one in of_number)) / 2
-    singular, plurals = (100 * one.mean() for one in of_number)
-    facts = {"singular": round(singular, 2), "plural": round(plurals, 2), "half": round(100 * half, 2)}
+    mean, *facts = mean_of_both(right, plural)
+    more = {name: round(value, 2) for name, value in zip(("half", "singular", "plural"), facts, strict=True)}
     emit("agreement_readers", split, "accuracy", 100 * right.mean(), reader=reader)
-    emit("agreement_readers", split, "mean", (singular + plurals) / 2, reader=reader, **facts)
+    emit("agreement_readers", split, "mean", mean, reader=reader, **more)
 
 
 def main() -> None:
