@@ -40,7 +40,6 @@ _MOST = 1_000_000  # the most words of a sentence, so that no sum over sentences
 class Training(TypedDict, total=False):
     """The training of a cell: updates, time, speed, machines."""
 
-    first_update: str  # the time, UTC; missing in earlier records
     updates: Required[int]
     averaged_steps: Required[list[int]]
     seconds: Required[float]
@@ -49,6 +48,7 @@ class Training(TypedDict, total=False):
     software: list[dict]
     machines: list[dict]
     packages: list[dict]
+    first_update: str  # the time, UTC; missing in earlier records
 
 
 class Record(TypedDict, total=False):
@@ -57,7 +57,6 @@ class Record(TypedDict, total=False):
     version: Required[int]
     cell: Required[str]
     labels: Required[dict[str, str | float | int]]
-    protocol: dict[str, str]  # of a study that names one: its file and the commit that changed it last
     settings: Required[dict]
     data_fingerprint: Required[str]
     encoder: str  # see `Cell.encoder`; missing in earlier records
@@ -66,6 +65,7 @@ class Record(TypedDict, total=False):
     scores: Required[dict[str, dict]]
     sentences: Required[dict[str, str]]
     curve: dict[str, dict[str, list[float | None]]]
+    protocol: dict[str, str]  # of a study that names one: its file and the commit that changed it last
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,10 @@ class Recording:
         """Make the record of a cell that is done. Raises UserError if its folder is incomplete."""
         facts = read_facts(run_dir, HINT, ("parameters",))
         scores, sentences = self.read(run_dir)
-        return Record(
+        record = Record(
             version=VERSION,
             cell=run_dir.name,
             labels=dict(entry.labels),
-            **({"protocol": self.protocol} if self.protocol else {}),
             settings=_without_places(entry.settings),
             data_fingerprint=entry.data_fingerprint,
             encoder=entry.encoder,
@@ -105,6 +104,9 @@ class Recording:
             sentences=sentences,
             curve=read_curve(run_dir),
         )
+        if self.protocol is not None:
+            record["protocol"] = self.protocol
+        return record
 
     def kept(self) -> dict[str, Record]:
         """Return the records in the folder by the names of their cells. Raises UserError for a file that is not a record."""
@@ -218,8 +220,7 @@ def _read_training(run_dir: AnyPath) -> Training:
     meta = read_json(run_dir / "averaged" / META, HINT, needed=("step",))
     train = [line for line in lines if line["event"] == "train"]
     rates, memory = ([line[name] for line in train if name in line] for name in ("tokens_per_s", "memory_gib"))
-    return Training(
-        **({FIRST_UPDATE: meta[FIRST_UPDATE]} if FIRST_UPDATE in meta else {}),
+    training = Training(
         updates=lines[-1]["step"],
         averaged_steps=meta.get("averaged_steps", [meta["step"]]),
         seconds=lines[-1]["elapsed"],
@@ -229,6 +230,9 @@ def _read_training(run_dir: AnyPath) -> Training:
         machines=_different(machine for session in trained for machine in session.machines()),
         packages=_different(packages for session in trained for packages in session.packages_at_work()),
     )
+    if FIRST_UPDATE in meta:
+        training["first_update"] = meta[FIRST_UPDATE]
+    return training
 
 
 def _different(values: Iterable[dict]) -> list[dict]:
