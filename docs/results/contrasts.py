@@ -45,7 +45,7 @@ def of_control_page() -> Sentences:
         yield sentence, [*chain.from_iterable(map(over_seeds, found_here))]
     systems = ("linearized_transformer", "tree_transformer", "tree_relative_positions")
     best = [_nll_of_control(system) for system in systems]
-    yield "the linearised tree has {} on the same data, tree attention {}, and {} with relative positions", best
+    yield "the linearised tree has {} on the same data, tree attention {}, and {} with relative positions too", best
     of_a = [one for corpus in ("labels", "shape", "levels", "arcs") for one in records(f"control_a/{corpus}")]
     yield "The software of {} of the {} records", [sum(map(_has_changes, of_a)), len(of_a)]
 
