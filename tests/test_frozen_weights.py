@@ -173,6 +173,32 @@ def test_frozen_weights_that_the_encoder_no_longer_has_are_not_written(made, run
     assert (tmp_path / "run" / "initial" / "model.safetensors").read_bytes() == b"cut off"
 
 
+@pytest.mark.parametrize("settings", [{}, {"freeze": []}])
+def test_weights_above_another_encoder_are_of_another_run(made, tmp_path, settings):
+    """The folder of an encoder may move. The other one has the same settings under another path, and other weights."""
+    encoder = shutil.copytree(made[0], tmp_path / "encoder")
+    weights = load_file(encoder / "model.safetensors")
+    weights["embeddings.word_embeddings.weight"] += 1
+    save_file(weights, encoder / "model.safetensors", {"format": "pt"})
+    shutil.copytree(made[0], tmp_path / "moved")
+    for name, place in {"run": made[0], "other": encoder}.items():
+        run_training(frozen_config((place, made[1]), **settings, max_steps=3), tmp_path / name)
+    for name in ("averaged", "checkpoints/step_00000002"):
+        shutil.move(tmp_path / "run" / name, tmp_path / "kept")
+        shutil.copytree(tmp_path / "other" / name, tmp_path / "run" / name)
+        with pytest.raises(
+            UserError, match=rf"{name} has weights of another run \(initial: \w+ -> \w+\); remove {Path(name).name} from"
+        ):
+            load_run(tmp_path / "run", checkpoint="2" if "2" in name else "averaged")
+        if "2" in name:
+            with pytest.raises(UserError, match=rf"{name} has weights of another run"):
+                run_training(frozen_config(made, **settings), tmp_path / "run")
+        shutil.rmtree(tmp_path / "run" / name)
+        shutil.move(tmp_path / "kept", tmp_path / "run" / name)
+    assert run_training(frozen_config((tmp_path / "moved", made[1]), **settings), tmp_path / "run").finished
+    load_run(tmp_path / "run")
+
+
 def test_a_weight_that_is_missing_for_another_reason_is_named(run, tmp_path):
     shutil.copytree(run, tmp_path / "run")
     folder = tmp_path / "run" / "averaged"

@@ -68,6 +68,9 @@ def test_a_moving_average_holds_frozen_parameters_too(data, tmp_path):
     average = load_file(latest_checkpoint(tmp_path / "run") / "ema.safetensors")
     assert average.keys() == weights.keys()
     assert torch.equal(average["encoder.embedding.weight"], weights["encoder.embedding.weight"])
+    config = make_config(data, *SHORT, FREEZE, "ema_decay=0.9")
+    (tmp_path / "run" / "config.yaml").write_text(dump_settings(config))
+    (tmp_path / "run" / "run.json").write_text("{}")
     folder = average_checkpoints(tmp_path / "run", "ema", 1)
     assert same(load_file(folder / "model.safetensors"), average)
 

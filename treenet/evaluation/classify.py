@@ -13,10 +13,19 @@ from treenet.evaluation.settings import ClassifySettings
 from treenet.layers.backend import choose_device, scoring
 from treenet.models import ClassLogits
 from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders, checkpoint_step
-from treenet.runs.loading import check_classes, check_own_vocabulary, check_there, data_of, load_trained, scored_splits
+from treenet.runs.identity import checkpoint_folder
+from treenet.runs.loading import (
+    check_classes,
+    check_export,
+    check_own_vocabulary,
+    check_there,
+    data_of,
+    load_trained,
+    scored_splits,
+)
 from treenet.runs.result_entries import SCORES, add_entry, name_result, read_scores
 from treenet.runs.result_provenance import LAST, asked_for, fingerprints, is_recorded
-from treenet.runs.run_folder import checkpoint_folder, checkpoint_names, name_in_results, read_facts, recorded_sha256
+from treenet.runs.run_folder import checkpoint_names, name_in_results, read_facts, recorded_sha256
 from treenet.runs.run_results import stale_scores, write_predictions
 from treenet.tasks.base import PredictionTask, build_task
 from treeproc.common.files import read_json
@@ -59,6 +68,7 @@ def score_peak(folder: Path, split: str, *, use_gpu: bool = False) -> dict:
 def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str], dict]:
     """Return the name of the result, the lines of its predictions, and its entry."""
     device = choose_device(settings.use_gpu)
+    check_export(folder)
     checkpoint = _checkpoint(folder, settings.checkpoint)
     config, model = load_trained(folder, checkpoint)
     own = data_of(folder, config)

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from treenet.config import MAY_CHANGE, TrainConfig
+from treenet.config import TrainConfig
 from treenet.jobs.train_job import COMMAND, check_job, describe_corpora, describe_limits, train_job
 from treenet.layers.backend import best_precision_here
 from treenet.loggers.feed import check_loggers, logged_training
-from treenet.models.pretrained_folder import FACTS as PRETRAINED
-from treenet.models.pretrained_folder import OF_THE_FILE
 from treenet.runs.averaging import average_checkpoints, describe_gaps
-from treenet.runs.checkpoint import AVERAGED, META, WEIGHTS, checkpoint_folders, read_meta
+from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, checkpoint_folders, read_meta
+from treenet.runs.identity import check_weights, identity, list_changes
 from treenet.runs.initial_weights import describe_start, keep_recorded_init, start_from_init
 from treenet.runs.metrics_log import CURVES, best_validation, plot_curves, read_metrics
 from treenet.runs.mirror import open_run
@@ -29,7 +28,7 @@ from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.folder_kinds import RUN, claim_folder
 from treeproc.common.messages import format_seconds, tell, warn
 from treeproc.common.provenance import recorded
-from treeproc.common.settings import UserError, differences, dump_settings, is_below, load_settings, refuse_relative_in_job
+from treeproc.common.settings import UserError, dump_settings, load_settings, refuse_relative_in_job
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import read_index
 
@@ -213,21 +212,13 @@ def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: Any
     """
     if not checkpoint_folders(run_dir):
         return  # no checkpoint yet, so the user may correct a refused setting
-    old = load_settings(TrainConfig, run_dir / "config.yaml").model_dump(mode="json")
-    new = config.model_dump(mode="json")
     recorded: Mapping = read_facts(run_dir)
-    encoders = [one[PRETRAINED]["config"] for one in (recorded, facts) if PRETRAINED in one]
-    may_change = (*MAY_CHANGE, "model.pretrained.folder") if len(encoders) == 2 else MAY_CHANGE
-    changed = [line for line in differences(old, new) if not is_below(line.partition(":")[0], may_change)]
-    if len(encoders) == 2:
-        own = ({name: one for name, one in encoder.items() if name not in OF_THE_FILE} for encoder in encoders)
-        changed += differences(*own, "config.json of model.pretrained.folder")
-    if not changed and list(old.get("lr_scale", ())) != list(new.get("lr_scale", ())):
-        changed.append("lr_scale: another order of the same patterns")  # of which the first that matches counts
-    for fact, what in (("data_fingerprint", "data fingerprint"), ("states", "encoder of frozen_states")):
-        if recorded.get(fact) != facts.get(fact):
-            changed.append(f"{what}: {recorded.get(fact)} -> {facts.get(fact)}")
+    own = identity(config, facts) | {name: recorded[name] for name in (INITIAL,) if name in recorded}
+    changed = list_changes(identity(load_settings(TrainConfig, run_dir / "config.yaml"), recorded), own)
+    if recorded.get("states") != facts.get("states"):
+        changed.append(f"encoder of frozen_states: {recorded.get('states')} -> {facts.get('states')}")
     if changed:
         raise UserError(
             f"{name} holds a run with other settings ({'; '.join(changed)}); choose another --out, or give the old settings"
         )
+    check_weights(run_dir, *checkpoint_folders(run_dir), own=own, name=name)

@@ -18,6 +18,7 @@ from treenet.experiments.seeds_report import SeedsReport
 from treenet.experiments.study import StudyForm
 from treenet.probing.probe_results import read_probes
 from treenet.runs.checkpoint import AVERAGED, is_complete
+from treenet.runs.identity import check_weights
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import RunMirror
 from treenet.runs.result_entries import PROBES, SCORES, read_scores
@@ -211,6 +212,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
             f"{given} is a run of {task}, and a report reads runs of translation and classification, and studies of all tasks; "
             + _place_of_scores(task, given.rstrip("/"), is_scored=(folder / SCORES).is_file())
         )
+    check_weights(folder, folder / AVERAGED, name=as_path(given))
     scores = {name: one for name, one in read_scores(folder).items() if isinstance(one, dict) and not name.startswith(PARSE)}
     state, probes, facts = RunState(folder, given), read_probes(folder).get(AVERAGED), read_facts(folder, _TRAIN_AGAIN)
     for values, file in ((scores, SCORES), (probes, PROBES), (facts, FACTS)):

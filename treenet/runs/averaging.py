@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from treenet.runs.checkpoint import (
+    ANCESTORS,
     AVERAGE,
     AVERAGED,
     FROZEN,
@@ -27,13 +28,12 @@ from treenet.runs.checkpoint import (
     validation_criterion,
 )
 from treenet.runs.checkpoint_io import open_weights
+from treenet.runs.identity import check_weights
 from treeproc.common.errors import check_choice
 from treeproc.common.files import LOCK, TEMPORARY_PREFIX
 from treeproc.common.settings import UserError
 
 Choice = Literal["last", "best", "ema"]
-# Keys that checkpoints of one run share. Pieces and labels are rows of tables, so row 17 must mean the same in all of them.
-_IDENTITY = ("model", "num_pieces", "num_labels", "data_fingerprint", "settings")
 
 
 @dataclass
@@ -58,15 +58,16 @@ def average_checkpoints(
     `last` and `best` take the mean of `count` checkpoints; `ema` takes the moving average of the latest. The average's meta.json
     lists its checkpoints, the number asked for, and each checkpoint that was left out, with the reason.
 
-    Raises UserError if there is no checkpoint, or if checkpoints are of different models, data or settings. It also does so if
-    there are fewer than asked for, unless `allow_fewer`. `allow_damaged` leaves out damaged checkpoints; without it they raise
-    UserError.
+    Raises UserError if there is no checkpoint, or if one is of another run. It also does so if there are fewer than asked for,
+    unless `allow_fewer`. `allow_damaged` leaves out damaged checkpoints; without it they raise UserError.
     """
+    if folders := checkpoint_folders(run_dir):
+        check_weights(run_dir, *folders)
     chosen = choose_checkpoints(run_dir, choice, count)
     _check(run_dir, chosen, choice, allow_fewer, allow_damaged)
     file = AVERAGE if choice == "ema" else WEIGHTS
     metas = [read_meta(folder) for folder in chosen.folders]
-    meta = {name: value for name, value in metas[-1].items() if name not in ("files", "sha256")}
+    meta = {name: value for name, value in metas[-1].items() if name not in ("files", "sha256", ANCESTORS)}
     if any(facts.get(FROZEN) != meta.get(FROZEN) for facts in metas):
         meta.pop(FROZEN, None)
     meta["averaged_steps"] = [checkpoint_step(folder) for folder in chosen.folders]
@@ -90,12 +91,11 @@ def describe_gaps(meta: dict) -> str:
 def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> Selection:
     """Return the last checkpoints, or those with the best validation, or the latest for `ema`. There may be fewer than `count`.
 
-    Raises UserError if there is no such checkpoint, or if the folder has checkpoints of two runs.
+    Raises UserError if there is no such checkpoint.
     """
     check_choice("choice", choice, Choice)
     folders = [folder for folder in checkpoint_folders(run_dir) if (folder / META).is_file()]
     metas = {folder: read_meta(folder) for folder in folders}
-    _check_identity({folder: meta for folder, meta in metas.items() if meta})
     ignored = _find_ignored(run_dir, folders)
     if choice == "last":
         found = _select_complete(count, folders[-count:])
@@ -159,28 +159,6 @@ def _check(run_dir: Path, chosen: Selection, choice: Choice, allow_fewer: bool, 
     for folder in chosen.folders:
         if file not in read_meta(folder)["files"]:
             raise UserError(f"{folder} has no moving average; train with ema_decay, for example 0.999, or choose last or best")
-
-
-def _check_identity(metas: dict[Path, dict]) -> None:
-    """Raise UserError for checkpoints of different runs. A fact may be absent from a checkpoint of an earlier version."""
-    if not metas:
-        return
-    (first, expected), *others = metas.items()
-    for folder, meta in others:
-        known = [name for name in _IDENTITY if name in expected and name in meta]
-        found = (line for name in known for line in _differences(expected[name], meta[name], name))
-        if differ := [line for line in found if not line.endswith("model.pretrained.folder")]:  # which may move during a run
-            note = ", ".join(differ[:5]) + (" and more" if len(differ) > 5 else "")
-            raise UserError(
-                f"{folder} and {first} differ in {note}, so there is no average of them; remove the checkpoint of another run"
-            )
-
-
-def _differences(first: object, second: object, name: str) -> list[str]:
-    """Return the names of differing values. For two dicts, it compares the keys that both have."""
-    if isinstance(first, dict) and isinstance(second, dict):
-        return [line for key in first if key in second for line in _differences(first[key], second[key], f"{name}.{key}")]
-    return [] if first == second else [name]
 
 
 def average_weights(paths: Iterable[Path], left_out: Collection[str] = ()) -> dict[str, Tensor]:

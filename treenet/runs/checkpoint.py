@@ -68,6 +68,9 @@ def copy_complete(value: "Tensor", into: "Tensor") -> None:
 WEIGHTS, AVERAGE, TRAINER, META = "model.safetensors", "ema.safetensors", "trainer.pt", "meta.json"
 AVERAGED = "averaged"  # the folder of the trained model in a run: the mean of checkpoints
 INITIAL = "initial"  # the folder of the weights before the first update, of a run that starts from other weights than its seed's
+ANCESTORS = (
+    "ancestors"  # in meta.json: {NAME: sha256 of its weights} of the checkpoints beside it that it continues, its parent last
+)
 FROZEN = "frozen"  # in meta.json: {"names": [...], "sha256": of RUN/initial/model.safetensors}
 FIRST_UPDATE = "first_update"  # in meta.json: the time of the run's first update, UTC
 
@@ -163,6 +166,13 @@ def frozen_weights(meta: Mapping) -> list[str]:
 def frozen_sha256(meta: Mapping) -> str | None:
     """Return the hash of the file with the frozen weights of a checkpoint; None if the checkpoint leaves none out."""
     return meta[FROZEN]["sha256"] if frozen_weights(meta) else None
+
+
+def lineage(folder: Path) -> dict[str, str]:
+    """Return the ancestors of what continues a checkpoint: those of the checkpoint, and itself."""
+    meta = read_meta(folder)
+    before = meta.get(ANCESTORS)  # checkpoints of earlier versions lack it
+    return {**(before if isinstance(before, dict) else {}), folder.name: meta["files"][WEIGHTS]["sha256"]}
 
 
 def initial_folder(folder: Path) -> Path:

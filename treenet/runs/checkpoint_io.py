@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -18,21 +18,23 @@ from safetensors.torch import load_model, save_file
 from torch import Tensor, nn
 
 from treenet.runs.checkpoint import (
+    ANCESTORS,
     AVERAGE,
-    META,
     TRAINER,
     WEIGHTS,
     Snapshot,
+    checkpoint_folders,
     copy_complete,
     frozen_weights,
     in_parts_like,
     initial_folder,
     is_sharded,
+    lineage,
     read_meta,
     stored_weights,
     write_checkpoint,
 )
-from treeproc.common.files import check_archive, read_json
+from treeproc.common.files import check_archive
 from treeproc.common.settings import UserError
 
 Value = TypeVar("Value")
@@ -112,20 +114,9 @@ def _old_order(names: Mapping[str, object]) -> list[str]:
 
 
 def load_checkpoint(
-    folder: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    data_fingerprint: str,
-    average: dict[str, Tensor] | None = None,
+    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor] | None = None
 ) -> dict:
-    """Load weights, optimiser and moving average in place, and return `state`.
-
-    Raises UserError if the checkpoint is of another run.
-    """
-    trained_on = read_json(folder / META).get("data_fingerprint")
-    if trained_on != data_fingerprint:
-        raise UserError(f"{folder} is of data {trained_on}, but this run is on data {data_fingerprint}; choose another --out")
+    """Load weights, optimiser and moving average in place, and return `state`."""
     was_old = load_weights(model, folder)
     device = next(model.parameters()).device
     check_archive(folder / TRAINER, "remove the folder and run the same command again")
@@ -195,9 +186,13 @@ def load_weights(model: nn.Module, folder: Path) -> bool:
 
     Raises UserError if some are missing or do not fit.
     """
+    own = model.state_dict()
     try:
         with safe_open(folder / WEIGHTS, "pt") as file:
             was_old = is_old(dict.fromkeys(file.keys()))
+            for name in own.keys() & file.keys():
+                if own[name].is_floating_point() and not (dtype := file.get_slice(name).get_dtype()).startswith(("F", "BF")):
+                    raise RuntimeError(f"{name} must have floating-point numbers, but has the type {dtype}")  # copied in silence
         if was_old or frozen_weights(read_meta(folder)) or any(map(is_sharded, model.parameters())):
             _load_by_name(model, folder)
         else:
@@ -222,8 +217,9 @@ def _load_by_name(model: nn.Module, folder: Path) -> None:
 class CheckpointWriter:
     """Writes snapshots in a thread, one at a time and in order. Training waits only if the writer is one checkpoint behind."""
 
-    def __init__(self, run_dir: Path, *, keep: int, best: bool):
+    def __init__(self, run_dir: Path, *, keep: int, best: bool, ancestors: Mapping[str, str] | None = None):
         self._run_dir, self._keep, self._best = run_dir, keep, best
+        self._ancestors = dict(ancestors or {})  # of the next checkpoint
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._writing: Future | None = None
 
@@ -237,7 +233,13 @@ class CheckpointWriter:
         """Start to write, unless the write before failed. `failure` has its error."""
         self.wait()
         if self.failure is None:
-            self._writing = self._thread.submit(write_checkpoint, self._run_dir, snapshot, keep=self._keep, best=self._best)
+            self._writing = self._thread.submit(self._write, snapshot)
+
+    def _write(self, snapshot: Snapshot) -> None:
+        there = {path.name for path in checkpoint_folders(self._run_dir)}
+        meta = {**snapshot.meta, ANCESTORS: {name: sha256 for name, sha256 in self._ancestors.items() if name in there}}
+        folder = write_checkpoint(self._run_dir, replace(snapshot, meta=meta), keep=self._keep, best=self._best)
+        self._ancestors = lineage(folder)
 
     def wait(self) -> None:
         """Wait until the started write is on disk or has failed."""

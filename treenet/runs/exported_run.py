@@ -6,6 +6,7 @@ card. It is a run folder that every machine may read, so it names no place of th
 The card is README.md with the YAML head that Hugging Face reads, and text for people.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,10 +16,11 @@ from typing import Any
 from treenet.config import TrainConfig
 from treenet.runs.checkpoint import AVERAGED, FROZEN, META, WEIGHTS, publish, publish_folder, read_meta
 from treenet.runs.checkpoint_io import copy_weights
-from treenet.runs.loading import CARD, EXPORT_FACTS, HELD_DATA, Exported, LoadedModel
+from treenet.runs.identity import identity, list_changes
+from treenet.runs.loading import CARD, HELD_DATA, Exported, LoadedModel
 from treenet.runs.result_entries import read_scores
+from treenet.runs.run_folder import EXPORT_FACTS, read_facts
 from treenet.runs.run_folder import FACTS as RUN_FACTS
-from treenet.runs.run_folder import read_facts
 from treenet.tasks.base import build_task
 from treenet.tasks.translation_metrics import HUB_NAMES, METRIC_TITLES
 from treeproc.common.files import file_sha256, json_bytes, read_json
@@ -110,9 +112,12 @@ def export_run(run: LoadedModel, out: Path, option: str = "--out") -> None:
     """
     if run.weights is None:
         raise UserError(f"{run.run} was loaded without trained weights, so there is nothing to write; load a checkpoint")
+    if changes := list_changes(identity(run.config, read_facts(run.run)), read_meta(run.weights)):
+        raise UserError(f"{run.weights} has weights of another run ({'; '.join(changes[:5])}); give that run, with its settings")
     weights, held = run.weights, f"{HELD_DATA}/encoded"
     meta = {name: value for name, value in read_meta(weights).items() if name not in ("files", "sha256", FROZEN)}
     config = TrainConfig.model_validate(without_places(run.config.model_dump(mode="json", exclude={"frozen_states"})))
+    vocabulary = read_vocabulary(run)
     held_card = run.run / CARD  # of an exported run, perhaps edited
 
     def fill(folder: Path) -> list[str]:
@@ -120,13 +125,12 @@ def export_run(run: LoadedModel, out: Path, option: str = "--out") -> None:
         (folder / CONFIG).write_text(dump_settings(config.model_copy(update={"data": Path(HELD_DATA)})), "utf-8")
         (folder / RUN_FACTS).write_bytes(json_bytes(without_places(read_facts(run.run))))
         publish(folder / AVERAGED, {WEIGHTS: lambda path: copy_weights(weights, path)}, without_places(meta))
-        (folder / held / "index.json").write_bytes(json_bytes(_held_index(run)))
-        vocabulary = {f"{held}/{name}": content for name, content in read_vocabulary(run).items()}
+        (folder / held / "index.json").write_bytes(json_bytes(_held_index(run, vocabulary)))
         for name, content in vocabulary.items():
-            (folder / name).write_bytes(content)
+            (folder / held / name).write_bytes(content)
         (folder / CARD).write_bytes(held_card.read_bytes() if held_card.is_file() else model_card(run, out.resolve().name))
         names = [CARD, CONFIG, RUN_FACTS, f"{AVERAGED}/{WEIGHTS}", f"{AVERAGED}/{META}", f"{held}/index.json"]
-        return [*names, *vocabulary]
+        return [*names, *(f"{held}/{name}" for name in vocabulary)]
 
     write_export(out, run, "safetensors", fill, option)
 
@@ -141,7 +145,7 @@ def without_places(value: Any) -> Any:
     return [without_places(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def _held_index(run: LoadedModel) -> dict:
+def _held_index(run: LoadedModel, vocabulary: Mapping[str, bytes]) -> dict:
     """Return the index of a data set as that of one without rows: its vocabulary, and the settings of its making.
 
     Its parser looks for trained models in the data set itself, and for a server where CORENLP_ENDPOINT says.
@@ -151,7 +155,8 @@ def _held_index(run: LoadedModel) -> dict:
     if settings.get("models"):
         settings["models"] = PARSER_FOLDER
     settings.pop("endpoint", None)
-    return {**index, "totals": {}, "shards": []}
+    files = {name: hashlib.sha256(content).hexdigest() for name, content in vocabulary.items()}
+    return {**index, "totals": {}, "shards": [], "files": files}
 
 
 PARSER_FOLDER = "parser"  # below the data of an exported run: where its parser's own models belong

@@ -8,6 +8,7 @@ run's seed.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -32,6 +33,7 @@ from treenet.runs.checkpoint import (
     stored_weights,
 )
 from treenet.runs.checkpoint_io import open_weights
+from treenet.runs.identity import checkpoint_folder
 from treenet.runs.loading import data_of
 from treenet.runs.mirror import read_run
 from treenet.runs.parameter_matching import (
@@ -43,7 +45,7 @@ from treenet.runs.parameter_matching import (
     match_parameters,
     model_parameters,
 )
-from treenet.runs.run_folder import InitFacts, checkpoint_folder, checkpoint_names, checkpoint_path, read_facts, recorded_sha256
+from treenet.runs.run_folder import InitFacts, checkpoint_names, checkpoint_path, read_facts, recorded_sha256
 from treenet.tasks.base import Task, build_task
 from treeproc.common.files import file_sha256
 from treeproc.common.messages import phase, tell, warn
@@ -63,8 +65,8 @@ class _Source:
     sha256: str
 
 
-def start_from_init(config: TrainConfig, sizes: Mapping, run_dir: Path) -> dict[str, InitFacts]:
-    """Write RUN/initial if the run has no checkpoint, and print what was taken. Returns the entry `init` of run.json.
+def start_from_init(config: TrainConfig, sizes: Mapping, run_dir: Path) -> dict[str, Any]:
+    """Write RUN/initial if the run has no checkpoint, and print what was taken. Returns what run.json records of it.
 
     `sizes` are those of the model, with the fingerprint of its vocabulary. A run that continues reads nothing of the other run.
     It does so only if its checkpoints need the frozen weights in RUN/initial, and these are missing or damaged: then the same
@@ -75,7 +77,7 @@ def start_from_init(config: TrainConfig, sizes: Mapping, run_dir: Path) -> dict[
     if begun:
         frozen = [folder for folder in begun if frozen_sha256(read_meta(folder))]
         if not (frozen and find_fault_of_frozen(frozen[-1])):
-            return {"init": facts} if (facts := read_facts(run_dir).get("init")) else {}
+            return {name: fact for name, fact in read_facts(run_dir).items() if name in ("init", INITIAL)}
         needed = frozen_sha256(read_meta(frozen[-1]))
         warn(f"warning: {run_dir / INITIAL} has the frozen weights of this run, and is missing or damaged; writing it again")
     else:
@@ -84,15 +86,16 @@ def start_from_init(config: TrainConfig, sizes: Mapping, run_dir: Path) -> dict[
         if config.model.pretrained.folder is not None:
             weights, meta = _pretrained_weights(config, sizes), _shape_facts(sizes)
             _check_states(config, sizes, weights)
-            meta["model"] = config.model.model_dump(mode="json")
+            meta |= {"model": config.model.model_dump(mode="json"), "settings": config.lasting()}
             _publish_initial(run_dir / INITIAL, weights, meta, needed)
+            return {INITIAL: recorded_sha256(run_dir / INITIAL)}
         return {}
     meta = _write_initial(config, config.init, sizes, run_dir / INITIAL, needed)
     facts = meta["init"]
     lines = [describe_start(facts), *describe_matches(meta["matches"])]
     lines += [f"  other settings of the model: {', '.join(meta['changes'])}"] if meta["changes"] else []
     tell("\n".join(lines))
-    return {"init": facts}
+    return {"init": facts, INITIAL: recorded_sha256(run_dir / INITIAL)}
 
 
 def _publish_initial(folder: Path, weights: dict[str, Tensor], meta: dict, needed: str | None) -> None:
@@ -164,7 +167,8 @@ def _write_initial(config: TrainConfig, init: AnyPath, sizes: Mapping, target: P
     }
     meta = _shape_facts(sizes)
     changes = _changed_settings(their_config, config)
-    meta |= {"model": config.model.model_dump(mode="json"), "init": facts, "changes": changes, "matches": matches.record()}
+    meta |= {"model": config.model.model_dump(mode="json"), "settings": config.lasting()}
+    meta |= {"init": facts, "changes": changes, "matches": matches.record()}
     _publish_initial(target, weights, meta, needed)
     return meta
 

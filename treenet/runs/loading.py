@@ -13,9 +13,10 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 from treenet.config import TrainConfig
 from treenet.data.input_kinds import check_columns
 from treenet.layers.backend import remember_precision
-from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, check_frozen, find_fault
+from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS
 from treenet.runs.checkpoint_io import load_weights
-from treenet.runs.run_folder import checkpoint_folder, name_in_results, read_facts, recorded_sha256
+from treenet.runs.identity import checkpoint_folder
+from treenet.runs.run_folder import EXPORT_FACTS, name_in_results, read_facts, recorded_sha256
 from treenet.tasks.base import build_task
 from treeproc.common.files import file_sha256, file_size, read_json
 from treeproc.common.messages import phase, warn
@@ -31,7 +32,6 @@ _OTHER_TASK = {
     "classification": "classify; give a run of task classification",
 }
 HELD_DATA = "data"  # the folder of an exported run with the vocabulary of its data set
-EXPORT_FACTS = "export.json"  # of an exported run: what it is, and its files
 CARD = "README.md"  # of an exported run, which people may edit
 
 
@@ -145,7 +145,7 @@ def load_model(
     for name in ("config.yaml", "run.json"):
         if not (run / name).is_file():
             raise UserError(f"{run} is not a run: {run / name} is missing; give the folder of a training run")
-    _check_export(run)
+    check_export(run)
     config = load_settings(TrainConfig, run / "config.yaml")
     hint = "run its workflows/train.py command again, into another folder"
     facts = read_facts(run, hint, ("vocab_fingerprint", "data_fingerprint"))
@@ -160,7 +160,6 @@ def load_model(
     check_own_vocabulary(data, index, facts, run, data_of(run, config))
     check_vocabulary_files(data / "encoded", index)
     if folder:
-        _check_vocabulary(folder, index)
         _, model = load_trained(run, folder)
     else:
         torch.manual_seed(config.seed)
@@ -225,14 +224,7 @@ def scored_splits(run: Path) -> list[str]:
 def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainConfig, nn.Module]:
     """Load configuration and model, in eval mode, of RUN/averaged or of the given checkpoint folder."""
     config = load_settings(TrainConfig, run_dir / "config.yaml")
-    folder = checkpoint or run_dir / AVERAGED
-    if not folder.is_dir():
-        raise UserError(
-            f"{folder} is missing; run workflows/train.py to the end, or workflows/average_checkpoints.py --out {run_dir}"
-        )
-    if checkpoint is None and (fault := find_fault(folder)):
-        check_frozen(folder)
-        raise UserError(f"{folder} is damaged ({fault}); run workflows/average_checkpoints.py --out {run_dir}")
+    folder = checkpoint or checkpoint_folder(run_dir, AVERAGED)
     with phase("loading the model"):
         model = build_task(config).build_model_that_fits(read_json(folder / META))
         load_weights(model, folder)
@@ -240,8 +232,11 @@ def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainCo
     return config, model.eval()
 
 
-def _check_export(run: Path) -> None:
-    """Raise UserError if an exported run lacks one of its files, or if one has changed. The model card may."""
+def check_export(run: Path) -> None:
+    """Raise UserError if an exported run lacks one of its files, or if one has changed. The model card may.
+
+    The index of its data has the hashes of the vocabulary that it was trained with.
+    """
     hint = "copy the exported run again"
     facts = run / EXPORT_FACTS
     for name, recorded in read_json(facts, hint, Exported)["files"].items() if facts.is_file() else ():
@@ -252,20 +247,9 @@ def _check_export(run: Path) -> None:
         is_whole = file_size(path) == recorded["bytes"] and (not hashed or file_sha256(path) == recorded["sha256"])
         if name != CARD and not is_whole:
             raise UserError(f"{path} is damaged: its size or hash is not the one in {EXPORT_FACTS}; {hint}")
-
-
-def _check_vocabulary(folder: Path, index: dict) -> None:
-    """Check the vocabulary: a checkpoint given by its path may be of any run.
-
-    Older ones only record the size of their vocabulary.
-    """
-    meta = read_json(folder / META)
-    for name in ("vocab_fingerprint", "num_pieces", "num_labels"):
-        if meta.get(name, index[name]) != index[name]:
-            raise UserError(
-                f"{folder} is a checkpoint of another vocabulary: its {name} is {meta[name]}, that of the data {index[name]}; "
-                "give a run of that vocabulary"
-            )
+    if facts.is_file():
+        held = run / HELD_DATA / "encoded"
+        check_vocabulary_files(held, read_index(held), hint)
 
 
 def load_processor(data: AnyPath) -> SentencePieceProcessor:

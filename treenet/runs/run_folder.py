@@ -20,16 +20,7 @@ from typing import Annotated
 from pydantic import Field
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
-from treenet.runs.checkpoint import (
-    AVERAGED,
-    INITIAL,
-    META,
-    WEIGHTS,
-    check_frozen,
-    checkpoint_folders,
-    checkpoint_step,
-    is_complete,
-)
+from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS
 from treeproc.common.errors import advise, one_line, quoted
 from treeproc.common.files import TEMPORARY_PREFIX, cache_folder, file_lock, read_json
 from treeproc.common.folder_kinds import CONFIG
@@ -37,6 +28,7 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, DataPath, open_seekable
 
 FACTS = "run.json"
+EXPORT_FACTS = "export.json"  # of an exported run: what it is, and its files
 
 
 class InitFacts(TypedDict):
@@ -76,6 +68,7 @@ class RunFacts(TypedDict, total=False):
     parameters: int
     frozen: int  # of the parameters; only with `freeze`
     init: InitFacts  # only with `init`
+    initial: str  # sha256 of the weights in RUN/initial; only with `init` or a pretrained encoder
     examples: int
     leaves: int
     nodes: int
@@ -118,18 +111,6 @@ def checkpoint_path(run: Path, checkpoint: str) -> Path:
     """Return the folder of `averaged`, of `initial`, of a step number, or of a path to a checkpoint. It need not exist."""
     names = checkpoint_names(checkpoint)
     return run / names[0] if names else Path(checkpoint)
-
-
-def checkpoint_folder(run: Path, checkpoint: str) -> Path:
-    """Return the folder `checkpoint_path`. Raises UserError if it has no complete checkpoint."""
-    folder = checkpoint_path(run, checkpoint)
-    if is_complete(folder):
-        return folder
-    check_frozen(folder)
-    if (folder / WEIGHTS).is_file():
-        raise UserError(f"{folder} is damaged; run workflows/average_checkpoints.py --out {run}, or choose another checkpoint")
-    steps = ", ".join(str(checkpoint_step(path)) for path in checkpoint_folders(run)) or "none"
-    raise UserError(f"{folder / WEIGHTS} is missing; train to the end, or choose a step as checkpoint (there are: {steps})")
 
 
 def name_in_results(run: Path, folder: Path) -> str:

@@ -25,10 +25,12 @@ from treenet.runs.checkpoint import (
     find_fault,
     is_complete,
     latest_checkpoint,
+    lineage,
     read_meta,
     take_snapshot,
 )
 from treenet.runs.checkpoint_io import CheckpointWriter, load_checkpoint, load_weights
+from treenet.runs.identity import check_weights
 from treenet.runs.metrics_log import MetricLog, describe_metrics
 from treenet.runs.run_folder import recorded_sha256
 from treenet.tasks.base import Task
@@ -124,6 +126,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.train_step = TrainStep(task.build_model(self.meta), task, ranks)
         self.updates = Updates(self.train_step, self.micro_batches, TrainState())
+        self.ancestors: dict[str, str] = {}  # of the next checkpoint
 
     @property
     def state(self) -> TrainState:
@@ -140,27 +143,27 @@ class Trainer:
         Without a checkpoint, a run with `init` or a pretrained encoder starts from the weights in RUN/initial. Its checkpoints
         leave out the frozen ones of these. The next ones of a continued run have what the first one has.
         """
+        check_weights(run_dir, *checkpoint_folders(run_dir), own=self.meta)
         if folder := self.ranks.from_leader(latest_checkpoint(run_dir) if self.ranks.leads else None):
             average = self.train_step.average.weights if self.train_step.average else None
-            state = load_checkpoint(
-                folder,
-                self.train_step.model,
-                self.train_step.optimizer,
-                data_fingerprint=self.meta["data_fingerprint"],
-                average=average,
-            )
+            state = load_checkpoint(folder, self.train_step.model, self.train_step.optimizer, average=average)
             self.updates.state = TrainState(**state)
-            self.meta |= {name: value for name, value in read_meta(folder).items() if name in (FROZEN, FIRST_UPDATE)}
+            kept = (FROZEN, INITIAL, FIRST_UPDATE)
+            self.meta |= {name: value for name, value in read_meta(folder).items() if name in kept}
+            self.ancestors = lineage(folder)
             if self.train_step.loss_scale and self.state.loss_scale:
                 self.train_step.loss_scale.load(self.state.loss_scale)
         elif self.config.starts_from_weights:
-            self._start_from(run_dir / INITIAL)
+            self._start_from(run_dir)
 
-    def _start_from(self, folder: Path) -> None:
+    def _start_from(self, run_dir: Path) -> None:
         """Load the initial weights of a run with `init`, which the job has written. Raises UserError if they are damaged."""
+        folder = run_dir / INITIAL
         if fault := find_fault(folder):
             raise UserError(f"{folder} is damaged ({fault}); run the training command again, which writes it")
+        check_weights(run_dir, folder, own=self.meta)
         load_weights(self.train_step.model, folder)
+        self.meta[INITIAL] = recorded_sha256(folder)
         if frozen := frozen_names(self.config, self.train_step.model):
             self.meta[FROZEN] = {"names": sorted(frozen), "sha256": recorded_sha256(folder)}
         if self.train_step.average:
@@ -230,7 +233,8 @@ class Trainer:
         if state.step == 0:
             self.meta[FIRST_UPDATE] = now()
         log = MetricLog(run_dir, state.step, board="tensorboard" in config.loggers) if leads else None
-        writer = CheckpointWriter(run_dir, keep=config.keep_checkpoints, best=config.average == "best") if leads else None
+        kept = {"keep": config.keep_checkpoints, "best": config.average == "best"}
+        writer = CheckpointWriter(run_dir, **kept, ancestors=self.ancestors) if leads else None
         progress = Progress("train", config.max_steps, unit="steps", initial=state.step) if leads and show_progress else None
         with log or nullcontext(), writer or nullcontext(), progress or nullcontext():
             watch, waited = Stopwatch(), 0.0

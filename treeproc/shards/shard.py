@@ -20,6 +20,7 @@ from treeproc.shards.store import Index, ShardRecord, read_index, vocabulary_fil
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
+_AGAIN = "run workflows/preprocess.py again"
 HELD_SHARDS = 64  # shards of a split that is read row by row
 
 
@@ -64,7 +65,7 @@ class Shard:
         return pa.Table.from_batches(self._batches, self.schema)
 
 
-def check_size(folder: AnyPath, record: ShardRecord, hint: str = "run workflows/preprocess.py again") -> Path:
+def check_size(folder: AnyPath, record: ShardRecord, hint: str = _AGAIN) -> Path:
     """Return the local file of a shard. Raises UserError, which ends in `hint`, when it is missing or of another size."""
     path = inside(folder, record.name)
     try:
@@ -189,15 +190,15 @@ def check_hashes(folder: AnyPath, *splits: str) -> None:
         check_names(folder, Shard(folder, of_split[0]), index.get("columns"))
 
 
-def check_vocabulary_files(folder: AnyPath, index: Index) -> None:
+def check_vocabulary_files(folder: AnyPath, index: Index, hint: str = _AGAIN) -> None:
     """Check what a model reads of the encoded stage `folder` beside shards. Raises UserError for a file that has changed."""
     files = index.get("files", {})
-    _check_files(folder, {name: files[name] for name in vocabulary_files(folder) if name in files})
+    _check_files(folder, {name: files[name] for name in vocabulary_files(folder) if name in files}, hint)
 
 
-def _check_files(folder: AnyPath, hashes: dict[str, str]) -> None:
+def _check_files(folder: AnyPath, hashes: dict[str, str], hint: str = _AGAIN) -> None:
     for name in find_changed(folder, hashes):
-        raise UserError(f"{folder / name} is damaged: its hash is not the one in index.json; run workflows/preprocess.py again")
+        raise UserError(f"{folder / name} is damaged: its hash is not the one in index.json; {hint}")
 
 
 def _check_objects(folder: RemotePath, hashes: dict[str, str], sizes: dict[str, int]) -> None:
@@ -210,7 +211,6 @@ def _check_objects(folder: RemotePath, hashes: dict[str, str], sizes: dict[str, 
     drop_damaged(hashes.values())
 
 
-_AGAIN = "run workflows/preprocess.py again"
 MOST_NAMES = 1 << 15  # their ids are int16
 
 

@@ -30,8 +30,9 @@ from treenet.extras.serving.http_app import Guard, build_entrance
 from treenet.extras.serving.messages import NoAnswer, Question, ReplicaLost, Served, Serving
 from treenet.extras.serving.sentences import SentenceReader, load_reader
 from treenet.extras.serving.settings import ServeSettings, read_token
+from treenet.runs.identity import checkpoint_folder
 from treenet.runs.mirror import read_run
-from treenet.runs.run_folder import absolute_checkpoint, checkpoint_folder, checkpoint_names
+from treenet.runs.run_folder import absolute_checkpoint, checkpoint_names
 from treeproc.common.errors import UserError, one_line
 from treeproc.common.messages import phase, tell, warn
 from treeproc.common.ray_session import can_grow, describe_wait, start_ray

@@ -1,0 +1,214 @@
+"""Which weights belong to a run: those of its settings, data and vocabulary, in an unbroken chain of checkpoints.
+
+The settings are those that a continued run must keep. A checkpoint names its ancestors: the checkpoints beside it that it
+continues, with the hashes of their weights. An average names those that it is the mean of. So a checkpoint of another run is
+found, and all that continues it. This reads meta.json alone, and no weights.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+from treenet.config import TrainConfig
+from treenet.models.pretrained_folder import FACTS as PRETRAINED
+from treenet.models.pretrained_folder import OF_THE_FILE
+from treenet.runs.checkpoint import (
+    ANCESTORS,
+    AVERAGED,
+    INITIAL,
+    WEIGHTS,
+    check_frozen,
+    checkpoint_folders,
+    checkpoint_step,
+    find_fault,
+    folder_name,
+    is_checkpoint_name,
+    read_meta,
+)
+from treenet.runs.run_folder import EXPORT_FACTS, FACTS, checkpoint_path, read_facts
+from treeproc.common.errors import one_line
+from treeproc.common.folder_kinds import CONFIG
+from treeproc.common.settings import REQUIRED, UserError, differences, list_settings, load_settings
+from treeproc.common.storage import AnyPath
+
+_SIZES = ("vocab_fingerprint", "num_pieces", "num_labels", "num_pos_tags", "num_deprels", "num_classes", "pairs")
+# What shapes the function that a model computes. Weights that a user names by a path may differ in all else.
+_OF_THE_MODEL = ("task:", "model.", "classifier.", "config.json", *(f"{name}:" for name in _SIZES))
+
+_MOST_NAMED = 10
+_DIGITS = 16  # of a hash, as fingerprints have
+
+
+def checkpoint_folder(run: Path, checkpoint: str) -> Path:
+    """Return the folder `checkpoint_path`. Raises UserError if it has no complete checkpoint, or one of another run."""
+    folder = checkpoint_path(run, checkpoint)
+    if read_meta(folder):
+        check_weights(run, folder)
+    if (fault := find_fault(folder)) is None:
+        return folder
+    check_frozen(folder)
+    if (folder / WEIGHTS).is_file():
+        raise UserError(
+            f"{folder} is damaged ({fault}); run workflows/average_checkpoints.py --out {run}, or choose another checkpoint"
+        )
+    steps = ", ".join(str(checkpoint_step(path)) for path in checkpoint_folders(run)) or "none"
+    raise UserError(f"{folder / WEIGHTS} is missing; train to the end, or choose a step as checkpoint (there are: {steps})")
+
+
+def identity(config: TrainConfig, facts: Mapping) -> dict[str, Any]:
+    """Return what all weights of a run share: the facts of its run.json, and its lasting settings."""
+    return {**facts, "settings": config.lasting()}
+
+
+def list_changes(own: Mapping, other: Mapping) -> list[str]:
+    """Return the lines `name: OWN -> OTHER` of all that differs between the identities of two runs.
+
+    A setting that is absent has its default. Another fact that is absent is unknown, and so the same. The folder of a pretrained
+    encoder may move; its config.json may not change.
+    """
+    lines, encoders = [], [encoder for one in (own, other) if (encoder := _encoder_of(one))]
+    ours, theirs = own.get("settings"), other.get("settings")
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        for key in {**ours, **theirs}:
+            before, now = (one.get(key, _defaults().get(key)) for one in (ours, theirs))
+            if before != now and not (key == "model.pretrained.folder" and len(encoders) == 2):
+                lines.append(f"{key}: {before!r} -> {now!r}")
+        patterns = ([key for key in one if key.startswith("lr_scale.")] for one in (ours, theirs))
+        if not lines and len({tuple(one) for one in patterns}) == 2:
+            lines.append("lr_scale: another order of the same patterns")  # of which the first that matches counts
+    if len(encoders) == 2:
+        lines += differences(*encoders, "config.json of model.pretrained.folder")
+    facts = {"data_fingerprint": "data fingerprint", **{name: name for name in (*_SIZES, INITIAL)}}
+    common = [name for name in facts if name in own and name in other]
+    changed = [name for name in common if own[name] != other[name]]
+    return lines + [f"{facts[name]}: {str(own[name])[:_DIGITS]} -> {str(other[name])[:_DIGITS]}" for name in changed]
+
+
+def _encoder_of(facts: Mapping) -> dict[str, Any]:
+    """Return config.json of the pretrained encoder of a run, without what only its file says; empty if there is none."""
+    config = facts[PRETRAINED].get("config") if isinstance(facts.get(PRETRAINED), Mapping) else None
+    return {name: one for name, one in config.items() if name not in OF_THE_FILE} if isinstance(config, Mapping) else {}
+
+
+@cache
+def _defaults() -> dict[str, Any]:
+    """Return the default of every setting by its dotted key, as JSON has it. Records leave out later settings at theirs."""
+    found = {setting.name: setting.default for setting in list_settings(TrainConfig) if setting.default is not REQUIRED}
+    return to_jsonable_python(found)
+
+
+def check_weights(run: Path, *folders: Path, own: Mapping | None = None, name: AnyPath | None = None) -> None:
+    """Raise UserError if a folder of weights is not of the run, or continues a checkpoint that is not.
+
+    The message names all checkpoints to remove. `own` is the identity of the run, if not that in its folder; `name` is its name
+    in the message. A checkpoint outside of the run, which a user gave by its path, needs the same model and vocabulary alone.
+    """
+    own, name = own or identity(load_settings(TrainConfig, run / CONFIG), read_facts(run)), name or run
+    beside = [*checkpoint_folders(run), run / AVERAGED]
+    known = {folder.resolve(): folder for folder in (*beside, run / INITIAL)}
+    asked = []
+    for folder in folders:
+        if folder.resolve() in known or folder.resolve().is_relative_to(run.resolve()):
+            asked.append(known.get(folder.resolve(), folder))
+        elif changes := [line for line in list_changes(own, read_meta(folder)) if line.startswith(_OF_THE_MODEL)]:
+            raise UserError(
+                f"{folder} has weights of another model or vocabulary ({_shorten(changes)}); give a checkpoint of {name}, "
+                "or give as --out the run that it is of"
+            )
+    metas = {folder: meta for folder in dict.fromkeys((*beside, *asked)) if (meta := _read(folder))}
+    others: dict[Path, list[str]] = {}  # those of another run: what differs, or nothing where one continues another
+    for folder, meta in metas.items():  # by ascending step, and then the average
+        changes = list_changes(own, meta)
+        if changes or any(_may_continue(folder, meta, other, metas[other]) for other in others):
+            others[folder] = changes
+    if not others.keys().isdisjoint(asked):
+        raise UserError(_describe(run, others, name, all_are=len(others) == len(metas)))
+    _check_chain({folder: meta for folder, meta in metas.items() if folder not in others}, asked, name)
+
+
+def _read(folder: Path) -> dict:
+    """Read meta.json. That of RUN/initial gets the hash of its weights, which run.json has too."""
+    meta = read_meta(folder)
+    return meta | {INITIAL: _hash(meta, WEIGHTS)} if meta and folder.name == INITIAL else meta
+
+
+def _hash(meta: Mapping, file: str) -> str | None:
+    try:
+        return meta["files"][file]["sha256"]
+    except (KeyError, TypeError):
+        return None
+
+
+def _ancestors(meta: Mapping) -> dict[str, tuple[str, str]]:
+    """Return name and hash of a file of weights by the checkpoint that has it, for all that a folder was made of."""
+    try:
+        if "averaged_steps" in meta:
+            pairs = zip(meta["averaged_steps"], meta["averaged_files"], strict=True)
+            return {folder_name(step): (file["name"], file["sha256"]) for step, file in pairs}
+        return {name: (WEIGHTS, sha256) for name, sha256 in meta[ANCESTORS].items()}
+    except (KeyError, TypeError, ValueError, AttributeError):  # recorded by an earlier version, or damaged
+        return {}
+
+
+def _is_made_of(meta: Mapping, other: Path, of_other: Mapping) -> bool:
+    file, sha256 = _ancestors(meta).get(other.name, (WEIGHTS, ""))
+    return _hash(of_other, file) == sha256
+
+
+def _may_continue(folder: Path, meta: Mapping, other: Path, of_other: Mapping) -> bool:
+    """Return whether a folder was made of a checkpoint. One that names no ancestors may be made of all earlier ones."""
+    if ANCESTORS not in meta and is_checkpoint_name(folder.name) and is_checkpoint_name(other.name):
+        return checkpoint_step(folder) > checkpoint_step(other)
+    return _is_made_of(meta, other, of_other)
+
+
+def _describe(run: Path, others: Mapping[Path, list[str]], name: AnyPath, *, all_are: bool) -> str:
+    """Describe weights of another run, with the remedy. If all are, the settings of the run may have been changed instead."""
+    first = next(folder for folder, changes in others.items() if changes)
+    place = name / first.relative_to(run) if first.is_relative_to(run) else first
+    found = f"{place} has weights of another run ({_shorten(others[first])})"
+    if (run / EXPORT_FACTS).is_file():
+        return f"{found}; copy the exported run again"
+    if first.name == INITIAL:
+        return f"{found}; copy that folder from a copy of the run"
+    instead = f"restore {CONFIG} and {FACTS} if they were changed, or " if all_are else ""
+    return f"{found}; {instead}remove {_join(others)} from the run, then repeat its training command"
+
+
+def _check_chain(metas: Mapping[Path, Mapping], asked: Collection[Path], name: AnyPath) -> None:
+    """Raise UserError if a folder of `asked` was made of another checkpoint than the one beside it, or is that checkpoint.
+
+    All have the settings of the run. A damaged checkpoint does not count, because training may have replaced those before it.
+    """
+    places = {folder.name: folder for folder in metas}
+    for later, meta in metas.items():
+        for ancestor in places.keys() & _ancestors(meta).keys():
+            earlier = places[ancestor]
+            ends = [later, *([earlier] if later.name != AVERAGED else ())]  # training replaces an average
+            if _is_made_of(meta, earlier, metas[earlier]) or not set(asked) & set(ends) or any(map(find_fault, (later, earlier))):
+                continue
+            sides = [[one for one in metas if one == end or _are_linked(metas, one, end)] for end in ends]
+            ways = " or else ".join(map(_join, sides if len(sides) > 1 else [ends]))
+            raise UserError(
+                f"{name}: {later.name} was made of another {earlier.name} than the one beside it, so they are of two trainings; "
+                f"remove {ways}, then repeat the training command"
+            )
+
+
+def _are_linked(metas: Mapping[Path, Mapping], one: Path, other: Path) -> bool:
+    return _is_made_of(metas[one], other, metas[other]) or _is_made_of(metas[other], one, metas[one])
+
+
+def _join(folders: Iterable[Path]) -> str:
+    """Return the names of folders as words of a sentence. A message has no room for more than ten."""
+    *most, last = (folder.name for folder in folders)
+    if len(most) >= _MOST_NAMED:
+        return f"all {len(most) + 1} folders from {most[0]} to {last}"
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _shorten(changes: list[str]) -> str:
+    return one_line("; ".join(changes[:5]), 120) + (" and more" if len(changes) > 5 else "")
