@@ -120,7 +120,7 @@ def test_edited_facts_of_a_run_are_one_line(tmp_path, text, message):
 @pytest.mark.parametrize(
     ("scores", "message"),
     [
-        ({"test": 3}, r"scores.json is damaged: test: .*but is 3; remove it"),
+        ({"test": 3}, r"scores.json is damaged: test: .*but is 3; restore it, or move it away"),
         ({"test": {"bleu": "high"}}, r"scores.json is damaged: test.bleu: .*'high'"),
         ({"test": {"steps": [1, "2"]}}, r"scores.json is damaged: test.steps.1"),
         ({"test": {"buckets": {"words": [{"from": 0}]}}}, r"scores.json is damaged: test.buckets.words.0"),

@@ -47,6 +47,7 @@ from treenet.tasks.translation_metrics import (
     describe_blanks,
     describe_case,
     describe_forms,
+    needed_tokenizer,
     sentence_chrf,
     split_compounds,
 )
@@ -203,22 +204,41 @@ def test_tokenised_and_compound_split_bleu_are_bleu_over_those_tokens(tokenizer)
     assert scores["bleu"] == compute_scores(hypotheses, COMPOUNDS)["bleu"]
 
 
-def test_text_without_blanks_between_words_is_scored_by_its_characters():
+def test_text_without_blanks_between_words_has_tokens_of_its_own():
     """Moses and 13a take a sentence for a word, so BLEU would be 0."""
     references = ["我想知道湯姆住在哪裡。", "他昨天在家裡看書。", "この本はとても面白い。"]
     hypotheses = ["我想知道湯姆住在這裡。", "他昨天在家裡看書。", "その本はとても面白い。"]
-    assert [choose_tokenizer(False, one) for one in ("zh", "ja", "th", "ko")] == ["zh", "char", "char", "moses.ko"]
-    for language in ("zh", "ja"):
-        scores = compute_scores(hypotheses, references, choose_tokenizer(False, language))
-        characters = [[" ".join(line) for line in side] for side in (hypotheses, references)]
-        if language == "ja":
+    assert [choose_tokenizer(False, one) for one in ("zh", "ja", "th", "ko")] == ["zh", "ja-mecab", "char", "moses.ko"]
+    for tokenizer, named in (("zh", "zh"), ("ja-mecab", "ja-mecab-0.996-IPA"), ("char", "char")):
+        scores = compute_scores(hypotheses, references, tokenizer)
+        if tokenizer == "char":
+            characters = [[" ".join(line) for line in side] for side in (hypotheses, references)]
             assert scores["bleu_tokenized"] == pytest.approx(reference_bleu(*characters))
-        assert scores["bleu_tokenized"] > 70 > 40 > scores["bleu"]
-        assert f"tok:{choose_tokenizer(False, language)}|" in scores["bleu_tokenized_signature"]
+        assert scores["bleu_tokenized"] > 55 > 40 > scores["bleu"]
+        assert f"tok:{named}|" in scores["bleu_tokenized_signature"]
+        assert f"tok:{named}+compounds|" in scores["bleu_compound_split_signature"]
+        assert needed_tokenizer([scores]) == tokenizer
     for tokenizer in ("intl", "moses.de", "moses.ko"):
         assert describe_blanks(references, tokenizer).startswith("3 of 3 references are in a script without blanks")
-    assert not any(describe_blanks(references, tokenizer) for tokenizer in ("zh", "char", "none"))
+    assert not any(describe_blanks(references, tokenizer) for tokenizer in ("zh", "ja-mecab", "char", "none"))
     assert not describe_blanks([*REFERENCES * 20, references[0]], "intl")
+
+
+def test_the_words_of_japanese_are_those_of_sacrebleu():
+    references, hypotheses = ["東京都に住んでいる学生です。", ""], ["東京に住んでいた学生です。", "はい。"]
+    scores = compute_scores(hypotheses, references, "ja-mecab")
+    metric = BLEU(tokenize="ja-mecab")
+    assert scores["bleu_tokenized"] == metric.corpus_score(hypotheses, [references]).score > 0
+    assert scores["bleu_tokenized_signature"] == metric.get_signature().format()
+
+
+@pytest.mark.parametrize("module", ["MeCab", "ipadic"])
+def test_japanese_without_its_extra_is_refused_in_one_line(monkeypatch, module):
+    monkeypatch.setattr("treeproc.common.errors.is_installed", lambda name: name != module)
+    with pytest.raises(UserError) as error:
+        build_tokenizer(choose_tokenizer(False, "ja"))
+    said = f"target_language=ja needs {module}, which is not installed: pip install 'tree-attention[ja]'"
+    assert str(error.value).startswith(said)
 
 
 @pytest.mark.parametrize("tokenizer", ["zh", "moses.de"])

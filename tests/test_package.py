@@ -186,8 +186,9 @@ def test_extras_name_what_pyproject_installs(project):
     names = ("serve", "tune", "ray", "parse", "report", "export", "bertscore", "pretrained")
     installed = {re.match(r"[\w-]+", line)[0]: name for name in names for line in extras[name]}
     assert {re.match(r"[\w-]+", line)[0] for line in extras["mlflow"]} == {"alembic", "mlflow-skinny", "sqlalchemy"}
-    assert installed | {"mlflow": "mlflow", "wandb": "wandb"} == EXTRAS
-    assert extras["all"] == ["tree-attention[ray,parse,report,serve,export,tune,bertscore,pretrained]"]
+    assert {re.match(r"[\w-]+", line)[0] for line in extras["ja"]} == {"ipadic", "mecab-python3"}
+    assert installed | {"mlflow": "mlflow", "wandb": "wandb", "MeCab": "ja", "ipadic": "ja"} == EXTRAS
+    assert extras["all"] == ["tree-attention[ray,parse,report,ja,serve,export,tune,bertscore,pretrained]"]
     base = {re.match(r"[\w-]+", line)[0] for line in project["dependencies"]}
     assert not base & EXTRAS.keys()
 

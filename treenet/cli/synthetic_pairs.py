@@ -99,7 +99,7 @@ class MadeFiles:
     def add(self, step: str, files: Sequence[Path], *inputs: object) -> None:
         """Record the files of a step that is finished."""
         self._steps[step] = _Step(inputs=fingerprint_of(*inputs), files={path.name: file_sha256(path) for path in files})
-        atomic_write(self._path, json_bytes(self._steps))
+        atomic_write(self._path, json_bytes(self._steps, dict[str, _Step]))
 
 
 SIDES = ("source", "target")

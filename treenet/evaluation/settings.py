@@ -17,6 +17,9 @@ PYTHON = "TREE_ATTENTION_COMET_PYTHON"
 INSTALL = "python3 -m venv COMET && COMET/bin/pip install unbabel-comet 'setuptools<81'"
 
 
+TargetLanguage = Annotated[str | None, Field(pattern=r"^[a-z]{2,3}$")]
+
+
 class BertScoreConfig(Settings):
     """Settings of BERTScore."""
 
@@ -93,12 +96,11 @@ class EvaluateSettings(Settings):
     seed: int = Field(1, ge=0, description="seed of random_trees")
     use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="translate on the GPU")
     decoding: DecodingConfig = Field(DecodingConfig(), description="the search; what is not set here is as in the run")
-    target_language: str | None = Field(
+    target_language: TargetLanguage = Field(
         None,
-        pattern=r"^[a-z]{2,3}$",
         description="target language, such as de: tokenised BLEU then uses tokens of the Moses tokeniser, as papers do; for zh, "
-        "sacrebleu's, and for ja, km, lo, my and th, characters. Unset: tokens of sacrebleu's intl. Lines that came tokenised "
-        "keep their tokens",
+        "sacrebleu's, for ja, MeCab's words (sacrebleu's ja-mecab), and for km, lo, my and th, characters. Unset: tokens of "
+        "sacrebleu's intl. Lines that came tokenised keep their tokens",
     )
     buckets: BucketConfig = BucketConfig()
     hypotheses: Path | None = Field(

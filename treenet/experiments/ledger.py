@@ -231,7 +231,8 @@ class Ledger:
         entry.starts += 1
 
     def _write(self) -> None:
-        atomic_write(self._path, json_bytes({"cells": {name: asdict(entry) for name, entry in self.entries.items()}}))
+        cells = {name: asdict(entry) for name, entry in self.entries.items()}
+        atomic_write(self._path, json_bytes({"cells": cells}, _LedgerForm))
 
 
 def _entry_of(cell: Cell) -> Entry:

@@ -25,14 +25,14 @@ from treenet.runs.checkpoint import FIRST_UPDATE, META
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.result_entries import ScoredEntry
 from treenet.runs.run_folder import RunFacts, read_facts
-from treeproc.common.files import TEMPORARY_PREFIX, atomic_write, check_form, read_json
+from treeproc.common.files import TEMPORARY_PREFIX, atomic_write, json_bytes, read_json
 from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError, is_below
 from treeproc.common.storage import AnyPath
 
 VERSION = 1
 CURVE_POINTS = 200  # of training, and the same number of validation
-HINT = "remove the folder and run the same command again"
+HINT = "restore it, or remove the folder and run the same command again"
 _DIGITS = 5
 _MOST = 1_000_000  # the most words of a sentence, so that no sum over sentences overflows
 
@@ -62,7 +62,7 @@ class Record(TypedDict, total=False):
     encoder: str  # see `Cell.encoder`; missing in earlier records
     facts: Required[RunFacts]
     training: Required[Training]
-    scores: Required[dict[str, dict]]
+    scores: Required[dict[str, ScoredEntry]]
     sentences: Required[dict[str, str]]
     curve: dict[str, dict[str, list[float | None]]]
     protocol: dict[str, str]  # of a study that names one: its file and the commit that changed it last
@@ -179,7 +179,6 @@ def _read_record(path: AnyPath) -> Record:
     record = read_json(path, hint, Record)
     if record["version"] > VERSION or f"{record['cell']}.json" != path.name:
         raise UserError(f"{path} is of a later version, or of another cell ({record['cell']!r}); {hint}")
-    check_form(record["scores"], dict[str, ScoredEntry], path, hint)  # type: ignore[valid-type]
     scores = [value for entry in record["scores"].values() for value in entry.values() if isinstance(value, float)]
     if not all(map(math.isfinite, scores)):
         raise UserError(f"{path} is damaged: a score is not finite; {hint}")
@@ -207,7 +206,8 @@ def numbers(record: Record, name: str, most: int = _MOST) -> np.ndarray:
 
 
 def record_bytes(record: Record) -> bytes:
-    """Return JSON with one line per key."""
+    """Return JSON with one line per key. Raises ValueError for content that a reader refuses."""
+    json_bytes(record, Record)
     lines = (f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in record.items())
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 

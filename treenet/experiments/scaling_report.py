@@ -71,7 +71,7 @@ from treenet.runs.mirror import open_results
 from treenet.runs.result_entries import Finite, read_scores
 from treenet.runs.result_provenance import recorded_origin
 from treenet.runs.run_results import read_nll, read_system
-from treenet.tasks.translation_metrics import COMPARED, MAIN, METRICS, OF_STUDIES, SCORE_TYPES, SECOND, tokenizer_of
+from treenet.tasks.translation_metrics import COMPARED, MAIN, METRICS, OF_STUDIES, SECOND, named_tokenizers, tokenizer_of
 from treeproc.common import folder_kinds
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -82,31 +82,39 @@ def study_work(config: ScalingConfig, more: References = ()) -> CellWork:
 
     `more` has the lines of the files `grid.more_references`.
     """
-    split, files = config.grid.split, config.grid.more_references
-    options: dict[str, Any] = {"more_references": files} if files else {}
-    settings = EvaluateSettings(split=split, use_gpu=config.use_gpu, **options)
-    stale = partial(describe_stale_cell, split, more_fingerprint(more))
-    return CellWork(run_training, partial(score_cell, settings, more), stale)
+    grid = config.grid
+    asked = {"more_references": grid.more_references, "target_language": grid.target_language}
+    options: dict[str, Any] = {name: value for name, value in asked.items() if value}
+    settings = EvaluateSettings(split=grid.split, use_gpu=config.use_gpu, **options)
+    stale = partial(describe_stale_cell, grid, more_fingerprint(more))
+    return CellWork(run_training, partial(score_cell, settings, more, grid.metric), stale)
 
 
-def score_cell(settings: EvaluateSettings, more: References, folder: AnyPath) -> dict:
+def score_cell(settings: EvaluateSettings, more: References, metric: str, folder: AnyPath) -> dict:
     """Translate and score a trained cell. Returns its line for the log."""
     with open_results(folder, AVERAGED) as run:
         _, scores = evaluate_run(run, settings, more)
         log_scores(run)
-    return {name: scores[name] for name in COMPARED}
+    return {name: scores[name] for name in dict.fromkeys((metric, *COMPARED))}
 
 
-def describe_stale_cell(split: str, more: str | None, folder: AnyPath) -> str:
-    """Describe why scores of a cell do not fit its model or the fingerprint of further references; empty if they fit."""
-    return describe_stale((split,), folder) or describe_other_references(read_scores(folder).get(split), more)
+def describe_stale_cell(grid: GridConfig, more: str | None, folder: AnyPath) -> str:
+    """Describe why scores of a cell do not fit its model, or the grid as in `describe_other_scoring`; empty if they fit."""
+    return describe_stale((grid.split,), folder) or describe_other_scoring(read_scores(folder).get(grid.split), grid, more)
 
 
-def describe_other_references(scores: Mapping[str, Any] | None, more: str | None) -> str:
-    """Describe why scores are not of the further references with this fingerprint; empty if they are."""
-    if scores is None or scores.get("more_references_fingerprint") == more:
+def describe_other_scoring(scores: Mapping[str, Any] | None, grid: GridConfig, more: str | None) -> str:
+    """Describe why scores are not of the further references with this fingerprint, or not of the tokens of the compared metric.
+
+    Empty if they are.
+    """
+    if scores is None:
         return ""
-    return "the files of grid.more_references are others"
+    if scores.get("more_references_fingerprint") != more:
+        return "the files of grid.more_references are others"
+    if METRICS[grid.metric].reads == "tokens" and scores.get("asked", {}).get("target_language") != grid.target_language:
+        return "grid.target_language is another"
+    return ""
 
 
 # Of each sentence in a record: the nll of its reference, in whole ten-thousandths of a nat, and the tokens of the reference.
@@ -145,24 +153,21 @@ class ScalingReport(TypedDict):
     points: list[_Point]
 
 
-_Scores = TypedDict("_Scores", {**SCORE_TYPES, "more_references_fingerprint": str}, total=False)  # type: ignore[misc]
-
-
 def read_result(config: ScalingConfig, folder: AnyPath, more: References = ()) -> tuple[dict[str, dict], dict[str, str]]:
     """Read the recorded results of a cell's translations: their scores, and the numbers of each sentence.
 
     These are the statistics of the metric, the nll of the reference and its target tokens. Old scores have no nll.
     """
     split, metric = config.grid.split, config.grid.metric
-    scores = read_fresh_scores((split,), folder, dict[str, _Scores])
+    scores = read_fresh_scores((split,), folder)
     if not _needed(metric) <= scores.get(split, {}).keys():
         cell, cells = ('"$cell"', f"{quote(str(folder.parent))}/*") if isinstance(folder, Path) else (folder, "")
         command = f"python workflows/evaluate.py --out {cell} split={split}"
         command = f"for cell in {cells}; do {command}; done" if cells else command  # a shell lists no store
         raise UserError(f"{folder / 'scores.json'} has no scores of {split}; run {command}")
-    if changed := describe_other_references(scores[split], more_fingerprint(more)):
+    if changed := describe_other_scoring(scores[split], config.grid, more_fingerprint(more)):
         raise UserError(f"{folder}: the scores of {split} are stale ({changed}); run the same command again without --dry-run")
-    tokenizer, references = tokenizer_of(config.data), read_references(config.data, split)
+    tokenizer, references = tokenizer_of(config.data, config.grid.target_language), read_references(config.data, split)
     statistics = sentence_statistics(metric, read_system(folder, split).lines, references, tokenizer, more)
     sentences = dict(zip(statistics_of(metric), map(show_numbers, statistics.T), strict=True))
     if nll := read_nll(folder, split):
@@ -177,6 +182,12 @@ def _needed(metric: str) -> set[str]:
 def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
     """Build the content of scaling.json from the records."""
     cells = [_read_cell(record, grid) for record in records]
+    tokenizers = named_tokenizers(record["scores"][grid.split] for record in records)
+    if METRICS[grid.metric].reads == "tokens" and len(tokenizers) > 1:
+        raise UserError(
+            f"the cells have {grid.metric} over different tokens: {', '.join(sorted(tokenizers))}; give grid.target_language as "
+            "in the records, or another --records"
+        )
     models = list(dict.fromkeys([*grid.models, *(cell["model"] for cell in cells)]))
     primary = next((model for model in models if model != grid.baseline), grid.baseline)
     against = {model: grid.baseline if model == primary else primary for model in models if model != grid.baseline}
@@ -341,6 +352,7 @@ def _slope(
 
 FORM = StudyForm(
     kind=folder_kinds.SCALING,
+    content=ScalingReport,
     name="scaling",
     command="scaling.py",
     labels=LABELS,

@@ -10,7 +10,7 @@ from functools import partial
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Annotated
 
-from annotated_types import MinLen, Predicate
+from annotated_types import Predicate
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.evaluation.significance import (
@@ -44,7 +44,7 @@ LABELS = {"system": str, "seed": int}
 
 def read_result(measures: Measures, folder: AnyPath) -> tuple[dict[str, dict], dict[str, str]]:
     """Read the recorded results of a cell's predictions: their scores, and the numbers of single examples."""
-    scores = read_fresh_scores(SCORED, folder, dict[str, _Scores])
+    scores = read_fresh_scores(SCORED, folder)
     lines: dict[str, str] = {}
     for result in measures.results:
         if result in scores:
@@ -94,22 +94,6 @@ class SeedsReport(TypedDict):
     tests: str
     cells: list[dict]
     systems: list[_Row]
-
-
-class _Scores(TypedDict, total=False):
-    """The fields of an entry of scores.json that the report reads."""
-
-    accuracy: float
-    binary_accuracy: float
-    pearson: float
-    spearman: float
-    mse: float
-    nll: float
-    perplexity: float
-    word_perplexity: float
-    perplexity_given_tree: float
-    pseudo_perplexity: float
-    steps: Annotated[list[int], MinLen(1)]
 
 
 def _read_cell(record: Record, measures: Measures) -> dict:
@@ -246,6 +230,7 @@ def draw(report: dict) -> "Figure":
 
 FORM = StudyForm(
     kind=folder_kinds.SEEDS,
+    content=SeedsReport,
     name="seeds",
     command="compare_seeds.py",
     labels=LABELS,

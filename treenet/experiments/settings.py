@@ -10,6 +10,7 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import BatchConfig, TrainConfig
 from treenet.data.splits import read_references
+from treenet.evaluation.settings import TargetLanguage
 from treenet.experiments.control_data import MOST_WORDS
 from treenet.experiments.ledger import Cell
 from treenet.experiments.study_grid import Parallel, Place, Protocol, Seed, StudyConfig, Systems, check_name, check_once
@@ -19,6 +20,7 @@ from treenet.tasks.translation_metrics import (
     MAIN_OF_TOKENS,
     OF_STUDIES,
     SECOND,
+    build_tokenizer,
     describe_blanks,
     tokenizer_of,
 )
@@ -68,6 +70,9 @@ class GridConfig(Settings):
         [], description="files of further references, as in one run: all cells are scored and tested with all references"
     )
     metric: StudyMetric = Field(MAIN, description="the compared metric: of detokenised lines, or of tokens, which papers report")
+    target_language: TargetLanguage = Field(
+        None, description="target language, such as ja, which chooses the tokens, as in evaluate"
+    )
     parallel: Parallel = None
     protocol: Protocol = None
     bootstrap_samples: PositiveInt = Field(1000, description="samples of the paired bootstrap")
@@ -142,9 +147,11 @@ class ScalingConfig(StudyConfig):
         if self.grid.split not in indices[first]["totals"]:
             there = ", ".join(indices[first]["totals"])
             raise UserError(f"grid.split: {first} has no split {self.grid.split!r}; there are: {there}")
-        tokenizer = tokenizer_of(first) if self.grid.metric == MAIN_OF_TOKENS else INTERNATIONAL
+        of_tokens = tokenizer_of(first, self.grid.target_language)
+        build_tokenizer(of_tokens)  # before the first cell is trained
+        tokenizer = of_tokens if self.grid.metric == MAIN_OF_TOKENS else INTERNATIONAL
         if self.grid.metric != SECOND and (note := describe_blanks(read_references(first, self.grid.split), tokenizer)):
-            warn(f"warning: {note}; set grid.metric={SECOND}")
+            warn(f"warning: {note}; set grid.metric={SECOND}, or grid.metric={MAIN_OF_TOKENS} and grid.target_language")
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ from treenet.evaluation.evaluate import References
 from treenet.evaluation.significance import EXPLORATORY, SeedTest
 from treenet.experiments.grid import CellWork, run_cells_here, run_cells_in_processes
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
-from treenet.experiments.records import HINT, Record, Recording, describe_unlike
+from treenet.experiments.records import Record, Recording, describe_unlike
 from treenet.experiments.study_grid import StudyConfig, study_cells
 from treenet.jobs.dry_run import disk_of_run, show_size
 from treenet.jobs.train_job import check_model
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
 from treenet.loggers.feed import check_loggers
 from treenet.runs.metrics_log import write_png
-from treenet.runs.result_entries import SCORES
+from treenet.runs.result_entries import FORMS, RESULTS_HINT, SCORES
 from treenet.runs.result_provenance import NOT_RECORDED
 from treenet.runs.run_results import stale_scores
 from treenet.tasks.base import build_task
@@ -69,9 +69,9 @@ def describe_stale(names: Sequence[str], folder: AnyPath) -> str:
     return "; ".join(f"{name}: {stale[name].changed}" for name in names if name in stale)
 
 
-def read_fresh_scores(names: Sequence[str], folder: AnyPath, form: type | None = None) -> dict[str, dict]:
-    """Read scores.json of a run. Raises UserError if it does not have the `form`, or if those of `names` are stale."""
-    scores = read_json(folder / SCORES, HINT, form)
+def read_fresh_scores(names: Sequence[str], folder: AnyPath) -> dict[str, dict]:
+    """Read scores.json of a run. Raises UserError if it is missing or damaged, or if those of `names` are stale."""
+    scores = read_json(folder / SCORES, RESULTS_HINT, FORMS[SCORES])
     for name, status in stale_scores(folder).items():
         if name in names:
             raise UserError(f"{folder}: the scores of {name} are {status.describe()}")
@@ -112,6 +112,7 @@ class StudyForm:
     """
 
     kind: Kind
+    content: type  # the form of the file `report`
     name: str  # of its figures in a report
     command: str
     labels: Mapping[str, type]  # the first one names the system of a cell
@@ -132,7 +133,7 @@ class StudyForm:
     def write(self, config: StudyConfig, records: Sequence[Record], out: AnyPath) -> str:
         """Write the report and its pictures into a folder. Returns the table and the paths."""
         found = self.build(config, records)
-        atomic_write(out / self.report, json_bytes(found))
+        atomic_write(out / self.report, json_bytes(found, self.content))
         pictures = [out / name for name in self.pictures] if found["cells"] else []
         if pictures:
             _save(self.draw(found), pictures)

@@ -101,7 +101,7 @@ def _claim(out: AnyPath, facts: StatesFacts) -> None:
         if other := next((kind for name, kind in kinds.items() if written[name] != {**facts}[name]), ""):
             raise UserError(f"{out} has the states of another {other}; choose another --out")
     else:
-        atomic_write(out / FACTS, json_bytes(facts))
+        atomic_write(out / FACTS, json_bytes(facts, StatesFacts))
 
 
 def _check_room(out: AnyPath, shards: Sequence[ShardRecord], leaves: PretrainedLeaves) -> None:

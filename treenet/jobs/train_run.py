@@ -20,7 +20,7 @@ from treenet.runs.identity import check_weights, identity, list_changes
 from treenet.runs.initial_weights import describe_start, keep_recorded_init, start_from_init
 from treenet.runs.metrics_log import CURVES, best_validation, plot_curves, read_metrics
 from treenet.runs.mirror import open_run
-from treenet.runs.run_folder import read_facts
+from treenet.runs.run_folder import RunFacts, read_facts
 from treenet.tasks.base import build_task, describe_windows
 from treenet.training.ranks import expand_segments
 from treeproc.common.errors import CommandEnded, as_called, how_to_install, is_installed
@@ -102,7 +102,7 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
         check_same_run(run_dir, config, job.facts, out)
         facts = job.facts | start_from_init(config, job.facts, run_dir)
         atomic_write(run_dir / "config.yaml", dump_settings(config).encode())
-        atomic_write(run_dir / "run.json", json_bytes(facts))
+        atomic_write(run_dir / "run.json", json_bytes(facts, RunFacts))
         task = build_task(config)
         notes = task.notes(read_index(config.data / "encoded")), describe_windows(config, facts)
         for note in chain(*notes, describe_limits(config, facts, task.examples)):

@@ -75,7 +75,7 @@ def identify(run_dir: Path, out: AnyPath, config: TrainConfig, data_fingerprint:
     if path.exists() and (checkpoint_folders(run_dir) or _read_identity(run_dir)["of"] == of):
         return
     identity = {"id": uuid.uuid4().hex, "name": out.name, "of": of, "local": not isinstance(out, RemotePath)}
-    atomic_write(path, json_bytes(identity))
+    atomic_write(path, json_bytes(identity, _Identity))
 
 
 def read_identity(run_dir: Path) -> RunIdentity:

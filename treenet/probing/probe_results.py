@@ -2,12 +2,9 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NotRequired
+from typing import TYPE_CHECKING
 
-from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
-
-from treenet.runs.result_entries import PROBES, Finite
-from treeproc.common.files import read_json
+from treenet.runs.result_entries import PROBES, read_entries
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,33 +13,9 @@ COLUMNS = ("majority", "embeddings", "untrained", "trained", "±", "control")
 _MARKERS = {"root": "s", "mean": "o", "first": "o"}
 
 
-class _Result(TypedDict):
-    states: str
-    layer: int
-    of: Literal["root", "mean", "first"]
-    test: Finite
-    half_interval: NotRequired[Finite | None]  # which files of earlier versions lack
-
-
-class _Task(TypedDict):
-    classes: dict[str, int]
-    examples: dict[str, int]
-    majority: Finite
-    results: list[_Result]
-
-
-class _Entry(TypedDict):
-    """The fields of an entry of probes.json that readers use."""
-
-    settings: dict
-    data: dict[str, str]
-    tasks: dict[str, _Task]
-
-
 def read_probes(folder: Path) -> dict[str, dict]:
     """Read the entries of probes.json; empty if there is no such file yet."""
-    path = folder / PROBES
-    return read_json(path, "remove it and run the same command again", dict[str, _Entry]) if path.exists() else {}
+    return read_entries(folder / PROBES)
 
 
 def figure_name(name: str) -> str:

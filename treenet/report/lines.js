@@ -8,7 +8,7 @@
   const FIRST = 10, ROWS = 50; // drawn at the start, and with every click on the button
   const MOST_WORDS = 400; // of a line whose words are compared: the table grows with its square
   const paired = data.baseline !== null;
-  const WORD = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}]|[\p{L}\p{M}\p{N}_]+|\s+|\S/gu;
+  const WORD = /[\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Thai}\p{Script=Lao}\p{Script=Khmer}\p{Script=Myanmar}]|[\p{L}\p{M}\p{N}_]+|\s+|\S/gu;
 
   const element = (name, text, classes) => {
     const made = document.createElement(name);

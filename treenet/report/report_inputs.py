@@ -14,7 +14,6 @@ from treenet.experiments.recorded_study import FORMS, form_of, report_records, s
 from treenet.experiments.records import read_records
 from treenet.experiments.scaling_report import ScalingReport
 from treenet.experiments.scaling_table import against_of
-from treenet.experiments.seeds_report import SeedsReport
 from treenet.experiments.study import StudyForm
 from treenet.probing.probe_results import read_probes
 from treenet.runs.checkpoint import AVERAGED, is_complete
@@ -28,7 +27,7 @@ from treenet.runs.run_results import read_system
 from treenet.tasks.base import TASKS, task_of
 from treeproc.common.errors import as_called, quoted
 from treeproc.common.files import check_form, is_plausible, read_json, read_text
-from treeproc.common.folder_kinds import SEARCH, SEEDS, kind_of
+from treeproc.common.folder_kinds import SEARCH, kind_of
 from treeproc.common.settings import UserError, read_yaml
 from treeproc.common.storage import AnyPath, as_path, inside
 from treeproc.shards.store import describe_agreement, describe_trees, pieces_fingerprint, read_index
@@ -154,12 +153,12 @@ def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = 
 
 def _read_study(name: str, given: str, folder: Path, form: StudyForm) -> ReportStudy:
     """Read the file of a study's results. Without a row in its table, there are no results yet."""
-    path, check = folder / form.report, SeedsReport if form.kind is SEEDS else ScalingReport
-    report = read_json(path, "its own command makes it again", check) if path.is_file() else None
+    path = folder / form.report
+    report = read_json(path, "its own command makes it again", form.content) if path.is_file() else None
     _check_numbers(report, path)
     if report is None or not report[form.rows]:
         return ReportStudy(name, given, form, None)
-    if check is ScalingReport:
+    if form.content is ScalingReport:
         _check_compared(report, path)
     return _in_order(name, given, form, report, tuple(_stale_cells(folder, report)))
 

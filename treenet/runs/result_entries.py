@@ -5,13 +5,14 @@ This module loads no PyTorch.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NotRequired
+from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, Required
 
-from pydantic import Field
+from annotated_types import MinLen
+from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.runs.checkpoint import AVERAGED
-from treenet.tasks.translation_metrics import MAIN, SCORE_TYPES
+from treenet.tasks.translation_metrics import METRICS, SCORE_TYPES
 from treeproc.common.files import atomic_write, file_lock, json_bytes, read_json
 from treeproc.common.messages import warn
 from treeproc.common.settings import differences
@@ -19,7 +20,21 @@ from treeproc.common.storage import AnyPath
 
 SCORES, PROBES = "scores.json", "probes.json"
 
-_Bucket = TypedDict("_Bucket", {"from": int, "to": NotRequired[int | None], "num_examples": int, MAIN: float})  # type: ignore[misc]
+RESULTS_HINT = "restore it, or move it away and run the same command again"  # not "remove": it may hold good results
+
+
+def _check_metric(bucket: dict) -> dict:
+    if bucket.keys().isdisjoint(METRICS):
+        raise ValueError(f"Needs one of {', '.join(METRICS)}")
+    return bucket
+
+
+# Which metrics a bucket has depends on the target language: see `score_buckets`.
+_Bucket = TypedDict(
+    "_Bucket",  # type: ignore[misc]
+    {"from": Required[int], "to": Required[int | None], "num_examples": Required[int], **dict.fromkeys(METRICS, float)},
+    total=False,
+)
 
 
 class _ReferenceNll(TypedDict):
@@ -37,9 +52,13 @@ class _Entry(TypedDict, total=False):
 
     split: str
     checkpoint: str
-    steps: list[int]
+    steps: Annotated[list[int], MinLen(1)]
     num_examples: int
     nll: float
+    perplexity: float
+    word_perplexity: float
+    perplexity_given_tree: float
+    pseudo_perplexity: float
     reference_nll: _ReferenceNll
     accuracy: Finite
     binary_accuracy: Finite
@@ -47,7 +66,7 @@ class _Entry(TypedDict, total=False):
     spearman: Finite
     mse: Finite
     sentence_f1: float
-    buckets: dict[str, list[_Bucket]]
+    buckets: dict[str, list[Annotated[_Bucket, AfterValidator(_check_metric)]]]
     data: dict[str, str | None] | str | None
     weights_sha256: str | None
     translations_sha256: str
@@ -59,7 +78,37 @@ class _Entry(TypedDict, total=False):
     decoding: dict | None
 
 
-ScoredEntry = TypedDict("ScoredEntry", {**_Entry.__annotations__, **SCORE_TYPES}, total=False)  # type: ignore[misc]
+if TYPE_CHECKING:  # mypy knows no keys of a type that is made of others
+    ScoredEntry = dict
+else:
+    ScoredEntry = TypedDict("ScoredEntry", {**_Entry.__annotations__, **SCORE_TYPES}, total=False)
+
+
+class _Probe(TypedDict):
+    states: str
+    layer: int
+    of: Literal["root", "mean", "first"]
+    test: Finite
+    half_interval: NotRequired[Finite | None]  # which files of earlier versions lack
+
+
+class _ProbeTask(TypedDict):
+    classes: dict[str, int]
+    examples: dict[str, int]
+    majority: Finite
+    results: list[_Probe]
+
+
+class _ProbeEntry(TypedDict):
+    """The fields of an entry of probes.json that readers use."""
+
+    settings: dict
+    data: dict[str, str]
+    tasks: dict[str, _ProbeTask]
+
+
+# The form of each file, by which commands write and read it.
+FORMS = {SCORES: dict[str, ScoredEntry], PROBES: dict[str, _ProbeEntry]}
 
 
 def name_result(text: str, checkpoint: str, data: AnyPath, *more: str, own_data: bool) -> str:
@@ -78,8 +127,7 @@ def read_scores(folder: AnyPath) -> dict[str, dict]:
 
 def read_entries(path: AnyPath) -> dict[str, dict]:
     """Read a file of entries; empty if there is no such file yet. Raises UserError for a damaged one."""
-    form = dict[str, ScoredEntry]  # type: ignore[valid-type]
-    return read_json(path, "remove it and run the same command again", form) if path.exists() else {}
+    return read_json(path, RESULTS_HINT, FORMS[path.name]) if path.exists() else {}
 
 
 def add_entry(path: Path, name: str, entry: dict, join: Callable[[dict, dict], dict] = lambda before, entry: entry) -> None:
@@ -91,7 +139,7 @@ def add_entry(path: Path, name: str, entry: dict, join: Callable[[dict, dict], d
     with file_lock(path.with_name(".results-lock")):
         entries = read_entries(path)
         before = entries.get(name, {})
-        atomic_write(path, json_bytes({**entries, name: join(before, entry)}))
+        atomic_write(path, json_bytes({**entries, name: join(before, entry)}, FORMS[path.name]))
     compared = [key for key in ("asked", "data") if key in before and key in entry]
     if changed := [line for key in compared for line in differences(before[key], entry[key], key)]:
         warn(f"note: {path}, {name}: this result replaces one of other settings or data ({'; '.join(changed)})")

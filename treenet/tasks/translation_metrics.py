@@ -11,7 +11,7 @@ inserts, removes or replaces a word, or moves a block of words. Lower is better.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -87,12 +87,12 @@ HUB_NAMES = {"bleu": "sacrebleu", "chrf": "chrf", "ter": "ter", "bertscore": "be
 # The types of scores and signatures in an entry of scores.json.
 SCORE_TYPES: dict[str, type] = dict.fromkeys(METRIC_TITLES, float) | {f"{name}_signature": str for name in METRICS}
 _FEWEST_LINES, _LINES_AT_ONCE = 500, 100  # of a slow metric: for each process, which takes a second to start, and of a job
-NO_TOKENIZER, INTERNATIONAL, MOSES = "none", "intl", "moses."
+NO_TOKENIZER, INTERNATIONAL, MOSES, MECAB = "none", "intl", "moses.", "ja-mecab"
 # Sacrebleu's tokenisers for languages without blanks between words. Those of Moses leave whole sentences as words.
-_WITHOUT_BLANKS = {"zh": "zh"} | dict.fromkeys(("ja", "km", "lo", "my", "th"), "char")
+_WITHOUT_BLANKS = {"zh": "zh", "ja": MECAB} | dict.fromkeys(("km", "lo", "my", "th"), "char")
 OF_NO_BLANKS = frozenset(_WITHOUT_BLANKS.values())
 _LETTERS_OF_THESE = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]")
-_TOKENIZER = re.compile(r"tok:([^|]+)")  # in a signature
+_TOKENIZER = re.compile(rf"tok:({MECAB}|[^|]+)")  # in a signature, where that of MeCab has its version too
 _TOO_MANY = 0.05  # of the lines
 
 
@@ -162,6 +162,8 @@ def build_tokenizer(name: str) -> Callable[[str], str]:
     if name == NO_TOKENIZER:
         return str
     if not name.startswith(MOSES):
+        for module in ("MeCab", "ipadic") if name == MECAB else ():
+            require(module, "target_language=ja", "leave target_language out")
         from sacrebleu.metrics import BLEU
 
         return BLEU(tokenize=name).tokenizer
@@ -214,9 +216,14 @@ def compute_scores(
     return scores
 
 
+def named_tokenizers(records: Iterable[Mapping]) -> set[str]:
+    """Return the tokenisers that the signatures of tokenised BLEU name; `?` for a result without one."""
+    return {name for record in records for name in _TOKENIZER.findall(record.get("bleu_tokenized_signature", "tok:?"))}
+
+
 def needed_tokenizer(records: Sequence[Mapping]) -> str | None:
     """Return the tokeniser of tokenised BLEU of all results, where detokenised lines are not the ones to compare, else None."""
-    found = {name for record in records for name in _TOKENIZER.findall(record.get("bleu_tokenized_signature", "tok:?"))}
+    found = named_tokenizers(records)
     return found.pop() if len(found) == 1 and found <= {NO_TOKENIZER, *OF_NO_BLANKS} else None
 
 
@@ -226,7 +233,8 @@ def name_tokenizer(signature: str, metric: Metric, tokenizer: str) -> str:
         return signature
     compounds = "+compounds" if metric.reads == "tokens_of_compounds" else ""
     moses = f"|sacremoses:{version('sacremoses')}" if tokenizer.startswith(MOSES) else ""
-    return signature.replace("tok:none", f"tok:{tokenizer}{compounds}{moses}")
+    name = build_tokenizer(MECAB).signature() if tokenizer == MECAB else tokenizer
+    return signature.replace("tok:none", f"tok:{name}{compounds}{moses}")
 
 
 def _parts(sides: Sequence[Sequence[str]]) -> Iterator[list[Sequence[str]]]:

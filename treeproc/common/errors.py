@@ -277,6 +277,8 @@ EXTRAS = {
     "sacremoses": "report",
     "scipy": "report",
     "tensorboard": "report",
+    "MeCab": "ja",
+    "ipadic": "ja",
     "mlflow": "mlflow",
     "wandb": "wandb",
     "optuna": "tune",

@@ -282,8 +282,12 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def json_bytes(value: object) -> bytes:
-    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+def json_bytes(value: object, form: type | None = None) -> bytes:
+    """Return JSON. Raises ValueError for content that `read_json` refuses with this `form`: the file would be of no use."""
+    content = (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()
+    if form is not None:
+        _adapter(form).validate_python(json.loads(content), strict=True)
+    return content
 
 
 def repeated_key(pairs: Sequence[tuple[str, object]]) -> str | None:

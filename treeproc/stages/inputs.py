@@ -224,7 +224,7 @@ def write_cached_counts(folder: AnyPath, stamps: str | None, known: InputCounts)
     if stamps is None:
         (folder / NOTE).unlink(missing_ok=True)
     else:
-        atomic_write(folder / NOTE, json_bytes({"stamps": stamps, **asdict(known)}))
+        atomic_write(folder / NOTE, json_bytes({"stamps": stamps, **asdict(known)}, _Form))
 
 
 OfConstituents = Literal["parsed", "shuffled", "unlabelled", "permuted_labels", "other_shape"]
