@@ -169,25 +169,9 @@ def reference_tree(module: RelativeTreeSelfAttention, tree: Tree, states: torch.
 
 
 PAIRED = {
-    "transformer": {"name": "transformer"},
-    "tree": {"name": "tree_transformer"},
     "relative": {"name": "relation_transformer", "relations": {"positions": "sequence"}},
     "relative_tree": {"name": "tree_transformer", "tree": {"relative_positions": 16}},
 }
-
-
-@pytest.mark.parametrize("left, right", itertools.combinations(PAIRED, 2))
-def test_paired_models_share_all_weights_that_both_have(left, right):
-    states = []
-    for name in (left, right):
-        torch.manual_seed(5)
-        config = ModelConfig(paired_weights=True, **SIZES, **PAIRED[name])
-        states.append(build_model(config, VOCAB).state_dict())
-    both = states[0].keys() & states[1].keys()
-    assert len(both) >= 30
-    assert [name for name in both if not torch.equal(states[0][name], states[1][name])] == []
-    drawn = [name for state in states for name in state if name.endswith(("leaf_weight", "relations"))]
-    assert len(drawn) > 0 and all(state[name].std() > 0 for state in states for name in drawn if name in state)
 
 
 def test_the_relative_tree_model_is_the_relative_model_with_nodes():
@@ -200,17 +184,6 @@ def test_the_relative_tree_model_is_the_relative_model_with_nodes():
         states.append(model.encoder(batch).states[:, :5])
     real = ~batch.leaf_pad_mask
     torch.testing.assert_close(states[1][real], states[0][real], rtol=1e-9, atol=1e-9)
-
-
-def test_weights_that_are_not_paired_stay_those_of_one_sequence():
-    """Parts that draw apart take other numbers than in one sequence, and nothing else does before them."""
-    states = []
-    for paired in (False, True):
-        torch.manual_seed(5)
-        states.append(build_model(ModelConfig(paired_weights=paired, **SIZES), VOCAB).state_dict())
-    differ = {name for name in states[0] if not torch.equal(states[0][name], states[1][name])}
-    first = "encoder.layers.0.self_attention"
-    assert f"{first}.accumulation.leaf_weight" in differ and f"{first}.queries_keys_values.weight" not in differ
 
 
 @pytest.mark.parametrize(

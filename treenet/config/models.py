@@ -346,8 +346,8 @@ class ModelConfig(Settings):
     target_word_dropout: float = later_field(0.0, ge=0, lt=1, description="the same for the pieces that the decoder reads")
     paired_weights: bool = later_field(
         False,
-        description="true: accumulation and relations draw their initial weights apart, so models with one seed share all other "
-        "initial weights. false: all weights are drawn in one sequence",
+        description="true: each parameter is drawn by seed and name, so models with one seed share the initial weights of those "
+        "with the same name, shape and initialiser. false: all weights are drawn in one sequence",
     )
     tree: TreeAttentionConfig = TreeAttentionConfig()
     hybrid: HybridConfig = HybridConfig()

@@ -3,8 +3,9 @@
 import io
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ from treenet.jobs.dry_run import disk_of_run, show_size
 from treenet.jobs.train_job import check_model
 from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
 from treenet.loggers.feed import check_loggers
+from treenet.models.paired_weights import matrix_draws
+from treenet.models.registry import only_shapes
 from treenet.runs.metrics_log import write_png
 from treenet.runs.result_entries import FORMS, RESULTS_HINT, SCORES
 from treenet.runs.result_provenance import NOT_RECORDED
@@ -212,6 +215,22 @@ def _check_cells(study: Study) -> int:
     return needed
 
 
+def describe_pairing(study: Study) -> Iterator[str]:
+    """Yield for each system how many of its matrices begin as the baseline's do, where both have `model.paired_weights`."""
+    system, drawn = study.form.system, {}
+    paired = {cell.labels[system]: cell.config for cell in study.cells if cell.config.model.paired_weights}
+    for name, config in paired.items() if len(paired) > 1 else ():
+        task = build_task(config)
+        sizes = task.sizes(read_index(config.data / "encoded"))
+        with only_shapes():
+            drawn[name] = matrix_draws(partial(task.build_model, sizes))
+    baseline = study.config.grid.baseline
+    for name, own in drawn.items():
+        if name != baseline and baseline in drawn:
+            count = len(own.items() & drawn[baseline].items())
+            yield f"{name}: {count} of {len(own)} matrices are shared with {baseline} (model.paired_weights)"
+
+
 def _free_space(out: AnyPath) -> float:
     """Return the free bytes of the disk; a store has room for all."""
     if not isinstance(out, Path):
@@ -230,7 +249,7 @@ def show_study(study: Study) -> str:
     def state(name: str) -> str:
         return ledger.entries[name].status if name in ledger.entries else "recorded" if name in recorded else "new"
 
-    lines = [f"{cell.name}: {state(cell.name)}" for cell in study.cells]
+    lines = [*(f"{cell.name}: {state(cell.name)}" for cell in study.cells), *describe_pairing(study)]
     there = f"; the disk has {show_size(free)} free" if math.isfinite(free) else ""
     lines.append(f"disk: {show_size(needed)} at most for all cells that are not done{there}")
     report = study.form.build(study.config, study.recording.read_all(ledger, study.out))
@@ -250,6 +269,8 @@ def run_study(study: Study) -> None:
     needed, free = _check_cells(study), _free_space(out)
     if needed > free:
         warn(f"warning: the cells that are not done may take {show_size(needed)}, and {out} has {show_size(free)} free")
+    for line in describe_pairing(study):
+        warn(f"note: {line}")
     make_run_folder(out)
     with locked(out, shared=not need_ray(study.cells)):
         recorded = recording.find_done(study.cells)

@@ -42,7 +42,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treenet.layers.backend import first_derivative, multiply_rows, sum_weighted_rows, without_autocast
-from treenet.layers.core import generator_of
 from treenet.layers.scaled_dot_product import merge_heads, split_heads
 from treenet.structure import BranchMaps, TreeStructure
 from treenet.structure.branches import BranchMatrices, Entries, EntryOrder, PathMaps
@@ -234,14 +233,13 @@ class HierarchicalAccumulation(nn.Module):
         d_head = d_model // num_heads
         # Layer inputs have about unit variance, so N(0, 1/D) gives |w_j| of about 1. A node over one leaf starts near its scale.
         # Wider nodes start smaller, since the signs of w differ. Zeros would hide the trees at first.
-        apart = generator_of("accumulation")
         num_weights = num_heads if config.leaf_weights == "per_head" else 1
-        self.leaf_weight = nn.Parameter(torch.empty(d_model, num_weights).normal_(std=d_model**-0.5, generator=apart))
+        self.leaf_weight = nn.Parameter(torch.empty(d_model, num_weights).normal_(std=d_model**-0.5))
         # A row [v; h] then has norm 1 beside projected values of norm sqrt(K), so it is only a bias.
         self.embeds = config.hierarchical_embeddings and config.accumulate_on != "scores"
         if self.embeds:
             for name, rows in (("vertical", config.vertical_rows), ("horizontal", config.horizontal_rows)):
-                table = torch.empty(rows, d_head // 2).normal_(std=d_head**-0.5, generator=apart)
+                table = torch.empty(rows, d_head // 2).normal_(std=d_head**-0.5)
                 self.register_parameter(name, nn.Parameter(table))
 
     def forward(self, states: Tensor, keys: Tensor, values: Tensor, structure: TreeStructure) -> tuple[Tensor, Tensor]:

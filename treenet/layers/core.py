@@ -1,8 +1,4 @@
-"""The core layers: linear maps and dropout, and how both draw at random.
-
-By default all initial weights come from PyTorch's generator, one after the other, so one more part changes the weights of all
-later ones. Parts that only some models have may be drawn apart. Then they leave that sequence as it is, and models with the same
-seed share the weights of the parts that all have.
+"""The core layers: linear maps and dropout.
 
 Dropout is by key: the dropped units of an example depend on the example, not on its batch. So a step gives the same result with
 any number of workers and any micro-batches, on CPUs and on GPUs. On CPUs it takes half the time of PyTorch's generator. On GPUs
@@ -12,41 +8,12 @@ backward pass computes it again. The masks are those of CPUs, to the bit.
 Shapes: B batch, S positions, D model.
 """
 
-import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treenet.layers.backend import CompiledOnGpu
-
-_generators: ContextVar[dict[str, torch.Generator] | None] = ContextVar("generators", default=None)
-
-
-@contextmanager
-def drawing_apart(enabled: bool) -> Iterator[None]:
-    """Build a model whose parts draw apart, or, if not `enabled`, in one sequence."""
-    token = _generators.set({} if enabled else None)
-    try:
-        yield
-    finally:
-        _generators.reset(token)
-
-
-def generator_of(part: str) -> torch.Generator | None:
-    """Return the generator of the parameters of a part, by PyTorch's seed; None if all draw in one sequence."""
-    generators = _generators.get()
-    if generators is None:
-        return None
-    if part not in generators:
-        digest = hashlib.sha256(f"{part} {torch.initial_seed()}".encode()).digest()
-        generators[part] = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
-    return generators[part]
-
 
 # The gain of queries, keys and values in torch.nn.MultiheadAttention and fairseq. If it is 1, a small model learns to read the
 # source about a third later.

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treenet.layers.attention import CausalSelfAttention, KeysValues, Past, SelfAttention, padding_to_attend_mask
-from treenet.layers.core import build_linear, generator_of
+from treenet.layers.core import build_linear
 from treenet.layers.scaled_dot_product import attend, attend_subtrees, merge_heads, widen
 from treenet.structure import TreeStructure
 from treenet.structure.words import Dependencies, Words, build_path_ids, list_paths
@@ -144,7 +144,7 @@ def attend_related(
 
 def build_relation_table(rows: int, width: int) -> nn.Parameter:
     """Build a table [rows, width], N(0, 1 / width). So products with queries are as large as those with keys."""
-    return nn.Parameter(torch.empty(rows, width).normal_(generator=generator_of("relations")) * width**-0.5)
+    return nn.Parameter(torch.empty(rows, width).normal_() * width**-0.5)
 
 
 class RelatedSelfAttention(SelfAttention):

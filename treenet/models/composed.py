@@ -192,7 +192,7 @@ class MaskedPieceEmbedding(PieceEmbedding):
     def __init__(self, pieces: int, d_model: int):
         super().__init__(pieces, d_model)
         self.mask_id = pieces
-        self.mask = nn.Parameter(torch.randn(d_model) * d_model**-0.5)
+        self.mask = nn.Parameter(torch.empty(d_model).normal_() * d_model**-0.5)
 
     def forward(self, pieces: Tensor) -> Tensor:
         """Embed pieces [..., T], V for the mask -> [..., T, D]."""

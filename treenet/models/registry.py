@@ -6,14 +6,14 @@ The file of an encoder registers it, but for the plain Transformer. `import tree
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from treenet.config import ClassifierConfig, ModelConfig
-from treenet.layers.core import build_linear, drawing_apart
+from treenet.layers.core import build_linear
 from treenet.models.composed import (
     NUM_SCORES,
     CausalLM,
@@ -26,9 +26,11 @@ from treenet.models.composed import (
 )
 from treenet.models.decoders.transformer import Decoder, TransformerDecoder
 from treenet.models.encoders.base import Encoder, PieceEmbedding, TransformerEncoder, VocabSizes
+from treenet.models.paired_weights import DRAWS, build_by_name, drawn_tensor
 from treeproc.common.errors import check_choice
 from treeproc.common.settings import UserError
 
+_ModelT = TypeVar("_ModelT", bound=nn.Module)
 Use = Literal["translation", "classification", "masked_lm", "causal_lm"]
 
 
@@ -106,12 +108,10 @@ def find_encoder(config: ModelConfig, use: Use) -> type[Encoder]:
 class _NoValues(TorchFunctionMode):
     """Leaves out what PyTorch computes in Python on the meta device: the first such call would load its compiler."""
 
-    _DRAWS = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in self._DRAWS or (func is Tensor.mul and isinstance(args[1], float)):
-            return args[0] if args else kwargs["tensor"]
+        if func in DRAWS or (func is Tensor.mul and isinstance(args[1], float)):
+            return drawn_tensor(args, kwargs)
         return func(*args, **kwargs)
 
 
@@ -125,12 +125,15 @@ def only_shapes() -> Iterator[None]:
 def build_model(config: ModelConfig, vocab: VocabSizes) -> Seq2Seq:
     """Build a freshly initialised translation model. Raises UserError for an unknown name."""
     architecture = find_architecture(config, "translation")
-    with drawing_apart(config.paired_weights):
+
+    def build() -> Seq2Seq:
         embedding = architecture.encoder.build_embedding(config, vocab)
         encoder = architecture.encoder(config, vocab, embedding)
         model = Seq2Seq(encoder, architecture.decoder(config, embedding))
         encoder.add_tables(vocab)
-    return model
+        return model
+
+    return _draw(config, build)
 
 
 def build_classifier(
@@ -142,8 +145,8 @@ def build_classifier(
     """
     if pairs:
         return _build_for_pairs(config, vocab, options, num_classes, ordered=options.pair_features != "symmetric")
-    encoder = _build_classifying_encoder(config, vocab, options)
-    return Classifier(encoder, build_linear(config.d_model, num_classes), options)
+    build_encoder = _classifying_encoder(config, vocab, options)
+    return _draw(config, lambda: Classifier(build_encoder(), build_linear(config.d_model, num_classes), options))
 
 
 def build_relatedness(config: ModelConfig, vocab: VocabSizes, options: ClassifierConfig) -> Classifier:
@@ -155,31 +158,45 @@ def _build_for_pairs(
     config: ModelConfig, vocab: VocabSizes, options: ClassifierConfig, num_outputs: int, *, ordered: bool
 ) -> Classifier:
     options = options.model_copy(update={"supervision": "root"})
-    encoder = _build_classifying_encoder(config, vocab, options)
-    return Classifier(encoder, PairHead(config.d_model, options.pair_hidden, num_outputs, ordered=ordered), options)
+    build_encoder = _classifying_encoder(config, vocab, options)
+
+    def build() -> Classifier:
+        encoder = build_encoder()
+        return Classifier(encoder, PairHead(config.d_model, options.pair_hidden, num_outputs, ordered=ordered), options)
+
+    return _draw(config, build)
 
 
 def build_masked_lm(config: ModelConfig, vocab: VocabSizes) -> MaskedLM:
     """Build a freshly initialised masked language model. Raises UserError for an unknown name."""
     encoder = find_encoder(config, "masked_lm")
-    embedding = MaskedPieceEmbedding(vocab.pieces, config.d_model)
-    return MaskedLM(_complete(encoder, config, vocab, embedding), embedding.mask_id)
+
+    def build() -> MaskedLM:
+        embedding = MaskedPieceEmbedding(vocab.pieces, config.d_model)
+        return MaskedLM(_complete(encoder, config, vocab, embedding), embedding.mask_id)
+
+    return _draw(config, build)
 
 
 def build_causal_lm(config: ModelConfig, vocab: VocabSizes) -> CausalLM:
     """Build a freshly initialised causal language model. Raises UserError for an unknown name or settings that do not fit."""
     encoder = find_encoder(config, "causal_lm")
-    return CausalLM(_complete(encoder, config, vocab, encoder.build_embedding(config, vocab)))
+    return _draw(config, lambda: CausalLM(_complete(encoder, config, vocab, encoder.build_embedding(config, vocab))))
 
 
-def _build_classifying_encoder(config: ModelConfig, vocab: VocabSizes, options: ClassifierConfig) -> Encoder:
+def _classifying_encoder(config: ModelConfig, vocab: VocabSizes, options: ClassifierConfig) -> Callable[[], Encoder]:
+    """Return the function that builds the encoder. Raises UserError if it cannot learn what the settings ask for."""
     encoder = find_encoder(config, "classification")
     check_supervision(config, options, encoder.reads_with(config))
-    return _complete(encoder, config, vocab, encoder.build_embedding(config, vocab))
+    return lambda: _complete(encoder, config, vocab, encoder.build_embedding(config, vocab))
 
 
 def _complete(build: type[Encoder], config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding) -> Encoder:
-    with drawing_apart(config.paired_weights):
-        encoder = build(config, vocab, embedding)
-        encoder.add_tables(vocab)
+    encoder = build(config, vocab, embedding)
+    encoder.add_tables(vocab)
     return encoder
+
+
+def _draw(config: ModelConfig, build: Callable[[], _ModelT]) -> _ModelT:
+    """Return the model that `build` builds, with initial weights as the settings say."""
+    return build_by_name(build) if config.paired_weights else build()
