@@ -165,7 +165,7 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
     treebank.write_text("(S (NP (X ba) (X be)) (VP (X bibo) (X ba)))\n(S (NP (X ba) (X be)) (VP (X bibo) (X be)))\n")
     status, message, error = run("score_lm.py", "--out", finished, f"treebank=[{treebank}]", "pairs=true")
     assert status == 0 and "1 pairs" in message, error
-    entry = read_json(finished / "scores.json")["treebank.two"]
+    entry = read_json(finished / "scores.json")["treebank-two"]
     assert entry["num_words"] == 8
     shutil.copytree(config.data, shuffled := tmp_path / "shuffled")
     index = read_json(shuffled / "encoded" / "index.json")
@@ -175,7 +175,7 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
     if config.model.name == "transformer_grammar":
         assert status == 2 and error.count("\n") == 1 and "has shuffled trees" in error
     else:  # the trees of the file are words for these models
-        again = read_json(finished / "scores.json")["treebank.two"]
+        again = read_json(finished / "scores.json")["treebank-two"]
         assert status == 0 and again["nll"] == entry["nll"] and str(shuffled) in again["asked"]["data"], error
     treebank.write_text("(S (X ba)\n")
     status, _, error = run("score_lm.py", "--out", finished, f"treebank=[{treebank}]")

@@ -25,8 +25,9 @@ from treenet.jobs.train_run import run_training
 from treenet.models import VocabSizes, build_model
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
-from treenet.runs.result_entries import read_scores
-from treenet.runs.result_provenance import RunState
+from treenet.runs.result_entries import name_result, read_scores
+from treenet.runs.result_provenance import PARSE, RunState
+from treenet.runs.run_folder import name_in_results
 from treenet.runs.run_results import read_nll
 from treenet.structure import TreeStructure
 from treenet.translation.hypotheses import Hypothesis
@@ -87,6 +88,21 @@ def test_a_result_names_how_it_was_decoded_and_samples_have_one_of_their_own(run
         config.write_text(before)
     assert set(read_scores(run)) == {"test", "test.sampling", "test.mbr"}
     assert not plain["decoding"].keys() & {"method", "seed", "diversity_groups"}, "records of beam search are as before"
+
+
+def test_the_cost_of_a_very_wide_beam_is_said_once_before_the_search(run, monkeypatch, capsys):
+    def search(*given, **options):
+        raise UserError("searched")
+
+    monkeypatch.setattr(evaluation, "translate_examples", search)
+    for size in (5, 1000):
+        with pytest.raises(UserError, match="searched"):
+            evaluate_run(run, EvaluateSettings(decoding=DecodingConfig(beam_size=size)))
+        told = [line for line in capsys.readouterr().err.splitlines() if "beam_size" in line]
+        assert [line.partition(";")[0] for line in told] == ([] if size == 5 else [
+            "note: decoding.beam_size = 1,000 searches 200 times as many hypotheses as the usual 5, and takes at least 1 MiB for "
+            "each line of a batch"
+        ])  # fmt: skip
 
 
 def test_a_result_with_the_usual_value_of_a_setting_that_the_run_has_otherwise_is_not_stale(run):
@@ -273,7 +289,7 @@ def test_another_data_set_of_the_same_vocabulary_gets_a_name_of_its_own(run, tmp
     index = data / "encoded" / "index.json"
     assert evaluate_run(run, EvaluateSettings(data=data))[0] == "test"
     index.write_text(json.dumps({**json.loads(index.read_text()), "fingerprint": "another"}))
-    assert evaluate_run(run, EvaluateSettings(data=data))[0] == "test.control"
+    assert evaluate_run(run, EvaluateSettings(data=data))[0] == "test.data-control"
 
 
 def test_text_of_other_examples_is_refused(run, tmp_path):
@@ -310,3 +326,43 @@ def test_settings_that_are_not_given_are_those_of_the_run(run):
     given = load_settings(EvaluateSettings, None, ["decoding.length_penalty=0.5"])
     evaluated = evaluate_run(run, given)[1]["decoding"]
     assert evaluated["length_penalty"] == 0.5 and evaluated["beam_size"] == 3
+
+
+OF_CHECKPOINTS = ["averaged", "initial", "untrained", "last", "step_00000002"]
+FREE = st.lists(
+    st.sampled_from([*OF_CHECKPOINTS, "peak", "file", "sampling", "random_trees_1", "data-last", "a"]), min_size=1, max_size=2
+).map(".".join)  # what a folder or a file of a user may be called
+
+
+@st.composite
+def named_results(draw, of_run: bool) -> str:
+    """The name of a result of the run on its own data, or of one with a part that a user names."""
+    split = draw(st.sampled_from(["test", "last", "treebank", "file", "unsupervised_parse", "data"]))
+    checkpoint = draw(st.sampled_from(OF_CHECKPOINTS))
+    more = draw(st.sampled_from([(), ("random_trees_1",), ("sampling",), ("random_trees_1", "sampling"), ("max_words_10",)]))
+    if of_run:
+        return draw(st.sampled_from([f"{split}.peak", name_result(split, checkpoint, Path("own"), *more, own_data=True)]))
+    folder = draw(FREE)
+    names = [
+        name_result(split, checkpoint, Path("/", folder), *more, own_data=False),
+        name_result(split, f"{folder}-averaged", Path("own"), *more, own_data=True),
+        name_result(f"treebank-{folder}", checkpoint, Path("own"), *more, own_data=True),
+        PARSE + name_result(split, checkpoint, Path("own"), *more, own_data=True),
+        f"{split}.file.{folder}",
+    ]
+    return draw(st.sampled_from(names))
+
+
+@num_examples(500)
+@given(named_results(of_run=True), named_results(of_run=False))
+def test_no_result_replaces_one_of_the_run_whatever_a_user_calls_a_folder(one, other):
+    assert one != other
+
+
+def test_checkpoints_that_are_not_those_of_the_run_are_named_apart(tmp_path):
+    run = tmp_path / "run"
+    own = {"averaged": "averaged", "initial": "initial", "checkpoints/step_00000002": "step_00000002"}
+    others = {"last": "run-last", "old/averaged": "old-averaged", "../b/averaged": "b-averaged"}
+    others |= {"../b/checkpoints/step_00000002": "b-step_00000002"}
+    for path, name in {**own, **others}.items():
+        assert name_in_results(run, run / path) == name

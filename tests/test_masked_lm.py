@@ -145,7 +145,7 @@ def test_it_learns_and_its_parse_is_scored(finished, caplog):
     lines = [line for line in read_metrics(finished) if line["event"] == "valid"]
     assert lines[-1]["nll"] < lines[0]["nll"]
     name, scores = parse_run(finished, ParseSettings(parsing={"min_layer": 0}))
-    assert name == "test" and read_json(finished / "scores.json")["unsupervised_parse.test"] == scores
+    assert name == "test" and read_json(finished / "scores.json")["unsupervised_parse-test"] == scores
     assert " words have tags that the training data lacks; punctuation among them counts as words" in caplog.text
     assert "the gold trees are random trees" in caplog.text
     assert scores["num_sentences"] + scores["left_out"] == 10 and "random" in scores["baselines"]
@@ -200,16 +200,16 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
     assert status == 0 and "masked pieces/s" in message and "unsupervised_parse.py --out" in message
     status, message, _ = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0")
     assert status == 0 and "random" in message and "sent. F1" in message
-    assert list(read_json(out / "scores.json")) == ["unsupervised_parse.test"]
+    assert list(read_json(out / "scores.json")) == ["unsupervised_parse-test"]
     treebank = tmp_path / "gold.mrg"
     treebank.write_text("(S (NP (X ba) (X be)) (VP (X bibo) (X ba)))\n( (S (NP (X gu) (X da)) (. .)) )\n")
     status, message, error = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0", f"treebank=[{treebank}]")
     assert status == 0, error
-    scores = read_json(out / "scores.json")["unsupervised_parse.treebank.gold"]
+    scores = read_json(out / "scores.json")["unsupervised_parse-treebank-gold"]
     assert (scores["num_sentences"], scores["num_brackets"], scores["trees"]) == (2, 2, "treebank")
     assert scores["baselines"]["balanced"]["sentence_f1"] == 1.0 and len(scores["recall_by_label"]) == 2
     # The trees and tags are the treebank's, in a run on random trees whose vocabulary has none of these tags.
-    assert (out / "parses.treebank.gold.txt").read_text().splitlines()[0].count("(X ba)") == 2
+    assert (out / "parses.treebank-gold.txt").read_text().splitlines()[0].count("(X ba)") == 2
     treebank.write_text("(S (X ba)\n")
     status, _, error = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0", f"treebank=[{treebank}]")
     assert status == 2 and "gold.mrg, line 1: 1 bracket(s) of this tree are not closed" in error

@@ -210,7 +210,7 @@ def test_every_metric_that_scores_hold_gets_a_column(folder, tmp_path):
     more = {"other_score": 33.125, "other_score_signature": "tok:moses", "exact": True, "buckets": {"words": words}}
     record["test"] |= more
     record["test.untrained"] = {**record["test"], "bleu": 0.5}
-    record["unsupervised_parse.test"] = {"split": "test", "sentence_f1": 0.4}
+    record["unsupervised_parse-test"] = {"split": "test", "sentence_f1": 0.4}
     (tmp_path / "tree" / "scores.json").write_text(json.dumps(record))
     write_report(report_settings(tmp_path, "tree", "plain", sentences=0), tmp_path / "out")
     page = Reader((tmp_path / "out" / "index.html").read_text())

@@ -258,6 +258,15 @@ def test_wrong_trees_of_the_target_side_are_named(job, tmp_path):
     }
 
 
+def test_the_last_count_has_the_problems_of_files_that_are_no_shards(job, tmp_path):
+    """A vocabulary of another data set, below the index of this one."""
+    copy = shutil.copytree(job[1], tmp_path / "data")
+    pieces = copy / "encoded" / "vocab" / "pieces.model"
+    pieces.write_bytes(pieces.read_bytes() + b"\0")
+    run = run_installed_here("verify", copy)
+    assert run.returncode == 2 and run.stderr.splitlines()[-1].endswith(", 1 problems"), run.stderr
+
+
 def test_a_process_that_is_killed_is_one_line(job, monkeypatch):
     monkeypatch.setattr("treeproc.verify._FEW_ROWS", 0)
     monkeypatch.setattr(shard_verifier, "_run", kill_this_process)

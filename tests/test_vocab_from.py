@@ -147,13 +147,13 @@ def test_old_weights_are_scored_on_new_test_splits_by_name(data, new, tmp_path, 
     run_training(config, tmp_path / "run")
     for split in ("newstest", "test_2017"):
         name, scores = evaluate_run(tmp_path / "run", EvaluateSettings(data=new, split=split))
-        assert name == f"{split}.new" and scores["split"] == split
+        assert name == f"{split}.data-new" and scores["split"] == split
     evaluate_run(tmp_path / "run", EvaluateSettings())
-    assert (tmp_path / "run" / "translations.test_2017.new.txt").read_bytes() == (
+    assert (tmp_path / "run" / "translations.test_2017.data-new.txt").read_bytes() == (
         tmp_path / "run" / "translations.test.txt"
     ).read_bytes()
     evaluate = main_of("evaluate.py")
-    shutil.copy(tmp_path / "run" / "translations.newstest.new.txt", tmp_path / "lines.txt")
+    shutil.copy(tmp_path / "run" / "translations.newstest.data-new.txt", tmp_path / "lines.txt")
     systems = [str(tmp_path / "run"), str(tmp_path / "lines.txt")]
     evaluate(["--compare", *systems, f"data={new}", "split=newstest", "compare.samples=20"])
     assert "newstest" in capsys.readouterr().out

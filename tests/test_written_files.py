@@ -137,11 +137,17 @@ def test_scores_of_every_task_are_read_by_every_reader(tmp_path, task, capsys):
     for result in results:
         entry = read_with_all(run, result)
         assert entry["num_examples"] > 0
+    if task == "classification":  # a data set that is called as a checkpoint
+        before = read_scores(run)
+        index = Path(shutil.copytree(data, tmp_path / "last")) / "encoded" / "index.json"
+        index.write_text(json.dumps({**json.loads(index.read_text()), "fingerprint": "another"}))
+        evaluate(["--out", str(run), f"data={tmp_path / 'last'}"])
+        assert read_scores(run).keys() - before.keys() == {"test.data-last"} and read_scores(run).items() >= before.items()
     evaluate(["--compare", str(run), str(run), "--out", str(tmp_path / "same")])
     assert json.loads((tmp_path / "same" / "comparison.json").read_text())
     if task == "masked_lm":
         name, entry = parse_run(run, ParseSettings(parsing={"min_layer": 0}))
-        assert read_scores(run)[f"unsupervised_parse.{name}"] == entry and stale_scores(run) == {}
+        assert read_scores(run)[f"unsupervised_parse-{name}"] == entry and stale_scores(run) == {}
 
 
 def test_probes_are_read_by_every_reader(tmp_path):

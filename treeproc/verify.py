@@ -59,18 +59,22 @@ def verify(data: AnyPath, *, on_ray: bool = False) -> Verification:
         except UserError as error:
             report.problems.append(Problem(folder / "index.json", str(error).removeprefix(f"{folder / 'index.json'} ")))
     stages = {stage: StageFindings(folders[stage], index.records()) for stage, index in indices.items()}
-    _verify_shards(data if on_ray else None, indices, stages)
-    for name, stage in stages.items():
-        report.problems += stage.problems(indices[name].get("files", {}))
-        stage.note_hashes()
-        report.shards += len(stage.records)
-        report.rows += stage.rows
-    if "encoded" in stages:
-        report.problems += stages["encoded"].sizes_problems(_has_counts(indices))
+    with Progress("verify", sum(stage.rows for stage in stages.values()), unit="rows") as progress:
+        _verify_shards(data if on_ray else None, indices, stages, progress)
+        for name, stage in stages.items():
+            report.problems += stage.problems(indices[name].get("files", {}))
+            stage.note_hashes()
+            report.shards += len(stage.records)
+            report.rows += stage.rows
+        if "encoded" in stages:
+            report.problems += stages["encoded"].sizes_problems(_has_counts(indices))
+        progress.update(0, f"{len(report.problems):,} problems")  # with those of files that are no shards
     return report
 
 
-def _verify_shards(on_ray: AnyPath | None, indices: Mapping[str, Index], stages: Mapping[str, StageFindings]) -> None:
+def _verify_shards(
+    on_ray: AnyPath | None, indices: Mapping[str, Index], stages: Mapping[str, StageFindings], progress: Progress
+) -> None:
     """Verify the shards. `on_ray` is a folder that all nodes of the cluster must see."""
     arguments = {
         "folders": {name: stage.folder for name, stage in stages.items()},
@@ -80,19 +84,18 @@ def _verify_shards(on_ray: AnyPath | None, indices: Mapping[str, Index], stages:
         "shard_rows": stages["encoded"].shard_rows() if _has_counts(indices) else None,
     }
     names = list(dict.fromkeys(name for stage in stages.values() for name in stage.places))
-    jobs, total, processes = _Jobs(names, stages), sum(stage.rows for stage in stages.values()), len(os.sched_getaffinity(0))
+    jobs, processes = _Jobs(names, stages), len(os.sched_getaffinity(0))
     if on_ray is not None:
         results = run_on_ray(arguments, jobs, on_ray)
-    elif total > _FEW_ROWS and processes > 1:
+    elif sum(stage.rows for stage in stages.values()) > _FEW_ROWS and processes > 1:
         results = run_in_processes(arguments, jobs, processes)
     else:
         results = run_here(arguments, jobs)
     problems = 0
-    with Progress("verify", total, unit="rows") as progress:
-        for number, result in results:
-            counts = [stages[name].add(names[number], facts) for name, facts in result.items()]
-            problems += sum(found for _, found in counts)
-            progress.update(sum(rows for rows, _ in counts), f"{problems:,} problems")
+    for number, result in results:
+        counts = [stages[name].add(names[number], facts) for name, facts in result.items()]
+        problems += sum(found for _, found in counts)
+        progress.update(sum(rows for rows, _ in counts), f"{problems:,} problems")
 
 
 def _has_counts(indices: Mapping[str, Index]) -> bool:

@@ -39,7 +39,7 @@ from treenet.cli.shipped import find_config
 from treenet.config import TrainConfig
 from treenet.evaluation.settings import ClassifySettings, EvaluateSettings
 from treenet.runs.mirror import open_results, read_run
-from treenet.runs.result_entries import read_scores
+from treenet.runs.result_entries import name_data, read_scores
 from treenet.runs.run_folder import checkpoint_names
 from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.files import atomic_write, json_bytes
@@ -65,7 +65,7 @@ def find_system(path: AnyPath, settings: EvaluateSettings, stack: ExitStack) -> 
 
     if isinstance(path, RemotePath) or path.is_dir():
         run, name = stack.enter_context(read_run(path)), settings.split
-        of_data = f"{name}.{settings.data.resolve().name}" if settings.data is not None else name
+        of_data = f"{name}.{name_data(settings.data)}" if settings.data is not None else name
         return read_system(run, of_data if of_data in read_scores(run) else name, path)
     if name := result_in_run(path):
         return read_system(path.parent, name)

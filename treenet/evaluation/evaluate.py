@@ -35,7 +35,7 @@ from treenet.tasks.translation_metrics import (
     tokenizer_of,
 )
 from treenet.translation.hypotheses import Hypothesis
-from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples
+from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples, warn_of_width
 from treeproc.common.messages import phase, warn
 from treeproc.common.provenance import software
 from treeproc.common.settings import UserError, load_settings
@@ -114,6 +114,7 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
     read_scores(folder)
     build_tokenizer(tokenizer_of(run.data, settings.target_language))
     _learned_metrics(settings).check(has_sources=True)
+    warn_of_width(decoding_of(settings.decoding, run), len(run.processor))
     references = read_references(run.data, settings.split)
     check_given(references, GivenLines(more=more), settings)
     nll = score_references(run, settings)

@@ -72,7 +72,7 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
     task.check(index)
     reads = LEAVES if run.model.reads is SPLIT_POINTS else run.model.reads  # split points are for the training alone
     if settings.treebank:
-        text = f"treebank.{settings.treebank[0].name.partition('.')[0]}"
+        text = f"treebank-{settings.treebank[0].name.partition('.')[0]}"
         examples, _ = read_treebank(settings.treebank, run.data, reads_trees=reads.constituents, pairs=settings.pairs)
         batches = example_batches(examples, reads.for_device(device), vocab_sizes(index))
     else:

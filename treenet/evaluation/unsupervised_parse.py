@@ -183,7 +183,7 @@ def parse_run(folder: Path, settings: ParseSettings) -> tuple[str, dict]:
     read_scores(folder)  # before the work, not after
     index = read_index(run.data / "encoded")
     if settings.treebank:
-        text, trees = f"treebank.{settings.treebank[0].name.partition('.')[0]}", "treebank"
+        text, trees = f"treebank-{settings.treebank[0].name.partition('.')[0]}", "treebank"
         examples, brackets = read_treebank(settings.treebank, run.data, reads_trees=run.model.reads.constituents)
         gold = list(map(read_tree, brackets))
     else:

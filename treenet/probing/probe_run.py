@@ -20,7 +20,7 @@ from treenet.probing.sentences import choose_sentences, has_arcs
 from treenet.probing.settings import ARC_TASKS, PROBE_TASKS, ProbeSettings, TaskName
 from treenet.runs.loading import UNTRAINED, LoadedModel, load_model
 from treenet.runs.metrics_log import write_png
-from treenet.runs.result_entries import PROBES, add_entry
+from treenet.runs.result_entries import PROBES, add_entry, name_data
 from treenet.runs.result_provenance import origin
 from treeproc.common.messages import Progress, warn
 from treeproc.common.provenance import software
@@ -157,7 +157,7 @@ def probe_run(folder: Path, settings: ProbeSettings) -> tuple[str, dict]:
     inputs = read_inputs(trained, settings)
     tasks = {name: build_probe_task(name, inputs) for name in names}
     entry = _start_entry(trained, settings)
-    name = ".".join([trained.checkpoint, *([] if trained.own_data else [trained.data.resolve().name])])
+    name = ".".join([trained.checkpoint, *([] if trained.own_data else [name_data(trained.data)])])
     old = earlier.get(name, {})
     if _are_alike(old, entry):
         kept = [name for name in ("software", "continued_with") if name in old]

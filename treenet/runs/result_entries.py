@@ -114,10 +114,16 @@ FORMS = {SCORES: dict[str, ScoredEntry], PROBES: dict[str, _ProbeEntry]}
 def name_result(text: str, checkpoint: str, data: AnyPath, *more: str, own_data: bool) -> str:
     """Return the name of a result in file names and scores.json: the split or file, and all that differs from the run.
 
-    So a baseline or a control never replaces the score of the run.
+    So a baseline or a control never replaces the score of the run, whatever its data set is called: names of splits and words
+    such as `last` have no hyphen, and all that users name freely has one (see `name_data`, `name_in_results`).
     """
-    parts = [text, *([] if checkpoint == AVERAGED else [checkpoint]), *([] if own_data else [data.resolve().name])]
-    return ".".join([*parts, *more])
+    parts = [text, *([] if checkpoint == AVERAGED else [checkpoint]), *more]
+    return ".".join(parts if own_data else [*parts, name_data(data)])
+
+
+def name_data(data: AnyPath) -> str:
+    """Return the name of another data set than that of the run, in names of results."""
+    return f"data-{data.resolve().name}"
 
 
 def read_scores(folder: AnyPath) -> dict[str, dict]:

@@ -24,7 +24,7 @@ from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.shards.store import read_index
 
 LAST = "last"
-PARSE = "unsupervised_parse."  # prefix of the names of parses in scores.json
+PARSE = "unsupervised_parse-"  # prefix of the names of parses in scores.json
 NOT_RECORDED = "without provenance: recorded before results named their weights"
 _RECORDED = ("checkpoint", "weights_sha256", "weights", "data", "decoding", "software")
 _SHOWN = 8  # digits of a hash

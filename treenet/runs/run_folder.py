@@ -114,9 +114,9 @@ def checkpoint_path(run: Path, checkpoint: str) -> Path:
 
 
 def name_in_results(run: Path, folder: Path) -> str:
-    """Return the name of a checkpoint folder in results of `run`. A checkpoint of another run has the name of that run too."""
+    """Return the name of a checkpoint folder in results of `run`. Any other folder than its own ones also has that above it."""
     place = folder.resolve()
-    if place.is_relative_to(run.resolve()):
+    if place in (run.resolve() / name for name in (AVERAGED, INITIAL, f"checkpoints/{place.name}")):
         return place.name
     other = place.parent.parent if place.parent.name == "checkpoints" else place.parent
     return f"{other.name}-{place.name}"

@@ -28,6 +28,7 @@ from treenet.translation.translate import (
     load_ensemble,
     score_examples,
     translate_rows,
+    warn_of_width,
 )
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -119,6 +120,8 @@ class LineTranslator:
         self._run = load_ensemble(local_runs(settings, runs), settings.checkpoints, device=self._device)
         self._decoding = decoding_of(settings.decoding, self._run)
         check_num_best(settings.nbest, self._decoding, "nbest")
+        if settings.score is None:
+            warn_of_width(self._decoding, len(self._run.processor))
         if self._decoding.coverage_penalty and settings.score is None:
             check_attends(self._run.model)
         if settings.must_appear is not None:

@@ -27,6 +27,7 @@ from treenet.translation.line_constraints import BatchConstraints, PieceTexts, b
 from treenet.translation.reranking import check_attends, choose_by_risk, order_by_coverage
 from treenet.translation.search import search_batch
 from treenet.translation.settings import MUST_NOT_APPEAR
+from treeproc.common.messages import warn
 from treeproc.common.settings import UserError, build_settings
 from treeproc.shards.schema import PAD_ID
 from treeproc.shards.store import read_index
@@ -178,6 +179,20 @@ def change_decoding(decoding: DecodingConfig, chosen: DecodingConfig) -> Decodin
     except ValueError as error:
         raise UserError(f"decoding: {error}") from None
     return decoding
+
+
+_USUAL_BEAM, _WIDE_BEAM = 5, 100
+
+
+def warn_of_width(decoding: DecodingConfig, num_pieces: int) -> None:
+    """Say what a very wide beam costs, before the search: time grows with the hypotheses, and memory with their logits [V]."""
+    if (width := decoding.beam_size) >= _WIDE_BEAM and decoding.method == "beam":
+        mib = math.ceil(4 * width * num_pieces / 2**20)
+        warn(
+            f"note: decoding.beam_size = {width:,} searches {width / _USUAL_BEAM:,.0f} times as many hypotheses as the usual "
+            f"{_USUAL_BEAM}, and takes at least {mib:,.0f} MiB for each line of a batch; a smaller decoding.max_tokens gives "
+            "smaller batches"
+        )
 
 
 def translate_examples(
