@@ -114,8 +114,8 @@ FORMS = {SCORES: dict[str, ScoredEntry], PROBES: dict[str, _ProbeEntry]}
 def name_result(text: str, checkpoint: str, data: AnyPath, *more: str, own_data: bool) -> str:
     """Return the name of a result in file names and scores.json: the split or file, and all that differs from the run.
 
-    So a baseline or a control never replaces the score of the run, whatever its data set is called: names of splits and words
-    such as `last` have no hyphen, and all that users name freely has one (see `name_data`, `name_in_results`).
+    So a baseline or a control never replaces the score of the run. Names of splits and words such as `last` have no hyphen. All
+    that users name freely has one: see `name_data` and `name_in_results`.
     """
     parts = [text, *([] if checkpoint == AVERAGED else [checkpoint]), *more]
     return ".".join(parts if own_data else [*parts, name_data(data)])
