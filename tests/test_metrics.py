@@ -269,6 +269,8 @@ def test_capital_letters_on_one_side_alone_are_told():
     assert describe_case(cased, lower).startswith("2 of 3 translations have capital letters, but no reference has one")
     assert describe_case(lower, cased).startswith("2 of 3 references have capital letters, but no translation has one")
     assert not describe_case(cased, cased) and not describe_case(lower, lower)
+    assert not describe_case(cased, ["母は本を読みます。"] * 3), "a script without case"
+    assert describe_case(lower, ["EIN HUND", "ZWEI KATZEN", "DREI"]).startswith("3 of 3 references have capital letters")
     assert not describe_case(["Ein", *lower * 10], ["ein", *lower * 10])
 
 

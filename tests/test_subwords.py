@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
+from sample_lines import sample_lines
 from sentencepiece import sentencepiece_model_pb2
 
 from treenet.data.noise import Merges
@@ -17,7 +18,15 @@ from treeproc.common.settings import UserError, build_settings
 from treeproc.shards.rows import WordEnds
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID, lower_case
 from treeproc.shards.shard import read_names
-from treeproc.subwords import LabelVocab, SubwordConfig, Subwords, blank_separated, mark_boundaries, train_pieces
+from treeproc.subwords import (
+    LabelVocab,
+    SubwordConfig,
+    Subwords,
+    blank_separated,
+    describe_characters,
+    mark_boundaries,
+    train_pieces,
+)
 
 LINES = ["I don't know (yet).", "We don't know him.", "He knows  her, doesn't he?", "They know us."] * 5
 COUNTS = Counter(word for line in LINES for word in line.split(" "))
@@ -251,3 +260,24 @@ def test_a_vocabulary_that_is_too_small_is_refused_with_our_settings():
     ) as found:
         train_pieces(Counter("abcdefghijkl"), SubwordConfig(vocab_size=262, character_coverage=1.0))
     assert "--" not in str(found.value)
+
+
+@pytest.mark.parametrize("size", [700, 1400])
+def test_a_vocabulary_of_single_characters_is_told_with_a_size_that_helps(size):
+    """Lines without blanks, of words of two out of 400 signs; with more pieces, words have their own."""
+    random = np.random.default_rng(1)
+    words = [chr(0x4E00 + 2 * number) + chr(0x4E01 + 2 * number) for number in range(200)]
+    counts = Counter("".join(words[number] for number in random.integers(200, size=8)) for _ in range(400))
+    told = describe_characters(train_pieces(counts, SubwordConfig(vocab_size=size)))
+    if size == 700:
+        count = int(told.partition(" of 700 pieces are single characters")[0])
+        assert 400 < count < 440 and "subwords.vocab_size=2000 leaves" in told
+    else:
+        assert told == ""
+
+
+def test_small_vocabularies_of_languages_with_blanks_are_not_told():
+    lines = sample_lines(60)
+    for size in (350, 500, 800):
+        model = train_pieces(Counter(word for line in lines for word in line.split()), SubwordConfig(vocab_size=size))
+        assert describe_characters(model) == ""

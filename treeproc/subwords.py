@@ -6,6 +6,7 @@ to the line itself, and a piece can be a leaf of the tree. The plain models read
 
 import hashlib
 import io
+import math
 import re
 import sys
 import tempfile
@@ -141,6 +142,27 @@ def train_pieces(counts: Mapping[str, int], config: SubwordConfig, tags: Sequenc
             reason = re.sub(r"\S+ with --(character_coverage) option", r"subwords.\1", reason)
             raise UserError(f"subwords.vocab_size = {config.vocab_size} does not suit the training text: {reason}") from None
     return _without_paths(model.getvalue())
+
+
+_MOST_CHARACTERS, _PIECES_A_CHARACTER = 0.5, 4
+
+
+def describe_characters(model: bytes) -> str:
+    """Describe a model whose pieces are mostly single characters, with the size that helps; empty for any other.
+
+    For 20,000 lines of KFTT's Japanese, the shares of single characters are 93 % of 4,000 pieces, 48 % of 8,000, and 25 % of
+    16,000. With their English in one vocabulary, they are 48 % of 8,000, 25 % of 16,000, and 13 % of 32,000. For Multi30k and
+    Europarl, English with German or French, they are at most 16 % of 1,000 pieces and 5 % of 4,000.
+    """
+    pieces = sentencepiece_model_pb2.ModelProto.FromString(model).pieces
+    count = sum(piece.type == piece.NORMAL and len(piece.piece.removeprefix("\u2581")) <= 1 for piece in pieces)
+    if count <= _MOST_CHARACTERS * len(pieces):
+        return ""
+    helps = math.ceil(_PIECES_A_CHARACTER * count / 1000) * 1000
+    return (
+        f"{count:,} of {len(pieces):,} pieces are single characters, so sequences are long; subwords.vocab_size={helps} leaves "
+        "room for words"
+    )
 
 
 def _keep_words_whole(counts: Mapping[str, int]) -> dict[str, object]:

@@ -139,8 +139,10 @@ def describe_forms(hypotheses: Sequence[str], references: Sequence[str]) -> str:
 
 
 def describe_case(hypotheses: Sequence[str], references: Sequence[str]) -> str:
-    """Describe that one side alone has capital letters; empty if both or none have them."""
+    """Describe that one side alone has capital letters; empty if both or none have them, and in scripts without case."""
     sides = {"translations": hypotheses, "references": references}
+    if not all(any(line.upper() != line.lower() for line in lines) for lines in sides.values()):
+        return ""
     (fewer, without), (count, side) = sorted((sum(line != line.lower() for line in lines), name) for name, lines in sides.items())
     if fewer or count <= _TOO_MANY * len(references):
         return ""

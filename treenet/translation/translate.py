@@ -185,7 +185,7 @@ _USUAL_BEAM, _WIDE_BEAM = 5, 100
 
 
 def warn_of_width(decoding: DecodingConfig, num_pieces: int) -> None:
-    """Print a note of the cost of a very wide beam, before the search: time grows with the hypotheses, and memory with their logits [V]."""
+    """Print a note of the cost of a very wide beam: its time grows with the hypotheses, its memory with their logits [V]."""
     if (width := decoding.beam_size) >= _WIDE_BEAM and decoding.method == "beam":
         mib = math.ceil(4 * width * num_pieces / 2**20)
         warn(

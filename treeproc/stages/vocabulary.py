@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from treeproc.common.files import atomic_write, file_sha256, remove_leftovers
+from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.rows import WordEnds
@@ -25,7 +26,7 @@ from treeproc.shards.store import (
 )
 from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.run_jobs import Jobs, Run, grouped, previous_index, run_here
-from treeproc.subwords import LabelVocab, SubwordConfig, blank_separated, mark_boundaries, train_pieces
+from treeproc.subwords import LabelVocab, SubwordConfig, blank_separated, describe_characters, mark_boundaries, train_pieces
 from treeproc.trees.arcs import plain_relation
 from treeproc.trees.dependency_trees import PHRASE_LABELS
 from treeproc.trees.flat_trees import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_flat_trees
@@ -227,15 +228,22 @@ def write_vocabulary(
         (folder / "pieces.model").unlink(missing_ok=True)
         atomic_write(data / "encoded" / TOKENIZER_FILE, tokenizer)
     else:
-        atomic_write(folder / "pieces.model", train_pieces(counts.words["source"], config, line_tags))
+        _write_pieces(folder / "pieces.model", counts.words["source"], config, line_tags)
     if counts.words.get("target"):
-        atomic_write(folder / "pieces.tgt.model", train_pieces(counts.words["target"], config, line_tags))
+        _write_pieces(folder / "pieces.tgt.model", counts.words["target"], config, line_tags)
     if counts.deprels:
         atomic_write(folder / "deprels.txt", LabelVocab(counts.deprels).file_bytes())
     atomic_write(folder / "pos_tags.txt", LabelVocab(counts.tags).file_bytes())
     atomic_write(folder / "labels.txt", LabelVocab(node_labels(counts, tree)).file_bytes())
     atomic_write(done, vocabulary_note(folder, inputs_fingerprint))
     return inputs_fingerprint
+
+
+def _write_pieces(path: Path, counts: Mapping[str, int], config: SubwordConfig, line_tags: Sequence[str]) -> None:
+    model = train_pieces(counts, config, line_tags)
+    if note := describe_characters(model):
+        warn(f"note: {note}")
+    atomic_write(path, model)
 
 
 def _read_tokenizer(data: Path, config: SubwordConfig) -> bytes:
