@@ -160,9 +160,13 @@ def test_cells_are_the_grid_over_one_training_configuration(data, tmp_path):
 
 def test_metrics_of_words_that_do_not_fit_the_references_are_told(data, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr("treenet.experiments.settings.read_references", lambda *of: ["我想知道湯姆住在哪裡。"])
-    for metric, told in (("bleu", [" set grid.metric=chrf"]), ("bleu_tokenized", [" set grid.metric=chrf"]), ("chrf", [])):
+    remedy = " set grid.metric=chrf, or grid.metric=bleu_tokenized and grid.target_language"
+    for metric, language, told in (
+        ("bleu", None, [remedy]), ("bleu", "zh", [remedy]), ("bleu_tokenized", None, [remedy]), ("bleu_tokenized", "zh", []),
+        ("chrf", None, []),
+    ):  # fmt: skip
         caplog.clear()
-        study_cells(make_config(data, metric=metric), tmp_path)
+        study_cells(make_config(data, metric=metric, target_language=language), tmp_path)
         assert [line.partition(";")[2] for line in caplog.messages if "without blanks" in line] == told
 
 
