@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from pretrained_data import settings, write_data
-from tiny_tokenizers import reference_words, write_tokenizer
+from tiny_tokenizers import FAMILIES, WITHOUT_UNKNOWN, reference_words, write_tokenizer
 
 from treenet.runs.parameter_matching import Vocabularies
 from treeproc.common.settings import UserError
@@ -32,7 +32,6 @@ from treeproc.verify import verify
 
 tokenizers = pytest.importorskip("tokenizers")
 pytestmark = pytest.mark.slow
-FAMILIES = ("wordpiece", "bytes", "unigram", "metaspace")
 
 
 @pytest.fixture(scope="module")
@@ -41,14 +40,15 @@ def folders(tmp_path_factory):
 
 
 def plain(folder):
-    """The tokenizer of a folder as a user has it, but for its cut to a few pieces; and one without a blank before texts."""
+    """The tokenizer of a folder as a user has it, but for its cut to a few pieces; those for words after a blank, and inside."""
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
     tokenizer.encode_special_tokens = True
-    inside = tokenizers.Tokenizer.from_str(json.dumps(_without_first_blank(json.loads(tokenizer.to_str()))))
-    inside.encode_special_tokens = True
-    return tokenizer, inside
+    others = [_without_first_blank(json.loads(tokenizer.to_str()), touches=touches) for touches in (False, True)]
+    after_blank, inside = (tokenizers.Tokenizer.from_str(json.dumps(spec)) for spec in others)
+    after_blank.encode_special_tokens = inside.encode_special_tokens = True
+    return tokenizer, after_blank, inside
 
 
 def encode(
@@ -72,7 +72,7 @@ def ours(pieces: TokenizerPieces, numbers: list[int]) -> list[int]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_pieces_are_the_tokenizers_where_none_crosses_a_border(folders, family):
     """The file cuts texts to six pieces and fills them up to six: here neither happens."""
-    pieces, (tokenizer, _) = TokenizerPieces(folders[family] / "tokenizer.json"), plain(folders[family])
+    pieces, (tokenizer, *_) = TokenizerPieces(folders[family] / "tokenizer.json"), plain(folders[family])
     lines = ["We know him, they know us!", "He knows  her", "a [b] c", "x"]
     ends = [[i for i in range(1, len(line) + 1) if i == len(line) or line[i] == " " != line[i - 1]] for line in lines]
     counts = Counter()
@@ -131,6 +131,33 @@ def test_a_piece_that_crosses_a_border_is_cut_again_word_by_word(folders):
     assert all(others)
 
 
+@num_examples(150)
+@given(st.data())
+def test_a_word_that_is_cut_by_itself_has_the_pieces_of_the_whole_line(folders, data):
+    """For every family, wherever the tokenizer ends its pieces at the borders of the words."""
+    family = data.draw(st.sampled_from(FAMILIES))
+    pieces, (tokenizer, *_) = TokenizerPieces(folders[family] / "tokenizer.json"), plain(folders[family])
+    words = data.draw(st.lists(st.sampled_from(["know", "do", "don't", "x", "-", "we", "him!", "(yet)"]), min_size=1, max_size=5))
+    line = "".join(data.draw(st.sampled_from(["", " ", "  "])) + word for word in words)
+    cuts = {*data.draw(st.sets(st.integers(1, len(line)), max_size=3)), *(i for i in range(1, len(line)) if line[i].isspace())}
+    ends = sorted(cuts - {i + 1 for i in range(len(line)) if line[i].isspace()} | {len(line)})  # a blank belongs to the next word
+    whole = tokenizer.encode(line, add_special_tokens=False)
+    for place, (first, last) in enumerate(zip([0, *ends], ends, strict=False)):
+        touches = place > 0 and not line[first].isspace()
+        own = [n for n, (a, b) in zip(whole.ids, whole.offsets, strict=True) if first <= a and max(a + 1, b) <= last]
+        if any(a < cut < b for a, b in whole.offsets for cut in (first, last)) or (touches and family == "wordpiece"):
+            continue  # a piece crosses a border, or the word begins with a continuation (##)
+        assert pieces._word([line], WordEnds(np.array([0, len(ends)]), np.array(ends)), place) == ours(pieces, own), (line, place)
+
+
+def test_a_word_after_a_blank_has_one_blank_when_it_is_cut_again(tmp_path):
+    """Llama's tokenizer writes a blank before every text, also before one that has one."""
+    pieces = TokenizerPieces(write_tokenizer(tmp_path, "llama", ["I can do it", "you don't"] * 20) / "tokenizer.json")
+    counts = Counter()
+    (words,) = encode(pieces, ["I can don't"], [[1, 5, 8, 11]], counts)
+    assert counts["crossing_pieces"] == 1 and [pieces.names(word) for word in words[:3]] == [["▁I"], ["▁can"], ["▁do"]]
+
+
 def test_a_word_without_a_piece_gets_the_unknown_one(folders):
     pieces = TokenizerPieces(folders["wordpiece"] / "tokenizer.json")
     counts = Counter()
@@ -151,21 +178,21 @@ def test_pieces_are_those_of_the_slow_rule(folders, data):
     for line in lines:
         cuts = data.draw(st.sets(st.integers(1, len(line)), max_size=6))
         ends.append(sorted(cuts))
-    pieces, (tokenizer, inside) = TokenizerPieces(folders[family] / "tokenizer.json"), plain(folders[family])
+    pieces, own = TokenizerPieces(folders[family] / "tokenizer.json"), plain(folders[family])
     found = encode(pieces, lines, ends)
     for line, cuts, words in zip(lines, ends, found, strict=True):
-        wanted = [ours(pieces, word) or [UNK_ID] for word in reference_words(tokenizer, inside, line, cuts)] if cuts else []
+        wanted = [ours(pieces, word) or [UNK_ID] for word in reference_words(*own, line, cuts)] if cuts else []
         assert words == wanted, (line, cuts)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_facts_name_the_pieces_around_a_text(folders, family):
-    pieces, (tokenizer, _) = TokenizerPieces(folders[family] / "tokenizer.json"), plain(folders[family])
+    pieces, (tokenizer, *_) = TokenizerPieces(folders[family] / "tokenizer.json"), plain(folders[family])
     facts = pieces.facts()
     own = tokenizer.encode("know").ids
     assert own == [*facts["before"], *tokenizer.encode("know", add_special_tokens=False).ids, *facts["after"]]
     assert len(facts["before"]) == len(facts["after"]) == 1
-    assert (facts["unknown"] is None) == (family == "bytes")
+    assert (facts["unknown"] is None) == (family in WITHOUT_UNKNOWN)
     assert len(pieces) == FIRST_PIECE + tokenizer.get_vocab_size() == FIRST_PIECE + facts["pieces"]
 
 
@@ -199,7 +226,7 @@ def test_what_is_no_fast_tokenizer_is_refused_in_one_line(tmp_path, folders):
 def test_a_word_that_touches_another_gets_no_blank_in_front(folders):
     """XLM-R's tokenizer writes a blank before each text; `n't` of `don't` has none."""
     for family in ("unigram", "metaspace"):
-        tokenizer, inside = plain(folders[family])
+        tokenizer, _, inside = plain(folders[family])
         assert tokenizer.encode("n't", add_special_tokens=False).tokens[0][0] == "▁"
         assert "▁" not in "".join(inside.encode("n't", add_special_tokens=False).tokens)
 
@@ -227,7 +254,7 @@ def test_a_data_set_holds_its_tokenizer_and_counts_what_it_cut(data, caplog):
 
 def test_the_leaves_of_a_row_are_the_pieces_of_its_words(data):
     shard, pieces = SplitShards(data / "encoded", "train")[0], load_pieces(data / "encoded" / "vocab")
-    tokenizer, _ = plain(data.parent / "encoder")
+    tokenizer, *_ = plain(data.parent / "encoder")
     line = "We do n't know"
     own = tokenizer.encode(line, add_special_tokens=False)
     row = shard.row(0)

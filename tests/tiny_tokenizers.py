@@ -2,12 +2,17 @@
 
 from pathlib import Path
 
+FAMILIES = ("wordpiece", "bytes", "unigram", "metaspace", "llama", "qwen", "t5")
+WITHOUT_UNKNOWN = ("bytes", "qwen")
+QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LINES = ["I don't know (yet).", "We cannot know him.", "He knows  her, doesn't he?", "They gotta know us!", "x-ray, it's"] * 5
 
 
 def write_tokenizer(folder: Path, family: str, lines: list[str] = LINES) -> Path:
-    """Write tokenizer.json: 'wordpiece' (BERT), 'bytes' (RoBERTa, ModernBERT), 'unigram' (XLM-R) or 'metaspace' (DeBERTa 3)."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+    """Write tokenizer.json: 'wordpiece' (BERT), 'bytes' (RoBERTa, ModernBERT), 'unigram' (XLM-R), 'metaspace' (DeBERTa 3), or the
+    family's own name.
+    """
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"] if family in ("wordpiece", "metaspace") else [
         "<s>", "<pad>", "</s>", "<unk>", "<mask>"
@@ -19,9 +24,19 @@ def write_tokenizer(folder: Path, family: str, lines: list[str] = LINES) -> Path
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
         trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=special, show_progress=False)
-    elif family == "bytes":
+    elif family == "llama":
+        tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()  # to learn: no merge crosses a blank
+        trainer = trainers.BpeTrainer(vocab_size=120, special_tokens=special, show_progress=False)
+    elif family in ("bytes", "qwen"):
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        if family == "qwen":
+            split = pre_tokenizers.Split(Regex(QWEN), behavior="isolated")
+            tokenizer.normalizer = normalizers.NFC()
+            tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+                [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+            )
         tokenizer.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
             vocab_size=300, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
@@ -30,12 +45,17 @@ def write_tokenizer(folder: Path, family: str, lines: list[str] = LINES) -> Path
         tokenizer = Tokenizer(models.Unigram())
         space = pre_tokenizers.Metaspace(prepend_scheme="always")
         split = [pre_tokenizers.WhitespaceSplit()] if family == "unigram" else []
-        tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC()])
+        shrink = [normalizers.Strip(left=False), normalizers.Replace(Regex(" {2,}"), "▁")] if family == "t5" else []
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), *shrink])
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split, space])
         tokenizer.decoder = decoders.Metaspace()
         trainer = trainers.UnigramTrainer(vocab_size=80, special_tokens=special, unk_token=names[1 if names[0] == "[PAD]" else 3],
                                           show_progress=False)  # fmt: skip
     tokenizer.train_from_iterator(lines, trainer)
+    if family == "llama":
+        tokenizer.pre_tokenizer = None
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     first, last = (names[2], names[3]) if names[0] == "[PAD]" else (names[0], names[2])
     ends = [(name, tokenizer.token_to_id(name)) for name in (first, last)]
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{first} $A {last}", special_tokens=ends)
@@ -46,7 +66,7 @@ def write_tokenizer(folder: Path, family: str, lines: list[str] = LINES) -> Path
     return folder
 
 
-def reference_words(tokenizer, inside, line: str, ends: list[int]) -> list[list[int]]:
+def reference_words(tokenizer, after_blank, inside, line: str, ends: list[int]) -> list[list[int]]:
     """The pieces of every word, one word and one piece at a time: the rule of `TokenizerPieces`, in the tokenizer's numbers."""
     starts = [0, *ends[:-1]]
     stops = [*ends[:-1], len(line)]
@@ -65,6 +85,6 @@ def reference_words(tokenizer, inside, line: str, ends: list[int]) -> list[list[
         found[first].append(number)
     for word in again:
         part = line[slice(*regions[word])]
-        touches = word > 0 and not part[:1].isspace()
-        found[word] = (inside if touches else tokenizer).encode(part, add_special_tokens=False).ids
+        own = tokenizer if word == 0 else after_blank if part[:1].isspace() else inside
+        found[word] = own.encode(part, add_special_tokens=False).ids
     return found

@@ -39,10 +39,12 @@ class TokenizerPieces:
         if self._unknown is None and spec["model"]["type"] != "BPE":  # its package cannot cut a text with an unknown character
             raise UserError(f"{path} has no unknown piece, which a tokenizer of type {spec['model']['type']} needs")
         _hide_special_pieces(spec)
+        # Cuts whole lines and first words, words after a blank, and words that touch the one before them.
         self._tokenizer = _of_text(spec)
-        # A word that touches the one before it gets no blank, which some tokenizers write before every text.
-        self._inside = _of_text(_without_first_blank(spec))
-        self._known: dict[tuple[str, bool], list[int]] = {}
+        after_blank = _without_first_blank(spec, touches=False)
+        self._after_blank = self._tokenizer if after_blank == spec else _of_text(after_blank)
+        self._inside = _of_text(_without_first_blank(spec, touches=True))
+        self._known: dict[tuple[str, bool, bool], list[int]] = {}
 
     def __len__(self) -> int:
         return len(self._names)
@@ -109,11 +111,12 @@ class TokenizerPieces:
         text, inner = texts[row], word > words.edges[row]
         start = int(words.ends[word - 1]) if inner else 0
         part = text[start : int(words.ends[word])] if word + 1 < words.edges[row + 1] else text[start:]
-        key = part, bool(inner and not part[:1].isspace())
+        touches = bool(inner and not part[:1].isspace())
+        key = part, bool(inner), touches
         if key not in self._known:
             if len(self._known) > _MOST_KNOWN:
                 self._known.clear()
-            tokenizer = self._inside if key[1] else self._tokenizer
+            tokenizer = self._inside if touches else self._after_blank if inner else self._tokenizer
             ids = np.array(tokenizer.encode(part, add_special_tokens=False).ids, dtype=np.int64)
             self._known[key] = self._numbers(ids).tolist()
         return self._known[key]
@@ -174,16 +177,24 @@ def _hide_special_pieces(spec: dict) -> None:
         model["merges"] = [pair for pair in model["merges"] if hidden.keys().isdisjoint([*pair, pair[0] + pair[1][mark:]])]
 
 
-def _without_first_blank(spec: object) -> object:
-    """Return the description of a tokenizer that writes no blank before a text."""
+def _without_first_blank(spec: object, *, touches: bool) -> object:
+    """Return the description of a tokenizer for words inside of a line, which writes no blank that the line does not have.
+
+    `Prepend` writes one before each text, and a left `Strip` removes those before it. The others write one only before a text
+    that has none, so they change only for a word that `touches` the one before it.
+    """
     if isinstance(spec, list):
-        return [_without_first_blank(one) for one in spec if not (isinstance(one, dict) and one.get("type") == "Prepend")]
+        kept = [one for one in spec if not (isinstance(one, dict) and one.get("type") == "Prepend")]
+        return [_without_first_blank(one, touches=touches) for one in kept]
     if not isinstance(spec, dict):
         return spec
     kind = spec.get("type")
     if kind == "Prepend":
         return None
-    changes = {"add_prefix_space": False} if kind == "ByteLevel" else {}
-    if kind == "Metaspace":
+    changes: dict[str, object] = {"strip_left": False} if kind == "Strip" and "strip_left" in spec else {}
+    if touches and kind == "ByteLevel":
+        changes = {"add_prefix_space": False}
+    if touches and kind == "Metaspace":
         changes = {"prepend_scheme": "never"} | ({"add_prefix_space": False} if "add_prefix_space" in spec else {})
-    return {name: value if name == "model" else _without_first_blank(value) for name, value in (spec | changes).items()}
+    parts = spec | changes
+    return {name: value if name == "model" else _without_first_blank(value, touches=touches) for name, value in parts.items()}
