@@ -25,9 +25,10 @@ from sentencepiece import sentencepiece_model_pb2
 from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.pretrained_pieces import TokenizerPieces
+from treeproc.shards.piece_files import read_pieces
 from treeproc.shards.rows import WordEnds, arrow_array, edges_of, flatten, numbers_of, string_bytes, strings_of, take
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID, UNKNOWN_LABEL, UNKNOWN_LABEL_ID, lower_case
-from treeproc.shards.shard import names_bytes, read_names, read_pieces
+from treeproc.shards.shard import names_bytes, read_names
 from treeproc.shards.store import TOKENIZER_FILE
 
 # Marks word boundaries without a blank in training text. It is never part of a vocabulary.

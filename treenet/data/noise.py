@@ -27,9 +27,10 @@ from treenet.data.input_kinds import RowLists
 from treenet.structure.base import Ragged
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.shards.piece_files import read_pieces
 from treeproc.shards.rows import edges_of, flatten, hash_ids, take
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNK_ID, UNKNOWN_LABEL_ID
-from treeproc.shards.shard import read_names, read_pieces
+from treeproc.shards.shard import read_names
 from treeproc.trees.flat_trees import BINARY_PREFIX, FlatTrees, binarise, split_words
 
 

@@ -22,7 +22,8 @@ from treeproc.common.files import file_sha256, file_size, read_json
 from treeproc.common.messages import phase, warn
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath, inside
-from treeproc.shards.shard import check_vocabulary_files, decode_tokens, read_pieces, read_tokenizer
+from treeproc.shards.piece_files import decode_tokens, read_pieces, read_tokenizer
+from treeproc.shards.shard import check_vocabulary_files
 from treeproc.shards.store import TOKENIZER_FILE, class_names, read_index
 
 UNTRAINED = "untrained"

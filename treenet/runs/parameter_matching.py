@@ -14,7 +14,8 @@ from treenet.runs.loading import load_processor
 from treenet.tasks.base import Task
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.shards.shard import read_names, read_tokenizer, tokenizer_names
+from treeproc.shards.piece_files import read_tokenizer, tokenizer_names
+from treeproc.shards.shard import read_names
 from treeproc.shards.store import TOKENIZER_FILE, class_names, read_index
 
 # What a size of `Task.sizes` counts.

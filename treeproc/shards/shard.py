@@ -1,24 +1,20 @@
-"""Shards read through memory maps: rows as zero-copy NumPy views. The files of a vocabulary, one function for each kind."""
+"""Shards read through memory maps: rows as zero-copy NumPy views. The names of a vocabulary."""
 
 import errno
-import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import overload
 
 import numpy as np
 import pyarrow as pa
 
 from treeproc.common.cache import drop_damaged, find_changed, local_copy
-from treeproc.common.errors import UserError, require
+from treeproc.common.errors import UserError
 from treeproc.common.storage import AnyPath, RemotePath, inside
 from treeproc.shards.arrow_file import BadArrowFile, read_arrow
 from treeproc.shards.rows import column_views, pick
-from treeproc.shards.schema import FIRST_PIECE, NEEDED_COLUMNS, ROWS_PER_RECORD_BATCH, STAGE_SCHEMAS, UNK_ID, line_end_in
+from treeproc.shards.schema import NEEDED_COLUMNS, ROWS_PER_RECORD_BATCH, STAGE_SCHEMAS, line_end_in
 from treeproc.shards.store import Index, ShardRecord, read_index, vocabulary_files
-
-if TYPE_CHECKING:
-    from sentencepiece import SentencePieceProcessor
 
 _AGAIN = "run workflows/preprocess.py again"
 HELD_SHARDS = 64  # shards of a split that is read row by row
@@ -237,56 +233,3 @@ def read_names(path: AnyPath) -> list[str]:
     if wrong := line_end_in(names):
         raise UserError(f"{path} is damaged: it has the name {wrong}; {_AGAIN}")
     return names
-
-
-def read_pieces(path: AnyPath) -> tuple[Any, "SentencePieceProcessor"]:
-    """Return the trained model of a file, as a message and loaded. Raises UserError if the file is missing, empty or broken."""
-    from google.protobuf.message import DecodeError
-    from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
-
-    model = sentencepiece_model_pb2.ModelProto()
-    try:
-        model.ParseFromString(path.read_bytes())
-        # The message ends with the normaliser. sentencepiece takes an empty or shorter message for a model.
-        if model.HasField("normalizer_spec"):
-            return model, SentencePieceProcessor(model_proto=model.SerializeToString())
-    except (OSError, DecodeError, RuntimeError):
-        pass
-    raise UserError(f"{path} is not a sentencepiece model; {_AGAIN}")
-
-
-def read_tokenizer(path: AnyPath) -> Any:
-    """Return the fast tokenizer of a file tokenizer.json, which cuts texts of any length.
-
-    Raises UserError if the file is missing or broken, or if the package `tokenizers` is not installed.
-    """
-    require("tokenizers", f"{path.name} of a pretrained encoder")
-    # A process of a job has one core, and threads would not survive a fork.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_str(path.read_bytes().decode())
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    except Exception as error:  # the package raises no other class
-        raise UserError(f"{path} is not a fast tokenizer: {str(error)[:200]}") from None
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
-
-
-def tokenizer_names(tokenizer: Any) -> list[str]:
-    """Return the pieces of a fast tokenizer by their ids in a data set, behind the special ones of every vocabulary."""
-    names = {number: name for name, number in tokenizer.get_vocab(with_added_tokens=True).items()}
-    return ["<pad>", "<unk>", "<s>", "</s>", *(names.get(number, "") for number in range(1 + max(names, default=-1)))]
-
-
-def decode_tokens(tokenizer: Any, unknown: int | None, pieces: Iterable[Sequence[int]]) -> list[str]:
-    """Return the text that a fast tokenizer makes of sequences of piece ids of a data set. It need not be the original one.
-
-    `unknown` is the tokenizer's own number of its unknown piece.
-    """
-    rows = ([unknown if piece == UNK_ID else int(piece) - FIRST_PIECE for piece in row] for row in pieces)
-    own = [[piece for piece in row if piece is not None and piece >= 0] for row in rows]
-    return tokenizer.decode_batch(own, skip_special_tokens=False)

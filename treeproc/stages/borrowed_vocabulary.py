@@ -14,8 +14,9 @@ from sentencepiece import sentencepiece_model_pb2
 from treeproc.common.files import atomic_write, read_text, remove_leftovers
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
+from treeproc.shards.piece_files import read_pieces
 from treeproc.shards.schema import lower_case
-from treeproc.shards.shard import read_names, read_pieces
+from treeproc.shards.shard import read_names
 from treeproc.shards.store import (
     OPTIONAL_VOCABULARY_FILES,
     PIECES_FILES,
