@@ -86,6 +86,8 @@ REFUSED = {
     "a table of characters": ({"normalizer": precompiled(b"\1\2")}, "precompiled_charsmap"),
     "pieces at random": ({"model": {"dropout": 0.5}}, "model.dropout must be null"),
     "a mark": ({"model": {"end_of_word_suffix": "x" * 99}}, "end_of_word_suffix must have at most 16"),
+    "a number far above": ({"model": {"vocab": {"<unk>": 0, "a": 2**31}, "merges": []}}, "a piece has a number far above"),
+    "a number twice": ({"model": {"vocab": {"<unk>": 0, "a": 3, "b": 3}, "merges": []}}, "two pieces have the same number"),
     "no components": ({"normalizer": 3}, ""),
 }
 

@@ -14,10 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from treeproc.common.storage import AnyPath
-from treeproc.shards.piece_files import decode_tokens, read_tokenizer, tokenizer_names, without_panic
+from treeproc.shards.piece_files import blamed_on_tokenizer, decode_tokens, read_tokenizer, tokenizer_names
 from treeproc.shards.rows import WordEnds
 from treeproc.shards.schema import FIRST_PIECE, UNK_ID
-from treeproc.shards.tokenizer_forms import unknown_id
 
 # Number of words in the cache of words that are cut by themselves. When it is full, the cache is emptied.
 _MOST_KNOWN = 200_000
@@ -35,7 +34,7 @@ class TokenizerPieces:
     def __init__(self, path: AnyPath):
         tokenizer = read_tokenizer(path)
         self._names, spec = tokenizer_names(tokenizer), json.loads(tokenizer.to_str())
-        self._unknown = unknown_id(spec["model"], tokenizer)
+        self._unknown = _unknown_id(spec["model"], tokenizer)
         _hide_special_pieces(spec)
         # Cuts whole lines and first words, words after a blank, and words that touch the one before them.
         self._tokenizer = _of_text(spec)
@@ -47,7 +46,7 @@ class TokenizerPieces:
     def __len__(self) -> int:
         return len(self._names)
 
-    @without_panic()
+    @blamed_on_tokenizer()
     def facts(self) -> dict[str, int | list[int] | None]:
         """Return what an encoder needs, in the tokenizer's numbers: how many there are, the unknown one, and those around a text.
 
@@ -59,13 +58,13 @@ class TokenizerPieces:
         around = {"before": with_ends.ids[:first], "after": with_ends.ids[last:]}
         return {"pieces": len(self) - FIRST_PIECE, "unknown": self._unknown, **around}
 
-    @without_panic()
+    @blamed_on_tokenizer()
     def encode_lines(self, lines: pa.Array) -> tuple[np.ndarray, np.ndarray]:
         """Return the pieces of whole lines, as the tokenizer cuts them: (pieces of all lines, pieces per line)."""
         found = [self._numbers(one.ids) for one in self._tokenizer.encode_batch(lines.to_pylist(), add_special_tokens=False)]
         return _joined(found), np.array([len(one) for one in found], dtype=np.int64)
 
-    @without_panic()
+    @blamed_on_tokenizer()
     def encode_words(self, lines: pa.Array, words: WordEnds, counts: Counter | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Return the pieces of every word of every line: (pieces of all words, pieces per word).
 
@@ -138,6 +137,13 @@ def _word_at(words: WordEnds, row: np.ndarray, place: np.ndarray) -> np.ndarray:
 
 def _joined(parts: Sequence[np.ndarray], shape: tuple[int, ...] = (0,)) -> np.ndarray:
     return np.concatenate([np.zeros(shape, dtype=np.int64), *parts])
+
+
+def _unknown_id(model: dict, tokenizer: Any) -> int | None:
+    """Return the number of the unknown piece; None for tokenizers of bytes, which have none."""
+    if model.get("unk_id") is not None:
+        return int(model["unk_id"])
+    return None if model.get("unk_token") is None else tokenizer.token_to_id(model["unk_token"])
 
 
 def _of_text(spec: object) -> Any:

@@ -62,12 +62,12 @@ def read_tokenizer(path: AnyPath) -> Any:
 
 
 @contextmanager
-def without_panic() -> Iterator[None]:
-    """Turn a panic of the package `tokenizers`, a BaseException, into UserError. It has printed where it happened."""
+def blamed_on_tokenizer() -> Iterator[None]:
+    """Turn errors of the package `tokenizers` into UserError, also a panic, after which it has printed where it happened."""
     try:
         yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
         raise UserError(f"tokenizer.json cannot cut a text, or join its pieces: {one_line(str(error), 200)}") from None
 
@@ -78,7 +78,7 @@ def tokenizer_names(tokenizer: Any) -> list[str]:
     return ["<pad>", "<unk>", "<s>", "</s>", *(names.get(number, "") for number in range(1 + max(names, default=-1)))]
 
 
-@without_panic()
+@blamed_on_tokenizer()
 def decode_tokens(tokenizer: Any, unknown: int | None, pieces: Iterable[Sequence[int]]) -> list[str]:
     """Return the text that a fast tokenizer makes of sequences of piece ids of a data set. It need not be the original one.
 

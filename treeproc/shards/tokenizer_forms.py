@@ -15,6 +15,7 @@ from typing import Any
 MOST_GROWTH = 64  # characters for one of a text
 LONGEST_PIECE = 4096  # characters; known families have at most a few hundred
 _MOST_STEPS = 32
+_MOST_NUMBERS = 10_000  # that a tokenizer may leave out
 _LONGEST_MARK = 16  # characters that a step may add to a text, or a model to a piece
 _LONGEST_WORD = 1000  # characters; WordPiece takes the square of it in time
 
@@ -67,22 +68,16 @@ def try_tokenizer(content: bytes) -> None:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_str(content.decode())
-    spec = json.loads(tokenizer.to_str())
-    check_tokenizer(spec)
-    kind = spec["model"]["type"]
-    if kind != "BPE" and unknown_id(spec["model"], tokenizer) is None:  # its package cannot cut a text with an unknown character
-        raise ValueError(f"it has no unknown piece, which a tokenizer of type {kind} needs")
+    numbers = list(tokenizer.get_vocab(with_added_tokens=False).values())
+    if len(set(numbers)) < len(numbers):
+        raise ValueError("two pieces have the same number")
+    if max(tokenizer.get_vocab().values(), default=0) > _MOST_NUMBERS + 2 * len(numbers):
+        raise ValueError(f"a piece has a number far above {len(numbers):,}, the number of its pieces")
+    check_tokenizer(json.loads(tokenizer.to_str()))
     tokenizer.no_padding()
     tokenizer.no_truncation()
     for encoding in tokenizer.encode_batch(_PROBES):
         tokenizer.decode(encoding.ids)
-
-
-def unknown_id(model: Mapping[str, Any], tokenizer: Any) -> int | None:
-    """Return the number of the unknown piece; None for tokenizers of bytes, which have none."""
-    if model.get("unk_id") is not None:
-        return int(model["unk_id"])
-    return None if model.get("unk_token") is None else tokenizer.token_to_id(model["unk_token"])
 
 
 def check_pieces(model: Any) -> None:
@@ -110,8 +105,10 @@ def check_tokenizer(spec: Mapping[str, Any]) -> None:
             growth *= _growth(name, part, known[part["type"]])
             if growth > MOST_GROWTH:
                 raise ValueError(f"{name} makes a text more than {MOST_GROWTH} times as long, with the components before it")
-    _check_model(spec["model"])
-    for piece in (token["content"] for token in spec["added_tokens"]):
+    model = spec["model"]
+    _check_model(model)
+    pieces = (one[0] if isinstance(one, list) else one for one in model["vocab"])
+    for piece in (*pieces, *(token["content"] for token in spec["added_tokens"])):
         _check_length("the name of a piece", piece, LONGEST_PIECE)
 
 
@@ -167,8 +164,13 @@ def _check_model(model: Mapping[str, Any]) -> None:
         raise ValueError(f"model.max_input_chars_per_word must be at most {_LONGEST_WORD}")
     if model.get("dropout"):
         raise ValueError("model.dropout must be null: pieces would be drawn at random")
-    for piece in (one[0] if isinstance(one, list) else one for one in model["vocab"]):
-        _check_length("the name of a piece", piece, LONGEST_PIECE)
+    # The package cannot cut a text with an unknown character.
+    if (
+        model["unk_id"] is None
+        if model["type"] == "Unigram"
+        else model["type"] != "BPE" and model["unk_token"] not in model["vocab"]
+    ):
+        raise ValueError(f"it has no unknown piece, which a tokenizer of type {model['type']} needs")
 
 
 def _check_length(name: str, text: str | None, most: int) -> None:
