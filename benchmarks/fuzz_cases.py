@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from itertools import pairwise
@@ -42,6 +41,8 @@ class FuzzCase:
     reference: Path | None = None  # results of the commands on undamaged inputs
     lines: int | None = None  # that the output must have
     keeps: bool = False  # whether also its outputs must stay as they are
+    same: dict[str, Path] = field(default_factory=dict)  # what files below --out must be, to the last byte
+    warns: bool | None = None  # whether it must warn of the pairs; None: it may
 
     def may_change(self) -> list[Path]:
         """Return the paths that the comparison ignores: requested outputs, and the caches of libraries."""
@@ -51,13 +52,13 @@ class FuzzCase:
         return [*self.writes, *asked, *(self.folder / name for name in ("home", "cache", "stdout", "stderr"))]
 
 
-def _configured(case: FuzzCase, values: dict) -> list[str]:
+def configured(case: FuzzCase, values: dict) -> list[str]:
     path = case.folder / "config.yaml"
     path.write_text(yaml.safe_dump(values))
     return ["--config", str(path), "--out", str(case.folder / "out")]
 
 
-def _copy(world: Path, folder: Path, *names: str) -> None:
+def copy(world: Path, folder: Path, *names: str) -> None:
     for name in names:
         shutil.copytree(world / name, folder / name, symlinks=True)
 
@@ -99,41 +100,30 @@ def settings_class(workflow: str):
     return getattr(import_module(module), name)
 
 
-def make_case(seed: int, kind: str, world: Path, scratch: Path) -> FuzzCase:
-    """Return the case of a number. It is always the same."""
-    random = Random(f"{seed} {kind}")
-    folder = scratch / f"{kind.replace(' ', '-')}-{seed}"
-    for name in ("tmp", "home", "cache"):
-        (folder / name).mkdir(parents=True)
-    case = FuzzCase(kind, "", [], folder, [folder / "out"], "")
-    KINDS[kind](random, case, world)
-    return case
-
-
-def _base(case: FuzzCase, workflow: str, world: Path) -> tuple[dict, list[str]]:
+def base(case: FuzzCase, workflow: str, world: Path) -> tuple[dict, list[str]]:
     """Return settings and a command line that work, on a copy of the inputs."""
     case.workflow = workflow
     values = configurations(world / "inputs", world)[workflow]
-    argv = _configured(case, values)
+    argv = configured(case, values)
     if workflow == "export":
         argv.append(str(world / "run"))
     if run := _READS_RUN.get(workflow):
-        _copy(world, case.folder, run)
+        copy(world, case.folder, run)
         (case.folder / run).rename(case.folder / "out")
     return values, argv
 
 
-def _settings(random: Random, case: FuzzCase, world: Path) -> None:
+def settings(random: Random, case: FuzzCase, world: Path) -> None:
     workflow = random.choice(WORKFLOWS)
-    _, argv = _base(case, workflow, world)
+    _, argv = base(case, workflow, world)
     cls = settings_class(workflow)
     wrong = [override(random, cls) if random.random() < 0.75 else misspelt(random, cls) for _ in range(random.choice([1, 1, 2]))]
     case.argv, case.damage = [*argv, *wrong], " ".join(wrong)
 
 
-def _command_line(random: Random, case: FuzzCase, world: Path) -> None:
+def command_line(random: Random, case: FuzzCase, world: Path) -> None:
     workflow = random.choice(WORKFLOWS)
-    _, argv = _base(case, workflow, world)
+    _, argv = base(case, workflow, world)
     case.argv = arguments(random, settings_class(workflow), argv, case.folder / "out")
     case.damage = " ".join(case.argv)
     for option, value in pairwise(case.argv):
@@ -141,18 +131,18 @@ def _command_line(random: Random, case: FuzzCase, world: Path) -> None:
             case.writes += [case.folder / place for place in (value, os.path.normpath(value), value.partition("/")[0]) if place]
 
 
-def _configuration_file(random: Random, case: FuzzCase, world: Path) -> None:
+def configuration_file(random: Random, case: FuzzCase, world: Path) -> None:
     workflow = random.choice(WORKFLOWS)
-    values, case.argv = _base(case, workflow, world)
+    values, case.argv = base(case, workflow, world)
     (case.folder / "config.yaml").write_bytes(yaml_text(random, settings_class(workflow), values))
     case.damage = "config.yaml"
 
 
-def _input_files(random: Random, case: FuzzCase, world: Path) -> None:
+def input_files(random: Random, case: FuzzCase, world: Path) -> None:
     workflow = random.choice([*["preprocess"] * 3, "train_parser", "translate", "evaluate", "unsupervised_parse"])
-    _copy(world, case.folder, "inputs")
+    copy(world, case.folder, "inputs")
     inputs = case.folder / "inputs"
-    _base(case, workflow, world)
+    base(case, workflow, world)
     values = configurations(inputs, world)[workflow]
     used = [inputs / "test.en", inputs / "test.mrg"]
     if workflow == "preprocess":
@@ -172,49 +162,49 @@ def _input_files(random: Random, case: FuzzCase, world: Path) -> None:
     elif workflow == "unsupervised_parse":
         values["treebank"] = [str(inputs / "test.mrg")]
         used = [inputs / "test.mrg"]
-    case.argv = _configured(case, values)
+    case.argv = configured(case, values)
     case.damage = f"{values.get('format', workflow)}: {damage_file(random, random.choice(used))}"
 
 
-def _data_sets(random: Random, case: FuzzCase, world: Path) -> None:
+def data_sets(random: Random, case: FuzzCase, world: Path) -> None:
     workflow = random.choice(list(_READS_DATA))
     name = _READS_DATA[workflow]
-    _copy(world, case.folder, name)
+    copy(world, case.folder, name)
     data = case.folder / name
     if workflow in ("verify", "inspect"):
         case.workflow, case.argv = workflow, [str(data)]
     elif workflow == "preprocess":
-        values, _ = _base(case, workflow, world)
-        case.argv = [*_configured(case, values)[:2], "--out", str(data)]
+        values, _ = base(case, workflow, world)
+        case.argv = [*configured(case, values)[:2], "--out", str(data)]
         case.writes = [data]
     else:
-        values, argv = _base(case, workflow, world)
-        case.argv = _configured(case, {**values, "data": str(data)}) if "data" in values else argv
+        values, argv = base(case, workflow, world)
+        case.argv = configured(case, {**values, "data": str(data)}) if "data" in values else argv
         if workflow in ("evaluate", "probe", "unsupervised_parse", "score_lm"):
             case.argv += [f"data={data}"]
         elif workflow in ("translate", "report"):
             run = case.folder / "out" if workflow == "translate" else case.folder / "run"
             if workflow == "report":
-                _copy(world, case.folder, "run")
+                copy(world, case.folder, "run")
                 case.argv = ["--out", str(case.folder / "out"), str(run), "sentences=1", "bootstrap_samples=20"]
             text = (run / "config.yaml").read_text()
             (run / "config.yaml").write_text(text.replace(str(world / "pairs"), str(data)))
     case.damage, case.reference, case.lines = damage_folder(random, data), world / "results.json", 12
 
 
-def _run_folders(random: Random, case: FuzzCase, world: Path) -> None:
+def run_folders(random: Random, case: FuzzCase, world: Path) -> None:
     workflow = random.choice([*_READS_RUN, *_TRAINS, "report", "train_parser"])
     if workflow == "report":
         name = random.choice(["run", "study"])
-        _copy(world, case.folder, name)
+        copy(world, case.folder, name)
         case.workflow = workflow
         case.argv = ["--out", str(case.folder / "out"), str(case.folder / name), "sentences=1", "bootstrap_samples=20"]
         case.damage = damage_folder(random, case.folder / name)
         return
-    values, case.argv = _base(case, workflow, world)
+    values, case.argv = base(case, workflow, world)
     if workflow in _TRAINS or workflow == "train_parser":
         name = _TRAINS.get(workflow, "parser")
-        _copy(world, case.folder, name)
+        copy(world, case.folder, name)
         (case.folder / name).rename(case.folder / "out")
         if workflow in ("train_wmt", "train_classifier", "train_lm") and random.random() < 0.7:
             case.argv.append("max_steps=6")
@@ -224,16 +214,16 @@ def _run_folders(random: Random, case: FuzzCase, world: Path) -> None:
         case.reference, case.lines = world / "results.json", 12
 
 
-def _parser_models(random: Random, case: FuzzCase, world: Path) -> None:
+def parser_models(random: Random, case: FuzzCase, world: Path) -> None:
     """Damage one of the shipped models. Translation of lines without trees loads them."""
-    _copy(world, case.folder, "inputs")
+    copy(world, case.folder, "inputs")
     models = case.folder / "models"
     shutil.copytree(REPOSITORY / "treeproc" / "models" / "en", models)
-    values, _ = _base(case, "preprocess", world)
+    values, _ = base(case, "preprocess", world)
     inputs = case.folder / "inputs"
     splits = {"train": {"source": [str(inputs / "test.en")], "target": [str(inputs / "test.de")]}}
     values |= {"format": "parallel", "splits": splits, "parser": {"models": str(models), "device": "cpu"}}
-    case.argv = _configured(case, values)
+    case.argv = configured(case, values)
     if random.random() < 0.5:
         (models / "scores.json").unlink()
     for name in ("README.md", "curves.png", "depparse.pt"):
@@ -241,11 +231,11 @@ def _parser_models(random: Random, case: FuzzCase, world: Path) -> None:
     case.damage = damage_folder(random, models)
 
 
-def _outputs(random: Random, case: FuzzCase, world: Path) -> None:
+def outputs(random: Random, case: FuzzCase, world: Path) -> None:
     """Replace output paths by other kinds of paths."""
     others = ["report", "train_wmt", "preprocess", "evaluate", "average_checkpoints", "scaling"]
     workflow = random.choice(["translate", "translate", *others])
-    _, case.argv = _base(case, workflow, world)
+    _, case.argv = base(case, workflow, world)
     outside = case.folder / "outside"
     outside.mkdir()
     (outside / "file").write_text("kept")
@@ -283,14 +273,14 @@ def _outputs(random: Random, case: FuzzCase, world: Path) -> None:
 
 def _formatted(case: FuzzCase, world: Path, form: str, source: str, target: str) -> None:
     """Make the command that preprocesses these files as training data, with settings that suit the format."""
-    _base(case, "preprocess", world)
+    base(case, "preprocess", world)
     splits = {"train": {"source": [source]} | ({"target": [target]} if target else {})}
     values = configurations(world / "inputs", world)["preprocess"]
     values |= {"format": form, "splits": splits, "subwords": {"vocab_size": _SIZES[-1]}}
-    case.argv = _configured(case, values if form in _TREES else values | _PLAIN)
+    case.argv = configured(case, values if form in _TREES else values | _PLAIN)
 
 
-def _archives(random: Random, case: FuzzCase, world: Path) -> None:
+def archives(random: Random, case: FuzzCase, world: Path) -> None:
     """Pack the training text, and damage the archive. What is accepted must be the text, except damage to data of a `.tar`."""
     form = random.choice([*_TREES, "imdb", "agreement", "parallel"])
     path = world / "inputs" / f"train.{ENDS.get(form, ('en', ''))[0]}"
@@ -337,7 +327,7 @@ _FILE_NAMES = (
 )  # fmt: skip
 
 
-def _file_names(random: Random, case: FuzzCase, world: Path) -> None:
+def file_names(random: Random, case: FuzzCase, world: Path) -> None:
     """Give the inputs other names. The content decides, so the result is the same, or the command refuses the name."""
     form = random.choice([*_TREES, "parallel", "sgm", "iwslt_xml", "translate"])
     content = (world / "inputs" / f"train.{ENDS.get(form, ('en', ''))[0]}").read_bytes()
@@ -352,7 +342,7 @@ def _file_names(random: Random, case: FuzzCase, world: Path) -> None:
     if form == "translate":
         content, case.lines = (world / "inputs" / "test.en").read_bytes(), 12
         source.write_bytes(content)
-        _, case.argv = _base(case, form, world)
+        _, case.argv = base(case, form, world)
         outputs = case.folder / "outputs"
         outputs.mkdir()
         for key, path in (("input", source), ("output", outputs / names[1])):
@@ -377,14 +367,14 @@ _FOLDERS = {
 }  # fmt: skip
 
 
-def _wrong_folders(random: Random, case: FuzzCase, world: Path) -> None:
+def wrong_folders(random: Random, case: FuzzCase, world: Path) -> None:
     """Give `--out` a folder of another kind, or an output of one file a place in a folder. Nothing in it may change."""
     name = random.choice(list(_FOLDERS))
     others = [w for w in WORKFLOWS if w not in ("average_checkpoints", *_FOLDERS[name])]
     workflow = random.choice([*others, *["translate", "align"] * 3])
     place = case.folder / "other"
     shutil.copytree(world / name, place, symlinks=True)
-    _, case.argv = _base(case, workflow, world)
+    _, case.argv = base(case, workflow, world)
     if workflow not in _READS_RUN:
         case.argv[case.argv.index("--out") + 1] = str(place)
     elif workflow in ("translate", "align"):
@@ -396,18 +386,3 @@ def _wrong_folders(random: Random, case: FuzzCase, world: Path) -> None:
     case.writes = []
     case.damage = f"{workflow} in {name}: {case.argv[-1]}"
     case.keeps = True
-
-
-KINDS: dict[str, Callable[[Random, FuzzCase, Path], None]] = {
-    "settings": _settings,
-    "command line": _command_line,
-    "configuration file": _configuration_file,
-    "input files": _input_files,
-    "data sets": _data_sets,
-    "run folders": _run_folders,
-    "parser models": _parser_models,
-    "outputs": _outputs,
-    "archives": _archives,
-    "file names": _file_names,
-    "wrong folders": _wrong_folders,
-}

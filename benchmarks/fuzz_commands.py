@@ -19,7 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fuzz_cases import FuzzCase, make_case
+from fuzz_cases import FuzzCase
+from fuzz_kinds import make_case
 from fuzz_oracles import silent_loss
 from fuzz_world import ALL_COMMANDS, REPOSITORY, build_world, main_of
 
@@ -172,7 +173,7 @@ class Pool:
             code = -1 if status is None else os.waitstatus_to_exitcode(status)
             errors, output = ((case.folder / name).read_bytes().decode(errors="replace") for name in ("stderr", "stdout"))
             faults = judge(case, code, seconds, errors, output, before)
-            lost = silent_loss(case, output) if code == 0 else []
+            lost = silent_loss(case, output, errors) if code == 0 else []
             faults += ["silent"] if lost else []
             if not faults or not self._keep:
                 shutil.rmtree(case.folder, ignore_errors=True)

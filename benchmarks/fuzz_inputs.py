@@ -8,7 +8,7 @@ Readers of trees and treebanks: Hypothesis draws the seeds of `--examples` brack
 SGML fragments each. It makes one draw per text, because to draw every part takes longer than all readers together. A reader gives
 the rows of a slow reader that shares no code with it, or one line with file and line.
 
-Whole commands: `--commands` cases of every kind of damage (fuzz_cases.py) run in forks of one process. `--processes` further
+Whole commands: `--commands` cases of every kind of damage (fuzz_kinds.py) run in forks of one process. `--processes` further
 cases run as users start them. They end with a result or one line of at most 500 characters within 60 seconds, and write only to
 their folders. `fuzz_oracles.py` compares each result with the inputs, or with the result without the damage.
 
@@ -32,8 +32,8 @@ from pathlib import Path
 from random import Random
 
 from fuzz_api import fuzz_api
-from fuzz_cases import KINDS as DAMAGES
 from fuzz_commands import Outcome, Pool, describe_fault, fuzz_commands, summarize
+from fuzz_kinds import KINDS as DAMAGES
 from fuzz_oracles import ROWS, leaves, nodes, trees
 from fuzz_server import fuzz_server
 from fuzz_texts import WORDS, brackets, conllu, sgml

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow as pa
 import sentencepiece
 import yaml
+from tiny_tokenizers import other_pieces
 
 Texts = list[tuple[str, bytes]]  # the files that an input stands for, by name
 _UNPACK = ((b"\x1f\x8b", gzip.decompress), (b"BZh", bz2.decompress), (b"\xfd7zXZ\0", lzma.decompress))
@@ -245,7 +246,8 @@ def data_set(data: Path, truth: dict[str, Texts]) -> Iterator[str]:
     indices = {stage: json.loads((data / stage / "index.json").read_text()) for stage in ("text", "encoded")}
     _, *dropped = ((data / "text" / "dropped.tsv").read_text(encoding="utf-8")).splitlines()
     reasons = {(split, int(line) - 1): reason for split, line, reason in (entry.split("\t") for entry in dropped)}
-    vocabulary = _Vocabulary.load(data / "encoded" / "vocab")
+    fast = data / "encoded" / "vocab" / "tokenizer.json"
+    vocabulary = None if fast.exists() else _Vocabulary.load(fast.parent)
     for split, files in config["splits"].items():
         wanted = expected_rows(config["format"], files, truth)
         if config.get("normalization") == "nfc":
@@ -276,7 +278,10 @@ def data_set(data: Path, truth: dict[str, Texts]) -> Iterator[str]:
         for text, encoded in zip(rows["text"], rows["encoded"], strict=True):
             row, where = wanted[text["example_id"]], f"{split} {text['example_id']}"
             yield from _text_row(where, config, row, text)
-            yield from _encoded_row(where, config, row, text, encoded, vocabulary)
+            if vocabulary:
+                yield from _encoded_row(where, config, row, text, encoded, vocabulary)
+            elif other := other_pieces(fast, row["source"], encoded["leaves"]):
+                yield f"{where}: {other}"
 
 
 def _text_row(where: str, config: dict, row: dict, text: dict) -> Iterator[str]:
@@ -369,13 +374,17 @@ def numbers(value: Any) -> Any:
     return value if isinstance(value, float | int) and not isinstance(value, bool) else None
 
 
-def silent_loss(case: Any, output: str) -> list[str]:
+def silent_loss(case: Any, output: str, errors: str) -> list[str]:
     """Return what an accepted command lost or changed, by the oracle of its kind. A crash of the oracle is a finding too."""
     outs = [case.argv[place + 1] for place, name in enumerate(case.argv[:-1]) if name == "--out"]
     out = case.folder / outs[-1] if outs else case.folder
     try:
         if "--dry-run" in case.argv or "--help" in case.argv:
             return []
+        if case.warns is not None and ("warning: " in errors) != case.warns:
+            return ["no warning" if case.warns else f"a warning: {errors!r:.300}"]
+        if changed := [name for name, wanted in case.same.items() if (out / name).read_bytes() != wanted.read_bytes()]:
+            return [f"other {changed[0]} than without the damage"]
         if case.workflow == "preprocess":
             return list(islice(data_set(out, case.truth), 9))
         if case.workflow in ("translate", "align") and case.lines is not None:

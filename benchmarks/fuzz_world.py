@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
@@ -10,6 +11,7 @@ from random import Random
 
 import yaml
 from fuzz_oracles import results
+from tiny_tokenizers import FAMILIES, write_tokenizer
 
 from treenet.cli.main import COMMANDS
 from treeproc.common.errors import command_of
@@ -60,7 +62,7 @@ def _sentiment(random: Random, words: list[str]) -> str:
 
 
 def _conllu(random: Random, words: list[str]) -> str:
-    rows = [f"{i}\t{word}\t_\tNOUN\tNN\t_\t{random.randrange(i)}\tdep\t_\t_" for i, word in enumerate(words, start=1)]
+    rows = [f"{i}\t{word}\t_\tNOUN\tNN\t_\t{random.randrange(i > 1, i)}\tdep\t_\t_" for i, word in enumerate(words, start=1)]
     return "\n".join(rows) + "\n"
 
 
@@ -161,6 +163,7 @@ def build_world(folder: Path) -> None:
         "classes": ("preprocess", "preprocess_classes", []),
         "plain": ("preprocess", "preprocess_plain", []),
         "run": ("train_wmt", "train_wmt", []),
+        "other": ("train_wmt", "train_wmt", ["seed=2"]),
         "classifier": ("train_classifier", "train_classifier", []),
         "lm": ("train_lm", "train_lm", []),
         "study": ("scaling", "scaling", []),
@@ -172,6 +175,10 @@ def build_world(folder: Path) -> None:
         path = folder / f"{name}.yaml"
         path.write_text(yaml.safe_dump(configs[config]))
         _call(workflow, ["--config", str(path), "--out", str(folder / name), *more])
+    shutil.copytree(folder / "run", folder / "continued")
+    _call("train_wmt", ["--config", str(folder / "run.yaml"), "--out", str(folder / "continued"), "max_steps=6"])
+    for family in FAMILIES:
+        write_tokenizer(folder / "tokenizers" / family, family)
     _call("report", ["--out", str(folder / "page"), str(folder / "run"), "sentences=1", "bootstrap_samples=20"])
     _call("export", [str(folder / "run"), "--out", str(folder / "exported")])
     output = ""

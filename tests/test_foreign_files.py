@@ -88,6 +88,11 @@ REFUSED = {
     "a mark": ({"model": {"end_of_word_suffix": "x" * 99}}, "end_of_word_suffix must have at most 16"),
     "a number far above": ({"model": {"vocab": {"<unk>": 0, "a": 2**31}, "merges": []}}, "a piece has a number far above"),
     "a number twice": ({"model": {"vocab": {"<unk>": 0, "a": 3, "b": 3}, "merges": []}}, "two pieces have the same number"),
+    "no bytes": ({"pre_tokenizer": None}, "it has no unknown piece, which a tokenizer of type BPE needs"),
+    "a missing byte": (
+        {"model": {"vocab": {"a": 0}, "merges": []}},
+        "it has no unknown piece, which a tokenizer of type BPE needs",
+    ),
     "no components": ({"normalizer": 3}, ""),
 }
 
@@ -198,10 +203,10 @@ def test_shipped_models_and_own_pieces_are_not_tried(tmp_path, monkeypatch):
     read_pieces(tmp_path / "pieces.model")
 
 
-@pytest.mark.parametrize("grows", ["a table of characters", "a long piece", "a long unknown piece"])
-def test_a_sentencepiece_model_that_grows_is_refused(tmp_path, grows):
+@pytest.mark.parametrize("fault", ["a table of characters", "a long piece", "a long unknown piece", "no text"])
+def test_a_sentencepiece_model_whose_pieces_cannot_be_text_is_refused(tmp_path, fault):
     model = sentencepiece_model_pb2.ModelProto.FromString(train_pieces({"dog": 3}, SubwordConfig(vocab_size=264)))
-    if grows == "a table of characters":
+    if fault == "a table of characters":
         (tmp_path / "rules.tsv").write_text(f"61\t{' '.join(['61'] * 1000)}\n")
         other = io.BytesIO()
         sentencepiece.SentencePieceTrainer.train(
@@ -210,10 +215,15 @@ def test_a_sentencepiece_model_that_grows_is_refused(tmp_path, grows):
         )  # fmt: skip
         own = sentencepiece_model_pb2.ModelProto.FromString(other.getvalue())
         model.normalizer_spec.precompiled_charsmap = own.normalizer_spec.precompiled_charsmap
-    elif grows == "a long piece":
+    elif fault == "a long piece":
         model.pieces[-1].piece = "x" * 5000
-    else:
+    elif fault == "a long unknown piece":
         model.trainer_spec.unk_surface = "x" * 5000
-    (tmp_path / "pieces.model").write_bytes(model.SerializeToString())
+    else:
+        model.pieces[-1].piece = "dog"
+    content = model.SerializeToString()
+    if fault == "no text":
+        content = content.replace(b"dog", b"d\xffg")
+    (tmp_path / "pieces.model").write_bytes(content)
     with pytest.raises(UserError, match=r"pieces.model is not a sentencepiece model"):
         read_pieces(tmp_path / "pieces.model")

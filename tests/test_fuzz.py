@@ -149,4 +149,4 @@ def test_the_oracle_sees_names_that_are_shifted(made, name):
 
 def test_an_oracle_that_cannot_read_a_result_says_so(tmp_path):
     case = FuzzCase("input files", "preprocess", ["--out", "nothing"], tmp_path, [], "")
-    assert "cannot read" in silent_loss(case, "")[0]
+    assert "cannot read" in silent_loss(case, "", "")[0]

@@ -56,6 +56,11 @@ _COMPONENTS: dict[str, dict[str, int]] = {
 _SEQUENCES = {
     "normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "post_processor": "processors", "decoder": "decoders"
 }  # fmt: skip
+_ON_TEXT = ("normalizer", "pre_tokenizer")
+_BYTES = {f"<0x{byte:02X}>" for byte in range(256)}
+_PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
+# The characters that ByteLevel writes for the 256 bytes: itself if it is printable, else one from 256 on.
+_LETTERS = {chr(byte) for byte in _PRINTABLE} | {chr(256 + number) for number in range(256 - len(_PRINTABLE))}
 _MODELS = ("WordPiece", "BPE", "Unigram", "WordLevel")
 
 
@@ -81,7 +86,7 @@ def try_tokenizer(content: bytes) -> None:
 
 
 def check_pieces(model: Any) -> None:
-    """Check the message of a sentencepiece model. Raises ValueError if its pieces or its tables make long texts of short ones.
+    """Check the message of a sentencepiece model. Raises ValueError if pieces are no text, or make long texts of short ones.
 
     The library itself refuses all other damage when it loads a model (benchmarks/fuzz_inputs.py).
     """
@@ -89,6 +94,8 @@ def check_pieces(model: Any) -> None:
         if spec.precompiled_charsmap and longest_text(spec.precompiled_charsmap) > MOST_GROWTH:
             raise ValueError(f"a character becomes more than {MOST_GROWTH}")
     for piece in (model.trainer_spec.unk_surface, *(piece.piece for piece in model.pieces)):
+        if not isinstance(piece, str):  # protobuf returns bytes that are no UTF-8 as they are
+            raise ValueError("a piece is not UTF-8")
         _check_length("a piece", piece, LONGEST_PIECE)
 
 
@@ -106,7 +113,7 @@ def check_tokenizer(spec: Mapping[str, Any]) -> None:
             if growth > MOST_GROWTH:
                 raise ValueError(f"{name} makes a text more than {MOST_GROWTH} times as long, with the components before it")
     model = spec["model"]
-    _check_model(model)
+    _check_model(model, any(part["type"] == "ByteLevel" for kind in _ON_TEXT for _, part in _parts(spec.get(kind), kind)))
     pieces = (one[0] if isinstance(one, list) else one for one in model["vocab"])
     for piece in (*pieces, *(token["content"] for token in spec["added_tokens"])):
         _check_length("the name of a piece", piece, LONGEST_PIECE)
@@ -155,7 +162,7 @@ def _is_known(pattern: str) -> bool:
     return len(escaped) <= _LONGEST_EXPRESSION and _KNOWN.fullmatch(escaped) is not None
 
 
-def _check_model(model: Mapping[str, Any]) -> None:
+def _check_model(model: Mapping[str, Any], is_of_bytes: bool) -> None:
     if model["type"] not in _MODELS:
         raise ValueError(f"model: {model['type']} is not a model of a known tokenizer")
     for mark in ("continuing_subword_prefix", "end_of_word_suffix"):
@@ -164,13 +171,18 @@ def _check_model(model: Mapping[str, Any]) -> None:
         raise ValueError(f"model.max_input_chars_per_word must be at most {_LONGEST_WORD}")
     if model.get("dropout"):
         raise ValueError("model.dropout must be null: pieces would be drawn at random")
-    # The package cannot cut a text with an unknown character.
-    if (
-        model["unk_id"] is None
-        if model["type"] == "Unigram"
-        else model["type"] != "BPE" and model["unk_token"] not in model["vocab"]
-    ):
-        raise ValueError(f"it has no unknown piece, which a tokenizer of type {model['type']} needs")
+    if model["type"] == "Unigram":
+        knows_all = model["unk_id"] is not None
+    else:
+        names = model["vocab"].keys()
+        is_whole = model["type"] == "BPE" and (
+            (is_of_bytes and names >= _LETTERS) or (model["byte_fallback"] and names >= _BYTES)
+        )
+        knows_all = is_whole or model["unk_token"] in names
+    if not knows_all:  # its package could not cut a text with another character, or would leave it out and give wrong places
+        raise ValueError(
+            f"it has no unknown piece, which a tokenizer of type {model['type']} needs if it lacks the pieces of bytes"
+        )
 
 
 def _check_length(name: str, text: str | None, most: int) -> None:

@@ -1,5 +1,6 @@
 """Fast tokenizers of the families that pretrained encoders have, learned from a few lines."""
 
+import json
 from pathlib import Path
 
 FAMILIES = ("wordpiece", "bytes", "unigram", "metaspace", "llama", "qwen", "t5")
@@ -88,3 +89,22 @@ def reference_words(tokenizer, after_blank, inside, line: str, ends: list[int]) 
         own = tokenizer if word == 0 else after_blank if part[:1].isspace() else inside
         found[word] = own.encode(part, add_special_tokens=False).ids
     return found
+
+
+def other_pieces(path: Path, line: str, leaves: list[dict]) -> str:
+    """Say how leaves differ from the pieces of a whole line, where the words are those between blanks and none shares a piece."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    whole, unknown = tokenizer.encode(line, add_special_tokens=False), json.loads(tokenizer.to_str())["model"]
+    name = unknown["vocab"][unknown["unk_id"]][0] if unknown["type"] == "Unigram" else unknown["unk_token"]
+    found, number_of = [leaf["piece"] for leaf in leaves], tokenizer.token_to_id
+    wanted = [1 if name is not None and number == number_of(name) else number + 4 for number in whole.ids]
+    crosses = any(" " in line[start:end].strip() for start, end in whole.offsets)
+    special = any(token["content"] in line for token in json.loads(tokenizer.to_str())["added_tokens"])
+    words = {line[:end].count(" ") for start, end in whole.offsets for end in [max(start, end - 1)]}
+    if crosses or special or len(words) < len(line.split(" ")) or found == wanted:
+        return ""
+    return f"pieces {found!r:.60} of {line!r:.60}, but the tokenizer has {wanted!r:.60}"
