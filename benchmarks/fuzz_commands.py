@@ -96,6 +96,7 @@ def _child(case: FuzzCase, outputs: tuple[Path, Path]) -> None:
 
 def _environment(case: FuzzCase) -> dict[str, str]:
     places = {"TMPDIR": "tmp", "HOME": "home", "TREE_ATTENTION_CACHE": "cache", "MPLCONFIGDIR": "home"}
+    places |= {"TORCHINDUCTOR_CACHE_DIR": "cache"}
     return {name: str(case.folder / place) for name, place in places.items()} | {"RAY_ADDRESS": "local"}
 
 

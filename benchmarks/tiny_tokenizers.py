@@ -5,7 +5,8 @@ from pathlib import Path
 
 FAMILIES = ("wordpiece", "bytes", "unigram", "metaspace", "llama", "qwen", "t5")
 WITHOUT_UNKNOWN = ("bytes", "qwen")
-QWEN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+QWEN = _WORDS + r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LINES = ["I don't know (yet).", "We cannot know him.", "He knows  her, doesn't he?", "They gotta know us!", "x-ray, it's"] * 5
 
 
@@ -92,7 +93,7 @@ def reference_words(tokenizer, after_blank, inside, line: str, ends: list[int]) 
 
 
 def other_pieces(path: Path, line: str, leaves: list[dict]) -> str:
-    """Say how leaves differ from the pieces of a whole line, where the words are those between blanks and none shares a piece."""
+    """Return how leaves differ from the pieces of a whole line, if its words are those between blanks, and share no piece."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(path))

@@ -34,7 +34,8 @@ def try_first(check: str, argument: bytes, memory: int, failed: str, *facts: str
     Everything that decides must be in `argument` and `facts`: what passed once is not tried again. Raises UserError, which begins
     with `failed`, if it raises an error or passes a limit. A UserError comes as it is.
     """
-    code = Path(str(find_spec(check.partition(":")[0]).origin)).read_bytes()
+    spec = find_spec(check.partition(":")[0])
+    code = Path(spec.origin).read_bytes() if spec is not None and spec.origin is not None else b""
     digest = hashlib.sha256(json.dumps([check, memory, facts]).encode() + hashlib.sha256(code).digest() + argument)
     with _note(digest.hexdigest()) as note:
         if note is not None and note.stat().st_size:

@@ -86,7 +86,7 @@ def try_tokenizer(content: bytes) -> None:
 
 
 def check_pieces(model: Any) -> None:
-    """Check the message of a sentencepiece model. Raises ValueError if pieces are no text, or make long texts of short ones.
+    """Check the message of a sentencepiece model. Raises ValueError if its pieces are not text, or make long texts of short ones.
 
     The library itself refuses all other damage when it loads a model (benchmarks/fuzz_inputs.py).
     """
