@@ -232,9 +232,35 @@ def _first(names: Sequence[str]) -> str:
     return f"{', '.join(names[:_CLASSES])}{more}"
 
 
-_KINDS = (
-    "tokens", "escapes", "attached", "subwords", "quoted", "decomposed", "language", "sentences", "placeholders", "leaks"
-)  # fmt: skip
+# Kinds of notices that need no more than a line: what stands in the text, and what to do.
+_TOLD = {
+    "escapes": ("a parser reads escapes such as &amp; as words", "write the characters themselves into the files"),
+    "attached": (
+        "does not look tokenised, but tokenized is moses: final marks without a blank before them", "set tokenized: none"
+    ),
+    "subwords": ("looks cut into subwords, whose marks (▁ or ##) are read as text", "join them to words in the files"),
+    "quoted": ("quoted as in CSV, with quotation marks that are read as text", "undo the quoting in the files"),
+    "decomposed": (
+        "letters and their marks as separate characters, such as e + U+0301, which parsers and pieces do not take for one letter",
+        "normalization: nfc joins them",
+    ),
+    "miscoded": ("UTF-8 that was read as cp1252, such as Ã¼ for ü", "convert the files again, from their first form"),
+    "entities": ("HTML entities, such as &uuml;", "write the characters themselves into the files"),
+    "markup": ("HTML tags, which are read as text", "remove them from the files"),
+    "codes": (r"escapes such as \u00fc, which are read as text", "write the characters themselves into the files"),
+    "percent": ("escapes of URLs, such as %20 or %C3%BC", "write the characters themselves into the files"),
+    "base64": ("text in base64", "decode the files"),
+    "columns": ("looks like columns (||| or tabs), which are read as text", "give files with the text alone"),
+    "lost": ("question marks in the place of letters, such as M?nchen", "convert the files again, from their first form"),
+    "scripts": ("words of Latin and Cyrillic letters, which look alike", "write each word in one script"),
+    "equal": ("the target is the source", "check the files, unless copies are meant"),
+    "constant": ("one line again and again", "check the files, unless this is meant"),
+    "unrelated": (
+        "source and target seem not to belong together: the targets of other lines share as much with a source as its own does",
+        "check the order of the lines in both files",
+    ),
+}  # fmt: skip
+_KINDS = (*_TOLD, "tokens", "language", "sentences", "placeholders", "leaks", "shifted")
 
 
 def say_notices(notices: dict, parsers: Mapping[str, ParserConfig | None], *, tokens_can_be_set: bool) -> None:
@@ -266,17 +292,17 @@ def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, t
             f"{_where('tokens', found['tokens'], 2)}{escapes}; {_example('escapes' if escapes else 'tokens', found)}; {do}"
         )
     else:
-        what = "a parser reads escapes such as &amp; as words"
-        add("escapes", what, "write the characters themselves into the files")
-    what = "does not look tokenised, but tokenized is moses: final marks without a blank before them"
-    add("attached", what, "set tokenized: none")
-    what = "looks cut into subwords, whose marks (▁ or ##) are read as text"
-    add("subwords", what, "join them to words in the files")
-    add("quoted", "quoted as in CSV, with quotation marks that are read as text", "undo the quoting in the files")
-    what = (
-        "letters and their marks as separate characters, such as e + U+0301, which parsers and pieces do not take for one letter"
-    )
-    add("decomposed", what, "normalization: nfc joins them")
+        add("escapes", *_TOLD["escapes"])
+    for kind, told in _TOLD.items():
+        if kind != "escapes":
+            add(kind, *told)
+    for by in dict.fromkeys(facts["shifted"]["by"] for *_, facts in found["shifted"]):
+        ones = [one for one in found["shifted"] if one[2]["shifted"]["by"] == by]
+        lines.append(
+            f"source and target seem shifted: the target of a source stands {abs(by)} {'line' if abs(by) == 1 else 'lines'} "
+            f"{'before' if by < 0 else 'after'} it: {_where('shifted', ones)}; {_example('shifted', {'shifted': ones})}; look "
+            "for a line that one file lacks"
+        )
     for code in dict.fromkeys(facts["language"]["seems"] for *_, facts in found["language"]):
         ones = [one for one in found["language"] if one[2]["language"]["seems"] == code]
         language = parsers[ones[0][1]].language
@@ -300,13 +326,15 @@ def _where(kind: str, found: Sequence[tuple[str, str, dict]], most: int = _LISTE
     parts = []
     for split, side, facts in found[:most]:
         count, total = facts[kind]["count"], facts[kind].get("looked_at", facts["lines"])
-        parts.append(f"{count:,} of {total:,} lines of {split} {side} ({count / total:.1%})")
+        parts.append(f"{count:,} of {total:,} {'names' if side == 'class' else 'lines'} of {split} {side} ({count / total:.1%})")
     return ", ".join([*parts, *([f"and of {len(found) - most} more"] if len(found) > most else [])])
 
 
 def _example(kind: str, found: Mapping[str, Sequence[tuple[str, str, dict]]]) -> str:
+    """Return the first three lines of the first side."""
     split, side, facts = found[kind][0]
-    return f"for example {split} {side} line {facts[kind]['line']:,}: {facts[kind]['text']!r}"
+    lines = [(facts[kind]["line"], facts[kind]["text"]), *facts[kind].get("more", ())]
+    return f"for example {split} {side} line {', '.join(f'{line:,}: {text!r}' for line, text in lines)}"
 
 
 def noticed(notices: dict, split: str) -> str:

@@ -323,10 +323,8 @@ class ReadLines:
     def __init__(self, folder: AnyPath, sides: Sequence[str]):
         self._folder, self._sides = folder, sides
 
-    def __call__(self, shards: Sequence[tuple[dict, Sequence[int]]]) -> dict:
+    def __call__(self, shards: Sequence[tuple[dict, Sequence[int]]]) -> list[dict]:
         """Read the lines at the places of each shard, which is given by its record."""
-        rows = []
-        for record, places in shards:
-            shard = Shard(self._folder, ShardRecord(**record))
-            rows += [shard.row(place) for place in places]
-        return {name: [row[name] for row in rows] for name in ("example_id", *self._sides)}
+        opened = ((Shard(self._folder, ShardRecord(**record)), places) for record, places in shards)
+        rows = (shard.row(place) for shard, places in opened for place in places)
+        return [{name: row[name] for name in ("example_id", *self._sides)} for row in rows]

@@ -106,6 +106,8 @@ class TextStage:
                 raise NothingLeft(f"splits.{split}: the filters drop all examples (dropped: {why}); change filters or files")
         _remove_others(folder, records)
         columns = ["example_id", *inputs.columns()]
+        if classes := config.classes():
+            notices.add_classes("train" if "train" in config.splits else next(iter(config.splits)), classes)
         facts = {"notices": notices.facts(), "files": {DROPPED: file_sha256(folder / DROPPED)}}
         facts["train_files"] = self._train_files(work.train_files, counts)
         write_index(folder, records, fingerprint=fingerprint, inputs=lines, columns=columns, dropped=dropped(records), **facts)

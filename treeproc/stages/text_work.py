@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 
+import numpy as np
+
 from treeproc.common.files import MADE_AGAIN, atomic_write, json_bytes, read_json
 from treeproc.common.messages import Progress, phase
 from treeproc.common.settings import UserError
@@ -28,6 +30,7 @@ from treeproc.stages.filters import FilterConfig, stride_of
 from treeproc.stages.inputs import Inputs, input_stamp
 from treeproc.stages.job_report import LineList
 from treeproc.stages.keys import SplitHash, keys_file, number_of_partitions
+from treeproc.stages.pair_notices import windows
 from treeproc.stages.run_jobs import Jobs, Run, grouped, hasher, in_number_order, run_here
 from treeproc.stages.text_blocks import NEAR, OVERLAP, CheckBlock, GatherKeys, ReadLines, WriteText, gathered_file, read_notes
 from treeproc.stages.text_warnings import TextNotices, Wanted
@@ -256,19 +259,30 @@ class TextWork:
         deque(self._run(GatherKeys, arguments, jobs), maxlen=0)
 
     def _sample(self, notices: TextNotices, records: PackedRecords) -> None:
-        """Give the notices the lines whose language is checked: every n-th of a split."""
+        """Give the notices the lines whose language is checked, every n-th of a split, and the pairs whose sides are compared."""
         sides = [side for side, one in self._wanted.items() if one.language is not None]
-        for split in in_order(self._inputs.splits) if sides else ():
+        has_pairs = "target" in self._wanted
+        for split in in_order(self._inputs.splits) if sides or has_pairs else ():
             of_split = records.take([place for place, record in enumerate(records) if record.split == split])
-            stride, first, chosen = stride_of(sum(record.rows for record in of_split)), 0, []
+            rows = sum(record.rows for record in of_split)
+            of_language, of_pairs = range(0, rows, stride_of(rows)) if sides else (), windows(rows) if has_pairs else ()
+            places, first, chosen = np.union1d(of_language, of_pairs).astype(int), 0, []
             for record in of_split:
-                if places := list(range(-first % stride, record.rows, stride)):
-                    chosen.append((record.rows, (asdict(record), places)))
+                inside = places[slice(*np.searchsorted(places, [first, first + record.rows]))] - first
+                if len(inside):
+                    chosen.append((record.rows, (asdict(record), inside.tolist())))
                 first += record.rows
             jobs = [{"shards": group} for group in grouped(chosen)]
-            for found in in_number_order(self._run(ReadLines, {"folder": self._out / "text", "sides": sides}, jobs)):
-                for side in sides:
-                    notices.add_sample(split, side, found["example_id"], found[side])
+            arguments = {"folder": self._out / "text", "sides": list(self._wanted)}
+            found = [row for some in in_number_order(self._run(ReadLines, arguments, jobs)) for row in some]
+            row_at = dict(zip(places.tolist(), found, strict=True))
+            for side in sides:
+                chosen_rows = [row_at[place] for place in of_language]
+                notices.add_sample(split, side, [row["example_id"] for row in chosen_rows], [row[side] for row in chosen_rows])
+            if has_pairs:
+                notices.add_pairs(
+                    split, [(row["example_id"], row["source"], row["target"]) for row in map(row_at.__getitem__, of_pairs)]
+                )
 
     def _check_stamps(self) -> None:
         if input_stamp(self._inputs) != self._stamps:

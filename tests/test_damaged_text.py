@@ -1,0 +1,196 @@
+"""Notices about damaged lines and about pairs whose sides do not belong together; healthy counterparts stay silent."""
+
+import gzip
+import json
+import random
+
+import pytest
+from data_beside import DATA
+
+from treeproc.shards.store import read_index
+from treeproc.stages.config import PreprocessConfig
+from treeproc.stages.job_report import notice_lines
+from treeproc.stages.line_rules import DAMAGE, RULES, Chunk
+from treeproc.stages.pair_notices import LEAST_PAIRS, MOST_PAIRS, WINDOW, pair_problems, windows
+from treeproc.stages.preprocess import SAMPLE, preprocess
+from treeproc.stages.text_warnings import TextNotices, is_noticed
+
+
+def sides(count: int) -> tuple[list[str], list[str]]:
+    """The first pairs of the shipped sample."""
+    return tuple(
+        gzip.decompress((SAMPLE / f"train.{code}.gz").read_bytes()).decode().split("\n")[:count] for code in ("en", "de")
+    )
+
+
+def kinds(line: str) -> list[str]:
+    return [kind for kind in DAMAGE if RULES[kind](Chunk(["before", line, "after"])) == [1]]
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        ("Donâ€™t go.", "miscoded"),
+        ("Ein schÃ¶ner Tag", "miscoded"),
+        ("â€žJa,â€œ sagte er.", "miscoded"),
+        ("ÐŸÑ€Ð¸Ð²ÐµÑ‚", "miscoded"),
+        ("æ—¥æœ¬èªž", "miscoded"),
+        ("sch&ouml;n", "entities"),
+        ("sch&#246;n &#xF6;&nbsp;", "entities"),
+        ("<p>One.</p>", "markup"),
+        ('See <a href="x">this</a>', "markup"),
+        ("one<br/>two", "markup"),
+        (r"sch\u00f6n", "codes"),
+        (r"sch\xc3\xb6n", "codes"),
+        ("ein%20Tag", "percent"),
+        ("sch%C3%B6n", "percent"),
+        ("%E6%97%A5%E6%9C%AC", "percent"),
+        ("SGVsbG8gV29ybGQu", "base64"),
+        ("RXIgd2FyIGRvcnQuIQ==", "base64"),
+        ("12 ||| a small house ||| -1.5", "columns"),
+        ("12\ta small house", "columns"),
+        ("Er f?hrt nach M?nchen.", "lost"),
+        ("eine ?bung", "lost"),
+        ("?????????", "lost"),
+        ("my hоuse", "scripts"),  # the o is Cyrillic
+    ],
+)
+def test_each_damage_is_found_by_its_detector_alone(line, kind):
+    assert kinds(line) == [kind]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Don’t say „Öl“ or «é», SCHÖ“, DÉJÀ», É… – Übergröße à l’œuvre Ångström Ð",
+        "Tom &amp; Jerry &lt;3 at AT&T; R&D",
+        "if a < b and b > c then <unk> <s> </s> <3",
+        r"C:\users\x and \usepackage, \xi",
+        "100%25 or 50 %20 of it, 5% a",
+        "Donaudampfschiffahrt",
+        "abcdefgh",
+        "a | b || c |||d",
+        "What? Why?! Really??? (yes?)",
+        "¿Qué? «Quoi ?»",
+        "Привет, world! SMS-ка",
+        "日本語の文。",
+        "",
+    ],
+)
+def test_healthy_lines_have_no_damage(line):
+    assert kinds(line) == []
+
+
+def notices_of(lines: list[str]) -> list[str]:
+    config = PreprocessConfig.model_validate(
+        {"splits": {"train": {"source": ["a"], "target": ["b"]}}, "parser": {"name": "words"}, "target_parser": None}
+    )
+    notices = config.notices()
+    notices.tell("train", [{"example_id": n, "source": "plain", "target": line} for n, line in enumerate(lines)], ())
+    return notice_lines(json.loads(json.dumps(notices.facts())), config.parsers(), tokens_can_be_set=True)
+
+
+def test_damage_of_the_target_is_told_with_three_lines():
+    lines = ["fein", "sch&ouml;n", "gr&uuml;n", "f&uuml;nf", "zw&ouml;lf"]
+    (message,) = notices_of(lines)
+    assert "HTML entities" in message and "4 of 5 lines of train target (80.0%)" in message
+    assert "line 2: 'sch&ouml;n', 3: 'gr&uuml;n', 4: 'f&uuml;nf'; write" in message
+
+
+def test_one_line_of_many_is_no_damage():
+    assert notices_of(["fein"] * 300 + ["sch&ouml;n <p> M?nchen"]) == []
+
+
+def test_notices_of_parts_are_those_of_the_whole():
+    """Blocks in tasks leave parts, which merge: counts and the three examples are those of one process."""
+    wanted = PreprocessConfig.model_validate({"splits": {"train": {"source": ["a"], "target": ["b"]}}}).notices().wanted
+    rows = [{"example_id": n, "source": f"{n}%20a", "target": "b" if n % 3 else "<p>"} for n in range(20)]
+    whole, merged = TextNotices(wanted), TextNotices(wanted)
+    whole.tell("train", rows, ())
+    for first in range(0, 20, 7):
+        part = TextNotices(wanted)
+        part.tell("train", rows[first : first + 7], ())
+        merged.merge("train", json.loads(json.dumps(part.parts("train"))))
+    assert json.dumps(merged.facts()) == json.dumps(whole.facts())
+    assert is_noticed("markup", whole.facts()["train"]["target"])
+
+
+def told(sources: list[str], targets: list[str]) -> list[tuple[str, int]]:
+    return [(kind, more.get("by", 0)) for _, kind, _, more in pair_problems(sources, targets)]
+
+
+def test_pairs_that_belong_together_are_silent():
+    for count in (LEAST_PAIRS, 1000, MOST_PAIRS):
+        source, target = sides(count)
+        lower = [[line.lower() for line in side] for side in (source, target)]
+        for pair in ((source, target), (target, source), lower, (source, [f"Well, {line}" for line in source])):
+            assert told(*pair) == []
+
+
+@pytest.mark.parametrize("lines", [1, 2, 3])
+def test_a_shift_is_told_with_its_length(lines):
+    source, target = sides(LEAST_PAIRS + lines)
+    assert told(source[:-lines], target[lines:]) == [("shifted", -lines)]
+    assert told(source[lines:], target[:-lines]) == [("shifted", lines)]
+
+
+def test_a_shift_from_the_middle_on_is_told_with_its_lines():
+    source, target = sides(MOST_PAIRS + 1)
+    half = MOST_PAIRS // 2
+    ((_, kind, places, more),) = pair_problems(source[:-1], target[:half] + target[half + 1 :])
+    assert (kind, more) == ("shifted", {"by": -1}) and sorted(places) == list(range(half, MOST_PAIRS))
+
+
+def test_another_order_is_told_and_little_or_uniform_text_is_not():
+    source, target = sides(LEAST_PAIRS)
+    other = random.Random(1).sample(target, len(target))
+    assert told(source, other) == [("unrelated", 0)]
+    assert told(source[1:], other[1:]) == [], "too few pairs"
+    numbers = [str(number) for number in range(1000)]
+    assert told(numbers, numbers[::-1]) == [], "no word stands in two lines"
+
+
+def test_equal_and_constant_sides_are_told_once():
+    source, target = sides(LEAST_PAIRS)
+    assert told(source, source) == [("equal", 0)]
+    assert told(source, ["Ja."] * len(source)) == [("constant", 0)]
+    assert told(["Yes."] * len(source), target) == [("constant", 0)]
+
+
+def test_windows_lie_evenly_over_a_split():
+    assert windows(MOST_PAIRS) == list(range(MOST_PAIRS)) and windows(3) == [0, 1, 2]
+    for rows in (MOST_PAIRS + 1, 100_003):
+        places = windows(rows)
+        assert len(places) == MOST_PAIRS and places[0] == 0 and places[-1] == rows - 1
+        starts = places[::WINDOW]
+        assert all(places[n * WINDOW : (n + 1) * WINDOW] == list(range(start, start + WINDOW)) for n, start in enumerate(starts))
+
+
+@pytest.mark.slow
+def test_a_job_tells_of_shifted_files_but_changes_nothing(tmp_path, caplog):
+    source, target = sides(LEAST_PAIRS + 1)
+    (tmp_path / "a").write_text("".join(f"{line}\n" for line in source[:-1]))
+    (tmp_path / "b").write_text("".join(f"{line}\n" for line in target[1:]))
+    values = {
+        "splits": {"train": {"source": [tmp_path / "a"], "target": [tmp_path / "b"]}}, "parser": {"name": "words"},
+        "subwords": {"vocab_size": 400}, "workers": 0, "rows_per_shard": 150,
+    }  # fmt: skip
+    preprocess(PreprocessConfig.model_validate(values), tmp_path / "data")
+    message = "the target of a source stands 1 line before it: 400 of 400 lines of train target (100.0%); for example"
+    assert caplog.text.count(message) == 1 and "look for a line that one file lacks" in caplog.text
+    facts = read_index(tmp_path / "data" / "text")["notices"]["train"]["target"]["shifted"]
+    assert facts["looked_at"] == facts["count"] == 400 and facts["by"] == -1 and len(facts["more"]) == 2
+
+
+@pytest.mark.data
+@pytest.mark.skipif(not DATA.exists(), reason="needs ../shared/data")
+def test_pairs_of_a_language_without_blanks():
+    import lzma
+
+    def read(code):
+        return lzma.decompress((DATA / f"kftt/tune.{code}.xz").read_bytes()).decode().split("\n")[:-1]
+
+    english, japanese = read("en"), read("ja")
+    assert told(english, japanese) == [] == told(japanese, english)
+    assert told(english[1:], japanese[:-1]) == [("shifted", 1)]
+    assert told(english, sorted(japanese)) == [("unrelated", 0)]
