@@ -1,4 +1,4 @@
-"""Notices about damaged lines and about pairs whose sides do not belong together; healthy counterparts stay silent."""
+"""Notices about damaged lines, mismatched pairs and doubtful classes; their healthy counterparts stay silent."""
 
 import gzip
 import json
@@ -7,7 +7,11 @@ import random
 import pytest
 from data_beside import DATA
 
-from treeproc.shards.store import read_index
+from treeproc.common.messages import messages_shown
+from treeproc.common.settings import UserError
+from treeproc.readers.labelled import LabelledConfig, find_classes
+from treeproc.readers.segments import segments
+from treeproc.shards.store import describe_dropped, read_index
 from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.job_report import notice_lines
 from treeproc.stages.line_rules import DAMAGE, RULES, Chunk
@@ -180,6 +184,97 @@ def test_a_job_tells_of_shifted_files_but_changes_nothing(tmp_path, caplog):
     assert caplog.text.count(message) == 1 and "look for a line that one file lacks" in caplog.text
     facts = read_index(tmp_path / "data" / "text")["notices"]["train"]["target"]["shifted"]
     assert facts["looked_at"] == facts["count"] == 400 and facts["by"] == -1 and len(facts["more"]) == 2
+
+
+def classes_of(tmp_path, content: str, name: str = "a.tsv", **settings) -> list[str]:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    with messages_shown():
+        return find_classes([tmp_path / name], LabelledConfig(**settings))
+
+
+HEALTHY = "".join(f"{['yes', 'no', 'maybe'][n % 3]}\tThe text number {n}.\n" for n in range(30))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "".join(f"text {n}\tc{n % 2}\n" for n in range(30)),
+            "30 examples have 30 classes, such as 'text 0'; if these are texts,",
+        ),
+        (HEALTHY + "yes,no\ta\n", "1 classes, such as 'yes,no', look like several classes of one example"),
+        (HEALTHY + "no; yes\ta\n", "1 classes, such as 'no; yes', look like"),
+        ("".join(f"c{n % 2},c{n % 3}\ta {n}\n" for n in range(30)), "6 classes, such as 'c0,c0', look like several classes"),
+        (HEALTHY + "Yes\ta\n", "the classes 'Yes' (1 examples) and 'yes' (10) differ only in"),
+        ("1\ta\n2\tb\n1.0\tc\n", "the classes '1' (1 examples) and '1.0' (1) differ only in"),
+        ("01\ta\n2\tb\n1\tc\n", "or zeros of a number, and are two classes"),
+        (
+            "label\ttext\n" + HEALTHY + "label\ttext\n" + HEALTHY,
+            "line 32: the line repeats the header, and is read as an example",
+        ),
+        (
+            "mood\treview\n" + HEALTHY + "mood\treview\n" + HEALTHY,
+            "has the class 'mood', as only 2 of 62 have; if it is a header",
+        ),
+    ],
+)
+def test_classes_that_are_none_are_told(content, message, tmp_path, caplog, capsys):
+    classes_of(tmp_path, content)
+    assert message in caplog.text + capsys.readouterr().err
+
+
+def test_a_header_in_the_middle_of_csv_is_told(tmp_path, caplog):
+    classes_of(tmp_path, "label,text\nyes,a\nno,b\nlabel,text\nno,c\n", "a.csv")
+    assert "a.csv, line 4: the line repeats the header" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        HEALTHY,
+        "label\ttext\n" + HEALTHY,
+        "".join(f"{n % 12}\ttext {n}\n" for n in range(60)),
+        "".join(f"{['0.5', '1.5', '1.50001'][n % 3]}\ttext {n}\n" for n in range(30)),
+        "".join(f"{['LOC,city', 'LOC,state', 'NUM,date', 'C++'][n % 4]}\ttext {n}\n" for n in range(30)),
+    ],
+)
+def test_healthy_classes_are_silent(content, tmp_path, caplog, capsys):
+    classes_of(tmp_path, content)
+    assert not caplog.text and not capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_class_that_only_valid_has_and_damaged_names_are_told(tmp_path, caplog):
+    lines = ["s&uuml;&szlig;", "no", "rare", *["s&uuml;&szlig;", "no", "no"] * 5]
+    (tmp_path / "a").write_text("".join(f"{label}\tThe text {n}.\n" for n, label in enumerate(lines)))
+
+    def run(name: str, every: int) -> str:
+        caplog.clear()
+        values = {
+            "splits": {"train": {"source": [tmp_path / "a"]}, "valid": {"hold_out": every}}, "format": "labelled",
+            "parser": {"name": "words"}, "subwords": {"vocab_size": 280}, "workers": 0,
+        }  # fmt: skip
+        preprocess(PreprocessConfig.model_validate(values), tmp_path / name)
+        return caplog.text
+
+    assert "train has no example of rare, but valid has" in (said := run("held", 3))
+    assert "1 of 3 names of train class (33.3%); for example train class line 3: 's&uuml;&szlig;'" in said
+    assert "train has no example" not in run("other", 4)
+
+
+def test_segments_in_comments_are_none():
+    seg = '<seg id="{}">{}</seg>'
+    lines = ['<doc docid="d">', seg.format(1, "one"), f"<!-- {seg.format(2, 'old')} -->", "<!--", seg.format(2, "older"), "-->"]
+    lines += [seg.format(2, "a <!-- b"), f"<!-- x -->{seg.format(3, 'c')}<!-- {seg.format(4, 'd')}-->", "</doc>"]
+    assert [text for _, text, _ in segments(iter(lines), "a.sgm")] == ["one", "a <!-- b", "c"]
+    with pytest.raises(UserError, match=r"a.sgm, line 2: expected --> at the end of a comment, but found none"):
+        list(segments(iter([seg.format(1, "one"), "<!--", seg.format(2, "two")]), "a.sgm"))
+
+
+def test_dropped_lines_of_a_split_are_described():
+    index = {"dropped": {"test": {"empty_target": 2}, "train": {}}, "totals": {"test": {"rows": 3}, "train": {"rows": 9}}}
+    assert describe_dropped(index, "test") == "2 of 5 lines of test were dropped: 2 empty_target"
+    assert describe_dropped(index, "train") == describe_dropped(index, "valid") == ""
 
 
 @pytest.mark.data

@@ -221,7 +221,7 @@ def test_classes_that_differ_only_in_case_or_blanks_are_told(tmp_path, capsys):
     rows_of(tmp_path, "a", "bad\tc\nba\u200bd\td\n")
     with messages_shown():
         assert find_classes([tmp_path / "a"], LabelledConfig()) == ["bad", "ba\u200bd"]
-    assert "differ only in case, blanks, invisible characters or Unicode form" in capsys.readouterr().err
+    assert "differ only in case, blanks, invisible characters, Unicode form or zeros" in capsys.readouterr().err
     rows_of(tmp_path, "a", "caf\u00e9\tc\ncafe\u0301\td\n")
     with messages_shown():
         assert find_classes([tmp_path / "a"], LabelledConfig()) == ["cafe\u0301", "caf\u00e9"]

@@ -42,7 +42,7 @@ from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import without_tag
 from treeproc.shards.shard import check_hashes
-from treeproc.shards.store import fingerprint_of, line_tags, read_index
+from treeproc.shards.store import describe_dropped, fingerprint_of, line_tags, read_index
 from treeproc.trees.flat_trees import FlatTrees
 
 References = Sequence[Sequence[str]]  # further references, each with a line for every example
@@ -154,6 +154,8 @@ def score_lines(
         scores["buckets"] = score_buckets(sizes, settings.buckets, lines, references, tokenizer)
         index = read_index(data / "encoded")
         scores["data"] = fingerprints(index)
+        if said := describe_dropped(index, settings.split):
+            warn(f"note: {said}; the scores are those of the other lines")
         if tags := line_tags(index):
             scores["tags"] = score_tags(read_sources(data, settings.split), tags, lines, references, tokenizer)
     return scores

@@ -20,7 +20,7 @@ from treeproc.common.messages import warn
 from treeproc.common.settings import Settings, UserError, later_field
 from treeproc.readers.line_forms import is_blank
 from treeproc.readers.numbered_lines import MOST_LINE_BYTES, read_texts
-from treeproc.readers.packed_files import plain_name
+from treeproc.readers.packed_files import plain_name, warn_once
 from treeproc.readers.treebanks import read_trees
 from treeproc.shards.schema import line_end_in
 
@@ -29,6 +29,9 @@ _SHOWN = 40
 _JSON = (".jsonl", ".json", ".ndjson")
 _LINE_ENDS = re.compile(r"[\r\n]+")
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
+_DECIMAL = re.compile(r"[-+]?[0-9]{1,15}(?:\.[0-9]{0,15})?")
+_BETWEEN_CLASSES = re.compile(r"[,;|+]")
+_MANY = 10  # classes, from which on they may be texts
 
 
 class LabelledConfig(Settings):
@@ -103,8 +106,11 @@ def read_labelled(source: Sequence[Path], columns: LabelledConfig) -> Iterator[d
 def find_classes(source: Sequence[Path], columns: LabelledConfig) -> list[str]:
     """Return the names of the classes in files, sorted: by value if all are whole numbers. Raises as `read_labelled`."""
     names: Counter[str] = Counter()
+    texts_of_first: set[str] = set()
     for row in read_labelled(source, columns.model_copy(update={"classes": None})):
         names[row["label"]] += 1
+        if len(texts_of_first) < 2 and row["label"] == next(iter(names)):
+            texts_of_first.add(row["source"])
         if len(names) > MOST_CLASSES:
             raise UserError(
                 f"{source[0]} has more than {MOST_CLASSES:,} classes, for example {quoted(row['label'][:_SHOWN])}; is the text "
@@ -114,24 +120,49 @@ def find_classes(source: Sequence[Path], columns: LabelledConfig) -> list[str]:
     if len(names) == 1:
         raise UserError(f"{source[0]}: all examples have the class {quoted(*names)}; a classifier needs two")
     may_lack_header = any(_suffix(path.name) not in (".csv", *_JSON) for path in source)
-    if may_lack_header and (count := names[first := next(iter(names), "")]) <= len(source) and names.total() > 2 * len(source):
+    count = names[first := next(iter(names), "")]
+    is_rare = (count <= len(source) or len(texts_of_first) == 1) and names.total() > 2 * max(count, len(source))
+    examples = names.total() // len(columns.texts)
+    if are_texts := len(names) > max(_MANY, examples / 2):
+        warn(
+            f"warning: {source[0]}: {examples:,} examples have {len(names):,} classes, such as {quoted(first[:_SHOWN])}; if "
+            "these are texts, exchange the columns, or give them a header and set labelled.label and labelled.text"
+        )
+    if may_lack_header and is_rare and not are_texts:
         warn(
             f"{source[0]}: the first example has the class {quoted(first[:_SHOWN])}, as only {count} of {names.total():,} have; "
             "if it is a header, set labelled.label and labelled.text to its names"
+        )
+    _warn_of_names(names, source[0])
+    if all(map(_NUMBER.fullmatch, names)):
+        return sorted(names, key=lambda name: (int(name), name))
+    return sorted(names)
+
+
+def _warn_of_names(names: Counter[str], file: Path) -> None:
+    """Warn of classes that look like one class in two spellings, or like several classes of one example."""
+    parts = {name: [part.strip() for part in _BETWEEN_CLASSES.split(name)] for name in names}
+    single = {name for name in names if len(parts[name]) == 1}
+    joined = [name for name in sorted(names) if len(parts[name]) > 1 and single.issuperset(parts[name])]
+    several = [name for name in names if len(parts[name]) > 1]
+    if len({part for name in several for part in parts[name]}) < len(several):  # few parts make many names
+        joined = joined or sorted(several)
+    if joined:
+        warn(
+            f"warning: {file}: {len(joined):,} classes, such as {quoted(joined[0][:_SHOWN])}, look like several classes of one "
+            "example, and each is a class of its own; an example has one class, so write one name"
         )
     alike: dict[str, str] = {}
     for name in sorted(names):
         folded = unicodedata.normalize("NFKC", name).casefold()
         visible = "".join(character for character in folded if character.isprintable() and character != " ")
-        if (other := alike.setdefault(visible, name)) != name:
+        key = str(float(visible)) if _DECIMAL.fullmatch(visible) else visible
+        if (other := alike.setdefault(key, name)) != name:
             warn(
-                f"warning: {source[0]}: the classes {quoted(other[:_SHOWN])} ({names[other]:,} examples) and "
-                f"{quoted(name[:_SHOWN])} ({names[name]:,}) differ only in case, blanks, invisible characters or Unicode form, "
-                "and are two classes; if they are one, write one name into the files"
+                f"warning: {file}: the classes {quoted(other[:_SHOWN])} ({names[other]:,} examples) and "
+                f"{quoted(name[:_SHOWN])} ({names[name]:,}) differ only in case, blanks, invisible characters, Unicode form or "
+                "zeros of a number, and are two classes; if they are one, write one name into the files"
             )
-    if all(map(_NUMBER.fullmatch, names)):
-        return sorted(names, key=lambda name: (int(name), name))
-    return sorted(names)
 
 
 def _suffix(name: str) -> str:
@@ -162,6 +193,7 @@ def _of_table(
         "commas" if needs_header else "tabs",
         ", tab, ".join(wanted),
     )
+    header: list[str] | None = None
     for row, (number, fields) in enumerate(rows):
         where = f"{name}, line {number}"
         if not any(fields):
@@ -181,8 +213,10 @@ def _of_table(
             if twice := [column for column in wanted if fields.count(column) > 1]:
                 raise UserError(f"{where}: the header names the column {quoted(twice[0])} twice; rename one")
             width, places = len(fields), [fields.index(column) for column in wanted]
-            expected = "as the header has"
+            expected, header = "as the header has", fields
             continue
+        if fields == header:
+            warn_once(f"{where}: the line repeats the header, and is read as an example; remove it")
         if len(fields) != width:
             pair = "; for pairs of texts, set labelled.second_text=NAME" if len(fields) == 3 and width == 2 else ""
             raise UserError(

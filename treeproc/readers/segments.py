@@ -8,7 +8,7 @@ from pathlib import Path
 from treeproc.common.settings import UserError
 from treeproc.readers.numbered_lines import join_names, pair_up, read_texts
 
-_TAG = re.compile(r"<(/?)(seg|doc)\b([^<>]*)>", re.IGNORECASE)
+_TAG = re.compile(r"<(/?)(seg|doc)\b([^<>]*)>|<!--|-->", re.IGNORECASE)
 _SEGMENT = re.compile(r"<seg\b[^<>]*\bid\s*=", re.IGNORECASE)
 _NO_TEXT = re.compile(r"\s*(?:<[^<>]*>)?\s*")
 _ID = re.compile(r"\b(?:doc)?id\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s>]+))", re.IGNORECASE)
@@ -66,15 +66,19 @@ def _text_lines(lines: Iterator[str], name: str) -> Iterator[str]:
 
 
 def segments(lines: Iterator[str], name: str) -> Iterator[Segment]:
-    """Return the `<seg id>` elements of one file.
+    """Return the `<seg id>` elements of one file, without those in comments.
 
-    Raises UserError for one without an id or an end, and for a file that has something else.
+    Raises UserError for one without an id or an end, for a comment without an end, and for a file that has something else.
     """
-    document, open_id, opened, parts = "", None, 0, []
+    document, open_id, opened, parts, comment = "", None, 0, [], 0
     found, other = False, ""
     for number, line in enumerate(lines, start=1):
         position, other = 0, other or line
         for tag in _TAG.finditer(line):
+            if tag[2] is None and open_id is None:
+                comment = 0 if tag[0] == "-->" else comment or number
+            if comment or tag[2] is None:
+                continue
             closes, kind = tag[1] == "/", tag[2].lower()
             if open_id is not None and not (closes and kind == "seg"):
                 raise UserError(f"{name}, line {opened}: segment {open_id} has no </seg> before line {number}")
@@ -95,6 +99,8 @@ def segments(lines: Iterator[str], name: str) -> Iterator[Segment]:
             parts.append(line[position:])
     if open_id is not None:
         raise UserError(f"{name}, line {opened}: segment {open_id} has no </seg>")
+    if comment:
+        raise UserError(f"{name}, line {comment}: expected --> at the end of a comment, but found none")
     if other and not found:
         raise UserError(f'{name} has no <seg id="...">, but {other[:40]!r}; choose the `format` of this file')
 

@@ -248,6 +248,15 @@ def describe_trees(index: dict) -> str:
     return f"{index['tree_source']} ({', '.join(form)})" if form else index["tree_source"]
 
 
+def describe_dropped(index: Mapping, split: str) -> str:
+    """Describe how many examples of a split the filters dropped, and why; empty if none."""
+    counts = index.get("dropped", {}).get(split, {})
+    if not (lines := sum(counts.values())):
+        return ""
+    why = ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items()))
+    return f"{lines:,} of {index['totals'][split]['rows'] + lines:,} lines of {split} were dropped: {why}"
+
+
 def describe_agreement(index: Mapping) -> str:
     """Describe how much the trees of a control have in common with the lines' own trees; empty if the index does not count it.
 

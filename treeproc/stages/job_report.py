@@ -175,6 +175,20 @@ def class_notes(text: AnyPath, split: str, index: Mapping) -> list[str]:
     return notes
 
 
+def say_unlearned_classes(records: Iterable[ShardRecord], names: Sequence[str]) -> None:
+    """Warn of classes that other splits than train have, such as those of which `hold_out` took the only example."""
+    splits: dict[str, set[str]] = {}
+    for record in records:
+        splits.setdefault(record.split, set()).update(name for name in record.counts if name.startswith("class."))
+    learned = splits.pop("train", None)
+    for split, found in splits.items() if learned is not None else ():
+        if missing := [name for number, name in enumerate(names) if f"class.{number}" in found - learned]:
+            logger.warning(
+                "text: train has no example of %s, but %s has; give train examples of all classes, or leave these out",
+                _first(missing), split,
+            )  # fmt: skip
+
+
 def summary(index: dict, out: AnyPath) -> str:
     """Return the summary at the end of the job."""
     lines = [f"data set in {out}: {index['num_pieces']:,} pieces, {index['num_labels']} labels, trees: {describe_trees(index)}"]

@@ -45,7 +45,7 @@ def windows(rows: int) -> list[int]:
 
 
 def _words(line: str) -> set[str]:
-    """Return the beginnings of the first words of a line, and of scripts without blanks all two characters that follow each other."""
+    """Return the beginnings of the first words of a line, and the pairs of characters of scripts without blanks."""
     out = set()
     for word in _WORD.findall(line[:_CHARACTERS].lower()):
         if word.isascii() or not _WITHOUT_BLANKS.search(word):

@@ -18,7 +18,7 @@ from treeproc.shards.store import Index, fingerprint_of, finished_shards, in_ind
 from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.cut_inputs import bytes_that_can_be_cut
 from treeproc.stages.inputs import InputCounts, changed_just_now, input_stamp, read_cached_counts, write_cached_counts
-from treeproc.stages.job_report import DROPPED, dropped, has_files, line_list, reasons, say_notices
+from treeproc.stages.job_report import DROPPED, dropped, has_files, line_list, reasons, say_notices, say_unlearned_classes
 from treeproc.stages.run_jobs import hasher, previous_index, ray_runner
 from treeproc.stages.text_work import TextWork, remove_work
 
@@ -113,6 +113,7 @@ class TextStage:
         write_index(folder, records, fingerprint=fingerprint, inputs=lines, columns=columns, dropped=dropped(records), **facts)
         self._end(InputCounts(counts, lines))
         self._say_notices(facts["notices"])
+        say_unlearned_classes(records, config.classes())
         return records
 
     def _made_work(self) -> TextWork:
