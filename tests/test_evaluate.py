@@ -292,6 +292,17 @@ def test_another_data_set_of_the_same_vocabulary_gets_a_name_of_its_own(run, tmp
     assert evaluate_run(run, EvaluateSettings(data=data))[0] == "test.data-control"
 
 
+def test_dropped_lines_of_the_split_are_told(run, tmp_path, caplog):
+    data = Path(shutil.copytree(data_of(run), tmp_path / "control"))
+    index = data / "encoded" / "index.json"
+    index.write_text(json.dumps({**json.loads(index.read_text()), "dropped": {"test": {"empty_target": 2}}}))
+    evaluate_run(run, EvaluateSettings())
+    assert "dropped" not in caplog.text
+    evaluate_run(run, EvaluateSettings(data=data))
+    message = "note: 2 of 11 lines of test were dropped: 2 empty_target; the scores are those of the other lines"
+    assert caplog.text.count(message) == 1
+
+
 def test_text_of_other_examples_is_refused(run, tmp_path):
     data = Path(shutil.copytree(data_of(run), tmp_path / "data"))
     for suffix in (".arrow", ".json"):

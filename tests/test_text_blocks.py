@@ -349,6 +349,18 @@ def test_damaged_packed_files_have_the_same_message(tmp_path):
         assert f"cannot read {packed}" in error or "not valid UTF-8" in error
 
 
+def test_shifted_pairs_are_told_either_way(tmp_path):
+    """More pairs than are looked at, over several shards."""
+    numbers = iter(random.Random(0).choices(range(60), k=9000))
+    triples = list(zip(numbers, numbers, numbers, strict=True))
+    content = ["".join(f"{side}{a} {side}{b} {side}{c}\n" for a, b, c in triples).encode() for side in "ax"]
+    shifted = [content[0].partition(b"\n")[2], content[1][: content[1].rindex(b"\n", 0, -1) + 1]]
+    for (source, target), told in ((content, None), (shifted, {"by": 1, "looked_at": 2048, "count": 2048})):
+        inputs = inputs_of(tmp_path / f"files{told is None}", {"train": ([source], [target])})
+        found = both(tmp_path / str(told is None), inputs, FilterConfig())["notices"]["train"]["target"].get("shifted")
+        assert (found and {name: found[name] for name in told}) == told
+
+
 @pytest.mark.parametrize(("suffix", "pack"), [("gz", gzip.compress), ("bz2", bz2.compress), ("xz", lzma.compress)])
 def test_compressed_files_give_the_bytes_of_plain_ones(suffix, pack, tmp_path):
     content = b"".join(b"line %d\n" % i for i in range(50))

@@ -150,7 +150,7 @@ def _warn_of_names(names: Counter[str], file: Path) -> None:
     if joined:
         warn(
             f"warning: {file}: {len(joined):,} classes, such as {quoted(joined[0][:_SHOWN])}, look like several classes of one "
-            "example, and each is a class of its own; an example has one class, so write one name"
+            "example, and the job takes each for one class; write one class for each example"
         )
     alike: dict[str, str] = {}
     for name in sorted(names):

@@ -176,7 +176,7 @@ def class_notes(text: AnyPath, split: str, index: Mapping) -> list[str]:
 
 
 def say_unlearned_classes(records: Iterable[ShardRecord], names: Sequence[str]) -> None:
-    """Warn of classes that other splits than train have, such as those of which `hold_out` took the only example."""
+    """Warn of classes that other splits have, but not train: `hold_out` may have taken the only example."""
     splits: dict[str, set[str]] = {}
     for record in records:
         splits.setdefault(record.split, set()).update(name for name in record.counts if name.startswith("class."))

@@ -13,8 +13,8 @@ from treeproc.stages.pair_notices import pair_problems
 # them and what was measured on either side.
 SHARES = {
     "escapes": 0.005, "tokens": 0.05, "attached": 0.25, "subwords": 0.05,
-    "miscoded": 0.005, "entities": 0.005, "markup": 0.01, "codes": 0.005, "percent": 0.01, "base64": 0.05, "columns": 0.05,
-    "lost": 0.01, "scripts": 0.01,
+    "miscoded": 0.005, "entities": 0.005, "markup": 0.07, "codes": 0.005, "percent": 0.01, "base64": 0.05, "columns": 0.05,
+    "lost": 0.03, "scripts": 0.01,
 }  # fmt: skip
 
 _SHOWN = 70
