@@ -15,6 +15,7 @@ import numpy as np
 # check says nothing about the order.
 MOST_PAIRS, WINDOW = 2048, 64
 LEAST_PAIRS = 400
+MOST_CHARACTERS = 120  # of a line
 # Mean differences of scores, in standard errors: of the own target to those around it, and of another offset to the own target.
 # 400 aligned pairs have at least 5.6 and at most 0.0, 400 pairs in another order at most 1.6 and 2.3.
 UNRELATED_BELOW, SHIFTED_ABOVE = 3.0, 3.5
@@ -27,7 +28,6 @@ _WORD = re.compile(r"\w+")
 _WITHOUT_BLANKS = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
 )
-_CHARACTERS = 120  # of a line
 _STEM = 5  # letters: inflected words count as one
 _WORDS = 1024  # known words of a side, the commonest; 0 stands for no word
 _OF_LINE = 8  # words of a line, the rarest
@@ -46,7 +46,7 @@ def windows(rows: int) -> list[int]:
 def _words(line: str) -> set[str]:
     """Return the beginnings of the first words of a line, and the pairs of characters of scripts without blanks."""
     out = set()
-    for word in _WORD.findall(line[:_CHARACTERS].lower()):
+    for word in _WORD.findall(line[:MOST_CHARACTERS].lower()):
         if word.isascii() or not _WITHOUT_BLANKS.search(word):
             out.add(word[:_STEM])
         else:
@@ -73,16 +73,17 @@ def _numbers(lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _scores(sources: np.ndarray, targets: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Return how well each source fits the target at each offset [N, offsets].
+    """Return how well each source fits the target at each offset, and a target far away [N, offsets + 1].
 
     A word counts with its best partner on the other side: the logarithm of how much more often both stand together in other
     windows than by chance. `expected` is what chance gives in all windows [_WORDS ** 2].
     """
-    pairs = [sources[:, :, None] * _WORDS + np.roll(targets, -offset, axis=0)[:, None, :] for offset in _OFFSETS]
+    offsets = (*_OFFSETS, len(sources) // 2)
+    pairs = [sources[:, :, None] * _WORDS + np.roll(targets, -offset, axis=0)[:, None, :] for offset in offsets]
     odd = np.arange(len(sources)) // WINDOW % 2 == 1
-    out = np.zeros((len(sources), len(_OFFSETS)), np.float32)
+    out = np.zeros((len(sources), len(offsets)), np.float32)
     for own in (odd, ~odd):
-        together = np.bincount(np.concatenate([some[~own].ravel() for some in pairs]), minlength=_WORDS**2)
+        together = np.bincount(np.concatenate([some[~own].ravel() for some in pairs[:-1]]), minlength=_WORDS**2)
         weights, seen = np.zeros(_WORDS**2, np.float32), np.flatnonzero(together)
         ratio = 1 + together[seen] / (expected[seen] * np.mean(~own))
         weights[seen] = np.where(ratio > 2, np.log(ratio), 0)
@@ -132,7 +133,9 @@ def _misaligned(sources: Sequence[str], targets: Sequence[str]) -> tuple[list[in
     (left, lines_left), (right, lines_right) = _numbers(sources), _numbers(targets)
     scores = _scores(left, right, np.outer(lines_left, lines_right).ravel() * (len(_OFFSETS) / len(sources)))
     advantage = scores - scores[:, _HERE, None]
-    neighbours = np.delete(advantage, _HERE, axis=1).mean(1)
+    advantage, far = advantage[:, :-1], advantage[:, -1]
+    # Far targets too: in lists that count up, such as all numbers, each line goes with its neighbours as with its own target.
+    others = np.stack([far, np.delete(advantage, _HERE, axis=1).mean(1)], axis=1)
     words = np.minimum(np.count_nonzero(left, axis=1), np.count_nonzero(right, axis=1))
     for parts in _parts(len(sources)):
         shifts = [_errors(advantage[part]) for part in parts]
@@ -140,7 +143,7 @@ def _misaligned(sources: Sequence[str], targets: Sequence[str]) -> tuple[list[in
             best = int(max(shifts, key=np.max).argmax())
             return sorted(_places(found), key=lambda place: -advantage[place, best]), _OFFSETS[best]
         if found := [
-            part for part in parts if words[part].mean() >= _LEAST_WORDS and _errors(-neighbours[part]) < UNRELATED_BELOW
+            part for part in parts if words[part].mean() >= _LEAST_WORDS and _errors(-others[part]).max() < UNRELATED_BELOW
         ]:
             return _places(found), 0
     return [], 0

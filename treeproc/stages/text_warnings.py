@@ -7,7 +7,7 @@ from typing import NamedTuple
 from treeproc.shards.schema import without_tag
 from treeproc.stages.filters import NOTICED_SHARE, foreign_lines, known
 from treeproc.stages.line_rules import DAMAGE, RULES, Chunk
-from treeproc.stages.pair_notices import pair_problems
+from treeproc.stages.pair_notices import MOST_CHARACTERS, pair_problems
 
 # Shares of lines from which on a user is warned; of other kinds, one line is enough. A factor of seven at least lies between
 # them and what was measured on either side.
@@ -179,7 +179,8 @@ class TextNotices:
     def add_pairs(self, split: str, pairs: Sequence[tuple[int, str, str]]) -> None:
         """Give the pairs of a split whose sides are compared: example_id, source, target."""
         tags = self.wanted["source"].tags
-        self.pairs[split] = [(self.line(split, i), *(without_tag(line, tags) for line in sides)) for i, *sides in pairs]
+        cut = slice(MOST_CHARACTERS)
+        self.pairs[split] = [(self.line(split, i), *(without_tag(line, tags)[cut] for line in sides)) for i, *sides in pairs]
 
     def add_classes(self, split: str, names: Sequence[str]) -> None:
         """Give the names of the classes, which are checked for damage as lines are."""
