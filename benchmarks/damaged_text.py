@@ -127,8 +127,8 @@ def copies(pair: Pair, seed: int) -> Iterator[tuple[str, str, Pair]]:
     yield "lower_case", "", ([line.lower() for line in source], [line.lower() for line in target])
     yield "tokens", "", tuple([" ".join(re.findall(r"\w+|[^\w\s]", line)) for line in side] for side in pair)
     for lines in (1, 2, 3):
-        yield f"shifted_{lines}", "shifted", (source[:-lines], target[lines:])
-    yield "shifted_from_middle", "shifted", (source[:-1], target[:middle] + target[middle + 1 :])
+        yield f"shifted_{lines}", "shifted", (source, target[lines:] + target[:lines])
+    yield "shifted_from_middle", "shifted", (source, target[:middle] + target[middle + 1 :] + target[middle : middle + 1])
     yield "shuffled", "unrelated", (source, [target[place] for place in order])
     yield "equal", "equal", (source, source)
     yield "constant", "constant", (source, target[:1] * len(source))

@@ -32,6 +32,7 @@ _STEM = 5  # letters: inflected words count as one
 _WORDS = 1024  # known words of a side, the commonest; 0 stands for no word
 _OF_LINE = 8  # words of a line, the rarest
 _LEAST_WORDS = 2  # known words of a line, in the mean
+_VARIES = 0.1  # mean difference of scores below which all targets are alike
 
 
 def windows(rows: int) -> list[int]:
@@ -143,7 +144,11 @@ def _misaligned(sources: Sequence[str], targets: Sequence[str]) -> tuple[list[in
             best = int(max(shifts, key=np.max).argmax())
             return sorted(_places(found), key=lambda place: -advantage[place, best]), _OFFSETS[best]
         if found := [
-            part for part in parts if words[part].mean() >= _LEAST_WORDS and _errors(-others[part]).max() < UNRELATED_BELOW
+            part
+            for part in parts
+            if words[part].mean() >= _LEAST_WORDS
+            and _errors(-others[part]).max() < UNRELATED_BELOW
+            and np.abs(others[part]).mean() > _VARIES
         ]:
             return _places(found), 0
     return [], 0
