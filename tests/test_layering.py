@@ -39,7 +39,7 @@ TREEPROC_ROOMS = (
 # The files of `treeproc` that run models; nothing loads them before a parser is built.
 RUN_MODELS = {
     f"treeproc/parsers/{name}.py"
-    for name in ("characters", "dependency", "shift_reduce", "stanza_parser", "tagger", "tokenizer", "weights")
+    for name in ("characters", "dependency", "parse_scores", "shift_reduce", "stanza_parser", "tagger", "tokenizer", "weights")
 }
 # The rooms of `treenet`, lowest first: a room imports from itself and from lower ones.
 TREENET_ROOMS = (

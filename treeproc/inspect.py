@@ -19,7 +19,7 @@ from treeproc.common.storage import AnyPath, as_path
 from treeproc.inspection.drawing import draw_row
 from treeproc.parsers import describe_in_words
 from treeproc.shards.lengths import open_lengths
-from treeproc.shards.schema import in_order
+from treeproc.shards.schema import UNSCORED, in_order
 from treeproc.shards.shard import Shard, SplitShards, check_vocabulary_files
 from treeproc.shards.store import describe_trees, read_index
 from treeproc.stages.job_report import class_notes, noticed, parse_statuses, tree_notes
@@ -29,6 +29,7 @@ from treeproc.verify import stage_folders
 
 _BAR = 40
 _BINS = 12
+_SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass
@@ -133,6 +134,7 @@ def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitS
             "33.6-40.8)",
             f"  pieces per word: {figures.leaves / max(1, figures.words):.3f}",
             f"  parse_status: {_counts(parse_statuses(folders['parsed'], split, side))}",
+            *(f"  {note}" for note in _score_notes(folders["parsed"], split, side)),
             f"  dropped: {_counts(index.get('dropped', {}).get(split, {}))}",
             f"  noticed in the text: {noticed(notices, split)}",
             *(f"  {note}" for note in class_notes(folders["text"], split, index)),
@@ -147,6 +149,24 @@ def describe(data: AnyPath, num_labels: int = 20) -> tuple[str, dict[str, SplitS
             if figures.labels[i]
         ]
     return "\n".join(lines), found
+
+
+def _score_column(parsed: AnyPath, side: str) -> str | None:
+    """Return the column of the scores of parses; None if the parsed stage has none or is not there."""
+    name = "parse_score" if side == "source" else "target_parse_score"
+    return name if (parsed / "index.json").exists() and name in read_index(parsed).get("columns", ()) else None
+
+
+def _score_notes(parsed: AnyPath, split: str, side: str) -> list[str]:
+    """Describe the scores of the parses of a split, dropped examples included."""
+    if (column := _score_column(parsed, side)) is None:
+        return []
+    values = np.concatenate([views[column] for shard in SplitShards(parsed, split) for views in shard.columns])
+    found = values[values > UNSCORED]
+    if not len(found):
+        return [f"{column}: none"]
+    lowest = ", ".join(f"{np.quantile(found, share):.3f} ({share:.0%})" for share in _SHARES)
+    return [f"{column}: mean {found.mean():.3f}, quantiles {lowest}, without a score {len(values) - len(found):,}"]
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -181,6 +201,11 @@ def draw_line(data: AnyPath, split: str, line: int) -> str:
         others = Subwords(own) if own.exists() else subwords
         lines.append(f"{other}: {' '.join(others.names(row['tgt_pieces']))}")
     lines += arcs
+    parsed = stage_folders(data)["parsed"]
+    if column := _score_column(parsed, side):
+        parse = SplitShards(parsed, split)
+        found = parse[parse.by_index()[shard]].find(line - 1, number)
+        lines.append(f"{column}: {'none' if found is None or found[column] == UNSCORED else found[column]}")
     known = {name: row[name] for name in ("label", "score", "node_labels", "leaf_labels") if name in row}
     lines += [f"{name}: {json.dumps(np.asarray(value).tolist())}" for name, value in known.items()]
     if "label" in known and (names := index.get("classes")):

@@ -1,6 +1,6 @@
 """The rows of a split of a data set, and its references, in the order of the lines that were read."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -12,18 +12,48 @@ from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index, stage_folder
 
 
-def split_order(data: AnyPath, split: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return (shard, row) of every example of a split, by example_id: the order of the lines that were read."""
-    lengths = read_lengths(data / "encoded", split)
-    order = np.argsort(lengths["example_id"], kind="stable")
-    return lengths["shard"][order], lengths["row"][order]
-
-
 def read_split(data: AnyPath, stage: str, split: str) -> Iterator[dict]:
-    """Read rows of a stage (`encoded` or `text`) in example order. Raises UserError if a shard is missing, when at its row."""
+    """Read the rows of a stage that the encoded stage has too, in the order of the lines that were read; see `read_rows`."""
+    lengths = read_lengths(data / "encoded", split)
+    return read_rows(data, stage, split, lengths, np.argsort(lengths["example_id"], kind="stable"))
+
+
+def read_rows(data: AnyPath, stage: str, split: str, lengths: Mapping[str, np.ndarray], rows: np.ndarray) -> Iterator[dict]:
+    """Read the rows of a stage that belong to `rows` [n] of the encoded stage, of these `lengths`.
+
+    Raises UserError if a shard is missing or has no such row, when at that row.
+    """
     shards = SplitShards(stage_folder(data, stage), split)
-    numbers, (shard, row) = shards.by_index(), (part.tolist() for part in split_order(data, split))
-    return (shards[numbers[index]].row(place) for index, place in zip(shard, row, strict=True))
+    return _rows(
+        data, stage, shards, zip(*(lengths[name][rows].tolist() for name in ("shard", "row", "example_id")), strict=True)
+    )
+
+
+def _rows(data: AnyPath, stage: str, shards: SplitShards, places: Iterator[tuple[int, int, int]]) -> Iterator[dict]:
+    numbers = shards.by_index()
+    for index, place, example_id in places:
+        row = shards[numbers[index]].find(example_id, place) if index in numbers else None
+        if row is None:
+            raise UserError(
+                f"{data}: its stages {stage} and encoded differ at line {example_id + 1}; run workflows/preprocess.py again"
+            )
+        yield row
+
+
+def read_parse_scores(data: AnyPath, split: str) -> np.ndarray | None:
+    """Return the `parse_score` of every example of a split, in example order; None if the parsed stage has none or is not there.
+
+    It is that of the leaves' side.
+    """
+    folder, column = stage_folder(data, "parsed"), f"{side_prefix(data)}parse_score"
+    if not (folder / "index.json").exists() or column not in read_index(folder).get("columns", ()):
+        return None
+    return np.array([row[column] for row in read_split(data, "parsed", split)])
+
+
+def side_prefix(data: AnyPath) -> str:
+    """Return the prefix of the columns of the leaves' side in a parsed shard."""
+    return "target_" if read_index(data / "encoded").get("tree_settings", {}).get("side") == "target" else ""
 
 
 def read_sources(data: AnyPath, split: str) -> list[str]:
@@ -40,12 +70,5 @@ def read_references(data: AnyPath, split: str) -> list[str]:
     index = read_index(data / "encoded")
     side = "source" if index.get("tree_settings", {}).get("side") == "target" else "target"
     lowercase = index.get("subword_settings", {}).get("lowercase", False)
-    lines = []
-    for text, encoded in zip(read_split(data, "text", split), read_split(data, "encoded", split), strict=True):
-        if text["example_id"] != encoded["example_id"]:
-            raise UserError(
-                f"{data}: text has line {text['example_id'] + 1}, but encoded has line {encoded['example_id'] + 1}; run "
-                "workflows/preprocess.py again"
-            )
-        lines.append(lower_case(text[side]) if lowercase else text[side])
-    return lines
+    lines = (row[side] for row in read_split(data, "text", split))
+    return [lower_case(line) for line in lines] if lowercase else list(lines)

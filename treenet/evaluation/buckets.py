@@ -14,6 +14,7 @@ import numpy as np
 from treenet.evaluation.settings import BucketConfig
 from treenet.tasks.translation_metrics import INTERNATIONAL, MAIN, MAIN_OF_TOKENS, METRICS, OF_NO_BLANKS, SECOND, build_tokenizer
 from treeproc.common.settings import UserError
+from treeproc.shards.schema import SCORE_PLACES
 from treeproc.trees.flat_trees import node_depths
 
 
@@ -50,7 +51,7 @@ def score_buckets(
     references: Sequence[str],
     tokenizer: str = INTERNATIONAL,
 ) -> dict[str, list[dict]]:
-    """Return the number of examples and corpus BLEU (13a) of every bucket with examples, for `words` and `depth`.
+    """Return the number of examples and corpus BLEU (13a) of every bucket with examples, for `words`, `depth`, `parse_score`.
 
     It is tokenised BLEU of text without blanks between words. BLEU of few sentences is noisy, and short sentences often have no
     matching 4-grams. So compare systems, not buckets.
@@ -61,14 +62,15 @@ def score_buckets(
     for name, values in sizes.items():
         if len(values) != len(references):
             raise UserError(f"the data set has {len(values)} examples, but there are {len(references)} references")
-        lasts: tuple[int, ...] = getattr(config, name)
+        lasts: tuple[float, ...] = getattr(config, name)
+        least, step = (None, 10**-SCORE_PLACES) if name == "parse_score" else (0, 1)
         places = np.searchsorted(lasts, values)  # values up to and including lasts[i] are in bucket i
         found[name] = []
         for place in np.unique(places).tolist():
             rows = np.flatnonzero(places == place).tolist()
             found[name].append(
                 {
-                    "from": lasts[place - 1] + 1 if place else 0,
+                    "from": round(lasts[place - 1] + step, SCORE_PLACES) if place else least,
                     "to": lasts[place] if place < len(lasts) else None,
                     "num_examples": len(rows),
                     bleu: metric.corpus_score([hypotheses[i] for i in rows], [[references[i] for i in rows]]).score,
@@ -77,7 +79,7 @@ def score_buckets(
     return found
 
 
-TITLES = {"words": "words of the source", "depth": "depth of its tree"}
+TITLES = {"words": "words of the source", "depth": "depth of its tree", "parse_score": "score of its parse"}
 
 
 def format_buckets(buckets: dict[str, list[dict]]) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from treenet.config import DecodingConfig, TrainConfig
-from treenet.data.splits import read_references, read_sources, read_split
+from treenet.data.splits import read_parse_scores, read_references, read_sources, read_split
 from treenet.evaluation.bootstrap import compare, compare_means
 from treenet.evaluation.buckets import measure_sources, score_buckets, score_tags
 from treenet.evaluation.learned_metrics import LearnedMetrics, entries_of
@@ -151,6 +151,8 @@ def score_lines(
         scores["more_references_fingerprint"] = more_fingerprint(more)
     if data is not None:
         sizes = measure_sources(read_split(data, "encoded", settings.split))
+        parse_scores = read_parse_scores(data, settings.split)
+        sizes |= {} if parse_scores is None else {"parse_score": parse_scores}
         scores["buckets"] = score_buckets(sizes, settings.buckets, lines, references, tokenizer)
         index = read_index(data / "encoded")
         scores["data"] = fingerprints(index)

@@ -9,7 +9,7 @@ from treenet.config import DecodingConfig
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.run_folder import Checkpoint, OtherData
 from treenet.translation.settings import LineSettings
-from treeproc.common.settings import Effect, Settings
+from treeproc.common.settings import Effect, Settings, later_field
 from treeproc.common.storage import DataPath
 
 PYTHON = "TREE_ATTENTION_COMET_PYTHON"
@@ -76,6 +76,17 @@ class BucketConfig(Settings):
         (10, 20, 30, 40, 50, 60), description="upper ends of the buckets by length of the source, in words"
     )
     depth: tuple[int, ...] = Field((4, 8, 12, 16, 20), description="upper ends of the buckets by depth of the source's tree")
+    parse_score: tuple[float, ...] = later_field(
+        (-0.06, -0.03, -0.02, -0.01, -0.005),
+        description="upper ends of the buckets by `parse_score` of the source, if the data set has it (parser.scores: true)",
+    )
+
+    @field_validator("parse_score")
+    @classmethod
+    def _check_rising(cls, values: tuple[float, ...]) -> tuple[float, ...]:
+        if not values or list(values) != sorted(set(values)) or values[-1] >= 0:
+            raise ValueError(f"must be ascending numbers below 0, for example [-0.06, -0.02], but is {list(values)}")
+        return values
 
     @field_validator("words", "depth")
     @classmethod

@@ -6,17 +6,16 @@ that the model reads. So a model on control trees has the same labels as one on 
 Shapes: n sentences, W words of all of them one after the other, N nodes of all of them.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from treenet.data.splits import read_rows, side_prefix
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.lengths import read_lengths
 from treeproc.shards.rows import hash_ids
-from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index, stage_folder
 from treeproc.trees.flat_trees import node_depths, normal_form, read_flat_trees
 
@@ -65,11 +64,11 @@ def choose_sentences(data: AnyPath, split: str, most: int, max_leaves: int, seed
     The choice depends only on their ids and `seed`. A smaller choice is a subset of a larger one. Raises UserError if there are
     none, or if parsed and encoded shards do not belong together.
     """
-    lengths, prefix = read_lengths(data / "encoded", split), _prefix(data)
+    lengths, prefix = read_lengths(data / "encoded", split), side_prefix(data)
     fits = np.flatnonzero((lengths["leaves"] >= 1) & (lengths["nodes"] >= 1) & (lengths["leaves"] <= max_leaves))
     order = fits[np.argsort(keys(lengths["example_id"][fits], seed), kind="stable")]
     found: dict[int, dict] = {}
-    for row, example in zip(order.tolist(), _parsed_rows(data, split, lengths, order), strict=False):
+    for row, example in zip(order.tolist(), read_rows(data, "parsed", split, lengths, order), strict=False):
         if example[f"{prefix}parse_status"] == _PARSED and len(example[f"{prefix}trees"]) == 1:
             found[row] = example
             if len(found) == most:
@@ -85,21 +84,6 @@ def choose_sentences(data: AnyPath, split: str, most: int, max_leaves: int, seed
     except ValueError as error:
         raise UserError(f"{stage_folder(data, 'parsed')}: {split}: {error}; run workflows/preprocess.py again") from None
     return ProbeSentences(np.array(rows), lengths["example_id"][rows], syntax)
-
-
-def _parsed_rows(data: AnyPath, split: str, lengths: dict[str, np.ndarray], rows: np.ndarray) -> Iterator[dict]:
-    """Return the rows of the parsed stage that belong to rows of the encoded stage."""
-    shards = SplitShards(stage_folder(data, "parsed"), split)
-    numbers = shards.by_index()
-    places = zip(*(lengths[name][rows].tolist() for name in ("shard", "row", "example_id")), strict=True)
-    for index, row, example_id in places:
-        shard = shards[numbers[index]] if index in numbers else None
-        example = shard.row(row) if shard is not None and row < len(shard) else {"example_id": None}
-        if example["example_id"] != example_id:
-            raise UserError(
-                f"{data}: its stages parsed and encoded differ at line {example_id + 1}; run workflows/preprocess.py again"
-            )
-        yield example
 
 
 def read_syntax(examples: list[dict], prefix: str = "") -> Syntax:
@@ -153,8 +137,3 @@ def _arc_depths(governor: np.ndarray, example_id: int) -> np.ndarray:
         depth += above >= 0
         above = np.where(above >= 0, governor[above], -1)
     raise ValueError(f"line {example_id + 1} has arcs that form a cycle")
-
-
-def _prefix(data: AnyPath) -> str:
-    """Return the prefix of the columns of the leaves' side in a parsed shard."""
-    return "target_" if read_index(data / "encoded").get("tree_settings", {}).get("side") == "target" else ""

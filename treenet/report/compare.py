@@ -1,5 +1,6 @@
 """Comparison of runs: their differences, whether they are comparable, and their scores."""
 
+import math
 import re
 import statistics
 from collections.abc import Iterable, Sequence
@@ -237,7 +238,7 @@ def _note_control_trees(table: ScoreTable, runs: Sequence[ReportRun]) -> None:
 
 
 # The fingerprint of a data set that decides which sentences are in a bucket.
-_BUCKETS_BY = {"words": "parsed_fingerprint", "depth": "fingerprint"}
+_BUCKETS_BY = {"words": "parsed_fingerprint", "depth": "fingerprint", "parse_score": "parsed_fingerprint"}
 
 
 def _in_other_buckets(table: ScoreTable, kind: str) -> list[int]:
@@ -279,20 +280,26 @@ def variant(run: ReportRun) -> str:
 
 @dataclass
 class Bucket:
-    """Examples `first` to `last` by some size, without end where `last` is None. `values` are metrics by row of the table."""
+    """Examples `first` to `last` by some size, without end where one is None. `values` are metrics by row of the table."""
 
-    first: int
-    last: int | None
+    first: float | None
+    last: float | None
     num_examples: int
     values: dict[int, dict[str, float]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        return f"{self.first} and more" if self.last is None else f"{self.first}–{self.last}"
+        if self.first is None or self.last is None:
+            return f"up to {self.last}" if self.first is None else f"{self.first} and more"
+        return f"{self.first} to {self.last}" if self.first < 0 else f"{self.first}–{self.last}"
+
+
+def _first_of(bucket: Bucket) -> float:
+    return -math.inf if bucket.first is None else bucket.first
 
 
 def bucket_tables(table: ScoreTable) -> dict[str, list[Bucket]]:
-    """Return the scores by kind of bucket, as `words` and `depth`, in ascending order, of rows with the same sentences in it."""
+    """Return the scores by kind of bucket, such as `words`, in ascending order, of rows with the same sentences in it."""
     kinds: dict[str, dict[tuple, Bucket]] = {}
     others = {kind: _in_other_buckets(table, kind) for kind in _BUCKETS_BY}
     for number, row in enumerate(table.rows):
@@ -303,4 +310,4 @@ def bucket_tables(table: ScoreTable) -> dict[str, list[Bucket]]:
                 bucket.values[number] = {
                     name: value for name, value in metric_values(entry).items() if name not in ("from", "to")
                 }
-    return {kind: sorted(found.values(), key=lambda bucket: bucket.first) for kind, found in kinds.items()}
+    return {kind: sorted(found.values(), key=_first_of) for kind, found in kinds.items()}

@@ -11,7 +11,7 @@ import numpy as np
 from treenet.data.splits import read_split
 from treenet.evaluation.buckets import FrequencyBucket, count_occurrences, measure_sources, score_by_frequency
 from treenet.report.compare import ScoreTable, has_text, reads_trees, references_of, table_of
-from treenet.report.report_inputs import ReportRun
+from treenet.report.report_inputs import ReportRun, own_index
 from treenet.tasks.translation_metrics import build_tokenizer, needed_tokenizer, sentence_chrf, tokenizer_of
 from treeproc.common.cache import CopiesAhead
 from treeproc.common.messages import tell
@@ -181,3 +181,5 @@ def _shares(table: ScoreTable, runs: dict[str, ReportRun]) -> Iterator[str]:
         share = (runs[name].config.get("batch") or {}).get("fraction", 1.0)
         if share < 1:
             yield f"{name} was trained on a share of {share:g} of these lines."
+        if low := (own_index(runs[name]) or {}).get("dropped", {}).get("train", {}).get("parse_score"):
+            yield f"{name} was trained without {low:,} of these lines, whose parse_score is low."

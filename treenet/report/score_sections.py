@@ -32,7 +32,7 @@ from treeproc.common.provenance import describe_software
 
 _MARKERS = "os^DvP"
 _LEAST_SPAN = 1.0  # of the axis of scores
-_AXES = {"words": "words of the source (sentences)", "depth": "depth of the source's tree (sentences)"}
+_WHAT = {"words": "words of the source", "depth": "depth of the source's tree", "parse_score": "score of the source's parse"}
 FREQUENCY = "frequency"
 
 
@@ -69,7 +69,7 @@ def draw_scores(
                 names = [f"{bucket.name} ({bucket.num_examples:,})" for bucket in buckets]
                 title = f"{metric_name(metric)} on {scores.split}"
                 figure = draw_buckets(
-                    names, _series(scores, places, values, colors), _AXES.get(kind, f"{kind} (sentences)"), title
+                    names, _series(scores, places, values, colors), f"{_WHAT.get(kind, kind)} (sentences)", title
                 )
                 yield chart_name(order, kind), figure
         if len(found.buckets) > 1:
@@ -185,7 +185,7 @@ def _buckets(page: Page, scores: ScoreTable, chart: str, kind: str, buckets: lis
     for bucket in buckets:
         values = (number(bucket.values.get(result, {}).get(metric), ".2f") for result, metric in columns)
         rows.append([text(bucket.name), number(bucket.num_examples), *values])
-    message = {"words": "by words of the source", "depth": "by depth of the source's tree"}.get(kind, f"by {kind}")
+    message = f"by {_WHAT.get(kind, kind)}"
     shown, what = metric_name(charted_metric(buckets)), metric_name(metrics[0]) if len(metrics) == 1 else "Scores"
     caption = f"{what} on {scores.split} {message}."
     return _chart(

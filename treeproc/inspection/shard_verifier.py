@@ -12,8 +12,9 @@ from treeproc.common.files import file_sha256, file_size
 from treeproc.common.processes import map_in_processes
 from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.inspection.checks import arc_problems, encoded_problems, id_problems, parsed_problems
+from treeproc.parsers.config import is_fallback
 from treeproc.shards.lengths import Column, SizeCounts, StoredCounts, open_lengths
-from treeproc.shards.schema import ROWS_PER_RECORD_BATCH
+from treeproc.shards.schema import ROWS_PER_RECORD_BATCH, UNSCORED
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, read_sidecar, sidecar_path
 from treeproc.stages.lengths import example_ids, row_sizes
@@ -117,7 +118,7 @@ class ShardVerifier:
         self, stage: str, shard: Shard, ids: np.ndarray, before: str, earlier: Shard | None
     ) -> Iterator[RowProblem]:
         """Check the rules of a stage, and that its examples are those of the stage before."""
-        if earlier is not None and not np.array_equal(ids, example_ids(earlier)):
+        if earlier is not None and not _are_examples_of(shard, ids, example_ids(earlier)):
             yield None, None, f"its examples differ from those of {before}"
             earlier = None
         if stage == "encoded":
@@ -159,6 +160,12 @@ class ShardVerifier:
                 self._counts = StoredCounts(folder, split, np.array(self._shard_rows[split], np.int64))
 
 
+def _are_examples_of(shard: Shard, ids: np.ndarray, before: np.ndarray) -> bool:
+    """Return whether a shard has the examples of the stage before, but for as many as it says that were dropped."""
+    left = len(before) - shard.record.counts.get("dropped.parse_score", 0)
+    return len(ids) == left and bool(np.isin(ids, before).all())
+
+
 def _first_of(problems: Iterable[RowProblem]) -> list[RowProblem]:
     """Return the problems that are listed, and how many others there are."""
     left = iter(problems)
@@ -186,6 +193,10 @@ def _parsed(shard: Shard, text: Shard | None) -> Iterator[tuple[int, str]]:
 def _side_problems(row: dict, line: str | None) -> Iterator[str]:
     words = {name: np.asarray(v) if name.endswith("_char") else v for name, v in row["words"].items()}
     yield from parsed_problems(row | {"words": words}, line)
+    if "parse_score" in row and (row["parse_score"] == UNSCORED) != is_fallback(row["parse_status"]):
+        yield "parse_score and parse_status differ on whether the line has a parse"
+    if row.get("parse_score", 0.0) > 0:
+        yield "parse_score is above 0"
     if "arcs" in row:
         governors = np.asarray(row["arcs"]["governor"])
         problems = arc_problems(np.array([0, len(governors)]), governors, np.array([len(words["text"])]))

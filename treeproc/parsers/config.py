@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PlainSerializer, PositiveInt, model_validator
 
-from treeproc.common.settings import Effect, Settings, UserError
-from treeproc.shards.schema import UNANALYSED
+from treeproc.common.settings import Effect, Settings, UserError, later_field
+from treeproc.shards.schema import UNANALYSED, UNSCORED
 from treeproc.trees.spans import SpanTree, flat_tree, read_brackets, write_brackets
 
 if TYPE_CHECKING:
@@ -121,6 +121,11 @@ class ParserConfig(Settings):
         description="false: the job loads only a dependency parser. It makes trees of the arcs (tree.tree_source: dependencies), "
         "and the tags are universal ones",
     )
+    scores: bool = later_field(
+        False,
+        description="write how sure the parser is of each line, in the column `parse_score`. For the shipped models and "
+        "those of workflows/train_parser.py",
+    )
     batch_words: PositiveInt = Field(4096, description="number of words that the models read at once; halved if memory runs out")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device of the models; auto: a GPU if there is one")
     given_labels: Literal["keep", "none", "phrase", "parsed"] = Field(
@@ -157,6 +162,9 @@ class ParserConfig(Settings):
             raise ValueError(f"models: needs name: stanza, shipped, benepar or supar, but name is {self.name}")
         if self.tags and self.name == "given":
             raise ValueError("tags: needs a parser that finds the words of a line, but name is given")
+        if self.scores and not (self.name in ("stanza", "shipped") and self.constituency):
+            kind = f"name is {self.name}" if self.constituency else "constituency is false"
+            raise ValueError(f"scores: needs name: shipped or stanza, and constituency: true, but {kind}; leave scores out")
         if self.dependencies and self.name == "words":
             raise ValueError("dependencies: name: words parses nothing; choose stanza, corenlp or given")
         self._settings_of_packages()
@@ -194,9 +202,10 @@ class ParserConfig(Settings):
     def facts(self) -> dict:
         """Return the settings for descriptions and the index.
 
-        Newer settings are left out if they have the value of older data sets.
+        Newer settings are left out if they have the value of older data sets, and `scores`, which changes no tree.
         """
         as_then = {
+            "scores": True,
             "constituency": self.constituency,
             "treebank_words": not self.treebank_words,
             "package": self.package is None,
@@ -242,6 +251,7 @@ class ParsedLine:
     trees: list[str]  # Penn Treebank brackets, one per sentence of the line
     parse_status: str  # PARSED, or the name of the fallback
     arcs: dict[str, list] | None = None  # parallel lists: governor (0-based, -1 a root), deprel; None if not requested
+    parse_score: float = UNSCORED  # mean over the sentences, weighted by their words; UNSCORED also if it is not requested
 
 
 @dataclass(frozen=True)

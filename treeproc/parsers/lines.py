@@ -18,7 +18,7 @@ import numpy as np
 from treeproc.common.errors import UserError, one_line
 from treeproc.parsers.config import ARCS_FAILED, PARSED, PARTLY, Given, ParsedLine, ParserConfig, fallback, flat_arcs
 from treeproc.shards.rows import edges_of
-from treeproc.shards.schema import UNANALYSED
+from treeproc.shards.schema import SCORE_PLACES, UNANALYSED, UNSCORED
 from treeproc.trees.arcs import check_arcs, contract
 from treeproc.trees.spans import EMPTY_TAG, SpanTree, flat_tree, keep_leaves, write_brackets
 
@@ -130,6 +130,7 @@ class Sentence:
     arcs: list[tuple[int, str]] | None = None  # (0-based governor or -1, relation) of every word
     tree: SpanTree | None = None
     status: str = PARSED
+    score: float = UNSCORED
 
     @property
     def words(self) -> list[str]:
@@ -260,7 +261,14 @@ class LineParser(ABC):
         status = PARSED
         if failed := [s.status for s in sentences if s.status != PARSED]:
             status = failed[0] if len(failed) == len(sentences) else f"{PARTLY}{failed[0]}"
-        return ParsedLine(words, trees, status, arcs if self._config.dependencies else None)
+        return ParsedLine(words, trees, status, arcs if self._config.dependencies else None, _mean_score(sentences))
+
+
+def _mean_score(sentences: Sequence[Sentence]) -> float:
+    """Return the mean of the scores, weighted by words."""
+    sizes = [len(sentence.words) for sentence in sentences]
+    total = sum(size * sentence.score for size, sentence in zip(sizes, sentences, strict=True))
+    return round(total / sum(sizes), SCORE_PLACES)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ _FILES = {"tokenize": "tokenizer.pt", "pos": "pos.pt", "constituency": "constitu
 # Word vectors of the constituency parser, beside models that are not from Stanza.
 VECTORS = "vectors.pt"
 SCORES = "scores.json"  # scores and hashes of trained models
+NO_SCORES = "parser.scores: the models in {} give no scores of parses; set parser.name=shipped, or leave parser.scores out"
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,10 @@ def describe_parser(config: ParserConfig) -> dict:
     if config.runs_stanza:
         require("stanza", f"parser.name={config.name}", "set name: given, with trees in the input")
         config.torch_device()
-        out |= {"library": f"stanza {version('stanza')}", "models": find_models(config).describe()}
+        models = find_models(config)
+        if config.scores and models.origin == "installed":
+            raise UserError(NO_SCORES.format(models.folder))
+        out |= {"library": f"stanza {version('stanza')}", "models": models.describe()}
     elif config.reads_language:
         if config.runs_torch:
             config.torch_device()

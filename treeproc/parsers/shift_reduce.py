@@ -17,10 +17,12 @@ from torch.nn.functional import linear
 
 from treeproc.parsers.lines import batches
 from treeproc.parsers.weights import ACTIVATIONS, CLOSE, OPEN, SHIFT, UNKNOWN, ConstituencyModel, Direction, Layer, Packing, step
+from treeproc.shards.rows import edges_of
 from treeproc.trees.spans import SpanTree
 
 _EXTRA_OPENS = 10  # as in Stanza: at most this many more open nodes than words
 _WORDS_PER_SLOT = 32  # of a batch; a slot holds a running sentence
+Tagged = Sequence[tuple[str, str]]  # words and tags of a sentence
 _STEPS_PER_WORD = 20  # as in Stanza: a sentence with more transitions "went infinite"
 
 
@@ -62,11 +64,20 @@ class _WordVectors:
     lengths: np.ndarray
 
 
+@dataclass(frozen=True)
+class Derivation:
+    """The transitions of a sentence, and what they make."""
+
+    tree: SpanTree | None  # None if they do not end in a root over all words
+    actions: np.ndarray
+    score: float  # mean log-probability of a transition among the legal ones
+
+
 class ShiftReduceParser:
     """Trees of tagged sentences."""
 
     def __init__(self, model: ConstituencyModel):
-        self._model = model
+        self.model = model
         self._kind = np.array([kind for kind, _ in model.transitions])
         self._labels = [labels for _, labels in model.transitions]
         places = {names: place for place, names in enumerate(model.opens)}
@@ -100,28 +111,42 @@ class ShiftReduceParser:
         layers = sum(name.startswith("output_layers.") and name.endswith(".weight") for name in tensors)
         self._out_rest = [[tensors[f"output_layers.{i}.{part}"] for part in ("weight", "bias")] for i in range(1, layers)]
 
-    @torch.inference_mode()
-    def parse(self, sentences: Sequence[Sequence[tuple[str, str]]], batch_words: int) -> list[SpanTree | None]:
+    def parse(self, sentences: Sequence[Tagged], batch_words: int) -> list[SpanTree | None]:
         """Return one tree per sentence of (word, tag); None if the parser finds no end.
 
         It reads at most `batch_words` words at once. The number of running sentences is at most a 32nd of that.
         """
+        return [found.tree for found in self.derive(sentences, batch_words)]
+
+    @torch.inference_mode()
+    def derive(
+        self,
+        sentences: Sequence[Tagged],
+        batch_words: int,
+        *,
+        scored: bool = False,
+        given: Sequence[np.ndarray] | None = None,
+    ) -> list[Derivation]:
+        """Return the derivation of every sentence; if `scored`, with its score. `given` are transitions to take instead."""
         order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i]))
-        out: list[SpanTree | None] = [None] * len(sentences)
+        out: dict[int, Derivation] = {}
         for batch in batches([len(sentences[i]) for i in order], batch_words):
             chunk = [order[k] for k in batch]
-            trees = self._parse_chunk([sentences[i] for i in chunk], max(1, batch_words // _WORDS_PER_SLOT))
-            for i, tree in zip(chunk, trees, strict=True):
-                out[i] = tree
-        return out
+            own = None if given is None else _Given([given[i] for i in chunk])
+            found = self._derive_chunk([sentences[i] for i in chunk], max(1, batch_words // _WORDS_PER_SLOT), scored, own)
+            out.update(zip(chunk, found, strict=True))
+        return [out[i] for i in range(len(sentences))]
 
-    def _parse_chunk(self, sentences: list, slots: int) -> list[SpanTree | None]:
+    def _derive_chunk(self, sentences: list, slots: int, scored: bool, given: "_Given | None") -> list[Derivation]:
         lengths = np.array([len(s) for s in sentences])
         states = self._word_states(sentences)
-        rows, actions = self._run(self._tables(states, lengths), slots)
+        rows, actions, log_probs = self._run(self._tables(states, lengths), slots, scored, given)
         order = np.argsort(rows, kind="stable")
-        parts = np.split(actions[order], np.cumsum(np.bincount(rows, minlength=len(sentences)))[:-1])
-        return [self._tree(part.tolist(), n) for part, n in zip(parts, lengths.tolist(), strict=True)]
+        counts = np.bincount(rows, minlength=len(sentences))
+        parts = np.split(actions[order], np.cumsum(counts)[:-1])
+        scores = np.bincount(rows, log_probs, len(sentences)) / counts if scored else np.zeros(len(sentences))
+        trees = [self._tree(part.tolist(), n) for part, n in zip(parts, lengths.tolist(), strict=True)]
+        return [Derivation(*found) for found in zip(trees, parts, scores.tolist(), strict=True)]
 
     def _tree(self, actions: list[int], length: int) -> SpanTree | None:
         """Return the nodes that the transitions close, in pre-order; None unless they end in one root over all words."""
@@ -139,22 +164,22 @@ class ShiftReduceParser:
                 del begins[height:]
                 start = begins[-1]
                 closed += [(start, -position, -len(closed) - k, label) for k, label in enumerate(reversed(labels[opening]))]
-        if not closed or closed[-1][:2] != (0, -length) or closed[-1][3] not in self._model.root_labels or opened:
+        if not closed or closed[-1][:2] != (0, -length) or closed[-1][3] not in self.model.root_labels or opened:
             return None
         closed.sort()
         return SpanTree([node[3] for node in closed], [node[0] for node in closed], [-node[1] for node in closed])
 
     def _word_states(self, sentences: list) -> Tensor:
         """Return states of words with a bookend before and after: [W + 2 sentences, H], sentence after sentence."""
-        if self._model.is_plain:
+        if self.model.is_plain:
             return self._plain_word_states(sentences)
         from stanza.models.constituency.parse_tree import Tree
 
         trees = [[Tree(tag, Tree(word)) for word, tag in sentence] for sentence in sentences]
-        return torch.stack([node.hx for queue in self._model.stanza.initial_word_queues(trees) for node in queue])
+        return torch.stack([node.hx for queue in self.model.stanza.initial_word_queues(trees) for node in queue])
 
     def _plain_word_states(self, sentences: list) -> Tensor:
-        model, tensors = self._model, self._model.tensors
+        model, tensors = self.model, self.model.tensors
         pairs: dict[tuple[str, str], int] = {}
         rows = np.concatenate([[0, *(pairs.setdefault(pair, len(pairs) + 2) for pair in sentence), 1] for sentence in sentences])
         ids = []
@@ -181,21 +206,38 @@ class ShiftReduceParser:
         share = torch.addmm(self._out_bias, self._activate(states), self._out_word)
         return _WordVectors(hidden, self._constituents.project(hidden), share, begins + 1, lengths)
 
-    def _run(self, words: _WordVectors, slots: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return sentence and transition of every step, in order of time."""
+    def _run(
+        self, words: _WordVectors, slots: int, scored: bool, given: "_Given | None"
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return sentence, transition and, if `scored`, its log-probability, of every step in order of time."""
         work = _Work(self, words, min(slots, len(words.lengths)))
         steps = []
         while len(work.sentence):
             legal = work.legal(self._chain_limit)
             logits = work.logits().masked_fill_(~legal[:, self._column_index], -torch.inf)
-            actions = logits.argmax(1).cpu().numpy()
+            chosen = logits.argmax(1) if given is None else given.at(work).to(logits.device)
+            actions = chosen.cpu().numpy()
             # Without a legal transition Stanza stops too. `_tree` notices that the root is missing.
             stuck = ~legal.any(1).cpu().numpy()
-            steps.append((work.sentence[~stuck], actions[~stuck]))
+            # 1 / p of the transition, which is precise also for p close to 1.
+            inverse = logits.sub_(logits.gather(1, chosen[:, None])).exp_().sum(1).cpu().numpy() if scored else actions
+            steps.append((work.sentence[~stuck], actions[~stuck], inverse[~stuck]))
             roots = work.apply(actions)
             work.replace(roots | stuck | work.too_long())
-        rows, actions = zip(*steps, strict=True)
-        return np.concatenate(rows), np.concatenate(actions)
+        rows, actions, inverse = map(np.concatenate, zip(*steps, strict=True))
+        return rows, actions, -np.log(inverse.astype(np.float64)) if scored else inverse
+
+
+class _Given:
+    """Transitions to take, one array for each sentence."""
+
+    def __init__(self, actions: Sequence[np.ndarray]):
+        self._flat = np.concatenate(actions)
+        self._first = edges_of([len(one) for one in actions])[:-1]
+
+    def at(self, work: "_Work") -> Tensor:
+        """Return the next transition of the running sentences [R]."""
+        return torch.from_numpy(self._flat[self._first[work.sentence] + work.steps])
 
 
 class _Work:
@@ -218,7 +260,7 @@ class _Work:
         self._history = [first.repeat(slots, 1) for first in parser._first_history]
         self.sentence = np.arange(slots)
         self._slot = np.arange(slots)
-        self._position, self._depth, self._open_count, self._steps = (np.zeros(slots, np.int64) for _ in range(4))
+        self._position, self._depth, self._open_count, self.steps = (np.zeros(slots, np.int64) for _ in range(4))
         self._after_open = np.zeros(slots, bool)
 
     def _rows(self, depth: np.ndarray) -> np.ndarray:
@@ -303,12 +345,12 @@ class _Work:
         self._position += shift
         self._open_count += opens.astype(np.int64) - close
         self._depth, self._after_open = new_depth, opens
-        self._steps += 1
+        self.steps += 1
         return finished
 
     def too_long(self) -> np.ndarray:
         """Return the sentences with so many transitions that Stanza calls them infinite."""
-        return self._steps >= (self._words.lengths[self.sentence] + 2) * _STEPS_PER_WORD
+        return self.steps >= (self._words.lengths[self.sentence] + 2) * _STEPS_PER_WORD
 
     def replace(self, done: np.ndarray) -> None:
         """Give the slots of finished sentences to the next ones. If there are none, continue with the rest."""
@@ -319,7 +361,7 @@ class _Work:
         if len(refilled):
             self.sentence[refilled] = np.arange(self._next, self._next + len(refilled))
             self._next += len(refilled)
-            for counter in (self._position, self._depth, self._open_count, self._steps, self._after_open):
+            for counter in (self._position, self._depth, self._open_count, self.steps, self._after_open):
                 counter[refilled] = 0
             at = self._index(refilled)
             self._top_h[at] = self._parser._first_constituent[0]
@@ -328,7 +370,7 @@ class _Work:
         if len(refilled) < len(ended):
             kept = np.setdiff1d(np.arange(len(done)), ended[len(refilled) :])
             self.sentence, self._slot, self._position = self.sentence[kept], self._slot[kept], self._position[kept]
-            self._depth, self._open_count, self._steps = self._depth[kept], self._open_count[kept], self._steps[kept]
+            self._depth, self._open_count, self.steps = self._depth[kept], self._open_count[kept], self.steps[kept]
             self._after_open = self._after_open[kept]
             at = self._index(kept)
             self._top_h, self._history = self._top_h[at], [state[at] for state in self._history]

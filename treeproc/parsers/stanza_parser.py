@@ -17,8 +17,10 @@ from treeproc.parsers import dependency, shift_reduce, tagger, tokenizer
 from treeproc.parsers.characters import CharacterReader, share_readers
 from treeproc.parsers.config import PARSED, ParserConfig
 from treeproc.parsers.lines import Arcs, Line, LineParser, Sentence, Tags, Token, batches, cut_at, is_out_of_memory
-from treeproc.parsers.model_files import VECTORS, ModelFiles, find_models
+from treeproc.parsers.model_files import NO_SCORES, VECTORS, ModelFiles, find_models
+from treeproc.parsers.parse_scores import ScoredParser
 from treeproc.parsers.weights import ConstituencyModel, Vocabulary, Weights, can_read, tensors_of
+from treeproc.shards.schema import UNSCORED
 from treeproc.trees.spans import SpanTree, flat_tree
 
 _PROBE = "A dog barks ."
@@ -250,6 +252,11 @@ class StanzaParser(LineParser):
         models = find_models(config)
         loaded = load_processors(config, models)
         self._tokenizer, self._tagger, self._arcs, self._parser, self._uses_xpos, self._readers = loaded
+        self._scored = None
+        if config.scores:
+            if not (isinstance(self._parser, shift_reduce.ShiftReduceParser) and self._parser.model.is_plain):
+                raise UserError(NO_SCORES.format(models.folder))
+            self._scored = ScoredParser(self._parser)
         with blamed_on(models):  # models of wrong sizes fail at their first use, and every line would get a flat tree
             self._analyse([Line(_PROBE, None)])
 
@@ -299,8 +306,12 @@ class StanzaParser(LineParser):
             return
         column = 1 if self._uses_xpos else 0
         tagged = [[(word, tag[column]) for word, tag in zip(s.words, s.tags, strict=True)] for s in sentences]
-        for sentence, tree in zip(sentences, self._parser.parse(tagged, self._batch_words), strict=True):
-            sentence.tree = tree
+        if self._scored is not None:
+            found = self._scored.parse(tagged, self._batch_words)
+        else:
+            found = [(tree, UNSCORED) for tree in self._parser.parse(tagged, self._batch_words)]
+        for sentence, (tree, score) in zip(sentences, found, strict=True):
+            sentence.tree, sentence.score = tree, score
             sentence.status = PARSED if tree else "flat_parser_failed"
 
 

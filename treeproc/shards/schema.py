@@ -42,6 +42,10 @@ SPLIT_WORD_PREFIX = "POS="
 # Label and tag of whatever no parser has analysed; X is the Penn Treebank's "unknown, uncertain".
 UNANALYSED = "X"
 
+# The score of a parse, a mean log-probability, has so many decimal places. A line without a complete parse is below every score.
+SCORE_PLACES = 3
+UNSCORED = float("-inf")
+
 # Rows of one record batch. Fixed, so that the bytes of a shard depend on its rows alone.
 ROWS_PER_RECORD_BATCH = 1024
 
@@ -84,8 +88,8 @@ TEXT_SCHEMA = select(FULL_TEXT_SCHEMA, ("source", "target"))
 
 # `words` hold character offsets into the source line; `trees` are PTB brackets, one per tree of
 # the example; `parse_status` is "parsed" or the name of the fallback that was used instead.
-# `arcs` (one per word, governor 0-based, -1 a root) are there where the parser gives dependencies, the
-# target columns where the target side has a parser too.
+# `arcs` (one per word, governor 0-based, -1 a root) are there where the parser gives dependencies, `parse_score` where its
+# scores are asked for, the target columns where the target side has a parser too.
 _PARSED_WORDS = _list_of(text=pa.string(), start_char=pa.int32(), end_char=pa.int32(), pos_tag=pa.string())
 _TREES = pa.list_(pa.field("item", pa.string(), nullable=False))
 FULL_PARSED_SCHEMA = _schema(
@@ -93,10 +97,12 @@ FULL_PARSED_SCHEMA = _schema(
     words=_PARSED_WORDS,
     trees=_TREES,
     parse_status=pa.string(),
+    parse_score=pa.float64(),
     arcs=_list_of(governor=pa.int32(), deprel=pa.string()),
     target_words=_PARSED_WORDS,
     target_trees=_TREES,
     target_parse_status=pa.string(),
+    target_parse_score=pa.float64(),
     target_arcs=_list_of(governor=pa.int32(), deprel=pa.string()),
 )
 PARSED_SCHEMA = select(FULL_PARSED_SCHEMA, ("words", "trees", "parse_status"))

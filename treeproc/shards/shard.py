@@ -2,6 +2,7 @@
 
 import errno
 from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import overload
 
@@ -12,7 +13,7 @@ from treeproc.common.cache import drop_damaged, find_changed, local_copy
 from treeproc.common.errors import UserError
 from treeproc.common.storage import AnyPath, RemotePath, inside
 from treeproc.shards.arrow_file import BadArrowFile, read_arrow
-from treeproc.shards.rows import column_views, pick
+from treeproc.shards.rows import batch_views, pick
 from treeproc.shards.schema import NEEDED_COLUMNS, ROWS_PER_RECORD_BATCH, STAGE_SCHEMAS, line_end_in
 from treeproc.shards.store import Index, ShardRecord, read_index, vocabulary_files
 
@@ -43,7 +44,7 @@ class Shard:
             raise UserError(f"{path} has another number of rows than index.json names; run workflows/preprocess.py again")
         self.record = record
         self._batches = batches
-        self.columns = [{name: column_views(batch.column(name)) for name in batch.schema.names} for batch in batches]
+        self.columns = [batch_views(batch) for batch in batches]
 
     def __len__(self) -> int:
         return self.record.rows
@@ -55,6 +56,26 @@ class Shard:
 
     def rows(self) -> Iterator[dict]:
         return (self.row(i) for i in range(len(self)))
+
+    def find(self, example_id: int, place: int) -> dict | None:
+        """Return the row of an example; None if it is not here. `place` is its row in the encoded stage, which may lack some."""
+        if place < len(self) and (row := self.row(place))["example_id"] == example_id:
+            return row
+        place = int(np.searchsorted(self.ids, example_id))
+        return self.row(place) if place < len(self) and self.ids[place] == example_id else None
+
+    @cached_property
+    def ids(self) -> np.ndarray:
+        """Return the `example_id` of every row."""
+        return np.concatenate([np.zeros(0, np.int64), *(views["example_id"] for views in self.columns)])
+
+    def some_columns(self, rows: np.ndarray) -> Iterator[dict]:
+        """Yield what `columns` would be of a shard with only these rows."""
+        table = self.table()
+        for start in range(0, len(rows), ROWS_PER_RECORD_BATCH):
+            part = table.take(pa.array(rows[start : start + ROWS_PER_RECORD_BATCH])).combine_chunks()
+            (batch,) = part.to_batches()
+            yield batch_views(batch)
 
     def table(self) -> pa.Table:
         """Return all rows, with nested columns; memory-mapped."""

@@ -18,7 +18,7 @@ from treeproc.shards.store import ShardRecord, write_shard
 from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.lengths import TASK_ROWS
 from treeproc.stages.run_jobs import Jobs, Run, grouped, run_here
-from treeproc.stages.shuffle import Donated, DonorTrees, ShapeDonors, cut
+from treeproc.stages.shuffle import Donated, DonorTrees, ShapeDonors, cut, keep
 from treeproc.subwords import LabelVocab, Subwords, load_pieces
 from treeproc.trees.arcs import check_arcs
 from treeproc.trees.controls import control_spans, hash_parts, hide_labels, permute_labels, put_labels
@@ -286,11 +286,11 @@ _CLASSES = ("node_labels", "leaf_labels")
 class EncodeShard:
     """Text and parsed shard to encoded shard. `base` holds text and parsed stage, if not `data` itself.
 
-    `other_shapes` is that of `DonorTrees`.
+    `other_shapes` is that of `DonorTrees`. With `pairs`, examples 2k and 2k + 1 are dropped together.
     """
 
-    def __init__(self, data: Path, tree: TreeConfig, base: Path | None = None, other_shapes: bool = True):
-        self._data, self._base, self._tree = data, base or data, tree
+    def __init__(self, data: Path, tree: TreeConfig, base: Path | None = None, other_shapes: bool = True, pairs: bool = False):
+        self._data, self._base, self._tree, self._pairs = data, base or data, tree, pairs
         self._encoder = RowEncoder(data / "encoded" / "vocab", tree)
         self._donors: DonorTrees | ShapeDonors | None = None
         place = self._base / "parsed", *tree.parsed_columns, tree.seed
@@ -310,9 +310,15 @@ class EncodeShard:
         if self._donors is not None:
             name = "lines_without_partner" if isinstance(self._donors, DonorTrees) else "lines_with_surplus"
             donated, counts[name] = self._donors.of_shard(place, window)
+        stages = lines.columns, trees.columns
+        if (least := self._tree.least_score(text.split)) is not None:
+            kept = self._at_least(least, trees)
+            counts["dropped.parse_score"] = len(lines) - len(kept)
+            stages = lines.some_columns(kept), trees.some_columns(kept)
+            donated = None if donated is None else keep(donated, kept)
         first, batches = 0, []
         try:
-            for views in zip(lines.columns, trees.columns, strict=True):
+            for views in zip(*stages, strict=True):
                 rows = len(views[0]["example_id"])
                 part = None if donated is None else cut(donated, first, rows)
                 batches.append(self._encoder.encode(*views, counts, part))
@@ -322,6 +328,8 @@ class EncodeShard:
                 f"{self._base / 'parsed' / parsed.name}: {error}; correct that line of the input or parse it again, if need be "
                 "with another parser, into another --out"
             ) from None
+        if least is not None and "label" in schema.names:  # those of the text stage count dropped examples too
+            counts.update(f"class.{label}" for batch in batches for label in numbers_of(batch.column("label")).tolist())
         for name in ("leaves", "nodes", "tgt_pieces"):
             sizes = np.concatenate([[0], *(_lengths(batch, name) for batch in batches)])
             counts[name], longest[name] = int(sizes.sum()), int(sizes.max())
@@ -329,6 +337,13 @@ class EncodeShard:
             self._data / "encoded", text.name, Batches(batches), schema,
             split=text.split, index=text.index, fingerprint=fingerprint, counts=counts, longest=longest,
         )  # fmt: skip
+
+    def _at_least(self, least: float, trees: Shard) -> np.ndarray:
+        """Return the rows whose parse has at least this score."""
+        low = np.concatenate([np.zeros(0, bool), *(views[self._tree.score_column] < least for views in trees.columns)])
+        if self._pairs:
+            low = np.isin(trees.ids // 2, trees.ids[low] // 2)
+        return np.flatnonzero(~low)
 
 
 class CountClasses:

@@ -17,7 +17,7 @@ from typing_extensions import TypedDict  # pydantic takes no other before Python
 
 from treeproc.common.cache import SETTLED_NS
 from treeproc.common.files import atomic_write, json_bytes, read_json
-from treeproc.common.settings import Settings, UserError
+from treeproc.common.settings import Settings, UserError, later_field
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.common.store_requests import StoreRefuses
 from treeproc.readers import Format, find_format, read_rows
@@ -265,10 +265,28 @@ class TreeConfig(Settings):
         "DOC. If unset: dummy_root for translation pairs and texts with classes, with parser.split_sentences",
     )
     seed: int = Field(1, description="seed of random and shuffled trees, of permuted labels, and of other shapes")
+    min_parse_score: float | None = later_field(
+        None,
+        le=0,
+        description="drop training examples whose `parse_score` is lower (parser.scores: true), such as -0.1. Lines without a "
+        "complete parse are below every number",
+    )
+    min_parse_score_in: Literal["train", "all"] = later_field("train", description="'all': min_parse_score is for every split")
+
+    @model_validator(mode="after")
+    def _needs_a_least_score(self):
+        if self.min_parse_score is None and self.min_parse_score_in != "train":
+            raise ValueError("min_parse_score_in: needs min_parse_score; set that too, or leave both out")
+        return self
 
     def facts(self) -> dict:
         """Return the settings that decide on the trees, for fingerprints and the index."""
-        return self.model_dump(exclude=set() if self.tree_source == "dependencies" else {"phrases", "phrase_labels"})
+        others = {"min_parse_score", "min_parse_score_in"}  # which choose lines
+        return self.model_dump(exclude=others if self.tree_source == "dependencies" else others | {"phrases", "phrase_labels"})
+
+    def least_score(self, split: str) -> float | None:
+        """Return the score below which examples of a split are dropped; None if all are kept."""
+        return self.min_parse_score if split == "train" or self.min_parse_score_in == "all" else None
 
     @property
     def of_constituents(self) -> bool:
@@ -289,6 +307,11 @@ class TreeConfig(Settings):
     def parsed_columns(self) -> tuple[str, str]:
         """Return the words and trees of the leaves' side in a parsed shard."""
         return ("words", "trees") if self.side == "source" else ("target_words", "target_trees")
+
+    @property
+    def score_column(self) -> str:
+        """Return the scores of the leaves' side in a parsed shard that has them."""
+        return "parse_score" if self.side == "source" else "target_parse_score"
 
     @property
     def arcs_column(self) -> str:

@@ -164,7 +164,9 @@ def class_notes(text: AnyPath, split: str, index: Mapping) -> list[str]:
     """
     if "num_classes" not in index or not (text / "index.json").exists():
         return []
-    total, names, rows_each = read_index(text)["totals"].get(split, {}), class_names(index), 2 if index.get("pairs") else 1
+    total, names, rows_each = index["totals"][split], class_names(index), 2 if index.get("pairs") else 1
+    if not any(name.startswith("class.") for name in total):  # the encode stage drops no example
+        total = read_index(text)["totals"].get(split, {})
     counts = {name: total.get(f"class.{number}", 0) // rows_each for number, name in enumerate(names)}
     rows, missing = sum(counts.values()), [name for name, count in counts.items() if not count]
     shown = sorted(counts, key=lambda name: -counts[name])[:_CLASSES]

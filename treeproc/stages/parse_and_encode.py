@@ -2,8 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from treeproc.common.files import file_sha256, remove_leftovers
@@ -30,6 +31,7 @@ from treeproc.shards.store import (
 from treeproc.stages.borrowed_vocabulary import copy_vocabulary, grow_vocabulary
 from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
+from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.job_report import dropped, has_files, say_unread_names, write_fallbacks
 from treeproc.stages.lengths import kept_lengths, write_lengths
 from treeproc.stages.run_jobs import Jobs, StageWork, make_shards, previous_index, ray_runner, run_here
@@ -41,14 +43,15 @@ from treeproc.trees.spans import normalise
 logger = logging.getLogger(__name__)
 
 
+def _columns_of(side: ParserConfig) -> dict[str, bool]:
+    """Return whether a parser gives each column."""
+    return dict.fromkeys(("words", "trees", "parse_status"), True) | {"arcs": side.dependencies, "parse_score": side.scores}
+
+
 def parsed_columns(config: ParserConfig, target: ParserConfig | None) -> list[str]:
     """Return the columns of the parsed shards of a data set."""
     sides = {"": config} | ({"target_": target} if target else {})
-    chosen = {
-        prefix + name
-        for prefix, side in sides.items()
-        for name in ("words", "trees", "parse_status", *(("arcs",) if side.dependencies else ()))
-    }
+    chosen = {prefix + name for prefix, side in sides.items() for name, wanted in _columns_of(side).items() if wanted}
     return select(FULL_PARSED_SCHEMA, chosen).names
 
 
@@ -164,7 +167,9 @@ class ParseAndEncode:
         return [self._parse_fingerprint(record, *rule) for record in text]
 
     def _parse_fingerprint(self, text: ShardRecord, *rule: str) -> str:
-        return fingerprint_of(text.sha256, self.parser, self.target_parser, *rule)
+        scored = [side for side, parser in self.config.parsers().items() if parser is not None and parser.scores]
+        more = ["scores", *scored] if scored else []  # the descriptions of parsers are about trees
+        return fingerprint_of(text.sha256, self.parser, self.target_parser, *rule, *more)
 
     def _arc_rule(self, text: PackedRecords, parser: dict | None) -> tuple[str, ...]:
         """Return `arc_rule` of a parser. A given word is one word."""
@@ -184,11 +189,14 @@ class ParseAndEncode:
             progress.update(len(own_pieces))
         if config.tree.tree_source == "dependencies":
             say_unread_names(config.tree, folder / "vocab")
-        tree = config.tree.facts()
+        tree, least = config.tree.facts(), _least_scores(config.tree, text)
         # Those of the leaves' side: lines that are translated later are parsed as they were.
         of_source = config.tree.side == "source"
         parser, settings = (self.parser, config.parser) if of_source else (self.target_parser, config.target_parser)
-        fingerprints = [fingerprint_of(t.sha256, p.sha256, inputs_fingerprint, tree) for t, p in zip(text, parsed, strict=True)]
+        fingerprints = [
+            fingerprint_of(t.sha256, p.sha256, inputs_fingerprint, tree, *([least[t.split]] if t.split in least else []))
+            for t, p in zip(text, parsed, strict=True)
+        ]
         tree_rule: tuple[str, ...] = ()
         windows = None
         if config.tree.tree_source == "other_shape":
@@ -204,11 +212,14 @@ class ParseAndEncode:
 
         jobs = Jobs(range(len(text)), job)
         arguments = {"data": self.out, "tree": config.tree, "base": self.base, "other_shapes": bool(tree_rule)}
+        arguments["pairs"] = config.form.has_pairs
         work = StageWork("encode", "loading the vocabulary", EncodeShard, arguments)
         records = self._make(work, "encoded", text, fingerprints, jobs)
         arcs = self._arc_rule(text, parser)
         if parsed[0].fingerprint != self._parse_fingerprint(text[0], *arcs):
             arcs = ()
+        if least:
+            _refuse_nothing_left(records)
         sizes, classes = measure_rows(config, folder, records, self.record, labelled="label" in stages[0])
         vocabulary = vocabulary_files(folder)
         pieces = [file_sha256(folder / name) for name in vocabulary if name in PIECES_FILES]
@@ -217,7 +228,7 @@ class ParseAndEncode:
             records,
             columns=encoded_columns(*stages, config.tree).names,
             fingerprint=fingerprint_of(fingerprints),
-            text_fingerprint=fingerprint_of([record.sha256 for record in text]),
+            text_fingerprint=text_fingerprint(text, least),
             tree_fingerprint=fingerprint_of(parser, tree, *tree_rule, *arcs),
             vocab_fingerprint=fingerprint_of(inputs_fingerprint, *pieces),
             tree_source=config.tree.tree_source,
@@ -226,11 +237,12 @@ class ParseAndEncode:
             tree_settings=tree,
             subword_settings=config.subwords.facts(),
             **({"tokenizer": own_pieces.facts()} if TOKENIZER_FILE in vocabulary else {}),
+            **({"min_parse_score": least} if least else {}),
             **({"normalization": config.normalization} if config.normalization != "none" else {}),
             files=sizes | {name: file_sha256(folder / name) for name in vocabulary},
             num_pieces=len(own_pieces),
             num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),
-            dropped=dropped(text),
+            dropped=dropped(chain(text, records)),
             parsed_fingerprint=fingerprint_of([record.sha256 for record in parsed]),
             **classes,
             **({"stages": _stage_places(self.out, self.base)} if self.base else {}),
@@ -274,6 +286,26 @@ def _with_windows(fingerprints: Sequence[str], parsed: PackedRecords, windows: S
     hashes = [record.sha256 for record in parsed]
     every = {window: fingerprint_of(hashes[slice(*window)]) for window in dict.fromkeys(windows)}
     return [fingerprint_of(one, every[window]) for one, window in zip(fingerprints, windows, strict=True)]
+
+
+def text_fingerprint(text: Iterable[ShardRecord], least: Mapping[str, float]) -> str:
+    """Return the fingerprint of the text of all examples. Those below the `least` scores, by split, are dropped."""
+    return fingerprint_of([record.sha256 for record in text], *([least] if least else []))
+
+
+def _least_scores(tree: TreeConfig, text: Iterable[ShardRecord]) -> dict[str, float]:
+    """Return the least score of the splits that have one."""
+    splits = dict.fromkeys(record.split for record in text)
+    return {split: least for split in splits if (least := tree.least_score(split)) is not None}
+
+
+def _refuse_nothing_left(records: PackedRecords) -> None:
+    """Raise UserError if `tree.min_parse_score` drops all examples of a split."""
+    rows: Counter = Counter()
+    for record in records:
+        rows[record.split] += record.rows
+    if empty := [split for split, count in rows.items() if not count]:
+        raise UserError(f"tree.min_parse_score: drops all examples of {empty[0]}; set a lower number")
 
 
 def _stage_places(out: AnyPath, base: AnyPath) -> dict[str, str]:

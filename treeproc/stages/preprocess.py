@@ -21,11 +21,11 @@ from treeproc.readers.line_ranges import FilesChanged
 from treeproc.readers.numbered_lines import refuse_pipes
 from treeproc.shards.records import PackedRecords
 from treeproc.shards.schema import MOST_SPLITS, SMALLEST, SPLIT_NAME, SPLITS
-from treeproc.shards.store import class_names, fingerprint_of, read_index, stage_folder
+from treeproc.shards.store import class_names, read_index, stage_folder
 from treeproc.stages.config import PreprocessConfig, check_extension, check_reuse, settle_tree
 from treeproc.stages.encode import encoded_columns
 from treeproc.stages.inputs import TreeConfig
-from treeproc.stages.parse_and_encode import ParseAndEncode, check_columns, parsed_columns
+from treeproc.stages.parse_and_encode import ParseAndEncode, check_columns, parsed_columns, text_fingerprint
 from treeproc.stages.run_jobs import previous_index
 from treeproc.stages.text_stage import NothingLeft, TextStage
 from treeproc.stages.text_work import BadInput, has_work, remove_work
@@ -129,7 +129,7 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     own = previous_index(out / "encoded", "text_fingerprint") or {}
     for stage, records in (("text", text), ("parsed", parsed)):
         _refuse_damaged(base, stage, records)
-        fingerprint = fingerprint_of([record.sha256 for record in records])
+        fingerprint = text_fingerprint(records, own.get("min_parse_score", {}) if stage == "text" else {})
         if own.get(f"{stage}_fingerprint", fingerprint) != fingerprint:
             raise UserError(f"parsed: {out} was made of another {stage} stage than that of {base}; choose another --out")
     if (config.vocab_from is None or config.new_pieces is not None) and "train" not in stages[0]["totals"]:
@@ -250,6 +250,10 @@ def check_sides(config: PreprocessConfig, text: Sequence[str], parsed: Sequence[
         raise UserError(f"tree.tree_source: dependencies makes trees of arcs, but there are none; {_hint_for_arcs(config, text)}")
     if missing := [name for name in (tree.side, *tree.parsed_columns) if name not in (*text, *parsed)]:
         raise UserError(f"tree.side: must be a side with trees, but is {tree.side}: the data set has no {', '.join(missing)}")
+    if tree.min_parse_score is not None and tree.score_column not in parsed:
+        name = "parser" if tree.side == "source" else "target_parser"
+        do = "give a data set with scores as parsed=DATA" if config.parsed is not None else f"set {name}.scores=true"
+        raise UserError(f"tree.min_parse_score: the parsed shards have no scores; {do}, or set tree.min_parse_score=null")
     if config.subwords.tokenizer is not None and tree.other_side in text:
         raise UserError(
             "subwords.tokenizer: gives the pieces of what an encoder reads, but these examples have a target side; leave out the "

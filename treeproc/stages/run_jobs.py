@@ -144,14 +144,15 @@ def make_shards(
     if missing:
         record.note(**{folder.name: 0})
         todo, places = Jobs(missing, jobs.__getitem__), {names[place]: place for place in missing}
-        total, finished = (sum(shard.rows for shard in shards) for shards in (text, before))
+        total, left = sum(shard.rows for shard in text), sum(text[place].rows for place in missing)
         failed = sum(fallbacks(shard.counts) for shard in before)
-        with Progress(work.label, total, unit="examples", initial=finished) as progress:
+        with Progress(work.label, total, unit="examples", initial=total - left) as progress:
             run = _run_here(work, todo, progress) if in_this_process else _run_on_ray(work, todo, folder, progress, record)
             for number, shard in enumerate(run, start=1):
-                found.put(places[shard.name], shard)
+                place = places[shard.name]
+                found.put(place, shard)
                 failed += fallbacks(shard.counts)
-                progress.update(shard.rows, f"{failed:,} without a parse" if failed else None)
+                progress.update(text[place].rows, f"{failed:,} without a parse" if failed else None)
                 record.keep_up(**{folder.name: number})
         record.note()
     return found.present()

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from treeproc.common.storage import AnyPath
 from treeproc.shards.gather import MOST_OPEN
-from treeproc.shards.rows import edges_of, hash_ids, pick, window_bounds
+from treeproc.shards.rows import edges_of, hash_ids, pick, ranges, window_bounds
 from treeproc.shards.schema import ROWS_PER_RECORD_BATCH, WINDOW_ROWS
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, read_index
@@ -282,3 +282,10 @@ def cut(donated: Donated, first: int, count: int) -> Donated:
     edges, texts = donated
     own = edges[first : first + count + 1]
     return own - own[0], texts.slice(own[0], own[-1] - own[0])
+
+
+def keep(donated: Donated, rows: np.ndarray) -> Donated:
+    """Return the part for some of the lines."""
+    edges, texts = donated
+    lengths = np.diff(edges)[rows]
+    return edges_of(lengths), texts.take(pa.array(ranges(edges[rows], lengths)))
