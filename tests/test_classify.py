@@ -461,7 +461,7 @@ def test_new_test_sets_are_scored(run, tmp_path):
     assert made.returncode == 0, made.stderr
     done = run_here("evaluate.py", "--out", run, f"data={tmp_path / 'news'}", "split=a")
     assert done.returncode == 0, done.stderr
-    scores = read_scores(run)["a.news"]
+    scores = read_scores(run)["a.data-news"]
     rows = [line.split("\t") for line in (run / "predictions.a.news.tsv").read_text().splitlines()[1:]]
     names = sorted(WORDS)
     assert [names[int(row[1])] for row in rows] == [label for label, _ in lines]
