@@ -533,7 +533,7 @@ def test_a_report_needs_no_text_and_takes_every_result(run, tmp_path):
     assert missing["said"] == "no scores of test.last" and missing["command"].endswith("split=test checkpoint=last")
     names = [classify_run(run, ClassifySettings(split="test", checkpoint=name))[0] for name in ("last", f"{run}/averaged/")]
     assert names == ["test.last", "test"]
-    assert classify_run(run, ClassifySettings(split="test", checkpoint=str(one / "averaged")))[0] == "test.run-averaged"
+    assert classify_run(run, ClassifySettings(split="test", checkpoint=str(one / "averaged")))[0] == "test.weights-run-averaged"
     done = run_here("report.py", "--out", tmp_path / "last", run, "split=test.last", "lines=[3]")
     assert done.returncode == 0, done.stderr
     assert json.loads((tmp_path / "last" / "report.json").read_text())["examples"][0]["text"] == texts()[2]

@@ -354,9 +354,11 @@ def named_results(draw, of_run: bool) -> str:
     if of_run:
         return draw(st.sampled_from([f"{split}.peak", name_result(split, checkpoint, Path("own"), *more, own_data=True)]))
     folder = draw(FREE)
+    elsewhere = name_in_results(Path("/own"), Path("/", folder, "averaged"))
     names = [
         name_result(split, checkpoint, Path("/", folder), *more, own_data=False),
-        name_result(split, f"{folder}-averaged", Path("own"), *more, own_data=True),
+        name_result(split, elsewhere, Path("own"), *more, own_data=True),
+        name_result(split, elsewhere, Path("/", draw(FREE)), *more, own_data=False),
         name_result(f"treebank-{folder}", checkpoint, Path("own"), *more, own_data=True),
         PARSE + name_result(split, checkpoint, Path("own"), *more, own_data=True),
         f"{split}.file.{folder}",
@@ -370,10 +372,19 @@ def test_no_result_replaces_one_of_the_run_whatever_a_user_calls_a_folder(one, o
     assert one != other
 
 
+@pytest.mark.parametrize("folder", ["data", "last.data-a", "a.data-data"])
+def test_weights_of_a_folder_called_data_have_other_names_than_data_sets(folder):
+    """`checkpoint=X/data/averaged` and `data=X/averaged` were both test.data-averaged."""
+    weights = name_result("test", name_in_results(Path("/own"), Path("/x", folder, "averaged")), Path("own"), own_data=True)
+    for checkpoint in OF_CHECKPOINTS:
+        for data in ("averaged", "a-averaged", "data-averaged", f"{folder}-averaged"):
+            assert weights != name_result("test", checkpoint, Path("/y", data), own_data=False)
+
+
 def test_checkpoints_that_are_not_those_of_the_run_are_named_apart(tmp_path):
     run = tmp_path / "run"
     own = {"averaged": "averaged", "initial": "initial", "checkpoints/step_00000002": "step_00000002"}
-    others = {"last": "run-last", "old/averaged": "old-averaged", "../b/averaged": "b-averaged"}
-    others |= {"../b/checkpoints/step_00000002": "b-step_00000002"}
+    others = {"last": "weights-run-last", "old/averaged": "weights-old-averaged", "../b.c/averaged": "weights-b_c-averaged"}
+    others |= {"../b/checkpoints/step_00000002": "weights-b-step_00000002"}
     for path, name in {**own, **others}.items():
         assert name_in_results(run, run / path) == name

@@ -114,12 +114,15 @@ def checkpoint_path(run: Path, checkpoint: str) -> Path:
 
 
 def name_in_results(run: Path, folder: Path) -> str:
-    """Return the name of a checkpoint folder in results of `run`. Any other folder than its own ones also has that above it."""
+    """Return the name of a checkpoint folder in results of `run`: of one that is not its own, `weights-` and two folders' names.
+
+    The parts of a result's name have a dot between them, so these names have none.
+    """
     place = folder.resolve()
     if place in (run.resolve() / name for name in (AVERAGED, INITIAL, f"checkpoints/{place.name}")):
         return place.name
     other = place.parent.parent if place.parent.name == "checkpoints" else place.parent
-    return f"{other.name}-{place.name}"
+    return f"weights-{other.name}-{place.name}".replace(".", "_")
 
 
 def recorded_sha256(folder: AnyPath) -> str | None:
