@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run_here
+from safetensors.torch import load_file, save_file
 from toydata import with_given_trees, write_toy_data
 from toyruns import TINY_RUN, check_stop_and_resume, losses
 
@@ -18,6 +19,7 @@ from treenet.config import TrainConfig
 from treenet.data.splits import read_split
 from treenet.evaluation.language_models import Scored, example_batches, score_batches, score_pairs, source_batches
 from treenet.jobs.train_run import run_training
+from treenet.runs.checkpoint import WEIGHTS, publish, read_meta
 from treenet.runs.loading import load_trained
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.base import build_task, vocab_sizes
@@ -121,6 +123,20 @@ def test_it_learns_and_scores_are_those_of_single_sentences(finished):
     for one in score_batches(model, batches, index["num_pieces"]):
         assert one.total == pytest.approx(scored[one.example].total, rel=1e-5) and one.words == scored[one.example].words
     assert (sum(one.tree_nll for one in scored.values()) > 0) == (config.model.name == "transformer_grammar")
+
+
+def test_scores_that_are_not_finite_are_refused_and_nothing_is_written(finished, tmp_path):
+    """They were written as NaN, which --compare and records refuse, with the advice to score the model again."""
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    place = run / "averaged"
+    meta = {name: value for name, value in read_meta(place).items() if name not in ("files", "sha256")}
+    weights = {name: value * 1e30 for name, value in load_file(place / WEIGHTS).items()}
+    publish(place, {WEIGHTS: lambda path: save_file(weights, path, {"format": "pt"})}, meta)
+    before = {path.name for path in run.iterdir() if not path.name.startswith(".")}
+    done = run_here("score_lm.py", "--out", run, "split=test")
+    assert done.returncode == 2
+    assert "error: the scores of the model are not finite, because its training diverged; score" in done.stderr
+    assert {path.name for path in run.iterdir() if not path.name.startswith(".")} == before
 
 
 def test_scores_of_pairs():

@@ -29,7 +29,7 @@ from treenet.data.splits import read_references
 from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, compare_over_seeds
 from treenet.experiments import records
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
-from treenet.experiments.records import READ_NO_TREES, Recording, numbers, read_curve
+from treenet.experiments.records import READ_NO_TREES, Recording, numbers, read_curve, record_bytes
 from treenet.experiments.scaling_report import FORM, LABELS, NLL, NLL_SCALE, TARGET_TOKENS, build_report, read_result
 from treenet.experiments.scaling_table import WeightsP, draw, format_table, read_comparison
 from treenet.experiments.seeds import SeedsConfig
@@ -672,6 +672,14 @@ def damage(record: dict, what: str) -> None:
             record["sentences"]["bleu.reference_length"] = " ".join("9" * 8)
 
 
+def test_a_record_that_its_reader_refuses_is_not_written(recorded):
+    record = json.loads((recorded / "transformer-1-seed2.json").read_text())
+    assert json.loads(record_bytes(record)) == record
+    damage(record, "nan")
+    with pytest.raises(UserError, match=r"score test\.bleu of the cell transformer-1-seed2 is not finite; remove its"):
+        record_bytes(record)
+
+
 @pytest.mark.parametrize(
     ("what", "message"),
     [
@@ -679,7 +687,7 @@ def damage(record: dict, what: str) -> None:
         ("data", "data fingerprint: other -> "),
         ("label", "label seed is 'one'"),
         ("seed", r"is a record with other settings \(labels.seed: 7 -> 2\)"),
-        ("nan", "is damaged: a score is not finite"),
+        ("nan", r"is damaged: the score test\.\w+ is not finite"),
         ("sentences", "have different numbers of sentences"),
         ("version", "of a later version"),
         ("name", "of another cell"),

@@ -60,7 +60,7 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
     """Write `language_model.NAME.tsv`, an example a line, and the entry NAME of `scores.json` into the run folder.
 
     Returns NAME and the entry. Raises UserError if the folder is not a run of a language model, or if run and data do not fit.
-    It also does so if pairs are asked for, and the input has none.
+    It also does so if a score is not finite, and if pairs are asked for, and the input has none.
     """
     device = choose_device(settings.use_gpu)
     run = load_model(folder, checkpoint=settings.checkpoint, data=settings.data, device=device)
@@ -84,6 +84,11 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
         assert isinstance(source, SourceSide)
         batches = source_batches(source)
     scored = sorted(score_batches(run.model, batches, index["num_pieces"]), key=lambda one: one.example)
+    if not all(math.isfinite(one.total) for one in scored):
+        raise UserError(
+            "the scores of the model are not finite, because its training diverged; score an earlier checkpoint, or train again "
+            "with a lower optimizer.learning_rate and another --out"
+        )
     name = name_result(text, run.checkpoint, run.data, own_data=run.own_data)
     entry = {
         **summarize(scored, pseudo=isinstance(run.model, MaskedLM), with_trees=reads is ACTIONS),

@@ -179,14 +179,19 @@ def _read_record(path: AnyPath) -> Record:
     record = read_json(path, hint, Record)
     if record["version"] > VERSION or f"{record['cell']}.json" != path.name:
         raise UserError(f"{path} is of a later version, or of another cell ({record['cell']!r}); {hint}")
-    scores = [value for entry in record["scores"].values() for value in entry.values() if isinstance(value, float)]
-    if not all(map(math.isfinite, scores)):
-        raise UserError(f"{path} is damaged: a score is not finite; {hint}")
+    if wrong := _find_infinite(record):
+        raise UserError(f"{path} is damaged: the score {wrong} is not finite; {hint}")
     if "parameters" not in record["facts"]:
         raise UserError(f"{path} is damaged: facts has no parameters; {hint}")
     if len({len(line.split()) for line in record["sentences"].values()}) > 1:
         raise UserError(f"{path} is damaged: lines of sentences have different numbers of sentences; {hint}")
     return record
+
+
+def _find_infinite(record: Record) -> str | None:
+    """Return the name of a score that is not finite; None if all are."""
+    scores = ((f"{name}.{key}", value) for name, entry in record["scores"].items() for key, value in entry.items())
+    return next((name for name, value in scores if isinstance(value, float) and not math.isfinite(value)), None)
 
 
 def show_numbers(values: Iterable[int]) -> str:
@@ -206,8 +211,12 @@ def numbers(record: Record, name: str, most: int = _MOST) -> np.ndarray:
 
 
 def record_bytes(record: Record) -> bytes:
-    """Return JSON with one line per key. Raises ValueError for content that a reader refuses."""
+    """Return JSON with one line per key. Raises UserError for a score that is not finite, which a reader refuses."""
     json_bytes(record, Record)
+    if wrong := _find_infinite(record):
+        raise UserError(
+            f"the score {wrong} of the cell {record['cell']} is not finite; remove its scores.json, then repeat the command"
+        )
     lines = (f"{json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in record.items())
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
