@@ -103,6 +103,14 @@ def test_fewer_than_asked_for_are_refused_unless_they_may_be_missing(tmp_path, c
     assert describe_gaps(meta) == f" (2 of the {count} asked for)"
 
 
+def test_a_run_without_a_complete_checkpoint_is_not_told_to_average_the_complete_ones(tmp_path):
+    for step in (1, 2):
+        (save(tmp_path, step, step) / "trainer.pt").unlink()
+    for damaged in (False, True):
+        with pytest.raises(UserError, match="trainer.pt is missing; .*; none of these is complete; copy them again, or repeat"):
+            average_checkpoints(tmp_path, "last", 2, allow_fewer=True, allow_damaged=damaged)
+
+
 @pytest.mark.parametrize("choice", ["last", "best"])
 @pytest.mark.parametrize("damage", ["weights", "meta", "another step"])
 def test_a_damaged_checkpoint_is_named_and_never_left_out_in_silence(tmp_path, choice, damage):

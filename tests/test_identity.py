@@ -31,6 +31,7 @@ OTHERS = {
     "loss": (["optimizer.label_smoothing=0.3"], r"optimizer.label_smoothing: 0.1 -> 0.3"),
     "data and vocabulary": ([], r"data fingerprint: \w+ -> \w+; vocab_fingerprint: \w+ -> \w+"),
     "initial": (["init=INIT"], r"init: None -> "),
+    "drawn by name": (["model.paired_weights=true"], r"model.paired_weights: False -> True"),
 }
 
 
@@ -237,7 +238,8 @@ def test_the_weights_that_a_run_starts_from_are_those_that_it_recorded(runs, tmp
 
 
 def test_weights_outside_of_the_run_need_the_same_model_and_vocabulary(runs, own):
-    for name in ("seed", "rate"):
+    """They may be drawn in another way."""
+    for name in ("seed", "rate", "drawn by name"):
         accepted(own, "evaluate", f"checkpoint={runs / name / AVERAGED}")
         said = r"averaged has weights of another run \(.*\); give that run, with its settings"
         refused(own, ["export"], said, f"checkpoint={runs / name / AVERAGED}")
@@ -273,6 +275,19 @@ def test_a_run_never_refuses_its_own_weights(runs, own, tmp_path):
     accepted(moved, "train")
 
 
+def test_a_copy_of_a_checkpoint_inside_a_run_that_has_trained_again_is_accepted(own):
+    """The copies are of the training before, so later checkpoints and the average were made of others."""
+    for name in (step(3), AVERAGED):
+        shutil.copytree(own / name, own / "before" / Path(name).name)
+    change_weights(own / "before" / folder_name(3), lambda weights: {name: value + 1e-6 for name, value in weights.items()})
+    change_meta(own / "before" / AVERAGED, averaged_files=[{"name": WEIGHTS, "sha256": "0" * 64}] * 2)
+    for name in (folder_name(3), AVERAGED):
+        for of_command in ("evaluate", "export"):
+            accepted(own, of_command, f"checkpoint={own / 'before' / name}")
+            shutil.rmtree(own.parent / "exported", ignore_errors=True)
+    accepted(own, "train")
+
+
 def test_checkpoints_and_averages_of_earlier_versions_are_continued(runs, own):
     """They name no ancestors, and the oldest have no settings and no hash."""
     for number, folder in enumerate((*checkpoint_folders(own), own / AVERAGED)):
@@ -302,6 +317,14 @@ def test_a_checkpoint_that_replaces_a_damaged_one_is_not_refused(runs, own):
 
 
 # Exported runs.
+
+
+def test_an_exported_run_has_no_other_weights_than_its_average(runs, tmp_path):
+    run = shutil.copytree(runs / "initial", tmp_path / "own")
+    accepted(run, "export")
+    said = r"model.safetensors is missing: an exported run has one checkpoint, averaged; give the run itself"
+    for option in ("checkpoint=3", "checkpoint=initial"):
+        refused(tmp_path / "exported", ["translate"], said, option)
 
 
 def seal_again(saved: Path, name: str) -> None:

@@ -145,10 +145,11 @@ def _check(run_dir: Path, chosen: Selection, choice: Choice, allow_fewer: bool, 
     if chosen.damaged and not (allow_damaged and chosen.folders):
         name, why = next(iter(chosen.damaged.items()))
         check_frozen(place / name)
-        raise UserError(
-            f"cannot average {place / name}: {why}; the checkpoints stay as they are; {script} "
-            f"{choice}={'true' if choice == 'ema' else chosen.asked} allow_fewer=true averages the complete ones (steps {steps})"
-        )
+        number = "true" if choice == "ema" else chosen.asked
+        remedy = f"{script} {choice}={number} allow_fewer=true averages the complete ones (steps {steps})"
+        if not chosen.folders:
+            remedy = "none of these is complete; copy them again, or repeat the training command, which writes them anew"
+        raise UserError(f"cannot average {place / name}: {why}; the checkpoints stay as they are; {remedy}")
     if len(chosen.folders) < chosen.asked and not allow_fewer:
         kind = "validated checkpoints" if choice == "best" else "checkpoints"
         raise UserError(

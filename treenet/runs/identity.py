@@ -35,8 +35,10 @@ from treeproc.common.settings import REQUIRED, UserError, differences, list_sett
 from treeproc.common.storage import AnyPath
 
 _SIZES = ("vocab_fingerprint", "num_pieces", "num_labels", "num_pos_tags", "num_deprels", "num_classes", "pairs")
-# What shapes the function that a model computes. Weights that a user names by a path may differ in all else.
+# What shapes the function that a model computes. Weights that a user names by a path may differ in all else, also in how they
+# were drawn.
 _OF_THE_MODEL = ("task:", "model.", "classifier.", "config.json", *(f"{name}:" for name in _SIZES))
+_DRAWN = "model.paired_weights:"
 
 _MOST_NAMED = 10
 _DIGITS = 16  # of a hash, as fingerprints have
@@ -54,6 +56,8 @@ def checkpoint_folder(run: Path, checkpoint: str) -> Path:
         raise UserError(
             f"{folder} is damaged ({fault}); run workflows/average_checkpoints.py --out {run}, or choose another checkpoint"
         )
+    if (run / EXPORT_FACTS).is_file():
+        raise UserError(f"{folder / WEIGHTS} is missing: an exported run has one checkpoint, {AVERAGED}; give the run itself")
     steps = ", ".join(str(checkpoint_step(path)) for path in checkpoint_folders(run)) or "none"
     raise UserError(f"{folder / WEIGHTS} is missing; train to the end, or choose a step as checkpoint (there are: {steps})")
 
@@ -104,16 +108,19 @@ def check_weights(run: Path, *folders: Path, own: Mapping | None = None, name: A
     """Raise UserError if a folder of weights is not of the run, or continues a checkpoint that is not.
 
     The message names all checkpoints to remove. `own` is the identity of the run, if not that in its folder; `name` is its name
-    in the message. A checkpoint outside of the run, which a user gave by its path, needs the same model and vocabulary alone.
+    in the message. Another folder, which a user gave by its path, needs the same model and vocabulary alone. So does a copy of a
+    checkpoint inside the run: the run may have trained again since then.
     """
     own, name = own or identity(load_settings(TrainConfig, run / CONFIG), read_facts(run)), name or run
     beside = [*checkpoint_folders(run), run / AVERAGED]
     known = {folder.resolve(): folder for folder in (*beside, run / INITIAL)}
     asked = []
     for folder in folders:
-        if folder.resolve() in known or folder.resolve().is_relative_to(run.resolve()):
-            asked.append(known.get(folder.resolve(), folder))
-        elif changes := [line for line in list_changes(own, read_meta(folder)) if line.startswith(_OF_THE_MODEL)]:
+        if own_folder := known.get(folder.resolve()):
+            asked.append(own_folder)
+            continue
+        changes = [line for line in list_changes(own, read_meta(folder)) if line.startswith(_OF_THE_MODEL)]
+        if changes := [line for line in changes if not line.startswith(_DRAWN)]:
             raise UserError(
                 f"{folder} has weights of another model or vocabulary ({_shorten(changes)}); give a checkpoint of {name}, "
                 "or give as --out the run that it is of"
