@@ -156,6 +156,18 @@ def test_it_learns_and_its_parse_is_scored(finished, caplog):
     assert name == "valid.step_00000030"
 
 
+def test_links_that_are_not_finite_give_no_tree(finished):
+    config, model = load_trained(finished)
+    examples = list(read_split(config.data, "encoded", "test"))
+    assert len(list(find_links(model, examples))) == len(examples)
+    with torch.no_grad():
+        next(model.encoder.layers.parameters()).fill_(torch.nan)
+    with pytest.raises(
+        UserError, match="the link probabilities are not finite, so the model has diverged; parse with an earlier"
+    ):
+        list(find_links(model, examples))
+
+
 def test_a_word_of_several_pieces_is_one_word(finished):
     """The same leaves as half as many words: links inside a word are not asked, gold spans are of words."""
     config, model = load_trained(finished)

@@ -277,14 +277,20 @@ def _word_places(example: dict) -> tuple[np.ndarray, np.ndarray]:
 
 
 def find_links(model: nn.Module, examples: Sequence[dict]) -> Iterator[np.ndarray]:
-    """Return link probabilities [E, L - 1] of every example. The model is put into evaluation mode."""
+    """Return link probabilities [E, L - 1] of every example. The model is put into evaluation mode.
+
+    Raises UserError if one is not finite.
+    """
 
     @torch.no_grad()
     def find(batch: TreeBatch) -> list[np.ndarray]:
         with scoring(model):
             found = model.encoder.link_probabilities(batch).float().cpu().numpy()
         lengths = (~batch.leaf_pad_mask).sum(1).tolist()
-        return [link_probs[:, : length - 1] for link_probs, length in zip(found, lengths, strict=True)]
+        links = [link_probs[:, : length - 1] for link_probs, length in zip(found, lengths, strict=True)]
+        if not all(np.isfinite(one).all() for one in links):  # NaN would give a tree
+            raise UserError("the link probabilities are not finite, so the model has diverged; parse with an earlier checkpoint")
+        return links
 
     model.eval()
     none = np.zeros((len(model.encoder.layers), 0), dtype=np.float32)
