@@ -135,6 +135,19 @@ def test_an_average_of_another_run_is_not_read(runs, own, other):
     assert (own / AVERAGED / META).read_bytes() == (runs / "own" / AVERAGED / META).read_bytes()
 
 
+def test_the_remedy_for_a_packed_run_is_for_the_run_that_was_zipped(runs, own):
+    """What is removed from the cache is unpacked again."""
+    put(runs / "seed", own, AVERAGED)
+    shutil.make_archive(str(own.parent / "packed"), "zip", own)
+    said = r"has weights of another run \(seed: 1 -> 2\); remove averaged from the run that was zipped, .*, and zip it again"
+    with pytest.raises(UserError, match=said):
+        load_run(own.parent / "packed.zip")
+    shutil.rmtree(own / AVERAGED)
+    accepted(own, "train")
+    shutil.make_archive(str(own.parent / "packed"), "zip", own)
+    assert load_run(own.parent / "packed.zip").loaded.checkpoint == AVERAGED
+
+
 @pytest.mark.parametrize("task", ["classification", "causal_lm"])
 def test_runs_of_other_tasks_are_checked_too(data, tmp_path, task):
     place, model = data, "causal_transformer"

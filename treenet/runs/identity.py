@@ -28,7 +28,7 @@ from treenet.runs.checkpoint import (
     is_checkpoint_name,
     read_meta,
 )
-from treenet.runs.run_folder import EXPORT_FACTS, FACTS, checkpoint_path, read_facts
+from treenet.runs.run_folder import EXPORT_FACTS, FACTS, checkpoint_path, is_unpacked, read_facts
 from treeproc.common.errors import one_line
 from treeproc.common.folder_kinds import CONFIG
 from treeproc.common.settings import REQUIRED, UserError, differences, list_settings, load_settings
@@ -182,6 +182,8 @@ def _describe(run: Path, others: Mapping[Path, list[str]], name: AnyPath, *, all
     if first.name == INITIAL:
         return f"{found}; copy that folder from a copy of the run"
     instead = f"restore {CONFIG} and {FACTS} if they were changed, or " if all_are else ""
+    if is_unpacked(run):
+        return f"{found}; remove {_join(others)} from the run that was zipped, repeat its training command, and zip it again"
     return f"{found}; {instead}remove {_join(others)} from the run, then repeat its training command"
 
 

@@ -143,6 +143,11 @@ def is_packed_run(path: AnyPath) -> bool:
     return path.suffix == ".zip" and path.is_file()
 
 
+def is_unpacked(run: Path) -> bool:
+    """Return whether a folder is that of a zip in the cache, where changes are lost."""
+    return run.is_relative_to(cache_folder() / "runs")
+
+
 def unpack_run(path: AnyPath) -> Path:
     """Return the folder of the run in a zip file, which has the run itself or one folder with it.
 
