@@ -56,7 +56,7 @@ def checkpoint_folder(run: Path, checkpoint: str) -> Path:
         raise UserError(
             f"{folder} is damaged ({fault}); run workflows/average_checkpoints.py --out {run}, or choose another checkpoint"
         )
-    if (run / EXPORT_FACTS).is_file():
+    if (run / EXPORT_FACTS).is_file() and folder.is_relative_to(run):
         raise UserError(f"{folder / WEIGHTS} is missing: an exported run has one checkpoint, {AVERAGED}; give the run itself")
     steps = ", ".join(str(checkpoint_step(path)) for path in checkpoint_folders(run)) or "none"
     raise UserError(f"{folder / WEIGHTS} is missing; train to the end, or choose a step as checkpoint (there are: {steps})")
