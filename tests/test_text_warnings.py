@@ -108,6 +108,7 @@ def test_quoting_of_tables_is_told_outside_of_csv():
         'an 8"" x 9"" sheet',
         '"8"" x 9" sheet"',
         '"Why?""Because."',
+        '"""Return the sum."""',
         '"',
     ]
     assert notices_of({"train": [*ENGLISH, *plain]}, parser={"name": "words"})[1] == []

@@ -19,6 +19,7 @@ Two sentences that are joined look like several in 84 to 98 % of the cases.
 import base64
 import re
 from collections.abc import Callable, Sequence
+from html.entities import html5
 
 import numpy as np
 
@@ -37,8 +38,10 @@ _MISCODED = re.compile(
     rb"|\xe2\x80[\x93-\xba]|\xe2\x82\xac|\xe2\x84\xa2){1,3})+"
 )
 _PUNCTUATION = "–—‘’‚“”„†‡•…‰‹›€™"
+# `&name;` stands in code too, so the names of HTML alone count.
 _ENTITY = re.compile(
-    rb"&(?!(?:amp|lt|gt|quot|apos|#91|#93|#124|bar|bra|ket);)(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});"
+    rb"&(?!(?:amp|lt|gt|quot|apos|#91|#93|#124|bar|bra|ket);)(?:#[0-9]{1,7};|#[xX][0-9a-fA-F]{1,6};|(?:%s))"
+    % "|".join(name for name in html5 if name.endswith(";")).encode()
 )
 _MARKUP = re.compile(
     rb"</?(?:[pbiua]|br|hr|em|strong|span|div|font|img|sub|sup|[uod]l|li|d[dt]|table|t[rdh]|h[1-6]|html|head|body|seg|code|pre"
@@ -51,10 +54,10 @@ _PERCENT = re.compile(
 )
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4}){2,}|(?:[A-Za-z0-9+/]{4})+(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)")
 _COLUMNS = re.compile(rb"\|\|\|(?=[ \n])|\t")
-# A question mark in the place of a letter, or four in those of a word.
-_LOST = re.compile(rb"(?:(?<=[A-Za-z])|(?<![^ \n])(?=\?[A-Za-z]{2}))\?[A-Za-z]|\?{4}")
-# A Cyrillic letter beside a Latin one.
-_SCRIPTS = re.compile(rb"(?<=[A-Za-z])[\xd0\xd1]|[\xd0\xd1][\x80-\xbf](?=[A-Za-z])")
+# A question mark in the place of a letter, but not before the first name=value of a URL, or four in those of a word.
+_LOST = re.compile(rb"(?:(?<=[A-Za-z])|(?<![^ \n])(?=\?[A-Za-z]{2}))\?(?!\w+=)[A-Za-z]|(?<![^ \n])\?{4}")
+# A Cyrillic letter beside a Latin one, which does not belong to %s, \n or -x.
+_SCRIPTS = re.compile(rb"(?<=[A-Za-z])(?<![%\\-][A-Za-z])[\xd0\xd1]|[\xd0\xd1][\x80-\xbf](?=[A-Za-z])")
 _OPEN = r"""["“„‘'«(\[¿¡-]* ?"""
 _CLOSE = r"""["”’'»)\]]*"""
 # After the mark that ends a sentence, in plain text: another one begins. In tokens: any word follows.
@@ -135,13 +138,16 @@ def _subwords(chunk: Chunk) -> list[int]:
 
 
 def _quoted(chunk: Chunk) -> list[int]:
-    """Return the lines with the quotation marks of CSV: around the text, and two doubled ones, or more, inside it."""
+    """Return the lines with the quotation marks of CSV: around the text, and two doubled ones, or more, inside it.
+
+    In code, three of them stand around a text.
+    """
     marks = chunk.among('"')
     inner = ((place, chunk.lines[place][1:-1]) for place in chunk.lines_at(np.flatnonzero(marks[:-1] & marks[1:])))
     return [
         place
         for place, text in inner
-        if chunk.lines[place] == f'"{text}"' and text.count('""') > 1 and '"' not in text.replace('""', "")
+        if chunk.lines[place] == f'"{text}"' and text.count('""') > 1 and '""' in text[2:-2] and '"' not in text.replace('""', "")
     ]
 
 
