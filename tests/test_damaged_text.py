@@ -15,7 +15,7 @@ from treeproc.shards.store import describe_dropped, read_index
 from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.job_report import notice_lines
 from treeproc.stages.line_rules import DAMAGE, RULES, Chunk
-from treeproc.stages.pair_notices import LEAST_PAIRS, MOST_PAIRS, WINDOW, pair_problems, windows
+from treeproc.stages.pair_notices import LEAST_PAIRS, MOST_CHARACTERS, MOST_PAIRS, WINDOW, pair_problems, windows
 from treeproc.stages.preprocess import SAMPLE, preprocess
 from treeproc.stages.text_warnings import TextNotices, is_noticed
 
@@ -77,6 +77,9 @@ def test_each_damage_is_found_by_its_detector_alone(line, kind):
         "What? Why?! Really??? (yes?)",
         "¿Qué? «Quoi ?»",
         "Привет, world! SMS-ка",
+        r"%sДата -pБРВ \nПривет",
+        "p = &buffer; q = &state->next;",
+        "youtu.be/watch?v=dQw4 a.php?page_id=x what????",
         "日本語の文。",
         "",
     ],
@@ -155,6 +158,15 @@ def test_another_order_is_told_and_little_or_uniform_text_is_not():
     for other in (50, 60):
         counted = [[f"{code}{n % 50} {code}b{n % other}" for n in range(1000)] for code in "ax"]
         assert told(*counted) == [], "lines that count up go with their neighbours as well"
+
+
+def test_context_conversations_and_summaries_are_silent():
+    source, target = sides(1200)
+    context = [" ".join(source[n : n + 4]) for n in range(len(source) - 3)]
+    assert told(context, target[3:]) == told(context, target[:-3]) == [], "the sentences before or after, as context"
+    assert told(source[:-1], source[1:]) == told(source[1:], source[:-1]) == [], "each line answers the one before or after"
+    documents = [line.ljust(MOST_CHARACTERS, ".") for line in source]
+    assert told(documents, random.Random(1).sample(target, len(target))) == [], "a summary may be about what is not read"
 
 
 def test_equal_and_constant_sides_are_told_once():

@@ -15,12 +15,14 @@ import numpy as np
 # check says nothing about the order.
 MOST_PAIRS, WINDOW = 2048, 64
 LEAST_PAIRS = 400
-MOST_CHARACTERS = 120  # of a line
+# Longer lines are not judged: a target may be about what is not read. So nothing is said of documents, most of which are longer.
+MOST_CHARACTERS, _WHOLE_SHARE = 500, 0.75
 # Mean differences of scores, in standard errors: of the own target to those around it, and of another offset to the own target.
 # 400 aligned pairs have at least 5.6 and at most 0.0, 400 pairs in another order at most 1.6 and 2.3.
 UNRELATED_BELOW, SHIFTED_ABOVE = 3.0, 3.5
 # Shares of pairs with equal sides, and of the commonest line of a side.
 EQUAL_SHARE, CONSTANT_SHARE = 0.25, 0.25
+_ANSWERS_SHARE = 2 / 3  # of sources that hold the target of a line near them: lines of a conversation answer each other
 
 _OFFSETS = (-3, -2, -1, 0, 1, 2, 3)
 _HERE = _OFFSETS.index(0)
@@ -102,10 +104,10 @@ def _errors(differences: np.ndarray) -> np.ndarray:
     return differences.mean(0) * np.sqrt(len(differences)) / np.where(spread > 0, spread, np.inf)
 
 
-def _parts(count: int) -> Iterator[list[slice]]:
-    """Yield all pairs as one part, then their halves and quarters, if these are long enough."""
+def _parts(rows: int, count: int) -> Iterator[list[slice]]:
+    """Yield `count` judged pairs as one part, then their halves and quarters, if so many `rows` are enough."""
     for parts in (1, 2, 4):
-        if count // parts >= LEAST_PAIRS:
+        if rows // parts >= LEAST_PAIRS:
             yield [slice(count * part // parts, count * (part + 1) // parts) for part in range(parts)]
 
 
@@ -125,24 +127,32 @@ def pair_problems(sources: Sequence[str], targets: Sequence[str]) -> Iterator[tu
     if len(equal) >= EQUAL_SHARE * len(sources):
         yield "target", "equal", equal, {}
     places, offset = _misaligned(sources, targets)
-    if places:
+    if places and not (offset and _are_answers(sources, targets, offset)):
         yield "target", "shifted" if offset else "unrelated", places, {"by": offset} if offset else {}
+
+
+def _are_answers(sources: Sequence[str], targets: Sequence[str], offset: int) -> bool:
+    near = [*targets[offset:], *targets[:offset]]
+    return sum(target in source for source, target in zip(sources, near, strict=True)) >= _ANSWERS_SHARE * len(sources)
 
 
 def _misaligned(sources: Sequence[str], targets: Sequence[str]) -> tuple[list[int], int]:
     """Return the places of pairs whose order is wrong, and by how many lines they are shifted; 0 if no offset fits."""
     (left, lines_left), (right, lines_right) = _numbers(sources), _numbers(targets)
-    scores = _scores(left, right, np.outer(lines_left, lines_right).ravel() * (len(_OFFSETS) / len(sources)))
+    whole = np.flatnonzero([max(map(len, pair)) < MOST_CHARACTERS for pair in zip(sources, targets, strict=True)])
+    if len(whole) < _WHOLE_SHARE * len(sources):
+        return [], 0
+    scores = _scores(left, right, np.outer(lines_left, lines_right).ravel() * (len(_OFFSETS) / len(sources)))[whole]
     advantage = scores - scores[:, _HERE, None]
     advantage, far = advantage[:, :-1], advantage[:, -1]
     # Far targets too: in lists that count up, such as all numbers, each line goes with its neighbours as with its own target.
     others = np.stack([far, np.delete(advantage, _HERE, axis=1).mean(1)], axis=1)
-    words = np.minimum(np.count_nonzero(left, axis=1), np.count_nonzero(right, axis=1))
-    for parts in _parts(len(sources)):
+    words = np.minimum(np.count_nonzero(left, axis=1), np.count_nonzero(right, axis=1))[whole]
+    for parts in _parts(len(sources), len(whole)):
         shifts = [_errors(advantage[part]) for part in parts]
         if found := [part for part, errors in zip(parts, shifts, strict=True) if errors.max() > SHIFTED_ABOVE]:
             best = int(max(shifts, key=np.max).argmax())
-            return sorted(_places(found), key=lambda place: -advantage[place, best]), _OFFSETS[best]
+            return whole[sorted(_places(found), key=lambda place: -advantage[place, best])].tolist(), _OFFSETS[best]
         if found := [
             part
             for part in parts
@@ -150,7 +160,7 @@ def _misaligned(sources: Sequence[str], targets: Sequence[str]) -> tuple[list[in
             and _errors(-others[part]).max() < UNRELATED_BELOW
             and np.abs(others[part]).mean() > _VARIES
         ]:
-            return _places(found), 0
+            return whole[_places(found)].tolist(), 0
     return [], 0
 
 
