@@ -42,7 +42,7 @@ class FuzzCase:
     lines: int | None = None  # that the output must have
     keeps: bool = False  # whether also its outputs must stay as they are
     same: dict[str, Path] = field(default_factory=dict)  # what files below --out must be, to the last byte
-    warns: bool | None = None  # whether it must warn of the pairs; None: it may
+    tells: str | None = None  # what a notice about the text must say; empty: it must say nothing; None: it may
 
     def may_change(self) -> list[Path]:
         """Return the paths that the comparison ignores: requested outputs, and the caches of libraries."""

@@ -150,3 +150,19 @@ def test_the_oracle_sees_names_that_are_shifted(made, name):
 def test_an_oracle_that_cannot_read_a_result_says_so(tmp_path):
     case = FuzzCase("input files", "preprocess", ["--out", "nothing"], tmp_path, [], "")
     assert "cannot read" in silent_loss(case, "", "")[0]
+
+
+@pytest.mark.parametrize(
+    ("tells", "notice", "is_fault"),
+    [
+        ("seem shifted", "text: source and target seem shifted: ...", False),
+        ("seem shifted", "text: HTML tags, which are read as text: ...", True),
+        ("seem shifted", "", True),
+        ("", "", False),
+        ("", "text: HTML tags, which are read as text: ...", True),
+    ],
+)
+def test_the_oracle_sees_missing_and_wrong_notices(tmp_path, tells, notice, is_fault):
+    case = FuzzCase("pairs", "verify", [], tmp_path, [], "", tells=tells)
+    lost = silent_loss(case, "", f"text: 1,000/1,000 examples (100.0%), elapsed 0:00\n{notice}\n")
+    assert [text.startswith("wanted a notice") for text in lost] == [True] * is_fault
