@@ -123,7 +123,7 @@ def test_trees_are_those_that_the_encode_stage_makes_of_the_pieces(vocab, cases,
         text["example_id"] = parsed["example_id"] = 7 * number
     encode = partial(encode_example, config=config, labels=encoder.labels, tags=encoder.tags)
     rows = rows_of([encode(text, parsed, plain) for text, parsed in cases])
-    sampler = Sampler(vocab, config.binarize, SamplingConfig(bpe_dropout=dropout), seed=3)
+    sampler = Sampler(vocab, config.facts(), SamplingConfig(bpe_dropout=dropout), seed=3)
     sampled, targets = sampler.source(rows, epoch), sampler.targets(rows, epoch)
     for number, (text, parsed) in enumerate(cases):
         counts = len(parsed["words"]["text"]), len(text["target"].split(" "))

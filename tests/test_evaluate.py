@@ -312,7 +312,7 @@ def test_text_of_other_examples_is_refused(run, tmp_path):
     tests = [shard for shard in index["shards"] if shard["split"] == "test"]
     tests[0].update(bytes=tests[1]["bytes"], rows=tests[1]["rows"])
     (data / "text" / "index.json").write_text(json.dumps(index))
-    with pytest.raises(UserError, match="text has line"):
+    with pytest.raises(UserError, match="its stages text and encoded differ at line 1; run"):
         read_references(data, "test")
 
 

@@ -278,14 +278,14 @@ def test_commands_that_add_results_at_a_time_keep_each_others(runs, monkeypatch)
 
 
 def test_a_result_that_replaces_one_of_other_data_or_settings_is_told(tmp_path, capsys):
-    """`data=a/news` and `data=b/news` are both the result `test.news`."""
+    """`data=a/news` and `data=b/news` are both the result `test.data-news`."""
     path, entry = tmp_path / "scores.json", {"asked": {"data": "a/news"}, "data": {"fingerprint": "one"}, "bleu": 1.0}
     for one in (entry, entry | {"bleu": 2.0}):  # the same command once more
-        add_entry(path, "test.news", one)
+        add_entry(path, "test.data-news", one)
     assert not capsys.readouterr().err
-    add_entry(path, "test.news", {"asked": {"data": "b/news"}, "data": {"fingerprint": "two"}})
+    add_entry(path, "test.data-news", {"asked": {"data": "b/news"}, "data": {"fingerprint": "two"}})
     changed = "asked.data: 'a/news' -> 'b/news'; data.fingerprint: 'one' -> 'two'"
-    told = f"note: {path}, test.news: this result replaces one of other settings or data ({changed})\n"
+    told = f"note: {path}, test.data-news: this result replaces one of other settings or data ({changed})\n"
     assert capsys.readouterr().err == told
 
 
@@ -293,9 +293,9 @@ def test_a_checkpoint_of_another_run_has_a_result_of_its_own(runs):
     before = read_scores(runs / "a")
     assert evaluate_run(runs / "a", EvaluateSettings(checkpoint=str(runs / "a" / "averaged")))[0] == "test"
     name, entry = evaluate_run(runs / "a", EvaluateSettings(checkpoint=str(runs / "b" / "averaged")))
-    assert name == "test.b-averaged" and entry["weights_sha256"] == RunState(runs / "b").weights_sha256()
+    assert name == "test.weights-b-averaged" and entry["weights_sha256"] == RunState(runs / "b").weights_sha256()
     step = EvaluateSettings(checkpoint=f"{runs}/b/checkpoints/step_00000002")
-    assert evaluate_run(runs / "a", step)[0] == "test.b-step_00000002"
+    assert evaluate_run(runs / "a", step)[0] == "test.weights-b-step_00000002"
     found = RunState(runs / "a").check_scores(read_scores(runs / "a"))
     assert found.keys() >= before.keys() and not any(status.changed for status in found.values())
 

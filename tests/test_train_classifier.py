@@ -178,7 +178,7 @@ def test_scores_of_other_weights_are_made_anew_and_in_comparisons_refused_until_
 def test_other_data_of_the_vocabulary_gets_scores_of_its_own(finished, tmp_path):
     other = write_labelled(tmp_path / "more", {"test": make_rows(9, seed=9)})
     name, scores = classify_run(finished, ClassifySettings(data=other, checkpoint="last"))
-    assert (name, scores["num_examples"]) == ("test.last.more", 9)
+    assert (name, scores["num_examples"]) == ("test.last.data-more", 9)
     with pytest.raises(UserError, match="is a run of classification, which cannot translate"):
         load_run(finished)
     strange = write_labelled(tmp_path / "strange", {"test": make_rows(9)}, vocab_fingerprint="other")

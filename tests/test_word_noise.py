@@ -17,7 +17,7 @@ from treenet.data.input_kinds import ALWAYS
 from treenet.data.noise import WordDraws, WordTrees, add_noise
 from treenet.data.sampled import Sampler
 from treeproc.common.settings import UserError
-from treeproc.shards.schema import UNK_ID
+from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED, UNK_ID
 from treeproc.shards.store import read_index
 from treeproc.stages.encode import RowEncoder
 from treeproc.trees.flat_trees import FlatTrees
@@ -67,7 +67,7 @@ def test_equals_the_slow_reference(vocab, cases, config, noise, epoch):  # noqa:
     for number, (text, parsed) in enumerate(cases):
         text["example_id"] = parsed["example_id"] = 7 * number
     stored = [encode_example(text, parsed, plain, config, encoder.labels, encoder.tags) for text, parsed in cases]
-    sampler = Sampler(vocab, config.binarize, SamplingConfig(**noise), seed=3)
+    sampler = Sampler(vocab, config.facts(), SamplingConfig(**noise), seed=3)
     sampled = sampler.source(rows_of(stored), epoch)
     assert sampler.targets(rows_of(stored), epoch).flat.tolist() == [piece for row in stored for piece in row["tgt_pieces"]]
     for number, ((text, parsed), row) in enumerate(zip(cases, stored, strict=True)):
@@ -78,10 +78,21 @@ def test_equals_the_slow_reference(vocab, cases, config, noise, epoch):  # noqa:
             ([p for p, w in zip(leaves["piece"], leaves["word_index"], strict=True) if w == word], tag)
             for word, tag in enumerate(over_words["leaves"]["pos_tag"])
         ]
-        words, tree = reference_noise(words, SpanTree(labels, spans["start"], spans["end"]), noise, 7 * number, epoch)
-        tree = split_words(tree, [encoder.tags.names[tag] for _, tag in words], [len(pieces) for pieces, _ in words])
+        every_word = config.tree_source == "flat_tags"  # whose nodes follow their words
+        nodes = list(zip(labels, spans["start"], spans["end"], strict=True))
+        if every_word:  # in pre-order, the node of a word is the last over it
+            ends = [node[1:] for node in nodes]
+            own = {max(i for i, end in enumerate(ends) if end == (word, word + 1)) for word in range(len(words))}
+            nodes = [node for i, node in enumerate(nodes) if i not in own]
+        tree = SpanTree([node[0] for node in nodes], [node[1] for node in nodes], [node[2] for node in nodes])
+        words, tree = reference_noise(words, tree, noise, 7 * number, epoch)
+        tags = [encoder.tags.names[tag] for _, tag in words]
+        tree = split_words(tree, tags, [len(pieces) for pieces, _ in words], 1 if every_word else 2)
         pieces = [piece for own, _ in words for piece in own]
         tree = binarise(tree, len(pieces), config.binarize) if config.binarize != "none" else tree
+        if config.tree_source == "unlabelled":
+            shown = [label if label.removeprefix("@").startswith(SPLIT_WORD_PREFIX) else UNANALYSED for label in tree.labels]
+            tree = SpanTree(shown, tree.starts, tree.ends)
         ends = parents_and_subtree_ends(tree)[1]
         expected = [pieces, [encoder.labels[label] for label in tree.labels], tree.starts, tree.ends, ends]
         assert [list(getattr(sampled, name))[number].tolist() for name in ALWAYS[:-1]] == expected

@@ -79,9 +79,9 @@ AGREEMENT = ("tree_transformer", "transformer", "bilstm", "tree_lstm", "shuffled
 SMALLER = ("sst5_pretrained_two_percent", "sst2_pretrained")
 WITH_MEAN = ("tree_mean", "tree_mean_shuffled", "layer", "binary")
 CONTROL = (
-    "tree_transformer", "other_trees", "transformer", "tree_relative_positions", "linearized_transformer", "tree2seq",
-    "tree2seq_other_trees", "bilstm", "multi_granularity", "sinusoids", "structural_positions", "tree_distance",
-    "tree_traversal", "deprel_head", "child_sum_tree2seq", "relative_positions",
+    "tree_transformer", "other_trees", "transformer", "tree_relative_positions", "linearized_transformer",
+    "without_labels", "permuted_labels", "tree2seq", "tree2seq_other_trees", "bilstm", "multi_granularity", "sinusoids",
+    "structural_positions", "tree_distance", "tree_traversal", "deprel_head", "child_sum_tree2seq", "relative_positions",
 )  # fmt: skip
 PARSED_CONTROL = ("tree_transformer", "damaged_15", "damaged_40", "other_trees", "random_trees", "transformer")
 NLL_OF_CONTROL, DEPTHS = ("nll", "half"), ("depth to 4", "depth 6 to 8")

@@ -31,6 +31,7 @@ from treeproc.shards.piece_files import read_pieces
 from treeproc.shards.rows import edges_of, flatten, hash_ids, take
 from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNK_ID, UNKNOWN_LABEL_ID
 from treeproc.shards.shard import read_names
+from treeproc.trees.controls import hidden_names
 from treeproc.trees.flat_trees import BINARY_PREFIX, FlatTrees, binarise, split_words
 
 
@@ -45,10 +46,10 @@ class WordTrees:
     counts: np.ndarray  # [G] pieces of each word
 
 
-def over_words(rows: RowLists) -> WordTrees:
+def over_words(rows: RowLists, *, every_word: bool = False) -> WordTrees:
     """Return the words and trees of examples that were read with their words and tags.
 
-    Raises UserError if a word of several pieces has no node.
+    Words of several pieces lose the node of their tag; with `every_word`, all words do. Raises UserError if one has none.
     """
     pieces, word, tags = (Ragged.of(lists) for lists in (rows.pieces, rows.words, rows.pos_tags))
     labels, starts, ends = (Ragged.of(lists) for lists in (rows.labels, rows.starts, rows.ends))
@@ -60,14 +61,15 @@ def over_words(rows: RowLists) -> WordTrees:
     counts, offset = np.diff(first), np.repeat(leaf_edges[:-1], starts.lengths)
     start, end = starts.flat + offset, ends.flat + offset
     start_word, last_word = of_leaf[start], of_leaf[end - 1]
-    in_word = (start_word == last_word) & (counts[start_word] > 1)
+    has_node = counts > (0 if every_word else 1)
+    in_word = (start_word == last_word) & has_node[start_word]
     complete = in_word & (end - start == counts[start_word])
     own = np.full(len(counts), -1)
     own[start_word[complete]] = np.flatnonzero(complete)  # the last one in pre-order, which is the lowest
-    if (own[counts > 1] < 0).any():
+    if (own[has_node] < 0).any():
         raise UserError("a word of several pieces has no node of its tag in the trees; run workflows/preprocess.py again")
     kept = ~in_word | complete
-    kept[own[counts > 1]] = False
+    kept[own[has_node]] = False
     trees = FlatTrees(labels.flat[kept].astype(np.int64), start_word[kept], last_word[kept] + 1, [])
     words = np.diff(edges_of(begins.astype(np.int64))[leaf_edges])
     return WordTrees(trees, tags.flat[first[:-1]].astype(np.int64), words, pieces.flat, counts)
@@ -76,22 +78,24 @@ def over_words(rows: RowLists) -> WordTrees:
 class PieceTrees:
     """Makes trees over pieces from trees over words, with the label ids of a vocabulary folder.
 
-    `binarize` is the setting of that name of the data set. Raises UserError if a file of the vocabulary is missing.
+    `settings` are those of the trees of the data set. Raises UserError if a file of the vocabulary is missing.
     """
 
-    def __init__(self, vocab: AnyPath, binarize: str):
+    def __init__(self, vocab: AnyPath, settings: Mapping):
         self._labels, self._tags = (read_names(vocab / f"{name}.txt") for name in ("labels", "pos_tags"))
-        self._binarize = binarize
+        self._binarize, source = settings.get("binarize", "none"), settings.get("tree_source")
+        self.every_word = source == "flat_tags"
         ids = {name: number for number, name in enumerate(self._labels)}
         names = [*self._labels, *(SPLIT_WORD_PREFIX + name for name in self._tags)]
-        made = [*names[len(self._labels) :], *(BINARY_PREFIX + name for name in names)]
         # The names in the order in which `split_words` and `binarise` number them.
-        self._ids = np.array([*range(len(self._labels)), *(ids.get(name, UNKNOWN_LABEL_ID) for name in made)])
+        names += [BINARY_PREFIX + name for name in names]
+        shown = hidden_names(names) if source == "unlabelled" else names
+        self._ids = np.array([ids.get(name, UNKNOWN_LABEL_ID) for name in shown])
 
     def over_pieces(self, words: WordTrees) -> RowLists:
         """Return the rows of a batch, without its example ids and targets."""
         trees = FlatTrees(words.trees.labels, words.trees.starts, words.trees.ends, self._labels)
-        trees = split_words(trees, words.tags, self._tags, words.counts)
+        trees = split_words(trees, words.tags, self._tags, words.counts, every_word=self.every_word)
         if self._binarize != "none":
             trees = binarise(trees, len(words.pieces), self._binarize)
         word_edges = edges_of(words.words)

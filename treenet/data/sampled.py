@@ -4,7 +4,7 @@ All draws follow from (seed, epoch, example, side). They do not depend on batch-
 of batches keeps the sizes of the data set. So all models share batches, and a batch of sampled examples may be larger.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 import numpy as np
@@ -26,19 +26,19 @@ _WORD_COLUMNS = ("words", "pos_tags")
 
 
 class Sampler:
-    """Samples the examples of a data set with the vocabulary folder `vocab`, whose trees have the form `binarize`.
+    """Samples the examples of a data set with the vocabulary folder `vocab`; `settings` are those of its trees.
 
     Raises UserError if a file of the vocabulary is missing or does not fit.
     """
 
-    def __init__(self, vocab: AnyPath, binarize: str, config: SamplingConfig, seed: int):
+    def __init__(self, vocab: AnyPath, settings: Mapping, config: SamplingConfig, seed: int):
         self.config, self._seed = config, seed
         self._merges = Merges.load(vocab / "pieces.model")
-        self._trees = PieceTrees(vocab, binarize)
+        self._trees = PieceTrees(vocab, settings)
 
     def source(self, rows: RowLists, epoch: int) -> RowLists:
         """Return the leaves and trees of an epoch, of rows that were read with words and tags. Other fields stay."""
-        words = over_words(rows)
+        words = over_words(rows, every_word=self._trees.every_word)
         if self._divides("source"):
             pieces, counts = self._divide(rows, words.pieces, words.counts, words.words, epoch, _SOURCE)
             words = replace(words, pieces=pieces, counts=counts)
@@ -79,8 +79,7 @@ class SampledSource(ExampleSource):
 
     def __init__(self, folder: AnyPath, split: str, reads: InputKind, sampling: SamplingConfig, seed: int):
         super().__init__(folder, split, reads)
-        binarize = read_index(folder).get("tree_settings", {}).get("binarize", "none")
-        self._sampler = Sampler(folder / "vocab", binarize, sampling, seed)
+        self._sampler = Sampler(folder / "vocab", read_index(folder).get("tree_settings", {}), sampling, seed)
 
     def in_epoch(self, epoch: int) -> "EpochExamples":
         """Return the examples as an epoch samples them."""

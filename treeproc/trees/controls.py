@@ -6,6 +6,7 @@ labels, with permuted labels, or with the labels on another shape.
 Shapes: T trees, N nodes.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -65,8 +66,12 @@ def _middles(kind: ControlTree, keys: np.ndarray, start: np.ndarray, end: np.nda
 
 def hide_labels(trees: FlatTrees) -> FlatTrees:
     """Return the trees with the label X at all nodes except the roots of split words, and nodes that binarise these."""
-    kept = [name if name.removeprefix(BINARY_PREFIX).startswith(SPLIT_WORD_PREFIX) else UNANALYSED for name in trees.names]
-    return replace(trees, names=kept)
+    return replace(trees, names=hidden_names(trees.names))
+
+
+def hidden_names(names: Sequence[str]) -> list[str]:
+    """Return the labels that `hide_labels` puts in the place of these."""
+    return [name if name.removeprefix(BINARY_PREFIX).startswith(SPLIT_WORD_PREFIX) else UNANALYSED for name in names]
 
 
 def permute_labels(trees: FlatTrees, keys: np.ndarray) -> FlatTrees:
