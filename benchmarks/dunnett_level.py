@@ -1,4 +1,4 @@
-"""How often Dunnett's test finds a difference that is not there, if systems vary unequally over seeds.
+"""The rate at which Dunnett's test finds a difference that is not there, if systems vary unequally over seeds.
 
     python benchmarks/dunnett_level.py --deviations 0.009 0.055 0.012 --seeds 6 --level 0.975
 

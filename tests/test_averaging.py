@@ -20,7 +20,7 @@ CONFIG = TrainConfig(data="data", workers=0)
 
 @pytest.fixture(autouse=True)
 def run_files(tmp_path):
-    """What says which run the folder holds."""
+    """The facts that say which run the folder holds."""
     (tmp_path / "config.yaml").write_text(dump_settings(CONFIG))
     (tmp_path / "run.json").write_text(json.dumps(FACTS))
 

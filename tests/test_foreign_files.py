@@ -122,7 +122,7 @@ def test_expressions_of_known_families_are_read(folders, tmp_path, pattern):
 
 
 def test_tables_of_characters_are_whole_or_refused(folders, tmp_path, charsmap, capfd):
-    """What is damaged and still read does not panic."""
+    """A damaged tokenizer that is still read does not panic."""
     random, read = Random(3), 0
     assert TokenizerPieces(changed(folders["unigram"], tmp_path, normalizer=precompiled(charsmap)))
     lines = pa.array(["".join(map(chr, range(start, start + 0x300))) for start in range(0x20, 0xD000, 0x300)])

@@ -136,7 +136,7 @@ def test_an_average_of_another_run_is_not_read(runs, own, other):
 
 
 def test_the_remedy_for_a_packed_run_is_for_the_run_that_was_zipped(runs, own):
-    """What is removed from the cache is unpacked again."""
+    """A mixed run in a zip: its copy in the cache is unpacked again, so the remedy is for the run that was zipped."""
     put(runs / "seed", own, AVERAGED)
     shutil.make_archive(str(own.parent / "packed"), "zip", own)
     said = r"has weights of another run \(seed: 1 -> 2\); remove averaged from the run that was zipped, .*, and zip it again"

@@ -100,7 +100,7 @@ def test_permuted_labels_are_those_of_their_tree_and_the_rest_stays(vocab, cases
 
 
 def test_all_permutations_are_as_likely():
-    """Of three nodes below the root, in 6,000 lines."""
+    """All orders of three nodes below the root are equally frequent, in 6,000 lines."""
     rows = np.arange(6000)
     starts, ends = (np.tile(places, 6000) + np.repeat(4 * rows, 4) for places in ([0, 0, 0, 0], [4, 3, 2, 1]))
     trees = FlatTrees(np.tile(np.arange(4), 6000), starts, ends, list("rabc"))
