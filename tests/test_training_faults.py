@@ -154,7 +154,8 @@ def test_ctrl_c_is_one_line_and_the_same_command_continues(data, request, tmp_pa
     wait_for(lambda: checkpoint_folders(run_dir), process, log=tmp_path / "log")
     children = psutil_processes(process.pid)
     os.killpg(process.pid, signal.SIGINT)
-    status = process.wait(timeout=150)
+    wait_for(lambda: process.poll() is not None, seconds=150, log=tmp_path / "log")
+    status = process.returncode
     message = (tmp_path / "log").read_text()
     assert status == 130 and message.endswith("\ninterrupted; to go on, run the same command again\n"), message[-3000:]
     assert "Traceback" not in message and "Error" not in message and message.count("interrupted") == 1

@@ -30,6 +30,7 @@ from treeproc.common.errors import (
     running_command,
 )
 from treeproc.common.files import way_out
+from treeproc.common.interrupts import careful_interrupts
 from treeproc.common.messages import choose_messages, messages_shown, phase, warn
 from treeproc.common.ray_session import FAILED, describe_ray_failure
 from treeproc.common.setting_errors import explain_unknown, has_setting, nearest
@@ -202,7 +203,7 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
     """
     open_lost_streams()
     atexit.register(gc.freeze)  # at its end, Python looks for garbage in PyTorch's modules twice, which takes 0.4 s
-    with command_runs(), messages_shown():
+    with command_runs(), messages_shown(), careful_interrupts():
         try:
             note_lost_output(sys.argv[1:])
             main(sys.argv[1:])
