@@ -8,6 +8,7 @@ import csv
 import gzip
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,14 +17,14 @@ from typing import NamedTuple
 
 SAMPLE = Path(__file__).resolve().parent.parent / "treeproc" / "sample"
 COMMAND = [sys.executable, "-c", "from treenet.cli.main import main; main()"]
-PAIRS = 300
+PAIRS = 500
 DATA = (
     "splits.train.source=[a.en] splits.train.target=[a.de] splits.valid.hold_out=10 splits.test.source=[test.en] "
-    "splits.test.target=[test.de] subwords.vocab_size=300"
+    "splits.test.target=[test.de] subwords.vocab_size=500 workers=0"
 )
 TINY = "model.d_model=16 model.d_ff=16 model.num_heads=2 workers=0 max_steps=4 validate_every=2 checkpoint_every=2"
 LABELLED = (
-    "splits.train.source=[a.csv] splits.valid.hold_out=10 splits.test.source=[test.csv] subwords.vocab_size=300 format=labelled "
+    "splits.train.source=[a.csv] splits.valid.hold_out=10 splits.test.source=[test.csv] subwords.vocab_size=500 workers=0 format=labelled "
     "labelled.text=text labelled.label=genre"
 )
 
@@ -38,8 +39,8 @@ class Mistake(NamedTuple):
 
 MISTAKES = (
     # Text
-    Mistake("a file that is not there", f"preprocess --out x {DATA} splits.train.source=[b.en]", r"b\.en.*(not there|missing)"),
-    Mistake("files of other lengths", f"preprocess --out x {DATA} splits.train.target=[short.de]", r"300.*299|299.*300"),
+    Mistake("a file that is not there", f"preprocess --out x {DATA} splits.train.source=[b.en]", r"b\.en.*(not there|missing|No such file)"),
+    Mistake("files of other lengths", f"preprocess --out x {DATA} splits.train.target=[short.de]", "500.*499|499.*500"),
     Mistake("an empty file", f"preprocess --out x {DATA} splits.train.source=[empty]", "empty|no line"),
     Mistake("Latin-1", f"preprocess --out x {DATA} splits.train.target=[latin1.de]", r"latin1\.de.*line \d+.*UTF-8"),
     Mistake("a file that was cut", f"preprocess --out x {DATA} splits.train.source=[cut.gz]", r"cut\.gz.*(cut|ends|damaged)"),
@@ -47,14 +48,13 @@ MISTAKES = (
     Mistake("text of web pages", f"preprocess --out y {DATA} splits.train.source=[html.en]", "<br", 0),
     Mistake("a British spelling", f"preprocess --out x {DATA} tree.binarise=right", "tree.binarize"),
     Mistake("a value that is none", f"preprocess --out x {DATA} tree.binarize=yes", "left|right"),
-    Mistake("a parser that is not installed", f"preprocess --out x {DATA} parser.name=benepar", r"pip install.*benepar"),
+    Mistake("a parser that is not installed", f"preprocess --out x {DATA} parser.name=benepar", "benepar.*(pip install|path)"),
     Mistake("a language without a parser", f"preprocess --out x {DATA} parser.language=eo", "eo.*(train|models|language)"),
     Mistake("more pieces than the text has", f"preprocess --out x {DATA} subwords.vocab_size=50000", "vocab_size"),
     Mistake("no folder", f"preprocess {DATA}", "--out"),
     Mistake("a folder that is a run", f"preprocess --out t {DATA}", "t .*(run|training)"),
     Mistake("a column that is not there", f"preprocess --out x {LABELLED} labelled.text=txt", "txt.*text"),
-    Mistake("a row without a label", f"preprocess --out x {LABELLED} splits.train.source=[hole.csv]"
-            " columns.text=text columns.label=genre", r"hole\.csv.*(row|line) 5"),
+    Mistake("a row without a label", f"preprocess --out x {LABELLED} splits.train.source=[hole.csv]", r"hole\.csv.*(row|line) 5"),
     Mistake("given trees without trees", f"preprocess --out x {DATA} parser.name=given", "parser.name|format"),
     # Training
     Mistake("no data", f"train --out x {TINY}", r"data=\S+"),
@@ -144,6 +144,7 @@ def answer(mistake: Mistake, folder: Path) -> str:
     """Return "" if the mistake gets its line, else what is wrong."""
     done = subprocess.run([*COMMAND, *mistake.command.split()], cwd=folder, input=mistake.input, capture_output=True, text=True)
     said = done.stderr + (done.stdout if mistake.status == 0 else "")
+    shutil.rmtree(folder / "x", ignore_errors=True)
     lines = [line for line in said.splitlines() if re.search(mistake.says, line)]
     errors = sum(line.startswith("error:") for line in said.splitlines())
     faults = [
