@@ -12,7 +12,7 @@ author = "the tree-attention authors"
 copyright = author
 release = version = __version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "settings_list"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "settings_list"]
 exclude_patterns = ["_build"]
 myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 4
@@ -20,13 +20,6 @@ suppress_warnings = ["config.cache"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
-
-# The tutorial is computed when the site is built. An error in it is an error of the build.
-nb_execution_mode = "cache"
-nb_execution_in_temp = True
-nb_execution_timeout = 900
-nb_execution_raise_on_error = True
-nb_merge_streams = True
 
 html_theme = "furo"
 html_title = f"tree-attention {version}"
