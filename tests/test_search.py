@@ -197,7 +197,7 @@ def test_beam_1_is_greedy(exponent):
 
 @num_examples(60)
 @given(
-    logits=st.lists(st.integers(-2, 2), min_size=40, max_size=40),
+    logits=st.none() | st.lists(st.integers(-2, 2), min_size=40, max_size=40),
     beam_size=st.integers(1, 6),
     num_best=st.integers(1, 6),
     max_length=st.integers(1, 9),
@@ -207,8 +207,8 @@ def test_beam_1_is_greedy(exponent):
     seed=st.integers(0, 99),
 )
 def test_stopping_early_and_batching_change_no_result(logits, beam_size, num_best, max_length, min_length, exponent, form, seed):
-    """Ties are in the order of the reference, too."""
-    model = drawn_model(logits, seed)
+    """Ties, of which whole numbers make many, are in the order of the reference, too. Real numbers make scores that are close."""
+    model = random_model(seed, num_sentences=3) if logits is None else drawn_model(logits, seed)
     config = decoding(max_length, beam_size=beam_size, min_length=min_length, length_penalty=exponent, length_penalty_form=form)
     num_best = min(num_best, beam_size)
     everything = search_batch(model, batch_of(0, 1, 2), config, num_best=num_best)
@@ -231,6 +231,22 @@ def test_stopping_early_saves_steps():
     together, model.rows_decoded = model.rows_decoded, 0
     search_batch(model, batch_of(1), config)
     assert together == model.rows_decoded + 1
+
+
+@pytest.mark.parametrize("form", ["length", "gnmt"])
+@pytest.mark.parametrize("better", [-1e-3, 1e-3])
+def test_a_search_stops_exactly_when_no_live_hypothesis_can_win(better, form):
+    """After the first step, the empty translation is finished, and one piece may still win by its score at the full length."""
+    config = decoding(max_length=1, beam_size=2, length_penalty=1.0, length_penalty_form=form)
+    finished, factor = penalised(np.log(0.3), 0, config), penalised(-1.0, 1, config)
+    live = (finished + better) / -factor  # its log-probability: then EOS is certain
+    table = torch.full((1, NUM_HISTORIES, 7), -torch.inf)
+    table[:, :, EOS_ID] = 0.0
+    first = torch.tensor([0.3, np.exp(live), 0.7 - np.exp(live)]).float()
+    table[0, (BOS_ID * 7 + 1) % NUM_HISTORIES, [EOS_ID, 4, PAD_ID]] = first.log()
+    model = TableModel(table)
+    (found,) = search_batch(model, batch_of(0), config)
+    assert found[0].ids == ((4,) if better > 0 else ()) and model.rows_decoded == (2 if better > 0 else 1)
 
 
 def test_lengths_stay_within_their_limits_and_depend_on_the_own_leaves():
