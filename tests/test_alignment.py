@@ -193,6 +193,7 @@ def test_align_refuses_unfit_files_and_models_in_one_line(align, run, tmp_path):
     recurrent = write_run(tmp_path / "recurrent", write_vocabulary(tmp_path / "data"), name="bilstm")
     for out, arguments, message in [
         (run, [f"target={short}"], "has 2 lines, but .*short has 1"),
+        (run, ["target=target.tsv"], "target.tsv must have one text a line, but its name is that of a table"),
         (run, [f"target={source}", f"references={one}"], "has 2 lines, but .*one has 1"),
         (run, [f"target={source}", f"references={wrong}"], "wrong, line 2: a link must have the form 2-3"),
         (

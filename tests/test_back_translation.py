@@ -304,6 +304,8 @@ def test_refusals(data, undisturbed, tmp_path):
     (tmp_path / "empty.de").write_text("\n \n")
     with pytest.raises(UserError, match="there is no line with text"):
         sample_lines([tmp_path / "empty.de"], 3, tmp_path / "out")
+    with pytest.raises(UserError, match="a.csv must have one text a line"):
+        sample_lines([tmp_path / "empty.de", tmp_path / "a.csv"], 3, tmp_path / "out")
 
 
 @pytest.mark.parametrize("key", ["run={}", "translate.ensemble=[{}]"])

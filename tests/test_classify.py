@@ -146,6 +146,56 @@ def test_bad_lines_are_empty_and_harm_no_other(run, tmp_path):
     }
 
 
+def test_the_files_of_a_data_set_come_back_with_the_classes_of_its_splits(run, tmp_path):
+    """Each in its own form, also from an exported run, which has no data set: as many rows as examples, in their order."""
+    load_run(run).save_pretrained(tmp_path / "export")
+    for folder, name in ((run, "train.tsv"), (tmp_path / "export", "valid.csv"), (run, "test.jsonl")):
+        split, suffix = name.split(".")
+        whole = (run.parent / name).read_text()
+        result, _ = classify_run(run, ClassifySettings(split=split))
+        rows = [line.split("\t") for line in (run / f"predictions.{result}.tsv").read_text().splitlines()[1:]]
+        done = run_here("classify.py", "--out", folder, f"input={run.parent / name}", "lines_at_once=50")
+        assert done.returncode == 0, done.stderr
+        lines = done.stdout.splitlines()
+        assert all(line.startswith(one.removesuffix("}")) for line, one in zip(lines, whole.splitlines(), strict=True))
+        if suffix == "jsonl":
+            found = [(one["predicted"], one["probability"]) for one in map(json.loads, lines)]
+        else:
+            cells = [line.split("\t" if suffix == "tsv" else ",")[-2:] for line in lines]
+            found = [(label, float(number)) for label, number in cells[suffix == "csv" :]]
+        assert [label for label, _ in found] == [sorted(WORDS)[int(row[2])] for row in rows]
+        assert [number for _, number in found] == pytest.approx([max(map(float, row[3:])) for row in rows], abs=2e-6)
+
+
+def test_trees_in_a_table_are_those_of_a_file_of_trees(tmp_path):
+    trees = {"x": "(S (NP (DT The) (NN dog)) (VP (VBD ran)))", "y": "(NP (DT a) (JJ blue) (NN cat))"}
+    (tmp_path / "train.tsv").write_text("".join(f"{label}\t{tree}\n" for label, tree in trees.items()) * 20)
+    values = {"format": "labelled", "labelled": {"brackets": True}, "parser": {"name": "given"}, "subwords": {"vocab_size": 280}}
+    splits = {split: {"source": [tmp_path / "train.tsv"]} for split in ("train", "valid")}
+    preprocess(PreprocessConfig.model_validate(values | {"splits": splits, "workers": 0}), tmp_path / "data")
+    run = train(tmp_path / "data", tmp_path / "run", "max_steps=2", "validate_every=2", "checkpoint_every=2", "log_every=2")
+    (tmp_path / "new.csv").write_text("text\n" + "".join(f"{tree}\n" for tree in trees.values()))
+    (tmp_path / "new.trees").write_text("".join(f"{tree}\n" for tree in trees.values()))
+    table = run_here("classify.py", "--out", run, f"input={tmp_path / 'new.csv'}")
+    beside = run_here("classify.py", "--out", run, f"trees={tmp_path / 'new.trees'}", "--scores")
+    assert table.returncode == beside.returncode == 0, table.stderr + beside.stderr
+    found = [line.split(",")[-2:] for line in table.stdout.splitlines()[1:]]
+    assert ["\t".join(reversed(one)) for one in found] == beside.stdout.splitlines() and len(found) == 2
+
+
+def test_rows_without_a_class_and_tables_under_another_name(run, tmp_path):
+    table, output = tmp_path / "a.csv", tmp_path / "output"
+    table.write_text('id,text\n1,A day.\n2," "\n3,"a\x01\nb"\n')
+    done = run_here("classify.py", "--out", run, f"input={table}", f"output={output}")
+    assert done.returncode == 0 and "a.csv, row 2: is empty" in done.stderr and "2 of 3 rows have no class: 2, 3" in done.stderr
+    head, first, *others = output.read_text().splitlines()
+    assert head == "id,text,predicted,probability" and first.startswith("1,A day.,")
+    assert others == ['2," ",,', '3,"a\x01', 'b",,']
+    table.rename(tmp_path / "a.txt")
+    done = run_here("classify.py", "--out", run, f"input={tmp_path / 'a.txt'}", f"output={output}")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1) and "a.txt, line 1: expected a text, but found" in done.stderr
+
+
 def test_a_diverged_model_classifies_nothing(run):
     loaded = load_run(run)
     with torch.no_grad():
@@ -159,7 +209,7 @@ def test_lines_that_begin_with_their_class_are_told(run, tmp_path):
     labelled = [f"{label}\t{text}" for label, text in toy_lines(25, 200)]
     _, messages = classify(run, tmp_path, [*labelled, *texts()[:20]], "lines_at_once=50")
     assert (
-        "begins with a class and a tab, which the model reads as text: 25 of 45 lines, for example line 1 with 'so so'"
+        "begins with a class and a tab, which the model reads as text: 25 of 45 lines, for example line 1 with 'so so'; name "
         in messages
     )
     for lines in (texts(), [*labelled[:9], *texts()], [f"new\t{text}" for text in texts()]):

@@ -202,6 +202,19 @@ def test_pairs_of_files_are_scored_and_classified(run, tmp_path):
     assert [one.label for one in model.classify([pair[1:] for pair in pairs])] == alone
 
 
+def test_a_table_of_pairs_comes_back_with_classes(run, tmp_path):
+    pairs = lines_of(9, 200)
+    expected, _ = classify(run, tmp_path, ["\t".join(pair[1:]) for pair in pairs], "--scores")
+    (tmp_path / "a.csv").write_text("b,text\n" + "".join(f'{second},"{first}"\n' for _, first, second in pairs) + ",x\n")
+    (tmp_path / "a.tsv").write_text("".join("\t".join(pair) + "\n" for pair in pairs))
+    for name, between, labelled in (("a.csv", ",", 1), ("a.tsv", "\t", 0)):
+        done = run_here("classify.py", "--out", run, f"input={tmp_path / name}")
+        assert done.returncode == 0, done.stderr
+        rows, given = done.stdout.splitlines(), (tmp_path / name).read_text().splitlines()
+        found = [row.removeprefix(line + between).split(between) for row, line in zip(rows, given, strict=True)][labelled:]
+        assert ["\t".join(reversed(row)) for row in found[:9]] == expected and found[9:] == [["", ""]] * labelled
+
+
 def test_bad_pairs_are_empty_and_harm_no_other(run, tmp_path):
     good = "The dog sleeps.\tWe see the dog."
     (expected,), _ = classify(run, tmp_path, [good])

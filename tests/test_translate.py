@@ -220,6 +220,19 @@ def test_leaves_are_found_in_the_line_in_their_treebank_spelling():
         place_trees("", "(S (NN a))")
 
 
+def test_each_segment_of_a_run_on_segments_has_a_translation(translate, data, lines, tmp_path):
+    expected, _ = translate(f"input={write(tmp_path / 'in.txt', lines[:3])}")
+    segments = [f'<seg id="{number}">{line}</seg>' for number, line in enumerate(lines[:3])]
+    source = write(tmp_path / "in.sgm", ['<srcset><doc docid="d">', *segments, "</doc></srcset>"])
+    with pytest.raises(UserError, match="in.sgm: expected lines of text, but found a file of segments in XML"):
+        translate(f"input={source}")
+    try:
+        (data / "config.yaml").write_text("format: sgm\n")
+        assert translate(f"input={source}")[0] == translate(f"input={tmp_path / 'in.txt'}")[0] == expected
+    finally:
+        (data / "config.yaml").unlink()
+
+
 def test_an_impossible_command_is_one_error_and_keeps_the_output(translate, run, lines, tmp_path):
     output, source, empty = tmp_path / "out.txt", write(tmp_path / "in.txt", lines[:3]), write(tmp_path / "empty.txt", [])
     output.write_text("as it was")
@@ -230,6 +243,8 @@ def test_an_impossible_command_is_one_error_and_keeps_the_output(translate, run,
     source_argument = f"input={source}"
     for out, arguments, message in [
         (run, [f"input={empty}"], "empty.txt is empty, but must have one sentence a line"),
+        (run, [f"input={tmp_path / 'none.csv'}"], "none.csv must have one text a line, but its name is that of a table"),
+        (run, [source_argument, "score=scores.tsv"], "scores.tsv must have one text a line, but its name is that of a table"),
         (run, [f"input={tmp_path / 'none.txt'}"], "cannot read .*none.txt: No such file"),
         (run, [source_argument, f"score={short}"], "in.txt has 3 lines, but .*short.txt has 2"),
         (run, [source_argument, f"trees={short}"], "in.txt has 3 lines, but .*short.txt has 2"),

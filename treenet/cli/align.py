@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,8 +31,10 @@ from treeproc.common.folder_kinds import claim_output
 from treeproc.common.messages import warn
 from treeproc.common.settings import Effect, Settings, UserError, refuse_relative_in_job
 from treeproc.common.storage import DataPath
-from treeproc.online.raw_lines import EncodedLine, RawLine, count_lines, read_raw_lines
+from treeproc.online.input_files import count_lines, read_raw_lines
+from treeproc.online.raw_lines import EncodedLine, RawLine
 from treeproc.readers import read_lines
+from treeproc.readers.numbered_lines import unequal
 
 if TYPE_CHECKING:
     from treenet.analysis.alignment import ReferenceLinks
@@ -155,13 +158,16 @@ def main(argv: Sequence[str]) -> None:
         from treenet.runs.loading import load_run
 
     references = read_references(settings)
-    if files := [path for name, path in paths.items() if name not in ("--out", "output") and not is_stream(path)]:
-        count_lines(files)
+    read = partial(read_raw_lines, settings.input, settings.trees, settings.target)
+    sides = (settings.input, settings.trees, settings.target)
+    total = None if any(is_stream(path) for path in sides if path is not None) else count_lines(read(), settings.input)
+    if references is not None and total not in (None, len(references)):
+        raise unequal(str(settings.input), total, str(settings.references), len(references))
     with ExitStack() as stack:
         folder = stack.enter_context(read_run(out, *checkpoint_names(settings.checkpoint)))
         aligner = Aligner(load_run(folder, checkpoint=settings.checkpoint), settings)
         file = stack.enter_context(named_output(settings.output)) if settings.output is not None else sys.stdout.buffer
-        lines = read_raw_lines(settings.input, settings.trees, settings.target)
+        lines = read()
         found: list[list[tuple[int, int]]] = []  # kept only to be compared
         number = unread = 0
         while part := list(islice(lines, settings.lines_at_once)):

@@ -50,7 +50,7 @@ from treeproc.common.settings import (
     refuse_relative_in_job,
 )
 from treeproc.common.storage import AnyPath
-from treeproc.online.raw_lines import read_raw_lines
+from treeproc.online.input_files import read_raw_lines
 from treeproc.parsers import ParserConfig
 from treeproc.readers import read_lines
 from treeproc.shards.schema import WINDOW_ROWS

@@ -1,4 +1,4 @@
-"""Classify raw text with a trained classifier: one line out for every line in, in order.
+"""Classify raw text with a trained classifier: one line out for every line or row in, in order.
 
     python workflows/classify.py --out RUN input=FILE output=FILE
     echo "The dog was happy." | python workflows/classify.py --out RUN --scores
@@ -6,12 +6,14 @@
     python workflows/classify.py --out RUN input=FILE trees=FILE checkpoint=2000
 
 RUN is the folder of a training run of a classifier. The command parses the lines with the parser of the run's data set, or reads
-their trees from a file of brackets. On a terminal, it classifies each line after you type it. A line that it cannot classify has
-an empty line and a warning with the reason. docs/classification.md has more.
+their trees from a file of brackets. FILE may be a table (.csv, .tsv, .jsonl) if the data set was made of tables: its rows then
+get the columns `predicted` and `probability`. On a terminal, the command classifies each line after you type it. A line that it
+cannot classify has an empty line and a warning with the reason. docs/classification.md has more.
 """
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from treenet.cli.shipped import find_config
 from treenet.cli.translate import STDIN, count_if_files, typed_lines
@@ -21,7 +23,7 @@ from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
-from treeproc.online.raw_lines import read_raw_lines
+from treeproc.online.input_files import read_raw_lines
 
 
 def main(argv: Sequence[str]) -> None:
@@ -41,6 +43,7 @@ def main(argv: Sequence[str]) -> None:
     refuse_relative_in_job(paths)
     with loading():
         from treenet.evaluation.line_classifier import LineClassifier  # here, as below, because it loads PyTorch
+        from treenet.translation.line_translator import input_form
         from treenet.translation.translate_job import answer_lines, translate_lines
 
     common = {"settings": settings, "runs": [args.out], "worker": LineClassifier}
@@ -51,5 +54,7 @@ def main(argv: Sequence[str]) -> None:
     if settings.output is not None:
         claim_output(settings.output, {"input": source, "trees": settings.trees})
     files = [path for path in (source, settings.trees) if path is not None]
-    lines = read_raw_lines(source, settings.trees, None)
-    translate_lines(lines, name=str(files[0]), total=count_if_files(files), **common)
+    form = input_form(settings, args.out)
+    read = partial(read_raw_lines, source, settings.trees, None, form)
+    unit = "row" if form.reads_table(settings.input) else "line"
+    translate_lines(read(), name=str(files[0]), unit=unit, total=count_if_files(files, read), **common)

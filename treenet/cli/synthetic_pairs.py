@@ -13,6 +13,7 @@ from treenet.translation.settings import CONSTRAINTS, TranslateSettings
 from treeproc.common.files import atomic_output, atomic_write, file_sha256, json_bytes, read_json
 from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
+from treeproc.online.input_files import refuse_table
 from treeproc.parsers import ParserConfig
 from treeproc.parsers.config import TAG_FORM
 from treeproc.readers.line_forms import is_blank
@@ -129,8 +130,10 @@ def write_pairs(pairs: Pairs, files: Sequence[Path]) -> None:
 def sample_lines(files: Sequence[Path], wanted: int, out: Path) -> tuple[int, int]:
     """Write `wanted` of the lines with text into `out`, spread evenly over all: (lines written, lines with text).
 
-    If there are fewer, it writes all. Raises UserError if there is no line with text.
+    If there are fewer, it writes all. Raises UserError if there is no line with text, and for a table.
     """
+    for path in files:
+        refuse_table(path)
     total = sum(1 for line in read_lines(files) if not is_blank(line))
     if not total:
         raise UserError(f"text: {', '.join(map(str, files))}: there is no line with text; give one sentence a line")

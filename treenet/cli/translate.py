@@ -15,8 +15,9 @@ line and a warning with the reason. docs/translate.md has more.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from treenet.cli.shipped import find_config, given_run
 from treenet.runs.run_folder import checkpoint_names
@@ -26,7 +27,8 @@ from treeproc.common.errors import CommandEnded
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import AnyPath, as_path
-from treeproc.online.raw_lines import RawLine, ask_for_lines, count_lines, read_raw_lines
+from treeproc.online.input_files import ask_for_lines, count_lines, read_raw_lines
+from treeproc.online.raw_lines import RawLine
 
 STDIN = as_path("/dev/stdin")
 
@@ -56,7 +58,8 @@ def main(argv: Sequence[str]) -> None:
         raise UserError(f"--interactive reads lines that you type, and shows text; leave out {', '.join(asked_for)}")
     typed = source is STDIN and sys.stdin is not None and sys.stdin.isatty()
     with loading():
-        from treenet.translation.translate_job import answer_lines, translate_lines  # here, because it loads PyTorch
+        from treenet.translation.line_translator import input_form  # here, because it loads PyTorch
+        from treenet.translation.translate_job import answer_lines, translate_lines
 
     if args.interactive or (typed and not _not_interactive(settings, shows_text=False)):
         with typed_lines() as lines:
@@ -65,8 +68,8 @@ def main(argv: Sequence[str]) -> None:
     if settings.output is not None:
         claim_output(settings.output, {"input": source, "trees": settings.trees, "score": settings.score, **constraints})
     files = [path for path in (source, settings.trees, settings.score, *constraints.values()) if path is not None]
-    lines = read_raw_lines(source, settings.trees, settings.score, **constraints)
-    translate_lines(lines, settings, runs, name=str(files[0]), total=count_if_files(files))
+    read = partial(read_raw_lines, source, settings.trees, settings.score, input_form(settings, out), **constraints)
+    translate_lines(read(), settings, runs, name=str(files[0]), total=count_if_files(files, read))
 
 
 @contextmanager
@@ -80,9 +83,9 @@ def typed_lines() -> Iterator[Iterator[RawLine]]:
     print(file=sys.stderr)
 
 
-def count_if_files(paths: Sequence[AnyPath]) -> int | None:
+def count_if_files(paths: Sequence[AnyPath], read: Callable[[], Iterator[RawLine]]) -> int | None:
     """Return the number of lines of files, before hours of work; None if there is a pipe, which is counted during it."""
-    return count_lines(paths) if all(path.is_file() or not path.exists() for path in paths) else None
+    return count_lines(read(), paths[0]) if all(path.is_file() or not path.exists() for path in paths) else None
 
 
 def _not_interactive(settings: TranslateSettings, *, shows_text: bool = True) -> list[str]:

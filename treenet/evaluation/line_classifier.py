@@ -19,7 +19,8 @@ from treenet.structure import ArcLevels
 from treenet.translation.line_translator import Translated, build_line_encoder, gather, local_runs
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.online.raw_lines import EncodedLine, RawLineEncoder
+from treeproc.online.input_files import ADDED, form_of
+from treeproc.online.raw_lines import EncodedLine, RawLineEncoder, TableRow
 
 BATCH_TOKENS = 8192
 _DIGITS = 6  # the last ones of float32 depend on the machine and on the batch
@@ -193,7 +194,8 @@ class LineClassifier:
         self._run = load_classifier(folder, checkpoint=settings.checkpoint, device=choose_device(settings.use_gpu))
         if settings.phrases:
             check_phrases(self._run)
-        given_trees = settings.trees is not None
+        self._form = form_of(self._run.data)
+        given_trees = settings.trees is not None or self._form.gives_trees(settings.input)
         self._encoder = build_line_encoder(self._run, given_trees=given_trees, max_pieces=settings.max_leaves)
 
     def describe(self) -> str:
@@ -208,8 +210,15 @@ class LineClassifier:
         items = read_items(self._run, self._encoder, lines, first)
         numbered = [(number, item.line) for number, item in enumerate(items, start=first + 1)]
         found = classify_items(self._run, items, phrases=self._settings.phrases)
-        write = self._json if self._settings.json_lines else self._text
-        notices = self._encoder.notices([line for _, line in numbered], first) | self._labels(numbered)
+        rows = [line.row for line in lines if line.row is not None]
+        notices = self._encoder.notices([line for _, line in numbered], first, "row" if rows else "line")
+        if not rows:
+            notices |= self._labels(numbered)
+
+        def write_row(number: int, _: EncodedLine, one: Classes | None) -> str:
+            return self._row(rows[number - first - 1], one)
+
+        write = self._json if self._settings.json_lines else write_row if rows else self._text
         return gather(numbered, found, write, notices)
 
     explain = __call__
@@ -223,9 +232,10 @@ class LineClassifier:
         if not found or 2 * len(found) < len(numbered):
             return {}
         number, label = found[0]
+        named = "name the file *.tsv, or " if self._form.format == "labelled" else ""
         message = (
             f"begins with a class and a tab, which the model reads as text: {len(found):,} of {len(numbered):,} lines, for "
-            f"example line {number:,} with {label.strip()!r}; give the texts alone (cut -f2- FILE)"
+            f"example line {number:,} with {label.strip()!r}; {named}give the texts alone (cut -f2- FILE)"
         )
         return {"labels": message}
 
@@ -233,6 +243,10 @@ class LineClassifier:
         """Columns are separated by tabs: the probability with scores, the name of the class; empty if there is none."""
         columns = [f"{found.probabilities[found.best]:.6f}" if found else ""] if self._settings.scores else []
         return "\t".join([*columns, self._run.classes[found.best] if found else ""]) + "\n"
+
+    def _row(self, row: TableRow, found: Classes | None) -> str:
+        values = (self._run.classes[found.best], found.probabilities[found.best]) if found else (None, None)
+        return row.with_columns(dict(zip(ADDED, values, strict=True)))
 
     def _json(self, number: int, line: EncodedLine, found: Classes | None) -> str:
         record: dict = {"line": number, "source": line.source, **describe_classes(self._run.classes, found)}

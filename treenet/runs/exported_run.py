@@ -28,6 +28,7 @@ from treeproc.common.folder_kinds import CONFIG, EXPORT, claim_folder
 from treeproc.common.provenance import describe_packages, describe_software, packages, read_sessions, software
 from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import inside
+from treeproc.online.input_files import HELD_FORM, form_of
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 from treeproc.shards.store import describe_trees, read_index, vocabulary_files
 
@@ -156,7 +157,7 @@ def _held_index(run: LoadedModel, vocabulary: Mapping[str, bytes]) -> dict:
         settings["models"] = PARSER_FOLDER
     settings.pop("endpoint", None)
     files = {name: hashlib.sha256(content).hexdigest() for name, content in vocabulary.items()}
-    return {**index, "totals": {}, "shards": [], "files": files}
+    return {**index, HELD_FORM: form_of(run.data).facts(), "totals": {}, "shards": [], "files": files}
 
 
 PARSER_FOLDER = "parser"  # below the data of an exported run: where its parser's own models belong

@@ -9,11 +9,11 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from treenet.config import DecodingConfig
+from treenet.config import DecodingConfig, TrainConfig
 from treenet.data.input_kinds import LEAVES
 from treenet.layers.backend import choose_device, keep_freed_memory
 from treenet.models.compiling import check_tools
-from treenet.runs.loading import LoadedModel
+from treenet.runs.loading import LoadedModel, check_there, data_of
 from treenet.runs.mirror import read_run
 from treenet.runs.run_folder import checkpoint_names
 from treenet.translation.hypotheses import Hypothesis, check_num_best
@@ -30,8 +30,10 @@ from treenet.translation.translate import (
     translate_rows,
     warn_of_width,
 )
-from treeproc.common.settings import UserError
+from treeproc.common.folder_kinds import CONFIG
+from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath
+from treeproc.online.input_files import InputForm, form_of
 from treeproc.online.raw_lines import EncodedLine, RawLineEncoder
 
 # (number of the line, the line, its result) -> what is written.
@@ -68,6 +70,16 @@ def local_runs(settings: LineSettings, runs: Sequence[AnyPath]) -> list[Path]:
         with read_run(run, *names) as folder:
             folders.append(folder)
     return folders
+
+
+def input_form(settings: LineSettings, run: AnyPath) -> InputForm:
+    """Return the form of the files that the data set of a run was made of."""
+    [folder] = local_runs(settings, [run])
+    if not (folder / CONFIG).is_file():  # no run, as its loading says
+        return InputForm()
+    data = data_of(folder, load_settings(TrainConfig, folder / CONFIG))
+    check_there(data, folder)
+    return form_of(data)
 
 
 def build_line_encoder(run: LoadedModel, *, given_trees: bool, max_pieces: int) -> RawLineEncoder:

@@ -20,7 +20,9 @@ class LineSettings(Settings):
     """Settings of commands that read lines of text, and write an output for each: input, output and workers."""
 
     input: Annotated[DataPath | None, Effect.NONE] = Field(
-        None, description="raw text, one sentence a line, plain or compressed; unset, standard input, or the words of `trees`"
+        None,
+        description="raw text, one sentence a line, or a file in the format of the run's data set, plain or compressed; unset, "
+        "standard input, or the words of `trees`",
     )
     trees: Annotated[DataPath | None, Effect.NONE] = Field(
         None,

@@ -90,13 +90,15 @@ def translate_lines(
     runs: Sequence[AnyPath],
     *,
     name: str,
+    unit: str = "line",
     total: int | None = None,
     worker: type[LineWorker] = LineTranslator,
 ) -> None:
     """Write the results of `lines` to `settings.output`, or standard output: translations, or those of another worker.
 
-    `name` is the input's name in messages. Lines that have no result have an empty line in the output, and a message on standard
-    error lists them. Raises UserError if there are no lines. On any error, an earlier output file stays as it was.
+    `name` is the input's name in messages, and `unit` that of a line. Lines that have no result have an empty line in the output,
+    and a message on standard error lists them. Raises UserError if there are no lines. On any error, an earlier output file stays
+    as it was.
     """
     if settings.workers:
         require("ray", f"workers={settings.workers}", "leave workers out to work in this process")
@@ -110,14 +112,14 @@ def translate_lines(
         output = stack.enter_context(_open_output(settings.output))
         progress = None
         if (len(first[0]) if total is None else total) > LONG:
-            progress = stack.enter_context(Progress(worker.done, total, unit="lines"))
+            progress = stack.enter_context(Progress(worker.done, total, unit=f"{unit}s"))
         failed: list[int] = []
         shown_kinds: set[str] = set()
         count = 0
         for translated in _compute(chain([first], parts), store, settings, runs, worker):
             output.write(translated.text.encode())
             output.flush()
-            _print_messages(translated, name, shown_kinds, worker.result)
+            _print_messages(translated, name, shown_kinds, worker.result, unit)
             failed += [number for number, _ in translated.problems]
             count += translated.num_lines
             if progress:
@@ -126,7 +128,7 @@ def translate_lines(
         store.remove()
     if failed:
         listed = ", ".join(map(str, failed[:_LISTED])) + (", ..." if len(failed) > _LISTED else "")
-        _print_message(f"{len(failed):,} of {count:,} lines have no {worker.result}: {listed}")
+        _print_message(f"{len(failed):,} of {count:,} {unit}s have no {worker.result}: {listed}")
 
 
 def answer_lines(
@@ -154,7 +156,7 @@ def answer_lines(
         _print_messages(translated, name, shown_kinds, worker.result)
 
 
-def _print_messages(translated: Translated, name: str, shown_kinds: set[str], result: str) -> None:
+def _print_messages(translated: Translated, name: str, shown_kinds: set[str], result: str, unit: str = "line") -> None:
     """Print messages about lines.
 
     A message about the complete input appears once for each kind; `shown_kinds` were printed before.
@@ -164,7 +166,7 @@ def _print_messages(translated: Translated, name: str, shown_kinds: set[str], re
         shown_kinds.add(kind)
     empty = [(number, f"{problem}; its {result} is empty") for number, problem in translated.problems]
     for number, message in sorted(empty + translated.notes):
-        _print_message(f"{name}, line {number}: {message}")
+        _print_message(f"{name}, {unit} {number}: {message}")
 
 
 def _compute(

@@ -1,9 +1,9 @@
 """Raw lines of text, encoded one by one. A line that cannot be encoded is reported, and the others continue."""
 
+import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import IO
 
 import numpy as np
 
@@ -13,8 +13,8 @@ from treeproc.inspection.drawing import draw_row
 from treeproc.online.line_encoder import CONSTRAINTS, Constraints, LineEncoder
 from treeproc.parsers import Given, ParsedLine
 from treeproc.parsers.config import ARCS_FAILED, PARTLY, TAG_FORM, is_fallback
+from treeproc.readers.labelled import TableForm
 from treeproc.readers.line_forms import is_blank, join_with_blanks
-from treeproc.readers.numbered_lines import pair_up, read_byte_lines
 from treeproc.readers.treebanks import read_trees
 from treeproc.shards.schema import UNK_ID, without_tag
 from treeproc.stages.filters import is_doubtful, known, stride_of
@@ -29,6 +29,32 @@ _SHOWN = 40
 
 
 @dataclass(frozen=True)
+class TableRow:
+    """A row of a table as it stands in its file, and before the first one the header."""
+
+    form: TableForm
+    text: str
+    header: str = ""
+
+    def with_columns(self, values: Mapping[str, str | float | None]) -> str:
+        """Return the row with more columns at its end, and a line end. None is empty, or null in JSON."""
+        if self.form == "jsonl":
+            more = "".join(f", {json.dumps(name)}: {json.dumps(one, ensure_ascii=False)}" for name, one in values.items())
+            return f"{self.text.rstrip().removesuffix('}')}{more}}}\n"
+        return "".join(
+            "".join([text, *(self._field(one) for one in more)]) + "\n"
+            for text, more in ((self.header, values), (self.text, values.values()))
+            if text
+        )
+
+    def _field(self, value: str | float | None) -> str:
+        text = f"{value:.6f}" if isinstance(value, float) else value or ""
+        if self.form == "tsv":
+            return f"\t{text}"
+        return ',"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"') else f",{text}"
+
+
+@dataclass(frozen=True)
 class RawLine:
     """One line of the input files, not yet decoded."""
 
@@ -38,6 +64,7 @@ class RawLine:
     prefix: bytes | None = None  # the beginning of the translation
     must_appear: bytes | None = None  # phrases, separated by tabs
     must_not_appear: bytes | None = None  # strings, separated by tabs
+    row: TableRow | None = None  # of a table; the two texts of a pair then have a line end between them
 
 
 @dataclass(frozen=True)
@@ -49,43 +76,6 @@ class EncodedLine:
     row: dict | None = None  # as in an encoded shard; None if there is a `problem`
     problem: str = ""
     note: str = ""  # a problem that did not prevent the translation
-
-
-def count_lines(paths: Sequence[AnyPath]) -> int:
-    """Count the lines of files that must have equal numbers. Raises UserError with the counts if they differ or are 0."""
-    count = sum(1 for _ in _side_by_side(paths))
-    if not count:
-        raise UserError(f"{paths[0]} is empty, but must have one sentence a line")
-    return count
-
-
-def read_raw_lines(
-    text: AnyPath | None, trees: AnyPath | None, targets: AnyPath | None, **constraints: AnyPath | None
-) -> Iterator[RawLine]:
-    """Read the lines of the given files side by side. Raises UserError if one of them ends early or cannot be read.
-
-    `constraints` are files for the columns of a `RawLine` after the target.
-    """
-    paths = {"text": text, "trees": trees, "target": targets, **constraints}
-    names = [name for name, path in paths.items() if path is not None]
-    for parts in _side_by_side([paths[name] for name in names]):
-        yield RawLine(**{"text": None, **dict(zip(names, parts, strict=True))})
-
-
-def ask_for_lines(stream: IO[bytes], ask: Callable[[], None]) -> Iterator[RawLine]:
-    """Read the lines of a terminal as they are written. It calls `ask` before each line, and ends with Ctrl-D."""
-    while True:
-        ask()
-        if not (line := stream.readline()):
-            return
-        yield RawLine(line.removesuffix(b"\n"))
-
-
-def _side_by_side(paths: Sequence[AnyPath]) -> Iterator[tuple[bytes, ...]]:
-    lines: Iterator[tuple[bytes, ...]] = ((line,) for line in read_byte_lines(paths[0]))
-    for path in paths[1:]:
-        lines = ((*left, right) for left, right in pair_up(lines, read_byte_lines(path), str(paths[0]), str(path)))
-    return lines
 
 
 class RawLineEncoder:
@@ -128,7 +118,8 @@ class RawLineEncoder:
         """
         sides, problems = [], {}
         for number, line in enumerate(lines):
-            columns = {name: value.split(b"\t") for name in ("text", "trees") if (value := getattr(line, name)) is not None}
+            between = b"\t" if line.row is None else b"\n"
+            columns = {name: value.split(between) for name in ("text", "trees") if (value := getattr(line, name)) is not None}
             if wrong := [f"{len(c)} of {name}" for name, c in columns.items() if len(c) != 2]:
                 problems[number] = f"expected two columns with a tab between them, but found {' and '.join(wrong)}"
                 columns = {"text": [b"", b""]}
@@ -146,8 +137,11 @@ class RawLineEncoder:
         for draft in drafts:
             draft.add_constraints([next(pieces) for _ in draft.constraints.pieces_of], self._max_pieces)
 
-    def notices(self, lines: Sequence[EncodedLine], first_id: int = 0) -> dict[str, str]:
-        """Return the notices about the complete input, by kind: escapes, tokens, plain text, another language."""
+    def notices(self, lines: Sequence[EncodedLine], first_id: int = 0, unit: str = "line") -> dict[str, str]:
+        """Return the notices about the complete input, by kind: escapes, tokens, plain text, another language.
+
+        `unit` names a line in them.
+        """
         numbered = [
             (place, line.source) for place, line in enumerate(lines, start=first_id + 1) if line.source and not line.problem
         ]
@@ -164,12 +158,12 @@ class RawLineEncoder:
         noticed = [kind for kind in facts if kind != "lines" and is_noticed(kind, facts)]
         if "tokens" in noticed and "escapes" in noticed:
             noticed.remove("escapes")  # one thing to undo, reported once
-        return {kind: self._message(kind, facts) for kind in noticed}
+        return {kind: self._message(kind, facts, unit) for kind in noticed}
 
-    def _message(self, kind: str, facts: dict) -> str:
+    def _message(self, kind: str, facts: dict, unit: str) -> str:
         found = facts[kind]
         total = found.get("looked_at", facts["lines"])
-        where = f"{found['count']:,} of {total:,} lines ({found['count'] / total:.1%}), for example line {found['line']:,}"
+        where = f"{found['count']:,} of {total:,} {unit}s ({found['count'] / total:.1%}), for example {unit} {found['line']:,}"
         escapes = ", with escapes such as &apos; or @-@" if facts.get("escapes", {}).get("count") else ""
         what, do = {
             "escapes": ("has escapes such as &apos; or @-@, which the parser reads as words", "undo them first"),

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from treeproc.common.errors import check_choice
+from treeproc.common.storage import AnyPath
 from treeproc.readers.labelled import LabelledConfig, read_labelled
 from treeproc.readers.labelled_corpora import read_imdb, read_linzen, read_prefixes, read_sick
 from treeproc.readers.line_forms import Normalization, compose_row, undo_moses
 from treeproc.readers.numbered_lines import Reading, join_names, pair_up, read_lines, read_texts
-from treeproc.readers.segments import read_iwslt, read_sgm
+from treeproc.readers.segments import read_iwslt, read_iwslt_side, read_sgm, read_sgm_side
 from treeproc.readers.treebanks import read_sentences, read_sentiment, read_trees
 
 FormatName = Literal[
@@ -42,7 +43,8 @@ class Format:
     """A reader, the columns of its rows beside `source` and `target`, and whether there is a target side.
 
     A format without `ranges` is read from front to back. `classes` are the names of its classes, if its files do not say them.
-    `has_pairs` means that every two rows are the sentences of a pair, which must stay together.
+    `has_pairs` means that every two rows are the sentences of a pair, which must stay together. `read_side` reads the texts of
+    one side, if they stand in markup.
     """
 
     read: Reader
@@ -51,6 +53,7 @@ class Format:
     ranges: Ranges | None = None
     classes: tuple[str, ...] = ()
     has_pairs: bool = False
+    read_side: Callable[[Sequence[AnyPath]], Iterator[str]] | None = None
 
 
 def _read_parallel(source: Sequence[Path], target: Sequence[Path]) -> Rows:
@@ -88,8 +91,8 @@ def _labelled(settings: LabelledConfig) -> Format:
 
 FORMATS: dict[str, Format] = {
     "parallel": Format(_read_parallel, "required", (), Ranges("lines", _plain, "parallel")),
-    "sgm": Format(read_sgm, "required"),
-    "iwslt_xml": Format(read_iwslt, "required"),
+    "sgm": Format(read_sgm, "required", read_side=read_sgm_side),
+    "iwslt_xml": Format(read_iwslt, "required", read_side=read_iwslt_side),
     "brackets": _of_texts(Ranges("trees", read_trees, "brackets"), "optional", ("words", "trees")),
     "sst": _of_texts(Ranges("trees", read_sentiment), "none", ("label", "words", "trees", "node_labels", "leaf_labels")),
     "imdb": Format(read_imdb, "none", ("label",), classes=("neg", "pos")),

@@ -10,7 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,6 +18,7 @@ from treeproc.common.errors import quoted
 from treeproc.common.files import repeated_key
 from treeproc.common.messages import warn
 from treeproc.common.settings import Settings, UserError, later_field
+from treeproc.common.storage import AnyPath
 from treeproc.readers.line_forms import is_blank
 from treeproc.readers.numbered_lines import MOST_LINE_BYTES, read_texts
 from treeproc.readers.packed_files import plain_name, warn_once
@@ -26,12 +27,27 @@ from treeproc.shards.schema import line_end_in
 
 MOST_CLASSES = 1000  # more are texts in the place of labels
 _SHOWN = 40
-_JSON = (".jsonl", ".json", ".ndjson")
+_FORMS: dict[str, "TableForm"] = {
+    ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"
+}  # fmt: skip
 _LINE_ENDS = re.compile(r"[\r\n]+")
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[-+]?[0-9]{1,15}(?:\.[0-9]{0,15})?")
 _BETWEEN_CLASSES = re.compile(r"[,;|+]")
 _MANY = 10  # classes, from which on they may be texts
+
+
+TableForm = Literal["csv", "tsv", "jsonl"]
+
+
+class Record(NamedTuple):
+    """An example as it stands in a file."""
+
+    number: int  # of its first line
+    fields: Sequence[object]  # label and texts, or the texts alone
+    row: str  # its lines, without the last line end
+    names: Sequence[str]  # of all columns or keys; none without a header
+    header: str = ""
 
 
 class LabelledConfig(Settings):
@@ -67,6 +83,11 @@ class LabelledConfig(Settings):
         """Return the names of the columns with texts: one, or two of pairs."""
         return (self.text,) if self.second_text is None else (self.text, self.second_text)
 
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Return the names of the columns of an example: its label, then its texts."""
+        return (self.label, *self.texts)
+
     @field_validator("classes")
     @classmethod
     def _names_that_differ(cls, names: list[str] | None) -> list[str] | None:
@@ -86,10 +107,9 @@ def read_labelled(source: Sequence[Path], columns: LabelledConfig) -> Iterator[d
     """
     numbers = None if columns.classes is None else {name: number for number, name in enumerate(columns.classes)}
     for name, lines in read_texts(source, stripped=False):
-        for number, given, *given_texts in _fields(lines, name, columns):
-            where = f"{name}, line {number}"
-            label = _clean(given, columns.label, where)
-            texts = [_clean(text, column, where) for text, column in zip(given_texts, columns.texts, strict=True)]
+        for record in _records(lines, name, columns):
+            where = f"{name}, line {record.number}"
+            label, *texts = (_clean(*field, where) for field in zip(record.fields, columns.wanted, strict=True))
             if wrong := _wrong_label(label):
                 raise UserError(f"{where}: the {columns.label} {quoted(label[:_SHOWN])} {wrong}")
             if numbers is not None and label not in numbers:
@@ -119,7 +139,7 @@ def find_classes(source: Sequence[Path], columns: LabelledConfig) -> list[str]:
             )
     if len(names) == 1:
         raise UserError(f"{source[0]}: all examples have the class {quoted(*names)}; a classifier needs two")
-    may_lack_header = any(_suffix(path.name) not in (".csv", *_JSON) for path in source)
+    may_lack_header = any(table_form(path.name) in ("tsv", None) for path in source)
     count = names[first := next(iter(names), "")]
     is_rare = (count <= len(source) or len(texts_of_first) == 1) and names.total() > 2 * max(count, len(source))
     examples = names.total() // len(columns.texts)
@@ -165,36 +185,63 @@ def _warn_of_names(names: Counter[str], file: Path) -> None:
             )
 
 
-def _suffix(name: str) -> str:
-    """Return the suffix below that of a compression: it decides the form of a file."""
-    return PurePosixPath(plain_name(name)).suffix.lower()
+def table_form(name: str) -> TableForm | None:
+    """Return the form that the name of a file, without the suffix of a compression, says; None if it says none."""
+    return _FORMS.get(PurePosixPath(plain_name(name)).suffix.lower())
 
 
-def _fields(lines: Iterator[str], name: str, columns: LabelledConfig) -> Iterator[tuple]:
-    """Yield line number, label and texts of every example of one file."""
-    suffix = _suffix(name)
-    if suffix in _JSON:
-        yield from _objects(lines, name, columns)
-    elif suffix == ".csv":
-        yield from _of_table(_csv_rows(lines, name), name, columns, needs_header=True)
+def read_new_records(path: AnyPath, columns: LabelledConfig) -> Iterator[tuple[Record, list[str]]]:
+    """Yield every row of a table of new texts, and these texts, which may be empty. A label is neither needed nor read.
+
+    Raises UserError with file and line as `read_labelled` does.
+    """
+    for name, lines in read_texts([path], stripped=False):
+        for record in _records(lines, name, columns, with_label=False):
+            where = f"{name}, line {record.number}"
+            yield record, [_text_of(*field, where) for field in zip(record.fields, columns.texts, strict=True)]
+
+
+def form_of_line(line: str, columns: LabelledConfig) -> TableForm | None:
+    """Return the form of a table that begins with this line: a JSON object, or a header with `columns`; None for other text."""
+    if line.startswith("{"):
+        try:
+            return "jsonl" if isinstance(json.loads(line), dict) else None
+        except (ValueError, RecursionError):
+            return None
+    tables: dict[TableForm, str] = {"csv": ",", "tsv": "\t"}
+    for form, between in tables.items():
+        fields = [field.strip().strip('"') for field in line.split(between)]
+        is_header = columns.label in fields or all(map(str.isidentifier, fields))
+        if len(fields) > 1 and is_header and {*columns.texts} <= {*fields}:
+            return form
+    return None
+
+
+def _records(lines: Iterator[str], name: str, columns: LabelledConfig, *, with_label: bool = True) -> Iterator[Record]:
+    """Yield the examples of one file, with or without their labels."""
+    form = table_form(name)
+    if form == "jsonl":
+        yield from _objects(lines, name, columns, with_label)
+    elif form == "csv":
+        yield from _of_table(_csv_rows(lines, name), name, columns, with_label, needs_header=True)
     else:
-        rows = ((number, [field.strip() for field in line.split("\t")]) for number, line in enumerate(lines, start=1))
-        yield from _of_table(rows, name, columns, needs_header=False)
+        rows = ((number, [f.strip() for f in line.split("\t")], line) for number, line in enumerate(lines, start=1))
+        yield from _of_table(rows, name, columns, with_label, needs_header=False)
 
 
 def _of_table(
-    rows: Iterator[tuple[int, list[str]]], name: str, columns: LabelledConfig, *, needs_header: bool
-) -> Iterator[tuple]:
-    """Yield line number, label and texts of the rows of a table. Without a header, the columns are the label and the texts."""
-    wanted = columns.label, *columns.texts
-    width, places, between, expected = (
-        len(wanted),
-        range(len(wanted)),
-        "commas" if needs_header else "tabs",
-        ", tab, ".join(wanted),
-    )
+    rows: Iterator[tuple[int, list[str], str]], name: str, columns: LabelledConfig, with_label: bool, *, needs_header: bool
+) -> Iterator[Record]:
+    """Yield the examples of the rows of a table. Without a header, its columns are the label and the texts.
+
+    Rows whose label is not wanted may lack it.
+    """
+    wanted = columns.wanted if with_label else columns.texts
+    between = "commas" if needs_header else "tabs"
+    width, places, expected = len(wanted), range(len(wanted)), ", tab, ".join(wanted)
     header: list[str] | None = None
-    for row, (number, fields) in enumerate(rows):
+    header_row = ""
+    for row, (number, fields, text) in enumerate(rows):
         where = f"{name}, line {number}"
         if not any(fields):
             raise UserError(f"{where}: the line is empty; remove it")
@@ -205,25 +252,28 @@ def _of_table(
                     f"{quoted(fields[0][: 2 * _SHOWN])}; write {between} between the columns of all lines"
                 )
             if missing := [column for column in wanted if column not in fields]:
+                remedy = f"set {_setting_of(missing[0], columns)}, or correct it" if with_label else "rename its column"
                 raise UserError(
                     f"{where}: must be a header with the columns {' and '.join(wanted)}, separated by {between}, but "
-                    f"{quoted(missing[0])} is missing: {quoted(', '.join(fields)[: 2 * _SHOWN])}; set "
-                    f"{_setting_of(missing[0], columns)}, or correct it"
+                    f"{quoted(missing[0])} is missing: {quoted(', '.join(fields)[: 2 * _SHOWN])}; {remedy}"
                 )
             if twice := [column for column in wanted if fields.count(column) > 1]:
                 raise UserError(f"{where}: the header names the column {quoted(twice[0])} twice; rename one")
             width, places = len(fields), [fields.index(column) for column in wanted]
-            expected, header = "as the header has", fields
+            expected, header, header_row = "as the header has", fields, text
             continue
+        if row == 0 and not with_label and len(fields) == len(columns.wanted):
+            width, places, expected = len(fields), range(1, len(fields)), ", tab, ".join(columns.wanted)
         if fields == header:
             warn_once(f"{where}: the line repeats the header, and is read as an example; remove it")
         if len(fields) != width:
-            pair = "; for pairs of texts, set labelled.second_text=NAME" if len(fields) == 3 and width == 2 else ""
+            is_pair = with_label and len(fields) == 3 and width == 2
+            pair = "; for pairs of texts, set labelled.second_text=NAME" if is_pair else ""
             raise UserError(
                 f"{where}: expected {width} columns separated by {between} ({expected}), but found {len(fields)}: "
                 f"{quoted(' | '.join(fields)[:_SHOWN])}{pair}"
             )
-        yield number, *(fields[place] for place in places)
+        yield Record(number, [fields[place] for place in places], text, header or (), header_row)
 
 
 def _setting_of(column: str, columns: LabelledConfig) -> str:
@@ -231,10 +281,17 @@ def _setting_of(column: str, columns: LabelledConfig) -> str:
     return next(f"labelled.{name}" for name in ("label", "text", "second_text") if getattr(columns, name) == column)
 
 
-def _csv_rows(lines: Iterator[str], name: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the rows of a table with commas, and the number of the first line of each."""
+def _csv_rows(lines: Iterator[str], name: str) -> Iterator[tuple[int, list[str], str]]:
+    """Yield the rows of a table with commas: the number of the first line of each, its fields and its text."""
     csv.field_size_limit(max(csv.field_size_limit(), MOST_LINE_BYTES))  # of the process; Python's own is 128 KiB
-    reader = csv.reader((f"{line}\n" for line in lines), strict=True)
+    taken: list[str] = []  # of the next row; the reader takes no line more
+
+    def take() -> Iterator[str]:
+        for line in lines:
+            taken.append(line)
+            yield f"{line}\n"
+
+    reader = csv.reader(take(), strict=True)
     while True:
         first = reader.line_num + 1
         try:
@@ -243,11 +300,12 @@ def _csv_rows(lines: Iterator[str], name: str) -> Iterator[tuple[int, list[str]]
             raise UserError(f"{name}, line {first}: not a row of a table with commas ({error}); quote it as CSV does") from None
         if fields is None:
             return
-        yield first, [field.strip() for field in fields]
+        yield first, [field.strip() for field in fields], "\n".join(taken)
+        taken.clear()
 
 
-def _objects(lines: Iterator[str], name: str, columns: LabelledConfig) -> Iterator[tuple]:
-    wanted = columns.label, *columns.texts
+def _objects(lines: Iterator[str], name: str, columns: LabelledConfig, with_label: bool) -> Iterator[Record]:
+    wanted = columns.wanted if with_label else columns.texts
     for number, line in enumerate(lines, start=1):
         where = f"{name}, line {number}"
         if not line.strip():
@@ -261,9 +319,9 @@ def _objects(lines: Iterator[str], name: str, columns: LabelledConfig) -> Iterat
         for key in wanted:
             if key not in found:
                 keys = ", ".join(map(str, found))[: 2 * _SHOWN]
-                setting = _setting_of(key, columns)
-                raise UserError(f"{where}: the object has no key {quoted(key)}, but {quoted(keys)}; set {setting}")
-        yield number, *(found[key] for key in wanted)
+                remedy = f"set {_setting_of(key, columns)}" if with_label else "rename its key"
+                raise UserError(f"{where}: the object has no key {quoted(key)}, but {quoted(keys)}; {remedy}")
+        yield Record(number, [found[key] for key in wanted], line, [*found])
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict:
@@ -274,6 +332,13 @@ def _object(pairs: list[tuple[str, object]]) -> dict:
 
 
 def _clean(value: object, column: str, where: str) -> str:
+    """Return a label or text on one line, without outer blanks. Raises UserError if it is none, or empty."""
+    if is_blank(text := _text_of(value, column, where)):
+        raise UserError(f"{where}: the {column} is empty; write one, or remove the example")
+    return text
+
+
+def _text_of(value: object, column: str, where: str) -> str:
     """Return a label or text on one line, without outer blanks. Raises UserError if it is none."""
     if isinstance(value, int) and not isinstance(value, bool):  # a label
         value = str(value)
@@ -281,8 +346,6 @@ def _clean(value: object, column: str, where: str) -> str:
         raise UserError(f"{where}: the {column} must be a string, but is {quoted(json.dumps(value)[:_SHOWN])}")
     if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
         raise UserError(f"{where}: the {column} has a NUL byte or half of a character; remove it")
-    if is_blank(value):
-        raise UserError(f"{where}: the {column} is empty; write one, or remove the example")
     return _LINE_ENDS.sub(" ", value.strip())
 
 

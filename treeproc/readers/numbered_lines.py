@@ -18,8 +18,9 @@ from treeproc.common.errors import UserError, quoted
 from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.readers.packed_files import is_archive, is_hidden, members, open_input, say_left_out, warn_once
 
-# How a file is read: as lines (of the format `parallel`, of something else, or as bytes), or by a reader with rules of its own.
-Reading = Literal["parallel", "lines", "bytes", "iwslt_xml", "brackets", "any"]
+# How a file is read: as lines (of the format `parallel`, of something else, of a new text, or as bytes), or by a reader with
+# rules of its own.
+Reading = Literal["parallel", "lines", "texts", "bytes", "iwslt_xml", "brackets", "any"]
 
 _SHOWN = 40
 _LOOKED_AT = 1 << 16
@@ -43,7 +44,7 @@ _BYTES = (
 )
 
 _LINES: tuple[Reading, ...] = ("parallel", "lines")
-_ALL_LINES: tuple[Reading, ...] = (*_LINES, "bytes")
+_ALL_LINES: tuple[Reading, ...] = (*_LINES, "texts", "bytes")
 _MARKUP = re.compile(r"<(?:\?xml\b|!doctype\b|(?:tmx|xliff|html|mteval|srcset|refset|tstset)\b[^<>]*>)", re.IGNORECASE)
 _OTHER_XML = re.compile(r"<(?:!doctype\s+)?(?:tmx|xliff|html)\b", re.IGNORECASE)
 _SEGMENT = re.compile(r"<seg\b[^<>]*>", re.IGNORECASE)
@@ -111,7 +112,7 @@ _TEXT = (
     _Evidence("IWSLT's text with metadata", _ALL_LINES, _has_talks, "iwslt_xml"),
     _Evidence("a treebank in CoNLL-U", (*_ALL_LINES, "iwslt_xml"), _is_conllu, "conllu"),
     _Evidence("sentiment trees", ("brackets",), _is_sentiment, "sst", is_certain=False),
-    _Evidence("trees in brackets", (*_LINES, "iwslt_xml"), _are_trees, "brackets", is_certain=False),
+    _Evidence("trees in brackets", (*_LINES, "texts", "iwslt_xml"), _are_trees, "brackets", is_certain=False),
     _Evidence("JSON", (*_LINES, "iwslt_xml"), _are_objects, is_certain=False),
 )
 
@@ -130,7 +131,7 @@ def check_text(block: bytes, name: str, reading: Reading) -> None:
     lines = _lines(block) if evidence else []
     for one in evidence if lines else ():
         if one.seen(lines):
-            remedy = f"set format={one.format}" if one.format and reading not in ("lines", "bytes") else _EXTRACT
+            remedy = f"set format={one.format}" if one.format and reading not in ("lines", "texts", "bytes") else _EXTRACT
             if one.is_certain:
                 expected = "IWSLT's files" if reading == "iwslt_xml" else "lines of text"
                 raise UserError(f"{name}: expected {expected}, but found {one.what}: {quoted(lines[0][:_SHOWN])}; {remedy}")
@@ -147,7 +148,7 @@ def _lines(block: bytes) -> list[str]:
     return [line for line in map(str.strip, lines) if line]
 
 
-def refuse_pipes(paths: Iterable[Path]) -> None:
+def refuse_pipes(paths: Iterable[AnyPath]) -> None:
     """Raise UserError for an input that can be read only once."""
     for path in paths:
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -235,13 +236,22 @@ def read_lines(paths: Sequence[AnyPath], reading: Reading = "lines") -> Iterator
         yield from decoded_lines(text_blocks(path, reading), str(path))
 
 
-def read_byte_lines(path: AnyPath) -> Iterator[bytes]:
+def has_markup(path: AnyPath) -> bool:
+    """Return whether a file, not a pipe, has segments in XML, or IWSLT's text with metadata."""
+    if not path.is_file():
+        return False
+    with _open(path) as file:
+        lines = _lines(next(whole_lines(file, str(path)), b""))
+    return bool(lines) and (_has_segments(lines) or _has_talks(lines))
+
+
+def read_byte_lines(path: AnyPath, reading: Reading = "bytes") -> Iterator[bytes]:
     """Read lines of one file as bytes without line ends. The caller handles lines that are not UTF-8.
 
     A compressed file is unpacked. Raises UserError if the file cannot be read.
     """
     first = True
-    for block in text_blocks(path, "bytes"):
+    for block in text_blocks(path, reading):
         lines = (block.removeprefix(UTF8_BOM) if first else block).split(b"\n")
         if not lines[-1]:
             lines.pop()

@@ -6,6 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 from treeproc.readers.numbered_lines import join_names, pair_up, read_texts
 
 _TAG = re.compile(r"<(/?)(seg|doc)\b([^<>]*)>|<!--|-->", re.IGNORECASE)
@@ -36,17 +37,23 @@ def read_sgm(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
 
 def read_iwslt(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
     """Read the pairs of IWSLT's files: lines, as in `train.tags.*`, or segments, as in `.xml`. The content of a file decides."""
-    sides = pair_up(_iwslt_side(source), _iwslt_side(target), join_names(source), join_names(target), "text lines")
+    sides = pair_up(read_iwslt_side(source), read_iwslt_side(target), join_names(source), join_names(target), "text lines")
     for left, right in sides:
         yield {"source": left, "target": right}
 
 
-def _all_segments(paths: Sequence[Path]) -> Iterator[Segment]:
+def _all_segments(paths: Sequence[AnyPath]) -> Iterator[Segment]:
     for name, lines in read_texts(paths):
         yield from segments(lines, name)
 
 
-def _iwslt_side(paths: Sequence[Path]) -> Iterator[str]:
+def read_sgm_side(paths: Sequence[AnyPath]) -> Iterator[str]:
+    """Read the segments of one side."""
+    return (text for _, text, _ in _all_segments(paths))
+
+
+def read_iwslt_side(paths: Sequence[AnyPath]) -> Iterator[str]:
+    """Read the text lines or segments of one side."""
     for name, lines in read_texts(paths, "iwslt_xml"):
         head = []
         for line in lines:

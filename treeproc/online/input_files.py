@@ -1,0 +1,148 @@
+"""Input files of commands as raw lines: lines of text, or files of the format that the data set of the run was made of."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import IO
+
+from treeproc.common.errors import quoted
+from treeproc.common.files import read_text
+from treeproc.common.folder_kinds import CONFIG
+from treeproc.common.settings import UserError, build_settings, read_yaml
+from treeproc.common.storage import AnyPath
+from treeproc.online.raw_lines import RawLine, TableRow, decode_all
+from treeproc.readers import FORMATS
+from treeproc.readers.labelled import LabelledConfig, form_of_line, read_new_records, table_form
+from treeproc.readers.numbered_lines import has_markup, pair_up, read_byte_lines, refuse_pipes
+from treeproc.shards.store import read_index, stage_folder
+
+ADDED = ("predicted", "probability")  # columns of a table that the output has, beside those of the input
+HELD_FORM = "input_form"  # in the index of an exported run, which has no config.yaml of its data set
+_SHOWN = 40
+
+
+@dataclass(frozen=True)
+class InputForm:
+    """The format of the files that a data set was made of, with the columns of its tables."""
+
+    format: str = "parallel"
+    labelled: LabelledConfig = field(default_factory=LabelledConfig)
+
+    def reads_table(self, path: AnyPath | None) -> bool:
+        """Return whether a file is a table of this format. Raises UserError for a table if the format has none."""
+        if path is None or table_form(path.name) is None:
+            return False
+        if self.format != "labelled":
+            refuse_table(path)
+        return True
+
+    def gives_trees(self, path: AnyPath | None) -> bool:
+        """Return whether a file is a table whose texts are trees."""
+        return self.reads_table(path) and self.labelled.brackets
+
+    def facts(self) -> dict:
+        """Return what `form_of` reads."""
+        return {"format": self.format, "labelled": self.labelled.model_dump(mode="json", exclude={"classes"})}
+
+
+def form_of(data: AnyPath) -> InputForm:
+    """Return the form of the files that a data set was made of: lines of text if it does not say. An exported run has it too."""
+    where = data / "encoded" / "index.json"
+    if not where.is_file():
+        return InputForm()
+    values: object = read_index(data / "encoded").get(HELD_FORM)
+    if values is None:
+        where = stage_folder(data, "text").parent / CONFIG
+        values = read_yaml(read_text(where, "restore the data set"), str(where)) if where.is_file() else None
+    if not isinstance(values, Mapping) or (name := str(values.get("format"))) not in FORMATS:
+        return InputForm()
+    return InputForm(name, build_settings(LabelledConfig, values.get("labelled") or {}, f"{where}: labelled"))
+
+
+def refuse_table(path: AnyPath) -> None:
+    """Raise UserError if the name of a file is that of a table."""
+    if form := table_form(path.name):
+        raise UserError(
+            f"{path} must have one text a line, but its name is that of a table ({form}); write its texts to a file, one a line"
+        )
+
+
+def read_raw_lines(
+    text: AnyPath | None,
+    trees: AnyPath | None,
+    targets: AnyPath | None,
+    form: InputForm | None = None,
+    **constraints: AnyPath | None,
+) -> Iterator[RawLine]:
+    """Read the lines of the given files side by side. `text` may be a file of `form`, one line for each row or segment.
+
+    `constraints` are files for the columns of a `RawLine` after the target. Raises UserError if one of the files ends early,
+    cannot be read, or has another form.
+    """
+    form = form or InputForm()
+    if trees is not None and form.gives_trees(text):
+        raise UserError(f"{text} has trees itself; leave trees out")
+    if targets is not None:
+        refuse_table(targets)
+    sides = [] if text is None else [(text, _rows(text, form) if form.reads_table(text) else _texts(text, form))]
+    paths = {"trees": trees, "target": targets, **constraints}
+    sides += [(path, _column(name, path)) for name, path in paths.items() if path is not None]
+    (first, lines), *others = sides
+    for path, column in others:
+        lines = _side_by_side(lines, column, first, path)
+    return (RawLine(**{"text": None, **line}) for line in lines)
+
+
+def count_lines(lines: Iterable[RawLine], name: AnyPath) -> int:
+    """Count the lines of files. Raises UserError as their reader does, and if there are none."""
+    count = sum(1 for _ in lines)
+    if not count:
+        raise UserError(f"{name} is empty, but must have one sentence a line")
+    return count
+
+
+def ask_for_lines(stream: IO[bytes], ask: Callable[[], None]) -> Iterator[RawLine]:
+    """Read the lines of a terminal as they are written. It calls `ask` before each line, and ends with Ctrl-D."""
+    while True:
+        ask()
+        if not (line := stream.readline()):
+            return
+        yield RawLine(line.removesuffix(b"\n"))
+
+
+def _side_by_side(lines: Iterator[dict], column: Iterator[dict], first: AnyPath, path: AnyPath) -> Iterator[dict]:
+    return (left | right for left, right in pair_up(lines, column, str(first), str(path)))
+
+
+def _column(name: str, path: AnyPath) -> Iterator[dict]:
+    return ({name: line} for line in read_byte_lines(path))
+
+
+def _texts(path: AnyPath, form: InputForm) -> Iterator[dict]:
+    """Read lines of text, or the segments of a file with the markup of the format."""
+    if (read_side := FORMATS[form.format].read_side) is not None and has_markup(path):
+        yield from ({"text": line.encode()} for line in read_side([path]))
+        return
+    for number, line in enumerate(read_byte_lines(path, "texts")):
+        found = form_of_line(decode_all(line), form.labelled) if number == 0 else None
+        if found == "jsonl" or (found and form.format == "labelled"):
+            remedy = (
+                f"give the table as input=FILE.{found}" if form.format == "labelled" else "write its texts to a file of lines"
+            )
+            raise UserError(
+                f"{path}, line 1: expected a text, but found {'a JSON object' if found == 'jsonl' else 'the header of a table'}: "
+                f"{quoted(decode_all(line)[:_SHOWN])}; {remedy}"
+            )
+        yield {"text": line}
+
+
+def _rows(path: AnyPath, form: InputForm) -> Iterator[dict]:
+    """Read the rows of a table, with their texts or trees."""
+    refuse_pipes([path])
+    columns, count = form.labelled, 0
+    for count, (record, texts) in enumerate(read_new_records(path, columns), start=1):
+        if taken := [name for name in ADDED if name in record.names]:
+            raise UserError(f"{path} has the column {quoted(taken[0])}, which the output would have twice; rename it")
+        row = TableRow(table_form(path.name), record.row, record.header if count == 1 else "")
+        yield {"trees" if columns.brackets else "text": "\n".join(texts).encode(), "row": row}
+    if not count:
+        raise UserError(f"{path} has no row, but must have one for each text")
