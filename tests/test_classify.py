@@ -528,6 +528,13 @@ def test_new_test_sets_are_scored(run, tmp_path):
     )
     table = done.stdout.partition("predicted class (column)")[2].splitlines()[1:5]
     assert [line.split()[-3:] for line in table[1:]] == [list(map(str, counts)) for counts in matrix.tolist()]
+    before = read_scores(run)
+    (tmp_path / "news.csv").write_text("text,label\n" + "".join(f"{text},{label}\n" for label, text in lines))
+    alone = run_here("evaluate.py", "--out", run, f"input={tmp_path / 'news.csv'}")
+    assert alone.stdout.splitlines()[2:] == done.stdout.splitlines()[2:-1], alone.stderr
+    assert alone.stdout.splitlines()[1].split()[1:] == done.stdout.splitlines()[1].split()[1:] and read_scores(run) == before
+    done = run_here("evaluate.py", "--out", run, f"input={tmp_path / 'news.tsv'}", f"data={tmp_path / 'news'}", "split=a")
+    assert done.returncode == 2 and "input: its rows are scored instead of a split; leave out data, split" in done.stderr
 
 
 def test_a_result_that_is_computed_again_replaces_itself(run, tmp_path):

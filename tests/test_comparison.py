@@ -169,6 +169,7 @@ BAD = {
     "short": (b"a\n" * 8, "short: must have one line per reference, 9 of test of .*data, but have 8$"),
     "blank": (b"a\n" * 9 + b"\n", "but have 10; the last line of .*blank is blank$"),
     "latin1": ("a\nfür\n".encode("latin-1"), r"latin1, line 2: not valid UTF-8 \(byte 0xfc at column 2\)"),
+    "table.tsv": (None, "table.tsv must have one text a line, but its name is that of a table"),
     "missing": (None, "cannot read .*missing: No such file or directory$"),
 }
 
@@ -189,6 +190,13 @@ def test_bad_files_are_one_line_and_leave_nothing_behind(name, runs, main):
         with pytest.raises(UserError, match=message):
             main(arguments)
     assert listing(runs) == before and not (runs / "new").exists()
+
+
+def test_a_new_file_is_scored_for_classifiers_alone(runs, main):
+    with pytest.raises(
+        UserError, match="input: needs the run of a classifier, but .* is none; for a translation model, translate"
+    ):
+        main(["--out", str(runs / "a"), "input=new.csv"])
 
 
 def test_a_reference_file_one_line_short_is_told_with_both_counts(runs, main):

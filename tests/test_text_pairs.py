@@ -213,6 +213,9 @@ def test_a_table_of_pairs_comes_back_with_classes(run, tmp_path):
         rows, given = done.stdout.splitlines(), (tmp_path / name).read_text().splitlines()
         found = [row.removeprefix(line + between).split(between) for row, line in zip(rows, given, strict=True)][labelled:]
         assert ["\t".join(reversed(row)) for row in found[:9]] == expected and found[9:] == [["", ""]] * labelled
+    done = run_here("evaluate.py", "--out", run, f"input={tmp_path / 'a.tsv'}")
+    right = sum(label == one.split("\t")[1] for (label, *_), one in zip(pairs, expected, strict=True))
+    assert done.stdout.splitlines()[1].split()[2:4] == ["9", f"{100 * right / 9:.2f}"], done.stderr
 
 
 def test_bad_pairs_are_empty_and_harm_no_other(run, tmp_path):

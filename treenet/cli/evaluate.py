@@ -6,6 +6,7 @@
     python workflows/evaluate.py hypotheses=FILE references=FILE target_language=de
     python workflows/evaluate.py --out RUN more_references=[FILE2,FILE3]
     python workflows/evaluate.py --out CLASSIFIER_RUN data=NEW_DATA split=news
+    python workflows/evaluate.py --out CLASSIFIER_RUN input=FILE
     python workflows/evaluate.py --out RUN bertscore.model=ENCODER bertscore.layer=17 comet.model=COMET_MODEL
 
 RUN is the folder of a training run. The command writes RUN/translations.<split>.txt: one line per example, in the order of the
@@ -13,7 +14,8 @@ input. It adds the scores to RUN/scores.json, also by length and depth of the so
 example translations.test.untrained.txt.
 
 For a classifier, it writes RUN/predictions.<split>.tsv, and prints accuracy, macro F1, their intervals and the confusion matrix.
-New test sets are data sets made with vocab_from.
+New test sets are data sets made with vocab_from. With input=FILE, a file in the format of the run's data set, it prints the
+scores, and keeps none.
 
 Every result records its weights, data, decoding and software. --compare refuses a result that is stale: the run was trained
 further, averaged again, or decoded with other settings.
@@ -33,6 +35,7 @@ hypotheses=FILE scores a file against references. They come from data=DATA, from
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from treenet.cli.shipped import find_config
@@ -44,9 +47,12 @@ from treenet.runs.run_folder import checkpoint_names
 from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.folder_kinds import COMPARISON, claim_folder
+from treeproc.common.messages import warn
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath, RemotePath, as_path
+from treeproc.online.input_files import refuse_table
 from treeproc.readers import read_lines
+from treeproc.shards.store import describe_dropped
 
 # The settings that --compare reads, and those for translations.
 _COMPARED = ("split", "data", "compare")
@@ -69,7 +75,13 @@ def find_system(path: AnyPath, settings: EvaluateSettings, stack: ExitStack) -> 
         return read_system(run, of_data if of_data in read_scores(run) else name, path)
     if name := result_in_run(path):
         return read_system(path.parent, name)
-    return System(str(path), list(read_lines([path])))
+    return System(str(path), plain_lines(path))
+
+
+def plain_lines(path: AnyPath) -> list[str]:
+    """Read the lines of a file of text. Raises UserError for a table."""
+    refuse_table(path)
+    return list(read_lines([path]))
 
 
 def run_compare(paths: Sequence[AnyPath], settings: EvaluateSettings, given: "GivenLines", out: Path | None) -> None:
@@ -119,6 +131,8 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("--compare takes two systems; leave hypotheses out, or give its file as one of the two")
     if settings.references and not (args.compare or settings.hypotheses):
         raise UserError("references: needs hypotheses=FILE or --compare; a run has the references of its data set")
+    if settings.input and (other := sorted({"split", "data", "hypotheses"} & settings.model_fields_set)):
+        raise UserError(f"input: its rows are scored instead of a split; leave out {', '.join(other)}")
     if settings.references and settings.data:
         raise UserError("references: replaces the references of a data set; leave data out, or references")
     if settings.sources and not settings.references:
@@ -130,14 +144,14 @@ def main(argv: Sequence[str]) -> None:
         from treenet.loggers.feed import log_scores
         from treenet.runs.result_provenance import LAST
 
-    references, sources = (list(read_lines([path])) if path else None for path in (settings.references, settings.sources))
-    given = GivenLines(references, [list(read_lines([path])) for path in settings.more_references], sources)
+    references, sources = (plain_lines(path) if path else None for path in (settings.references, settings.sources))
+    given = GivenLines(references, list(map(plain_lines, settings.more_references)), sources)
     if args.compare and args.out is not None:
         claim_folder(args.out, COMPARISON)
     if args.compare:
         return run_compare(args.compare, settings, given, args.out)
     if settings.hypotheses:
-        lines = list(read_lines([settings.hypotheses]))
+        lines = plain_lines(settings.hypotheses)
         if args.out is None:
             return print_scores(*score_file(lines, given, settings, None), None)
         with open_results(args.out) as folder:
@@ -148,6 +162,8 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("give --out RUN, the folder of a training run")
     names = ("checkpoints/*",) if settings.checkpoint == LAST else checkpoint_names(settings.checkpoint)
     with open_results(args.out, *() if settings.untrained else names) as run:
+        if settings.input is not None:
+            return print(score_input(run, settings))
         if task := prediction_task(run):
             name, scores = classify_run(run, for_prediction(settings, task))
         else:
@@ -170,10 +186,37 @@ def prediction_task(run: Path) -> "PredictionTask | None":
     return task if isinstance(task, PredictionTask) else None
 
 
+def score_input(run: Path, settings: EvaluateSettings) -> str:
+    """Return the scores of `settings.input`, made into a split as new test sets are. Nothing is kept."""
+    from treenet.evaluation.classify import classify_split, describe_classes, format_scores
+    from treenet.runs.loading import HELD_DATA, check_there, data_of
+    from treeproc.stages.preprocess import PreprocessConfig, preprocess
+
+    if (task := prediction_task(run)) is None:
+        raise UserError(
+            f"input: needs the run of a classifier, but {run} is none; for a translation model, translate the file with "
+            "workflows/translate.py, and give hypotheses=TRANSLATIONS references=FILE"
+        )
+    data = data_of(run, load_settings(TrainConfig, run / "config.yaml"))
+    check_there(data, run)
+    if run / HELD_DATA == data:
+        raise UserError(f"input: needs a data set, but {run} is an exported run, which has none; give the run that was exported")
+    chosen = for_prediction(settings, task)
+    splits = {chosen.split: {"source": [settings.input]}}
+    with TemporaryDirectory() as place:
+        made = Path(place) / "data"
+        index = preprocess(load_settings(PreprocessConfig, None, vocab_from=data, splits=splits, workers=0), made)
+        _, _, scores = classify_split(run, chosen.model_copy(update={"data": made}))
+    if said := describe_dropped(index, chosen.split):
+        warn(f"note: {said}; the scores are those of the others")
+    return "\n".join(filter(None, [format_scores({settings.input.name: scores}, task), describe_classes(scores)]))
+
+
 def for_prediction(settings: EvaluateSettings, task: "PredictionTask") -> ClassifySettings:
     """Return the settings for a run without translations. Raises UserError for those that only translations have."""
-    check_chosen(settings, ClassifySettings.model_fields, f"is for translations; leave it out, as a run of {task.config.task}")
-    return ClassifySettings(**{name: getattr(settings, name) for name in settings.model_fields_set})
+    known = [*ClassifySettings.model_fields, "input"]
+    check_chosen(settings, known, f"is for translations; leave it out, as a run of {task.config.task}")
+    return ClassifySettings(**{name: getattr(settings, name) for name in settings.model_fields_set - {"input"}})
 
 
 def check_chosen(settings: EvaluateSettings, known: Iterable[str], why: str) -> None:

@@ -46,7 +46,7 @@ def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
 
     Returns NAME and its scores. Raises UserError if the folder is not a run of a classifier, or if run and data do not fit.
     """
-    name, lines, scores = _classify(folder, settings)
+    name, lines, scores = classify_split(folder, settings)
     return name, write_predictions(folder, name, lines, scores)
 
 
@@ -58,15 +58,15 @@ def score_peak(folder: Path, split: str, *, use_gpu: bool = False) -> dict:
     found = []
     for place in checkpoint_folders(folder):
         step = str(checkpoint_step(place))
-        found.append(_classify(folder, ClassifySettings(split=split, checkpoint=step, use_gpu=use_gpu))[2])
+        found.append(classify_split(folder, ClassifySettings(split=split, checkpoint=step, use_gpu=use_gpu))[2])
     best = max(found, key=lambda scores: scores["accuracy"] if "accuracy" in scores else scores["pearson"])
     peak = best | {"chosen_on": split, "chosen_from": len(found)}
     add_entry(folder / SCORES, f"{split}.{PEAK}", peak)
     return peak
 
 
-def _classify(folder: Path, settings: ClassifySettings) -> tuple[str, list[str], dict]:
-    """Return the name of the result, the lines of its predictions, and its entry."""
+def classify_split(folder: Path, settings: ClassifySettings) -> tuple[str, list[str], dict]:
+    """Return the name of a result, the lines of its predictions, and its entry. Raises UserError as `classify_run` does."""
     device = choose_device(settings.use_gpu)
     check_export(folder)
     checkpoint = _checkpoint(folder, settings.checkpoint)

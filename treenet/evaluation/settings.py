@@ -101,6 +101,11 @@ class EvaluateSettings(Settings):
 
     split: str = Field("test", description="split of the data set to translate")
     data: OtherData = None
+    input: Annotated[DataPath | None, Effect.NONE] = Field(
+        None,
+        description="for classifiers: a new file in the format of the run's data set, with its classes. The command prints its "
+        "scores, and keeps none",
+    )
     checkpoint: Checkpoint = AVERAGED
     untrained: bool = Field(False, description="a baseline: score the weights before the first update, of the seed or of init")
     random_trees: bool = Field(False, description="a control: every sentence gets a random tree of another shape over its leaves")
