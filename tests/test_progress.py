@@ -12,6 +12,7 @@ import pytest
 from waiting import wait_for
 
 from treeproc.common.messages import Progress, Rate, format_seconds, phase
+from treeproc.stages.run_jobs import StageWork, _run_here
 
 pytestmark = pytest.mark.slow
 
@@ -138,3 +139,23 @@ def test_the_bar_on_a_terminal_has_the_same_rate_and_names_the_phase():
         progress.update(100, postfix="all well")
     last = terminal.getvalue().split("\r")[-1]
     assert "100/1000" in last and "00:18" in last and "50.00rows/s" in last and "all well" in last and "Ray" not in last
+
+
+def test_a_log_says_that_the_first_shard_is_under_way():
+    """A shard may take minutes, and the count moves only when one ends."""
+    stream, seen = io.StringIO(), []
+
+    class Worker:
+        def __init__(self):
+            seen.append(progress.line())
+
+        def __call__(self, number):
+            seen.append(progress.line())
+            return number
+
+    work, jobs = StageWork("parse", "loading the parser", Worker, {}), [{"number": number} for number in (1, 2)]
+    with Progress("parse", 3152, unit="examples", stream=stream) as progress:
+        assert list(_run_here(work, jobs, progress, "of 2,000 examples")) == [1, 2]
+    assert [line.split("elapsed 0:00")[1] for line in seen] == [
+        ", loading the parser", ", in the first shard, of 2,000 examples", ""
+    ]  # fmt: skip

@@ -147,7 +147,11 @@ def make_shards(
         total, left = sum(shard.rows for shard in text), sum(text[place].rows for place in missing)
         failed = sum(fallbacks(shard.counts) for shard in before)
         with Progress(work.label, total, unit="examples", initial=total - left) as progress:
-            run = _run_here(work, todo, progress) if in_this_process else _run_on_ray(work, todo, folder, progress, record)
+            first = f"of {text[missing[0]].rows:,} examples"
+            if in_this_process:
+                run = _run_here(work, todo, progress, first)
+            else:
+                run = _run_on_ray(work, todo, folder, progress, record, first)
             for number, shard in enumerate(run, start=1):
                 place = places[shard.name]
                 found.put(place, shard)
@@ -158,15 +162,19 @@ def make_shards(
     return found.present()
 
 
-def _run_here(work: StageWork, jobs: Sequence[dict], progress: Progress) -> Iterator[ShardRecord]:
+def _run_here(work: StageWork, jobs: Sequence[dict], progress: Progress, first: str) -> Iterator[ShardRecord]:
     with phase(work.loading):
         worker = work.worker(**work.arguments)
     progress.began()
-    yield from (worker(**job) for job in jobs)
+    done = (worker(**job) for job in jobs)
+    with phase(f"in the first shard, {first}"):  # the count does not move for minutes
+        record = next(done)
+    yield record
+    yield from done
 
 
 def _run_on_ray(
-    work: StageWork, jobs: Sequence[dict], folder: AnyPath, progress: Progress, record: Recorder
+    work: StageWork, jobs: Sequence[dict], folder: AnyPath, progress: Progress, record: Recorder, first: str
 ) -> Iterator[ShardRecord]:
     from treeproc.stages import ray_job  # a job without Ray must not load it
 
@@ -176,7 +184,7 @@ def _run_on_ray(
             progress.began(seconds_ago=usage["seconds"])
         record.session.add_worker(usage)
 
-    progress.show_phase(f"starting actors, {work.loading}")
+    progress.show_phase(f"starting actors, {work.loading}, then in the first shards, {first} each")
     yield from ray_job.run_shards(
         work.worker, work.arguments, jobs, folder=folder, gpus_per_actor=work.gpus_per_actor, count_usage=count_usage
     )
