@@ -22,8 +22,9 @@ import sentencepiece
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 from sentencepiece import sentencepiece_model_pb2
 
+from treeproc.common.hub import ModelPlace, local_folder
 from treeproc.common.settings import Effect, Settings, UserError
-from treeproc.common.storage import AnyPath, DataPath
+from treeproc.common.storage import AnyPath
 from treeproc.pretrained_pieces import TokenizerPieces
 from treeproc.shards.piece_files import read_pieces
 from treeproc.shards.rows import WordEnds, arrow_array, edges_of, flatten, numbers_of, string_bytes, strings_of, take
@@ -61,10 +62,11 @@ class SubwordConfig(Settings):
     max_training_lines: PositiveInt = Field(
         4_000_000, description="most lines of both sides to learn a vocabulary from; the job takes them evenly from all lines"
     )
-    tokenizer: Annotated[DataPath | None, Effect.NONE] = Field(
+    tokenizer: Annotated[ModelPlace | None, Effect.NONE] = Field(
         None,
-        description="folder of a pretrained encoder, with tokenizer.json: the leaves are the pieces of its tokenizer, cut at the "
-        "parser's words. The job learns no pieces, and no other setting of subwords has an effect. null: the job learns pieces",
+        description="folder of a pretrained encoder, with tokenizer.json, or its name on the hub of Hugging Face: the leaves are "
+        "the pieces of its tokenizer, cut at the parser's words. The job learns no pieces, and no other setting of subwords has "
+        "an effect. null: the job learns pieces",
     )
 
     @model_validator(mode="after")
@@ -88,11 +90,15 @@ class SubwordConfig(Settings):
 
     def tokenizer_file(self) -> AnyPath:
         """Return the fast tokenizer in the folder of the pretrained encoder. Raises UserError if there is none."""
-        path = self.tokenizer / "tokenizer.json"
+        folder = local_folder("subwords.tokenizer", self.tokenizer)
+        path = folder / "tokenizer.json"
         if path.exists():
             return path
-        if not self.tokenizer.is_dir():
-            raise UserError(f"subwords.tokenizer: {self.tokenizer} is not a folder; give the folder of a pretrained encoder")
+        if not folder.is_dir():
+            raise UserError(
+                f"subwords.tokenizer: {self.tokenizer} is not a folder; give the folder of a pretrained encoder, or its name on "
+                "the hub"
+            )
         raise UserError(
             f"subwords.tokenizer: {self.tokenizer} has no tokenizer.json, the fast tokenizer, whose pieces have offsets; if "
             "transformers has one for it, AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it"

@@ -10,6 +10,7 @@ from docutils.statemachine import StringList
 from sphinx import addnodes
 from sphinx.util.docutils import SphinxDirective
 
+from treeproc.common.hub import HubModel
 from treeproc.common.settings import REQUIRED, describe_default
 from treeproc.common.storage import RemotePath
 from treeproc.common.synonyms import SYNONYMS
@@ -30,7 +31,7 @@ def describe_type(annotation: Any) -> str:
         return "list of " + describe_type(parts[0])
     if origin is dict:
         return "mapping"
-    known = {str: "text", int: "integer", float: "number", bool: "true, false", Path: "path", Any: "any"}
+    known = {str: "text", int: "integer", float: "number", bool: "true, false", Path: "path", Any: "any", HubModel: "name"}
     return known.get(annotation, getattr(annotation, "__name__", str(annotation)))
 
 

@@ -9,7 +9,6 @@ of the states before it computes them. After an interruption, the same command c
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
@@ -18,6 +17,7 @@ from treenet.cli.shipped import find_config
 from treeproc.common.command_line import build_arg_parser, loading
 from treeproc.common.errors import as_called, require
 from treeproc.common.folder_kinds import STATES, claim_folder
+from treeproc.common.hub import ModelPlace, pin
 from treeproc.common.settings import Settings, UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import AnyPath
 
@@ -26,7 +26,7 @@ class FrozenStatesConfig(Settings):
     """States of a frozen pretrained encoder for a data set."""
 
     data: AnyPath = Field(description="folder of a finished data set")
-    encoder: Path = Field(description="folder of the encoder, as model.pretrained.folder of the runs")
+    encoder: ModelPlace = Field(description="the encoder, as model.pretrained.folder of the runs")
     use_gpu: bool = Field(False, description="one GPU a worker")
     workers: Literal[0] | None = Field(
         None, description="0: the command runs in this process, without Ray; unset: as many Ray actors as there is room for"
@@ -46,7 +46,8 @@ def main(argv: Sequence[str]) -> None:
     with loading():
         from treenet.extras.frozen_states import write_states  # here because it loads PyTorch
 
-    data, encoder = config.data.absolute(), config.encoder.absolute()
+    data = config.data.absolute()
+    encoder = pin("encoder", config.encoder.absolute(), (data, "subwords.tokenizer"))
     index = write_states(data, encoder, out, in_this_process=config.workers == 0, use_gpu=config.use_gpu)
     for split, total in index["totals"].items():
         windows = f", {total['in_windows']:,} examples in windows" if total.get("in_windows") else ""

@@ -39,6 +39,7 @@ def main(argv: Sequence[str]) -> None:
     out = args.out.resolve()
     if (out / "trials.json").exists():
         raise UserError(f"{out} is a search of an earlier version, which this one cannot continue; choose another --out")
+    config = config.with_pinned_encoder(out)
     if args.dry_run:
         for name in config.tune.systems:
             trials = Trials(out, config, name)

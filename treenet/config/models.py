@@ -1,10 +1,10 @@
 """Settings of models. An ablation is a value here, never a class."""
 
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from treeproc.common.hub import ModelPlace
 from treeproc.common.settings import Settings, later_field
 
 
@@ -291,10 +291,10 @@ class PretrainedConfig(ArchitectureSection):
         "tree_lstm", "tree_transformer",
     )  # fmt: skip
 
-    folder: Path | None = Field(
+    folder: ModelPlace | None = Field(
         None,
-        description="folder with config.json and model.safetensors, and the tokenizer of the data set; a run reads it when it "
-        "begins. null: a table of pieces",
+        description="folder with config.json and model.safetensors, and the tokenizer of the data set, or the name of a model on "
+        "the hub of Hugging Face; a run reads it when it begins. null: a table of pieces",
     )
 
 

@@ -17,6 +17,7 @@ from pydantic import (
 
 from treenet.config.models import ModelConfig
 from treenet.config.tasks import ClassifierConfig, DecodingConfig, MaskedLMConfig, SamplingConfig, TaskName
+from treeproc.common.hub import HubModel, model_place, pin
 from treeproc.common.settings import Effect, Settings, is_below, is_sent_to_a_cluster, keys_with, later_field
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.schema import WINDOW_ROWS
@@ -352,15 +353,32 @@ class TrainConfig(Settings):
         Relative paths start at `folder`, by default the working folder.
         """
 
-        def absolute(path: AnyPath) -> AnyPath:
+        def absolute(path: AnyPath | HubModel) -> AnyPath | HubModel:
             return (folder / path if folder and isinstance(path, Path) else path).resolve()
 
         own: dict[str, object] = {"data": absolute(self.data)}
         own |= {name: path and absolute(path) for name, path in (("init", self.init), ("frozen_states", self.frozen_states))}
         if (encoder := self.model.pretrained.folder) is not None:
-            pretrained = self.model.pretrained.model_copy(update={"folder": absolute(encoder)})
-            own["model"] = self.model.model_copy(update={"pretrained": pretrained})
+            if isinstance(encoder, HubModel):  # which may be the path of a folder there
+                encoder = model_place(str(encoder), folder)
+            own["model"] = self._model_with(absolute(encoder))
         return self.model_copy(update=own)
+
+    def with_pinned_encoder(self, out: AnyPath | None) -> Self:
+        """Return the settings with the commit of an encoder of the hub.
+
+        It is that of a run or study begun in `out`, else that whose tokenizer the data set has, else the newest.
+        """
+        key = "model.pretrained.folder"
+        if (encoder := self.model.pretrained.folder) is None:
+            return self
+        begun = [(out, key)] if out is not None else []
+        place = pin(key, encoder, *begun, (self.data, "subwords.tokenizer"))
+        return self.model_copy(update={"model": self._model_with(place)})
+
+    def _model_with(self, encoder: object) -> ModelConfig:
+        pretrained = self.model.pretrained.model_copy(update={"folder": encoder})
+        return self.model.model_copy(update={"pretrained": pretrained})
 
     @property
     def starts_from_weights(self) -> bool:

@@ -36,6 +36,7 @@ from treenet.tasks.translation_metrics import (
 )
 from treenet.translation.hypotheses import Hypothesis
 from treenet.translation.translate import decoding_of, detokenize, score_examples, translate_examples, warn_of_width
+from treeproc.common.hub import pin
 from treeproc.common.messages import phase, warn
 from treeproc.common.provenance import software
 from treeproc.common.settings import UserError, load_settings
@@ -61,7 +62,8 @@ _SCORED_TOKENS = 1024  # of a batch of references: their logits take 4 bytes a t
 
 
 def _learned_metrics(settings: EvaluateSettings) -> LearnedMetrics:
-    return LearnedMetrics(settings.bertscore, settings.comet, settings.use_gpu)
+    place = settings.bertscore.model and pin("bertscore.model", settings.bertscore.model)
+    return LearnedMetrics(settings.bertscore.model_copy(update={"model": place}), settings.comet, settings.use_gpu)
 
 
 def result_name(settings: EvaluateSettings, run: LoadedRun) -> str:

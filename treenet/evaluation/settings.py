@@ -9,6 +9,7 @@ from treenet.config import DecodingConfig
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.run_folder import Checkpoint, OtherData
 from treenet.translation.settings import LineSettings
+from treeproc.common.hub import ModelPlace
 from treeproc.common.settings import Effect, Settings, later_field
 from treeproc.common.storage import DataPath
 
@@ -23,10 +24,10 @@ TargetLanguage = Annotated[str | None, Field(pattern=r"^[a-z]{2,3}$")]
 class BertScoreConfig(Settings):
     """Settings of BERTScore."""
 
-    model: Path | None = Field(
+    model: ModelPlace | None = Field(
         None,
-        description="folder of an encoder in the format of transformers, such as a copy of roberta-large or xlm-roberta-large: "
-        "evaluate and --compare then compute BERTScore",
+        description="folder of an encoder in the format of transformers, or its name on the hub of Hugging Face, such as "
+        "FacebookAI/roberta-large: evaluate and --compare then compute BERTScore",
     )
     layer: PositiveInt | None = Field(
         None,
@@ -51,10 +52,10 @@ class CometConfig(Settings):
         description="folder of a COMET model, with hparams.yaml and checkpoints/model.ckpt, such as a copy of "
         "Unbabel/wmt22-comet-da: evaluate and --compare then compute COMET",
     )
-    encoder: Path | None = Field(
+    encoder: ModelPlace | None = Field(
         None,
-        description="folder with config.json and the tokeniser of the model's encoder, such as a copy of xlm-roberta-large. "
-        "Unset, the cache of the hub must have the encoder that hparams.yaml names",
+        description="folder with config.json and the tokeniser of the model's encoder, or its name on the hub, such as "
+        "FacebookAI/xlm-roberta-large. Unset, the cache of the hub must have the encoder that hparams.yaml names",
     )
     python: Annotated[Path | None, Effect.NONE] = Field(
         None, description=f"Python of the environment that has COMET; unset, that in ${PYTHON}. To make one: {INSTALL}"

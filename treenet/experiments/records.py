@@ -13,7 +13,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePosixPath
 from typing import Required
 
 import numpy as np
@@ -26,6 +25,7 @@ from treenet.runs.metrics_log import read_metrics
 from treenet.runs.result_entries import ScoredEntry
 from treenet.runs.run_folder import RunFacts, read_facts
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_write, json_bytes, read_json
+from treeproc.common.hub import name_elsewhere
 from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError, is_below
 from treeproc.common.storage import AnyPath
@@ -145,7 +145,7 @@ def _without_places(settings: Mapping) -> dict:
     """Return settings for a record. It names no folder of this machine: of a run or an encoder to start from, the last name."""
     kept = {name: value for name, value in settings.items() if name not in ("data", "frozen_states")}
     for name, section in _sections_of_places(kept).items():
-        section[name] = PurePosixPath(section[name]).name
+        section[name] = name_elsewhere(section[name])
     return kept
 
 
@@ -154,7 +154,7 @@ def _with_places(recorded: Mapping, present: Mapping) -> dict:
     found = {**recorded, "data": present["data"]}
     now = _sections_of_places({**present})
     for name, section in _sections_of_places(found).items():
-        if name in now and PurePosixPath(section[name]).name == PurePosixPath(now[name][name]).name:
+        if name in now and name_elsewhere(section[name]) == name_elsewhere(now[name][name]):
             section[name] = now[name][name]
     return found
 

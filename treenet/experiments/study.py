@@ -182,6 +182,7 @@ def make_study(form: StudyForm, config: StudyConfig, out: AnyPath, records: AnyP
     `more` has the lines of the files `grid.more_references`. Raises UserError if the study names a protocol that git does not
     have.
     """
+    config = config.with_pinned_encoder(out)
     cells = study_cells(config, out)  # first, because it checks the settings
     protocol = config.grid.protocol and commit_of(config.grid.protocol)
     recording = Recording(form.labels, form.read(config, more), records, protocol)

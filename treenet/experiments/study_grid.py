@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 from treenet.config import ModelConfig, TrainConfig
 from treenet.experiments.ledger import Cell
 from treeproc.common.command_line import ArgumentParser, any_path
+from treeproc.common.hub import HubModel
 from treeproc.common.messages import phase
 from treeproc.common.settings import Effect, UserError, build_settings
 from treeproc.common.storage import AnyPath
@@ -144,11 +145,11 @@ def study_cells(config: StudyConfig, out: AnyPath) -> list[Cell]:
     """
     shared = config.model_dump(mode="json", exclude={"grid"})
     cells, indices = [], {config.data.resolve(): read_index(config.data / "encoded")}
-    encoders: dict[Path | None, str] = {None: ""}
+    encoders: dict[AnyPath | HubModel | None, str] = {None: ""}
     for system, labels, settings in config.places():
         run = build_settings(TrainConfig, reduce(overlay, settings, shared), f"grid.{system}")
         config.check_task(run, f"grid.{system}")
-        run = run.with_absolute_paths()
+        run = run.with_absolute_paths().with_pinned_encoder(out)
         if run.data not in indices:
             indices[run.data] = read_index(run.data / "encoded")
         if (encoder := run.model.pretrained.folder) not in encoders:
@@ -161,12 +162,17 @@ def study_cells(config: StudyConfig, out: AnyPath) -> list[Cell]:
     return cells
 
 
-def hash_encoder(folder: Path) -> str:
-    """Return the hashes of the files of a pretrained encoder, which may change between two commands; empty without weights."""
+def hash_encoder(place: AnyPath | HubModel) -> str:
+    """Return the hashes of the files of a pretrained encoder, which may change between two commands; empty without weights.
+
+    It is empty too for a model of the hub, whose files its commit decides.
+    """
+    if isinstance(place, HubModel):
+        return ""
     from treenet.models.pretrained_folder import hash_files  # here, because it loads PyTorch
 
-    with phase(f"hashing the encoder in {folder}"):
-        return hash_files(folder)
+    with phase(f"hashing the encoder in {place}"):
+        return hash_files(place)
 
 
 def check_same_pieces(indices: Mapping[Path, Mapping]) -> None:

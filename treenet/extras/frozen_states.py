@@ -32,11 +32,12 @@ from treenet.data.frozen_states import (
 from treenet.layers.backend import choose_device
 from treenet.models.pretrained import PretrainedLeaves, hash_encoder, load_pretrained, try_encoder
 from treenet.models.pretrained_folder import FACTS as PRETRAINED
-from treenet.models.pretrained_folder import pretrained_facts
+from treenet.models.pretrained_folder import encoder_folder, pretrained_facts
 from treenet.runs.checkpoint import stored_weights
 from treenet.structure.base import Ragged
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_output, atomic_write, json_bytes, locked, remove_leftovers
+from treeproc.common.hub import HubModel
 from treeproc.common.messages import tell
 from treeproc.common.provenance import recorded
 from treeproc.common.storage import AnyPath
@@ -51,7 +52,9 @@ _BATCH_POSITIONS = {"cpu": 1024, "cuda": 16_384}  # with padding
 _VERSION = 1  # of the bytes of a file
 
 
-def write_states(data: AnyPath, encoder: Path, out: AnyPath, *, in_this_process: bool, use_gpu: bool = False) -> dict:
+def write_states(
+    data: AnyPath, encoder: AnyPath | HubModel, out: AnyPath, *, in_this_process: bool, use_gpu: bool = False
+) -> dict:
     """Write the states of all splits, or those that are missing, to the folder `out`; returns their index.
 
     Raises UserError if encoder and data set do not fit, if the folder has other states, or if the disk has too little room.
@@ -82,13 +85,14 @@ def write_states(data: AnyPath, encoder: Path, out: AnyPath, *, in_this_process:
         return write_index(folder, records, fingerprint=fingerprint_of(fingerprints), **facts)
 
 
-def _load(data: AnyPath, encoder: Path) -> tuple[PretrainedLeaves, str]:
+def _load(data: AnyPath, encoder: AnyPath | HubModel) -> tuple[PretrainedLeaves, str]:
     """Return the encoder, and the sha256 of its settings and weights."""
     config = ModelConfig(name="pretrained", pretrained={"folder": encoder})
     facts = pretrained_facts(config, data, read_index(data / "encoded"))[PRETRAINED]
     leaves = PretrainedLeaves(facts, config.d_model)
-    load_pretrained(leaves, encoder)
-    try_encoder(leaves, encoder)
+    folder = encoder_folder(encoder)
+    load_pretrained(leaves, folder)
+    try_encoder(leaves, folder)
     leaves.pretrained.requires_grad_(False)
     return leaves.eval(), hash_encoder(facts["config"], stored_weights(leaves.pretrained))
 
@@ -146,7 +150,7 @@ class _Hashed:
 class StatesOfShard:
     """Encoded shard to its states. Holds the encoder, so it is loaded once a process."""
 
-    def __init__(self, data: AnyPath, encoder: Path, out: AnyPath, sha256: str, use_gpu: bool):
+    def __init__(self, data: AnyPath, encoder: AnyPath | HubModel, out: AnyPath, sha256: str, use_gpu: bool):
         torch.set_num_threads(1)
         self._data, self._folder = data, out / SHARDS
         self._device = choose_device(use_gpu)

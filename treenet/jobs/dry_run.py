@@ -26,7 +26,7 @@ def dry_run(config: TrainConfig, out: AnyPath | None) -> str:
     Raises UserError as the run would.
     """
     refuse_relative_in_job({"data": config.data, "init": config.init, "--out": out})
-    job = check_job(config)
+    job = check_job(config.with_pinned_encoder(out))
     done = RunMirror(out).last_step() if out else 0
     # Near --out: on a cluster, all nodes see that place.
     near = next(folder for folder in out.absolute().parents if folder.is_dir()) if isinstance(out, Path) else None

@@ -93,7 +93,7 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
     out = out.resolve()
     claim_folder(out, RUN, TrainConfig)
     check_loggers(config, out)
-    job = check_job(config)
+    job = check_job(config.with_pinned_encoder(out))
     config = job.config
     make_run_folder(out)
     with open_run(out) as mirror:

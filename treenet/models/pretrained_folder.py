@@ -1,19 +1,21 @@
-"""The folder of a pretrained encoder: its settings, its files of weights, its tokenizer."""
+"""The folder of a pretrained encoder, or its name on the hub: its settings, its files of weights, its tokenizer."""
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from treenet.config import ModelConfig
 from treeproc.common.errors import UserError, require
 from treeproc.common.files import file_sha256, read_json
+from treeproc.common.hub import PIECES, HubModel, local_folder
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import TOKENIZER_FILE
 
 FACTS = "pretrained"  # of run.json and meta.json
 OF_THE_FILE = ("_name_or_path", "transformers_version")  # of config.json: where it was and what wrote it
+_SETTING = "model.pretrained.folder"
 CHOOSE = "choose BERT, RoBERTa, DeBERTa, XLM-R, ModernBERT or a similar one"
 
 
@@ -22,18 +24,32 @@ def pretrained_facts(config: ModelConfig, data: AnyPath, index: Mapping) -> dict
 
     Raises UserError if the folder holds no encoder of safetensors, or if the data set has the pieces of another tokenizer.
     """
-    folder = config.pretrained.folder
-    if folder is None:
+    place = config.pretrained.folder
+    if place is None:
         return {}
     if "tokenizer" not in index:
         raise UserError(
-            f"{data} has its own pieces, and model.pretrained reads those of {folder}; preprocess again with "
-            f"subwords.tokenizer={folder}"
+            f"{data} has its own pieces, and model.pretrained reads those of {place}; preprocess again with "
+            f"subwords.tokenizer={place}"
         )
-    described = _read_config(folder)
+    described = _read_config(encoder_folder(place, weights=False))  # before the weights are fetched
+    folder = encoder_folder(place)
     weight_files(folder)
-    _check_tokenizer(folder, data, described, index["tokenizer"]["pieces"])
+    _check_tokenizer(folder, place, data, described, index["tokenizer"]["pieces"])
     return {FACTS: {"config": described, "tokenizer": index["tokenizer"]}}
+
+
+def encoder_folder(
+    place: AnyPath | HubModel, setting: str = _SETTING, files: Sequence[str] = PIECES, *, weights: bool = True
+) -> Path:
+    """Return the folder of an encoder. Of a model of the hub, it has these files, and its weights, fetched if they are missing.
+
+    Raises UserError for a folder in an object store, and for a model without weights in safetensors.
+    """
+    folder = local_folder(setting, place, files, weights=weights)
+    if not isinstance(folder, Path):
+        raise UserError(f"{setting}: {folder} must be a folder on this machine, or a name of the hub; copy it here")
+    return folder
 
 
 def hash_files(folder: Path) -> str:
@@ -62,7 +78,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
 
     path = folder / "config.json"
     if not path.exists():
-        raise UserError(f"model.pretrained.folder: {folder} has no config.json; give the folder of a pretrained encoder")
+        raise UserError(
+            f"model.pretrained.folder: {folder} has no config.json; give the folder of a pretrained encoder, or its name on the "
+            "hub"
+        )
     described = read_json(path, "copy it from the pretrained encoder again")
     kind = described.get("model_type")
     decodes = described.get("is_encoder_decoder") or described.get("is_decoder") or kind in ("bart", "mbart", "mvp")
@@ -96,14 +115,14 @@ def weight_files(folder: Path) -> list[Path]:
     return [folder / file for file in sorted(set(files.values()))]
 
 
-def _check_tokenizer(folder: Path, data: AnyPath, described: Mapping, pieces: int) -> None:
+def _check_tokenizer(folder: Path, place: AnyPath | HubModel, data: AnyPath, described: Mapping, pieces: int) -> None:
     """Raise UserError if the pieces of the data set are not those that the encoder was trained with."""
     size = described.get("vocab_size", pieces)
     own = folder / "tokenizer.json"
     other = own.exists() and _vocabulary(own) != _vocabulary(data / "encoded" / TOKENIZER_FILE)
     if pieces > size or other:
         why = f"{pieces:,} pieces, and the encoder has {size:,}" if pieces > size else "the pieces of another tokenizer"
-        raise UserError(f"{data} does not belong to {folder}: it has {why}; preprocess again with subwords.tokenizer={folder}")
+        raise UserError(f"{data} does not belong to {place}: it has {why}; preprocess again with subwords.tokenizer={place}")
 
 
 def _vocabulary(path: AnyPath) -> object:

@@ -25,6 +25,7 @@ from treenet.tasks.base import build_task
 from treenet.tasks.translation_metrics import HUB_NAMES, METRIC_TITLES
 from treeproc.common.files import file_sha256, json_bytes, read_json
 from treeproc.common.folder_kinds import CONFIG, EXPORT, claim_folder
+from treeproc.common.hub import name_elsewhere
 from treeproc.common.provenance import describe_packages, describe_software, packages, read_sessions, software
 from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import inside
@@ -137,10 +138,10 @@ def export_run(run: LoadedModel, out: Path, option: str = "--out") -> None:
 
 
 def without_places(value: Any) -> Any:
-    """Return settings or facts with the last part alone of every path in them."""
+    """Return settings or facts with the last part alone of every path in them; names of the hub stay."""
     if isinstance(value, dict):
         return {
-            name: Path(one).name if isinstance(one, str) and name.split(".")[-1] in _PLACES else without_places(one)
+            name: name_elsewhere(one) if isinstance(one, str) and name.split(".")[-1] in _PLACES else without_places(one)
             for name, one in value.items()
         }
     return [without_places(one) for one in value] if isinstance(value, list | tuple) else value

@@ -31,6 +31,7 @@ from treenet.runs.checkpoint import (
 from treenet.runs.run_folder import EXPORT_FACTS, FACTS, checkpoint_path, is_unpacked, read_facts
 from treeproc.common.errors import one_line
 from treeproc.common.folder_kinds import CONFIG
+from treeproc.common.hub import are_other_models
 from treeproc.common.settings import REQUIRED, UserError, differences, list_settings, load_settings
 from treeproc.common.storage import AnyPath
 
@@ -71,14 +72,15 @@ def list_changes(own: Mapping, other: Mapping) -> list[str]:
     """Return the lines `name: OWN -> OTHER` of all that differs between the identities of two runs.
 
     A setting that is absent has its default. Another fact that is absent is unknown, and so the same. The folder of a pretrained
-    encoder may move; its config.json may not change.
+    encoder may move; its config.json and its commit on the hub may not change.
     """
     lines, encoders = [], [encoder for one in (own, other) if (encoder := _encoder_of(one))]
     ours, theirs = own.get("settings"), other.get("settings")
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         for key in {**ours, **theirs}:
             before, now = (one.get(key, _defaults().get(key)) for one in (ours, theirs))
-            if before != now and not (key == "model.pretrained.folder" and len(encoders) == 2):
+            may_move = key == "model.pretrained.folder" and len(encoders) == 2 and not are_other_models(before, now)
+            if before != now and not may_move:
                 lines.append(f"{key}: {before!r} -> {now!r}")
         patterns = ([key for key in one if key.startswith("lr_scale.")] for one in (ours, theirs))
         if not lines and len({tuple(one) for one in patterns}) == 2:

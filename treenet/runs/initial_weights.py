@@ -18,6 +18,7 @@ from torch import Tensor
 from treenet.config import TrainConfig, flatten
 from treenet.models.pretrained import ENCODER, hash_encoder, load_pretrained, try_encoder
 from treenet.models.pretrained_folder import FACTS as PRETRAINED
+from treenet.models.pretrained_folder import encoder_folder
 from treenet.runs.checkpoint import (
     AVERAGED,
     INITIAL,
@@ -177,7 +178,8 @@ def _pretrained_weights(config: TrainConfig, sizes: Mapping) -> dict[str, Tensor
     """Return the weights of the run's seed, and those of its pretrained encoder if it has one."""
     torch.manual_seed(config.seed)  # so that the other parameters are those of a run that starts from no weights
     model = build_task(config).build_model_that_fits(sizes)
-    if (folder := config.model.pretrained.folder) is not None:
+    if (place := config.model.pretrained.folder) is not None:
+        folder = encoder_folder(place)
         with phase("loading the pretrained encoder"):
             load_pretrained(model.encoder.embedding, folder)
             if config.frozen_states is None:  # else the command that made them has tried it

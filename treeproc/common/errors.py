@@ -282,6 +282,7 @@ EXTRAS = {
     "mlflow": "mlflow",
     "wandb": "wandb",
     "optuna": "tune",
+    "huggingface_hub": "pretrained",
     "tokenizers": "pretrained",
     "transformers": "pretrained",
     "uvicorn": "serve",

@@ -18,6 +18,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator, model_validator
 
 from treeproc.common.errors import UserError, advise, from_python, quoted
+from treeproc.common.hub import HubModel
 from treeproc.common.setting_errors import COMMAND_LINE, describe_error, section_of
 from treeproc.common.storage import AnyPath, as_path
 from treeproc.common.yaml_reader import MOST_BYTES, read_yaml
@@ -315,7 +316,7 @@ def is_sent_to_a_cluster() -> bool:
     return in_submitted_job() or os.environ.get("RAY_ADDRESS", "") not in ("", "local")
 
 
-def refuse_relative_in_job(paths: Mapping[str, AnyPath | None]) -> None:
+def refuse_relative_in_job(paths: Mapping[str, AnyPath | HubModel | None]) -> None:
     """Refuse relative paths in a job of `ray job submit`, whose working folder is a temporary copy that is lost.
 
     Raises UserError for the first of the named paths that is relative. None stands for a path that is not set.

@@ -318,7 +318,8 @@ def inside(root: AnyPath, name: str) -> AnyPath:
     return root / name
 
 
-def _validate(value: object) -> AnyPath:
+def validate_path(value: object) -> AnyPath:
+    """Return the path that a setting gives. Raises ValueError for anything else."""
     if value is None:
         raise ValueError("must be a path or a URI, but is empty")
     if value == [None]:
@@ -332,4 +333,4 @@ def _validate(value: object) -> AnyPath:
 
 
 # The type of a path in settings.
-DataPath = Annotated[AnyPath, PlainValidator(_validate), PlainSerializer(str, return_type=str, when_used="json")]
+DataPath = Annotated[AnyPath, PlainValidator(validate_path), PlainSerializer(str, return_type=str, when_used="json")]

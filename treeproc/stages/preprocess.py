@@ -10,6 +10,7 @@ from treeproc.common.cache import find_changed
 from treeproc.common.errors import quoted, require, without_credentials
 from treeproc.common.files import atomic_write, locked
 from treeproc.common.folder_kinds import DATA_SET, claim_folder
+from treeproc.common.hub import pin
 from treeproc.common.messages import phase, tell
 from treeproc.common.provenance import Recorder, recorded
 from treeproc.common.settings import Effect, UserError, differences, dump_settings, excluded, load_settings, read_yaml
@@ -50,6 +51,7 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     claim_folder(out, DATA_SET, PreprocessConfig)
     if config.workers is None:
         require("ray", "work in several processes", "give workers=0 to work in one process")
+    config = _with_pinned_tokenizer(config, out)
     if config.parsed is not None:
         return _encode_again(config, out)
     open_choice, config = config.parser.treebank_words is None, config.settled(read_written_settings(out))
@@ -80,6 +82,14 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
             raise
         job = ParseAndEncode(config, out, record, parser, target_parser)
         return job.encode(*job.parse(text))
+
+
+def _with_pinned_tokenizer(config: PreprocessConfig, out: AnyPath) -> PreprocessConfig:
+    """Return the settings with the commit of a tokenizer of the hub: that of a data set that was begun, or of `parsed`."""
+    key = "subwords.tokenizer"
+    records = [(folder, key) for folder in (out, config.parsed) if folder is not None]
+    tokenizer = config.subwords.tokenizer and pin(key, config.subwords.tokenizer, *records)
+    return config.model_copy(update={"subwords": config.subwords.model_copy(update={"tokenizer": tokenizer})})
 
 
 def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[PreprocessConfig, dict, PackedRecords]:

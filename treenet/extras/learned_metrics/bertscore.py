@@ -22,8 +22,11 @@ import torch
 
 from treenet.evaluation.learned_metrics import SentenceScores, folder_sha256
 from treenet.evaluation.settings import BertScoreConfig
+from treenet.models.pretrained_folder import encoder_folder
 from treeproc.common.errors import one_line, require
+from treeproc.common.hub import TOKENIZER, HubModel, pin
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 
 Weights = dict[int, float]  # of tokens; a token that is not in it has `_UNSEEN`
 _UNSEEN = -1
@@ -42,7 +45,7 @@ class Match:
 
 
 class BertScorer:
-    """Scores translations against references with a local encoder.
+    """Scores translations against references with an encoder.
 
     Raises UserError if the package is missing, or if the folder holds no encoder in safetensors. Also for several lines a batch,
     if padding changes the states of its encoder.
@@ -52,7 +55,7 @@ class BertScorer:
         if config.model is None or config.layer is None:
             raise UserError("bertscore.model: give the folder of an encoder")
         self._config = config
-        self._tokenizer, self._model = _load(config.model, config.layer)
+        self._tokenizer, self._model = _load(_folder_of(config.model), config.layer)
         self._model.eval()
         self._prefix = _prefix_of(self._tokenizer)
         self._longest = _longest_input(self._tokenizer, self._model)
@@ -153,11 +156,13 @@ def bert_scores(
     matches = scorer.score(pairs, weights)
     parts = np.array([[match.precision, match.recall, match.f1] for match in matches])
     precision, recall, f1 = 100 * parts.reshape(len(systems), -1, len(references), 3).max(2).transpose(2, 0, 1)
+    assert config.model is not None  # BertScorer has refused it
+    place = pin("bertscore.model", config.model)
     signature = "|".join(
         (
             f"nrefs:{len(references)}",
-            f"model:{config.model.name}" if config.model else "",
-            f"sha256:{folder_sha256(config.model)[:8]}" if config.model else "",
+            f"model:{place.name}",
+            f"revision:{place.revision[:8]}" if isinstance(place, HubModel) else f"sha256:{folder_sha256(place)[:8]}",
             f"layer:{config.layer}",
             f"idf:{'yes' if config.idf else 'no'}",
             "F1 times 100",
@@ -170,9 +175,13 @@ def bert_scores(
 def check_bertscore(config: BertScoreConfig) -> None:
     """Raise UserError if the package or the encoder is missing, or if it has not so many layers. The weights are not read."""
     require("transformers", "bertscore.model")
-    if config.model is None or config.layer is None or not (config.model / "config.json").is_file():
+    if config.model is None or config.layer is None or not ((folder := _folder_of(config.model)) / "config.json").is_file():
         raise UserError(f"bertscore.model: {config.model} must be a folder with an encoder, but has no config.json")
-    _check_encoder(config.model, config.layer)
+    _check_encoder(folder, config.layer)
+
+
+def _folder_of(place: AnyPath | HubModel) -> Path:
+    return encoder_folder(place, "bertscore.model", TOKENIZER)
 
 
 def _check_encoder(folder: Path, layer: int) -> int:

@@ -1,7 +1,7 @@
 """COMET (Rei et al., 2020): a trained model scores a translation beside its source and its reference.
 
 COMET needs older libraries than this project, so it runs in another environment, as a process: `comet_process.py`. Both exchange
-JSON lines. Nothing is downloaded: the model and its encoder are local folders.
+JSON lines. The model is a local folder.
 """
 
 import json
@@ -20,7 +20,9 @@ from treenet.evaluation.learned_metrics import SentenceScores, folder_sha256
 from treenet.evaluation.settings import INSTALL, PYTHON, CometConfig
 from treeproc.common.errors import one_line
 from treeproc.common.files import check_archive
+from treeproc.common.hub import TOKENIZER, local_folder
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 
 _SCRIPT = Path(__file__).with_name("comet_process.py")
 # Nothing is fetched, and torch.load reads weights alone.
@@ -33,9 +35,13 @@ def check_comet(config: CometConfig) -> None:
     for name in ("hparams.yaml", "checkpoints/model.ckpt"):
         if config.model is None or not (config.model / name).is_file():
             raise UserError(f"comet.model: {config.model} must be the folder of a COMET model, but has no {name}")
-    if config.encoder is not None and not (config.encoder / "config.json").is_file():
+    if (folder := _encoder_of(config)) is not None and not (folder / "config.json").is_file():
         raise UserError(f"comet.encoder: {config.encoder} must be a folder with the tokeniser and config.json of an encoder")
     check_archive(config.model / "checkpoints" / "model.ckpt", "copy the model again")
+
+
+def _encoder_of(config: CometConfig) -> AnyPath | None:
+    return None if config.encoder is None else local_folder("comet.encoder", config.encoder, TOKENIZER)
 
 
 def find_python(config: CometConfig) -> Path:
@@ -80,7 +86,7 @@ def _ask(config: CometConfig, samples: Sequence[tuple[str, str, str]], use_gpu: 
     """Score samples of a source, a translation and a reference in the process of COMET. Returns the first line and the scores."""
     request = {
         "model": str(config.model and config.model.absolute()),
-        "encoder": str(config.encoder.absolute()) if config.encoder else None,
+        "encoder": str(folder.absolute()) if (folder := _encoder_of(config)) else None,
         "count": len(samples),
         "batch_size": config.batch_size,
         "gpus": int(use_gpu),

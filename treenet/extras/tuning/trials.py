@@ -25,6 +25,7 @@ from treenet.experiments.study_grid import (
 )
 from treeproc.common.errors import CommandEnded
 from treeproc.common.folder_kinds import CONFIG
+from treeproc.common.hub import HubModel
 from treeproc.common.messages import warn
 from treeproc.common.settings import Settings, UserError, build_settings, differences, is_below, load_settings, nested
 from treeproc.common.storage import AnyPath
@@ -187,12 +188,15 @@ class Trials:
         self._base = config.model_dump(mode="json", exclude={"tune"})
         self._over = config.tune.systems[system]
         self._ends = [{key: dimension.ends[end] for key, dimension in config.tune.space.items()} for end in (0, 1)]
+        encoder = self.config_of(self._ends[0]).with_pinned_encoder(out).model.pretrained.folder
+        if isinstance(encoder, HubModel):  # all trials have one commit of it
+            self._over = overlay(self._over, nested({"model.pretrained.folder": str(encoder)}))
         self._usual = self.config_of(self._ends[0])
         self.data = self._usual.data
         self.index = read_index(self.data / "encoded")
         if "valid" not in self.index["totals"]:
             raise UserError(f"a search needs a validation split, but {self.data} has none; preprocess with splits.valid")
-        self._encoders: dict[Path | None, str] = {None: ""}
+        self._encoders: dict[AnyPath | HubModel | None, str] = {None: ""}
         self.ledger = Ledger.read(out)
         self._cells: list[Cell] = []
         if self.ledger.entries:
