@@ -1,5 +1,6 @@
 """Commands in the process of the test: without the seconds that the start of a process takes."""
 
+import atexit
 import contextlib
 import io
 import json
@@ -17,6 +18,8 @@ from unittest import mock
 
 import pytest
 import torch
+from execnet.gateway_base import ExecModel, Popen2IO
+from execnet.xspec import XSpec
 
 from treenet.cli.main import COMMANDS, main
 from treenet.data import loader_server
@@ -80,30 +83,44 @@ def tasks_here(patch: pytest.MonkeyPatch) -> list[str]:
 PROCESSES = multiprocessing.get_context("forkserver")
 
 
-def start_forkserver() -> str:
-    """Start the process that those of `PROCESSES` come from; returns its address, for other processes of pytest.
-
-    What they write is not for the terminal.
-    """
+def start_forkserver() -> None:
+    """Start the process that those of `PROCESSES` come from. What they write is not for the terminal."""
     kept = [os.dup(stream) for stream in (1, 2)]
     print_to(Path(os.devnull))
     forkserver.ensure_running()
     for stream, file in zip((1, 2), kept, strict=True):
         os.dup2(file, stream)
         os.close(file)
-    return forkserver._forkserver._forkserver_address
-
-
-def use_forkserver(address: str) -> None:
-    """Let processes come from that of another process of pytest: each would load for five CPU seconds."""
-    shared = forkserver._forkserver
-    shared._forkserver_address, shared._forkserver_alive_fd = address, os.open(os.devnull, os.O_WRONLY)
-    shared.ensure_running = resource_tracker.ensure_running
 
 
 def forkserver_of_parent() -> None:
-    """Let processes of this one, which is of `PROCESSES`, come from where it came from itself."""
-    use_forkserver(forkserver._forkserver._forkserver_address)
+    """Let processes of this one, which is of `PROCESSES`, come from where it came from itself.
+
+    Each would load for five CPU seconds.
+    """
+    shared = forkserver._forkserver
+    shared._forkserver_alive_fd = os.open(os.devnull, os.O_WRONLY)
+    shared.ensure_running = resource_tracker.ensure_running
+
+
+class ForkedTester(Popen2IO):
+    """A process of pytest-xdist, with what execnet asks of one. Its start takes milliseconds, not ten CPU seconds."""
+
+    def __init__(self, spec: XSpec, execmodel: ExecModel):
+        (theirs_in, ours_out), (ours_in, theirs_out) = os.pipe(), os.pipe()
+        files = [_OpenFile(number) for number in (theirs_in, theirs_out, 2)]
+        self._process = PROCESSES.Process(target=_test, args=(files, dict(os.environ)))
+        self._process.start()
+        for number in (theirs_in, theirs_out):
+            os.close(number)
+        super().__init__(open(ours_out, "wb"), open(ours_in, "rb"), execmodel)
+
+    def wait(self) -> int | None:
+        self._process.join()
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
 
 
 class Started(PROCESSES.Process):
@@ -175,6 +192,19 @@ def returned_memory() -> int:
     before = held()
     del tensors
     return before - held()
+
+
+def _test(files: list[int], environment: dict[str, str]) -> None:
+    for stream, file in enumerate(files):
+        os.dup2(file, stream)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
+    forkserver_of_parent()
+    try:
+        exec(eval(open(0, closefd=False).readline()))  # the first line that execnet sends to `python -c`
+    finally:
+        atexit._run_exitfuncs()  # not run otherwise in a process of `multiprocessing`
 
 
 def _serve(files: list[int], environment: dict[str, str]) -> None:

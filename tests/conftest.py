@@ -18,8 +18,9 @@ import hypothesis_profiles  # noqa: F401 (loads the profile of all tests)
 import numpy as np
 import pytest
 import torch
-from commands import ForkedServer, start_forkserver, use_forkserver
+from commands import ForkedServer, ForkedTester, start_forkserver
 from data_beside import DATA
+from execnet import gateway_io
 from pictures import pictures
 from scheduling import pytest_xdist_make_scheduler  # noqa: F401 (a hook)
 from toydata import write_toy_data
@@ -69,17 +70,22 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node) -> None:
-    """One process forks for all processes of pytest-xdist. It starts here, so one of these starts its own when it needs it."""
-    if node.config.getoption("numprocesses") != 1 and node.config.getoption("markexpr") != "quick":
-        import toyruns  # noqa: F401 (names what it loads)
+def pytest_xdist_setupnodes() -> None:
+    """Fork the processes of pytest-xdist, and those that tests start, from one that has loaded libraries."""
+    import toyruns  # noqa: F401 (names what it loads)
 
-        node.workerinput["forkserver"] = start_forkserver()
+    start_forkserver()
+    gateway_io.create_io = ForkedTester
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    if address := getattr(config, "workerinput", {}).get("forkserver"):
-        use_forkserver(address)
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[pytest.CollectReport]:
+    """Let each process of pytest-xdist begin with other modules: Python compiles a module only for the first one."""
+    report = yield
+    if isinstance(collector, pytest.Dir) and (worker := getattr(collector.config, "workerinput", None)):
+        first = len(report.result) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+        report.result = report.result[first:] + report.result[:first]
+    return report
 
 
 @pytest.hookimpl(wrapper=True)
@@ -108,7 +114,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Begin with the long modules, mark quick tests, and leave out the tests of real data where there is none."""
     # So no process ends long after the others. The tests of a module stay together, or its fixtures would be made twice.
     long, slow = ({item.path for item in items if item.get_closest_marker(mark)} for mark in ("long", "slow"))
-    items.sort(key=lambda item: (item.path not in long, item.path not in slow))
+    items.sort(key=lambda item: (item.path not in long, item.path not in slow, item.path))
     for item in items:
         if not any(map(item.get_closest_marker, ("slow", "cluster", "data"))):
             item.add_marker("quick")
