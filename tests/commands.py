@@ -11,6 +11,7 @@ import pkgutil
 import resource
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from multiprocessing import forkserver, reduction, resource_tracker
 from pathlib import Path
@@ -26,6 +27,7 @@ from treenet.data import loader_server
 from treeproc.common.command_line import run_cli
 from treeproc.common.errors import command_of
 from treeproc.common.storage import AnyPath
+from treeproc.common.trial import run_child
 
 
 def without_times(report: Path | AnyPath) -> object:
@@ -83,8 +85,9 @@ def tasks_here(patch: pytest.MonkeyPatch) -> list[str]:
 PROCESSES = multiprocessing.get_context("forkserver")
 
 
-def start_forkserver() -> None:
-    """Start the process that those of `PROCESSES` come from. What they write is not for the terminal."""
+def start_forkserver(modules: list[str]) -> None:
+    """Start the process that those of `PROCESSES` come from, with these modules. What they write is not for the terminal."""
+    multiprocessing.set_forkserver_preload(modules)
     kept = [os.dup(stream) for stream in (1, 2)]
     print_to(Path(os.devnull))
     forkserver.ensure_running()
@@ -152,6 +155,20 @@ class ForkedServer(PROCESSES.Process):
         return self.exitcode
 
 
+def forked_trial(command: list[str], *, input: bytes, timeout: float, env: dict[str, str], **options: object):
+    """`subprocess.run` for `treeproc.common.trial`: its process has loaded what takes it two CPU seconds."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as answer:
+        given.write(input)
+        given.seek(0)
+        files = [_OpenFile(file.fileno()) for file in (given, answer)]
+        process = PROCESSES.Process(target=_try, args=(files, [command[2], *command[4:]], env))
+        process.start()
+        process.join(timeout)
+        assert process.exitcode is not None, command
+        answer.seek(0)
+        return subprocess.CompletedProcess(command, process.exitcode, answer.read())
+
+
 class _OpenFile:
     """The number of an open file, which a process of `PROCESSES` opens when it gets it."""
 
@@ -195,16 +212,34 @@ def returned_memory() -> int:
 
 
 def _test(files: list[int], environment: dict[str, str]) -> None:
-    for stream, file in enumerate(files):
-        os.dup2(file, stream)
-        os.close(file)
-    os.environ.clear()
-    os.environ.update(environment)
+    _use(files, environment)
     forkserver_of_parent()
     try:
         exec(eval(open(0, closefd=False).readline()))  # the first line that execnet sends to `python -c`
     finally:
         atexit._run_exitfuncs()  # not run otherwise in a process of `multiprocessing`
+
+
+def _try(files: list[int], argv: list[str], environment: dict[str, str]) -> None:
+    _use(files, environment)
+    sys.stdin = open(0, closefd=False)
+    sys.path[:] = json.loads(argv[1])
+    set_limit, loaded = resource.setrlimit, int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+
+    def beside_what_is_loaded(kind: int, limits: tuple[int, int]) -> None:
+        set_limit(kind, tuple(limit + loaded for limit in limits) if kind == resource.RLIMIT_DATA else limits)
+
+    resource.setrlimit = beside_what_is_loaded
+    sys.argv = argv
+    run_child()
+
+
+def _use(files: list[int], environment: dict[str, str]) -> None:
+    for stream, file in enumerate(files):
+        os.dup2(file, stream)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 def _serve(files: list[int], environment: dict[str, str]) -> None:

@@ -18,7 +18,7 @@ import hypothesis_profiles  # noqa: F401 (loads the profile of all tests)
 import numpy as np
 import pytest
 import torch
-from commands import ForkedServer, ForkedTester, start_forkserver
+from commands import ForkedServer, ForkedTester, forked_trial, start_forkserver
 from data_beside import DATA
 from execnet import gateway_io
 from pictures import pictures
@@ -26,6 +26,7 @@ from scheduling import pytest_xdist_make_scheduler  # noqa: F401 (a hook)
 from toydata import write_toy_data
 
 from treenet.data import loader_processes
+from treeproc.common import trial
 from treeproc.common.files import load_archive
 from treeproc.common.messages import messages_shown
 from treeproc.common.provenance import software
@@ -72,10 +73,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes() -> None:
     """Fork the processes of pytest-xdist, and those that tests start, from one that has loaded libraries."""
-    import toyruns  # noqa: F401 (names what it loads)
+    from toyruns import LIBRARIES, LIBRARIES_OF_TESTS
 
-    start_forkserver()
+    start_forkserver([*LIBRARIES, *LIBRARIES_OF_TESTS])
     gateway_io.create_io = ForkedTester
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fork trials of files too, where the process to fork from is there anyway. `own_trials` is the fixture against it."""
+    if hasattr(config, "workerinput"):
+        trial.subprocess = SimpleNamespace(**vars(subprocess) | {"run": forked_trial})
 
 
 @pytest.hookimpl(wrapper=True)
@@ -169,6 +176,12 @@ def forked_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loader processes of the test do not start a program. `test_loader_processes.py` tests the program."""
     names = {"DEVNULL": subprocess.DEVNULL, "TimeoutExpired": subprocess.TimeoutExpired, "Popen": ForkedServer}
     monkeypatch.setattr(loader_processes, "subprocess", SimpleNamespace(**names))
+
+
+@pytest.fixture
+def own_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials of files start a program, as those of users do."""
+    monkeypatch.setattr(trial, "subprocess", subprocess)
 
 
 @pytest.fixture(scope="module")

@@ -176,7 +176,7 @@ def test_without_a_cache_a_file_is_tried_each_time(folders, tmp_path, monkeypatc
         ("dies", r"it is damaged, or takes more than 0\.5 GiB of memory \(its trial ended with SIGABRT\)"),
     ],
 )
-def test_a_trial_has_limits(monkeypatch, check, reason):
+def test_a_trial_has_limits(own_trials, monkeypatch, check, reason):
     monkeypatch.setattr(trial, "CPU_SECONDS", 1)
     with pytest.raises(UserError, match=f"^no file: {reason}"):
         try_first(f"trial_checks:{check}", b"", 1 << 29, "no file")

@@ -18,12 +18,14 @@ from treenet.training.micro_batches import RankBatch
 from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError, load_settings
 
-# Processes start from one that has imported these, also those of pytest-xdist: in a tenth of a second instead of seconds.
-_LIBRARIES = ["torch._dynamo", "torch.distributed.fsdp", "torch.utils.tensorboard", "pyarrow.compute", "numpy.ma", "pytest"]
-_LIBRARIES += ["transformers.models.bert.modeling_bert", "moto.moto_server.werkzeug_app", "moto.s3.responses", "moto.s3.urls"]
-_LIBRARIES += ["ray.data", "ray.train.torch", "ray.serve", "stanza", "matplotlib.figure", "moto.server", "sacrebleu"]
-_LIBRARIES += ["hypothesis", "optuna", "sacremoses"]
-multiprocessing.set_forkserver_preload([__name__, "treenet.experiments.study", *_LIBRARIES])
+# Processes start from one that has imported these: in a tenth of a second instead of seconds. Optimisers import Dynamo.
+LIBRARIES = ["torch._dynamo", "torch.distributed.fsdp", "torch.utils.tensorboard", "pyarrow.compute", "numpy.ma", "pytest"]
+LIBRARIES += ["transformers.models.bert.modeling_bert", "moto.moto_server.werkzeug_app", "moto.s3.responses", "moto.s3.urls"]
+LIBRARIES += ["treenet.experiments.study"]
+# Those of pytest-xdist need more.
+LIBRARIES_OF_TESTS = ["ray.data", "ray.train.torch", "ray.serve", "stanza", "matplotlib.figure", "sacrebleu", "sacremoses"]
+LIBRARIES_OF_TESTS += ["moto.server", "hypothesis", "optuna", "scipy.stats"]
+multiprocessing.set_forkserver_preload(LIBRARIES)
 
 TINY_RUN = {
     "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
