@@ -27,7 +27,7 @@ ODD = ["Stop", "?!?!", "see http://a.b.com/x. and me@x.org!", "é", "x" * 100 + 
 LONG = "The man who saw the dog in the park with two cats and a very old bird that sang , said that it was late . " * 6
 
 
-LINES = [*sample_lines(50), *ODD, " ".join(LONG.split()[:148])]
+LINES = [*sample_lines(24), *ODD, " ".join(LONG.split()[:148])]
 
 
 @pytest.fixture(scope="module")

@@ -162,7 +162,7 @@ def test_language_models_of_characters_are_read_once(tmp_path, monkeypatch):
     monkeypatch.setenv("STANZA_RESOURCES_DIR", str(tmp_path))
     config = ParserConfig(device="cpu", batch_words=150)
     pipeline = stanza.Pipeline(**stanza_options(config, find_models(config)))
-    lines = [*sample_lines(40), *ODD]
+    lines = [*sample_lines(12), *ODD]
     parser, read = build_parser(config), []
     for reader in parser._readers:
         monkeypatch.setattr(reader, "_read", lambda new, call=reader._read: (read.append(len(new)), call(new)))
