@@ -16,7 +16,8 @@ from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.data.splits import read_references
-from treenet.evaluation.bootstrap import compare, compare_systems, interval_of, two_sided_p
+from treenet.evaluation.bootstrap import compare_systems, interval_of, two_sided_p
+from treenet.evaluation.comparison import compare
 from treenet.evaluation.settings import CompareConfig
 from treenet.evaluation.significance import ABOUT_WEIGHTS
 from treenet.jobs.train_run import run_training

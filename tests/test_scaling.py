@@ -26,7 +26,7 @@ from treenet.config import BatchConfig, ModelConfig
 from treenet.data.examples import ExampleSource
 from treenet.data.plan import BatchPlan
 from treenet.data.splits import read_references
-from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, compare_over_seeds
+from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, EXPLAINED, compare_over_seeds
 from treenet.experiments import records
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
 from treenet.experiments.records import READ_NO_TREES, Recording, numbers, read_curve, record_bytes
@@ -895,7 +895,7 @@ def test_a_star_needs_three_seeds_and_the_table_says_what_p_is_about():
         assert lines[seeds][1].split()[-4:] == ["-", "-", "-", "0.001"]
     assert lines[3][1].split()[-6:-3] == ["plain", "[+1.75,", "+2.25]"] and lines[3][1].split()[-3].endswith("*")
     message = "\n".join(lines[3][2:])
-    assert ABOUT_SEEDS in message and ABOUT_WEIGHTS_OF_SEEDS in message and "by p, Holm if there is one" in message
+    assert f"stars mean: {EXPLAINED}" in message and max(len(line.split()) for line in lines[3][2:]) < 25
 
 
 def test_a_study_of_an_earlier_version_shows_its_p_value_as_the_one_sided_p_of_its_weights():

@@ -21,7 +21,7 @@ from treenet.data.input_kinds import BINARY_TREES
 from treenet.data.labelled import LabelledSource, PhraseSource
 from treenet.evaluation.classify import classify_run, score_run
 from treenet.evaluation.settings import ClassifySettings
-from treenet.evaluation.significance import ABOUT_SEEDS, compare_examples
+from treenet.evaluation.significance import ABOUT_SEEDS, EXPLAINED, compare_examples
 from treenet.experiments.ledger import Entry, Ledger
 from treenet.experiments.records import Recording, read_curve
 from treenet.experiments.seeds import MEASURES, SCORED, SeedsConfig
@@ -409,7 +409,7 @@ def test_accuracies_are_tested_over_paired_seeds_and_shared_sentences(tmp_path):
     assert test == asdict(replace(expected, family="systems", holm_p_value=expected.p_value))  # one comparison
     assert test["difference"] == pytest.approx(differences.mean()) and test["sentences_error"] > 0
     table = format_table(report).split("\n")
-    assert table[2].startswith("words") and "*" in table[2] and any(ABOUT_SEEDS in line for line in table)
+    assert table[2].startswith("words") and "*" in table[2] and f"seen, p, p, Holm and stars: {EXPLAINED}" in table
     assert "read as two classes" not in "".join(table)  # without such a column
     low, high = (f"{100 * end:+.2f}" for end in expected.interval)
     assert f"[{low}, {high}]" in table[2]

@@ -85,8 +85,8 @@ def plain_lines(path: AnyPath) -> list[str]:
 
 
 def run_compare(paths: Sequence[AnyPath], settings: EvaluateSettings, given: "GivenLines", out: Path | None) -> None:
-    from treenet.evaluation.bootstrap import format_comparison
     from treenet.evaluation.compare_predictions import compare_predictions
+    from treenet.evaluation.comparison import format_comparison
     from treenet.evaluation.evaluate import compare_results
 
     with ExitStack() as stack:

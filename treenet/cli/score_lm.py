@@ -37,11 +37,12 @@ def main(argv: Sequence[str]) -> None:
     with loading():
         from treenet.evaluation.language_models import score_lm_run  # here, as below, because it loads PyTorch
         from treenet.loggers.feed import log_scores
+        from treenet.tasks.learning import find_unlearned, say_unlearned
 
     with open_results(out, *checkpoint_names(settings.checkpoint)) as run:
         name, scores = score_lm_run(run, settings)
         log_scores(run)
-    print(format_scores(name, scores))
+    print("\n".join([format_scores(name, scores), *say_unlearned(find_unlearned({name: scores}))]))
     print(out / f"language_model.{name}.tsv")
 
 

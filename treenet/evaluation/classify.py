@@ -28,6 +28,7 @@ from treenet.runs.result_provenance import LAST, asked_for, fingerprints, is_rec
 from treenet.runs.run_folder import checkpoint_names, name_in_results, read_facts, recorded_sha256
 from treenet.runs.run_results import stale_scores, write_predictions
 from treenet.tasks.base import PredictionTask, build_task
+from treenet.tasks.learning import find_unlearned, say_unlearned
 from treeproc.common.files import read_json
 from treeproc.common.messages import warn
 from treeproc.common.provenance import software
@@ -196,4 +197,4 @@ def format_scores(everything: dict[str, dict], task: PredictionTask) -> str:
         shown = [(f"{100 * s[key]:.2f}" if key in task.percentages else f"{s[key]:.4f}") if key in s else "" for key in names]
         values = "  ".join(f"{value:>15}" for value in shown)
         rows.append(f"{name:{width}}  {s['steps'][-1]:8,d}  {s['num_examples']:8,d}  {values}")
-    return "\n".join(rows)
+    return "\n".join([*rows, *say_unlearned(find_unlearned(everything))])

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from treenet.data.splits import read_sources, read_split
-from treenet.evaluation.bootstrap import Comparison, describe
+from treenet.evaluation.bootstrap import Comparison
+from treenet.evaluation.comparison import describe
 from treenet.evaluation.evaluate import data_of
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.evaluation.significance import SEED, correlate
@@ -14,6 +15,7 @@ from treenet.runs.result_provenance import data_fingerprint
 from treenet.runs.run_results import System, parse_columns
 from treenet.tasks.base import task_of
 from treenet.tasks.class_scores import macro_f1
+from treenet.tasks.learning import find_unlearned
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_index
@@ -112,7 +114,8 @@ def compare_predictions(baseline: System, system: System, settings: EvaluateSett
         names = dict(enumerate(baseline.scores.get("classes", ())))
         classes = {"reference": every["label"][0], "baseline": every["predicted"][0], "system": every["predicted"][1]}
         shown |= {name: [names.get(one, str(one)) for one in column.tolist()] for name, column in classes.items()}
-    found = describe(baseline, system, metrics, form.by, form.values(every), shown, split, settings.compare.num, numbers, {})
+    facts = {"unlearned": find_unlearned({"baseline": baseline.scores, "system": system.scores})}
+    found = describe(baseline, system, metrics, form.by, form.values(every), shown, split, settings.compare.num, numbers, facts)
     for one in found["metrics"].values():
         del one["p_sacrebleu"]  # sacrebleu has no such metric
     return found

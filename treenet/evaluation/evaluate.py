@@ -10,8 +10,9 @@ import torch
 
 from treenet.config import DecodingConfig, TrainConfig
 from treenet.data.splits import read_parse_scores, read_references, read_sources, read_split
-from treenet.evaluation.bootstrap import compare, compare_means
+from treenet.evaluation.bootstrap import compare_means
 from treenet.evaluation.buckets import measure_sources, score_buckets, score_tags
+from treenet.evaluation.comparison import compare
 from treenet.evaluation.learned_metrics import LearnedMetrics, entries_of
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.layers.backend import choose_device, keep_freed_memory
@@ -20,6 +21,7 @@ from treenet.runs.result_entries import name_result, read_scores
 from treenet.runs.result_provenance import asked_for, fingerprints, origin
 from treenet.runs.run_results import ReferenceNll, System, write_result
 from treenet.tasks.base import check_no_control
+from treenet.tasks.learning import LEARNING, facts_of_lines, facts_of_nll, facts_of_text, find_unlearned, say_unlearned
 from treenet.tasks.translation_metrics import (
     LEARNED_TITLES,
     METRIC_TITLES,
@@ -120,9 +122,13 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
     references = read_references(run.data, settings.split)
     check_given(references, GivenLines(more=more), settings)
     nll = score_references(run, settings)
-    lines = [detokenize(run.processor, found[0]) for found in translate_split(run, settings)]
+    found = [hypotheses[0] for hypotheses in translate_split(run, settings)]
+    lines = [detokenize(run.processor, one) for one in found]
+    right = [row["tgt_pieces"].tolist() for row in read_split(run.data, "encoded", settings.split)]
+    facts = facts_of_lines([one.ids for one in found], right) | facts_of_nll(run.config.data, run.data, settings.split)
     scores = {
         **score_lines(lines, references, run.data, settings, more),
+        LEARNING: facts,
         **origin(run, settings),
         "random_trees": settings.random_trees,
         "decoding": decoding_of(settings.decoding, run).model_dump(),
@@ -246,6 +252,7 @@ def score_file(lines: Sequence[str], given: GivenLines, settings: EvaluateSettin
     scores = {
         **score_lines(lines, references, data, settings, given.more),
         **learned_entries(lines, references, data, settings, given.more, given.sources),
+        LEARNING: facts_of_text(lines, references, tokenizer_of(data, settings.target_language)),
         "hypotheses": settings.hypotheses.name,
         "weights_sha256": None,
         "weights": "none: lines of another system",
@@ -294,7 +301,7 @@ def format_scores(everything: dict[str, dict]) -> str:
         # An older result lacks a newer metric.
         shown = (f"{scores[key]:11.{3 if key == 'nll' else 2}f}" if key in scores else f"{'-':>11}" for key in columns)
         rows.append(f"{name:{width}}" + "".join(shown) + f"{scores['num_examples']:9d}")
-    return "\n".join(rows)
+    return "\n".join([*rows, *say_unlearned(find_unlearned(everything))])
 
 
 def format_signatures(scores: dict) -> str:

@@ -30,6 +30,7 @@ from treenet.runs.result_provenance import origin
 from treenet.runs.run_results import LANGUAGE_MODEL, stale_scores, write_predictions
 from treenet.tasks.base import build_task, vocab_sizes
 from treenet.tasks.causal_lm import to_causal
+from treenet.tasks.learning import LEARNING, facts_of_nll
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.online.line_encoder import read_treebank
@@ -89,11 +90,14 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
             "the scores of the model are not finite, because its training diverged; score an earlier checkpoint, or train again "
             "with a lower optimizer.learning_rate and another --out"
         )
+    is_pseudo = isinstance(run.model, MaskedLM)
+    facts = {} if settings.treebank else facts_of_nll(run.config.data, run.data, text, "leaves", ends=not is_pseudo)
     name = name_result(text, run.checkpoint, run.data, own_data=run.own_data)
     entry = {
-        **summarize(scored, pseudo=isinstance(run.model, MaskedLM), with_trees=reads is ACTIONS),
+        **summarize(scored, pseudo=is_pseudo, with_trees=reads is ACTIONS),
         **(score_pairs(scored, text) if settings.pairs else {}),
         "split": text,
+        **({LEARNING: facts} if facts else {}),
         **origin(run, settings),
     }
     lines = [f"{one.example}\t{one.words}\t{one.pieces}\t{one.nll:.6f}\t{one.tree_nll:.6f}\n" for one in scored]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from statistics import fmean, stdev, variance
+from typing import Self
 
 import numpy as np
 
@@ -30,15 +31,7 @@ SEED = 12345  # of bootstraps, as that of sacrebleu
 LEVEL = 0.95  # of every interval
 _SMALLEST_P = 1e-12
 # For people, below a table.
-EXPLAIN_MEANS = f"± 95 %: interval of the mean over seeds on these sentences (Student's t); it needs {FEWEST_SEEDS} seeds."
-EXPLAIN_SEEDS = (
-    f"A difference is over the seeds that both systems have. Its interval and its p hold for {ABOUT_SEEDS} ({SEEDS_TEST}). They "
-    f"need {FEWEST_SEEDS} seeds, and a difference that varies. A star means p < {SIGNIFICANT}, by p, Holm if there is one."
-)
-EXPLAIN_SEEN = (
-    "It takes the observed variance for the true one: with three seeds, the true value may be half or three times as large."
-)
-EXPLAIN_WEIGHTS = f"p, weights: it holds only for {ABOUT_WEIGHTS_OF_SEEDS} ({PAIRED_BOOTSTRAP})."
+EXPLAINED = "docs/comparisons.md#which-interval"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +85,10 @@ class SeedTest:
     def starred(self) -> bool:
         p_value = self.p_value if self.holm_p_value is None else self.holm_p_value
         return self.family != EXPLORATORY and p_value is not None and p_value < SIGNIFICANT
+
+    def without_inference(self) -> Self:
+        """Return the difference alone: of systems of which one learned nothing, tables show no more."""
+        return replace(self, interval=None, p_value=None, holm_p_value=None, seen=None)
 
 
 def summarize(values: Sequence[float]) -> dict:

@@ -35,9 +35,6 @@ from treenet.evaluation.evaluate import References, evaluate_run, more_fingerpri
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.evaluation.significance import (
     ABOUT_WEIGHTS_OF_SEEDS,
-    EXPLAIN_MEANS,
-    EXPLAIN_SEEDS,
-    EXPLAIN_WEIGHTS,
     EXPLORATORY,
     PAIRED_BOOTSTRAP,
     PRIMARY,
@@ -63,7 +60,7 @@ from treenet.experiments.scaling_table import (
     read_test,
 )
 from treenet.experiments.settings import GridConfig, ScalingConfig
-from treenet.experiments.study import StudyForm, describe_stale, read_fresh_scores
+from treenet.experiments.study import StudyForm, describe_stale, note_unlearned, read_fresh_scores, unlearned_in
 from treenet.jobs.train_run import run_training
 from treenet.loggers.feed import log_scores
 from treenet.runs.checkpoint import AVERAGED
@@ -120,11 +117,6 @@ def describe_other_scoring(scores: Mapping[str, Any] | None, grid: GridConfig, m
 # Of each sentence in a record: the nll of its reference, in whole ten-thousandths of a nat, and the tokens of the reference.
 NLL, TARGET_TOKENS, NLL_SCALE = "nll", "target_tokens", 10_000
 LABELS = {"model": str, "fraction": float, "seed": int}
-# For people, below a table.
-EXPLAIN_FAMILIES = (
-    "p, Holm: corrected over the two primary comparisons, {primary} - {baseline} at the largest share and its slope, and over "
-    "the other models, each - {primary}, at that share. Everything else is exploratory, not corrected and without a star."
-)
 
 
 class _Summary(TypedDict):
@@ -216,33 +208,33 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
             point["seeds"] = list(here)
             if seeds := sorted(here.keys() & there.keys()):
                 found = compare_seeds(*([bleu[side[seed]["cell"]] for seed in seeds] for side in (there, here)), num_examples)
+                unlearned = unlearned_in([*here.values(), *there.values()])
                 family = EXPLORATORY if fraction < largest else PRIMARY if model == primary else SYSTEMS
                 weights = {"p_two_sided": found.weights_p_two_sided, "test": PAIRED_BOOTSTRAP, "about": ABOUT_WEIGHTS_OF_SEEDS}
-                add(point, found.over_seeds, family, weights=weights)
+                add(point, found.over_seeds, family, weights=weights, **unlearned)
                 pairs += [(here[seed]["cell"], there[seed]["cell"]) for seed in seeds]
                 theirs, ours = (_values([side[seed] for seed in seeds], VALID_NLL) for side in (there, here))
                 if theirs and ours:
                     test = compare_over_seeds([one - other for one, other in zip(ours, theirs, strict=True)], 0.0, None)
-                    point[NLL_COMPARISON] = asdict(replace(test, about=ABOUT_VALID, family=EXPLORATORY))
+                    point[NLL_COMPARISON] = asdict(replace(test, about=ABOUT_VALID, family=EXPLORATORY)) | unlearned
             points.append(point)
     slopes = []
     for model in against:
         if found := _slope(cells, bleu, model, against[model], num_examples):
             slopes.append({"model": model, **found[0]})
-            add(slopes[-1], found[1], PRIMARY if model == primary else EXPLORATORY)
+            compared = [cell for cell in cells if cell["model"] in (model, against[model])]
+            add(slopes[-1], found[1], PRIMARY if model == primary else EXPLORATORY, **unlearned_in(compared))
     for family, comparisons in families.items():
         tests = [read_test(one) for one in comparisons]
         corrected = correct_family(tests, family) if family != EXPLORATORY else [replace(one, family=family) for one in tests]
         for one, test in zip(comparisons, corrected, strict=True):
             one |= asdict(test)
-    families_said = EXPLAIN_FAMILIES.format(primary=primary, baseline=grid.baseline)
     return {
         "split": grid.split,
         "metric": grid.metric,
         "num_examples": num_examples,
         "baseline": grid.baseline,
         "bootstrap_samples": grid.bootstrap_samples,
-        "explanations": [EXPLAIN_MEANS, EXPLAIN_SEEDS, *([families_said] if against else []), EXPLAIN_WEIGHTS],
         f"{grid.metric}_signature": cells[0][f"{grid.metric}_signature"] if cells else None,
         "cells": cells,
         "points": points,
@@ -270,7 +262,7 @@ def _read_cell(record: Record, grid: GridConfig) -> dict:
     kept = {name: scores[name] for name in shown} | recorded_origin(scores)
     step = record["training"]["averaged_steps"][-1]
     places = {"pairs": facts["examples"], "parameters": facts["parameters"], "step": step}
-    return {"cell": record["cell"], **record["labels"], **places, **_of_training(record), **kept}
+    return {"cell": record["cell"], **record["labels"], **places, **_of_training(record), **kept, **note_unlearned(scores)}
 
 
 def _of_training(record: Record) -> dict[str, float]:

@@ -12,18 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from treenet.evaluation.significance import (
-    DUNNETT,
-    EXPLAIN_MEANS,
-    EXPLAIN_SEEDS,
-    EXPLAIN_SEEN,
-    EXPLAIN_WEIGHTS,
+    EXPLAINED,
+    FEWEST_SEEDS,
     LEVEL,
-    POWER,
     SeedTest,
     compare_with_baseline,
     half_interval,
 )
-from treenet.experiments.study import notes_about_cells, show_p_value, show_p_values
+from treenet.experiments.study import UNLEARNED, notes_about_cells, show_p_value, show_p_values, unlearned_in
 from treenet.tasks.translation_metrics import COMPARED, MAIN, MAIN_OF_TOKENS, METRIC_TITLES, METRICS
 
 if TYPE_CHECKING:
@@ -32,11 +28,8 @@ if TYPE_CHECKING:
 
 
 # For people, below a table.
-EXPLAIN_POOLED = (
-    f"Unpaired: {DUNNETT}. Interval and p hold for all comparisons of a size and metric together, if all systems vary alike over "
-    "seeds. A low nll is good. 'seen' is the smallest true difference that this design finds with probability "
-    f"{POWER:g}: a smaller one may be there without being found. {EXPLAIN_SEEN}"
-)
+EXPLAIN_POINTS = f'What "± 95 %", "p", "p, Holm", "p, weights" and stars mean: {EXPLAINED}'
+EXPLAIN_POOLED = f"Dunnett's test of all systems of a size against the baseline. A low nll is good. More: {EXPLAINED}"
 _HEAD = ("pairs", "unpaired", "metric", "difference", "95 %", "p", "seen")
 Table = tuple[Sequence[str], Sequence[Sequence[str]], str]  # its head, its rows, and their meaning
 _TITLES = {**METRIC_TITLES, "nll": "nll a token"}
@@ -70,6 +63,7 @@ def compare_sizes(
                     "model": model,
                     "against": baseline,
                     **asdict(test),
+                    **unlearned_in(here),  # one variance of all systems: one that learned nothing falsifies it
                 }
 
 
@@ -79,9 +73,10 @@ def list_pooled(report: Mapping) -> Table:
     for test in report.get("pooled", ()):  # files of earlier versions have none
         digits = 3 if test["metric"] == "nll" else 2
         low, high = test["interval"]
-        numbers = f"{test['difference']:+.{digits}f}", f"[{low:+.{digits}f}, {high:+.{digits}f}]", show_p_value(test["p_value"])
-        name = f"{test['model']} - {test['against']}"
-        rows.append((f"{test['pairs']:,.0f}", name, _TITLES[test["metric"]], *numbers, f"{test['seen']:.{digits}f}"))
+        inference = f"[{low:+.{digits}f}, {high:+.{digits}f}]", show_p_value(test["p_value"]), f"{test['seen']:.{digits}f}"
+        name, difference = f"{test['model']} - {test['against']}", f"{test['difference']:+.{digits}f}"
+        shown = ("-",) * len(inference) if UNLEARNED in test else inference
+        rows.append((f"{test['pairs']:,.0f}", name, _TITLES[test["metric"]], difference, *shown))
     return _HEAD, rows, EXPLAIN_POOLED
 
 
@@ -100,7 +95,7 @@ NLL_HEAD = ("pairs", "by nll on valid", "difference", "95 %", "p")
 EXPLAIN_BY_SEED = (
     "Values of each seed: the scores, the lowest nll on valid, the last nll of training batches, minutes of training."
 )
-EXPLAIN_NLL = f"The interval and the p of the nll on valid hold for {ABOUT_VALID}. They are exploratory. A low nll is good."
+EXPLAIN_NLL = f"The lowest nll on valid: exploratory, over seeds alone. A low nll is good. More: {EXPLAINED}"
 ONE_SIDED = " (one-sided)"  # after a p of an earlier version
 _WIDTH, _WIDTHS = 8, {MAIN_OF_TOKENS: 16}  # of columns
 
@@ -108,6 +103,12 @@ _WIDTH, _WIDTHS = 8, {MAIN_OF_TOKENS: 16}  # of columns
 def read_test(comparison: Mapping) -> SeedTest:
     """Return the test over seeds of a comparison of scaling.json."""
     return SeedTest(**{field.name: comparison[field.name] for field in fields(SeedTest) if field.name in comparison})
+
+
+def shown_test(comparison: Mapping) -> SeedTest:
+    """Return the test over seeds as tables show it: the difference alone if a compared cell learned nothing."""
+    test = read_test(comparison)
+    return test.without_inference() if UNLEARNED in comparison else test
 
 
 @dataclass(frozen=True)
@@ -118,8 +119,8 @@ class WeightsP:
     one_sided: bool
 
 
-def read_comparison(point: dict) -> tuple[SeedTest, WeightsP] | None:
-    """Return the test over seeds of a point of scaling.json, and the p of its weights; None for a baseline.
+def read_comparison(point: dict) -> tuple[SeedTest, WeightsP | None] | None:
+    """Return `shown_test` of a point of scaling.json, and the p of its weights if it is shown; None for a baseline.
 
     A file of the earliest version has only the paired bootstrap. Its interval is not over seeds, so it is not returned.
     """
@@ -128,6 +129,8 @@ def read_comparison(point: dict) -> tuple[SeedTest, WeightsP] | None:
         return None
     if "weights" not in test:
         return SeedTest(test["difference"], test["seeds"], None, None, None, None), WeightsP(test["p_value"], one_sided=True)
+    if UNLEARNED in test:
+        return shown_test(test), None
     weights = test["weights"]
     earlier = "p_two_sided" not in weights
     return read_test(test), WeightsP(weights["p_value" if earlier else "p_two_sided"], one_sided=earlier)
@@ -168,10 +171,10 @@ def format_table(report: dict) -> str:
             test, of_weights = found
             p_value, holm = show_p_values(test)
             line += f"  {test.difference:>+10.2f} {against_of(report, point):<18}{_show_interval(test):>16}{p_value:>9}{holm:>10}"
-            line += f"{show_p_value(of_weights.value):>11}{ONE_SIDED if of_weights.one_sided else ''}"
+            line += f"{show_p_value(of_weights.value):>11}{ONE_SIDED if of_weights.one_sided else ''}" if of_weights else ""
         lines.append(line)
     lines += describe_slopes(report)
-    lines += report.get("explanations", [EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS])
+    lines.append(EXPLAIN_POINTS)
     lines.append(f"{report['num_examples']:,} examples of {report['split']}; {report[f'{metric}_signature']}")
     for head, rows, message in (list_pooled(report), list_by_seed(report), list_nll(report)):
         lines += [*align(head, rows), message] if rows else []
@@ -205,7 +208,7 @@ def list_nll(report: Mapping) -> Table:
     rows = []
     for point in report["points"]:
         if NLL_COMPARISON in point:
-            test = read_test(point[NLL_COMPARISON])
+            test = shown_test(point[NLL_COMPARISON])
             interval = "[{:+.3f}, {:+.3f}]".format(*test.interval) if test.interval else "-"
             p_value = show_p_value(test.p_value) if test.p_value is not None else "-"
             name = f"{point['model']} - {against_of(report, point)}"
@@ -218,10 +221,14 @@ def describe_slopes(report: dict) -> list[str]:
     lines, metric = [], metric_of(report)
     unit = METRICS[MAIN if METRICS[metric].kind == METRICS[MAIN].kind else metric].title
     for slope in report.get("slopes", ()):
-        test = read_test(slope["comparison"])
-        p_value, holm = (value.strip() for value in show_p_values(test))
+        test = shown_test(slope["comparison"])
         what = f"{slope['model']} - {against_of(report, slope)}, {test.seeds} seeds, {len(slope['fractions'])} sizes"
-        values = f"{test.difference:+.2f} {unit} a doubling, 95 % {_show_interval(test)}, p {p_value}, p, Holm {holm}"
+        values = f"{test.difference:+.2f} {unit} a doubling"
+        if test.interval:
+            p_value, holm = (value.strip() for value in show_p_values(test))
+            values += f", 95 % {_show_interval(test)}, p {p_value}, p, Holm {holm}"
+        elif test.seeds < FEWEST_SEEDS:
+            values += f"; an interval needs {FEWEST_SEEDS} seeds"
         lines.append(f"slope of {what}: {values}")
     return lines
 

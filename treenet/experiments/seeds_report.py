@@ -14,9 +14,7 @@ from annotated_types import Predicate
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.evaluation.significance import (
-    EXPLAIN_SEEDS,
-    EXPLAIN_SEEN,
-    POWER,
+    EXPLAINED,
     SYSTEMS,
     SeedTest,
     correct_family,
@@ -25,7 +23,15 @@ from treenet.evaluation.significance import (
 )
 from treenet.experiments.records import Record, find_confounded, find_unlike, numbers
 from treenet.experiments.seeds import MEASURES, SCORED, Measures, Numbers, SeedGridConfig, seed_work
-from treenet.experiments.study import StudyForm, notes_about_cells, read_fresh_scores, show_p_values
+from treenet.experiments.study import (
+    UNLEARNED,
+    StudyForm,
+    note_unlearned,
+    notes_about_cells,
+    read_fresh_scores,
+    show_p_values,
+    unlearned_in,
+)
 from treenet.runs.result_provenance import recorded_origin
 from treeproc.common import folder_kinds
 from treeproc.common.settings import UserError
@@ -35,10 +41,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COMPARISON = "comparison.json"  # in the folder of a comparison
-EXPLAIN_FAMILY = (
-    "p, Holm: corrected over all comparisons with the baseline. seen: the smallest true difference that as many seeds and "
-    f"sentences find with probability {POWER:g}, without this correction. {EXPLAIN_SEEN}"
-)
 LABELS = {"system": str, "seed": int}
 
 
@@ -69,7 +71,6 @@ def build_report(task: str, grid: SeedGridConfig, records: Sequence[Record]) -> 
     return {
         "task": task,
         "baseline": grid.baseline,
-        "tests": f"{EXPLAIN_SEEDS} {EXPLAIN_FAMILY}",
         "cells": cells,
         "systems": [row for row in rows if row["seeds"]],
         "unlike": find_unlike(records, pairs),
@@ -91,7 +92,6 @@ class SeedsReport(TypedDict):
 
     task: Annotated[str, Predicate(MEASURES.__contains__)]
     baseline: str
-    tests: str
     cells: list[dict]
     systems: list[_Row]
 
@@ -107,6 +107,7 @@ def _read_cell(record: Record, measures: Measures) -> dict:
         "last_step": training["updates"],
         **recorded_origin(scores.get("test") or scores.get("valid", {})),
         "seconds": training["seconds"],
+        **note_unlearned(scores.get("test", {})),
         **values,
     }
 
@@ -128,6 +129,7 @@ def _summarize_system(
     if system != baseline and shared and f"test.{measures.headline}" in row:
         sides = [[cells_of[seed]["cell"] for seed in shared] for cells_of in (base, own)]
         row["tests"] = {measure: _compare(*sides, examples, result, measures) for measure, result in measures.tested().items()}
+        row |= unlearned_in([*own.values(), *base.values()])
     return row
 
 
@@ -149,9 +151,13 @@ def shown_columns(report: dict) -> dict[str, str]:
 
 
 def headline_test(row: dict, measures: Measures) -> SeedTest | None:
-    """Return the test of a system's headline score against the baseline; None for the baseline itself."""
-    test = row.get("tests", {}).get(f"test.{measures.headline}")
-    return SeedTest(**test) if test else None
+    """Return the test of a system's headline score against the baseline; None for the baseline itself.
+
+    It is the difference alone if a cell of the two learned nothing.
+    """
+    found = row.get("tests", {}).get(f"test.{measures.headline}")
+    test = SeedTest(**found) if found else None
+    return test.without_inference() if test and UNLEARNED in row else test
 
 
 def explain(report: dict) -> list[str]:
@@ -174,7 +180,7 @@ def explain(report: dict) -> list[str]:
             "peak on test!: the best kept checkpoint, chosen on test itself; this is not a result, but shows the effect of such "
             "a choice"
         )
-    return [*lines, report["tests"], *notes_about_cells(report)]
+    return [*lines, f"seen, p, p, Holm and stars: {EXPLAINED}", *notes_about_cells(report)]
 
 
 def format_table(report: dict) -> str:

@@ -26,6 +26,7 @@ from treenet.runs.result_entries import FORMS, RESULTS_HINT, SCORES
 from treenet.runs.result_provenance import NOT_RECORDED
 from treenet.runs.run_results import stale_scores
 from treenet.tasks.base import build_task
+from treenet.tasks.learning import say_unlearned, why_unlearned
 from treeproc.common.errors import CommandEnded, require
 from treeproc.common.files import atomic_write, file_lock, json_bytes, lock_place, locked, read_json
 from treeproc.common.folder_kinds import RECORDS, Kind, claim_folder
@@ -81,11 +82,29 @@ def read_fresh_scores(names: Sequence[str], folder: AnyPath) -> dict[str, dict]:
     return scores
 
 
+UNLEARNED = "unlearned"  # of a cell: why it learned nothing; of what is compared: that a cell of it learned nothing
+
+
+def note_unlearned(scores: Mapping) -> dict[str, str]:
+    """Return the mark of a cell in a report, from its scores; nothing if it learned something."""
+    return {UNLEARNED: why} if (why := why_unlearned(scores)) else {}
+
+
+def unlearned_in(cells: Iterable[Mapping]) -> dict[str, bool]:
+    """Return the mark of a comparison of these cells in a report; nothing if all of them learned something."""
+    return {UNLEARNED: True} if any(UNLEARNED in cell for cell in cells) else {}
+
+
 def notes_about_cells(report: Mapping) -> list[str]:
-    """Return a line about cells whose scores do not name their weights, and lines about compared cells of unlike conditions."""
+    """Return lines about cells that learned nothing, whose scores do not name their weights, and that are unlike others."""
     cells = report.get("cells", ())
     count = sum(cell.get("weights_sha256") is None for cell in cells)
-    return [*([f"{count} of {len(cells)} cells {NOT_RECORDED}"] if count else []), *describe_unlike(report)]
+    unlearned = {cell["cell"]: cell[UNLEARNED] for cell in cells if UNLEARNED in cell}
+    return [
+        *say_unlearned(unlearned),
+        *([f"{count} of {len(cells)} cells {NOT_RECORDED}"] if count else []),
+        *describe_unlike(report),
+    ]
 
 
 def show_p_value(value: float) -> str:

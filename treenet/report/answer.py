@@ -4,8 +4,8 @@ Runs that differ in their seed alone are one system. A difference has an interva
 systems; with fewer, other seeds may reverse it.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from statistics import fmean
 
@@ -17,8 +17,10 @@ from treenet.evaluation.significance import FEWEST_SEEDS, POWER, SIGNIFICANT, SY
 from treenet.experiments.scaling_table import against_of, metric_of, read_comparison
 from treenet.experiments.seeds import MEASURES
 from treenet.experiments.seeds_report import headline_test
+from treenet.experiments.study import UNLEARNED
 from treenet.report.compare import ScoreTable, references_of, table_of
 from treenet.report.report_inputs import ReportRun, ReportStudy
+from treenet.tasks.learning import find_unlearned, say_unlearned
 from treenet.tasks.translation_metrics import MAIN, MAIN_OF_TOKENS, METRIC_TITLES, SECOND, needed_tokenizer
 from treeproc.common.folder_kinds import SEEDS
 from treeproc.common.messages import tell
@@ -54,6 +56,7 @@ class Answer:
     digits: int = 2
     lower_is_better: bool = False
     note: str = ""  # after the sentence
+    unlearned: dict[str, str] = field(default_factory=dict)  # why systems learned nothing
 
     @property
     def extreme(self) -> str:
@@ -65,6 +68,16 @@ class Answer:
         """Return the result with the best score."""
         return (min if self.lower_is_better else max)(self.rows, key=lambda row: row.score)
 
+    @property
+    def shown_rows(self) -> list[SystemResult]:
+        """Return the rows as people see them: without an inference about systems that learned nothing."""
+        return [
+            replace(row, test=row.test.without_inference())
+            if row.test and {row.system, row.against} & self.unlearned.keys()
+            else row
+            for row in self.rows
+        ]
+
     def show(self, value: float, sign: str = "") -> str:
         """Format a score, or with "+" a difference."""
         return f"{value:{sign}.{self.digits}f}".replace("-", "−")
@@ -75,6 +88,8 @@ class Answer:
         return " ".join(filter(None, (self._sentence(), self.note)))
 
     def _sentence(self) -> str:
+        if self.unlearned:
+            return f"{self.about}: {say_unlearned(self.unlearned)[0]}."
         best = self.best
         *others, last = [row.system for row in self.rows if row.score == best.score]
         who = f"{', '.join(others)} and {last} have" if others else f"{last} has"
@@ -163,7 +178,20 @@ def answer_runs(
                 theirs, ours = ([sampled(pair[side].name) for pair in pairs] for side in (0, 1))
                 row = replace(row, test=compare_seeds(theirs, ours, len(references)).over_seeds)
         rows.append(row)
-    return Answer(f"On {split}", metric, METRIC_TITLES[metric], base, _in_order(_corrected(rows), base))
+    entries = {(name, seed): run.scores[split] for name, seeds in systems.items() for seed, run in seeds.items()}
+    unlearned = _of_systems(find_unlearned(entries))
+    return Answer(f"On {split}", metric, METRIC_TITLES[metric], base, _in_order(_corrected(rows), base), unlearned=unlearned)
+
+
+def _of_systems(reasons: Mapping[tuple[str, int], str]) -> dict[str, str]:
+    """Return why systems learned nothing, from the reasons by system and seed: that of the first seed, with the seeds."""
+    found: dict[str, dict[int, str]] = {}
+    for (system, seed), why in reasons.items():
+        found.setdefault(system, {})[seed] = why
+    return {
+        system: f"{'seed' if len(of_seeds) == 1 else 'seeds'} {', '.join(map(str, of_seeds))}: {next(iter(of_seeds.values()))}"
+        for system, of_seeds in found.items()
+    }
 
 
 def _compare(
@@ -236,7 +264,14 @@ def _answer_comparison(study: ReportStudy) -> Answer | None:
     joint = [system["system"] for system in report["systems"] if "test.perplexity_given_tree" in system]
     note = f"The nll of {' and '.join(joint)} is of sentence and tree together: an upper bound of that of the sentence."
     note = note if 0 < len(joint) < len(rows) else ""
-    return Answer(f"{study.name}, test", measures.headline, measures.title, base, rows, True, measures.digits, lower, note)
+    unlearned = _of_cells(report.get("cells", ()), "system")
+    return Answer(
+        f"{study.name}, test", measures.headline, measures.title, base, rows, True, measures.digits, lower, note, unlearned
+    )
+
+
+def _of_cells(cells: Iterable[Mapping], system: str) -> dict[str, str]:
+    return _of_systems({(cell[system], cell["seed"]): cell[UNLEARNED] for cell in cells if UNLEARNED in cell})
 
 
 def _in_unit(test: SeedTest, unit: float) -> SeedTest:
@@ -260,4 +295,6 @@ def _answer_scaling(study: ReportStudy) -> Answer:
         rows.append(row)
     pairs = max(point["pairs"] for point in report["points"] if point["fraction"] == largest)
     about = f"{study.name}, {report['split']}, {pairs:,.0f} training pairs"
-    return Answer(about, metric, METRIC_TITLES[metric], report["baseline"], _in_order(rows, report["baseline"]), True)
+    unlearned = _of_cells((cell for cell in report.get("cells", ()) if cell["fraction"] == largest), "model")
+    rows = _in_order(rows, report["baseline"])
+    return Answer(about, metric, METRIC_TITLES[metric], report["baseline"], rows, True, unlearned=unlearned)

@@ -7,16 +7,14 @@ from html import escape
 from matplotlib.figure import Figure
 
 from treenet.evaluation.significance import (
-    EXPLAIN_MEANS,
-    EXPLAIN_SEEDS,
-    EXPLAIN_WEIGHTS,
+    EXPLAINED,
     EXPLORATORY,
     FEWEST_SEEDS,
-    SEEDS_TEST,
     SeedTest,
     half_interval,
 )
 from treenet.experiments.scaling_table import (
+    EXPLAIN_POINTS,
     ONE_SIDED,
     WeightsP,
     against_of,
@@ -75,7 +73,7 @@ def _command(before: str, missing: Missing) -> str:
 
 
 def _table(page: Page, answer: Answer) -> str:
-    tested = any(row.test is not None and row.test.p_value is not None for row in answer.rows)
+    tested = any(row.test is not None and row.test.p_value is not None for row in answer.shown_rows)
     several = len({row.against for row in answer.rows if row.against}) > 1
     with_chrf = any(row.chrf is not None for row in answer.rows)
     head = [text("system"), TableCell(answer.title, "n")]
@@ -85,10 +83,14 @@ def _table(page: Page, answer: Answer) -> str:
     head += [TableCell("seeds", "n")]
     head += [TableCell("chrF", "n")] if with_chrf else []
     rows = []
-    for row in answer.rows:
+    for row in answer.shown_rows:
         is_baseline = row.system == answer.baseline and len(answer.rows) > 1
         cells = [text(f"{row.system} (baseline)" if is_baseline else row.system)]
-        cells.append(number(row.score, f".{answer.digits}f", "n best" if row is answer.best else "n"))
+        cells.append(
+            number(
+                row.score, f".{answer.digits}f", "n best" if row.system == answer.best.system and not answer.unlearned else "n"
+            )
+        )
         if len(answer.rows) > 1:
             cells.append(number(row.difference, f"+.{answer.digits}f"))
             cells.append(_interval(row.test.interval if row.test else None, answer.digits))
@@ -104,7 +106,7 @@ def _table(page: Page, answer: Answer) -> str:
             ", over the seeds that both have if there are any" if len({frozenset(row.seeds) for row in answer.rows}) > 1 else ""
         )
         caption += f" Differences are in {answer.title}, from {next(iter(against))}{shared}."
-    caption += f" Interval and p: {SEEDS_TEST}." if tested else ""
+    caption += f" Interval and p: {EXPLAINED}." if tested else ""
     return page.table(caption, head, rows)
 
 
@@ -121,7 +123,7 @@ def _p_value(row: SystemResult) -> TableCell:
 
 def draw_answer(answer: Answer) -> Figure | None:
     """Draw the differences to the baseline, the best system on top; None without a difference."""
-    rows = [row for row in answer.rows if row.difference is not None][::-1]
+    rows = [row for row in answer.shown_rows if row.difference is not None][::-1]
     if not rows:
         return None
     figure = Figure(figsize=(7.2, 0.85 + 0.32 * len(rows)), layout="constrained")
@@ -182,21 +184,20 @@ def show_scaling(page: Page, figure: str, name: str, report: dict) -> list[str]:
         cells.append(number(half_interval(point[metric]), ".2f"))
         cells += [number(point[name]["mean"], ".2f") for name in others]
         rows.append(cells + (_study_test(*found, against_of(report, point)) if found else [TableCell("", "n")] * 6))
-    message = " ".join(report.get("explanations", (EXPLAIN_MEANS, EXPLAIN_SEEDS, EXPLAIN_WEIGHTS)))
-    out.append(page.table(f"{name}. {message}", head, rows, rules=rules))
+    out.append(page.table(f"{name}. {EXPLAIN_POINTS}.", head, rows, rules=rules))
     out += [paragraph(f"{line}.", class_="note") for line in describe_slopes(report)]
     for titles, values, message in (list_pooled(report), list_by_seed(report), list_nll(report)):
         if values:
             classes = ["" if name in _NAMES else "n" for name in titles]
             head, *cells = ([TableCell(escape(x), c) for x, c in zip(row, classes, strict=True)] for row in (titles, *values))
-            out.append(page.table(f"{name}. {message}", head, cells))
+            out.append(page.table(f"{name}. {message.removesuffix('.')}.", head, cells))
     out += [paragraph(f"{note}.", class_="note") for note in notes_about_cells(report)]
     return out
 
 
-def _study_test(test: SeedTest, of_weights: WeightsP, against: str) -> list[TableCell]:
+def _study_test(test: SeedTest, of_weights: WeightsP | None, against: str) -> list[TableCell]:
     """Show difference, from what, interval, p and Holm's p over seeds, p of weights alone. A star is of the p that counts."""
-    weights = show_p_value(of_weights.value) + (ONE_SIDED if of_weights.one_sided else "")
+    weights = show_p_value(of_weights.value) + ONE_SIDED * of_weights.one_sided if of_weights else "–"
     cells = (TableCell(one, "n") for one in (*show_p_values(test), weights))
     return [number(test.difference, "+.2f"), text(against), _interval(test.interval), *cells]
 

@@ -13,6 +13,7 @@ from treenet.evaluation.bootstrap import Comparison, compare_systems
 from treenet.models import ARCHITECTURES
 from treenet.report.report_inputs import ReportRun, own_index
 from treenet.runs.result_provenance import ResultStatus
+from treenet.tasks.learning import say_unlearned, why_unlearned
 from treenet.tasks.translation_metrics import METRIC_TITLES, needed_tokenizer
 from treeproc.common.messages import tell
 from treeproc.common.settings import differences, is_below
@@ -101,6 +102,11 @@ class ScoreRow:
     tests: dict[str, Comparison] = field(default_factory=dict)
 
     @property
+    def unlearned(self) -> str:
+        """Why the model learned nothing; empty if it learned something."""
+        return why_unlearned(self.record)
+
+    @property
     def more_references(self) -> str | None:
         """The fingerprint of the references beside those of the data set; None if there are none."""
         return self.record.get("more_references_fingerprint")
@@ -149,6 +155,7 @@ def score_tables(runs: Sequence[ReportRun], baseline: ReportRun | None, num_samp
                 table.baseline = row
     for table in tables.values():
         _test(table, {run.name: run for run in runs}, num_samples)
+        _note_unlearned(table)
         _note_decoding(table)
         _note_signatures(table)
         _note_control_trees(table, runs)
@@ -212,6 +219,10 @@ def has_text(run: ReportRun, table: ScoreTable) -> bool:
     """Return whether the run's data set is there and has the sentences of the table."""
     index = own_index(run)
     return index is not None and index.get("text_fingerprint") == table.text and table.split in index["totals"]
+
+
+def _note_unlearned(table: ScoreTable) -> None:
+    table.notes += say_unlearned({f"{row.run}, {row.result}": row.unlearned for row in table.rows if row.unlearned})
 
 
 def _note_decoding(table: ScoreTable) -> None:

@@ -16,6 +16,7 @@ from treenet.report.report_model import Page, links
 from treenet.report.sentence_views import END, WORD_START, View, draw_svg, lay_out, piece_text
 from treenet.report.settings import ReportSettings
 from treenet.runs.run_results import parse_columns, predictions_path, read_predictions
+from treenet.tasks.learning import find_unlearned, say_unlearned
 from treeproc.common.settings import UserError
 from treeproc.shards.store import class_names
 
@@ -106,6 +107,8 @@ def show_classes(page: Page) -> list[str]:
         rows.append(cells)
     said = "Scores of the runs. The intervals hold for other examples, and not for other seeds of training."
     out = [page.table(said, head, rows)]
+    unlearned = find_unlearned({f"{run.name}, {result}": entry for run, result, entry in scored})
+    out += [paragraph(f"{line}.", class_="note") for line in say_unlearned(unlearned)]
     for run, result, entry in scored:
         names, matrix = entry.get("classes"), entry.get("confusion")
         if result == split and matrix and names and len(names) <= _MOST_CLASSES:

@@ -114,23 +114,24 @@ def draw_buckets(names: Sequence[str], series: Sequence[ScoreSeries], axis: str,
 def show_scores(page: Page) -> list[str]:
     out = []
     for place, (scores, frequencies) in enumerate(zip(page.report.scored.tables, page.report.scored.frequencies, strict=True)):
-        tested = [metric for metric in scores.metrics if any(metric in row.tests for row in scores.rows)]
+        shown = [row for row in scores.rows if not (row.unlearned or (scores.baseline and scores.baseline.unlearned))]
+        tested = [metric for metric in scores.metrics if any(metric in row.tests for row in shown)]
         head = [text("result")]
         for metric in scores.metrics:
             head.append(TableCell(escape(metric_name(metric)), "n"))
             head += [TableCell("difference", "n"), TableCell("p", "n")] if metric in tested else []
         rows, signatures = [], scores.signatures()
         comparable = [name for name in scores.metrics if len(scores.rows) > 1 and len(signatures.get(name, ())) < 2]
-        fresh = [row for row in scores.rows if not row.status.changed]
+        fresh = [row for row in scores.rows if not row.status.changed and not row.unlearned]
         best = {name: best_value(name, [row.values[name] for row in fresh if name in row.values]) for name in comparable}
         for row in scores.rows:
             cells = [text(result_name(row, scores.split))]
             for metric in scores.metrics:
                 value = row.values.get(metric)
-                is_best = value is not None and value == best.get(metric) and not row.status.changed
+                is_best = value is not None and value == best.get(metric) and row in fresh
                 cells.append(number(value, ".3f" if metric == "nll" else ".2f", "n best" if is_best else "n"))
                 if metric in tested:
-                    test = row.tests.get(metric)
+                    test = row.tests.get(metric) if row in shown else None
                     cells.append(number(test and test.difference, "+.2f") if test else TableCell("", "n"))
                     cells.append(TableCell(show_p_value(test.p_two_sided), "n") if test else TableCell("", "n"))
             rows.append(cells)

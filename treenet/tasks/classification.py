@@ -17,6 +17,7 @@ from treenet.data.labelled import NO_CLASS, LabelledBatch, LabelledSource, PairS
 from treenet.models import ClassLogits, build_classifier
 from treenet.tasks.base import PredictionTask, check_structure, vocab_sizes
 from treenet.tasks.class_scores import class_scores
+from treenet.tasks.learning import LEARNING, facts_of_classes
 from treenet.tasks.losses import LossSums, label_smoothed_nll, r_drop_loss, take_counted
 from treeproc.common.settings import UserError
 from treeproc.shards.store import read_index
@@ -129,7 +130,7 @@ class Classification(PredictionTask):
                 cells[label, predicted] += 1
                 rows[example] = "\t".join([str(example), str(label), str(predicted), *(f"{p:.6f}" for p in row)]) + "\n"
         head = ["example_id", "label", "predicted", *(f"p{c}" for c in range(len(row)))]
-        scores = summarize_counts(counts.cpu()) | class_scores(cells, len(row))
+        scores = summarize_counts(counts.cpu()) | class_scores(cells, len(row)) | {LEARNING: facts_of_classes(cells)}
         return ["\t".join(head) + "\n", *(rows[example] for example in sorted(rows))], scores
 
     def sizes(self, index: Mapping) -> dict[str, Any]:

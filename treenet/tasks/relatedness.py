@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from treenet.data.labelled import PairBatch, PairSource, check_all_roots
 from treenet.models import ClassLogits, build_relatedness
 from treenet.models.composed import expected_score, score_distribution
 from treenet.tasks.base import PredictionTask, check_structure, vocab_sizes
+from treenet.tasks.learning import LEARNING, facts_of_scores
 from treenet.tasks.losses import LossSums
 from treeproc.common.settings import UserError
 
@@ -55,14 +57,16 @@ class Relatedness(PredictionTask):
     def count_right(self, batch: PairBatch, output: ClassLogits) -> Sequence[Tensor]:
         return moments(expected_score(output.examples.double()), batch.scores)
 
-    def score_predictions(self, predictions: Iterable[tuple[PairBatch, ClassLogits]]) -> tuple[list[str], dict[str, float]]:
+    def score_predictions(self, predictions: Iterable[tuple[PairBatch, ClassLogits]]) -> tuple[list[str], dict[str, Any]]:
         rows = {}
         for batch, output in predictions:
             columns = (batch.example_ids[::2] // 2, batch.scores, expected_score(output.examples.double()))
             rows |= {pair: (score, predicted) for pair, score, predicted in zip(*(c.tolist() for c in columns), strict=True)}
         lines = [f"{pair}\t{score:g}\t{predicted:.6f}\n" for pair, (score, predicted) in sorted(rows.items())]
         score, predicted = np.array(list(rows.values())).T
-        return ["pair\tscore\tpredicted\n", *lines], correlations(predicted, score)
+        return ["pair\tscore\tpredicted\n", *lines], correlations(predicted, score) | {
+            LEARNING: facts_of_scores(predicted, score)
+        }
 
     def metrics(self, sums: Tensor, targets: int) -> dict[str, float]:
         loss, nll = (sums[:2] / targets).tolist()

@@ -1,0 +1,132 @@
+"""Whether a model learned anything: facts about its outputs, as `learning` of an entry in scores.json, and what they show.
+
+BLEU and accuracy alone decide nothing: a weak model is no model that learned nothing. Few lines decide nothing either, and what
+is also true of the right outputs is no sign.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping, Sequence
+
+import numpy as np
+
+from treenet.tasks.translation_metrics import MAIN, MAIN_OF_TOKENS, build_tokenizer
+from treeproc.common.messages import warn
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
+from treeproc.shards.schema import EOS_ID
+from treeproc.shards.shard import SplitShards
+from treeproc.shards.store import pieces_fingerprint, read_index
+
+LEARNING = "learning"  # of an entry of scores.json
+_FEWEST = 20  # lines, right outputs that differ, or examples of other classes than the most frequent one
+_MOST_PIECE, _MOST_CLASS = 0.9, 0.99  # shares of one piece in translations, and of one class in predictions
+_MOST_LABEL = 0.9  # share of one class in the labels: with more, a model may rightly give it to nearly all
+_LEAST_DISTINCT = 0.01  # different outputs, as a share of different right ones
+_LEAST_SPREAD = 0.01  # deviation of predicted scores, as a share of that of the right ones
+_HIGHEST_BLEU = 1.0  # of a model whose nll counts: one that learned its training data by heart has a high nll, too
+_SHARDS = 32  # of train, spread evenly: enough for frequencies of pieces, and few to copy from a store
+
+
+def facts_of_lines(outputs: Sequence[Sequence[Hashable]], references: Collection[Sequence[Hashable]]) -> dict[str, float]:
+    """Return facts about translations and their references, each a sequence of pieces or tokens."""
+    found: dict[str, float] = {}
+    for name, lines in (("", outputs), ("reference_", references)):
+        counts = Counter(piece for line in lines for piece in line)
+        found[f"{name}piece_share"] = max(counts.values(), default=0) / max(1, counts.total())
+        found[f"{name}distinct"] = len(set(map(tuple, lines)))
+    return found
+
+
+def facts_of_classes(cells: Mapping[tuple[int, int], int]) -> dict[str, float]:
+    """Return facts about predicted classes, from counts by (class, predicted class)."""
+    found, total = {}, sum(cells.values())
+    for name, side in (("class_share", 1), ("label_share", 0)):
+        counts = Counter[int]()
+        for cell, count in cells.items():
+            counts[cell[side]] += count
+        found[name] = max(counts.values()) / total
+    return found
+
+
+def facts_of_scores(predicted: np.ndarray, scores: np.ndarray) -> dict[str, float]:
+    """Return the facts about predicted scores [n] and the right ones [n]."""
+    spread = float(np.std(scores))
+    return {"spread": float(np.std(predicted)) / spread} if spread else {}
+
+
+def facts_of_text(outputs: Sequence[str], references: Sequence[str], tokenizer: str) -> dict[str, float]:
+    """Return `facts_of_lines` of lines of text, whose pieces are not known: of their tokens."""
+    split = build_tokenizer(tokenizer)
+    return facts_of_lines(*([split(line).split() for line in side] for side in (outputs, references)))
+
+
+def piece_counts(
+    data: AnyPath, split: str, column: str = "tgt_pieces", *, ends: bool = True, most: int | None = None
+) -> np.ndarray:
+    """Count the pieces of a split [V], from a column of encoded shards; with `ends`, one end of the sentence a line.
+
+    With more shards than `most`, those that are spread evenly count. Raises UserError if a shard is missing or damaged.
+    """
+    shards = SplitShards(data / "encoded", split)
+    counts = np.zeros(read_index(data / "encoded")["num_pieces"], dtype=np.int64)
+    for place in np.unique(np.linspace(0, len(shards) - 1, min(len(shards), most or len(shards))).astype(int)).tolist():
+        shard = shards[place]
+        for views in shard.columns:
+            _, flat = views[column]
+            counts += np.bincount(flat["piece"] if isinstance(flat, dict) else flat, minlength=len(counts))
+        counts[EOS_ID] += len(shard) * ends
+    return counts
+
+
+def facts_of_nll(own: AnyPath, data: AnyPath, split: str, column: str = "tgt_pieces", *, ends: bool = True) -> dict[str, float]:
+    """Return the nll a piece of a split under a unigram model: the frequencies of pieces in the train of `own` or of `data`.
+
+    There is no fact without a train of the same pieces, and a note if it cannot be read.
+    """
+    index = read_index(data / "encoded")
+    try:
+        for place in (own, data):
+            there = index if place == data else read_index(place / "encoded")
+            if "train" in there["totals"] and pieces_fingerprint(there) == pieces_fingerprint(index):
+                train = piece_counts(place, "train", column, ends=ends, most=_SHARDS) + 1
+                counts = piece_counts(data, split, column, ends=ends)
+                return {"unigram_nll": float(-counts @ np.log(train / train.sum()) / max(1, counts.sum()))}
+    except (UserError, ValueError) as error:
+        warn(f"note: the nll is not compared with frequencies of pieces in train: {error}")
+    return {}
+
+
+def why_unlearned(entry: Mapping) -> str:
+    """Return a sign that the model of an entry of scores.json learned nothing; empty if there is none, or no fact."""
+    facts = entry.get(LEARNING) or {}
+    distinct, right = facts.get("distinct"), facts.get("reference_distinct", 0)
+    if distinct is not None and right >= _FEWEST:
+        if facts["piece_share"] > _MOST_PIECE >= facts["reference_piece_share"]:
+            return f"one piece is {facts['piece_share']:.1%} of the output"
+        if distinct <= max(1, _LEAST_DISTINCT * right):
+            return f"{distinct:,} different outputs for {right:,} different references"
+    lines = entry.get("num_examples", 0)
+    if facts.get("class_share", 0) >= _MOST_CLASS and facts["label_share"] <= min(_MOST_LABEL, 1 - _FEWEST / max(1, lines)):
+        return f"one class has {facts['class_share']:.1%} of the predictions"
+    if lines < _FEWEST:
+        return ""
+    if facts.get("spread", 1) < _LEAST_SPREAD:
+        return "the predicted scores hardly differ"
+    nll, unigram = entry.get("nll"), facts.get("unigram_nll")
+    if "perplexity_given_tree" in entry:  # the nll of a grammar is of its trees, too
+        nll = float(np.log(entry["perplexity_given_tree"]))
+    is_weak = max(entry.get(MAIN, 0), entry.get(MAIN_OF_TOKENS, 0)) < _HIGHEST_BLEU
+    if None not in (nll, unigram) and nll >= unigram and is_weak:
+        return f"its nll, {nll:.3f}, is not below {unigram:.3f}, that of frequencies of pieces"
+    return ""
+
+
+def find_unlearned(entries: Mapping[str, Mapping]) -> dict[str, str]:
+    """Return why models learned nothing, by the names of their entries of scores.json; without the others."""
+    return {name: why for name, entry in entries.items() if (why := why_unlearned(entry))}
+
+
+def say_unlearned(reasons: Mapping[str, str]) -> list[str]:
+    """Return a line about the models that `find_unlearned` found, in a list; an empty list if there is none."""
+    said = ", ".join(f"{name} ({why})" for name, why in reasons.items())
+    return [f"nothing was learned; train longer: {said}"] if said else []
