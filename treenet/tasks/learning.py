@@ -83,16 +83,18 @@ def facts_of_nll(own: AnyPath, data: AnyPath, split: str, column: str = "tgt_pie
 
     There is no fact without a train of the same pieces, and a note if it cannot be read.
     """
-    index = read_index(data / "encoded")
+    pieces = pieces_fingerprint(read_index(data / "encoded"))
     try:
         for place in (own, data):
-            there = index if place == data else read_index(place / "encoded")
-            if "train" in there["totals"] and pieces_fingerprint(there) == pieces_fingerprint(index):
+            if not (place / "encoded" / "index.json").exists():
+                continue
+            there = read_index(place / "encoded")
+            if "train" in there["totals"] and pieces_fingerprint(there) == pieces:
                 train = piece_counts(place, "train", column, ends=ends, most=_SHARDS) + 1
                 counts = piece_counts(data, split, column, ends=ends)
                 return {"unigram_nll": float(-counts @ np.log(train / train.sum()) / max(1, counts.sum()))}
     except (UserError, ValueError) as error:
-        warn(f"note: the nll is not compared with frequencies of pieces in train: {error}")
+        warn(f"note: the nll is not compared with that of a unigram model of train: {error}")
     return {}
 
 
@@ -104,7 +106,7 @@ def why_unlearned(entry: Mapping) -> str:
         if facts["piece_share"] > _MOST_PIECE >= facts["reference_piece_share"]:
             return f"one piece is {facts['piece_share']:.1%} of the output"
         if distinct <= max(1, _LEAST_DISTINCT * right):
-            return f"{distinct:,} different outputs for {right:,} different references"
+            return f"different outputs: {distinct:,}, different references: {right:,}"
     lines = entry.get("num_examples", 0)
     if facts.get("class_share", 0) >= _MOST_CLASS and facts["label_share"] <= min(_MOST_LABEL, 1 - _FEWEST / max(1, lines)):
         return f"one class has {facts['class_share']:.1%} of the predictions"
@@ -117,7 +119,7 @@ def why_unlearned(entry: Mapping) -> str:
         nll = float(np.log(entry["perplexity_given_tree"]))
     is_weak = max(entry.get(MAIN, 0), entry.get(MAIN_OF_TOKENS, 0)) < _HIGHEST_BLEU
     if None not in (nll, unigram) and nll >= unigram and is_weak:
-        return f"its nll, {nll:.3f}, is not below {unigram:.3f}, that of frequencies of pieces"
+        return f"nll {nll:.3f}, a unigram model of train has {unigram:.3f}"
     return ""
 
 

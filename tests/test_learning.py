@@ -1,0 +1,238 @@
+"""Models that learned nothing: the facts and rules, and what commands, studies and reports say instead of p and stars."""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import main_of
+from toydata import write_toy_data
+from toyruns import make_config
+
+from treenet.data.splits import read_split
+from treenet.evaluation.comparison import compare, format_comparison
+from treenet.evaluation.settings import CompareConfig
+from treenet.experiments import scaling_report, seeds_report
+from treenet.experiments.recorded_study import report_records
+from treenet.experiments.records import read_records
+from treenet.jobs.train_run import run_training
+from treenet.report.answer import answer_study
+from treenet.report.report_inputs import ReportStudy
+from treenet.runs.run_results import System
+from treenet.tasks.learning import (
+    facts_of_classes,
+    facts_of_lines,
+    facts_of_nll,
+    facts_of_scores,
+    facts_of_text,
+    find_unlearned,
+    say_unlearned,
+    why_unlearned,
+)
+from treeproc.shards.schema import EOS_ID
+
+RECORDS = Path(__file__).parents[1] / "docs" / "results" / "runs"
+ANIMALS, THINGS = ("cat", "dog", "owl", "hen", "fox"), ("tree", "mouse", "house", "river", "stone", "road")
+REFERENCES = [f"the {animal} saw a {thing} ." for animal in ANIMALS for thing in THINGS]
+COMMAS = [", " * (3 + number % 7) for number in range(30)]
+ONE_LINE = ["the the a ."] * 30
+
+
+def why(outputs, references=REFERENCES) -> str:
+    return why_unlearned({"learning": facts_of_text(outputs, references, "intl")})
+
+
+def test_translations_of_one_piece_and_constant_ones_are_signs():
+    assert why(COMMAS) == "one piece is 100.0% of the output"
+    assert why(ONE_LINE) == "different outputs: 1, different references: 30"
+    assert why([""] * 30) == "different outputs: 1, different references: 30"
+    weak = [f"the the the {line.split()[1]}" for line in REFERENCES]  # 75 % one word, 5 different outputs
+    assert why(weak) == why(REFERENCES) == ""
+    many = [f"{number}" for number in range(1000)]
+    assert why([f"{number % 10}" for number in range(1000)], many) == "different outputs: 10, different references: 1,000"
+    assert why([f"{number % 11}" for number in range(1000)], many) == ""
+
+
+def test_few_references_or_uniform_ones_are_no_sign():
+    assert why(COMMAS[:19], REFERENCES[:19]) == why(ONE_LINE[:19], REFERENCES[:19]) == ""
+    assert why(ONE_LINE * 4, REFERENCES[:4] * 30) == ""  # four different references
+    assert why(["a " * (1 + number % 3) for number in range(30)], ["a " * (1 + number) for number in range(30)]) == ""
+
+
+@pytest.mark.parametrize(
+    ("cells", "is_sign"),
+    [
+        ({(0, 0): 50, (1, 0): 49, (1, 1): 1}, True),
+        ({(0, 0): 50, (1, 0): 48, (1, 1): 2}, False),
+        ({(0, 0): 950, (1, 0): 50}, False),  # the test set is of one class itself
+        ({(0, 0): 850, (1, 0): 150}, True),
+        ({(0, 0): 10, (1, 0): 10}, False),  # few examples
+        ({(number, 7): 1 for number in range(150)}, True),  # more classes than a confusion matrix has
+    ],
+)
+def test_one_class_for_nearly_all_examples_is_a_sign(cells, is_sign):
+    entry = {"learning": facts_of_classes(cells), "num_examples": sum(cells.values())}
+    assert bool(why_unlearned(entry)) == is_sign
+
+
+def test_scores_that_hardly_differ_are_a_sign():
+    right = np.linspace(1, 5, 40)
+    for factor, is_sign in ((0.0, True), (0.009, True), (0.05, False), (1.0, False)):
+        entry = {"learning": facts_of_scores(3 + factor * right, right), "num_examples": 40}
+        assert bool(why_unlearned(entry)) == is_sign and not why_unlearned(entry | {"num_examples": 19})
+    assert facts_of_scores(right, np.ones(40)) == {}
+
+
+def test_an_nll_that_is_not_below_that_of_frequencies_is_a_sign():
+    entry = {"num_examples": 30, "nll": 5.0, "learning": {"unigram_nll": 5.0}}
+    assert why_unlearned(entry) == "nll 5.000, a unigram model of train has 5.000"
+    assert not why_unlearned(entry | {"nll": 4.99}) and not why_unlearned(entry | {"num_examples": 19})
+    assert why_unlearned(entry | {"bleu": 0.9}) and not why_unlearned(entry | {"bleu": 1.1})  # it learned train by heart
+    assert not why_unlearned(entry | {"bleu": 0.0, "bleu_tokenized": 12.0})
+    assert not why_unlearned(entry | {"perplexity_given_tree": math.exp(4.9)})  # the rest of the nll is of trees
+    assert not why_unlearned({"num_examples": 30, "bleu": 0.0, "accuracy": 0.0, "nll": 99.0})  # low scores alone are no sign
+
+
+def slow_unigram(data: Path, column: str, *, ends: bool) -> float:
+    def pieces(split: str) -> list[int]:
+        rows = [row["leaves"]["piece"] if column == "leaves" else row[column] for row in read_split(data, "encoded", split)]
+        return [piece for row in rows for piece in [*row.tolist(), *[EOS_ID] * ends]]
+
+    vocabulary = json.loads((data / "encoded" / "index.json").read_text())["num_pieces"]
+    counts, test = Counter(pieces("train")), pieces("test")
+    total = counts.total() + vocabulary
+    return -sum(math.log((counts[piece] + 1) / total) for piece in test) / len(test)
+
+
+def test_the_nll_of_frequencies_is_that_of_a_slow_count(tmp_path, capsys):
+    data = write_toy_data(tmp_path / "data", train=50, valid=6, test=25)
+    for column, ends in (("tgt_pieces", True), ("leaves", True), ("leaves", False)):
+        found = facts_of_nll(tmp_path / "missing", data, "test", column, ends=ends)
+        assert found == {"unigram_nll": pytest.approx(slow_unigram(data, column, ends=ends), rel=1e-12)}
+    next((data / "encoded").glob("train-*.arrow")).write_bytes(b"")
+    assert facts_of_nll(data, data, "test") == {}
+    assert "note: the nll is not compared with that of a unigram model of train: " in capsys.readouterr().err
+
+
+def test_a_comparison_of_models_at_chance_has_no_p_but_its_file_has():
+    config = CompareConfig(num=1, samples=50)
+    found = compare(System("A", COMMAS), System("B", ONE_LINE), None, REFERENCES, "test", config)
+    printed = format_comparison(found)
+    assert (
+        "nothing was learned; train longer: A (one piece is 100.0% of the output), B (different outputs: 1, different "
+        "references: 30)" in printed.split("\n")
+    )
+    assert "95 %" not in printed and "interval and p" not in printed and found["metrics"]["chrf"]["p_two_sided"] <= 1
+    for systems in ((System("A", COMMAS), System("B", REFERENCES)), (System("A", REFERENCES), System("B", COMMAS))):
+        assert "95 %" not in format_comparison(compare(*systems, None, REFERENCES, "test", config))
+    weak = [f"the {line}" for line in REFERENCES]
+    printed = format_comparison(compare(System("A", weak), System("B", REFERENCES), None, REFERENCES, "test", config))
+    assert "95 %" in printed and "nothing was learned" not in printed
+
+
+def test_no_record_of_our_results_is_a_model_that_learned_nothing():
+    judged = 0
+    for path in sorted(RECORDS.rglob("*.json")):
+        record = json.loads(path.read_text())
+        for name, entry in record["scores"].items():
+            assert not why_unlearned(entry)
+            if "confusion" in entry:
+                cells = {(row, column): n for row, counts in enumerate(entry["confusion"]) for column, n in enumerate(counts)}
+                assert not why_unlearned(entry | {"learning": facts_of_classes(cells)}), (path, name)
+                judged += 1
+        for name in ("test", "test.last"):
+            if f"{name}.scores" in record["sentences"]:
+                sides = (np.array(record["sentences"][one].split(), float) for one in (name, f"{name}.scores"))
+                assert not why_unlearned(record["scores"][name] | {"learning": facts_of_scores(*sides)}), (path, name)
+                judged += 1
+    assert judged > 1000
+
+
+UNLEARNED = {"class_share": 1.0, "label_share": 0.3}
+
+
+def of_records(name: str, unlearned: set[str], facts: dict, keep: int) -> tuple[dict, dict]:
+    """The report of a study from its records, as it is, and if some cells learned nothing."""
+    records = [one for one in read_records(RECORDS / name).values() if one["labels"]["seed"] <= keep]
+    before = report_records(records)
+    for record in records:
+        if record["cell"] in unlearned:
+            record["scores"]["test"]["learning"] = facts
+    return before, report_records(records)
+
+
+def without_marks(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: without_marks(one) for key, one in value.items() if key != "unlearned"}
+    return [without_marks(one) for one in value] if isinstance(value, list) else value
+
+
+def test_a_comparison_over_seeds_shows_no_p_of_a_system_that_learned_nothing():
+    before, report = of_records("sst5_pretrained_tenth", {"layer-seed2"}, UNLEARNED, 3)
+    base = before["baseline"]
+    assert base != "layer" and without_marks(report) == before == without_marks(before)  # files keep p
+    lines, several = seeds_report.format_table(report).split("\n"), len(report["systems"])
+    table = {line.split()[0]: line for line in lines[1 : 1 + several]}
+    whole = {line.split()[0]: line for line in seeds_report.format_table(before).split("\n")[1 : 1 + several]}
+    assert "[" in whole["layer"] and "[" not in table["layer"] and table["layer"].split()[-5:-1] == ["-"] * 4
+    others = {row["system"] for row in report["systems"]} - {"layer"}
+    assert {name: table[name] for name in others} == {name: whole[name] for name in others}
+    assert "nothing was learned; train longer: layer-seed2 (one class has 100.0% of the predictions)" in lines
+    study = ReportStudy("study", "study", seeds_report.FORM, report, [])
+    answer = answer_study(study)
+    assert answer.sentence == (
+        "study, test: nothing was learned; train longer: layer (seed 2: one class has 100.0% of the predictions)."
+    )
+    assert {row.system for row in answer.shown_rows if row.test and row.test.interval} == others - {base}
+    of_base = of_records("sst5_pretrained_tenth", {f"{base}-seed1"}, UNLEARNED, 3)[1]
+    assert "[" not in "".join(seeds_report.format_table(of_base).split("\n")[1 : 1 + len(report["systems"])])
+
+
+def test_a_study_of_sizes_shows_no_p_of_a_model_that_learned_nothing():
+    facts = {"distinct": 1, "reference_distinct": 900, "piece_share": 0.5, "reference_piece_share": 0.1}
+    before, report = of_records("multi30k", {f"shuffled-1-seed{seed}" for seed in (1, 2, 3)}, facts, 3)
+    assert without_marks(report) == before == without_marks(before)
+    rows = {line.split()[2]: line for line in scaling_report.format_table(report).split("\n")[1:4]}
+    assert "[" not in rows["shuffled"] and "[" in rows["tree_transformer"]
+    table = scaling_report.format_table(report)
+    assert "nothing was learned; train longer: shuffled-1-seed1 (different outputs: 1, different references: 900), " in table
+    pooled = table.partition("unpaired")[2].partition("Dunnett")[0].split("\n")[1:-1]
+    assert pooled and not any("[" in line for line in pooled)  # one variance for all
+    answer = answer_study(ReportStudy("study", "study", scaling_report.FORM, report, []))
+    assert "highest" not in answer.sentence and "shuffled (seeds 1, 2, 3: different outputs: 1" in answer.sentence
+    assert "highest" in answer_study(ReportStudy("study", "study", scaling_report.FORM, before, [])).sentence
+
+
+@pytest.mark.slow
+def test_runs_that_learned_nothing_are_named_where_they_are_scored(tmp_path, capsys):
+    data = write_toy_data(tmp_path / "data", train=20, valid=6, test=24)
+    evaluate, report = main_of("evaluate.py"), main_of("report.py")
+    for name, seed in (("a", 1), ("b", 2)):
+        run_training(make_config(data, "max_steps=1", "checkpoint_every=1", f"seed={seed}"), tmp_path / name)
+        evaluate(["--out", str(tmp_path / name)])
+        entry = json.loads((tmp_path / name / "scores.json").read_text())["test"]
+        assert entry["learning"].keys() > {"unigram_nll", "piece_share", "distinct"} and entry["nll"] > 0
+        (line,) = say_unlearned(find_unlearned({"test": entry}))
+        assert line in capsys.readouterr().out.split("\n")
+    folders = [str(tmp_path / name) for name in "ab"]
+    evaluate(["--compare", *folders, "--out", str(tmp_path / "ab")])
+    printed = capsys.readouterr().out
+    assert "nothing was learned; train longer: A (" in printed and "95 %" not in printed
+    assert json.loads((tmp_path / "ab" / "comparison.json").read_text())["metrics"]["bleu"]["p_two_sided"] > 0
+    report(["--out", str(tmp_path / "page"), *folders, "bootstrap_samples=20"])
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert "nothing was learned; train longer: tree_transformer (seeds 1, 2: " in page and "has the highest" not in page
+    numbers = json.loads((tmp_path / "page" / "report.json").read_text())
+    assert any(row["tests"] for row in numbers["scores"][0]["rows"])  # files keep p
+
+
+def test_facts_of_pieces_and_of_references_are_counted_apart():
+    found = facts_of_lines([(5, 5), (5, 6)], [[7, 8], [7, 8], [9, 10, 11]])
+    assert found == {
+        "piece_share": 0.75,
+        "distinct": 2,
+        "reference_piece_share": pytest.approx(2 / 7),
+        "reference_distinct": 2,
+    }
