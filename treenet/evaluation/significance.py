@@ -87,7 +87,7 @@ class SeedTest:
         return self.family != EXPLORATORY and p_value is not None and p_value < SIGNIFICANT
 
     def without_inference(self) -> Self:
-        """Return the difference alone: of systems of which one learned nothing, tables show no more."""
+        """Return the difference alone, as tables show it if one of the two systems learned nothing."""
         return replace(self, interval=None, p_value=None, holm_p_value=None, seen=None)
 
 

@@ -1,7 +1,7 @@
 """Whether a model learned anything: facts about its outputs, as `learning` of an entry in scores.json, and what they show.
 
-BLEU and accuracy alone decide nothing: a weak model is no model that learned nothing. Few lines decide nothing either, and what
-is also true of the right outputs is no sign.
+BLEU and accuracy alone decide nothing, because a weak model has learned something. Few lines decide nothing either, nor does a
+fact that also holds for the right outputs.
 """
 
 from collections import Counter
