@@ -33,7 +33,7 @@ from treenet.evaluation.bootstrap import compare_systems
 from treenet.evaluation.buckets import measure_sources
 from treenet.evaluation.evaluate import evaluate_run
 from treenet.evaluation.settings import EvaluateSettings
-from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS, ABOUT_WEIGHTS_OF_SEEDS, SeedTest
+from treenet.evaluation.significance import ABOUT_WEIGHTS, EXPLAINED, SeedTest
 from treenet.experiments.ledger import DONE, Entry, Ledger
 from treenet.experiments.recorded_study import report_records
 from treenet.experiments.records import Recording, read_records
@@ -173,7 +173,7 @@ def test_scores_and_tests_are_those_of_the_runs(folder, out, page):
         assert found["bleu"].signature in page.texts
         assert row["tests"]["bleu"]["about"] == ABOUT_WEIGHTS and not any("*" in cell for cell in shown)
     caption = next(message for message in page.texts if "Scores on test" in message)
-    assert f"p (two-sided paired bootstrap over sentences) holds only for {ABOUT_WEIGHTS}" in caption
+    assert f"p is of these weights alone: {EXPLAINED}" in caption
     (frequency,) = numbers["word_frequency"]
     assert not frequency["missing"] and frequency["training_lines"] == 20 and frequency["rows"] == [0, 1, 2]
     assert any(row[:1] == ["times in training"] for row in page.rows)
@@ -412,7 +412,7 @@ def test_a_study_brings_its_table_and_plot(folder, tmp_path):
         )
         if "comparison" in point:  # one seed: no interval, no p over seeds, no star
             assert row[-4:-1] == ["–", "–", "–"] and row[-1][-1].isdigit()
-    assert any(ABOUT_SEEDS in message and ABOUT_WEIGHTS_OF_SEEDS in message for message in page.texts)
+    assert any(EXPLAINED in message for message in page.texts)
     assert (tmp_path / "out" / "figures" / "scaling_1.svg").is_file()
 
 

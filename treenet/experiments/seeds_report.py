@@ -169,8 +169,7 @@ def explain(report: dict) -> list[str]:
         ".binary_accuracy": "two: read as two classes",
         "perplexity": "ppl: perplexity of pieces; low is good, as for the nll",
         ".word_perplexity": "of words: of words and ends of sentences",
-        ".perplexity_given_tree": "given tree: of pieces, each with the tree before it; all else of a grammar is of sentence and "
-        "tree together, an upper bound",
+        ".perplexity_given_tree": "given tree: with the tree before each piece; else of sentence and tree, an upper bound",
     }
     said = [words for name, words in about.items() if any(name in key for key in columns)]
     trained = "valid, test: the trained model (by the setting average, chosen on valid)"

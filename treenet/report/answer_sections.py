@@ -86,11 +86,8 @@ def _table(page: Page, answer: Answer) -> str:
     for row in answer.shown_rows:
         is_baseline = row.system == answer.baseline and len(answer.rows) > 1
         cells = [text(f"{row.system} (baseline)" if is_baseline else row.system)]
-        cells.append(
-            number(
-                row.score, f".{answer.digits}f", "n best" if row.system == answer.best.system and not answer.unlearned else "n"
-            )
-        )
+        is_best = row.system == answer.best.system and not answer.unlearned
+        cells.append(number(row.score, f".{answer.digits}f", "n best" if is_best else "n"))
         if len(answer.rows) > 1:
             cells.append(number(row.difference, f"+.{answer.digits}f"))
             cells.append(_interval(row.test.interval if row.test else None, answer.digits))

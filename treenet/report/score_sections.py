@@ -7,7 +7,7 @@ from html import escape
 import numpy as np
 from matplotlib.figure import Figure
 
-from treenet.evaluation.significance import ABOUT_WEIGHTS, PAIRED_BOOTSTRAP
+from treenet.evaluation.significance import EXPLAINED
 from treenet.report.compare import Bucket, ScoreTable, bucket_tables
 from treenet.report.figures import FAINT
 from treenet.report.lines import Frequencies
@@ -139,9 +139,8 @@ def show_scores(page: Page) -> list[str]:
         caption = f"Scores on {scores.split}, {count:,} sentences."
         if tested:
             caption += (
-                f" Differences are from {result_name(scores.baseline, scores.split)}. p ({PAIRED_BOOTSTRAP}) holds "
-                f"only for {ABOUT_WEIGHTS}, not for models trained with other seeds. The best value of a column is bold, also "
-                "with a high p."
+                f" Differences are from {result_name(scores.baseline, scores.split)}. p is of these weights alone: {EXPLAINED}. "
+                "The best value of a column is bold, also with a high p."
             )
         out.append(page.table(caption, head, rows))
         out += [paragraph(note, class_="note") for note in scores.notes]

@@ -71,7 +71,7 @@ class _Entry(TypedDict, total=False):
     spearman: Finite
     mse: Finite
     sentence_f1: float
-    learning: dict[str, Finite]  # see treenet/tasks/learning.py
+    learning: dict[str, float]  # see treenet/tasks/learning.py
     buckets: dict[str, list[Annotated[_Bucket, AfterValidator(_check_metric)]]]
     data: dict[str, str | None] | str | None
     weights_sha256: str | None

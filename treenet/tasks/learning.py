@@ -4,6 +4,7 @@ BLEU and accuracy alone decide nothing, because a weak model has learned somethi
 fact that also holds for the right outputs.
 """
 
+import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 
@@ -99,26 +100,29 @@ def facts_of_nll(own: AnyPath, data: AnyPath, split: str, column: str = "tgt_pie
 
 
 def why_unlearned(entry: Mapping) -> str:
-    """Return a sign that the model of an entry of scores.json learned nothing; empty if there is none, or no fact."""
-    facts = entry.get(LEARNING) or {}
-    distinct, right = facts.get("distinct"), facts.get("reference_distinct", 0)
-    if distinct is not None and right >= _FEWEST:
-        if facts["piece_share"] > _MOST_PIECE >= facts["reference_piece_share"]:
-            return f"one piece is {facts['piece_share']:.1%} of the output"
+    """Return a sign that the model of an entry of scores.json learned nothing; empty if there is none, or no fact.
+
+    There is none of a model that the user wanted untrained.
+    """
+    facts, lines = entry.get(LEARNING) or {}, entry.get("num_examples", 0)
+    if entry.get("asked", {}).get("untrained"):
+        return ""
+    if (right := facts.get("reference_distinct", 0)) >= _FEWEST:
+        share, distinct = facts.get("piece_share", 0), facts.get("distinct", right)
+        if share > _MOST_PIECE >= facts.get("reference_piece_share", 1):
+            return f"one piece is {share:.1%} of the output"
         if distinct <= max(1, _LEAST_DISTINCT * right):
             return f"different outputs: {distinct:,}, different references: {right:,}"
-    lines = entry.get("num_examples", 0)
-    if facts.get("class_share", 0) >= _MOST_CLASS and facts["label_share"] <= min(_MOST_LABEL, 1 - _FEWEST / max(1, lines)):
-        return f"one class has {facts['class_share']:.1%} of the predictions"
     if lines < _FEWEST:
         return ""
+    if facts.get("class_share", 0) >= _MOST_CLASS and facts.get("label_share", 1) <= min(_MOST_LABEL, 1 - _FEWEST / lines):
+        return f"one class has {facts['class_share']:.1%} of the predictions"
     if facts.get("spread", 1) < _LEAST_SPREAD:
         return "the predicted scores hardly differ"
-    nll, unigram = entry.get("nll"), facts.get("unigram_nll")
-    if "perplexity_given_tree" in entry:  # the nll of a grammar is of its trees, too
-        nll = float(np.log(entry["perplexity_given_tree"]))
-    is_weak = max(entry.get(MAIN, 0), entry.get(MAIN_OF_TOKENS, 0)) < _HIGHEST_BLEU
-    if None not in (nll, unigram) and nll >= unigram and is_weak:
+    nll, unigram = entry.get("nll", -math.inf), facts.get("unigram_nll", math.inf)
+    if given_tree := entry.get("perplexity_given_tree"):  # the nll of a grammar is of its trees, too
+        nll = math.log(max(1.0, given_tree))
+    if nll >= unigram and max(entry.get(MAIN, 0), entry.get(MAIN_OF_TOKENS, 0)) < _HIGHEST_BLEU:
         return f"nll {nll:.3f}, a unigram model of train has {unigram:.3f}"
     return ""
 
