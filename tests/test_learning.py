@@ -11,7 +11,9 @@ from commands import main_of
 from toydata import write_toy_data
 from toyruns import make_config
 
+from treenet.config import TrainConfig
 from treenet.data.splits import read_split
+from treenet.evaluation import classify
 from treenet.evaluation.comparison import compare, format_comparison
 from treenet.evaluation.settings import CompareConfig
 from treenet.experiments import scaling_report, seeds_report
@@ -21,6 +23,7 @@ from treenet.jobs.train_run import run_training
 from treenet.report.answer import answer_study
 from treenet.report.report_inputs import ReportStudy
 from treenet.runs.run_results import System
+from treenet.tasks.base import build_task
 from treenet.tasks.learning import (
     facts_of_classes,
     facts_of_lines,
@@ -31,6 +34,7 @@ from treenet.tasks.learning import (
     say_unlearned,
     why_unlearned,
 )
+from treeproc.common.settings import load_settings
 from treeproc.shards.schema import EOS_ID
 
 RECORDS = Path(__file__).parents[1] / "docs" / "results" / "runs"
@@ -92,7 +96,17 @@ def test_an_nll_that_is_not_below_that_of_frequencies_is_a_sign():
     assert why_unlearned(entry | {"bleu": 0.9}) and not why_unlearned(entry | {"bleu": 1.1})  # it learned train by heart
     assert not why_unlearned(entry | {"bleu": 0.0, "bleu_tokenized": 12.0})
     assert not why_unlearned(entry | {"perplexity_given_tree": math.exp(4.9)})  # the rest of the nll is of trees
+    assert not why_unlearned(entry | {"asked": {"untrained": True}})  # the user wanted it so
     assert not why_unlearned({"num_examples": 30, "bleu": 0.0, "accuracy": 0.0, "nll": 99.0})  # low scores alone are no sign
+
+
+def test_tables_of_scores_name_the_results_and_at_most_six():
+    entry = {"steps": [1], "num_examples": 60, "accuracy": 0.3, "learning": {"class_share": 1.0, "label_share": 0.5}}
+    task = build_task(load_settings(TrainConfig, None, [], task="classification", data="data", model={"name": "bilstm"}))
+    table = classify.format_scores({"test": entry, "valid": entry | {"learning": {}}}, task).split("\n")
+    assert table[-1] == "nothing was learned; train longer: test (one class has 100.0% of the predictions)" and len(table) == 4
+    (line,) = say_unlearned({str(number): "why" for number in range(8)})
+    assert line.endswith("4 (why), 5 (why), and 2 more") and say_unlearned({}) == []
 
 
 def slow_unigram(data: Path, column: str, *, ends: bool) -> float:

@@ -572,7 +572,6 @@ def test_numbers_whose_sums_overflow_are_one_line(folder, tmp_path, file, key, v
             "split": "test",
             "task": "classification",
             "baseline": "m",
-            "tests": "",
             "cells": [],
             key.partition(".")[0]: [row],
         }

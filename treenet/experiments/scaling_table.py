@@ -19,7 +19,7 @@ from treenet.evaluation.significance import (
     compare_with_baseline,
     half_interval,
 )
-from treenet.experiments.study import UNLEARNED, notes_about_cells, show_p_value, show_p_values, unlearned_in
+from treenet.experiments.study import UNLEARNED, notes_about_cells, say_unlearned_cells, show_p_value, show_p_values, unlearned_in
 from treenet.tasks.translation_metrics import COMPARED, MAIN, MAIN_OF_TOKENS, METRIC_TITLES, METRICS
 
 if TYPE_CHECKING:
@@ -171,10 +171,11 @@ def format_table(report: dict) -> str:
             test, of_weights = found
             p_value, holm = show_p_values(test)
             line += f"  {test.difference:>+10.2f} {against_of(report, point):<18}{_show_interval(test):>16}{p_value:>9}{holm:>10}"
-            line += f"{show_p_value(of_weights.value):>11}{ONE_SIDED if of_weights.one_sided else ''}" if of_weights else ""
+            line += (
+                f"{show_p_value(of_weights.value):>11}{ONE_SIDED if of_weights.one_sided else ''}" if of_weights else f"{'-':>11}"
+            )
         lines.append(line)
-    lines += describe_slopes(report)
-    lines.append(EXPLAIN_POINTS)
+    lines += [*describe_slopes(report), *say_unlearned_cells(report), EXPLAIN_POINTS]
     lines.append(f"{report['num_examples']:,} examples of {report['split']}; {report[f'{metric}_signature']}")
     for head, rows, message in (list_pooled(report), list_by_seed(report), list_nll(report)):
         lines += [*align(head, rows), message] if rows else []

@@ -29,6 +29,7 @@ from treenet.experiments.study import (
     note_unlearned,
     notes_about_cells,
     read_fresh_scores,
+    say_unlearned_cells,
     show_p_values,
     unlearned_in,
 )
@@ -205,7 +206,7 @@ def format_table(report: dict) -> str:
         else:
             line += " " * 67
         lines.append(line + f"{row['seconds'] / 60:9.1f}")
-    return "\n".join([*lines, *explain(report)])
+    return "\n".join([*lines, *say_unlearned_cells(report), *explain(report)])
 
 
 def draw(report: dict) -> "Figure":

@@ -95,16 +95,16 @@ def unlearned_in(cells: Iterable[Mapping]) -> dict[str, bool]:
     return {UNLEARNED: True} if any(UNLEARNED in cell for cell in cells) else {}
 
 
+def say_unlearned_cells(report: Mapping) -> list[str]:
+    """Return a line about the cells that learned nothing, in a list; an empty list if there is none."""
+    return say_unlearned({cell["cell"]: cell[UNLEARNED] for cell in report.get("cells", ()) if UNLEARNED in cell})
+
+
 def notes_about_cells(report: Mapping) -> list[str]:
-    """Return lines about cells that learned nothing, whose scores do not name their weights, and that are unlike others."""
+    """Return a line about cells whose scores do not name their weights, and lines about compared cells of unlike conditions."""
     cells = report.get("cells", ())
     count = sum(cell.get("weights_sha256") is None for cell in cells)
-    unlearned = {cell["cell"]: cell[UNLEARNED] for cell in cells if UNLEARNED in cell}
-    return [
-        *say_unlearned(unlearned),
-        *([f"{count} of {len(cells)} cells {NOT_RECORDED}"] if count else []),
-        *describe_unlike(report),
-    ]
+    return [*([f"{count} of {len(cells)} cells {NOT_RECORDED}"] if count else []), *describe_unlike(report)]
 
 
 def show_p_value(value: float) -> str:

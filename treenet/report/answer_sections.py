@@ -28,7 +28,7 @@ from treenet.experiments.scaling_table import (
 )
 from treenet.experiments.seeds import MEASURES
 from treenet.experiments.seeds_report import explain, headline_test, shown_columns
-from treenet.experiments.study import StudyForm, notes_about_cells
+from treenet.experiments.study import StudyForm, notes_about_cells, say_unlearned_cells
 from treenet.report.answer import Answer, SystemResult
 from treenet.report.figures import FAINT, INK, SERIES
 from treenet.report.markup import TableCell, bullets, code, number, paragraph, show_p_value, tag, text
@@ -182,7 +182,7 @@ def show_scaling(page: Page, figure: str, name: str, report: dict) -> list[str]:
         cells += [number(point[name]["mean"], ".2f") for name in others]
         rows.append(cells + (_study_test(*found, against_of(report, point)) if found else [TableCell("", "n")] * 6))
     out.append(page.table(f"{name}. {EXPLAIN_POINTS}.", head, rows, rules=rules))
-    out += [paragraph(f"{line}.", class_="note") for line in describe_slopes(report)]
+    out += [paragraph(f"{line}.", class_="note") for line in (*describe_slopes(report), *say_unlearned_cells(report))]
     for titles, values, message in (list_pooled(report), list_by_seed(report), list_nll(report)):
         if values:
             classes = ["" if name in _NAMES else "n" for name in titles]
@@ -238,5 +238,5 @@ def show_comparison(page: Page, figure: str, name: str, report: dict) -> list[st
         rows.append([*cells, number(row["parameters"]), number(row["seconds"] / 60, ".1f")])
     first, *notes = explain(report)
     out.append(page.table(f"{name}. {first}.", head, rows))
-    out += [paragraph(f"{note.removesuffix('.')}.", class_="note") for note in notes]
+    out += [paragraph(f"{note.removesuffix('.')}.", class_="note") for note in (*say_unlearned_cells(report), *notes)]
     return out

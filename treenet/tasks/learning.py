@@ -25,6 +25,7 @@ _MOST_LABEL = 0.9  # share of one class in the labels: with more, a model may ri
 _LEAST_DISTINCT = 0.01  # different outputs, as a share of different right ones
 _LEAST_SPREAD = 0.01  # deviation of predicted scores, as a share of that of the right ones
 _HIGHEST_BLEU = 1.0  # of a model whose nll counts: one that learned its training data by heart has a high nll, too
+_SHOWN = 6  # models in a line
 _SHARDS = 32  # of train, spread evenly: enough for frequencies of pieces, and few to copy from a store
 
 
@@ -134,5 +135,6 @@ def find_unlearned(entries: Mapping[str, Mapping]) -> dict[str, str]:
 
 def say_unlearned(reasons: Mapping[str, str]) -> list[str]:
     """Return a line about the models that `find_unlearned` found, in a list; an empty list if there is none."""
-    said = ", ".join(f"{name} ({why})" for name, why in reasons.items())
-    return [f"nothing was learned; train longer: {said}"] if said else []
+    said = [f"{name} ({why})" for name, why in reasons.items()]
+    more = f", and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
+    return [f"nothing was learned; train longer: {', '.join(said[:_SHOWN])}{more}"] if said else []
