@@ -71,7 +71,7 @@ def markdown_paragraphs(text: str) -> Iterator[tuple[int, str]]:
         if fence:
             fence = "" if stripped == fence else fence
             continue
-        mark = re.match(r"`{3,}|~{3,}|\$\$", stripped)
+        mark = re.match(r"`{3,}|~{3,}|\$\$|<!-- (?:settings|words) ", stripped)
         begins = (
             bool(mark) or not stripped or bool(re.match(r"([-*+]|\d+\.|#+|>|\||<!--|:)\s?", stripped)) or line.startswith("    ")
         )
@@ -79,7 +79,8 @@ def markdown_paragraphs(text: str) -> Iterator[tuple[int, str]]:
             yield start, " ".join(paragraph)
             paragraph = []
         if mark:
-            fence = "" if mark[0] == "$$" and stripped.count("$$") == 2 else mark[0]
+            is_over = mark[0] == "$$" and stripped.count("$$") == 2
+            fence = "" if is_over else "<!-- end -->" if stripped.startswith("<!--") else mark[0]  # a table made of descriptions
         elif stripped.startswith("|"):
             yield from ((number, cell.strip()) for cell in stripped.strip("|").split("|") if cell.strip(" -:"))
         elif stripped and not stripped.startswith("<!--") and not (line.startswith("    ") and not paragraph):

@@ -1,20 +1,15 @@
 """Settings of the documentation site, which `make docs` builds."""
 
-import sys
-from pathlib import Path
-
 from treenet import __version__
-
-sys.path.append(str(Path(__file__).parent / "extensions"))
 
 project = "tree-attention"
 author = "the tree-attention authors"
 copyright = author
 release = version = __version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "settings_list"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 exclude_patterns = ["_build"]
-myst_enable_extensions = ["deflist", "dollarmath"]
+myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 suppress_warnings = ["config.cache"]
 

@@ -58,7 +58,7 @@ def check_demo(out: Path, message: str) -> None:
     assert message.index("One seed and minutes of training") < message.index("  Tree Transformer: BLEU")  # before any figure
     assert report.index("One seed and minutes of training") < report.index("valid nll")
     runs = " ".join(str(out / name) for name in ("tree_transformer", "transformer"))
-    assert f"report --out {out}/page {runs}\n" in message.replace(".py", "") and "docs/tutorial.md" in message
+    assert f"report --out {out}/page {runs}\n" in message.replace(".py", "") and "--sample --out run" in message
     assert (out / "learning_curves.png").stat().st_size > 5000
     same_data = [json.loads((out / name / "run.json").read_text()) for name in ("tree_transformer", "transformer")]
     assert len({run["data_fingerprint"] for run in same_data}) == len({run["batches_per_epoch"] for run in same_data}) == 1

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import run_tutorial
+import settings_tables
 from bracketed_data import write_bracketed_data
 from commands import run_installed_here
 from conftest import REPOSITORY
 
+from treenet.cli.settings import Described
 from treenet.config import TrainConfig
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import load_settings
@@ -75,25 +77,53 @@ def test_runnable_blocks_run(page, workplace):
                     run_in_shell(line)
 
 
-def test_every_setting_is_on_one_page(monkeypatch):
-    """A page leaves out sections of other commands, as `!decoding`. Words of other toolkits lead to settings."""
-    monkeypatch.syspath_prepend(REPOSITORY / "docs" / "extensions")
-    from chosen_settings import chosen_settings
+def test_the_pages_of_settings_are_of_the_present_settings():
+    texts = {page.name: page.read_text(encoding="utf-8") for page in settings_tables.pages()}
+    stale = [name for name, text in texts.items() if settings_tables.fill(text) != text]
+    assert not stale, "run: python docs/settings_tables.py"
 
-    shown: dict[str, list[str]] = {}
-    for page in (REPOSITORY / "docs" / "settings").glob("*.md"):
-        for argument in re.findall(r"^```\{settings\} (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE):
-            found = [fact.name for fact in chosen_settings(argument)]
-            command, *sections = argument.split()
-            for section in sections:
-                assert chosen_settings(f"{command} {section.removeprefix('!')}"), f"{page.name}: {argument}: {section}"
-                found += [fact.name for fact in chosen_settings(f"{command} {section[1:]}") if section[0] == "!"]
-            shown.setdefault(command, []).extend(found)
-    for command, names in shown.items():
-        assert sorted(names) == sorted(fact.name for fact in chosen_settings(command)), command
-    assert len(shown) == 20
-    known = {name for names in shown.values() for name in names}
+
+def test_every_setting_is_on_a_page_once():
+    """Sections of several commands, such as `decoding`, are on the page of one. Words of other toolkits lead to settings."""
+    shown: list[tuple[str, Described]] = []
+    for page in settings_tables.pages():
+        for _, kind, arguments in settings_tables.TABLE.findall(page.read_text(encoding="utf-8")):
+            if kind == "settings":
+                command, *sections = arguments.split()
+                shown += [(command, one) for one in settings_tables.chosen(command, *sections)]
+    assert len(shown) == len(set(shown)) > 400
+    on_pages = {(one.name.rpartition(".")[2], one.meaning) for _, one in shown}
+    for command, settings in settings_tables.settings_by_command().items():
+        assert not [one for one in settings if (one.name.rpartition(".")[2], one.meaning) not in on_pages], command
+    known = {one.name for _, one in shown}
     assert not [word for word, meant in SYNONYMS.items() if " " not in meant and meant not in known]
+
+
+@pytest.mark.parametrize(
+    ("word", "names", "part"),
+    [
+        ("optimizer.warmup_steps", ["optimizer.warmup_steps"], "values: integer > 0; default: 4000\n"),
+        ("lr", ["optimizer.learning_rate"], "other toolkits: lr, peak_lr\n"),
+        ("epochs", ["max_steps"], "epochs of other toolkits: training counts updates"),
+        ("model.hybrid.cell", ["model.hybrid.cell"], "models: on_lstm_hybrid\n"),
+        ("tree_reg", [f"model.tree_reg.{name}" for name in ("weight", "layer", "heads")], "models: causal_transformer\n"),
+        ("R-Drop", ["optimizer.r_drop"], "read by: train, train-classifier, train-lm, scaling, compare-seeds, tune\n"),
+        ("parser.endpoint", ["parser.endpoint"], "read by: preprocess\n"),
+    ],
+)
+def test_settings_are_found_by_key_section_and_word(word, names, part):
+    done = run_installed_here("settings", word)
+    assert done.returncode == 0 and part in done.stdout, done.stdout
+    found = re.findall(r"^\S+$", done.stdout, re.MULTILINE)
+    assert set(names) <= set(found) if word == "epochs" else names == found
+
+
+def test_settings_that_are_not_there_are_one_line():
+    done = run_installed_here("settings", "label_smoothin_")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "error: there is no setting 'label_smoothin_', and no meaning has this word; did you mean optimizer.label_smoothing?\n"
+    )
 
 
 def run_block_here(language: str, code: str, folder: Path) -> tuple[int, str]:

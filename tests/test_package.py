@@ -1,5 +1,6 @@
 """The package as an installation has it: the wheel in an empty environment, without the packages of the extras."""
 
+import ast
 import json
 import os
 import re
@@ -177,8 +178,27 @@ def test_every_script_is_a_command(repository):
     assert all(path.read_text().endswith("\n    run_script(__file__)\n") for path in paths)
     scripts = {path.stem for path in paths} - {"train_wmt"}  # another name of train.py
     assert set(COMMANDS) >= {command_of(script) for script in scripts}
-    assert set(COMMANDS) - {command_of(script) for script in scripts} == {"inspect", "verify", "configs", "completion"}
+    assert set(COMMANDS) - {command_of(script) for script in scripts} == {
+        "inspect",
+        "verify",
+        "settings",
+        "configs",
+        "completion",
+    }
     assert all(f"\n  {name} " in describe_commands() for name in COMMANDS)
+
+
+def test_no_text_of_the_wheel_names_a_page(repository):
+    """An installation lacks `docs/`. Helps, messages and docstrings say the thing itself; comments in the code may name pages."""
+    named = re.compile(r"\bdocs/(?!results/runs/)|(?<!README)\.md\b")
+    texts = {path: re.findall(r"#.*", path.read_text()) for path in CONFIGS.glob("*.yaml")}
+    for package in ("treenet", "treeproc"):
+        texts |= {path: [path.read_text()] for kind in ("html", "js") for path in (repository / package).rglob(f"*.{kind}")}
+        for path in (repository / package).rglob("*.py"):
+            constants = (node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant))
+            texts[path] = [one for one in constants if isinstance(one, str)]
+    assert len(texts) > 400
+    assert not [(path.name, text) for path, found in texts.items() for text in found if named.search(text)]
 
 
 def test_extras_name_what_pyproject_installs(project):

@@ -9,11 +9,11 @@ import pytest
 from pydantic import Field, PositiveInt
 
 from treeproc.common.command_line import build_arg_parser, run_cli
+from treeproc.common.setting_facts import describe_default, describe_values, list_settings
 from treeproc.common.settings import (
     Effect,
     Settings,
     UserError,
-    describe_default,
     differences,
     dump_settings,
     excluded,
@@ -235,3 +235,33 @@ def test_a_setting_says_itself_what_it_changes():
     assert not is_below("searching", lasting)
     kept = MarkedSettings(other=MarkedSection()).model_dump(exclude=excluded(MarkedSettings, Effect.NONE, Effect.PROGRESS))
     assert kept == {"section": {"width": 1}, "other": {"width": 1}}
+
+
+class Ranges(Settings):
+    """Types and bounds as settings have them."""
+
+    share: float = Field(0.5, ge=0, lt=1)
+    size: PositiveInt | None = None
+    count: int | None = Field(None, ge=20, le=2**20)
+    seed: int = Field(1, lt=2**63, ge=0)
+    sizes: tuple[Annotated[int, Field(gt=0, le=1000)], ...] = (1,)
+    pair: tuple[float, float] = (0.9, 0.98)
+    place: DataPath | None = None
+    kind: Literal["a", "b"] | PositiveInt = "a"
+    inner: Inner | None = None
+    choice: Inner = Inner()
+
+
+def test_ranges_are_described_as_users_write_values():
+    assert {facts.name: describe_values(facts.annotation) for facts in list_settings(Ranges)} == {
+        "share": "number ≥ 0 and < 1",
+        "size": "integer > 0 or null",
+        "count": "integer ≥ 20 and ≤ 1,048,576 or null",
+        "seed": "integer ≥ 0 and < 2^63",
+        "sizes": "list of integer > 0 and ≤ 1,000",
+        "pair": "list of 2: number",
+        "place": "path or URI or null",
+        "kind": "a, b or integer > 0",
+        "inner": "mapping or null",
+        "choice.rate": "number > 0",
+    }

@@ -19,7 +19,8 @@ from treenet.jobs.train_job import check_job
 from treenet.layers.core import share_dropout_keys
 from treenet.models import names_for
 from treenet.tasks.base import build_task
-from treeproc.common.settings import SettingFacts, UserError, list_settings
+from treeproc.common.setting_facts import SettingFacts, list_settings
+from treeproc.common.settings import UserError
 from treeproc.shards.store import read_index
 
 pytestmark = pytest.mark.slow

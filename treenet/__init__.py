@@ -1,4 +1,4 @@
-"""Tree-structured attention: shards to batches to models to scores, and a library of the same parts (docs/api.md).
+"""Tree-structured attention: shards to batches to models to scores, and a library of the same parts.
 
 What the library offers is loaded when it is asked for: `import treenet` alone loads neither PyTorch nor NumPy.
 """

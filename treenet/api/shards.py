@@ -118,7 +118,7 @@ class ShardDataset(IterableDataset):
 
 
 class Shards:
-    """One split of a stage of a data set: `encoded`, `parsed` or `text`. docs/data-format.md has the columns."""
+    """One split of a stage of a data set: `encoded`, `parsed` or `text`."""
 
     def __init__(self, folder: AnyPath, split: str):
         self.folder, self.split = folder, split

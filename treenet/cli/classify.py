@@ -8,7 +8,7 @@
 RUN is the folder of a training run of a classifier. The command parses the lines with the parser of the run's data set, or reads
 their trees from a file of brackets. FILE may be a table (.csv, .tsv, .jsonl) if the data set was made of tables: its rows then
 get the columns `predicted` and `probability`. On a terminal, the command classifies each line after you type it. A line that it
-cannot classify has an empty line and a warning with the reason. docs/classification.md has more.
+cannot classify has an empty line and a warning with the reason.
 """
 
 import sys

@@ -13,7 +13,7 @@ from treenet.cli.main import COMMANDS
 from treenet.cli.shipped import shipped_names
 from treeproc.common.command_line import ArgumentParser, parser_of
 from treeproc.common.errors import PROGRAM
-from treeproc.common.settings import UserError, list_settings
+from treeproc.common.setting_facts import list_settings
 
 # After `=`, and where no word fits, bash completes names of files.
 _SCRIPT = """\
@@ -39,11 +39,8 @@ complete -o default -F _tree_attention {program}
 
 
 def words_of(command: str) -> list[str]:
-    """Return the options and the settings of a command as they are typed; --help alone if the command lacks a package."""
-    try:
-        parser = parser_of(resolve_name(COMMANDS[command][0]))
-    except UserError:
-        return ["--help"]
+    """Return the options and the settings of a command as they are typed."""
+    parser = parser_of(resolve_name(COMMANDS[command][0]))
     # The user chooses the name of an entry of a dict.
     settings = [name.partition("NAME")[0] if "NAME" in name else f"{name}=" for name, *_ in list_settings(parser.settings)]
     return [*sorted(parser.options()), *dict.fromkeys(settings)]

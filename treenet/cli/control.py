@@ -45,8 +45,7 @@ def main(argv: Sequence[str]) -> None:
     settings = load_settings(ControlSettings, args.config, args.overrides)
     out = args.out or Path("runs") / f"control_{'all' if settings.all else settings.rung}"
     refuse_relative_in_job({"--out": out, "--records": args.records or out})
-    for package in ("matplotlib", "scipy", *(["stanza"] if settings.rung == "c" else [])):
-        require(package, "the control")
+    require(("matplotlib", "scipy", *(["stanza"] if settings.rung == "c" else [])), "the control")
     out, records = out.resolve(), args.records and args.records.resolve()
     claim_folder(out, CONTROL)
     with loading():

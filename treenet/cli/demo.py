@@ -48,21 +48,25 @@ Translate your own sentence:
   echo 'Where is my dog?' | .venv/bin/python workflows/translate.py --out {run}
 See scores, learning curves, trees and attention on one page:
   .venv/bin/python workflows/report.py --out {page} {runs}
-Train on your own text: the tutorial, docs/tutorial.md, takes half an hour."""
+Train on your own text, here with every hundredth pair for validation:
+  .venv/bin/python workflows/preprocess.py --out data splits.train.source=FILE splits.train.target=FILE splits.valid.hold_out=100
+  .venv/bin/python workflows/train.py --sample --out run data=data"""
 
 
 class DemoSettings(Settings):
-    """Settings of the demo. Everything else is in configs/sample_data.yaml and configs/sample.yaml."""
+    """Settings of the demo. Everything else is in the configurations sample_data and sample."""
 
     splits: dict[str, SplitFiles] | None = Field(None, description="other files of train, valid and test; unset, the sample")
-    vocab_size: PositiveInt | None = Field(None, description="pieces; unset, as in configs/sample_data.yaml")
-    max_steps: PositiveInt | None = Field(None, description="updates of each model; unset, as in configs/sample.yaml")
+    vocab_size: PositiveInt | None = Field(None, description="pieces; unset, as in the configuration sample_data")
+    max_steps: PositiveInt | None = Field(None, description="updates of each model; unset, as in the configuration sample")
     checkpoint_every: PositiveInt | None = Field(
-        None, description="updates between checkpoints; unset, as in configs/sample.yaml"
+        None, description="updates between checkpoints; unset, as in the configuration sample"
     )
-    log_every: PositiveInt | None = Field(None, description="updates between metric lines; unset, as in configs/sample.yaml")
+    log_every: PositiveInt | None = Field(None, description="updates between metric lines; unset, as in the configuration sample")
     workers: int | None = Field(
-        None, ge=0, description="Ray Train workers; 0: everything in this process, without Ray; unset, as in configs/sample.yaml"
+        None,
+        ge=0,
+        description="Ray Train workers; 0: all in this process, without Ray; unset, as in the configuration sample",
     )
     sentences: PositiveInt = Field(10, description="test sentences to show")
 
@@ -146,8 +150,7 @@ def main(argv: Sequence[str]) -> None:
     out = (args.out or Path("demo-output")).absolute()
     claim_folder(out, DEMO)
     started = time.monotonic()
-    for package in ("stanza", "matplotlib", *([] if settings.workers == 0 else ["ray"])):
-        require(package, "the demo")
+    require(("stanza", "matplotlib", *([] if settings.workers == 0 else ["ray"])), "the demo")
     with loading():
         from treenet.jobs.train_run import STOPPED_BY_SIGTERM
 

@@ -26,7 +26,7 @@ bootstrap, and shows the lines on which they differ most. Interval and p hold on
 sentences. workflows/scaling.py and workflows/compare_seeds.py compare over seeds. With target_language, and if the lines of the
 data set are tokens, it also tests tokenised BLEU. With --out DIR, the command writes DIR/comparison.json.
 
-BERTScore and COMET are optional. Their models are local folders: see docs/learned-metrics.md.
+BERTScore and COMET are optional. Their models are local folders. COMET runs in a separate environment, which holds unbabel-comet.
 
 hypotheses=FILE scores a file against references. They come from data=DATA, from the run in --out, or from references=FILE. With
 --out, the command keeps the lines and the scores there.

@@ -6,8 +6,7 @@
 
 RUN is the folder of a training run. `safetensors` takes every model: FOLDER is a run folder with the weights, the settings, the
 vocabulary and a model card, and all commands that use a model read it. `onnx` takes the plain Transformer and the Tree
-Transformer: a graph of the encoder and one of the decoder's step. `ctranslate2` takes the plain Transformer alone. docs/export.md
-has more.
+Transformer: a graph of the encoder and one of the decoder's step. `ctranslate2` takes the plain Transformer alone.
 """
 
 from collections.abc import Sequence
@@ -60,8 +59,7 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_intermixed_args(argv)
     runs, overrides = split_arguments(ExportSettings, args.overrides)
     settings = load_settings(ExportSettings, args.config, overrides, **({"to": args.to} if args.to else {}))
-    for package in FORMATS[settings.to]:
-        require(package, f"--to {settings.to}")
+    require(FORMATS[settings.to], f"--to {settings.to}")
     if len(runs) != 1 or args.out is None or args.sample:
         raise UserError("give one RUN, the folder of a training run, and --out FOLDER (this command has no --sample)")
     source, out = as_path(runs[0]), Path(args.out)

@@ -41,6 +41,7 @@ COMMANDS = {
     "control": ("treenet.cli.control:main", "a positive control: does a model find a tree where a tree decides?"),
     "tune": ("treenet.cli.tune:main", "search for good settings, with the same number of trials for each system"),
     "report": ("treenet.cli.report:main", "one page about runs and studies"),
+    "settings": ("treenet.cli.settings:main", "the meaning, default and range of settings, and the commands that read them"),
     "configs": ("treenet.cli.shipped:main", "list the shipped configurations, or print one"),
     "completion": ("treenet.cli.completion:main", "print a script for bash that completes commands, options and settings"),
 }

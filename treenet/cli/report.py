@@ -26,8 +26,7 @@ def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, ReportSettings, find_config=find_config, continues=False)
     parser.add_argument("--watch", action="store_true", help="while runs train, make the page again after each change")
     args = parser.parse_intermixed_args(argv)
-    for package in ("matplotlib", "scipy"):
-        require(package, "a report")
+    require(("matplotlib", "scipy"), "a report")
     if args.sample:
         raise UserError("--sample: this command has none; run workflows/demo.py, and give the folders of its runs")
     if args.out is None:

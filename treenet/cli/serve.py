@@ -5,7 +5,7 @@
     python workflows/serve.py --out RUN host=0.0.0.0 token_file=FILE
 
 RUN is the folder of a training run. The command prints its address: a page to type sentences in, and POST /translate for
-programs. Ctrl-C ends it. docs/serve.md has more.
+programs. Ctrl-C ends it.
 """
 
 from collections.abc import Sequence
@@ -22,8 +22,7 @@ from treeproc.common.storage import as_path
 def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, ServeSettings, find_config=find_config, remote_out=True, reads_run=True)
     args = parser.parse_intermixed_args(argv)
-    for package in ("uvicorn", "ray"):  # the extra of the first one brings both
-        require(package, "a server")
+    require(("uvicorn", "ray"), "a server")  # the extra of the first one brings both
     out = given_run(args)
     settings = load_settings(ServeSettings, args.config, args.overrides)
     own = None if checkpoint_names(settings.checkpoint) else as_path(settings.checkpoint)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from treeproc.common.command_line import ArgumentParser, build_arg_parser
-from treeproc.common.errors import UserError, quoted
+from treeproc.common.errors import UserError, as_called, quoted
 from treeproc.common.settings import Settings, load_settings
 from treeproc.common.storage import AnyPath
 
@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
         return
     if name not in names:
         raise UserError(_no_name(name))
-    print((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"), end="")
+    print(as_called((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")), end="")
 
 
 def _summary(path: Path) -> str:

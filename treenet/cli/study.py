@@ -53,8 +53,7 @@ def _run(argv: Sequence[str], doc: str, settings: type[StudyConfig], sample: str
     )
     add_study_options(parser)
     args = parser.parse_intermixed_args(argv)
-    for package in ("matplotlib", "scipy"):  # at the end of the study: refused here, before the first cell
-        require(package, "the report of a study")
+    require(("matplotlib", "scipy"), "the report of a study")  # at the end of the study: refused here, before the first cell
     path = find_settings(args, "data=DATA", CONFIGS / f"{sample}.yaml" if sample else None)
     if args.out is None:
         raise UserError("give --out DIR, the folder of the study")

@@ -21,11 +21,10 @@ from treeproc.parsers.model_files import trained_files
 
 
 def main(argv: Sequence[str]) -> None:
-    for package in ("stanza", "matplotlib"):
-        require(package, "the training of parsers")
     parser = build_arg_parser(__doc__, TrainParserConfig, find_config=find_config)
     parser.add_argument("--dry-run", action="store_true", help="check the treebanks and print what the parsers would learn")
     args = parser.parse_intermixed_args(argv)
+    require(("stanza", "matplotlib"), "the training of parsers")
     path = find_settings(args, "treebank=FOLDER language=LANGUAGE")
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")

@@ -11,7 +11,7 @@
 
 RUN is the folder of a training run. The command parses the lines with the parser of the run's data set, or reads their trees from
 a file of brackets. On a terminal, it translates each line after you type it. If it cannot translate a line, it writes an empty
-line and a warning with the reason. docs/translate.md has more.
+line and a warning with the reason.
 """
 
 import sys

@@ -29,8 +29,7 @@ def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, TuningConfig, find_config=find_config, remote_out=True, has_sample=True)
     parser.add_argument("--dry-run", action="store_true", help="show the trials so far; run nothing")
     args = parser.parse_intermixed_args(argv)
-    for package in ("ray", "optuna", "matplotlib"):
-        require(package, "a search over settings")
+    require(("ray", "optuna", "matplotlib"), "a search over settings")
     path = find_settings(args, "data=DATA", SAMPLE)
     if args.out is None:
         raise UserError("give --out DIR, the folder of the search")

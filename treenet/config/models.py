@@ -315,7 +315,10 @@ class ModelConfig(Settings):
 
     name: str = Field(
         "tree_transformer",
-        description="tree_transformer, transformer, bilstm, tree_lstm or another name of docs/models.md",
+        description="tree_transformer, transformer, pretrained; of the paper's baselines tree_lstm, child_sum_tree_lstm, bilstm, "
+        "tree2seq, child_sum_tree2seq; convolutions: convs2s, lightconv, dynamicconv; relations: relation_transformer; "
+        "phrases: multi_granularity, on_lstm_hybrid, constituent_transformer; trees as brackets: linearized_transformer; "
+        "language models: causal_transformer, transformer_grammar",
     )
     d_model: PositiveInt = Field(512, description="width of the states")
     d_ff: PositiveInt = Field(2048, description="width of the feed-forward layer")

@@ -5,7 +5,7 @@ scores with their signatures, a thinned training curve, speed and machines. It a
 test needs. It contains no paths.
 
 Cells that are compared should share device, packages and software. Another processor or package rounds differently, so the same
-cell gets other weights from it (docs/results/demo.md has figures).
+cell gets other weights from it.
 """
 
 import json

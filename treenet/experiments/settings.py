@@ -193,7 +193,7 @@ class ControlSettings(Settings):
         min_length=1,
         description="numbers of training pairs; smaller sets are parts of the largest, of about this size; unset, by the rung",
     )
-    test_pairs: PositiveInt = Field(2000, ge=10, description="test pairs (rung c has 500), and validation pairs, at most 500")
+    test_pairs: int = Field(2000, ge=10, description="test pairs (rung c has 500), and validation pairs, at most 500")
     words: int = Field(5, ge=2, le=MOST_WORDS, description="rung a: words of a sentence")
     max_steps: int | None = Field(None, ge=20, description="updates of each run; unset, by the rung")
     training: dict[str, Any] = Field(

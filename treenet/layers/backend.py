@@ -79,7 +79,7 @@ def set_up_gpu(precision: str, device: torch.device) -> None:
     """Choose the operators of this process on a GPU.
 
     Float32 products may be TF32, unless the precision is float32 to the last bit. Attention is never cuDNN's. In half precision,
-    PyTorch prefers it on some GPUs, but it plans anew for each shape of a batch (docs/results/gpu.md).
+    PyTorch prefers it on some GPUs, but it plans anew for each shape of a batch.
     """
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision != "float32"

@@ -32,7 +32,8 @@ from treenet.runs.run_folder import EXPORT_FACTS, FACTS, checkpoint_path, is_unp
 from treeproc.common.errors import one_line
 from treeproc.common.folder_kinds import CONFIG
 from treeproc.common.hub import are_other_models
-from treeproc.common.settings import REQUIRED, UserError, differences, list_settings, load_settings
+from treeproc.common.setting_facts import REQUIRED, list_settings
+from treeproc.common.settings import UserError, differences, load_settings
 from treeproc.common.storage import AnyPath
 
 _SIZES = ("vocab_fingerprint", "num_pieces", "num_labels", "num_pos_tags", "num_deprels", "num_classes", "pairs")

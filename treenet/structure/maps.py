@@ -126,7 +126,7 @@ class TreeStructure(Structure):
     ) -> "TreeStructure":
         """Build one dependency tree an example: `[[1, 2, -1]]`, the governor of each word, -1 for the root, counted from 0.
 
-        A head and what depends on it make a phrase; docs/dependency-trees.md describes the shapes. Arcs that cross are lifted.
+        A head and what depends on it make a phrase. Arcs that cross are lifted.
         Universal `relations` and `tags`, one a word, name the nodes; "layered" needs both. Raises UserError for arcs that do
         not form a tree with one root.
         """

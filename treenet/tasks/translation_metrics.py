@@ -164,8 +164,7 @@ def build_tokenizer(name: str) -> Callable[[str], str]:
     if name == NO_TOKENIZER:
         return str
     if not name.startswith(MOSES):
-        for module in ("MeCab", "ipadic") if name == MECAB else ():
-            require(module, "target_language=ja", "leave target_language out")
+        require(("MeCab", "ipadic") if name == MECAB else (), "target_language=ja", "leave target_language out")
         from sacrebleu.metrics import BLEU
 
         return BLEU(tokenize=name).tokenizer

@@ -34,12 +34,13 @@ from treeproc.common.interrupts import careful_interrupts
 from treeproc.common.messages import choose_messages, messages_shown, phase, warn
 from treeproc.common.ray_session import FAILED, describe_ray_failure
 from treeproc.common.setting_errors import explain_unknown, has_setting, nearest
-from treeproc.common.settings import Settings, describe_fields
+from treeproc.common.setting_facts import describe_fields
+from treeproc.common.settings import Settings
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 from treeproc.common.store_requests import tell_repeats
 
 # Commands and options whose result is what they print.
-_PRINTING_COMMANDS, _PRINTING_OPTIONS = {"configs", "inspect"}, {"--dry-run", "--help", "-h"}
+_PRINTING_COMMANDS, _PRINTING_OPTIONS = {"configs", "inspect", "settings"}, {"--dry-run", "--help", "-h"}
 _output_is_lost = False
 # Errors of the file system that a user can resolve.
 _REFUSED = [
@@ -85,7 +86,7 @@ class _ParserFound(Exception):
 
 
 def parser_of(main: Callable[[Sequence[str]], None]) -> "ArgumentParser":
-    """Return the parser of a command, whose options and settings it knows. Raises UserError if the command lacks a package."""
+    """Return the parser of a command, whose options and settings it knows."""
     try:
         main(_ParserWanted())
     except _ParserFound as found:

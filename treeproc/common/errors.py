@@ -9,7 +9,7 @@ import operator
 import re
 import reprlib
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.util import find_spec
@@ -314,11 +314,12 @@ def how_to_install(module: str) -> str:
     return f"{module} is not installed: {_command(module)}"
 
 
-def require(module: str, purpose: str, instead: str = "") -> None:
-    """Raise UserError if a module is missing: what needs it, how to install it, and what to do `instead`, if the command can."""
-    if not is_installed(module):
+def require(modules: str | Sequence[str], purpose: str, instead: str = "") -> None:
+    """Raise UserError if modules are missing: what needs them, one command that installs them, and what to do `instead`."""
+    missing = [module for module in ([modules] if isinstance(modules, str) else modules) if not is_installed(module)]
+    if missing:
         instead = advise(instead)
-        raise UserError(f"{_lack(purpose, module)}{f'; or {instead}' if instead else ''}")
+        raise UserError(f"{_lack(purpose, *missing)}{f'; or {instead}' if instead else ''}")
 
 
 def describe_missing(error: ModuleNotFoundError) -> str | None:
@@ -327,9 +328,14 @@ def describe_missing(error: ModuleNotFoundError) -> str | None:
     return _lack("this", module) if module in EXTRAS else None
 
 
-def _lack(purpose: str, module: str) -> str:
-    return f"{purpose} needs {module}, which is not installed: {_command(module)}"
+def _lack(purpose: str, *modules: str) -> str:
+    *others, last = modules
+    named, verb = (f"{', '.join(others)} and {last}", "are") if others else (last, "is")
+    return f"{purpose} needs {named}, which {verb} not installed: {_command(*modules)}"
 
 
-def _command(module: str) -> str:
-    return f"pip install '{PROGRAM}[{EXTRAS[module]}]'" if module in EXTRAS else f"pip install {module}"
+def _command(*modules: str) -> str:
+    """Return the command that installs all modules. It needs no index with this package, because the package is installed."""
+    extras = dict.fromkeys(EXTRAS[module] for module in modules if module in EXTRAS)
+    others = [module for module in modules if module not in EXTRAS]
+    return " ".join(["pip install", *[f"'{PROGRAM}[{','.join(extras)}]'"] * bool(extras), *others])

@@ -4,22 +4,22 @@ Every mistake a user can make becomes a `UserError` with one line. Nothing here 
 the effect of its setting: `Annotated[int, Effect.NONE]`. Without one, it changes results.
 """
 
-import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from enum import Enum
 from functools import partial
 from operator import eq
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from treeproc.common.errors import UserError, advise, from_python, quoted
 from treeproc.common.hub import HubModel
 from treeproc.common.setting_errors import COMMAND_LINE, describe_error, section_of
+from treeproc.common.setting_facts import list_settings, value_at
 from treeproc.common.storage import AnyPath, as_path
 from treeproc.common.yaml_reader import MOST_BYTES, read_yaml
 
@@ -204,7 +204,7 @@ def load_settings(cls: type[SettingsT], path: AnyPath | None, overrides: Sequenc
         if not isinstance(merged, dict):
             raise UserError(f"{path}: must hold keys and values, but is a {type(merged).__name__}")
     merged.update(values)
-    defaults = {name: default for name, _, default, _ in list_settings(cls) if isinstance(default, dict)}
+    defaults = {facts.name: facts.default for facts in list_settings(cls) if isinstance(facts.default, dict)}
     keys = [_apply_override(merged, override, defaults) for override in overrides]
     for name, named in cls.names_of.items():
         if named in keys and not any(key == name or key.startswith(f"{name}.") for key in keys):
@@ -215,16 +215,9 @@ def load_settings(cls: type[SettingsT], path: AnyPath | None, overrides: Sequenc
 def _keep_names(values: dict, name: str, named: str) -> None:
     """Leave only those entries in the dict `name` of a file whose keys are in the dict `named`, which the command line gave."""
     section, _, last = name.rpartition(".")
-    inner, given = _value_at(values, section), _value_at(values, named)
+    inner, given = value_at(values, section), value_at(values, named)
     if isinstance(inner, dict) and isinstance(inner.get(last), dict) and isinstance(given, dict):
         inner[last] = {key: value for key, value in inner[last].items() if key in given}
-
-
-def _value_at(values: Any, key: str) -> Any:
-    """Return the value of a dotted key; None if there is none."""
-    for part in key.split("."):
-        values = values.get(part) if isinstance(values, dict) else None
-    return values
 
 
 def dump_settings(settings: Settings) -> str:
@@ -238,67 +231,6 @@ def differences(old: Any, new: Any, path: str = "") -> list[str]:
         keys = list(old) + [key for key in new if key not in old]
         return [line for key in keys for line in differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)]
     return [] if old == new else [f"{path}: {old!r} -> {new!r}"]
-
-
-class SettingFacts(NamedTuple):
-    """What users must know of one setting."""
-
-    name: str  # of a nested setting dotted; NAME stands for a key that the user chooses
-    annotation: Any
-    default: Any  # REQUIRED where there is none
-    description: str
-
-
-REQUIRED = object()
-
-
-def list_settings(cls: type[Settings], prefix: str = "") -> Iterator[SettingFacts]:
-    """Yield all settings, nested ones with dotted names."""
-    for name, field in cls.model_fields.items():
-        inner: Any = field.annotation
-        if _is_settings(inner):
-            yield from list_settings(inner, f"{prefix}{name}.")
-            continue
-        default = REQUIRED if field.is_required() else field.get_default(call_default_factory=True)
-        yield SettingFacts(f"{prefix}{name}", inner, default, field.description or "")
-        if get_origin(inner) is dict and _is_settings(get_args(inner)[1]):
-            yield from list_settings(get_args(inner)[1], f"{prefix}{name}.NAME.")
-
-
-def describe_fields(cls: type[Settings], without_config: Mapping[str, Any]) -> str:
-    """Return one line for each setting, for `--help`, and one before the settings of a section that has a description.
-
-    `without_config` has other defaults of a command, nested as the settings are, which hold only without a configuration.
-    """
-    lines, sections = [], dict(_described_sections(cls))
-    for name, _, default, description in list_settings(cls):
-        for section in [section for section in sections if name.startswith(f"{section}.")]:
-            lines.append(f"  {section}: {sections.pop(section)}")
-        said = "required" if default is REQUIRED else f"default {describe_default(default)}"
-        own = _value_at(without_config, name)
-        said += f"; without a configuration, {describe_default(own)}" if own else ""
-        lines.append(f"  {name}: {description} ({said})")
-    return "\n".join(lines)
-
-
-def _described_sections(cls: type[Settings], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted names and the descriptions of sections that have one."""
-    for name, field in cls.model_fields.items():
-        inner: Any = field.annotation
-        if _is_settings(inner):
-            if field.description:
-                yield f"{prefix}{name}", field.description
-            yield from _described_sections(inner, f"{prefix}{name}.")
-
-
-def describe_default(value: object) -> str:
-    """Return a default as YAML has it, in one line."""
-    plain = TypeAdapter(Any).dump_python(value, mode="json", exclude_defaults=True)
-    return yaml.safe_dump(plain, default_flow_style=True, width=math.inf, sort_keys=False).removesuffix("...\n").strip()
-
-
-def _is_settings(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, Settings)
 
 
 def in_submitted_job() -> bool:

@@ -144,8 +144,8 @@ def _choices_of_arcs(config: ParserConfig) -> str:
     without = ", name: corenlp, or dependencies: false" if config.constituency else ""
     return (
         f"parser.dependencies: no dependency parser for {config.language!r}; shipped languages: {_shipped('depparse')}; choose "
-        f"one of these: name: stanza: {stanza}; models that you train on a treebank (docs/parsers.md); name: spacy or supar with "
-        f"your own model{without}"
+        f"one of these: name: stanza: {stanza}; models that workflows/train_parser.py trains on a treebank; name: spacy or "
+        f"supar with your own model{without}"
     )
 
 
@@ -159,8 +159,8 @@ def _choices(config: ParserConfig) -> str:
     return (
         f"parser.language: no constituency parser for {language!r}; shipped languages: {_shipped('constituency')}; {stanza}; "
         f"{corenlp}; choose one of these: parser.dependencies=true parser.constituency=false, for trees of arcs (shipped: "
-        f"{_shipped('depparse')}); name: spacy, benepar or supar with your own model; models that you train on a treebank "
-        "(docs/parsers.md); name: given with trees in the input; name: words with a control tree"
+        f"{_shipped('depparse')}); name: spacy, benepar or supar with your own model; models that "
+        "workflows/train_parser.py trains on a treebank; name: given with trees in the input; name: words with a control tree"
     )
 
 

@@ -42,7 +42,7 @@ class PreprocessConfig(Settings):
     parsed: DataPath | None = Field(
         None, description="folder of a finished data set: the job uses its text and parsed trees instead of splits"
     )
-    format: FormatName = Field("parallel", description="format of the files; docs/data-format.md names the formats")
+    format: FormatName = Field("parallel", description="format of the files")
     tokenized: Literal["none", "moses"] = Field(
         "none",
         description="'moses': the files hold tokens of the Moses tokeniser. The job undoes its escapes, and takes its tokens as "

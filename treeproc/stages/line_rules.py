@@ -1,6 +1,6 @@
 """Rules that find lines of a kind: escapes, tokens, several sentences, placeholders, traces of encodings and of tables.
 
-Rules and thresholds were measured; docs/preprocessing.md has the table. Shares of lines in tokenised and in plain text:
+Rules and thresholds were measured. Shares of lines in tokenised and in plain text:
 
 - Marks of tokens: 94 to 100 % in tokenised text, at most 0.7 % in plain text.
 - Escapes: 0.8 to 40 % in tokenised text (SST has none), at most 0.06 % in plain text.

@@ -2,7 +2,7 @@
 
 Lengths do not tell: in sorted files, neighbours have equal lengths. So this module counts which words stand together in the pairs
 themselves, and compares each source with its target and with the targets of the six lines around it. Pairs of a window are
-scored with the counts of other windows. docs/preprocessing.md has the measured rates.
+scored with the counts of other windows.
 """
 
 import re

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from treeproc.common.cache import find_changed
-from treeproc.common.errors import quoted, require, without_credentials
+from treeproc.common.errors import is_installed, quoted, require, without_credentials
 from treeproc.common.files import atomic_write, locked
 from treeproc.common.folder_kinds import DATA_SET, claim_folder
 from treeproc.common.hub import pin
@@ -50,7 +50,9 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     """
     claim_folder(out, DATA_SET, PreprocessConfig)
     if config.workers is None:
-        require("ray", "work in several processes", "give workers=0 to work in one process")
+        lacks_parser = config.parser.runs_stanza and not is_installed("stanza")  # then one process is no way out
+        packages, instead = (("ray", "stanza"), "") if lacks_parser else ("ray", "give workers=0 to work in one process")
+        require(packages, "this job", instead)
     config = _with_pinned_tokenizer(config, out)
     if config.parsed is not None:
         return _encode_again(config, out)

@@ -1,7 +1,7 @@
 """Encoders whose self-attention is biased by relations between words, by the settings of `model.relations`.
 
 The relations are relative positions (Shaw et al., 2018), and absolute and relative structural positions (Wang et al., 2019).
-Others are tree distances, tree traversals and a specialised head for tags or dependency labels. docs/models.md describes them.
+Others are tree distances, tree traversals and a specialised head for tags or dependency labels.
 
 Shapes: B batch, L leaves, D model.
 """

@@ -37,7 +37,7 @@ def describe_server(config: ParserConfig) -> str:
     if not releases:
         raise UserError(
             f"parser.name: is corenlp, but no server answers at {public_endpoint(config.endpoint)} and $CORENLP_HOME holds no "
-            "CoreNLP; start a server (docs/parsers.md), or choose another parser"
+            "CoreNLP; set CORENLP_HOME to the folder of CoreNLP, or choose another parser"
         )
     return releases[-1]
 
@@ -57,8 +57,7 @@ class CoreNLPParser(LineParser):
     @staticmethod
     def describe(config: ParserConfig) -> dict:
         """Return what fingerprints have of this parser. Raises UserError if it cannot run here."""
-        for package in ("stanza", "requests"):
-            require(package, "parser.name=corenlp")
+        require(("stanza", "requests"), "parser.name=corenlp")
         return {"library": describe_server(config)}
 
     def __init__(self, config: ParserConfig):
@@ -109,7 +108,7 @@ class CoreNLPParser(LineParser):
                 raise
             raise UserError(
                 f"the CoreNLP server at {public_endpoint(self._client.endpoint)} does not answer any more "
-                f"({one_line(str(error), 200)}); start a server again (docs/parsers.md), then run the same command again"
+                f"({one_line(str(error), 200)}); start the server again, then run the same command again"
             ) from None
         offsets = [0]
         for part in texts:

@@ -1,0 +1,116 @@
+"""What users must know of settings: meaning, default and range, read from the fields of pydantic models.
+
+`--help`, `tree-attention settings` and the pages of settings show these facts.
+"""
+
+import math
+import types
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+import yaml
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, TypeAdapter
+
+from treeproc.common.storage import RemotePath
+
+REQUIRED = object()
+_NAMES = {str: "text", int: "integer", float: "number", bool: "true, false", Path: "path", Any: "any"}
+_BOUNDS = {Gt: (">", "gt"), Ge: ("≥", "ge"), Lt: ("<", "lt"), Le: ("≤", "le")}
+
+
+class SettingFacts(NamedTuple):
+    """What users must know of one setting."""
+
+    name: str  # of a nested setting dotted; NAME stands for a key that the user chooses
+    annotation: Any  # with the bounds, as `Annotated`
+    default: Any  # REQUIRED where there is none
+    description: str
+
+
+def list_settings(cls: type[BaseModel], prefix: str = "") -> Iterator[SettingFacts]:
+    """Yield all settings, nested ones with dotted names."""
+    for name, field in cls.model_fields.items():
+        inner: Any = field.annotation
+        if _is_section(inner):
+            yield from list_settings(inner, f"{prefix}{name}.")
+            continue
+        default = REQUIRED if field.is_required() else field.get_default(call_default_factory=True)
+        bounds = [one for one in field.metadata if type(one) in _BOUNDS]
+        annotation = Annotated[inner, *bounds] if bounds else inner
+        yield SettingFacts(f"{prefix}{name}", annotation, default, field.description or "")
+        if get_origin(inner) is dict and _is_section(get_args(inner)[1]):
+            yield from list_settings(get_args(inner)[1], f"{prefix}{name}.NAME.")
+
+
+def describe_fields(cls: type[BaseModel], without_config: Mapping[str, Any]) -> str:
+    """Return one line for each setting, for `--help`, and one before the settings of a section that has a description.
+
+    `without_config` has other defaults of a command, nested as the settings are, which hold only without a configuration.
+    """
+    lines, sections = [], dict(_described_sections(cls))
+    for name, _, default, description in list_settings(cls):
+        for section in [section for section in sections if name.startswith(f"{section}.")]:
+            lines.append(f"  {section}: {sections.pop(section)}")
+        said = "required" if default is REQUIRED else f"default {describe_default(default)}"
+        own = value_at(without_config, name)
+        said += f"; without a configuration, {describe_default(own)}" if own else ""
+        lines.append(f"  {name}: {description} ({said})")
+    return "\n".join(lines)
+
+
+def _described_sections(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the dotted names and the descriptions of sections that have one."""
+    for name, field in cls.model_fields.items():
+        inner: Any = field.annotation
+        if _is_section(inner):
+            if field.description:
+                yield f"{prefix}{name}", field.description
+            yield from _described_sections(inner, f"{prefix}{name}.")
+
+
+def describe_default(value: object) -> str:
+    """Return a default as YAML has it, in one line."""
+    plain = TypeAdapter(Any).dump_python(value, mode="json", exclude_defaults=True)
+    return yaml.safe_dump(plain, default_flow_style=True, width=math.inf, sort_keys=False).removesuffix("...\n").strip()
+
+
+def describe_values(annotation: Any, bounds: str = "") -> str:
+    """Return what a setting of this type takes, as a user of YAML writes it: `number ≥ 0 and < 1`. `bounds` are of numbers."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(map(str, parts))
+    if origin is Annotated:
+        # A `Field` in the annotation of a part holds its bounds itself.
+        own = [bound for one in parts[1:] for bound in getattr(one, "metadata", [one]) if type(bound) in _BOUNDS]
+        own.sort(key=lambda bound: list(_BOUNDS).index(type(bound)))
+        return describe_values(parts[0], " and ".join(map(_describe_bound, own)) or bounds)
+    if origin in (Union, types.UnionType):
+        names = ["path or URI" if one is RemotePath else describe_values(one, bounds) for one in parts if one is not type(None)]
+        names = [name for name in names if name != "path"] if "path or URI" in names else names
+        return " or ".join([*names, "null"] if type(None) in parts else names)
+    if origin in (list, tuple):
+        count = "" if origin is list or Ellipsis in parts else f"{len(parts)}: "
+        return f"list of {count}{describe_values(parts[0])}"
+    if origin is dict or _is_section(annotation):
+        return "mapping"
+    name = _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)))
+    return f"{name} {bounds}" if bounds and annotation in (int, float) else name
+
+
+def _describe_bound(bound: Any) -> str:
+    sign, key = _BOUNDS[type(bound)]
+    value = getattr(bound, key)
+    return f"{sign} {f'2^{value.bit_length() - 1}' if value in (2**32, 2**63) else f'{value:,}'.removesuffix('.0')}"
+
+
+def value_at(values: Any, key: str) -> Any:
+    """Return the value of a dotted key; None if there is none."""
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
