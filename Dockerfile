@@ -8,7 +8,7 @@ RUN apt-get update && apt-get install --yes --no-install-recommends ca-certifica
 RUN useradd --create-home --uid 1000 ray && python3 -m venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
 WORKDIR /home/ray/tree-attention
-COPY constraints.txt LICENSE NOTICE pyproject.toml README.md ./
+COPY constraints.txt LICENSE NOTICE pyproject.toml ./
 COPY treenet treenet
 COPY treeproc treeproc
 COPY workflows workflows

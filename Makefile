@@ -6,7 +6,7 @@ NEWEST := .venv-newest
 # Without a line for each package and each file of it.
 INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: install demo check test axe azurite minilm docs package upgrade-check
+.PHONY: install demo check test axe azurite minilm docs package release upgrade-check
 
 install: $(VENV)/.installed
 
@@ -55,14 +55,31 @@ docs: install
 	PATH="$(abspath $(VENV)/bin):$$PATH" $(RUN) docs/run_tutorial.py
 	$(RUN) -m sphinx -W --keep-going -b html docs docs/_build/html
 
-# Makes dist/ with the sdist and the wheel, and checks them. The tools have a separate environment.
+# Makes dist/ with the sdist and the wheel, and checks them. The tools have a separate environment. An empty environment gets the
+# wheel with [all], and runs the demo with few updates.
 package:
-	rm -rf dist
+	rm -rf dist .venv-installed
 	$(PYTHON) -m venv .venv-package
 	.venv-package/bin/python $(INSTALL) --constraint constraints.txt build check-wheel-contents twine
 	.venv-package/bin/python -m build
 	.venv-package/bin/python -m twine check --strict dist/*
 	.venv-package/bin/check-wheel-contents dist/*.whl
+	$(PYTHON) -m venv .venv-installed
+	.venv-installed/bin/python $(INSTALL) --constraint constraints.txt "$$(echo dist/*.whl)[all]"
+	cd .venv-installed && env -u PYTHONPATH bin/tree-attention demo max_steps=20 checkpoint_every=10
+
+# Builds and checks a version, and prints the commands that publish it (docs/releasing.md).
+release: install
+	@test -z "$$(git status --porcelain)" || { echo 'the checkout has changes; commit them' >&2; exit 1; }
+	@for name in Documentation Source; do grep -q "^$$name = \"https://" pyproject.toml || \
+		{ echo "pyproject.toml lacks $$name in [project.urls]; write $$name = \"https://...\"" >&2; exit 1; }; done
+	$(RUN) -m pytest tests/test_package.py -k the_version_is_the_same_everywhere
+	$(MAKE) check
+	$(MAKE) test
+	$(MAKE) package
+	@version=$$($(RUN) -c 'import treeproc; print(treeproc.__version__)'); \
+	echo "git tag --annotate v$$version --message 'tree-attention $$version' && git push origin v$$version"; \
+	echo ".venv-package/bin/python -m twine upload dist/*"
 
 # Tests with the newest PyTorch, Ray, Stanza and uvicorn, beyond the bounds of pyproject.toml, in a separate environment
 # (docs/development.md).

@@ -1,6 +1,7 @@
 """The package as an installation has it: the wheel in an empty environment, without the packages of the extras."""
 
 import ast
+import gzip
 import json
 import os
 import re
@@ -23,6 +24,7 @@ from treenet.cli.shipped import CONFIGS, find_config, shipped_names
 from treeproc.common import errors
 from treeproc.common.errors import EXTRAS, as_called, command_of, describe_missing, require
 from treeproc.common.settings import UserError
+from treeproc.stages.preprocess import SAMPLE
 
 pytestmark = pytest.mark.long
 
@@ -42,6 +44,39 @@ class Finder(PathFinder):
 
 
 sys.meta_path = [Finder if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+
+# Connections to other machines fail.
+_OFFLINE = """
+import sys
+
+HERE = {None, "", "localhost", "127.0.0.1", "::1"}
+
+
+def refuse(event, arguments):
+    if event == "socket.getaddrinfo" and arguments[0] not in HERE:
+        raise OSError(f"a test asked for the address of {arguments[0]}")
+    if event == "socket.connect" and isinstance(arguments[1], tuple) and arguments[1][0] not in HERE:
+        raise OSError(f"a test connected to {arguments[1]}")
+
+
+sys.addaudithook(refuse)
+"""
+# What makes the blocks of a page small enough for a test: (what the page has, what runs).
+_SMALLER = {
+    "install": [("tree-attention demo\n", "tree-attention demo --config demo.yaml\n")],
+    "tutorial": [],
+}
+_DEMO = """
+splits:
+  train: {source: [train.en], target: [train.de]}
+  valid: {source: [valid.en], target: [valid.de]}
+  test: {source: [test.en], target: [test.de]}
+vocab_size: 500
+max_steps: 4
+checkpoint_every: 2
+sentences: 1
+workers: 0
 """
 
 # Exit status, standard output and standard error of each command. A process for each would load PyTorch as often.
@@ -73,12 +108,20 @@ def wheel(repository, tmp_path_factory):
     source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("treenet", "treeproc"):
         shutil.copytree(repository / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE", "MANIFEST.in"):
+    for name in ("pyproject.toml", "LICENSE", "NOTICE", "MANIFEST.in"):
         shutil.copy(repository / name, source)
     pip = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--wheel-dir", str(out), str(source)]
     subprocess.run(pip, check=True, timeout=120)
     [path] = out.glob("*.whl")
     return path
+
+
+def empty_environment(tmp_path_factory) -> tuple[Path, Path]:
+    """A virtual environment without pip, and its folder of packages."""
+    place = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=60)
+    [site] = place.glob("lib/python*/site-packages")
+    return place, site
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +130,7 @@ def run(wheel, tmp_path_factory):
 
     Returns that function, one that runs many commands in one process, and the folder.
     """
-    place = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True, timeout=60)
-    [site] = place.glob("lib/python*/site-packages")
+    place, site = empty_environment(tmp_path_factory)
     pip = [sys.executable, "-m", "pip", "--python", str(place / "bin" / "python"), "install", "-q", "--no-deps", "--no-index"]
     # This checkout may count as installed, by PYTHONPATH or its egg-info.
     subprocess.run([*pip, "--ignore-installed", str(wheel)], check=True, timeout=60)
@@ -139,14 +180,20 @@ def test_the_installed_command_works_without_the_extras(run):
         ("translate", "--out", "run", "trees=test.mrg", "output=out.txt"),
     ]
     lacks = {
-        ("preprocess", "--sample", "--out", "x"): "ray, which is not installed: .*; or give workers=0",
+        (
+            "demo",
+            "--out",
+            "x",
+        ): r"the demo needs stanza, matplotlib and ray, .*: pip install 'tree-attention\[parse,report,ray\]'",
+        ("preprocess", "--sample", "--out", "x"): r"needs ray and stanza, .*: pip install 'tree-attention\[ray,parse\]'",
+        ("preprocess", "--config", "data.yaml", "--out", "x", "workers=null"): "needs ray, .*; or give workers=0",
         ("preprocess", "--sample", "--out", "x", "workers=0"): "parser.name=shipped needs stanza",
         ("train", "--config", "train.yaml", "--out", "x", "data=data", "workers=2"): "workers=2 needs ray",
-        ("serve", "--out", "run"): "a server needs uvicorn, which is not installed: pip install 'tree-attention\\[serve\\]'",
-        ("train-parser", "--help"): "the training of parsers needs stanza",
-        ("tune",): "a search over settings needs ray, which is not installed: pip install 'tree-attention\\[ray\\]'",
-        ("report",): "a report needs matplotlib, which is not installed",
-        ("scaling",): "the report of a study needs matplotlib, which is not installed",
+        ("serve", "--out", "run"): "a server needs uvicorn and ray, .*: pip install 'tree-attention\\[serve,ray\\]'",
+        ("train-parser", "--out", "x"): "the training of parsers needs stanza",
+        ("tune",): "a search over settings needs ray and matplotlib, .*: pip install 'tree-attention\\[ray,report\\]'",
+        ("report",): "a report needs matplotlib and scipy, which are not installed",
+        ("scaling",): "the report of a study needs matplotlib and scipy, which are not installed",
         ("serve",): "a server needs uvicorn",
         ("train-classifier", "--out", "x"): r"give settings as data=DATA, or --config FILE.yaml \(tree-attention configs has",
     }
@@ -162,6 +209,40 @@ def test_the_installed_command_works_without_the_extras(run):
         [line] = without_phases(said)
         assert status == 2 and re.fullmatch(f"error: .*{message}.*", line), (arguments, said)
     assert not (folder / "x").exists()
+
+
+@pytest.mark.slow
+def test_the_first_pages_run_outside_a_checkout(wheel, tmp_path, tmp_path_factory, repository):
+    """All shell blocks of a page in turn: in an empty folder and environment, with borrowed packages, and without a network."""
+    place, site = empty_environment(tmp_path_factory)
+    borrowed = tmp_path_factory.mktemp("borrowed")
+    for path in Path(sysconfig.get_paths()["purelib"]).iterdir():
+        if not path.name.startswith(("tree_attention", "__editable__")):
+            (borrowed / path.name).symlink_to(path)
+    (site / "others.pth").write_text(f"{borrowed}\n")
+    (site / "sitecustomize.py").write_text(_OFFLINE)
+    (place / "bin" / "pip").write_text(f'#!/bin/sh\nexec {place}/bin/python -m pip "$@"\n')
+    (place / "bin" / "pip").chmod(0o755)
+    shutil.copy(wheel, tmp_path)
+    (tmp_path / "demo.yaml").write_text(_DEMO)
+    for split, count in (("train", 40), ("valid", 4), ("test", 4)):
+        for language in ("en", "de"):
+            lines = gzip.decompress((SAMPLE / f"{split}.{language}.gz").read_bytes()).decode().split("\n")[:count]
+            (tmp_path / f"{split}.{language}").write_text("\n".join(lines) + "\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH" and not name.startswith("PIP_")}
+    environment |= {"PATH": f"{place}/bin:{os.environ['PATH']}", "HOME": str(tmp_path), "PIP_NO_INDEX": "1"}
+    for page, smaller in _SMALLER.items():
+        blocks = "".join(
+            re.findall(r"^```bash\n(.*?)^```$", (repository / "docs" / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
+        )
+        for whole, small in smaller:
+            assert blocks.count(whole) == 1, whole
+            blocks = blocks.replace(whole, small)
+        shell = ["bash", "-euxo", "pipefail", "-c", blocks]
+        done = subprocess.run(shell, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
+        assert done.returncode == 0, done.stderr[-5000:]
+    assert (tmp_path / "demo-output" / "report.txt").exists()
+    assert (site / "treenet" / "cli" / "main.py").exists()  # the wheel was installed, and not found in this checkout
 
 
 @pytest.mark.slow
@@ -214,8 +295,11 @@ def test_extras_name_what_pyproject_installs(project):
 
 
 def test_the_version_is_the_same_everywhere(repository):
-    assert yaml.safe_load((repository / "CITATION.cff").read_text())["version"] == __version__
-    assert f"\n## {__version__}\n" in (repository / "CHANGELOG.md").read_text()
+    citation = yaml.safe_load((repository / "CITATION.cff").read_text())
+    assert citation["version"] == __version__
+    assert f"\n## {__version__} ({citation['date-released']})\n" in (repository / "CHANGELOG.md").read_text()
+    for page in ("README.md", "docs/install.md"):
+        assert f"'./tree_attention-{__version__}-py3-none-any.whl[all]'" in (repository / page).read_text()
 
 
 def test_a_missing_package_is_one_line(monkeypatch):
@@ -223,6 +307,10 @@ def test_a_missing_package_is_one_line(monkeypatch):
     with pytest.raises(UserError) as error:
         require("absent", "it", "wait")
     assert str(error.value) == "it needs absent, which is not installed: pip install 'tree-attention[ray]'; or wait"
+    with pytest.raises(
+        UserError, match=r"needs absent, stanza9 and other9, which are .*: pip install 'tree-attention\[ray\]' stanza9 other9$"
+    ):
+        require(("absent", "re", "stanza9", "other9"), "it")
     missing = ModuleNotFoundError("No module named 'ray.data'", name="ray.data")
     assert describe_missing(missing) == "this needs ray, which is not installed: pip install 'tree-attention[ray]'"
     assert describe_missing(ModuleNotFoundError("No module named 'x'", name="x")) is None
