@@ -69,12 +69,12 @@ package:
 	cd .venv-installed && env -u PYTHONPATH bin/tree-attention demo max_steps=20 checkpoint_every=10
 
 # Builds and checks a version, and prints the commands that publish it (docs/releasing.md).
-release: install
+release:
 	@test -z "$$(git status --porcelain)" || { echo 'the checkout has changes; commit them' >&2; exit 1; }
 	@for name in Documentation Source; do grep -q "^$$name = \"https://" pyproject.toml || \
 		{ echo "pyproject.toml lacks $$name in [project.urls]; write $$name = \"https://...\"" >&2; exit 1; }; done
-	$(RUN) -m pytest tests/test_package.py -k the_version_is_the_same_everywhere
 	$(MAKE) check
+	$(RUN) -m pytest tests/test_package.py -k the_version_is_the_same_everywhere
 	$(MAKE) test
 	$(MAKE) package
 	@version=$$($(RUN) -c 'import treeproc; print(treeproc.__version__)'); \
