@@ -2,6 +2,7 @@
 
 import ast
 import re
+import shutil
 from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
@@ -14,7 +15,7 @@ from conftest import REPOSITORY
 from sample_lines import sample_lines
 
 from treenet.cli.main import COMMANDS
-from treenet.cli.shipped import shipped_names
+from treenet.cli.shipped import CONFIGS, shipped_names
 from treenet.config import TrainConfig
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.translation.settings import TranslateSettings
@@ -192,6 +193,27 @@ def test_a_missing_package_offers_only_what_the_command_has():
             require("no_such_package", "a study", "give workers=0")
 
 
+def test_without_stanza_the_sample_takes_a_setting_of_the_message(monkeypatch, tmp_path):
+    monkeypatch.setattr("treeproc.common.errors.is_installed", lambda module: module != "stanza")
+    words = "--sample", "--dry-run", "--out", str(tmp_path / "data"), "workers=0"
+    refused = run_here("preprocess.py", *words)
+    assert refused.returncode == 2 and "or set parser.name=given if your files have trees, or parser.name=words" in refused.stderr
+    ways = re.search(r"(parser.name=words) (tree.tree_source=balanced) for", refused.stderr).groups()
+    assert run_here("preprocess.py", *words, *ways).returncode == 0
+
+
+def test_a_relative_path_that_is_missing_names_where_it_starts(tmp_path):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "data.yaml").write_text("splits: {train: {source: [in/a], target: [in/b]}}\nparser: {name: words}\n")
+    command = "preprocess.py", "--config", "conf/data.yaml", "--out", "data", "workers=0", "tree.tree_source=balanced"
+    done = run_here(*command, cwd=tmp_path)
+    assert done.stderr == f"error: cannot read in/a: No such file or directory in the working folder {tmp_path}\n"
+    (tmp_path / "a").write_text("x\ta b\ny\tc d\n")
+    words = "splits.train={source: [a]}", "splits.valid={hold_out: 2}", "format=labelled", "subwords.tokenizer=gone"
+    done = run_here(*command, *words, cwd=tmp_path)
+    assert f"subwords.tokenizer: {tmp_path}/gone is not a folder" in done.stderr
+
+
 def test_words_of_other_toolkits_name_our_settings():
     classes = [parser.settings for parser in parsers().values()]
     for word, advice in SYNONYMS.items():
@@ -232,7 +254,10 @@ def test_an_option_of_another_toolkit_is_answered_with_our_setting():
 def test_configurations_and_commands_have_names(tmp_path):
     assert "there is no command 'trnslate'; did you mean translate?" in run_installed_here("trnslate").stderr
     (tmp_path / "sst5").mkdir()  # a folder, for example of data
-    assert "data: is missing" in run_here("train_classifier.py", "--config", "sst5", "--out", "x", cwd=tmp_path).stderr
+    shutil.copy(CONFIGS / "sst5.yaml", tmp_path / "own.yaml")
+    for config, ways in (("sst5", ""), ("own.yaml", ", or data: ... into the file")):
+        done = run_here("train_classifier.py", "--config", config, "--out", "x", cwd=tmp_path)
+        assert "data: is missing" in done.stderr and done.stderr.endswith(f"write data=... on the command line{ways}\n")
     for command in (("train", "--out", "x", "--config"), ("configs",)):
         assert "there is no shipped configuration 'samp'; did you mean sample?" in run_installed_here(*command, "samp").stderr
         assert "'nosuch'; tree-attention configs lists them" in run_installed_here(*command, "nosuch").stderr

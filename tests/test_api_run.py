@@ -180,7 +180,7 @@ MISTAKES = {
     "device must be a device of PyTorch, .* but is 'gpu'": lambda run, a, b: run.to("gpu"),
 }
 PLACES = {
-    "/nope/encoded/index.json is missing; run tree-attention preprocess to the end": lambda data, run: read_shards("/nope"),
+    "/nope is not a folder; give a data set of tree-attention preprocess": lambda data, run: read_shards("/nope"),
     "data must be the path of a folder, but is None": lambda data, run: read_shards(None),
     "data must be the path of a folder, but is ''": lambda data, run: read_shards(""),
     "stage must be encoded, parsed or text, but is 'raw'": lambda data, run: read_shards(data, "train", "raw"),

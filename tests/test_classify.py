@@ -479,7 +479,10 @@ def test_the_library_gives_the_classes_of_the_command(run, phrases_run, tmp_path
         assert (one.label, list(one.probabilities)) == (wanted["label"], model.classes)
         assert list(one.probabilities.values()) == pytest.approx([*wanted["probabilities"].values()], abs=2e-6)
         assert one.probability == max(one.probabilities.values()) and one.phrases == ()
-    assert repr(found[0]) == f"LineClasses(label={found[0].label!r}, probability={found[0].probability}, phrases=())"
+    shown = f"label={found[0].label!r}, probability={found[0].probability}, probabilities={found[0].probabilities}"
+    assert repr(found[0]) == f"LineClasses({shown}, phrases=())"
+    with pytest.raises(AttributeError, match="^ClassifierRun has no translate; a run of classification has classify and "):
+        model.translate(lines)
     with pytest.raises(UserError, match=r"no classes of phrases, because it learned only the classes of whole texts"):
         model.classify(lines[:1], phrases=True)
     with pytest.raises(UserError, match=r"lines must be a list of strings, one a line"):

@@ -132,7 +132,7 @@ def test_a_run_shorter_than_the_probe_is_probed_to_its_end(data):
 def test_a_dry_run_refuses_the_settings_that_a_run_refuses(data, tmp_path):
     with pytest.raises(UserError, match="batch.max_tokens must be at least"):
         dry_run(make_config(data, "batch.max_tokens=3"), None)
-    with pytest.raises(UserError, match="nowhere/encoded/index.json is missing"):
+    with pytest.raises(UserError, match="nowhere is not a folder; give a data set"):
         dry_run(make_config(tmp_path / "nowhere"), None)
 
 

@@ -155,11 +155,11 @@ def test_an_oracle_that_cannot_read_a_result_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("tells", "notice", "is_fault"),
     [
-        ("seem shifted", "text: source and target seem shifted: ...", False),
-        ("seem shifted", "text: HTML tags, which are read as text: ...", True),
+        ("seem shifted", "warning: source and target seem shifted: ...", False),
+        ("seem shifted", "warning: HTML tags, which are read as text: ...", True),
         ("seem shifted", "", True),
         ("", "", False),
-        ("", "text: HTML tags, which are read as text: ...", True),
+        ("", "warning: HTML tags, which are read as text: ...", True),
     ],
 )
 def test_the_oracle_sees_missing_and_wrong_notices(tmp_path, tells, notice, is_fault):

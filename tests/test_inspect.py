@@ -15,6 +15,7 @@ from treeproc.common.files import file_sha256
 from treeproc.common.settings import UserError
 from treeproc.inspect import SplitStatistics, describe, draw_line, histogram, plot, statistics
 from treeproc.shards.shard import Shard, SplitShards
+from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.subwords import LabelVocab
 
 pytestmark = pytest.mark.slow
@@ -57,6 +58,29 @@ def test_the_report_names_shares_labels_and_what_was_dropped(data):
     names = LabelVocab.load(data / "encoded" / "vocab" / "labels.txt").names
     commonest = names[int(np.argmax(figures["train"].labels))]
     assert text.partition("  labels\n")[2].split()[0] == commonest
+
+
+@pytest.mark.parametrize("every", [None, 3])
+def test_a_dropped_line_says_why(tmp_path, every):
+    """With `hold_out`, the list of the job counts over the file, and `line` within the split."""
+    words = ["a good film", "a", "bad film", "b", "c", "a very good film", "no film", "a bad film", "d"]
+    (tmp_path / "a").write_text("".join(f"{'xy'[place % 2]}\t{text}\n" for place, text in enumerate(words)))
+    splits = {"train": {"source": [tmp_path / "a"]}} | ({"valid": {"hold_out": every}} if every else {})
+    config = PreprocessConfig(
+        splits=splits, format="labelled", workers=0,
+        parser={"name": "words"}, tree={"tree_source": "right"}, filters={"max_words": 2}, subwords={"vocab_size": 280},
+    )  # fmt: skip
+    preprocess(config, tmp_path / "data")
+    lines = {split: [one for place, one in enumerate(words, 1) if not every or (place % every == 0) == (split == "valid")]
+             for split in (("train", "valid") if every else ("train",))}  # fmt: skip
+    for split, texts in lines.items():
+        for number, text in enumerate(texts, 1):
+            if split == "valid" or text.count(" ") < 2:
+                assert f"source: {text}\n" in draw_line(tmp_path / "data", split, number)
+                continue
+            why = rf"{split} has no line {number}: the job dropped it, source_too_long in .*/text/dropped.tsv; choose another"
+            with pytest.raises(UserError, match=why):
+                draw_line(tmp_path / "data", split, number)
 
 
 def test_histograms_lose_nothing():
@@ -107,7 +131,10 @@ def test_one_line_of_many_shards_opens_one(tmp_path, monkeypatch):
 def test_the_command(data):
     run = subprocess.run([sys.executable, "-m", "treeproc.inspect", str(data)], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0 and "levels of nodes of an example" in run.stdout, run.stderr
-    for arguments, message in (([str(data), "--splt", "x"], "there is no option '--splt'"), ([str(data / "no")], "is missing")):
+    for arguments, message in (
+        ([str(data), "--splt", "x"], "there is no option '--splt'"),
+        ([str(data / "no")], "no is not a folder; give a data set"),
+    ):
         run = subprocess.run([sys.executable, "-m", "treeproc.inspect", *arguments], capture_output=True, text=True, timeout=120)
         assert run.returncode == 2 and message in run.stderr and run.stderr.count("\n") == 1
 

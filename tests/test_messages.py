@@ -34,6 +34,12 @@ def work(argv):
         progress.update(2)
 
 
+def test_warnings_of_the_loggers_begin_as_all_others():
+    files = [path for package in ("treeproc", "treenet") for path in (REPOSITORY / package).rglob("*.py")]
+    begins = [found for path in files for found in re.findall(r'logger\.warning\(\s*f?"([^"]*)', path.read_text())]
+    assert len(begins) > 9 and {one for one in begins if not one.startswith("warning: ")} == {"%s"}  # of `warn`
+
+
 @pytest.mark.parametrize("options", [[], ["--quiet"], ["-v"], ["--verbose"]])
 def test_a_user_chooses_the_messages_and_gets_every_result(options, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["x", *options])

@@ -208,7 +208,7 @@ MISTAKES = {
     # CoNLL-U
     "text must be a string, but is a PosixPath; give the content": lambda: TreeStructure.from_conllu(Path("train.conllu")),
     "text must be a string, but is a list": lambda: TreeStructure.from_conllu([row(1, 0)]),
-    "CoNLL-U, line 1: expected 10 columns after a number, but found 1: 'train.conllu'": lambda: TreeStructure.from_conllu(
+    "text must be CoNLL-U, but is 'train.conllu'; give the content of a file, as": lambda: TreeStructure.from_conllu(
         "train.conllu"
     ),
     "CoNLL-U, line 1: .* but found 1: '1 w1 0'": lambda: TreeStructure.from_conllu("1   w1   0"),

@@ -261,6 +261,13 @@ def test_examples_below_the_least_score_are_dropped(data, text, where, monkeypat
         old = {row["example_id"]: row for row in read_split(data, "encoded", split)}
         for row in read_split(out, "encoded", split):
             assert str(row) == str(old[row["example_id"]])
+        listed = [line.split("\t") for line in (out / "encoded" / "dropped.tsv").read_text().splitlines()]
+        gone = sorted(scores.keys() - kept)
+        assert [row[1:] for row in listed if row[0] == split] == [[str(number + 1), "parse_score"] for number in gone]
+        for number in gone[:2]:
+            why = f"{split} has no line {number + 1}: the job dropped it, parse_score in {out}/encoded/dropped.tsv"
+            with pytest.raises(UserError, match=why):
+                draw_line(out, split, number + 1)
     assert 0 < index["dropped"]["train"]["parse_score"] < 45 and not verify(out).problems
     whole = read_index(data / "encoded")
     same, other = ("tree_fingerprint", "vocab_fingerprint", "parsed_fingerprint"), ("text_fingerprint", "fingerprint")
@@ -272,8 +279,14 @@ def test_examples_below_the_least_score_are_dropped(data, text, where, monkeypat
     before = shards_of(out / "encoded")
     for name in ("index.json", "train-00001-of-00003.json", "train-00002-of-00003.arrow"):
         (out / "encoded" / name).unlink()
+    dropped = (out / "encoded" / "dropped.tsv").read_bytes()
+    (out / "encoded" / "dropped.tsv").write_text("cut")
     preprocess(config, out)
-    assert shards_of(out / "encoded") == before
+    assert shards_of(out / "encoded") == before and (out / "encoded" / "dropped.tsv").read_bytes() == dropped
+    (out / "encoded" / "dropped.tsv").unlink()
+    assert verify(out).problems
+    preprocess(config, out)
+    assert not verify(out).problems
 
     # A shard that lost an example in another way is told.
     (shard, *_) = SplitShards(data / "encoded", "test")

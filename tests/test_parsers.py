@@ -341,7 +341,8 @@ def test_shipped_models_without_a_dependency_parser(tmp_path, monkeypatch):
         (tmp_path / "en" / f"{name}.pt").write_bytes(b"x")
     assert set(find_models(ParserConfig()).files) == {"tokenize", "pos", "constituency"}
     with pytest.raises(
-        UserError, match="no dependency parser for 'en'; shipped languages: none; choose one of these: name: stanza: install"
+        UserError,
+        match="no dependency parser for 'en'; shipped languages: none; choose one of these: parser.name=stanza: ",
     ):
         find_models(ParserConfig(dependencies=True))
 
@@ -350,15 +351,15 @@ def test_shipped_models_without_a_dependency_parser(tmp_path, monkeypatch):
     ("settings", "message"),
     [
         ({"language": "de"}, "no constituency parser for 'de'; shipped languages: en; install Stanza's own"),
-        ({"language": "hu"}, "models that you train on a treebank .* name: words with a control tree"),
+        ({"language": "hu"}, "models that you train on a treebank .* or words with a control tree"),
         (
             {"language": "fr"},
             "choose .*: parser.dependencies=true parser.constituency=false, for trees of arcs .shipped: de en fr",
         ),
-        ({"language": "fr"}, "Stanza publishes none; name: corenlp has one.*name: given.*name: words"),
+        ({"language": "fr"}, "Stanza publishes none; parser.name=corenlp has one.*parser.name=given with .*, or words"),
         (
             {"language": "nl", **ARCS_ALONE},
-            "no dependency parser for 'nl'; shipped .*; choose one of these: name: stanza: install Stanza's own",
+            "no dependency parser for 'nl'; shipped .*; choose one of these: parser.name=stanza: install Stanza's own",
         ),
         ({"language": "xx", **ARCS_ALONE}, "no dependency parser for 'xx'; .* Stanza publishes none; models that you train"),
         ({"models": "/nowhere"}, "/nowhere has no tokenizer.pt, pos.pt, constituency.pt, vectors.pt; give the folder OUT/models"),

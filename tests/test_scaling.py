@@ -476,7 +476,7 @@ def test_dry_run_shows_the_cells_and_writes_nothing(study, data, undisturbed, tm
         ([], "give settings as data=DATA, or --config FILE.yaml"),
         (["--sample"], "give --out DIR"),
         (["--sample", "--out", "x"], r"data: is missing \(data set that workflows/preprocess.py wrote: a folder"),
-        (["--sample", "--out", "x", "data=nowhere"], "nowhere/encoded/index.json is missing"),
+        (["--sample", "--out", "x", "data=nowhere"], "nowhere is not a folder; give a data set"),
     ],
 )
 def test_scaling_says_in_one_line_what_it_needs(arguments, message, tmp_path, monkeypatch):

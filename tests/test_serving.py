@@ -64,8 +64,13 @@ def test_a_classifier_has_its_own_address_and_requests():
     assert app.post("/classify", json={"lines": ["one", ""]}).status_code == 200
     assert app.post("/classify", json={"lines": ["one"], "phrases": True}).status_code == 200
     assert replicas.asked == [Question(("one", ""), 1, False), Question(("one",), 1, False, phrases=True)]
-    assert app.post("/translate", json={"lines": ["a"]}).status_code == 404
-    assert client(Replicas()).post("/classify", json={"lines": ["a"]}).status_code == 404
+    for server, wrong, task, own in (
+        (app, "/translate", "classification", "/classify"),
+        (client(Replicas()), "/classify", "translation", "/translate"),
+    ):
+        refused = server.post(wrong, json={"lines": ["a"]})
+        assert refused.status_code == 404 and server.post("/other", json={}).status_code == 404
+        assert refused.json() == {"error": f"the model of this server does {task}; send requests to {own}"}
     for body, place in (
         ({"lines": ["a"], "num_best": 2}, "num_best"),
         ({"lines": ["a"], "phrases": 1}, "phrases"),

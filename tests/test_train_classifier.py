@@ -273,6 +273,16 @@ def test_one_command_trains_and_scores_a_classifier_and_refuses_data_without_the
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "model.name" in refused.stderr
 
 
+def test_training_without_valid_and_test_ends_without_scores(tmp_path):
+    data = write_labelled(tmp_path / "data", {"train": make_rows(40)})
+    (tmp_path / "config.yaml").write_text(json.dumps({**TINY, "data": str(data), "max_steps": 4, "average": "last"}))
+    done = run_here("train.py", "--config", tmp_path / "config.yaml", "--out", tmp_path / "run")
+    assert done.returncode == 0 and (tmp_path / "run" / "averaged" / "model.safetensors").exists(), done.stderr
+    assert "there are no scores, because the data set has neither valid nor test" in done.stdout
+    done = run_here("train.py", "--config", tmp_path / "config.yaml", "--out", tmp_path / "best", "average=best")
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("error: "), done.stderr
+
+
 def test_a_study_of_translation_refuses_a_classifier(data, tmp_path):
     (tmp_path / "config.yaml").write_text(json.dumps({**TINY, "data": str(data)}))
     done = run_here("scaling.py", "--out", tmp_path / "out", "--config", tmp_path / "config.yaml", "model.name=transformer")

@@ -96,7 +96,7 @@ class SubwordConfig(Settings):
             return path
         if not folder.is_dir():
             raise UserError(
-                f"subwords.tokenizer: {self.tokenizer} is not a folder; give the folder of a pretrained encoder, or its name on "
+                f"subwords.tokenizer: {folder.absolute()} is not a folder; give the folder of a pretrained encoder, or its name on "
                 "the hub"
             )
         raise UserError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from threading import RLock
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar
 
 import torch
 
@@ -78,7 +78,7 @@ class LineClasses:
 
     label: str
     probability: float
-    probabilities: dict[str, float] = field(repr=False)
+    probabilities: dict[str, float]
     phrases: tuple[PhraseClasses, ...] = ()
 
 
@@ -89,10 +89,17 @@ class _LineReader:
     one a line. A line that cannot be read is warned about and has no result; the others go on.
     """
 
+    _has: ClassVar[str]
+
     def __init__(self, loaded: LoadedModel, max_leaves: int = 1000):
         self.loaded, self.model, self.config = loaded, loaded.model, loaded.config
         self._max_leaves = as_integer("max_leaves", max_leaves, least=1)
         self._encoders: dict[bool, RawLineEncoder] = {}
+
+    if not TYPE_CHECKING:  # where every name would be one of the run
+
+        def __getattr__(self, name: str) -> NoReturn:
+            raise AttributeError(f"{type(self).__name__} has no {name}; {self._has}", name=name, obj=self)
 
     def __repr__(self) -> str:
         size = sum(parameter.numel() for parameter in self.model.parameters())
@@ -187,6 +194,7 @@ class Run(_LineReader):
     """
 
     loaded: LoadedRun
+    _has = "a run of translation has translate, candidates, score and attention"
 
     @from_python()
     def translate(
@@ -313,6 +321,7 @@ class ClassifierRun(_LineReader):
     """
 
     loaded: LoadedClassifier
+    _has = "a run of classification has classify and classes"
 
     @property
     def classes(self) -> list[str]:

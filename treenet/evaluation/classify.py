@@ -189,7 +189,9 @@ def describe_classes(scores: Mapping) -> str:
 
 
 def format_scores(everything: dict[str, dict], task: PredictionTask) -> str:
-    """Return a small table, one line per result."""
+    """Return a small table, one line per result; a sentence if there is none."""
+    if not everything:
+        return "there are no scores, because the data set has neither valid nor test"
     names = [name for name in (*task.percentages, *task.figures) if any(name in s for s in everything.values())]
     width = max(len("result"), *map(len, everything))
     rows = [f"{'result':{width}}  {'step':>8}  {'examples':>8}  " + "  ".join(f"{name:>15}" for name in names)]

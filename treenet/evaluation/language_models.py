@@ -118,7 +118,7 @@ def _warn_of_trees(data: Path, trees: str, reads: InputKind) -> None:
     """Warn if the lines of a pair have different control trees, and the model reads them."""
     if trees in ("random", "shuffled", "permuted_labels", "other_shape") and reads.constituents:
         remedy = "; give the pairs as treebank=[FILE]: there, both get the same one" if trees == "random" else ""
-        warn(f"{data}: two lines of a pair have different {trees} trees, so the model compares trees, too{remedy}")
+        warn(f"warning: {data}: two lines of a pair have different {trees} trees, so the model compares trees, too{remedy}")
 
 
 def source_batches(source: SourceSide) -> Iterator[tuple[TreeBatch, list[int]]]:

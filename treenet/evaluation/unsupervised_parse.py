@@ -223,7 +223,7 @@ def _warn_of_unknown_names(split: str, gold: Sequence[GoldTree], is_binarised: b
         (nodes, "nodes have labels", "those that only make the trees binary count as gold brackets"),
     ):
         if count:
-            warn(f"{split}: {count:,} {what} that the training data lacks; {effect}. Give the trees as treebank=[FILE]")
+            warn(f"warning: {split}: {count:,} {what} that the training data lacks; {effect}. Give the trees as treebank=[FILE]")
 
 
 def _warn_of_punctuation(text: str, gold: Sequence[GoldTree], punctuation: Collection[str]) -> None:

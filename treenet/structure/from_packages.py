@@ -17,6 +17,8 @@ def read_conllu(text: str, shape: PhraseShape) -> list[NumberedTree]:
     """Read the sentences of a text in CoNLL-U. Raises UserError with the line at fault."""
     if not isinstance(text, str):
         raise UserError(f"text must be a string, but is {kind_of(text)}; give the content of a file, as Path(NAME).read_text()")
+    if text.strip() and not {"\t", "\n"} & set(text) and not text.lstrip()[:1].isdigit():
+        raise UserError(f"text must be CoNLL-U, but is {quoted(text)}; give the content of a file, as Path(NAME).read_text()")
     lines = iter(text.removeprefix("\ufeff").replace("\r\n", "\n").split("\n"))
     sentences = []
     for leaves in read_leaves(lines, "CoNLL-U"):

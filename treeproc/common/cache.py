@@ -82,7 +82,7 @@ class KnownHashes:
         try:
             atomic_write(self._place(), json.dumps({"folder": self._folder, "files": self._notes}).encode())
         except UserError as error:
-            logger.warning("cannot record which hashes were checked, so the next command checks them again: %s", error)
+            logger.warning("warning: cannot record which hashes were checked, so the next command checks them again: %s", error)
         self._changed = False
 
     def _place(self) -> Path:
@@ -164,7 +164,7 @@ class Evictor:
             if left > self._limit and not self._told:
                 self._told = True
                 logger.warning(
-                    "the cache %s is too small: processes read %.1f GB within a minute, but its limit is %.1f GB (%s)",
+                    "warning: the cache %s is too small: processes read %.1f GB within a minute, but its limit is %.1f GB (%s)",
                     cache_folder(), left / 1e9, self._limit / 1e9, LIMIT,
                 )  # fmt: skip
 

@@ -27,7 +27,7 @@ from typing import IO, Any
 from pydantic import TypeAdapter, ValidationError
 
 from treeproc.common.errors import UserError, advise, one_line, quoted
-from treeproc.common.storage import AnyPath, RemotePath
+from treeproc.common.storage import AnyPath, RemotePath, as_path
 
 TEMPORARY_PREFIX = ".tmp-"
 # `temporary_beside`, what earlier versions had in its place (a process id), and files by which nodes find a folder.
@@ -142,6 +142,14 @@ def locked_entry(path: Path) -> Iterator[None]:
 def _lock_entry(descriptor: int) -> None:
     with suppress(OSError):  # some file systems have no such locks, and then `remove_leftovers` removes nothing
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def cannot_read(path: AnyPath | str, error: OSError) -> UserError:
+    """Return the error of an input. For a relative path that is missing, which a configuration may give, it names the start."""
+    why = error.strerror or str(error)
+    if error.errno == errno.ENOENT and not as_path(str(path)).is_absolute():
+        why += f" in the working folder {Path.cwd()}"
+    return UserError(f"cannot read {path}: {why}")
 
 
 def is_stream(path: AnyPath) -> bool:

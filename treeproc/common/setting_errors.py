@@ -4,6 +4,7 @@ import re
 import types
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -13,6 +14,7 @@ from treeproc.common.errors import advise, is_from_python, one_line, quoted
 from treeproc.common.synonyms import SYNONYMS, settings_in
 
 COMMAND_LINE = "the command line"
+_PROJECT = Path(__file__).resolve().parents[2]
 _NAME = "NAME"  # stands for any key of a dict of settings
 _MOST_MEANT = 3
 _UNKNOWN = "extra_forbidden"  # pydantic's type of the error of an unknown key
@@ -100,8 +102,13 @@ def _explained(cls: type[BaseModel], path: str) -> str:
 def _missing(cls: type[BaseModel], path: str, where: str) -> str:
     if is_from_python():
         return f"is missing{_explained(cls, path)}; give {path}=..."
-    into_file = "" if where == COMMAND_LINE else f", or {path}: ... into the file"
+    into_file = "" if where == COMMAND_LINE or _is_shipped(where) else f", or {path}: ... into the file"
     return f"is missing{_explained(cls, path)}; write {path}=... on {COMMAND_LINE}{into_file}"
+
+
+def _is_shipped(file: str) -> bool:
+    """Return whether a file is part of this project, and so not the user's to edit."""
+    return any(Path(file).resolve().is_relative_to(_PROJECT / package) for package in ("treeproc", "treenet"))
 
 
 def explain_unknown(cls: type[BaseModel], key: str, siblings: Sequence[str] = ()) -> str:

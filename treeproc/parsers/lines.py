@@ -201,7 +201,7 @@ class LineParser(ABC):
                 if self._batch_words <= _SMALLEST_BATCH:
                     raise
                 self._batch_words //= 2
-                logger.warning("out of memory: the parser goes on with batches of %d words", self._batch_words)
+                logger.warning("warning: out of memory: the parser goes on with batches of %d words", self._batch_words)
                 return self._parse_or_halve(lines)
             if _is_broken_gpu(error):
                 raise UserError(f"the GPU failed ({one_line(str(error), 200)}); run the same command again") from None
@@ -209,7 +209,7 @@ class LineParser(ABC):
                 middle = len(lines) // 2
                 return self._parse_or_halve(lines[:middle]) + self._parse_or_halve(lines[middle:])
             logger.warning(
-                "the parser failed on a line of %d characters: %r; the line gets a flat tree", len(lines[0].text), error
+                "warning: the parser failed on a line of %d characters: %r; the line gets a flat tree", len(lines[0].text), error
             )
             return [self._fallback(lines[0], "flat_parser_failed")]
 

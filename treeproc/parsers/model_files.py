@@ -22,6 +22,9 @@ _FILES = {"tokenize": "tokenizer.pt", "pos": "pos.pt", "constituency": "constitu
 # Word vectors of the constituency parser, beside models that are not from Stanza.
 VECTORS = "vectors.pt"
 SCORES = "scores.json"  # scores and hashes of trained models
+WITHOUT_STANZA = (
+    "set parser.name=given if your files have trees, or parser.name=words tree.tree_source=balanced for trees without a parser"
+)
 NO_SCORES = "parser.scores: the models in {} give no scores of parses; set parser.name=shipped, or leave parser.scores out"
 
 
@@ -141,11 +144,11 @@ def _choices_of_arcs(config: ParserConfig) -> str:
 
     download = f"install Stanza's own ({_download(config.language)})"
     stanza = download if config.language in default_treebanks else "Stanza publishes none"
-    without = ", name: corenlp, or dependencies: false" if config.constituency else ""
+    without = ", parser.name=corenlp, or parser.dependencies=false" if config.constituency else ""
     return (
         f"parser.dependencies: no dependency parser for {config.language!r}; shipped languages: {_shipped('depparse')}; choose "
-        f"one of these: name: stanza: {stanza}; models that workflows/train_parser.py trains on a treebank; name: spacy or "
-        f"supar with your own model{without}"
+        f"one of these: parser.name=stanza: {stanza}; models that workflows/train_parser.py trains on a treebank; "
+        f"parser.name=spacy or supar with your own model{without}"
     )
 
 
@@ -155,12 +158,12 @@ def _choices(config: ParserConfig) -> str:
 
     language, published = config.language, {*default_constituency, *optional_constituency}
     stanza = f"install Stanza's own ({_download(language)})" if language in published else "Stanza publishes none"
-    corenlp = "name: corenlp has one" if language in CORENLP_LANGUAGES else "name: corenlp has none"
+    corenlp = f"parser.name=corenlp has {'one' if language in CORENLP_LANGUAGES else 'none'}"
     return (
         f"parser.language: no constituency parser for {language!r}; shipped languages: {_shipped('constituency')}; {stanza}; "
         f"{corenlp}; choose one of these: parser.dependencies=true parser.constituency=false, for trees of arcs (shipped: "
-        f"{_shipped('depparse')}); name: spacy, benepar or supar with your own model; models that "
-        "workflows/train_parser.py trains on a treebank; name: given with trees in the input; name: words with a control tree"
+        f"{_shipped('depparse')}); parser.name=spacy, benepar or supar with your own model; models that "
+        "workflows/train_parser.py trains on a treebank; parser.name=given with trees in the input, or words with a control tree"
     )
 
 
@@ -172,7 +175,7 @@ def describe_parser(config: ParserConfig) -> dict:
     facts = {name: value for name, value in config.facts().items() if name not in ("endpoint", "models", "package")}
     out = facts | {"schema_version": SCHEMA_VERSION}
     if config.runs_stanza:
-        require("stanza", f"parser.name={config.name}", "set name: given, with trees in the input")
+        require("stanza", f"parser.name={config.name}", WITHOUT_STANZA)
         config.torch_device()
         models = find_models(config)
         if config.scores and models.origin == "installed":

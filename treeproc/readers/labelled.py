@@ -150,8 +150,8 @@ def find_classes(source: Sequence[Path], columns: LabelledConfig) -> list[str]:
         )
     if may_lack_header and is_rare and not are_texts:
         warn(
-            f"{source[0]}: the first example has the class {quoted(first[:_SHOWN])}, as only {count} of {names.total():,} have; "
-            "if it is a header, set labelled.label and labelled.text to its names"
+            f"warning: {source[0]}: the first example has the class {quoted(first[:_SHOWN])}, as only {count} of "
+            f"{names.total():,} have; if it is a header, set labelled.label and labelled.text to its names"
         )
     _warn_of_names(names, source[0])
     if all(map(_NUMBER.fullmatch, names)):
@@ -168,9 +168,11 @@ def _warn_of_names(names: Counter[str], file: Path) -> None:
     if len({part for name in several for part in parts[name]}) < len(several):  # few parts make many names
         joined = joined or sorted(several)
     if joined:
+        shown = quoted(joined[0][:_SHOWN])
+        what = f"{len(joined):,} classes, such as {shown}, look" if len(joined) > 1 else f"the class {shown} looks"
         warn(
-            f"warning: {file}: {len(joined):,} classes, such as {quoted(joined[0][:_SHOWN])}, look like several classes of one "
-            "example, and the job takes each for one class; write one class for each example"
+            f"warning: {file}: {what} like several classes of one example, and the job takes each for one class; write one class "
+            "for each example"
         )
     alike: dict[str, str] = {}
     for name in sorted(names):

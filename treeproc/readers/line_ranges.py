@@ -17,6 +17,7 @@ from typing import IO, Any, TypeVar, cast
 import numpy as np
 
 from treeproc.common.errors import UserError
+from treeproc.common.files import cannot_read
 from treeproc.common.storage import AnyPath, RemotePath, as_path, open_seekable
 from treeproc.readers.example_ends import ENDS
 from treeproc.readers.numbered_lines import UTF8_BOM, decoded_lines, whole_lines
@@ -102,7 +103,7 @@ def stamp_of(path: AnyPath) -> Stamp:
             return Stamp(*path.stamp())
         facts = path.stat()
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise cannot_read(path, error) from None
     return Stamp(facts.st_size, facts.st_mtime_ns)
 
 
@@ -112,7 +113,7 @@ def look_at_ends(path: AnyPath, kind: str, start: int, stop: int, chunk: int) ->
         with open_seekable(path) as file:
             return ENDS[kind].look(file if isinstance(path, Path) else buffered(file), start, stop, chunk)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise cannot_read(path, error) from None
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def cut_file(path: AnyPath, name: str, stamp: Stamp, found: Sequence, chunk: int
             # The last line may have no end. A file that is only a byte order mark has no line.
             unended |= kind == "lines" and stamp.size > 0 and file.read(1) != b"\n" and head != UTF8_BOM
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise cannot_read(path, error) from None
     return CutFile(path, name, stamp, kind, before, joined.states, chunk, int(before[-1]) + unended)
 
 

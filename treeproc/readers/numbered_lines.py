@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Literal, TypeVar
 
 from treeproc.common.errors import UserError, quoted
+from treeproc.common.files import cannot_read
 from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.readers.packed_files import is_archive, is_hidden, members, open_input, say_left_out, warn_once
 
@@ -161,7 +162,7 @@ def _open(path: AnyPath) -> IO[bytes]:
     try:
         return open_input(path)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+        raise cannot_read(path, error) from None
 
 
 def text_blocks(path: AnyPath, reading: Reading = "any") -> Generator[bytes, None, None]:
@@ -187,7 +188,7 @@ def whole_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
                 raise UserError(f"{name} has a line of more than {MOST_LINE_BYTES >> 20} MiB; split the text into lines")
             yield block
     except OSError as error:
-        raise UserError(f"cannot read {name}: {error.strerror or error}") from None
+        raise cannot_read(name, error) from None
 
 
 def checked(blocks: Iterator[bytes], name: str, reading: Reading) -> Iterator[bytes]:
@@ -289,7 +290,7 @@ def _files_below(folder: Path) -> list[Path]:
     """Return the files below a folder, sorted by name. A warning counts what is left out."""
 
     def refuse(error: OSError) -> None:
-        raise UserError(f"cannot read {error.filename}: {error.strerror or error}")
+        raise cannot_read(error.filename, error)
 
     left_out: Counter[str] = Counter()
     files = []

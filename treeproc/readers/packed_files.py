@@ -19,6 +19,7 @@ from pathlib import PurePath, PurePosixPath
 from typing import IO, Protocol, cast
 
 from treeproc.common.errors import UserError, quoted
+from treeproc.common.files import cannot_read
 from treeproc.common.storage import AnyPath
 
 logger = logging.getLogger(__name__)
@@ -197,7 +198,7 @@ def members(archive: AnyPath, folder: str) -> list[tuple[str, bytes]]:
                 found[name] = _joined(iter(partial(unpacked(packed, name).read, _READ_BYTES), b""), left)
                 left -= len(found[name])
     except OSError as error:
-        raise UserError(f"cannot read {archive}: {error.strerror or error}") from None
+        raise cannot_read(archive, error) from None
     if not found:
         raise UserError(f"{archive} holds no files below {folder}; paths in an archive start at its top folder")
     say_left_out(archive, left_out)

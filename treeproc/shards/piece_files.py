@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from treeproc.common.errors import UserError, one_line, require
+from treeproc.common.files import cannot_read
 from treeproc.common.storage import AnyPath
 from treeproc.common.trial import try_first
 from treeproc.shards.schema import FIRST_PIECE, UNK_ID
@@ -51,7 +52,7 @@ def read_tokenizer(path: AnyPath) -> Any:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise cannot_read(path, error) from None
     memory = _TRIAL_BYTES + _TRIAL_FACTOR * len(content)
     failed = f"{path} is not a fast tokenizer of a known family"
     try_first("treeproc.shards.tokenizer_forms:try_tokenizer", content, memory, failed, version("tokenizers"))

@@ -212,6 +212,8 @@ def read_index(folder: AnyPath, hint: str | None = None) -> Index:
     above = folder.parent
     if above.name in STAGE_SCHEMAS and not (folder / "index.json").exists() and (above / "index.json").exists():
         raise UserError(f"{above} is a single stage of a data set; give the data set: {above.parent}")
+    if not hint and not above.is_dir():
+        raise UserError(f"{above} is not a folder; give a data set of workflows/preprocess.py")
     index = read_json(folder / "index.json", hint or "run workflows/preprocess.py to the end")
     if index.get("schema_version") != SCHEMA_VERSION:
         raise OtherVersion(

@@ -5,6 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import IO
 
+import numpy as np
+
+from treeproc.common.cache import find_changed
 from treeproc.common.files import atomic_output, file_sha256
 from treeproc.common.storage import AnyPath
 from treeproc.parsers.config import NO_PARSER, ParserConfig, is_fallback
@@ -12,6 +15,7 @@ from treeproc.parsers.given import TAG
 from treeproc.shards.schema import UNANALYSED, UNKNOWN_LABEL
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import (
+    Index,
     ShardRecord,
     class_names,
     describe_agreement,
@@ -90,6 +94,24 @@ def _fallbacks(folder: AnyPath, record: ShardRecord) -> Iterator[tuple[int, str,
             for side, statuses in sides.items():
                 if is_fallback(statuses[row]):
                     yield number, side, statuses[row]
+
+
+def write_dropped(
+    folder: AnyPath, parsed: AnyPath, records: Sequence[ShardRecord], whole: Sequence[ShardRecord], index: Index | None
+) -> dict[str, str]:
+    """List the examples that the encoded stage `folder` drops for the scores of their parses; returns name and hash.
+
+    Numbers of lines are as in `write_fallbacks`. The shards `whole` of the parsed stage have all examples. A list that the
+    finished `index` names stays.
+    """
+    known = index.get("files", {}).get(DROPPED) if index is not None and records == index.records() else None
+    if known is None or find_changed(folder, {DROPPED: known}):
+        with line_list(folder / DROPPED, "split", "line", "reason") as lines:
+            for record, every in zip(records, whole, strict=True):
+                if record.counts.get("dropped.parse_score"):
+                    gone = np.setdiff1d(Shard(parsed, every).ids, Shard(folder, record).ids)
+                    lines.write((record.split, number + 1, "parse_score") for number in gone.tolist())
+    return {DROPPED: file_sha256(folder / DROPPED)}
 
 
 _LISTED = 4
@@ -186,7 +208,7 @@ def say_unlearned_classes(records: Iterable[ShardRecord], names: Sequence[str]) 
     for split, found in splits.items() if learned is not None else ():
         if missing := [name for number, name in enumerate(names) if f"class.{number}" in found - learned]:
             logger.warning(
-                "text: train has no example of %s, but %s has; give train examples of all classes, or leave these out",
+                "warning: train has no example of %s, but %s has; give train examples of all classes, or leave these out",
                 _first(missing), split,
             )  # fmt: skip
 
@@ -207,7 +229,11 @@ def summary(index: dict, out: AnyPath) -> str:
             )
         notes = class_notes(stage_folder(out, "text"), split, index)
         lines += [f"    {note}" for note in [*notes, *tree_notes(total)]]
-    for stage, name, what in (("text", DROPPED, "dropped"), ("parsed", FALLBACKS, "parsed in part, or not parsed")):
+    for stage, name, what in (
+        ("text", DROPPED, "dropped"),
+        ("parsed", FALLBACKS, "parsed in part, or not parsed"),
+        ("encoded", DROPPED, "dropped by tree.min_parse_score"),
+    ):
         if (path := stage_folder(out, stage) / name).exists() and _has_rows(path):
             lines.append(f"  lines that were {what}: {path}")
     return "\n".join(lines)
@@ -233,12 +259,12 @@ def say_unread_names(config: TreeConfig, vocab: AnyPath) -> None:
     of_arcs, of_words = unread_names(relations, tags, config.phrases, config.phrase_labels)
     if of_arcs:
         logger.warning(
-            "trees: tree.phrases=layered reads the relations of Universal Dependencies, but the arcs have others (%s); set "
+            "warning: tree.phrases=layered reads the relations of Universal Dependencies, but the arcs have others (%s); set "
             "tree.phrases=flat", _first(of_arcs)
         )  # fmt: skip
     if of_words or not tags:
         logger.warning(
-            "trees: phrases follow from universal tags or those of the Penn Treebank, but the words have %s; set "
+            "warning: phrases follow from universal tags or those of the Penn Treebank, but the words have %s; set "
             "tree.phrases=flat tree.phrase_labels=deprel", f"others ({_first(of_words)})" if of_words else "none"
         )  # fmt: skip
 
@@ -282,7 +308,7 @@ _KINDS = (*_TOLD, "tokens", "language", "sentences", "placeholders", "leaks", "s
 def say_notices(notices: dict, parsers: Mapping[str, ParserConfig | None], *, tokens_can_be_set: bool) -> None:
     """Log the lines of `notice_lines`."""
     for line in notice_lines(notices, parsers, tokens_can_be_set=tokens_can_be_set):
-        logger.warning("text: %s", line)
+        logger.warning("warning: %s", line)
 
 
 def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, tokens_can_be_set: bool) -> list[str]:

@@ -32,7 +32,7 @@ from treeproc.stages.borrowed_vocabulary import copy_vocabulary, grow_vocabulary
 from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
 from treeproc.stages.inputs import TreeConfig
-from treeproc.stages.job_report import dropped, has_files, say_unread_names, write_fallbacks
+from treeproc.stages.job_report import DROPPED, dropped, has_files, say_unread_names, write_dropped, write_fallbacks
 from treeproc.stages.lengths import kept_lengths, write_lengths
 from treeproc.stages.run_jobs import Jobs, StageWork, make_shards, previous_index, ray_runner, run_here
 from treeproc.stages.shuffle import OTHER_SHAPES, ROWS_OF_SHAPES, donor_windows
@@ -218,8 +218,12 @@ class ParseAndEncode:
         arcs = self._arc_rule(text, parser)
         if parsed[0].fingerprint != self._parse_fingerprint(text[0], *arcs):
             arcs = ()
+        files: dict[str, str] = {}
         if least:
             _refuse_nothing_left(records)
+            files = write_dropped(folder, base / "parsed", records, parsed, previous_index(folder, "files"))
+        else:
+            (folder / DROPPED).unlink(missing_ok=True)
         sizes, classes = measure_rows(config, folder, records, self.record, labelled="label" in stages[0])
         vocabulary = vocabulary_files(folder)
         pieces = [file_sha256(folder / name) for name in vocabulary if name in PIECES_FILES]
@@ -239,7 +243,7 @@ class ParseAndEncode:
             **({"tokenizer": own_pieces.facts()} if TOKENIZER_FILE in vocabulary else {}),
             **({"min_parse_score": least} if least else {}),
             **({"normalization": config.normalization} if config.normalization != "none" else {}),
-            files=sizes | {name: file_sha256(folder / name) for name in vocabulary},
+            files=files | sizes | {name: file_sha256(folder / name) for name in vocabulary},
             num_pieces=len(own_pieces),
             num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),
             dropped=dropped(chain(text, records)),

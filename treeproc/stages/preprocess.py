@@ -252,7 +252,7 @@ def check_constituents(tree: TreeConfig, of_text: PreprocessConfig) -> None:
         )
     if of_text.format == "conllu" and parser.name == "given" and tree.side == "source":
         why = "CoNLL-U has no constituents, so every tree is flat"
-        logger.warning("trees: %s; tree.tree_source=dependencies makes trees of arcs", why)
+        logger.warning("warning: %s; tree.tree_source=dependencies makes trees of arcs", why)
 
 
 def check_sides(config: PreprocessConfig, text: Sequence[str], parsed: Sequence[str]) -> None:

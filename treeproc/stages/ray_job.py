@@ -144,7 +144,7 @@ def _on_all_nodes(function: Callable, *arguments: object) -> list:
         except RayTaskError:  # of the function
             raise
         except RayError:  # the node has died just now, and no work goes there
-            logger.warning("node %s of the cluster does not answer; the job goes on without it", node[:8])
+            logger.warning("warning: node %s of the cluster does not answer; the job goes on without it", node[:8])
     return found
 
 

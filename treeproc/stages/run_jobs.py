@@ -217,6 +217,6 @@ def previous_index(folder: AnyPath, key: str) -> Index | None:
     except (OtherVersion, StoreRefuses):
         raise
     except UserError as error:
-        logger.warning("%s", error)
-    logger.warning("%s is damaged; the job makes it again", path)
+        logger.warning("warning: %s", error)
+    logger.warning("warning: %s is damaged; the job makes it again", path)
     return None

@@ -42,7 +42,7 @@ def can_run_on_ray(config: PreprocessConfig) -> bool:
     if ray_job.all_nodes_see(inputs):
         return True
     logger.warning(
-        "text: some nodes do not see the input files, so one process reads them; put the files on shared storage, or in an "
+        "warning: some nodes do not see the input files, so one process reads them; put the files on shared storage, or in an "
         "object store that all nodes may read"
     )
     return False

@@ -119,6 +119,10 @@ class Guard:
         for known, methods in ((self._pages, "GET, HEAD"), (self._questions, "POST")):
             if path in known:
                 raise Refused(405, f"this address takes {methods}", {"Allow": methods})
+        tasks = {address.encode(): task for task, (address, *_) in QUESTIONS.items()}
+        if path in tasks:
+            own = next(iter(self._questions))
+            raise Refused(404, f"the model of this server does {tasks[own]}; send requests to {own.decode()}")
         raise Refused(404, "there is nothing at this address")
 
     async def _accept(self, question: Handler, scope: Message, receive: Receive) -> Reply:
