@@ -1,10 +1,15 @@
-"""The processes that run the tests: one that dies costs the test that it was in, and no other."""
+"""Processes that share work, and those that run the tests: one that dies costs the test that it was in, and no other."""
 
+import os
+import signal
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
+
+from treeproc.common import processes as work
 
 pytestmark = pytest.mark.slow
 
@@ -32,3 +37,30 @@ def test_a_run_ends_when_a_process_dies(processes, tmp_path):
     )
     assert "1 failed, 10 passed" in run.stdout and "crashed while running 'test_2_dies.py::test_dies'" in run.stdout, run.stdout
     assert run.returncode == 1
+
+
+def with_an_interrupt(number: int) -> tuple[int, bool, bool]:
+    """Return three times the number, and whether this process lets Ctrl-C pass: by its mask, and by its handler."""
+    os.kill(os.getpid(), signal.SIGINT)
+    is_blocked = signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    return 3 * number, is_blocked, signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+
+
+def test_processes_that_share_work_leave_interrupts_to_the_command():
+    before = signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    found = list(work.map_in_processes(with_an_interrupt, range(5), 2, "works"))
+    assert found == [(3 * number, True, True) for number in range(5)]
+    assert (signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, [])) == before
+
+
+def test_an_interrupt_while_processes_start_is_not_lost(monkeypatch):
+    class Interrupted(ProcessPoolExecutor):
+        def submit(self, function, *job, **options):
+            if function is os.getpid:  # the job that starts a process
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().submit(function, *job, **options)
+
+    monkeypatch.setattr(work, "ProcessPoolExecutor", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(work.map_in_processes(with_an_interrupt, range(5), 2, "works"))
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

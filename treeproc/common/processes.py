@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from treeproc.common.errors import UserError
@@ -32,7 +33,7 @@ def map_in_processes(
     """
     context = multiprocessing.get_context("spawn")  # a fork would copy the threads of Arrow
     pool = ProcessPoolExecutor(processes, context, _begin, (begin, arguments))
-    with _without_interrupts():
+    with _interrupts_wait():
         for _ in range(processes):  # each starts one
             pool.submit(os.getpid)
     try:
@@ -42,19 +43,28 @@ def map_in_processes(
 
 
 @contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Let processes that start here ignore Ctrl-C: it reaches the command, which ends its processes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _interrupts_wait() -> Iterator[None]:
+    """Let processes that start here ignore Ctrl-C: it reaches the command, which ends its processes.
+
+    They inherit the mask of this thread. An interrupt that comes meanwhile is raised at the end.
+    """
+    resource_tracker.ensure_running()  # its own start would let interrupts through
+    came: list[int] = []  # through another thread, whose mask lets them pass
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, lambda number, frame: came.append(number)) if is_main else None
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if is_main:
+            signal.signal(signal.SIGINT, handler)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # if a library takes the mask away
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if begin is not None:
         begin(*arguments)
