@@ -828,6 +828,31 @@ def test_in_a_browser_the_page_does_not_scroll_sideways(window, width):
     assert width > 500 or window.run("return [...document.querySelectorAll('.box')].some((b) => b.scrollWidth > b.clientWidth);")
 
 
+def test_in_a_browser_numbers_and_titles_are_whole_on_a_phone(window):
+    """At 400 pixels "2,990" was broken in the first column of a table, and the title of a chart was cut off."""
+    window.resize(400, 800, phone=True)
+    window.run("document.querySelectorAll('details').forEach((d) => d.open = true);")
+    broken = window.run("""
+        const cells = [...document.querySelectorAll('table:not(.named) tbody th')];
+        const before = cells.map((cell) => cell.innerHTML);
+        cells.forEach((cell) => { cell.textContent = '2,990'; cell.closest('.box').style.width = '120px'; });  // too little
+        const found = [...document.querySelectorAll('td, th')].filter((cell) => /^[\\d,.]+$/.test(cell.textContent)
+          && [...cell.childNodes].some((node) => { const r = document.createRange(); r.selectNodeContents(node);
+            return new Set([...r.getClientRects()].map((one) => one.top)).size > 1; })).map((cell) => cell.textContent);
+        cells.forEach((cell, place) => { cell.innerHTML = before[place]; cell.closest('.box').style.width = ''; });
+        return [cells.length, found];
+    """)
+    assert broken[0] > 3 and broken[1] == []
+    cut = window.run("""
+        const inside = (text) => { const own = text.getBoundingClientRect();
+          const all = text.closest('svg').getBoundingClientRect();
+          return own.left >= all.left - 1 && own.right <= all.right + 1; };
+        const texts = [...document.querySelectorAll('svg.narrow text')];
+        return [texts.length, texts.filter((text) => !inside(text)).map((text) => text.textContent)];
+    """)
+    assert cut[0] > 9 and cut[1] == []
+
+
 def edge_of(window, box: str, path: Path) -> np.ndarray:
     """The last columns of pixels of a box [height, 12, 3]."""
     window.screenshot(path, whole=False)

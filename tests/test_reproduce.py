@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from treenet.cli.shipped import find_config
 from treenet.config import TrainConfig
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.experiments.settings import ScalingConfig
@@ -17,10 +18,10 @@ TEXT = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| [^|]+ \| `(\w+)` \| `(\w+)` \| (?:`(\w+)`|the same) \| (?:`([^`]+)`)? ?\|", TEXT, re.MULTILINE)
 BLOCKS = [block.replace("\\\n", " ") for block in re.findall(r"```bash\n(.*?)```", TEXT, re.DOTALL)]
 SETTINGS = {
-    "preprocess.py": PreprocessConfig,
-    "train_wmt.py": TrainConfig,
-    "evaluate.py": EvaluateSettings,
-    "scaling.py": ScalingConfig,
+    "preprocess": PreprocessConfig,
+    "train": TrainConfig,
+    "evaluate": EvaluateSettings,
+    "scaling": ScalingConfig,
 }
 
 
@@ -33,7 +34,7 @@ def commands(names: dict[str, str]) -> list[list[str]]:
             continue
         while (filled := re.sub(r"\$\{?(\w+)\}?", lambda match: names.get(match[1], match[0]), line)) != line:
             line = filled
-        if "python workflows/" in line:
+        if "tree-attention " in line:
             found.append(shlex.split(line))
     return found
 
@@ -42,17 +43,17 @@ def commands(names: dict[str, str]) -> list[list[str]]:
 def test_commands_name_configurations_and_settings_that_exist(row):
     task, target, data_task, _ = row
     listed = commands({"TASK": task, "DATA_TASK": data_task or task, "TARGET": target, "row": "no_mask"})
-    assert {words[1].removeprefix("workflows/") for words in listed} == {*SETTINGS, "report.py"}
+    assert {words[1] for words in listed} == {*SETTINGS, "report"}
     for words in listed:
-        name = words[1].removeprefix("workflows/")
+        name = words[1]
         if name not in SETTINGS:
             continue
-        config = ROOT / words[words.index("--config") + 1] if "--config" in words else None
+        config = find_config(words[words.index("--config") + 1]) if "--config" in words else None
         overrides = [word for word in words if "=" in word]
         settings = load_settings(SETTINGS[name], config, overrides)
-        if name == "evaluate.py" and "--compare" not in words:
+        if name == "evaluate" and "--compare" not in words:
             assert settings.target_language == target
-        if name == "preprocess.py":
+        if name == "preprocess":
             assert set(settings.splits) == {"train", "valid", "test"}
 
 

@@ -13,9 +13,8 @@ import numpy as np
 from treeproc.common.command_line import ArgumentParser, run_cli
 from treeproc.common.errors import UserError, printable, require
 from treeproc.common.files import named_output
-from treeproc.common.folder_kinds import CONFIG, claim_output
+from treeproc.common.folder_kinds import claim_output
 from treeproc.common.provenance import describe_sessions, read_sessions
-from treeproc.common.settings import load_settings
 from treeproc.common.storage import AnyPath, as_path
 from treeproc.inspection.drawing import draw_row
 from treeproc.parsers import describe_in_words
@@ -23,8 +22,8 @@ from treeproc.shards.lengths import open_lengths
 from treeproc.shards.schema import UNSCORED, in_order
 from treeproc.shards.shard import Shard, SplitShards, check_vocabulary_files
 from treeproc.shards.store import describe_trees, read_index
-from treeproc.stages.config import PreprocessConfig
-from treeproc.stages.job_report import DROPPED, class_notes, noticed, parse_statuses, tree_notes
+from treeproc.stages.dropped_lines import why_dropped
+from treeproc.stages.job_report import class_notes, noticed, parse_statuses, tree_notes
 from treeproc.subwords import LabelVocab, Subwords, load_pieces
 from treeproc.trees.flat_trees import node_depths
 from treeproc.verify import stage_folders
@@ -182,7 +181,8 @@ def draw_line(data: AnyPath, split: str, line: int) -> str:
     ids = lengths["example_id"]  # they ascend; of a large split only some are read
     place = bisect_left(range(len(ids)), line - 1, key=lambda row: int(ids[[row]][0]))
     if place == len(ids) or ids[[place]][0] != line - 1:
-        if why := _why_dropped(data, split, line):
+        folders = stage_folders(data)
+        if why := why_dropped(folders["text"], folders["encoded"], split, line):
             raise UserError(f"{split} has no line {line}: the job dropped it, {why}; choose another --line")
         known = f"{ids[[0]][0] + 1} to {ids[[len(ids) - 1]][0] + 1}, except dropped ones" if len(ids) else "none"
         raise UserError(f"{split} has no line {line} (its lines are {known}); choose another --line")
@@ -215,26 +215,6 @@ def draw_line(data: AnyPath, split: str, line: int) -> str:
     if "label" in known and (names := index.get("classes")):
         lines.append(f"class: {names[known['label']]}")
     return "\n".join(lines)
-
-
-def _why_dropped(data: AnyPath, split: str, line: int) -> str | None:
-    """Return why a job dropped a line, and which list says so; None if no list has the line."""
-    folders = stage_folders(data)
-    for stage, number in (("text", _line_of_files(folders["text"].parent, split, line)), ("encoded", line)):
-        path, wanted = folders[stage] / DROPPED, f"{split}\t{number}\t".encode()
-        if path.exists():
-            with path.open("rb") as file:
-                if row := next((row for row in file if row.startswith(wanted)), None):
-                    return f"{row.removeprefix(wanted).decode().strip()} in {path}"
-    return None
-
-
-def _line_of_files(data: AnyPath, split: str, line: int) -> int | None:
-    """Return the number of a line in the list of the text stage; None if the settings of the data set cannot be read."""
-    try:
-        return load_settings(PreprocessConfig, data / CONFIG).inputs().line(split, line - 1)
-    except UserError:
-        return None
 
 
 def plot(figures: dict[str, SplitStatistics], path: Path) -> None:

@@ -26,7 +26,7 @@ _VARIABLES = {INK: "ink", FAINT: "faint", LINE: "line", **{color: f"s{i}" for i,
 # For scripts that DejaVu lacks, where they are installed.
 _MORE_FONTS = ("Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "Droid Sans Fallback", "Noto Sans Devanagari")
 # A chart on a phone: its width in inches, the characters of an axis label on a line, and ticks of the x axis.
-_NARROW, _NARROW_LABEL, _NARROW_TICKS = 3.4, 44, 4
+_NARROW, _NARROW_LABEL, _NARROW_AXIS, _NARROW_TICKS = 3.4, 44, 28, 4
 # Labels with less attention than those in the picture go together.
 _MOST_LABELS = 12
 OTHERS = "others"
@@ -106,7 +106,9 @@ def _make_narrow(figure: Figure) -> None:
         if legend := axes.get_legend():
             entries |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
             legend.remove()
-        axes.set_xlabel(textwrap.fill(axes.get_xlabel(), _NARROW_LABEL))
+        axes.set_xlabel(textwrap.fill(axes.get_xlabel(), _NARROW_AXIS))
+        for place in ("left", "center"):
+            axes.set_title(textwrap.fill(axes.get_title(place), _NARROW_AXIS), loc=place, color=FAINT)
         if isinstance(axes.xaxis.get_major_locator(), MaxNLocator):
             axes.xaxis.set_major_locator(MaxNLocator(_NARROW_TICKS, steps=[1, 2, 2.5, 5, 10]))
     height = min(figure.get_figheight(), 4.2) if len(figure.axes) > 1 else figure.get_figheight()
