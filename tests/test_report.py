@@ -92,6 +92,15 @@ def out(folder) -> Path:
     return folder / "out"
 
 
+def test_metrics_of_another_run_are_told(folder, tmp_path):
+    shutil.copytree(folder / "tree", tmp_path / "run")
+    write_report(report_settings(folder, str(tmp_path / "run"), sentences=0), tmp_path / "own")
+    shutil.copy(folder / "plain" / "metrics.jsonl", tmp_path / "run")
+    write_report(report_settings(folder, str(tmp_path / "run"), sentences=0), tmp_path / "other")
+    pages = [(tmp_path / name / "index.html").read_text() for name in ("own", "other")]
+    assert ["metrics.jsonl is of another run: its loss on valid at update" in page for page in pages] == [False, True]
+
+
 class Reader(HTMLParser):
     """Checks that tags are closed in order, and keeps texts by tag, attributes and links."""
 

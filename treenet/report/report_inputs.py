@@ -17,7 +17,7 @@ from treenet.experiments.scaling_table import against_of
 from treenet.experiments.study import StudyForm
 from treenet.probing.probe_results import read_probes
 from treenet.runs.checkpoint import AVERAGED, is_complete
-from treenet.runs.identity import check_weights
+from treenet.runs.identity import check_weights, find_other_metrics
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import RunMirror
 from treenet.runs.result_entries import PROBES, SCORES, read_scores
@@ -238,6 +238,9 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
     run.fingerprints = _fingerprints(run, index)
     if index is None:
         run.missing.append(Missing("its data set is missing or was made again, so the page has nothing that needs its sentences"))
+    if (step := find_other_metrics(folder, run.metrics)) is not None:
+        why = f"its loss on valid at update {step:,} is not that of the checkpoint, so curves and speed are not of this run"
+        run.missing.append(Missing(f"metrics.jsonl is of another run: {why}"))
     if index and index.get("tree_source"):
         run.trees, run.agreement = describe_trees(index), describe_agreement(index)
     judged = {**{f"the scores of {result}": one for result, one in run.statuses.items()}, "the probes": run.probes_status}

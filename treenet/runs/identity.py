@@ -139,6 +139,16 @@ def check_weights(run: Path, *folders: Path, own: Mapping | None = None, name: A
     _check_chain({folder: meta for folder, meta in metas.items() if folder not in others}, asked, name)
 
 
+def find_other_metrics(run: Path, metrics: Iterable[Mapping]) -> int | None:
+    """Return the first update at which the loss on valid is another one in the metrics than in a checkpoint of the run."""
+    logged = {line["step"]: line.get("nll") for line in metrics if line["event"] == "valid"}
+    for meta in map(read_meta, checkpoint_folders(run)):
+        nll, step = meta.get("valid_nll"), meta.get("step")
+        if nll is not None and logged.get(step, nll) != nll:
+            return step
+    return None
+
+
 def _read(folder: Path) -> dict:
     """Read meta.json. That of RUN/initial gets the hash of its weights, which run.json has too."""
     meta = read_meta(folder)
