@@ -96,8 +96,8 @@ class SubwordConfig(Settings):
             return path
         if not folder.is_dir():
             raise UserError(
-                f"subwords.tokenizer: {folder.absolute()} is not a folder; give the folder of a pretrained encoder, or its name on "
-                "the hub"
+                f"subwords.tokenizer: {folder.absolute()} is not a folder; give the folder of a pretrained encoder, or its name "
+                "on the hub"
             )
         raise UserError(
             f"subwords.tokenizer: {self.tokenizer} has no tokenizer.json, the fast tokenizer, whose pieces have offsets; if "
