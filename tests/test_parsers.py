@@ -550,7 +550,7 @@ def test_a_corenlp_server_that_has_ended_makes_no_flat_trees():
         server.server_close()
     assert other.parse_status == "flat_parser_failed"
     with pytest.raises(
-        UserError, match="the CoreNLP server at http://localhost:.* does not answer any more .*; start a server again"
+        UserError, match="the CoreNLP server at http://localhost:.* does not answer any more .*; start the server again"
     ):
         parser.parse(["I see 🙂", "zu"])
 
