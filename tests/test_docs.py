@@ -107,6 +107,7 @@ def test_every_setting_is_on_a_page_once():
         ("epochs", ["max_steps"], "epochs of other toolkits: training counts updates"),
         ("model.hybrid.cell", ["model.hybrid.cell"], "models: on_lstm_hybrid\n"),
         ("tree_reg", [f"model.tree_reg.{name}" for name in ("weight", "layer", "heads")], "models: causal_transformer\n"),
+        ("output_dir", [], "output_dir of other toolkits: give --out DIR, the folder of the results\n"),
         ("R-Drop", ["optimizer.r_drop"], "read by: train, train-classifier, train-lm, scaling, compare-seeds, tune\n"),
         ("parser.endpoint", ["parser.endpoint"], "read by: preprocess\n"),
     ],

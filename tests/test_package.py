@@ -16,6 +16,7 @@ from zipfile import ZipFile
 import pytest
 import yaml
 from bracketed_data import write_bracketed_data
+from commands import run_installed_here
 from toyruns import without_phases
 
 from treenet import __version__
@@ -361,6 +362,15 @@ def test_messages_name_commands_as_they_were_called(monkeypatch):
     for program, expected in (("ipykernel_launcher.py", named), ("job/workflows/evaluate.py", text), ("", named)):
         monkeypatch.setattr(sys, "argv", [program])
         assert as_called(text) == expected
+
+
+def test_shipped_configurations_are_printed_with_the_installed_commands(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["tree-attention configs"])
+    for name in shipped_names():
+        text = (CONFIGS / f"{name}.yaml").read_text()
+        printed = as_called(text)
+        assert "workflows/" not in printed and yaml.safe_load(printed) == yaml.safe_load(text)
+    assert "tree-attention compare-seeds --config seeds_sst5 " in run_installed_here("configs", "seeds_sst5").stdout
 
 
 def test_a_configuration_is_a_file_or_a_shipped_name(tmp_path, monkeypatch, repository):

@@ -1,9 +1,11 @@
 """Look up settings: what they mean, what they take, their defaults, and what reads them.
 
-tree-attention settings optimizer.warmup_steps     one setting
-tree-attention settings decoding                   a section
-tree-attention settings max_tokens                 a word of another toolkit, or any word of the meanings
-tree-attention settings                            all settings
+    tree-attention settings optimizer.warmup_steps     one setting
+    tree-attention settings decoding                   a section
+    tree-attention settings max_tokens                 a word of another toolkit, or any word of the meanings
+    tree-attention settings                            all settings
+
+Write a setting as key=value on the command line, or into the file of --config.
 """
 
 import argparse
@@ -86,11 +88,11 @@ def main(argv: Sequence[str]) -> None:
             readers.setdefault(one, []).append(command)
     found = [*readers] if word is None else find([*readers], word)
     advice = SYNONYMS.get((word or "").lower().replace("-", "_"), "")
-    if " " in advice:
-        print(f"{word} of other toolkits: {as_called(advice)}\n")
-    elif not found:
+    blocks = [f"{word} of other toolkits: {as_called(advice)}"] if " " in advice else []
+    blocks += [show(one, readers[one]) for one in found]
+    if not blocks:
         names = {one.name.rpartition(".")[2]: one.name for one in readers}
         close = get_close_matches(str(word), names, 3)
         hint = f"did you mean {' or '.join(names[one] for one in close)}?" if close else "without a word, the command shows all"
         raise UserError(f"there is no setting {quoted(word)}, and no meaning has this word; {hint}")
-    print("\n\n".join(show(one, readers[one]) for one in found))
+    print("\n\n".join(blocks))

@@ -50,7 +50,8 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     """
     claim_folder(out, DATA_SET, PreprocessConfig)
     if config.workers is None:
-        lacks_parser = config.parser.runs_stanza and not is_installed("stanza")  # then one process is no way out
+        # Without the parser's package, one process is no way out.
+        lacks_parser = config.parsed is None and config.parser.runs_stanza and not is_installed("stanza")
         packages, instead = (("ray", "stanza"), "") if lacks_parser else ("ray", "give workers=0 to work in one process")
         require(packages, "this job", instead)
     config = _with_pinned_tokenizer(config, out)
