@@ -62,8 +62,8 @@ class _Handler:
 
 
 def _send_again() -> None:
-    """Send the signal to the main thread a little later. `threading` would take locks, which the main thread may hold."""
-    _thread.start_new_thread(_send, (threading.main_thread().ident,))
+    """Send the signal to this thread, the main one, a little later. `Thread` would take locks, which it may hold itself."""
+    _thread.start_new_thread(_send, (threading.get_ident(),))
 
 
 def _send(thread: int) -> None:
