@@ -167,13 +167,15 @@ def test_half_precision_learns(data, name, pooling):
 def test_every_model_learns_eight_sentences(data, name, supervision):
     model, source = tiny_model(name, supervision), open_source(data, name, supervision)
     batch = source.batch(range(8))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02, fused=True)  # the fastest one
     for _ in range(60):
         output = model(batch)
         logits, targets = (
             (output.examples, batch.labels) if output.positions is None else (output.positions, batch.position_labels)
         )
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=NO_CLASS)
+        if loss < 0.1:
+            break
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -296,10 +296,10 @@ def test_logits_are_float32_under_autocast(name):
 def test_overfits_eight_sentences(name):
     model = tiny_model(name, dropout=0.0).float().train()
     batch = batch_of([right_branching(n) for n in range(2, 10)], model.reads, target_length=4)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, fused=True)  # the fastest one
-    for _ in range(90):  # the slowest model needs 77
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-2, fused=True)  # the fastest one
+    for _ in range(60):  # the slowest model needs 44
         loss = torch.nn.functional.cross_entropy(model(batch).transpose(1, 2), batch.tgt_out)
-        if loss < 0.1:
+        if loss < 0.25:  # without the source, the first of five pieces costs log(8), a mean of 0.42
             return
         optimizer.zero_grad()
         loss.backward()

@@ -104,6 +104,7 @@ class ArgumentParser(argparse.ArgumentParser):
         messages.add_argument("-v", "--verbose", action="store_true", help="also details, and the time of each message")
 
     settings: type[Settings] = Settings
+    without_config: Mapping[str, Any] = MappingProxyType({})
     reads_out = False  # --out is a folder that the command reads
 
     def options(self) -> list[str]:
@@ -139,6 +140,10 @@ class ArgumentParser(argparse.ArgumentParser):
         return f"settings are written key=value; {advice}" if advice else ""
 
     def format_help(self) -> str:
+        """Describe the settings too. That takes 15 ms, which commands without --help do not need."""
+        if self.settings is not Settings:
+            fields = describe_fields(self.settings, self.without_config)
+            self.epilog = f"settings (in the --config file, or as key=value):\n{fields}"
         return as_called(super().format_help())
 
     def error(self, message: str) -> NoReturn:
@@ -177,14 +182,10 @@ def build_arg_parser(
     `reads_run`, --out is the run that the command reads. `has_sample` shows --sample in the help. `continues` says whether the
     same command continues in --out, or makes its results again. The help shows the settings that hold `without_config`.
     """
-    parser = ArgumentParser(
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="settings (in the --config file, or as key=value):\n" + describe_fields(settings, without_config),
-    )
+    parser = ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     config_help = "settings of the command: a file, or the name of a shipped configuration (workflows/configs)"
     parser.add_argument("--config", type=find_config, metavar="FILE.yaml", help=config_help)
-    parser.settings, parser.reads_out = settings, reads_run
+    parser.settings, parser.without_config, parser.reads_out = settings, without_config, reads_run
     out_path = any_path if remote_out else local_path
     again = "continues there" if continues else "makes them again"
     metavar, out_help = "DIR", f"folder for the results; the same command {again}"
