@@ -48,6 +48,15 @@ def small(monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
+@pytest.fixture
+def hundreds(small, monkeypatch):
+    """Blocks and chunks of hundreds of lines."""
+    monkeypatch.setattr(cut_inputs, "CHUNK_BYTES", 1 << 12)
+    monkeypatch.setattr(cut_inputs, "COUNTED_BYTES", 1 << 13)
+    monkeypatch.setattr(text_work, "LEAST_BLOCK", 300)
+    monkeypatch.setattr(text_work, "MOST_BLOCK", 300)
+
+
 class Killed(Exception):
     """The job is killed here."""
 
@@ -256,12 +265,8 @@ def test_the_same_files_of_other_formats(form, filters, rows, seed, data, tmp_pa
     both(folder, inputs_of(folder / "files", splits, form=form), filters, rows, seed)
 
 
-def test_other_formats_in_chunks_of_many_examples(tmp_path, monkeypatch):
+def test_other_formats_in_chunks_of_many_examples(tmp_path, monkeypatch, hundreds):
     """Trees of many lines over several chunks of 4 kB, with a target side; the last sentence has no blank line."""
-    monkeypatch.setattr(cut_inputs, "CHUNK_BYTES", 1 << 12)
-    monkeypatch.setattr(cut_inputs, "COUNTED_BYTES", 1 << 13)
-    monkeypatch.setattr(text_work, "LEAST_BLOCK", 300)
-    monkeypatch.setattr(text_work, "MOST_BLOCK", 300)
     monkeypatch.setitem(globals(), "WANTED", {"source": Wanted(("placeholders",))})
     trees = "\n".join(f"(S\n (NP (NN w{i % 350}))\n (VP (VB does) (NN it)))" for i in range(900)).encode()
     sentences = "\n".join(f"# sent_id = {i}\n1\tw{i % 350}{TOKEN.format(0)}" for i in range(900)).encode()
@@ -349,7 +354,7 @@ def test_damaged_packed_files_have_the_same_message(tmp_path):
         assert f"cannot read {packed}" in error or "not valid UTF-8" in error
 
 
-def test_shifted_pairs_are_told_either_way(tmp_path):
+def test_shifted_pairs_are_told_either_way(tmp_path, hundreds):
     """More pairs than are looked at, over several shards."""
     numbers = iter(random.Random(0).choices(range(60), k=9000))
     triples = list(zip(numbers, numbers, numbers, strict=True))
@@ -357,7 +362,7 @@ def test_shifted_pairs_are_told_either_way(tmp_path):
     shifted = [content[0].partition(b"\n")[2], content[1][: content[1].rindex(b"\n", 0, -1) + 1]]
     for (source, target), told in ((content, None), (shifted, {"by": 1, "looked_at": 2048, "count": 2048})):
         inputs = inputs_of(tmp_path / f"files{told is None}", {"train": ([source], [target])})
-        found = both(tmp_path / str(told is None), inputs, FilterConfig())["notices"]["train"]["target"].get("shifted")
+        found = both(tmp_path / str(told is None), inputs, FilterConfig(), rows=100)["notices"]["train"]["target"].get("shifted")
         assert (found and {name: found[name] for name in told}) == told
 
 
