@@ -58,7 +58,7 @@ MISTAKES = (
     Mistake("given trees without trees", f"preprocess --out x {DATA} parser.name=given", "parser.name|format"),
     # Training
     Mistake("no data", f"train --out x {TINY}", r"data=\S+"),
-    Mistake("data in a folder that is not there", f"train --out x data=dd {TINY}", "dd.*(not there|no folder|does not exist)"),
+    Mistake("data in a folder that is not there", f"train --out x data=dd {TINY}", "dd is not a folder"),
     Mistake("text as data", f"train --out x data=raw {TINY}", "raw.*preprocess"),
     Mistake("a model with a slip of the pen", f"train --out x data=d {TINY} model.name=tree_transfomer", "tree_transformer"),
     Mistake("another task", f"train --out x data=d {TINY} task=classification", "label|class"),

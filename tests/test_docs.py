@@ -1,15 +1,11 @@
 """The documentation: links lead somewhere, and the code that a page marks as runnable runs."""
 
-import os
 import re
 import shlex
-import subprocess
-import sys
 from contextlib import chdir
 from pathlib import Path
 
 import pytest
-import run_tutorial
 import settings_tables
 from bracketed_data import write_bracketed_data
 from commands import run_installed_here
@@ -125,35 +121,3 @@ def test_settings_that_are_not_there_are_one_line():
     assert done.stderr == (
         "error: there is no setting 'label_smoothin_', and no meaning has this word; did you mean optimizer.label_smoothing?\n"
     )
-
-
-def run_block_here(language: str, code: str, folder: Path) -> tuple[int, str]:
-    """A block of the tutorial, with its `tree-attention` commands in this process."""
-    if language == "python":
-        with chdir(folder):
-            exec(code, {"__name__": "__main__"})
-        return 0, ""
-    parts = re.split(r"^(tree-attention (?:.*\\\n)*.*)\n", code, flags=re.MULTILINE)
-    status, said = 0, ""
-    for part in filter(str.strip, parts):
-        if part.startswith("tree-attention "):
-            with chdir(folder):
-                done = run_installed_here(*shlex.split(part.replace("\\\n", ""), comments=True)[1:])
-        else:
-            done = subprocess.run(["bash", "-euc", part], cwd=folder, capture_output=True, text=True)
-        said += done.stdout + done.stderr
-        if status := done.returncode:
-            break
-    return status, said
-
-
-@pytest.mark.slow
-def test_the_tutorial_runs(tmp_path, monkeypatch):
-    """With few sentences and updates; `make docs` runs it as it is."""
-    fewer = {"6000": "400", "5000": "300", "200": "20", "201": "21", "5800": "380", "5801": "381", "max_steps=400": "max_steps=4"}
-    fewer |= {"vocab_size: 2000": "vocab_size: 400", "vocab_size=2000": "vocab_size=400"}
-    words = re.compile("|".join(rf"\b{word}\b" for word in fewer))
-    monkeypatch.setenv("MPLBACKEND", "agg")
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
-    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
-    run_tutorial.run(tmp_path, run_block_here, lambda text: words.sub(lambda word: fewer[word[0]], text))
