@@ -7,7 +7,7 @@ commands before it prints.
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,28 +30,31 @@ def blocks() -> Iterator[Block]:
             yield Block(language, code, 2 if fails else 0, next_code.splitlines() if next_language == "text" else [])
 
 
-def run(folder: Path, environment: Mapping[str, str] | None = None, smaller: Callable[[str], str] = str) -> None:
-    """Run all blocks as a user does, and show what they print. `smaller` changes code and output, for tests.
+def run_as_user(block: Block, folder: Path) -> tuple[int, str]:
+    """Run a block in a process, and show what it prints. Returns the exit status and what it printed."""
+    command = ["bash", "-euc", block.code] if block.language == "bash" else ["python", "-c", block.code]
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    said = []
+    for line in process.stdout:
+        print(line, end="", flush=True)
+        said.append(line)
+    return process.wait(), "".join(said)
+
+
+def run(folder: Path, run_block: Callable[[Block, Path], tuple[int, str]], smaller: Callable[[str], str] = str) -> None:
+    """Run all blocks. `smaller` changes code and output, for tests.
 
     Raises AssertionError if a block does not do what the page says.
     """
     for block in blocks():
-        code = smaller(block.code)
-        print(f"\n{code}" + "-" * 80, flush=True)
-        command = ["bash", "-euc", code] if block.language == "bash" else ["python", "-c", code]
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8"
-        )
-        said = []
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            said.append(line.rstrip("\n"))
-        status = process.wait()
-        assert status == block.status, f"status {status} of:\n{code}"
-        missing = [line for line in block.prints if smaller(line) not in said]
-        assert not missing, f"not printed: {missing} by:\n{code}"
+        block = block._replace(code=smaller(block.code))
+        print(f"\n{block.code}" + "-" * 80, flush=True)
+        status, said = run_block(block, folder)
+        assert status == block.status, f"status {status} of:\n{block.code}\n{said[-3000:]}"
+        missing = [line for line in block.prints if smaller(line) not in said.splitlines()]
+        assert not missing, f"not printed: {missing}, but:\n{said[-3000:]}"
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as made:
-        run(Path(made))
+        run(Path(made), run_as_user)
