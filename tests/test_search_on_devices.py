@@ -20,7 +20,7 @@ SENTENCES = [
     Tree(1, [(0, 1, 1)]),
     Tree(3, [(0, 3, 2), (1, 3, 2)]),
 ]
-PIECES = 20
+PIECES = 16  # two tests for the end
 DECODING = DecodingConfig(beam_size=3, max_length_factor=1e-6, max_length_offset=PIECES, min_length=PIECES)
 
 
