@@ -42,6 +42,8 @@ if not torch.cuda.is_available():
     torch.manual_seed = torch.default_generator.manual_seed
 # Compilations and exports trace faster: SymPy's default cache of 1,000 expressions is too small for them.
 os.environ["SYMPY_CACHE_SIZE"] = "100000"
+# Whoever asks for GPUs before a fork takes them from the processes after it, unless it asks the driver's library.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 # A cluster that happens to run on this machine is none of the tests' business.
 os.environ.setdefault("RAY_ADDRESS", "local")
 # Copies of objects and notes of hashes are this run's own.
@@ -148,6 +150,7 @@ def _no_process_in_quick_tests(request: pytest.FixtureRequest, monkeypatch: pyte
             pytest.fail("a quick test started a process: mark it, or its module, with pytest.mark.slow")
 
         monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+        monkeypatch.setattr(trial, "subprocess", subprocess)
 
 
 @pytest.fixture(scope="module", autouse=True)
