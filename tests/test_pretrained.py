@@ -129,7 +129,9 @@ def test_layers_of_the_encoder_are_computed_again_with_the_same_gradient(made, n
             gradient_of(made, model={"name": name}, freeze=freeze, checkpoint_activations=on) for on in (False, True)
         )
         assert torch.equal(gradient, again) and gradient.any() and kept_less < kept / 3
-    assert capfd.readouterr().err == "" and not recwarn.list
+    once = "TF32 acceleration on top of oneDNN"  # PyTorch says it in whatever test comes first
+    warned = [text for text in (str(one.message) for one in recwarn.list) if not text.startswith(once)]
+    assert (capfd.readouterr().err, warned) == ("", [])
 
 
 def test_an_encoder_whose_layers_cannot_be_computed_again_is_refused_unless_it_is_frozen(tmp_path):
