@@ -81,7 +81,7 @@ MISTAKES = (
     Mistake("a beam of nothing", "translate --out t input=a.en decoding.beam_size=0", "beam_size.*(1|greater|least)"),
     Mistake("scores of other test sets", "evaluate --compare t u", "(other|same|different).*(data|test|sentences)"),
     Mistake("a data set that was moved", "evaluate --out moved", "moved|data="),
-    Mistake("a line that was dropped", "inspect d --line 3", "dropped|empty", 0),
+    Mistake("a line that was dropped", "inspect d --line 3", "dropped it, empty_source"),
 )  # fmt: skip
 
 
