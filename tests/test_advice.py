@@ -209,7 +209,7 @@ def test_a_relative_path_that_is_missing_names_where_it_starts(tmp_path):
     done = run_here(*command, cwd=tmp_path)
     assert done.stderr == f"error: cannot read in/a: No such file or directory in the working folder {tmp_path}\n"
     (tmp_path / "a").write_text("x\ta b\ny\tc d\n")
-    words = "splits.train={source: [a]}", "splits.valid={hold_out: 2}", "format=labelled", "subwords.tokenizer=gone"
+    words = "splits.train={source: [a]}", "splits.valid={hold_out: 2}", "format=labelled", "subwords.tokenizer=./gone"
     done = run_here(*command, *words, cwd=tmp_path)
     assert f"subwords.tokenizer: {tmp_path}/gone is not a folder" in done.stderr
 

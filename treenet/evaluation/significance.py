@@ -31,7 +31,7 @@ SEED = 12345  # of bootstraps, as that of sacrebleu
 LEVEL = 0.95  # of every interval
 _SMALLEST_P = 1e-12
 # For people, below a table.
-EXPLAINED = "docs/comparisons.md#which-interval"
+EXPLAINED = 'the documentation, "Which interval"'
 
 
 @dataclass(frozen=True, kw_only=True)
