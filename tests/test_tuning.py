@@ -246,7 +246,7 @@ def record(data: Path, folder: Path, config: TuningConfig) -> dict[str, Trials]:
 
 
 @pytest.mark.slow
-def test_the_report_has_the_best_finished_trial_and_the_importances(data, tmp_path, rendered):
+def test_the_report_has_the_best_finished_trial_and_the_importances(data, tmp_path, rendered, monkeypatch):
     config = settings(data)
     systems = record(data, tmp_path, config)
     said = write_tuning(config, systems, tmp_path)
@@ -281,6 +281,13 @@ def test_the_report_has_the_best_finished_trial_and_the_importances(data, tmp_pa
     few = Trials(tmp_path / "few", config, "transformer")
     assert importance(config, few) == {} and best_trial(few.trials) is None
     assert "no trial is done" in format_table(build_report(config, {"transformer": few}))
+
+    assert "nothing was learned" not in said
+    (tmp_path / "few").mkdir()
+    few.end(few.begin({"optimizer.learning_rate": 1e-3, "model.dropout": 0.1}), DONE, [(5, 9.0)])
+    monkeypatch.setattr("treenet.tasks.learning._FEWEST", 1)  # the data set has few lines
+    table = format_table(build_report(config, {**systems, "few": few}))
+    assert "nothing was learned; train longer: few (nll 9.000, a unigram model of train has" in table
 
 
 class Room:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # it ignores verbose=0, and names a folder that is gone at the end
 os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # Ctrl-C ends the command, as everywhere; Tune would only end a search
 
 import optuna

@@ -9,9 +9,11 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from treenet.extras.tuning.trials import ENDS, Trials, TuningConfig, best_trial, describe_values
+from treenet.experiments.study import UNLEARNED
+from treenet.extras.tuning.trials import ENDS, Trial, Trials, TuningConfig, best_trial, describe_values
 from treenet.runs.metrics_log import write_png
 from treenet.tasks.base import build_task
+from treenet.tasks.learning import LEARNING, facts_of_nll, say_unlearned, why_unlearned
 from treeproc.common.errors import as_called
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import dump_settings
@@ -62,7 +64,16 @@ def _facts(config: TuningConfig, trials: Trials) -> dict:
         "updates": sum(trial.updates for trial in trials.trials),
         "best": best and {"number": best.number, "criterion": best.best, "values": best.values},
         "importance": importance(config, trials),
+        **({UNLEARNED: why} if best and (why := _why_unlearned(config, trials, best)) else {}),
     }
+
+
+def _why_unlearned(config: TuningConfig, trials: Trials, best: Trial) -> str:
+    """Return a sign that even the best trial of a system learned nothing; empty if there is none, or no nll of translations."""
+    if config.task != "translation" or build_task(config).score:
+        return ""
+    rows, facts = trials.index["totals"]["valid"]["rows"], facts_of_nll(trials.data, trials.data, "valid")
+    return why_unlearned({"nll": best.best, "num_examples": rows, LEARNING: facts})
 
 
 def importance(config: TuningConfig, trials: Trials) -> dict[str, float]:
@@ -105,16 +116,17 @@ def format_table(report: dict) -> str:
         )
         for row in rows
     ]
+    lines += say_unlearned({name: facts[UNLEARNED] for name, facts in report["systems"].items() if UNLEARNED in facts})
     if len({sum(facts[status] for status in ENDS) for facts in report["systems"].values()}) > 1:
         lines.append("warning: the systems had different numbers of trials, so a comparison of their best is not fair")
     for name, facts in report["systems"].items():
         if facts["importance"]:
             shares = ", ".join(f"{key} {share:.0%}" for key, share in facts["importance"].items())
             lines.append(f"importance for {name}: {shares}")
-    study = "scaling" if report["task"] == "translation" else "compare_seeds"
+    study, key = ("scaling", "grid.models") if report["task"] == "translation" else ("compare_seeds", "grid.systems")
     lines.append(
-        "The validation score of the best of many trials is too optimistic. Compare the systems with these settings over seeds, "
-        f"on test: {as_called(f'python workflows/{study}.py --config FILE.yaml')}"
+        "The validation score of the best of many trials is too optimistic. Compare the systems over seeds, on test, with these "
+        f"settings in {key}: {as_called(f'python workflows/{study}.py --config FILE.yaml')}"
     )
     return "\n".join(lines)
 
