@@ -91,6 +91,12 @@ def test_the_environment_names_a_cluster(monkeypatch, address, there):
     assert there_is_a_cluster() == there
 
 
+def test_the_address_for_jobs_is_refused(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
+    with pytest.raises(UserError, match=r"^RAY_ADDRESS must be HOST:PORT, but is http://127.0.0.1:8265, an address for `ray job"):
+        ray_session.start_ray()
+
+
 # What a server of gRPC says first: an empty frame of settings.
 SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 

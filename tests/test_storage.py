@@ -55,6 +55,10 @@ def test_uris_become_remote_paths_and_nothing_else_does():
         with pytest.raises(UserError, match="a local path, s3://BUCKET/NAME, gs://BUCKET/NAME or az://CONTAINER/NAME") as error:
             as_path(bad)
         assert "secret" not in str(error.value)
+    for bad in ("s3:bucket/x", "s3:/bucket/x", "s3//bucket/x", "GS//bucket/x"):
+        with pytest.raises(UserError, match=r"^\w\w[:/]+\.\.\.: a URI must have a colon and two slashes, as s3://BUCKET/NAME$"):
+            as_path(bad)
+    assert as_path("s3/x") == Path("s3/x")
     with pytest.raises(TypeError):
         open(path)
 

@@ -30,8 +30,8 @@ FEWEST_SEEDS = 3
 SEED = 12345  # of bootstraps, as that of sacrebleu
 LEVEL = 0.95  # of every interval
 _SMALLEST_P = 1e-12
-# For people, below a table.
-EXPLAINED = 'the documentation, "Which interval"'
+# For people, below a table. It names titles, because the installed package has no docs/.
+EXPLAINED = 'the page "How to compare two systems", "Which interval"'
 
 
 @dataclass(frozen=True, kw_only=True)

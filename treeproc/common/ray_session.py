@@ -149,6 +149,9 @@ def _try_to_start(options: dict) -> None:
 
 
 def _describe_failure(error: Exception, address: str) -> str:
+    if address.startswith(("http://", "https://")):
+        ways = "set RAY_ADDRESS=HOST:PORT for a cluster, or RAY_ADDRESS=local"
+        return f"RAY_ADDRESS must be HOST:PORT, but is {address}, an address for `ray job submit`; {ways}"
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
     if address:
         again = "start the cluster again, set RAY_AUTH_MODE=token if it asks for a token, or set RAY_ADDRESS=local"
@@ -199,7 +202,8 @@ def describe_wait(bundles: Sequence[dict[str, float]], since: float) -> str:
         if there.get(kind, 0) >= amount:
             has += f" ({free.get(kind, 0):g} free)"
         parts.append(f"needs {amount:g} {kind}{'s' * (amount != 1)}, {has}")
-    return f"{', '.join(parts)}, waiting for nodes since {time.strftime('%H:%M:%S', time.localtime(since))}"
+    what = "nodes" if can_grow() else "room"
+    return f"{', '.join(parts)}, waiting for {what} since {time.strftime('%H:%M:%S', time.localtime(since))}"
 
 
 def sum_of(bundles: Sequence[dict[str, float]]) -> Counter[str]:

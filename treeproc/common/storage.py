@@ -288,10 +288,10 @@ def as_path(value: str | AnyPath) -> AnyPath:
     if not isinstance(value, str):
         return value
     match = _URI.match(value)
-    if not match and not value.lower().startswith(tuple(f"{scheme}:" for scheme in _SCHEMES)):
-        return Path(value)
     if not match:
-        raise UserError(f"{value.partition(':')[0]}:...: a URI must have two slashes, as s3://BUCKET/NAME")
+        if slip := re.match(rf"(?:{'|'.join(_SCHEMES)})(?::|//)", value, re.IGNORECASE):
+            raise UserError(f"{slip[0]}...: a URI must have a colon and two slashes, as s3://BUCKET/NAME")
+        return Path(value)
     scheme, key = match[1].lower(), match[2].strip("/")
     if scheme not in _SCHEMES or not key or "@" in key.split("/")[0] or "?" in key:
         raise UserError(
