@@ -194,6 +194,8 @@ def test_a_comparison_over_seeds_shows_no_p_of_a_system_that_learned_nothing():
     others = {row["system"] for row in report["systems"]} - {"layer"}
     assert {name: table[name] for name in others} == {name: whole[name] for name in others}
     assert "nothing was learned; train longer: layer-seed2 (one class has 100.0% of the predictions)" in lines
+    assert seeds_report.FORM.picture(before).get_suptitle() == ""
+    assert seeds_report.FORM.picture(report).get_suptitle() == f"nothing was learned in 1 of {len(report['cells'])} cells"
     study = ReportStudy("study", "study", seeds_report.FORM, report, [])
     answer = answer_study(study)
     assert answer.sentence == (
@@ -214,6 +216,7 @@ def test_a_study_of_sizes_shows_no_p_of_a_model_that_learned_nothing():
     assert "nothing was learned; train longer: shuffled-1-seed1 (different outputs: 1, different references: 900), " in table
     pooled = table.partition("unpaired")[2].partition("Dunnett")[0].split("\n")[1:-1]
     assert pooled and not any("[" in line for line in pooled)  # one variance for all
+    assert scaling_report.FORM.picture(report).get_suptitle() == f"nothing was learned in 3 of {len(report['cells'])} cells"
     answer = answer_study(ReportStudy("study", "study", scaling_report.FORM, report, []))
     assert "highest" not in answer.sentence and "shuffled (seeds 1, 2, 3: different outputs: 1" in answer.sentence
     assert "highest" in answer_study(ReportStudy("study", "study", scaling_report.FORM, before, [])).sentence

@@ -158,8 +158,15 @@ class StudyForm:
         atomic_write(out / self.report, json_bytes(found, self.content))
         pictures = [out / name for name in self.pictures] if found["cells"] else []
         if pictures:
-            _save(self.draw(found), pictures)
+            _save(self.picture(found), pictures)
         return f"{self.table(found)}\n\n" + "\n".join(map(str, [out / self.report, *pictures]))
+
+    def picture(self, report: dict) -> "Figure":
+        """Draw a report. A title says if cells learned nothing, because pictures go where the table does not."""
+        figure, cells = self.draw(report), report.get("cells", ())
+        if unlearned := sum(UNLEARNED in cell for cell in cells):
+            figure.suptitle(f"nothing was learned in {unlearned} of {len(cells)} cells", fontsize="medium")
+        return figure
 
 
 def _save(figure: "Figure", paths: Sequence[AnyPath]) -> None:

@@ -251,7 +251,7 @@ def _draw(report: Report, folder: Path) -> dict[str, str]:
                 draw("learning_curves", draw_curves(curves, "", *below))
         for name, study in (found for form in FORMS for found in report.of_form(form)):
             if study.report:
-                draw(name, study.form.draw(study.report))
+                draw(name, study.form.picture(study.report))
         for name, figure in draw_scores(report.scored.tables, report.scored.frequencies, colors):
             draw(name, figure)
         for name, figure in draw_attention(report, colors):
