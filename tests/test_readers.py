@@ -210,6 +210,7 @@ FILES = {
 # What a reader takes of other formats. Trees and JSON may be the text of a model: a warning names them.
 TAKEN = {
     "parallel": {"agreement", "linzen", "sick", "brackets", "sst", "json"},
+    "text": {"parallel", "agreement", "linzen", "sick", "brackets", "sst", "json"},
     "iwslt_xml": {"parallel", "segments", "sgm", "agreement", "linzen", "sick", "brackets", "sst", "json"},
     "sgm": {"segments"},
     "brackets": {"sst"},
@@ -233,8 +234,9 @@ def test_a_file_of_another_format_is_refused(form, tmp_path, caplog):
 
 def test_messages_name_the_format_that_reads_the_file(tmp_path):
     for name in ("sgm", "iwslt_xml", "conllu"):
-        with pytest.raises(UserError, match=rf"source/a: expected lines of text, but found .*; set format={name}"):
-            rows_of(tmp_path, "parallel", FILES[name], FILES[name])
+        for form in ("parallel", "text"):
+            with pytest.raises(UserError, match=rf"source/a: expected lines of text, but found .*; set format={name}"):
+                rows_of(tmp_path, form, FILES[name], FILES[name] if form == "parallel" else None)
     with pytest.raises(UserError, match=r"a: expected lines of text, but found .*; write its text to a file"):
         list(read_lines([write(tmp_path, "a", FILES["sgm"])]))
     with pytest.raises(UserError, match=r"target/a: expected lines of text, but found a treebank in CoNLL-U"):
@@ -471,7 +473,10 @@ def test_a_sentence_of_10000_chained_words():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"splits": {"train": {"source": ["a"]}}}, "splits.train: format parallel needs target files"),
+        (
+            {"splits": {"train": {"source": ["a"]}}},
+            "format parallel needs target files, .*; for text without translations, set format=text$",
+        ),
         ({"splits": {"train": {"source": ["a"], "target": ["b"]}}, "format": "sst"}, "format sst takes no target files"),
         (
             {"splits": {"train": {"source": ["a"]}, "valid": {"source": ["a"], "target": ["b"]}}, "format": "conllu"},

@@ -5,6 +5,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from commands import main_of
 from pretrained_data import settings as pretrained_settings
@@ -91,6 +92,16 @@ def test_new_test_splits_have_vocabulary_and_settings_of_the_other_data_set(data
     (there,), (here,) = SplitShards(data / "encoded", "test"), SplitShards(new / "encoded", "test_2017")
     assert there.record.sha256 == here.record.sha256
     assert "newstest" in describe(new)[0]
+
+
+def test_text_without_translations_has_the_same_leaves_and_trees(text, data, new, tmp_path):
+    splits = {"newstest": {"source": [text / "news.en"]}}
+    preprocess(PreprocessConfig.model_validate(new_settings(text, data, format="text", splits=splits)), tmp_path / "new")
+    (one,), (other,) = SplitShards(tmp_path / "new" / "encoded", "newstest"), SplitShards(new / "encoded", "newstest")
+    assert len(one) == len(other) == 5 and not verify(tmp_path / "new").problems
+    for row in range(5):
+        pairs, lines = other.row(row), one.row(row)
+        np.testing.assert_equal(lines, {name: value for name, value in pairs.items() if name != "tgt_pieces"})
 
 
 def test_the_same_command_continues_and_the_settings_are_written_down(text, data, new):

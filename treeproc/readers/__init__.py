@@ -18,7 +18,7 @@ from treeproc.readers.segments import read_iwslt, read_iwslt_side, read_sgm, rea
 from treeproc.readers.treebanks import read_sentences, read_sentiment, read_trees
 
 FormatName = Literal[
-    "parallel", "sgm", "iwslt_xml", "brackets", "sst", "imdb", "agreement", "linzen", "labelled", "sick", "conllu"
+    "parallel", "text", "sgm", "iwslt_xml", "brackets", "sst", "imdb", "agreement", "linzen", "labelled", "sick", "conllu"
 ]
 
 Rows = Iterator[dict]
@@ -91,6 +91,7 @@ def _labelled(settings: LabelledConfig) -> Format:
 
 FORMATS: dict[str, Format] = {
     "parallel": Format(_read_parallel, "required", (), Ranges("lines", _plain, "parallel")),
+    "text": _of_texts(Ranges("lines", _plain, "parallel"), "none", ()),
     "sgm": Format(read_sgm, "required", read_side=read_sgm_side),
     "iwslt_xml": Format(read_iwslt, "required", read_side=read_iwslt_side),
     "brackets": _of_texts(Ranges("trees", read_trees, "brackets"), "optional", ("words", "trees")),

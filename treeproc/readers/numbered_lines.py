@@ -19,7 +19,7 @@ from treeproc.common.files import cannot_read
 from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.readers.packed_files import is_archive, is_hidden, members, open_input, say_left_out, warn_once
 
-# How a file is read: as lines (of the format `parallel`, of something else, of a new text, or as bytes), or by a reader with
+# How a file is read: as lines (of `parallel` and `text`, of something else, of a new text, or as bytes), or by a reader with
 # rules of its own.
 Reading = Literal["parallel", "lines", "texts", "bytes", "iwslt_xml", "brackets", "any"]
 

@@ -94,7 +94,8 @@ class PreprocessConfig(Settings):
                 raise ValueError(f"splits.{split}: hold_out takes examples of train, but there is no train split")
             if files.source and bool(files.target) != _has_target(form, self.splits):
                 needs = "takes no target files" if files.target else f"needs target files, as splits.{split}.target=FILE"
-                raise ValueError(f"splits.{split}: format {self.format} {needs}, in all splits alike")
+                other = "; for text without translations, set format=text" if self.format == "parallel" else ""
+                raise ValueError(f"splits.{split}: format {self.format} {needs}, in all splits alike{other}")
         if self.tokenized == "moses" and form.columns:
             raise ValueError(f"tokenized: must be none for format {self.format}, which already has words or labels")
         if self.tokenized != "moses" and any(side and side.treebank_words for side in (self.parser, self.target_parser)):

@@ -225,13 +225,16 @@ def check_vocab_from(
     if config.new_pieces is not None:
         check_extension(config.vocab_from.absolute(), subwords=config.subwords.facts())
         return
+    columns = encoded_columns(*stages, config.tree).names
+    if config.format == "text":  # asks for nothing else; a task that needs more says so
+        columns = [*columns, "tgt_pieces", "label", "score", "node_labels", "leaf_labels"]
     index = check_reuse(
         config.vocab_from.absolute(),
         parser=parser if config.tree.side == "source" else target_parser,
         subwords=config.subwords.facts(),
         tree=config.tree.facts(),
         normalization=normalization,
-        columns=encoded_columns(*stages, config.tree).names,
+        columns=columns,
     )
     own = config.labelled.classes
     if own and "num_classes" in index and own != (theirs := class_names(index)):
