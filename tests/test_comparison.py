@@ -198,6 +198,8 @@ def test_a_new_file_is_scored_for_classifiers_alone(runs, main):
         UserError, match="input: needs the run of a classifier, but .* is none; for a translation model, translate"
     ):
         main(["--out", str(runs / "a"), "input=new.csv"])
+    with pytest.raises(UserError, match="gone is not a run: .*config.yaml is missing"):
+        main(["--out", str(runs / "gone"), "input=new.csv"])
 
 
 def test_a_reference_file_one_line_short_is_told_with_both_counts(runs, main):

@@ -26,6 +26,7 @@ from treeproc.common.folder_kinds import claim_folder, claim_output, kind_of
 from treeproc.common.settings import Settings, UserError, dump_settings, load_settings
 from treeproc.common.storage import RemotePath
 from treeproc.extras.parser_training.config import TrainParserConfig
+from treeproc.shards.store import read_index
 from treeproc.stages.preprocess import PreprocessConfig, sample_splits
 from treeproc.stages.text_work import remove_work
 
@@ -224,6 +225,13 @@ def test_folders_inside_others_are_for_their_kind_alone(world):
     for place, kind in (("scaling/cells/new", kinds.REPORT), ("back_translation/data", kinds.RUN), ("demo/data", kinds.RUN)):
         with pytest.raises(UserError, match="is a place for files of"):
             claim_folder(world / place, kind)
+
+
+def test_a_folder_of_another_kind_is_no_data_set(world):
+    for name, kind in FOLDERS.items():
+        if kind is not kinds.DATA_SET and not (world / name / "encoded" / "index.json").exists():
+            with pytest.raises(UserError, match=f"{name} is {kind.name}; give a data set of workflows/preprocess.py$"):
+                read_index(world / name / "encoded")
 
 
 def test_a_file_is_no_folder_and_a_folder_no_file(tmp_path):

@@ -575,7 +575,7 @@ def test_the_workflow_prints_a_table_and_says_what_is_wrong(folder, copied, tmp_
         (["l2=[-1]"], "must be numbers of at least 0"),
         ([f"data={tmp_path / 'bare'}"], "bare/parsed/index.json is missing; run workflows/preprocess.py to the end"),
         ([f"data={no_arcs}", "tasks=[deprel]"], "tasks: deprel need the arcs between words, but .* has none"),
-        ([f"data={tmp_path / 'gone'}"], "gone, the data set of .*, is missing"),
+        ([f"data={tmp_path / 'gone'}"], "gone is not a folder; give a data set of workflows/preprocess.py"),
         (["checkpoint=7"], "is missing; train to the end, or choose a step as checkpoint"),
     ):
         with pytest.raises(UserError, match=message):

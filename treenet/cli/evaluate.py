@@ -189,9 +189,10 @@ def prediction_task(run: Path) -> "PredictionTask | None":
 def score_input(run: Path, settings: EvaluateSettings) -> str:
     """Return the scores of `settings.input`, made into a split as new test sets are. Nothing is kept."""
     from treenet.evaluation.classify import classify_split, describe_classes, format_scores
-    from treenet.runs.loading import HELD_DATA, check_there, data_of
+    from treenet.runs.loading import HELD_DATA, check_is_run, check_there, data_of
     from treeproc.stages.preprocess import PreprocessConfig, preprocess
 
+    check_is_run(run)
     if (task := prediction_task(run)) is None:
         raise UserError(
             f"input: needs the run of a classifier, but {run} is none; for a translation model, translate the file with "

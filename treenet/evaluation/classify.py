@@ -73,8 +73,9 @@ def classify_split(folder: Path, settings: ClassifySettings) -> tuple[str, list[
     checkpoint = _checkpoint(folder, settings.checkpoint)
     config, model = load_trained(folder, checkpoint)
     own = data_of(folder, config)
+    if not settings.data:
+        check_there(own, folder)
     data = settings.data or own
-    check_there(data, folder)
     task = build_task(config.model_copy(update={"data": data}))
     if not isinstance(task, PredictionTask):
         raise UserError(f"{folder} is a run of {config.task}; score it with workflows/{task.scorer}")

@@ -143,9 +143,7 @@ def load_model(
     Raises UserError if the folder is not a run of `task`, or if the checkpoint is missing or does not fit the settings. It also
     does so if the vocabulary is not that of the training.
     """
-    for name in ("config.yaml", "run.json"):
-        if not (run / name).is_file():
-            raise UserError(f"{run} is not a run: {run / name} is missing; give the folder of a training run")
+    check_is_run(run)
     check_export(run)
     config = load_settings(TrainConfig, run / "config.yaml")
     hint = "run its workflows/train.py command again, into another folder"
@@ -155,10 +153,12 @@ def load_model(
     start = INITIAL if config.starts_from_weights else None
     chosen = start if untrained else checkpoint
     folder = None if chosen is None else checkpoint_folder(run, chosen)
-    data = data or data_of(run, config)
-    check_there(data, run)
+    own = data_of(run, config)
+    if not data:
+        check_there(own, run)
+    data = data or own
     index = read_index(data / "encoded")
-    check_own_vocabulary(data, index, facts, run, data_of(run, config))
+    check_own_vocabulary(data, index, facts, run, own)
     check_vocabulary_files(data / "encoded", index)
     if folder:
         _, model = load_trained(run, folder)
@@ -177,6 +177,13 @@ def load_model(
         run=run,
         weights=folder,
     )
+
+
+def check_is_run(run: Path) -> None:
+    """Raise UserError if a folder is not that of a run."""
+    for name in ("config.yaml", "run.json"):
+        if not (run / name).is_file():
+            raise UserError(f"{run} is not a run: {run / name} is missing; give the folder of a training run")
 
 
 def check_there(data: AnyPath, run: Path) -> None:

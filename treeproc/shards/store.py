@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from treeproc.common.cache import HashFiles, find_changed, hash_here
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, read_json
+from treeproc.common.folder_kinds import DATA_SET, kind_of
 from treeproc.common.storage import AnyPath, as_path, inside
 from treeproc.common.store_requests import in_parallel
 from treeproc.shards.records import (
@@ -214,6 +215,8 @@ def read_index(folder: AnyPath, hint: str | None = None) -> Index:
         raise UserError(f"{above} is a single stage of a data set; give the data set: {above.parent}")
     if not hint and not above.is_dir():
         raise UserError(f"{above} is not a folder; give a data set of workflows/preprocess.py")
+    if not hint and not (folder / "index.json").exists() and (found := kind_of(above)) not in (None, DATA_SET):
+        raise UserError(f"{above} is {found.name}; give a data set of workflows/preprocess.py")
     index = read_json(folder / "index.json", hint or "run workflows/preprocess.py to the end")
     if index.get("schema_version") != SCHEMA_VERSION:
         raise OtherVersion(
