@@ -204,6 +204,7 @@ PLACES = {
         read_shards(data, stage="text").to_pandas("nodes")
     ),
     "that are read as trees, but one lacks 'leaves'": lambda data, run: collate(list(read_shards(data, stage="text"))[:2]),
+    r"me/nope is missing; .* huggingface_hub.snapshot_download\('me/nope'\)": lambda data, run: load_run("me/nope"),
     "/nope is not a run: /nope/config.yaml is missing; give the folder of a training run": lambda data, run: load_run("/nope"),
     "/run.json is missing; give the folder of a training run": lambda data, run: load_run(data),
     "path must be the path of a folder, but is None": lambda data, run: load_run(None),

@@ -39,6 +39,7 @@ from treenet.translation.line_translator import build_line_encoder
 from treenet.translation.settings import MUST_APPEAR
 from treenet.translation.translate import ScoredTarget, decoding_of, detokenize, score_examples, translate_examples
 from treeproc.common.errors import UserError, as_called, as_integer, as_list, check_string, from_python, quoted
+from treeproc.common.hub import HubModel, model_place
 from treeproc.common.settings import build_settings
 from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import EncodedLine, RawLine, RawLineEncoder
@@ -390,7 +391,13 @@ def load_run(
     max_leaves = as_integer("max_leaves", max_leaves, least=1)
     with refusing_device(device):
         torch.empty(0, device=device)
-    with read_run(given_path("path", path), *checkpoint_names(str(checkpoint))) as folder:
+    place = given_path("path", path)
+    if isinstance(model_place(str(place)), HubModel):
+        raise UserError(
+            f"{place} is missing; give the folder of a training run, or for a name on the hub of Hugging Face, the folder that "
+            f"huggingface_hub.snapshot_download({str(place)!r}) returns"
+        )
+    with read_run(place, *checkpoint_names(str(checkpoint))) as folder:
         which = {"checkpoint": str(checkpoint), "device": torch.device(device)}
         if task_of(folder) == "classification":
             return ClassifierRun(load_classifier(folder, **which), max_leaves)
