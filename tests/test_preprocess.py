@@ -323,6 +323,15 @@ def test_settings_of_another_data_set_are_refused(data, tmp_path):
         encoded_again(data, data)
 
 
+@pytest.mark.parametrize(("form", "side"), [("parallel", "source"), ("parallel", "target"), ("conllu", "target")])
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz", "a.jsonl"])
+def test_tables_are_not_read_as_lines(text, tmp_path, form, side, name):
+    sides = {"source": [text / "train.en"], "target": [text / "train.de"]} | {side: [tmp_path / name]}
+    with pytest.raises(UserError, match=f"{name} must have one text a line, but its name is that of a table .*; write its texts"):
+        preprocess(config_of(text, format=form, splits={"train": sides}), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_sides_that_are_not_there_are_refused_before_anything_is_written(text, tmp_path):
     for changes, message in (
         ({"tree": {"side": "target"}}, "tree.side: must be a side with trees, but is target"),

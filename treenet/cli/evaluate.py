@@ -50,8 +50,8 @@ from treeproc.common.folder_kinds import COMPARISON, claim_folder
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath, RemotePath, as_path
-from treeproc.online.input_files import refuse_table
 from treeproc.readers import read_lines
+from treeproc.readers.labelled import refuse_table
 from treeproc.shards.store import describe_dropped
 
 # The settings that --compare reads, and those for translations.

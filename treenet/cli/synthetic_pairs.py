@@ -13,9 +13,9 @@ from treenet.translation.settings import CONSTRAINTS, TranslateSettings
 from treeproc.common.files import atomic_output, atomic_write, file_sha256, json_bytes, read_json
 from treeproc.common.settings import Effect, Settings, UserError
 from treeproc.common.storage import AnyPath, DataPath
-from treeproc.online.input_files import refuse_table
 from treeproc.parsers import ParserConfig
 from treeproc.parsers.config import TAG_FORM
+from treeproc.readers.labelled import refuse_table
 from treeproc.readers.line_forms import is_blank
 from treeproc.readers.numbered_lines import pair_up, read_lines
 from treeproc.shards.schema import lower_case

@@ -11,7 +11,7 @@ from treeproc.common.settings import UserError, build_settings, read_yaml
 from treeproc.common.storage import AnyPath
 from treeproc.online.raw_lines import RawLine, TableRow, decode_all
 from treeproc.readers import FORMATS
-from treeproc.readers.labelled import LabelledConfig, form_of_line, read_new_records, table_form
+from treeproc.readers.labelled import LabelledConfig, form_of_line, read_new_records, refuse_table, table_form
 from treeproc.readers.numbered_lines import has_markup, pair_up, read_byte_lines, refuse_pipes
 from treeproc.shards.store import read_index, stage_folder
 
@@ -56,14 +56,6 @@ def form_of(data: AnyPath) -> InputForm:
     if not isinstance(values, Mapping) or (name := str(values.get("format"))) not in FORMATS:
         return InputForm()
     return InputForm(name, build_settings(LabelledConfig, values.get("labelled") or {}, f"{where}: labelled"))
-
-
-def refuse_table(path: AnyPath) -> None:
-    """Raise UserError if the name of a file is that of a table."""
-    if form := table_form(path.name):
-        raise UserError(
-            f"{path} must have one text a line, but its name is that of a table ({form}); write its texts to a file, one a line"
-        )
 
 
 def read_raw_lines(

@@ -192,6 +192,14 @@ def table_form(name: str) -> TableForm | None:
     return _FORMS.get(PurePosixPath(plain_name(name)).suffix.lower())
 
 
+def refuse_table(path: AnyPath) -> None:
+    """Raise UserError if the name of a file is that of a table."""
+    if form := table_form(path.name):
+        raise UserError(
+            f"{path} must have one text a line, but its name is that of a table ({form}); write its texts to a file, one a line"
+        )
+
+
 def read_new_records(path: AnyPath, columns: LabelledConfig) -> Iterator[tuple[Record, list[str]]]:
     """Yield every row of a table of new texts, and these texts, which may be empty. A label is neither needed nor read.
 
@@ -254,7 +262,7 @@ def _of_table(
                     f"{quoted(fields[0][: 2 * _SHOWN])}; write {between} between the columns of all lines"
                 )
             if missing := [column for column in wanted if column not in fields]:
-                remedy = f"set {_setting_of(missing[0], columns)}, or correct it" if with_label else "rename its column"
+                remedy = f"{f'set {_setting_of(missing[0], columns)}, or ' if with_label else ''}rename its column"
                 raise UserError(
                     f"{where}: must be a header with the columns {' and '.join(wanted)}, separated by {between}, but "
                     f"{quoted(missing[0])} is missing: {quoted(', '.join(fields)[: 2 * _SHOWN])}; {remedy}"

@@ -147,6 +147,11 @@ class Inputs:
             dict.fromkeys(path for files in self.splits.values() for side in (files.source, files.target) for path in side)
         )
 
+    def paths_of_lines(self) -> list[AnyPath]:
+        """Return the files that are read as plain lines of text: both sides of `parallel`, the targets of trees."""
+        sides = {"parallel": ("source", "target"), "brackets": ("target",), "conllu": ("target",)}.get(self.format, ())
+        return [path for files in self.splits.values() for side in sides for path in getattr(files, side)]
+
     def no_example(self, split: str) -> UserError:
         """Return the error of a split whose files hold no example."""
         files = self.splits[split]

@@ -18,6 +18,7 @@ from treeproc.common.storage import AnyPath
 from treeproc.common.store_requests import StoreRefuses
 from treeproc.parsers import describe_parser
 from treeproc.pretrained_pieces import TokenizerPieces
+from treeproc.readers.labelled import refuse_table
 from treeproc.readers.line_ranges import FilesChanged
 from treeproc.readers.numbered_lines import refuse_pipes
 from treeproc.shards.records import PackedRecords
@@ -173,6 +174,8 @@ def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:
     _check_pairs(config)
     inputs = config.inputs()
     refuse_pipes(inputs.paths())
+    for path in inputs.paths_of_lines():
+        refuse_table(path)
     check_columns(config.parser, config.target_parser, inputs.columns())
     stages = inputs.columns(), parsed_columns(config.parser, config.target_parser)
     check_constituents(config.tree, config)
