@@ -100,6 +100,8 @@ def test_an_example_is_drawn_with_its_pieces(data, tmp_path):
     assert target.replace(" ", "").replace("▁", " ").split() == list(reversed(source.split()))
     with pytest.raises(UserError, match=r"valid has no line 99 \(its lines are 1 to 12"):
         draw_line(data, "valid", 99)
+    with pytest.raises(UserError, match=r"has no split 'dev'; there are: .*valid"):
+        draw_line(data, "dev", 1)
     plot(describe(data)[1], tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 

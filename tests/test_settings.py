@@ -54,7 +54,7 @@ def test_yaml_is_version_1_2():
 
 def test_file_then_overrides(tmp_path):
     (tmp_path / "c.yaml").write_text("name: no\ninner:\n  rate: 5e-4\n")
-    settings = load_settings(Outer, tmp_path / "c.yaml", ["steps=7", "inner.rate=1e-3"])
+    settings = load_settings(Outer, tmp_path / "c.yaml", ["steps = 7", "inner.rate=1e-3"])
     assert settings == Outer(name="no", steps=7, inner=Inner(rate=1e-3))
     (tmp_path / "d.yaml").write_text(dump_settings(settings))
     assert load_settings(Outer, tmp_path / "d.yaml") == settings
@@ -101,6 +101,8 @@ def test_one_path_is_a_list_of_one():
         ("name: a\nname: b\n", [], r"line 2: .*'name' occurs twice"),
         ("- a\n", [], r"must hold keys and values"),
         ("name: a\n", ["steps"], r"key=value"),
+        ("name: a\n", ["ends=[1,"], r"^override 'ends=\[1,': lacks its closing bracket; write it without blanks, or in quot"),
+        ("name: a\n", ["inner=x"], r"^the command line: inner: must be settings, such as inner.rate, but is 'x'$"),
         ("name: a\n", ["steps.x=1"], r"steps"),
     ],
 )  # fmt: skip
@@ -163,6 +165,7 @@ def test_defaults_are_shown_as_yaml(value, text):
         (["--steps", "10"], r"no option '--steps'; .* write steps=10"),
         (["--step=10"], r"no option '--step=10'; .* write steps=10"),
         (["--rate", "1"], r"write inner.rate=1"),
+        (["-out", "x"], r"^there is no option '-out'; write '?--out'?$"),
         (["--qqq"], r"no option '--qqq'; --help lists"),
         (["name=a\udcff"], r"must be text in UTF-8"),
         (["name=a\0"], r"must be text in UTF-8"),

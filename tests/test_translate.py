@@ -262,6 +262,7 @@ def test_an_impossible_command_is_one_error_and_keeps_the_output(translate, run,
         (run, [source_argument, "--nbest", "0"], "nbest: must be greater than 0"),
         (given, [source_argument], "was made of trees of its input files; give trees for these lines as well"),
         (tmp_path, [source_argument], "is not a run"),
+        (tmp_path, [f"input={tmp_path / 'none.csv'}"], "is not a run"),
         (None, [source_argument], "give --out RUN"),
         (run, [source_argument], "cannot write .*out.txt.parts: File exists"),
     ]:

@@ -181,6 +181,8 @@ def draw_line(data: AnyPath, split: str, line: int) -> str:
     ids = lengths["example_id"]  # they ascend; of a large split only some are read
     place = bisect_left(range(len(ids)), line - 1, key=lambda row: int(ids[[row]][0]))
     if place == len(ids) or ids[[place]][0] != line - 1:
+        if split not in (there := read_index(folder)["totals"]):
+            raise UserError(f"{data} has no split {split!r}; there are: {', '.join(there)}")
         folders = stage_folders(data)
         if why := why_dropped(folders["text"], folders["encoded"], split, line):
             raise UserError(f"{split} has no line {line}: the job dropped it, {why}; choose another --line")

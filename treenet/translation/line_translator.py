@@ -13,7 +13,7 @@ from treenet.config import DecodingConfig, TrainConfig
 from treenet.data.input_kinds import LEAVES
 from treenet.layers.backend import choose_device, keep_freed_memory
 from treenet.models.compiling import check_tools
-from treenet.runs.loading import LoadedModel, check_there, data_of
+from treenet.runs.loading import LoadedModel, check_is_run, check_there, data_of
 from treenet.runs.mirror import read_run
 from treenet.runs.run_folder import checkpoint_names
 from treenet.translation.hypotheses import Hypothesis, check_num_best
@@ -75,8 +75,7 @@ def local_runs(settings: LineSettings, runs: Sequence[AnyPath]) -> list[Path]:
 def input_form(settings: LineSettings, run: AnyPath) -> InputForm:
     """Return the form of the files that the data set of a run was made of."""
     [folder] = local_runs(settings, [run])
-    if not (folder / CONFIG).is_file():  # no run, as its loading says
-        return InputForm()
+    check_is_run(folder)
     data = data_of(folder, load_settings(TrainConfig, folder / CONFIG))
     check_there(data, folder)
     return form_of(data)

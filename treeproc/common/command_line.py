@@ -121,6 +121,8 @@ class ArgumentParser(argparse.ArgumentParser):
                 raise UserError(f"{quoted(arg)} on the command line must be text in UTF-8 without NUL bytes")
             if arg == "--":
                 break
+            if arg.startswith("-") and f"-{arg.partition('=')[0]}" in self.options():
+                raise UserError(f"there is no option {quoted(arg)}; write -{one_line(arg)}")
             name, equals, value = arg.removeprefix("--").partition("=")
             if arg.startswith("--") and not any(option.startswith(f"--{name}") for option in self._option_string_actions):
                 following = args[place + 1] if len(args) > place + 1 and "=" not in args[place + 1] else "VALUE"

@@ -37,6 +37,9 @@ def describe_error(error: ValidationError, cls: type[BaseModel], where: str, ove
         message = f"must be {count} values, but is {quoted(first['input'])}"
     elif first["type"] == "missing":
         message = _missing(cls, path, where)
+    elif first["type"] == "model_type" and (section := section_of(annotation)):
+        key = "name" if "name" in section.model_fields else next(iter(section.model_fields))
+        message = f"must be settings, such as {path}.{key}, but is {quoted(first['input'])}"
     elif first["type"] == "value_error":
         message = first["msg"].removeprefix("Value error, ")
     else:

@@ -166,6 +166,9 @@ def _apply_override(values: dict, override: str, defaults: Mapping[str, dict]) -
         raise UserError(
             "; ".join(filter(None, [f"{quoted(override)} must have the form key=value", advise("--help lists the keys")]))
         )
+    if (opened := text.strip()[:1]) in ("[", "{") and text.strip()[-1] != {"[": "]", "{": "}"}[opened]:
+        raise UserError(f"override {quoted(override)}: lacks its closing bracket; write it without blanks, or in quotation marks")
+    key = key.strip()
     *parents, last = key.split(".")
     if len(parents) > _MOST_SECTIONS:
         raise UserError(f"override {quoted(override)}: no setting has so many sections in its name")
