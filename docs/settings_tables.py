@@ -34,16 +34,13 @@ def settings_by_command() -> dict[str, list[Described]]:
 
 def chosen(command: str, *sections: str) -> list[Described]:
     """The settings of a command that a table has."""
-    left_out = [section[1:] for section in sections if section.startswith("!")]
-    wanted = [section for section in sections if not section.startswith("!")]
+    left_out = tuple(section[1:] for section in sections if section.startswith("!"))
+    wanted = tuple(section for section in sections if not section.startswith("!"))
     found = settings_by_command()[command]
     if unknown := [one for one in wanted + left_out if not any(is_below(setting.name, (one,)) for setting in found)]:
         raise ValueError(f"{command} has no setting {unknown[0]}")
     return [
-        setting
-        for setting in found
-        if (not wanted or any(is_below(setting.name, (one,)) for one in wanted))
-        and not any(is_below(setting.name, (one,)) for one in left_out)
+        setting for setting in found if (not wanted or is_below(setting.name, wanted)) and not is_below(setting.name, left_out)
     ]
 
 

@@ -59,12 +59,17 @@ def _models(name: str) -> tuple[str, ...]:
     return getattr(field.annotation, "architectures", ()) if field else ()
 
 
+def _advice(word: str) -> str:
+    """Return what a word of another toolkit means here; empty if it is none."""
+    return SYNONYMS.get(word.lower().replace("-", "_"), "")
+
+
 def find(known: Sequence[Described], word: str) -> list[Described]:
     """Return the settings of this name, of a section of it, and of the setting that another toolkit calls so.
 
     If there are none, return those that have the word in their names or meanings.
     """
-    meant = settings_in(SYNONYMS.get(word.lower().replace("-", "_"), ""))
+    meant = settings_in(_advice(word))
     found = [one for one in known if f".{word}." in f".{one.name}." or any(f".{one.name}".endswith(f".{name}") for name in meant)]
     return found or [one for one in known if word.lower() in f"{one.name} {one.meaning}".lower()]
 
@@ -87,7 +92,7 @@ def main(argv: Sequence[str]) -> None:
         for one in settings_of(command):
             readers.setdefault(one, []).append(command)
     found = [*readers] if word is None else find([*readers], word)
-    advice = SYNONYMS.get((word or "").lower().replace("-", "_"), "")
+    advice = _advice(word or "")
     blocks = [f"{word} of other toolkits: {as_called(advice)}"] if " " in advice else []
     blocks += [show(one, readers[one]) for one in found]
     if not blocks:

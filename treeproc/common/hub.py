@@ -12,12 +12,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import PlainSerializer, PlainValidator
 
 from treeproc.common.errors import UserError, first_line, one_line, require
 from treeproc.common.messages import is_quiet, phase
+from treeproc.common.setting_facts import value_at
 from treeproc.common.storage import AnyPath, as_path, validate_path
 from treeproc.common.yaml_reader import read_yaml
 
@@ -109,12 +110,9 @@ def _recorded(folder: AnyPath, key: str) -> object:
     """Return a setting in the config.yaml of a folder; None if there is none."""
     path = folder / "config.yaml"
     try:
-        value: Any = read_yaml(path.read_text(encoding="utf-8"), str(path))
+        return value_at(read_yaml(path.read_text(encoding="utf-8"), str(path)), key)
     except (OSError, UnicodeDecodeError):
         return None
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
 
 
 def local_folder(setting: str, place: AnyPath | HubModel, files: Sequence[str] = PIECES, *, weights: bool = False) -> AnyPath:

@@ -1,4 +1,4 @@
-"""What users must know of settings: meaning, default and range, read from the fields of pydantic models.
+"""Facts about settings, read from the fields of pydantic models: name, meaning, default and range.
 
 `--help`, `tree-attention settings` and the pages of settings show these facts.
 """
@@ -21,7 +21,7 @@ _BOUNDS = {Gt: (">", "gt"), Ge: ("≥", "ge"), Lt: ("<", "lt"), Le: ("≤", "le"
 
 
 class SettingFacts(NamedTuple):
-    """What users must know of one setting."""
+    """Name, type, default and meaning of one setting."""
 
     name: str  # of a nested setting dotted; NAME stands for a key that the user chooses
     annotation: Any  # with the bounds, as `Annotated`
