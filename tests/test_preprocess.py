@@ -323,10 +323,11 @@ def test_settings_of_another_data_set_are_refused(data, tmp_path):
         encoded_again(data, data)
 
 
-@pytest.mark.parametrize(("form", "side"), [("parallel", "source"), ("parallel", "target"), ("conllu", "target")])
+@pytest.mark.parametrize("form, side", [("parallel", "source"), ("parallel", "target"), ("conllu", "target"), ("text", "source")])
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz", "a.jsonl"])
 def test_tables_are_not_read_as_lines(text, tmp_path, form, side, name):
-    sides = {"source": [text / "train.en"], "target": [text / "train.de"]} | {side: [tmp_path / name]}
+    others = {"source": [text / "train.en"], "target": [text / "train.de"]} if form != "text" else {}
+    sides = others | {side: [tmp_path / name]}
     with pytest.raises(UserError, match=f"{name} must have one text a line, but its name is that of a table .*; write its texts"):
         preprocess(config_of(text, format=form, splits={"train": sides}), tmp_path / "out")
     assert not (tmp_path / "out").exists()

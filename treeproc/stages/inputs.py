@@ -148,8 +148,9 @@ class Inputs:
         )
 
     def paths_of_lines(self) -> list[AnyPath]:
-        """Return the files that are read as plain lines of text: both sides of `parallel`, the targets of trees."""
-        sides = {"parallel": ("source", "target"), "brackets": ("target",), "conllu": ("target",)}.get(self.format, ())
+        """Return the files that are read as plain lines of text: both sides of `parallel`, `text`, the targets of trees."""
+        formats = {"source": ("parallel", "text"), "target": ("parallel", "brackets", "conllu")}
+        sides = [side for side, names in formats.items() if self.format in names]
         return [path for files in self.splits.values() for side in sides for path in getattr(files, side)]
 
     def no_example(self, split: str) -> UserError:
