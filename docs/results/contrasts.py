@@ -5,6 +5,7 @@ from itertools import chain
 from statistics import fmean, stdev
 
 import numpy as np
+import parts
 from figures import DAMAGE, Figures, Row, correlation, difference, half_interval, of_control, records, sentence_nll, unpaired
 from page_template import Sentences
 
@@ -122,6 +123,8 @@ def of_other_claims() -> Sentences:
     )
     by_both = [float(accuracies(root.study, system).mean()) for system in ("tree", "tree_shuffled")]
     yield "By the mean of both numbers, {} with own trees, {} with others", by_both
+    parts_of_tree = [figure for system in parts.PRIMARIES for figure in parts.difference(system, "test.2")]
+    yield "the own shape has {} less ({} to {}), the own labels on another shape {} less ({} to {}) |", parts_of_tree
     studies = ("sst5_pretrained", "sick_pretrained", "sst5_finetuned")
     yield (
         "trees of other sentences: {} ({} to {}); r {} ({} to {}). Fine-tuned, on SST-5: {} ({} to {})",

@@ -10,6 +10,7 @@ from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 
+import parts
 from contrasts import mean_of_both, of_block_a, of_control_page, of_other_claims, of_probe
 from figures import (
     RESULTS,
@@ -191,6 +192,7 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         ),
         *([None] * 7 for _ in range(2)),
     ],
+    ("pretrained.md", "Labels, shape or place?#0"): parts.table(parts.PRIMARIES),
     ("pretrained.md", "With a fine-tuned encoder: SST-5#0"): _against_first("sst5_finetuned", (_accuracy,), ABOVE_ENCODER[:4]),
     ("pretrained.md", "With a fine-tuned encoder: SST-5#1"): _against_first(
         "sst5_finetuned_tenth", (_accuracy,), ABOVE_ENCODER[:4]

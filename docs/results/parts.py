@@ -1,0 +1,85 @@
+"""The figures of the study of parts of a tree: the mean of the accuracies on singular and plural verbs, on each part of test.
+
+The protocol is protocols/parts.md. In records, each part has its singular verbs first.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from figures import Cell, Figures, records
+
+from treenet.evaluation.significance import PRIMARY, SeedTest, compare_over_seeds, correct_family
+
+STUDY, OWN, PRIMARIES = "parts", "own", ("unlabelled", "other_shape")
+SIZES = {"test.2": (2195, 7185), "test.1": (4365, 6155), "test.3": (305, 1746)}  # singular, plural
+_ENDS = np.cumsum([size for both in SIZES.values() for size in both])
+
+
+@cache
+def right(system: str) -> dict[int, dict[str, list[np.ndarray]]]:
+    """Return 1 for each sentence that a system has right, else 0, by seed and part of test: singular verbs, then plural ones."""
+    found = {}
+    for one in records(STUDY):
+        if one["labels"]["system"] == system:
+            pieces = np.split(np.array(one["sentences"]["test"].split(), dtype=float), _ENDS)
+            assert not len(pieces.pop()), f"{one['cell']} has other sentences than its protocol"
+            found[one["labels"]["seed"]] = {part: pieces[2 * place : 2 * place + 2] for place, part in enumerate(SIZES)}
+    return found
+
+
+def statistic(both: Sequence[np.ndarray]) -> float:
+    """Return the mean of the accuracies on both numbers, in per cent."""
+    return 50 * float(sum(one.mean() for one in both))
+
+
+def of_system(system: str, part: str) -> Figures:
+    """The statistic, as mean and deviation over seeds."""
+    values = [statistic(of_seed[part]) for of_seed in right(system).values()]
+    return [float(np.mean(values)), float(np.std(values, ddof=1))]
+
+
+def own_minus(system: str, part: str) -> SeedTest:
+    """Test own trees against a system on a part of test, over the seeds that both have."""
+    ours, theirs = right(OWN), right(system)
+    by_seed = [
+        [one - other for one, other in zip(ours[i][part], theirs[i][part], strict=True)] for i in sorted(ours.keys() & theirs)
+    ]
+    over_seeds = [np.mean(number, axis=0) for number in zip(*by_seed, strict=True)]  # of each sentence
+    variance = 50**2 * sum(one.var(ddof=1) / len(one) for one in over_seeds)
+    return compare_over_seeds([statistic(both) for both in by_seed], variance, sum(map(len, over_seeds)))
+
+
+def primaries() -> dict[str, SeedTest]:
+    """Return the two primary tests, corrected together."""
+    return dict(zip(PRIMARIES, correct_family([own_minus(system, "test.2") for system in PRIMARIES], PRIMARY), strict=True))
+
+
+def difference(system: str, part: str) -> Figures:
+    test = own_minus(system, part)
+    assert test.interval is not None
+    return [test.difference, *test.interval]
+
+
+def seen(system: str) -> Figures:
+    return [own_minus(system, "test.2").seen]
+
+
+def holm(system: str) -> Figures:
+    return [primaries()[system].holm_p_value]
+
+
+def table(systems: Sequence[str]) -> list[list[Cell]]:
+    """Return the rows of the page: own trees, then the systems against them."""
+
+    def row(system: str) -> list[Cell]:
+        of_own = system == OWN
+        return [
+            None,
+            lambda: of_system(system, "test.2"),
+            *[None if of_own else lambda part=part: difference(system, part) for part in SIZES],
+            None if of_own else lambda: seen(system),
+            (lambda: holm(system)) if system in PRIMARIES else None,
+        ]
+
+    return [row(system) for system in (OWN, *systems)]
