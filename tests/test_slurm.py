@@ -95,9 +95,12 @@ MpiDefault=none
 SlurmdParameters=config_overrides
 GresTypes=gpu
 KillWait=20
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 Gres=gpu:1
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 Gres=gpu:1
-PartitionName=test Nodes=ALL MaxTime=INFINITE State=UP
+PartitionName=test Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=1
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=2
 """
 
 
@@ -111,7 +114,8 @@ class Slurm:
         with ExitStack() as stack:
             servers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
             ports = [server.getsockname()[1] for server in servers]
-        (folder / "slurm.conf").write_text(CONFIGURATION.format(host=socket.gethostname(), folder=folder, ports=ports))
+        self._configuration = CONFIGURATION.format(host=socket.gethostname(), folder=folder, ports=ports)
+        (folder / "slurm.conf").write_text(self._configuration)
         (folder / "gres.conf").write_text("Name=gpu File=/dev/null\n")  # Slurm and Ray count GPUs, and nothing uses them
         (folder / "munge.key").write_bytes(os.urandom(128))
         (folder / "munge.key").chmod(0o600)
@@ -129,7 +133,7 @@ class Slurm:
         self.wait(lambda: self._run("sinfo", "--noheader", "--format=%T %D").split() == ["idle", "2"], 60)
 
     def stop(self) -> None:
-        subprocess.run(["scancel", "--partition=test"], env=self.environment, check=False)
+        subprocess.run(["scancel", "--user=root"], env=self.environment, check=False)
         self.wait(lambda: not self._run("squeue", "--noheader"), 60)
         for name in ("slurmd-n1", "slurmd-n2", "slurmctld", "munge"):
             if (pid := self.folder / f"{name}.pid").exists():
@@ -149,6 +153,16 @@ class Slurm:
         """What Slurm does some time before the limit (`--signal=B:TERM@...`)."""
         self._run("scancel", "--batch", "--signal=TERM", job)
 
+    def preempt(self, grace_s: int, parameters: str = "") -> None:
+        """Submit a job that needs both nodes and goes before all others, which get so many seconds to end."""
+        (self.folder / "slurm.conf").write_text(self._configuration + parameters)
+        self._run("scontrol", "reconfigure")
+        self._run("scontrol", "update", "partition=test", f"GraceTime={grace_s}")
+        self._run("sbatch", "--partition=urgent", "--nodes=2", "--cpus-per-task=2", "--output=/dev/null", "--wrap=true")
+
+    def change_node(self, name: str, state: str) -> None:
+        self._run("scontrol", "update", f"NodeName={name}", f"State={state}", "Reason=test")
+
     def cancel(self, job: str) -> None:
         self._run("scancel", job)
 
@@ -157,6 +171,12 @@ class Slurm:
 
     def restarts(self, job: str) -> int:
         return int(re.search(r"Restarts=(\d+)", self._run("scontrol", "show", "job", job))[1])
+
+    def wait_for_restart(self, job: str, seconds: float = 60) -> None:
+        """Wait until the job is back in the queue, with nothing left on the nodes, and take it out."""
+        self.wait(lambda: self.restarts(job) == 1 and self.state(job) == "PENDING", seconds, job)
+        self.cancel(job)
+        self.end(job)
 
     def said(self, job: str) -> str:
         return (self.logs / job).read_text()
@@ -268,12 +288,19 @@ def test_a_study_goes_on_and_has_the_same_results(slurm, tmp_path):
 # What the scripts do around Ray. In place of Ray, a process that leaves its note and waits, so that a job takes seconds.
 
 RAY = f"""#!{sys.executable}
-import sys, time
+import os, sys, time
 from pathlib import Path
 [folder] = [argument.partition("=")[2] for argument in sys.argv if argument.startswith("--temp-dir=")]
 Path(folder).mkdir(parents=True)
+Path(folder, "pid").write_text(str(os.getpid()))
 Path(folder, "ray_current_cluster").write_text("127.0.0.1:1")
 time.sleep(1000)
+"""
+# Saves after SIGTERM, if Ray still runs.
+COMMAND = """
+trap 'sleep 3; kill -0 $(< $RAY_FOLDER/head/pid) || exit 1; touch {folder}/saved; exit 143' TERM
+touch {folder}/began
+sleep 1000 & wait
 """
 
 
@@ -307,6 +334,52 @@ def test_only_what_sigterm_ended_starts_again(slurm, tmp_path, status, state):
     assert (slurm.state(job), slurm.restarts(job)) == (state, int(status == 143)), slurm.said(job)
     slurm.cancel(job)
     slurm.end(job)
+
+
+@pytest.mark.parametrize(
+    "grace_s, parameters, command, saved",
+    [
+        (0, "", COMMAND, False),  # Slurm puts it back into the queue at once
+        (10, "", COMMAND, True),
+        (30, "", COMMAND, True),
+        (30, "SlurmctldParameters=preempt_send_user_signal", COMMAND, True),  # to the script, not to its steps
+        (10, "", COMMAND.replace("sleep 3", "sleep 100"), False),
+        (30, "", COMMAND.replace("sleep 3", "exit 1"), False),
+    ],
+)
+def test_a_preempted_job_saves_if_there_is_time_and_starts_again(slurm, tmp_path, grace_s, parameters, command, saved):
+    job = slurm.submit(with_light_ray(tmp_path, command.format(folder=tmp_path), "--nodes=2"))
+    slurm.wait(lambda: (tmp_path / "began").exists(), 60)
+    slurm.preempt(grace_s, parameters)
+    slurm.wait_for_restart(job)
+    assert not saved or (tmp_path / "saved").exists(), slurm.said(job)
+
+
+def test_a_job_that_is_preempted_before_ray_runs_starts_again(slurm, tmp_path):
+    script = with_light_ray(tmp_path, "sleep 1000")
+    (tmp_path / "ray").write_text(RAY.replace("ray_current_cluster", "no_note"))
+    job = slurm.submit(script)
+    slurm.wait(lambda: slurm.processes(str(slurm.scratch), "--head"), 60)
+    slurm.preempt(30)
+    slurm.wait_for_restart(job)
+
+
+@pytest.mark.cluster
+def test_a_job_that_does_not_end_before_its_limit_starts_again(slurm, tmp_path):
+    """Slurm sends the signal of train.sbatch at once, because the whole job has less time than it names."""
+    job = slurm.submit(with_light_ray(tmp_path, "trap '' TERM; sleep 1000", "--time=1"))
+    slurm.wait_for_restart(job, 150)
+    assert "did not end after SIGTERM" in slurm.said(job)
+
+
+def test_a_job_whose_node_dies_starts_again(slurm, tmp_path):
+    job = slurm.submit(with_light_ray(tmp_path, COMMAND.format(folder=tmp_path), "--nodes=2"))
+    slurm.wait(lambda: (tmp_path / "began").exists(), 60)
+    slurm.change_node("n2", "DOWN")
+    try:
+        slurm.wait_for_restart(job)
+    finally:
+        slurm.change_node("n2", "RESUME")
 
 
 def test_a_job_whose_time_is_over_before_ray_runs_ends(slurm, tmp_path):
