@@ -49,6 +49,11 @@ def test_groups_start_at_zero_and_gpus_are_those_of_training(cluster):
     assert "~/.ray/auth_token" in cluster["file_mounts"] and "RAY_AUTH_MODE=token" in "".join(cluster["setup_commands"])
 
 
+def test_worker_nodes_ask_for_spot_notices(cluster, repository):
+    *_, start = cluster["worker_start_ray_commands"]
+    assert (repository / re.search(r"~/tree-attention/(\S+)", start)[1]).is_file()
+
+
 def test_nodes_have_room_for_cuda_and_gpu_nodes_a_fast_network(cluster):
     """The launcher's own rules check the network interfaces, without asking AWS."""
     from ray.autoscaler._private.aws.config import _configure_subnets_and_groups_from_network_interfaces
@@ -95,6 +100,9 @@ def test_the_rayjob_names_what_the_repository_has(page, cluster, repository):
     for group in groups.values():
         [container] = group["template"]["spec"]["containers"]
         assert container["resources"]["limits"] == container["resources"]["requests"]
+    train = groups["train"]["template"]["spec"]
+    drain = {one["name"]: one["value"] for one in train["containers"][0]["env"]}["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]
+    assert 0 < float(drain) < train["terminationGracePeriodSeconds"]
     version = re.search(r"^ray==(.*)$", (repository / "constraints.txt").read_text(), re.MULTILINE)[1]
     assert spec["rayVersion"] == version
     # The images are those that the page builds; only that of the nodes with GPUs has CUDA.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ray._private import ray_constants
 from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator
 from ray.train import TrainingFailedError, WorkerGroupError
 from ray.train.torch import TorchTrainer
@@ -60,6 +61,7 @@ def test_the_private_parts_are_there():
     assert backend.uncompiled is not torch.compiler.disable
     assert hasattr(Layout, "_stride_expr_ge_or_false")
     assert hasattr(ray_interrupt.worker_group, "placement_group")
+    assert hasattr(ray_constants, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S")  # in rayjob.yaml
     assert default_autoscaling_coordinator.get_or_create_autoscaling_coordinator
     assert hasattr(ray_interrupt.placement_group_handle, "remove_placement_group")
     assert "_register_sigint_handler" in vars(InterruptibleTrainer) and hasattr(TorchTrainer, "_register_sigint_handler")

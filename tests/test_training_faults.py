@@ -203,8 +203,9 @@ def test_more_workers_go_on_when_a_node_comes(data, undisturbed, tmp_path):
 
 
 @pytest.mark.cluster
-def test_workers_leave_a_node_that_announces_its_end(data, undisturbed, tmp_path):
-    result = run_job("called_back", tmp_path, data)
+@pytest.mark.parametrize("job", ["called_back", "deleted_pod"])
+def test_workers_leave_a_node_that_announces_its_end(data, undisturbed, tmp_path, job):
+    result = run_job(job, tmp_path, data)
     assert result["step"] == 400 and "the cluster took a node back" in result["said"], result
     assert losses(tmp_path / "run") == undisturbed[:40]
 

@@ -23,6 +23,7 @@ from socket import socket
 
 import torch
 from cluster_jobs import CLONE_NEWNS, MS_PRIVATE, MS_REC
+from metadata_service import metadata_service
 from toyruns import make_config
 from waiting import wait_for
 
@@ -42,16 +43,20 @@ def tiny_config(data: Path, *overrides: str) -> TrainConfig:
     return make_config(data, *changes, *overrides)
 
 
-def two_nodes(folder: Path, disturb, *overrides: str, replace: bool = True, alone: bool = False) -> dict:
+def add_node(cluster):
+    return cluster.add_node(num_cpus=1)
+
+
+def two_nodes(folder: Path, disturb, *overrides: str, replace: bool = True, alone: bool = False, start=add_node) -> dict:
     """Two workers on two nodes of a core each; `disturb(cluster, second node)` after a checkpoint, then another node comes.
 
-    If it begins `alone`, there is no second node before.
+    If it begins `alone`, there is no second node before, which `start(cluster)` returns.
     """
     import ray
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    second = None if alone else cluster.add_node(num_cpus=1)
+    second = None if alone else start(cluster)
     os.environ |= {"RAY_ADDRESS": cluster.address, "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.5"}
     settings = ("workers=2", "max_steps=400", "checkpoint_every=20", "keep_checkpoints=20", "log_every=10", *overrides)
     config = tiny_config(folder / "data", *settings)
@@ -64,7 +69,7 @@ def two_nodes(folder: Path, disturb, *overrides: str, replace: bool = True, alon
             disturb(cluster, second)
             step = checkpoint_step(checkpoint_folders(folder / "run")[-1])
             if replace:
-                cluster.add_node(num_cpus=1)
+                add_node(cluster)
             return {"disturbed_at": step, "step": training.result().step, "said": message.getvalue()}
         except BaseException:
             traceback.print_exc(file=sys.__stderr__)  # before Ray ends this process
@@ -95,17 +100,33 @@ def more_nodes(folder: Path) -> dict:
 
 
 def called_back(folder: Path) -> dict:
-    """A node says, as a spot node does, that it will end in two minutes."""
-    from ray._raylet import GcsClient
-    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+    """EC2 says that it takes a spot node back in two minutes."""
 
-    def drain(cluster, node) -> None:
-        deadline = int((time.time() + 120) * 1000)
-        reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
-        accepted, why = GcsClient(address=cluster.address).drain_node(node.node_id, reason, "spot", deadline)
-        assert accepted, why
+    def announce(cluster, node) -> None:
+        with metadata_service() as service:
+            service.announce(120)
+            command = [sys.executable, REPOSITORY / "workflows" / "clusters" / "spot_notice.py"]
+            options = [f"--address={cluster.address}", f"--node-id={node.node_id}"]
+            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+            environment = os.environ | {"PATH": path, "AWS_EC2_METADATA_SERVICE_ENDPOINT": service.address}
+            subprocess.run([*command, *options], env=environment, check=True, timeout=100)
 
-    return two_nodes(folder, drain)
+    return two_nodes(folder, announce)
+
+
+def deleted_pod(folder: Path) -> dict:
+    """Kubernetes deletes the pod of a node: SIGTERM to the command with which KubeRay starts it, and SIGKILL much later."""
+    environment = os.environ | {"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "280"}
+
+    def start(cluster) -> subprocess.Popen:
+        ray = f"{Path(sys.executable).parent}/ray start --address={cluster.address} --num-cpus=1 --dashboard-agent-listen-port=0"
+        return subprocess.Popen(["bash", "-c", "--", f"ulimit -n 65536; {ray} --block"], env=environment)
+
+    def delete(cluster, pod) -> None:
+        pod.terminate()
+        pod.wait(150)  # it ends when the worker on it has ended
+
+    return two_nodes(folder, delete, start=start)
 
 
 def submit_when_ready(client, command: str, environment: dict) -> str:
@@ -210,7 +231,7 @@ def refused(folder: Path) -> dict:
 def run_and_note(name: str, folder: Path) -> None:
     """Write what the job returns to a file, not to standard output, where Ray writes notes of its own."""
     torch.set_num_threads(1)
-    jobs = (lost_node, fewer_nodes, more_nodes, called_back, submitted, full_disk, limited_files)
+    jobs = (lost_node, fewer_nodes, more_nodes, called_back, deleted_pod, submitted, full_disk, limited_files)
     job = {job.__name__: job for job in jobs}[name]
     (folder / "result.json").write_text(json.dumps(job(folder)))
 
