@@ -5,7 +5,7 @@
 
 The server is moto's, an S3 in Python of one process. The proxy before it (`slow_s3.py`) makes every request wait and counts
 those that are in flight. A wait of 30 ms is that of a request to S3; the figures with it show how much of the waiting is
-hidden. `upload` is `run_all` over `write_bytes`, as a run in the store uploads its files. `copy` is `prefetch`. `hash` is what
+hidden. `upload` is `run_all` over `write_bytes`, as a run in the store uploads its files. `copy` is `CopiesAhead`. `hash` is what
 preprocessing does with finished shards when it is run again. Copies are compared with what was uploaded.
 """
 
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from moto_store import s3_server
 
 from treeproc.common import storage
-from treeproc.common.cache import find_changed, local_copy, prefetch
+from treeproc.common.cache import CopiesAhead, find_changed, local_copy
 from treeproc.common.files import file_sha256
 from treeproc.common.storage import AnyPath, as_path
 from treeproc.common.store_requests import run_all
@@ -92,7 +92,7 @@ def ways(folder: AnyPath, contents: dict[str, bytes]) -> dict[str, Callable[[], 
         "upload, one at a time": lambda: [upload(name) for name in contents],
         "upload": lambda: run_all(upload, contents),
         "copy, one at a time": lambda: [local_copy(*one) for one in objects],
-        "copy": lambda: wait(prefetch(objects)),
+        "copy": lambda: wait(CopiesAhead().begin(objects)),
         "hash, one at a time": lambda: [file_sha256(path) for path, _ in objects],
         "hash": check,
     }

@@ -258,7 +258,8 @@ def test_a_checkpoint_that_was_cut_off_is_never_loaded(tmp_path):
 
 def fit_with_restarts(config, run_dir: Path) -> dict:
     mirror, stop_file = ray_train.RunMirror(run_dir), run_dir / "stop"
-    with ray_train._Follow(config, mirror, stop_file) as follow:
+    watch = ray_train.Watch(config.watch, run_dir, stop_file.exists)
+    with ray_train._Follow(config, mirror, stop_file, watch) as follow:
         return ray_train._fit_with_restarts(config, mirror, stop_file, follow)
 
 
@@ -298,15 +299,20 @@ def test_workers_that_end_because_of_a_stop_are_not_started_again(data, tmp_path
 
 
 def test_after_lost_workers_the_progress_says_so_without_their_rate(data, tmp_path, monkeypatch):
+    """The next workers begin at step 20. The rate was negative until they were beyond the lost ones."""
     lines, fits = [], []
-    write = partial(print, file=open(tmp_path / "metrics.jsonl", "a"), flush=True)
 
     def fit(config, mirror, stop_file, follow):
         lines.append(follow._progress.line())
+        for step in (20, 25) if fits else (30,):
+            line = {"event": "train", "step": step, "seconds": 1.0, "nll": 1.0, "tokens_per_s": 1.0, "lr": 1.0}
+            (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+            if fits:
+                follow._show()
+                lines.append(follow._progress.line())
         if fits:
             return {"step": 60, "finished": True}
         fits.append(1)
-        write(json.dumps({"event": "train", "step": 30, "seconds": 1.0, "nll": 1.0, "tokens_per_s": 1.0, "lr": 1.0}))
         raise ray_train.RayActorError
 
     monkeypatch.setattr(ray_train, "_fit", fit)
@@ -315,6 +321,8 @@ def test_after_lost_workers_the_progress_says_so_without_their_rate(data, tmp_pa
     assert (
         "restarting workers" in lines[1] and "30/60 steps" in lines[1] and " 0.0 steps/s" in lines[1] and "left" not in lines[1]
     )
+    assert "20/60 steps" in lines[2] and " 0.0 steps/s" in lines[2] and "left" not in lines[2]
+    assert "25/60 steps" in lines[3] and not any("-" in line for line in lines)
 
 
 def test_rank_0_waits_for_the_one_before(tmp_path, monkeypatch):

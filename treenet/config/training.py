@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     BeforeValidator,
     Field,
+    PositiveFloat,
     PositiveInt,
     SerializerFunctionWrapHandler,
     StringConstraints,
@@ -152,6 +153,25 @@ class BatchConfig(Settings):
         return self
 
 
+class WatchConfig(Settings):
+    """Limits, in seconds, after which training on Ray counts as hung; null is none. At half a limit it notes stacks.
+
+    Waiting for nodes has no limit. In a validation, a checkpoint or while compiling, a worker must only answer.
+    """
+
+    start_s: PositiveFloat | None = Field(
+        900, description="seconds for the start of workers that have room; then Ray's processes of the run end, and others start"
+    )
+    update_s: PositiveFloat | None = Field(
+        1200,
+        description="seconds for an update, or without an answer of a worker; collectives that wait for another worker give up "
+        "after 900",
+    )
+    stop_s: PositiveFloat | None = Field(
+        240, description="seconds from SIGTERM to the end; after three quarters of them, the last checkpoint counts"
+    )
+
+
 class TrainConfig(Settings):
     """A training run, as written to RUN/config.yaml."""
 
@@ -237,6 +257,7 @@ class TrainConfig(Settings):
     min_workers: Annotated[int, Effect.NONE] = Field(
         0, ge=0, description="fewest workers to train with while nodes are missing; 0: wait for all workers"
     )
+    watch: Annotated[WatchConfig, Effect.NONE] = later_field(WatchConfig())
     loader_workers: Annotated[int | None, Effect.NONE] = Field(
         None,
         ge=0,

@@ -1,12 +1,9 @@
 """Ray Train's trainer with the usual Ctrl-C of Python, and with workers in a room that is there already."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
-import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
 from ray.train.torch import TorchTrainer
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
@@ -26,16 +23,10 @@ class InterruptibleTrainer(TorchTrainer):
     handler stays, and the workers end with their driver.
     """
 
-    _controller: ActorHandle | None = None
+    controller: ActorHandle | None = None
 
     def _register_sigint_handler(self, controller: ActorHandle) -> None:
-        self._controller = controller
-
-    def abort(self, timeout_s: float) -> None:
-        """End the workers and the controller, if the controller is known."""
-        if self._controller is not None:
-            with suppress(RayError):  # the controller exits without an answer
-                ray.get(self._controller.abort.remote(), timeout=timeout_s)
+        self.controller = controller
 
 
 def callbacks_into(room: Room) -> list:

@@ -32,6 +32,7 @@ from treenet.jobs.ray_room import (
     take_given,
     worker_resources,
 )
+from treenet.jobs.ray_watch import Heart, Watch, flight_recorder
 from treenet.layers.backend import best_precision_here
 from treenet.runs.metrics_log import describe_metrics, read_metrics
 from treenet.runs.mirror import RAY_FOLDER, RunMirror
@@ -53,8 +54,6 @@ MAX_FAILURES = 3
 COLLECTIVE_TIMEOUT_S = 900
 # Seconds between two checks for new metrics, on disk and in an object store.
 POLL_S, REMOTE_POLL_S = 1.0, 5.0
-# Seconds that the driver waits after Ctrl-C for workers to end. Then Ray ends them.
-ABORT_S = 10
 # After a kill of the driver, its workers live for some seconds.
 ORPHANS_S = 120
 _STARTING = "starting workers, building the plan, trying the largest batch"
@@ -69,14 +68,15 @@ def train_with_ray(config: TrainConfig, mirror: RunMirror, stop_file: Path, coun
     user can resolve, also if a worker finds them.
     """
     start_ray()
-    mirror.push()
-    try:
-        with _Follow(config, mirror, stop_file) as follow:
-            outcome = _fit_with_restarts(config, mirror, stop_file, follow, count_usage)
-    finally:
-        mirror.remove_ray_folder()
-        mirror.forget_stop()
-    mirror.pull()
+    with Watch(config.watch, mirror.out, stop_file.exists) as watch:
+        mirror.push()
+        try:
+            with _Follow(config, mirror, stop_file, watch) as follow:
+                outcome = _fit_with_restarts(config, mirror, stop_file, follow, count_usage)
+        finally:
+            mirror.remove_ray_folder()
+            mirror.forget_stop()
+        mirror.pull()
     if "error" in outcome:
         raise UserError(outcome["error"])
     return TrainOutcome(**outcome)
@@ -147,12 +147,15 @@ def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path, follow: "_Foll
     elastic = 0 < config.min_workers < config.workers
     workers = (config.min_workers, config.workers) if elastic else config.workers
     notes, file_system = place_for_libraries(mirror.out / RAY_FOLDER)
+    name = f"{follow.name}-{time.time_ns()}"  # with an earlier name, Ray would restore its own record of that run
+    settings = {"config": config.model_dump(mode="json"), "out": str(mirror.out), "stop_file": stop_file.name}
     trainer = InterruptibleTrainer(
         _work,
-        train_loop_config={"config": config.model_dump(mode="json"), "out": str(mirror.out), "stop_file": stop_file.name},
+        train_loop_config={**settings, "group": name},
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=config.use_gpu, resources_per_worker=worker_resources(config)),
         run_config=RunConfig(
-            name=f"{follow.name}-{time.time_ns()}",  # with an earlier name, Ray would restore its own record of that run
+            name=name,
+            worker_runtime_env={"env_vars": flight_recorder(mirror.folder)} if config.use_gpu else {},
             callbacks=callbacks_into(room),
             storage_path=notes,
             storage_filesystem=file_system,
@@ -162,11 +165,13 @@ def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path, follow: "_Foll
         torch_config=TorchConfig(timeout_s=COLLECTIVE_TIMEOUT_S),
     )
     try:
-        with follow.may_abort(trainer):
-            outcome = trainer.fit().return_value
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            trainer.abort(ABORT_S)
+        with follow.watch.over(trainer, name):
+            try:
+                outcome = trainer.fit().return_value
+            except KeyboardInterrupt:
+                follow.watch.end_group()
+                raise
+    except BaseException:
         room.give_back()
         raise
     if not given or outcome.get("node_ends"):
@@ -177,15 +182,13 @@ def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path, follow: "_Foll
 class _Follow:
     """Prints in the driver the lines that rank 0 writes to metrics.jsonl, because workers have no terminal.
 
-    It also tells rank 0 when `stop_file` appears, because rank 0 on another machine does not see that file. If no rank 0 runs
-    yet, it ends the workers.
+    It also tells rank 0 when `stop_file` appears, because rank 0 on another machine does not see that file.
     """
 
-    def __init__(self, config: TrainConfig, mirror: RunMirror, stop_file: Path):
+    def __init__(self, config: TrainConfig, mirror: RunMirror, stop_file: Path, watch: Watch):
         lines = read_metrics(mirror.out)
-        self.name = mirror.out.name
+        self.name, self.watch = mirror.out.name, watch
         self._mirror, self._stop_file, self._told = mirror, stop_file, False
-        self._trainer: InterruptibleTrainer | None = None
         self._progress = Progress("train", config.max_steps, unit="steps", initial=lines[-1]["step"] if lines else 0)
         self._stop, self._showing = threading.Event(), threading.Lock()
         self._thread = threading.Thread(target=self._follow, daemon=True)
@@ -211,15 +214,6 @@ class _Follow:
         self.show_phase(phase)
         self._progress.began()
 
-    @contextmanager
-    def may_abort(self, trainer: InterruptibleTrainer) -> Iterator[None]:
-        """Let a stop end these workers if no rank 0 runs that could save a checkpoint."""
-        self._trainer = trainer
-        try:
-            yield
-        finally:
-            self._trainer = None
-
     def __exit__(self, *exception: object) -> None:
         self._stop.set()
         self._thread.join()
@@ -232,8 +226,6 @@ class _Follow:
             if self._stop_file.exists() and not self._told:
                 self._mirror.ask_to_stop()
                 self._told = True
-            if self._told and (trainer := self._trainer) and _no_rank_runs(self._mirror):
-                trainer.abort(ABORT_S)
             if time.monotonic() - shown >= (REMOTE_POLL_S if isinstance(self._mirror.out, RemotePath) else 0):
                 self._show()
                 shown = time.monotonic()
@@ -252,17 +244,6 @@ class _Follow:
             self._progress.update(last["step"] - self._progress.count, postfix=describe_metrics(last))
 
 
-def _no_rank_runs(mirror: RunMirror) -> bool:
-    """Return whether rank 0 does not write. A run in a store has its lock on the machine of rank 0, so this returns False."""
-    if isinstance(mirror.out, RemotePath) or not (place := mirror.folder / "checkpoints").is_dir():
-        return not isinstance(mirror.out, RemotePath)
-    try:
-        with locked(place):
-            return True
-    except UserError:
-        return False
-
-
 def precision_of_workers(config: TrainConfig) -> str:
     """Ask one worker for the value of `precision: auto` on the workers' GPUs. A given room has all GPUs that may be free."""
     start_ray()
@@ -276,24 +257,27 @@ def precision_of_workers(config: TrainConfig) -> str:
 
 def _work(settings: dict) -> dict:
     """Run one worker. Returns the outcome, or an error that a restart would only repeat."""
-    out = as_path(settings["out"])
-    mirror, rank = RunMirror(out), ray.train.get_context().get_world_rank()
+    out, context = as_path(settings["out"]), ray.train.get_context()
+    mirror, rank = RunMirror(out), context.get_world_rank()
     if not isinstance(out, RemotePath) and not out.is_dir():
         raise UserError(
             f"node {ray.util.get_node_ip_address()} does not see {out}: put --out and data on storage that all nodes share, or "
             "in an object store (s3://..., gs://..., az://...)"
         )
-    with _only_writer(mirror.folder) if rank == 0 else nullcontext():
+    with (
+        Heart(settings["group"], rank, context.get_world_size()) as heart,
+        _only_writer(mirror.folder) if rank == 0 else nullcontext(),
+    ):
         if isinstance(out, RemotePath):
             ray.train.collective.barrier()  # no upload is running now, so all ranks get the same files
             mirror.pull()
         config = build_settings(TrainConfig, settings["config"], str(out / "config.yaml"))
         stop_file = mirror.folder / settings["stop_file"]
         with mirror.watch(stop_file) if rank == 0 else nullcontext():
-            return _train_rank(config, mirror.folder, stop_file)
+            return _train_rank(config, mirror.folder, stop_file, heart)
 
 
-def _train_rank(config: TrainConfig, run_dir: Path, stop_file: Path) -> dict:
+def _train_rank(config: TrainConfig, run_dir: Path, stop_file: Path, heart: Heart) -> dict:
     """Train until the end, until the stop file exists, or until a node announces its end, as spot nodes do two minutes before."""
     announced, last, meter = threading.Event(), {}, Meter()
 
@@ -301,6 +285,10 @@ def _train_rank(config: TrainConfig, run_dir: Path, stop_file: Path) -> dict:
         last.update(metrics)
         if ray.train.get_preemption_info() is not None:  # all ranks ask together
             announced.set()
+
+    def should_stop() -> bool:
+        heart.update()
+        return rank == 0 and (announced.is_set() or stop_file.exists())
 
     if not config.use_gpu:
         torch.set_num_threads(1)
@@ -313,7 +301,7 @@ def _train_rank(config: TrainConfig, run_dir: Path, stop_file: Path) -> dict:
             rank=rank,
             world_size=context.get_world_size(),
             device=ray.train.torch.get_device(),
-            should_stop=lambda: rank == 0 and (announced.is_set() or stop_file.exists()),
+            should_stop=should_stop,
             report=report,
             show_progress=False,
         )
@@ -323,6 +311,7 @@ def _train_rank(config: TrainConfig, run_dir: Path, stop_file: Path) -> dict:
         if reason := describe_refusal(error):
             raise UserError(reason) from None
         raise
+    heart.phase = "the end of the rank"
     # Once: Ray takes one report every two seconds, and a rank with a second one waits. metrics.jsonl has all lines.
     ray.train.report(last)
     usage = Ranks(rank, context.get_world_size(), ray.train.torch.get_device()).gather(meter.usage())

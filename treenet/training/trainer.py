@@ -260,7 +260,8 @@ class Trainer:
                     report({"step": state.step, **line})
                 metrics = None
                 if self.valid and (state.step % config.validate_every == 0 or state.step == config.max_steps):
-                    metrics = self.validate()
+                    with phase("validating"):
+                        metrics = self.validate()
                     if self.task.is_judged(metrics):
                         state.count_validation(self.task.criterion(metrics))
                     if log:
@@ -269,11 +270,13 @@ class Trainer:
                 state.elapsed += watch.lap()  # excluded from the seconds of the rates
                 due = finished or state.step % config.checkpoint_every == 0
                 if due or self.updates.wants_stop:
-                    self._save(writer, metrics, due)
+                    with phase("saving a checkpoint"):
+                        self._save(writer, metrics, due)
                 if finished or self.updates.wants_stop:
                     break
             if writer:
-                writer.wait()
+                with phase("saving a checkpoint"):
+                    writer.wait()
             self.ranks.fail_together(writer.failure if writer else None)
         return TrainOutcome(state.step, finished)
 

@@ -185,7 +185,9 @@ class Progress:
     def update(self, count: int = 1, postfix: str | None = None) -> None:
         """Advance by `count` and, when given, show another postfix."""
         self.count += count
-        if count:
+        if count < 0:
+            self.began()  # that work is lost, and begins again
+        elif count:
             self._rate.add(self._clock(), self.count)
         if postfix is not None:
             self.postfix = postfix
@@ -223,6 +225,12 @@ class Progress:
 
 
 _shown: list[Progress] = []  # of this process, the innermost last
+_under_way: list[str] = []  # the names of its phases, the innermost last
+
+
+def under_way() -> str:
+    """Return the innermost `phase` of this process, or nothing."""
+    return _under_way[-1] if _under_way else ""
 
 
 @contextmanager
@@ -241,9 +249,11 @@ def phase(name: str, *, after: float = PHASE_S) -> Iterator[None]:
     say_so.daemon = True
     if not stream.isatty():
         say_so.run() if not after else say_so.start()
+    _under_way.append(name)
     try:
         yield
     finally:
+        _under_way.remove(name)
         say_so.cancel()
         if progress is not None:
             progress.show_phase(outer)

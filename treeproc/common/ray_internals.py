@@ -13,12 +13,17 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from treeproc.common.errors import one_line
 from treeproc.common.messages import warn
 
+if TYPE_CHECKING:
+    from ray.actor import ActorHandle
+
 # The end of the first line of a notice whose other lines, which are not shown, are of a log.
 _LOG_FOLLOWS = re.compile(r"\s*Last \d+ lines of the Raylet logs:$")
+_VALUES = "tree-attention"  # the namespace of our keys in Ray's store
 # HOST:PORT, and the bytes of a note.
 _ADDRESS, _MOST_BYTES = re.compile(rb"[0-9A-Za-z.:\[\]_-]+:([0-9]{1,5})"), 300
 
@@ -200,6 +205,50 @@ def start_coordinator_here() -> None:
         from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import get_or_create_autoscaling_coordinator
 
         get_or_create_autoscaling_coordinator()
+
+
+def processes_of(actor: "ActorHandle") -> dict[str, list[int]]:
+    """Return the processes of an actor and of the actors that it started, by node, as far as they run.
+
+    Without Ray's table of actors there are none.
+    """
+    import ray
+    from ray._private import state
+
+    found: dict[str, list[int]] = {}
+    with suppress(AttributeError, KeyError, TypeError):
+        table = state.actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id()))
+        first = table[actor._actor_id.hex()]
+        place = {name: first["Address"][name] for name in ("NodeID", "Port")}
+        for one in (first, *table.values()):
+            is_own = one is first or place.items() <= one["OwnerAddress"].items()
+            if is_own and one["State"] == "ALIVE" and one["Pid"]:
+                found.setdefault(one["Address"]["NodeID"], []).append(one["Pid"])
+    return found
+
+
+def tell_value(key: str, value: str) -> None:
+    """Write a value where every process of the cluster can read it. Without Ray's store of keys, nothing happens."""
+    with suppress(ImportError):
+        from ray.experimental.internal_kv import _internal_kv_put
+
+        _internal_kv_put(key, value, namespace=_VALUES)
+
+
+def read_value(key: str) -> str | None:
+    """Return the value of a key; None without one. Raises ImportError without Ray's store of keys."""
+    from ray.experimental.internal_kv import _internal_kv_get
+
+    value = _internal_kv_get(key, namespace=_VALUES)
+    return value and value.decode()
+
+
+def forget_values(prefix: str) -> None:
+    """Remove the values whose keys begin so."""
+    with suppress(Exception):  # Ray may have ended
+        from ray.experimental.internal_kv import _internal_kv_del
+
+        _internal_kv_del(prefix, del_by_prefix=True, namespace=_VALUES)
 
 
 def raylet_pid() -> int | None:

@@ -90,11 +90,14 @@ def _lose_node() -> None:
     """End this process, if it still uses Ray."""
     import ray
 
-    if not ray.is_initialized():  # `ray.shutdown` has ended the node
-        return
+    if ray.is_initialized():  # `ray.shutdown` has not ended the node
+        end_command(_with_hint("its node on this machine died"))
+
+
+def end_command(message: str) -> None:
+    """End this process at once with status 1, from any thread."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
-        message = _with_hint("its node on this machine died")
         warn(f"{chr(10) if sys.stderr.isatty() else ''}error: {message}")  # a bar may be on the line
     os._exit(FAILED)
 

@@ -1,0 +1,279 @@
+"""Processes of a training that stop answering (SIGSTOP), and slow trainings in which nothing hangs: how each goes on.
+
+    python benchmarks/stops.py                       # all rows, some two hours on an idle machine of two cores
+    python benchmarks/stops.py --rows 0 1 2 30       # these rows alone
+    python benchmarks/stops.py --list                # the rows with their numbers
+
+`workflows/train.py` trains on two Ray workers, in a folder or in a store (moto's S3). A row stops one process at a moment, with
+limits that are shorter than the defaults (LIMITS). New workers must continue; after SIGTERM, the command must end with 143.
+Rows that need no SIGTERM share one command. A healthy row stops nothing, or everything for a time. There, the limits must end
+nothing.
+
+It prints one JSON line per row, with the load of the machine. The exit status is 1 if a row has another outcome.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import ray
+from measure import emit
+from object_store import slow_store
+from ray.cluster_utils import Cluster
+from ray.experimental import internal_kv
+from training_data import write_captions
+
+from treenet.jobs.ray_room import Room
+from treenet.runs.metrics_log import read_metrics
+from treeproc.common.ray_internals import _VALUES
+from treeproc.common.storage import AnyPath, as_path
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+LIMITS = {"start_s": 240, "update_s": 40, "stop_s": 80}
+LATE_S = 600  # a row that takes longer has hung
+WORKER, CONTROLLER = "RayTrainWorker", "TrainController"
+SETTINGS = {
+    "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
+    "batch": {"max_tokens": 256},
+    "max_steps": 100_000,
+    "validate_every": 400,
+    "checkpoint_every": 100,
+    "log_every": 5,
+    "workers": 2,
+    "loggers": [],
+    "watch": LIMITS,
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is stopped, when, and what must follow. Rank numbers are names of processes, too."""
+
+    process: str
+    moment: str
+    place: str
+    expected: str
+
+    @property
+    def ends(self) -> bool:
+        return self.expected == "143"
+
+
+def rows() -> list[Row]:
+    """Return 30 stops and the healthy rows."""
+    found = []
+    for place in ("local", "s3"):
+        plan = [("rank 1", "update"), ("rank 0", "validation"), ("rank 1", "checkpoint"), ("SynchronizationActor", "update")]
+        plan += [("PreemptionWatcher", "update"), ("rank 0", "update"), ("rank 1", "validation"), ("rank 0", "checkpoint")]
+        plan += [("a worker", "start"), ("PlacementGroupCleaner", "update")]
+        found += [Row(process, moment, place, "continues") for process, moment in plan]
+        after = [("rank 1", "update"), (CONTROLLER, "update"), ("a worker", "start"), ("rank 0", "validation")]
+        found += [Row(process, f"{moment}, then SIGTERM", place, "143") for process, moment in after]
+        found.append(Row(CONTROLLER, "the end", place, "continues"))
+    healthy = [("everything for 180 s", "local"), ("a room after 300 s", "local"), ("compiling", "local")]
+    healthy += [("a long validation", "local"), ("requests of 5 s", "slow s3")]
+    return found + [Row("nothing", what, place, "undisturbed") for what, place in healthy]
+
+
+class Training:
+    """A command that trains, and its processes."""
+
+    def __init__(self, out: AnyPath, data: Path, folder: Path, address: str, *overrides: str):
+        self.out, self.log = out, folder / "log"
+        command = [sys.executable, str(REPOSITORY / "workflows" / "train.py"), "--config", str(folder / "train.yaml")]
+        env = os.environ | {"RAY_ADDRESS": address, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
+        self.before = set(processes())
+        with open(self.log, "w") as log:
+            options = {"stdout": log, "stderr": log, "env": env}
+            self.driver = subprocess.Popen([*command, "--out", str(out), f"data={data}", *overrides], **options)
+
+    def step(self) -> int:
+        return max((line["step"] for line in read_metrics(self.out)), default=0)
+
+    def lines(self) -> int:
+        return len(read_metrics(self.out))
+
+    def beats(self) -> dict[int, list]:
+        """Return the last beats of the newest group, by rank."""
+        keys = sorted(internal_kv._internal_kv_list(f"{self.out.name}-", namespace=_VALUES))
+        newest = [key for key in keys if key.rpartition(b"/")[0] == keys[-1].rpartition(b"/")[0]]
+        values = [internal_kv._internal_kv_get(key, namespace=_VALUES) for key in newest]
+        return {rank: json.loads(value) for rank, value in enumerate(values) if value}
+
+    def find(self, name: str, moment: str) -> int:
+        """Wait for the moment, and return the process."""
+        if name.startswith("rank"):
+            rank, phase = int(name[-1]), {"validation": "validating"}.get(moment, "update")
+            beat = self.until(lambda: (beat := self.beats().get(rank)) and beat[1] == phase and beat[2] > 10 and beat)
+            if moment == "checkpoint":
+                self.until(lambda: any((self.out / "checkpoints").glob(".tmp-*")) or not isinstance(self.out, Path), pause=0.001)
+            return beat[4]
+        if moment != "start":
+            self.until(lambda: len(self.beats()) == 2 and all(beat[2] > 10 for beat in self.beats().values()))
+        title = {"a worker": WORKER}.get(name, name)
+        pids = self.until(lambda: [pid for pid, text in processes().items() if text.startswith(f"ray::{title}")])
+        return max(set(pids) - self.before or pids)
+
+    def until(self, condition: Callable, seconds: float = LATE_S, pause: float = 0.2):
+        end = time.monotonic() + seconds
+        while not (found := condition()):
+            if self.driver.poll() is not None or time.monotonic() > end:
+                raise TimeoutError(self.log.read_text()[-1500:])
+            time.sleep(pause)
+        return found
+
+    def end(self) -> None:
+        if self.driver.poll() is None:
+            self.driver.kill()
+            self.driver.wait()
+
+
+def processes() -> dict[int, str]:
+    """Return the command lines of Ray's processes that this benchmark started."""
+    found, mark = {}, f"RAY_TMPDIR={os.environ['RAY_TMPDIR']}".encode()
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if mark in (place / "environ").read_bytes().split(b"\0"):
+                found[int(place.name)] = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return found
+
+
+def stop(training: Training, row: Row) -> tuple[str, float]:
+    """Stop the process of a row. Returns the outcome and its seconds."""
+    moment = row.moment.partition(",")[0]
+    pid = training.find(row.process, moment)
+    os.kill(pid, signal.SIGSTOP)
+    began, groups = time.monotonic(), group_of(training)
+    if row.ends:
+        time.sleep(5)
+        training.driver.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        with suppress(subprocess.TimeoutExpired):
+            training.driver.wait(LATE_S)
+        return str(training.driver.returncode), time.monotonic() - began
+    step = training.step()
+    if row.process in (WORKER, "rank 0", "rank 1", "SynchronizationActor", "a worker"):
+        training.until(lambda: group_of(training) not in ("", groups))
+        training.until(lambda: any(beat[2] > 10 for beat in training.beats().values()))
+        return "continues", time.monotonic() - began
+    training.until(lambda: training.step() > step + 100 or group_of(training) != groups)
+    return "continues", time.monotonic() - began
+
+
+def group_of(training: Training) -> str:
+    keys = sorted(internal_kv._internal_kv_list(f"{training.out.name}-", namespace=_VALUES))
+    return keys[-1].rpartition(b"/")[0].decode() if keys else ""
+
+
+def healthy(row: Row, start: Callable[..., Training]) -> tuple[str, float]:
+    """Run a slow training in which nothing hangs, until it has made some updates after the slow part."""
+    began = time.monotonic()
+    if row.moment.startswith("a room"):
+        held = Room.ask([{"CPU": 1.0}] * int(ray.cluster_resources()["CPU"]))
+        training = start()
+        time.sleep(300)
+        held.give_back()
+        training.until(lambda: training.step() > 20)
+    elif row.moment.startswith("everything"):
+        training = start()
+        training.until(lambda: training.step() > 20)
+        everything = [pid for pid in processes() if pid != os.getpid()]
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in everything:
+                with suppress(OSError):
+                    os.kill(pid, number)
+            time.sleep(180 * (number == signal.SIGSTOP))
+        step = training.step()
+        training.until(lambda: training.step() > step + 100)
+    elif row.moment == "compiling":
+        training = start("compile=true")
+        training.until(lambda: training.step() > 20)
+    elif row.moment.startswith("a long"):
+        training = start("validate_every=50")
+        training.until(lambda: any(line["event"] == "valid" and line["step"] >= 100 for line in read_metrics(training.out)))
+        seconds = [line["seconds"] for line in read_metrics(training.out) if line["event"] == "valid"]
+        print(f"validations of {seconds} s", file=sys.stderr)
+    else:
+        training = start()
+        training.until(lambda: training.step() > 120, seconds=2 * LATE_S)
+    said = training.log.read_text()
+    training.end()
+    return "ended" if "the command ends the workers" in said else "undisturbed", time.monotonic() - began
+
+
+@contextmanager
+def cluster_of(place: str, folder: Path) -> Iterator[tuple[str, AnyPath]]:
+    """Start a Ray for all rows of a place. Yields its address, and where runs go."""
+    with slow_store(folder, 5.0 * place.startswith("slow")):
+        cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        try:
+            yield cluster.address, as_path("s3://bucket") if place.endswith("s3") else folder
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def measure(chosen: Sequence[int], scratch: Path) -> bool:
+    """Print the rows. Returns whether each has the expected outcome."""
+    data, all_rows, passed = write_captions(scratch / "data", rows=3000, num_pieces=500), rows(), True
+    for place in dict.fromkeys(all_rows[number].place for number in chosen):
+        folder = scratch / place.replace(" ", "_")
+        folder.mkdir()
+        (folder / "train.yaml").write_text(json.dumps(SETTINGS))
+        with cluster_of(place, folder) as (address, out):
+            training: Training | None = None
+            for number in [number for number in chosen if all_rows[number].place == place]:
+                row, outcome, seconds = all_rows[number], "hung", 0.0
+                start = partial(Training, out / f"run{number}", data, folder, address)
+                try:
+                    if row.process == "nothing":
+                        outcome, seconds = healthy(row, start)
+                    else:
+                        training = training or start(*["max_steps=300"] * (row.moment == "the end"))
+                        outcome, seconds = stop(training, row)
+                except TimeoutError as error:
+                    print(error, file=sys.stderr)
+                if training and (row.ends or outcome == "hung" or row.moment == "the end"):
+                    training.end()
+                    training = None
+                facts = {"moment": row.moment, "place": place, "outcome": outcome, "load": round(os.getloadavg()[0])}
+                emit("stops", f"{number} {row.process}", "seconds", round(seconds), **facts)
+                passed &= outcome == row.expected
+            if training:
+                training.end()
+    return passed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=range(len(rows())), help="numbers of rows (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the rows")
+    options = parser.parse_args()
+    if options.list:
+        print("\n".join(f"{number} {row}" for number, row in enumerate(rows())))
+        return
+    scratch = Path(tempfile.mkdtemp(prefix="stops-"))  # Ray's sockets need a short path
+    os.environ["RAY_TMPDIR"] = str(scratch)
+    try:
+        sys.exit(not measure(options.rows, scratch))
+    finally:
+        for pid in processes():
+            if pid != os.getpid():
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
