@@ -319,13 +319,13 @@ def test_a_killed_text_stage_goes_on_to_the_same_bytes(inputs, tmp_path, moment,
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in done.items()), "a finished shard was done again"
 
 
-def workers_of(pid: int) -> list[int]:
-    """The processes below a process that are at work on one of Ray's tasks."""
+def workers_of(pid: int, name: str = "Map(") -> list[int]:
+    """The processes below a process that are at work on one of Ray's tasks, or on one whose name begins so."""
     parents, workers = {}, set()
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parents[int(folder.name)] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if (folder / "cmdline").read_bytes().startswith(b"ray::Map("):
+            if (folder / "cmdline").read_bytes().startswith(f"ray::{name}".encode()):
                 workers.add(int(folder.name))
 
     def is_below(child: int) -> bool:

@@ -1,15 +1,25 @@
 """Limits on workers that hang: what ends them, and what does not. Real processes are stopped at the end of the file."""
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commands import Started
+from moto_store import s3_server
+from test_on_ray import workers_of
 from training_jobs import tiny_config
+from waiting import wait_for
 
 from treenet.config.training import WatchConfig
 from treenet.jobs import ray_train, ray_watch
 from treenet.jobs.ray_watch import ENDED, GRACE_S, UPDATE, Beat, Watch
+from treenet.runs.metrics_log import read_metrics
 from treeproc.common.settings import dump_settings
+from treeproc.common.storage import as_path
 
 LIMITS = WatchConfig(start_s=60, update_s=100, stop_s=40)
 VALIDATION = "validating"
@@ -145,3 +155,66 @@ def test_the_flight_recorder_of_gpus_writes_into_the_run(tmp_path):
     recorder = ray_watch.flight_recorder(tmp_path)
     assert int(recorder["TORCH_FR_BUFFER_SIZE"]) > 0 and recorder["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
     assert {Path(value).parent for name, value in recorder.items() if name.endswith("TEMP_FILE")} == {tmp_path}
+
+
+@contextmanager
+def training(data: Path, folder: Path, out, *limits: str) -> Iterator[Started]:
+    """Start a training on two workers, with a Ray of its own."""
+    changes = ("workers=2", "max_steps=300", "validate_every=300", "loggers=[]", *limits)
+    (folder / "train.yaml").write_text(dump_settings(tiny_config(data, *changes)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_ADDRESS", "local")
+        patch.setenv("RAY_OVERRIDE_RESOURCES", '{"CPU": 2}')
+        driver = Started(folder / "log", "train.py", "--config", folder / "train.yaml", "--out", out)
+    try:
+        yield driver
+    finally:
+        driver.kill()
+        driver.join()
+
+
+def stop_worker(driver: Started, log: Path, ready=lambda: True) -> int:
+    pids = wait_for(lambda: ready() and sorted(workers_of(driver.pid, "RayTrainWorker")), driver, 400, log)
+    os.kill(pids[-1], signal.SIGSTOP)
+    return pids[-1]
+
+
+def status_after_sigterm(driver: Started, seconds: float) -> int | None:
+    os.kill(driver.pid, signal.SIGTERM)
+    driver.join(seconds)
+    return driver.exitcode
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("place", ["folder", "store"])
+def test_sigterm_ends_a_training_whose_worker_hangs_in_its_start(data, tmp_path, place):
+    with (
+        s3_server(tmp_path) if place == "store" else nullcontext(str(tmp_path)) as root,
+        training(data, tmp_path, as_path(f"{root}/run")) as driver,
+    ):
+        stop_worker(driver, tmp_path / "log")
+        assert status_after_sigterm(driver, 120) == 143, (tmp_path / "log").read_text()
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+def test_sigterm_ends_a_training_whose_rank_hangs_in_an_update(data, tmp_path):
+    run = tmp_path / "run"
+    with training(data, tmp_path, run, "watch.stop_s=60") as driver:
+        stop_worker(driver, tmp_path / "log", lambda: (run / "metrics.jsonl").exists() and read_metrics(run))
+        assert status_after_sigterm(driver, 120) == 143, (tmp_path / "log").read_text()
+    assert "after the request to stop" in (tmp_path / "log").read_text()
+    (stacks,) = run.glob("hung-*.txt")
+    assert "RayTrainWorker" in stacks.read_text()
+
+
+@pytest.mark.cluster
+@pytest.mark.timeout(900)
+def test_workers_that_hang_in_their_start_are_replaced(data, tmp_path):
+    with training(data, tmp_path, tmp_path / "run", "watch.start_s=60") as driver:
+        stopped = stop_worker(driver, tmp_path / "log")
+        driver.join(600)
+        assert driver.exitcode == 0, (tmp_path / "log").read_text()
+    assert not Path(f"/proc/{stopped}").exists()
+    assert "the workers have not started for 1:0" in (tmp_path / "log").read_text()

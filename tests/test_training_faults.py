@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 import numpy as np
