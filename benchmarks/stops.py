@@ -30,13 +30,13 @@ from pathlib import Path
 import ray
 from measure import emit
 from object_store import slow_store
-from ray.cluster_utils import Cluster
-from ray.experimental import internal_kv
 from training_data import write_captions
 
 from treenet.jobs.ray_room import Room
+from treenet.jobs.ray_watch import Beat
 from treenet.runs.metrics_log import read_metrics
-from treeproc.common.ray_internals import _VALUES
+from treeproc.common.ray_internals import store_of_keys
+from treeproc.common.ray_session import start_ray
 from treeproc.common.storage import AnyPath, as_path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -104,23 +104,27 @@ class Training:
     def lines(self) -> int:
         return len(read_metrics(self.out))
 
-    def beats(self) -> dict[int, list]:
-        """Return the last beats of the newest group, by rank."""
-        keys = sorted(internal_kv._internal_kv_list(f"{self.out.name}-", namespace=_VALUES))
-        newest = [key for key in keys if key.rpartition(b"/")[0] == keys[-1].rpartition(b"/")[0]]
-        values = [internal_kv._internal_kv_get(key, namespace=_VALUES) for key in newest]
-        return {rank: json.loads(value) for rank, value in enumerate(values) if value}
+    def beats(self) -> list[Beat]:
+        """Return the last beats of the two ranks of the newest group."""
+        values = [store_of_keys()[1](f"{self.out}/{rank}") for rank in range(2)]
+        beats = [Beat(*json.loads(value)) for value in values if value]
+        return beats if len({beat.group for beat in beats}) == 1 and len(beats) == 2 else []
+
+    def group(self) -> str:
+        return next((beat.group for beat in self.beats()), "")
 
     def find(self, name: str, moment: str) -> int:
         """Wait for the moment, and return the process."""
         if name.startswith("rank"):
             rank, phase = int(name[-1]), {"validation": "validating"}.get(moment, "update")
-            beat = self.until(lambda: (beat := self.beats().get(rank)) and beat[1] == phase and beat[2] > 10 and beat)
+            beat = self.until(
+                lambda: next((beat for beat in self.beats()[rank:] if beat.phase == phase and beat.updates > 10), None)
+            )
             if moment == "checkpoint":
                 self.until(lambda: any((self.out / "checkpoints").glob(".tmp-*")) or not isinstance(self.out, Path), pause=0.001)
-            return beat[4]
+            return beat.process
         if moment != "start":
-            self.until(lambda: len(self.beats()) == 2 and all(beat[2] > 10 for beat in self.beats().values()))
+            self.until(lambda: any(beat.updates > 10 for beat in self.beats()))
         title = {"a worker": WORKER}.get(name, name)
         pids = self.until(lambda: [pid for pid, text in processes().items() if text.startswith(f"ray::{title}")])
         return max(set(pids) - self.before or pids)
@@ -154,7 +158,7 @@ def stop(training: Training, row: Row) -> tuple[str, float]:
     moment = row.moment.partition(",")[0]
     pid = training.find(row.process, moment)
     os.kill(pid, signal.SIGSTOP)
-    began, groups = time.monotonic(), group_of(training)
+    began, groups = time.monotonic(), training.group()
     if row.ends:
         time.sleep(5)
         training.driver.send_signal(signal.SIGTERM)
@@ -164,16 +168,11 @@ def stop(training: Training, row: Row) -> tuple[str, float]:
         return str(training.driver.returncode), time.monotonic() - began
     step = training.step()
     if row.process in (WORKER, "rank 0", "rank 1", "SynchronizationActor", "a worker"):
-        training.until(lambda: group_of(training) not in ("", groups))
-        training.until(lambda: any(beat[2] > 10 for beat in training.beats().values()))
+        training.until(lambda: training.group() not in ("", groups))
+        training.until(lambda: any(beat.updates > 10 for beat in training.beats()))
         return "continues", time.monotonic() - began
-    training.until(lambda: training.step() > step + 100 or group_of(training) != groups)
+    training.until(lambda: training.step() > step + 100 or training.group() != groups)
     return "continues", time.monotonic() - began
-
-
-def group_of(training: Training) -> str:
-    keys = sorted(internal_kv._internal_kv_list(f"{training.out.name}-", namespace=_VALUES))
-    return keys[-1].rpartition(b"/")[0].decode() if keys else ""
 
 
 def healthy(row: Row, start: Callable[..., Training]) -> tuple[str, float]:
@@ -216,12 +215,12 @@ def healthy(row: Row, start: Callable[..., Training]) -> tuple[str, float]:
 def cluster_of(place: str, folder: Path) -> Iterator[tuple[str, AnyPath]]:
     """Start a Ray for all rows of a place. Yields its address, and where runs go."""
     with slow_store(folder, 5.0 * place.startswith("slow")):
-        cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+        os.environ |= {"RAY_ADDRESS": "local", "RAY_OVERRIDE_RESOURCES": '{"CPU": 2}'}
+        start_ray()
         try:
-            yield cluster.address, as_path("s3://bucket") if place.endswith("s3") else folder
+            yield ray.get_runtime_context().gcs_address, as_path("s3://bucket") if place.endswith("s3") else folder
         finally:
             ray.shutdown()
-            cluster.shutdown()
 
 
 def measure(chosen: Sequence[int], scratch: Path) -> bool:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from ray._private import ray_constants, state
 from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator
-from ray.experimental import internal_kv
 from ray.train import TrainingFailedError, WorkerGroupError
 from ray.train.torch import TorchTrainer
 from stanza.models.common.vocab import VOCAB_PREFIX
@@ -65,7 +64,7 @@ def test_the_private_parts_are_there():
     assert hasattr(ray_constants, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S")  # in rayjob.yaml
     assert default_autoscaling_coordinator.get_or_create_autoscaling_coordinator
     assert hasattr(ray_interrupt.placement_group_handle, "remove_placement_group")
-    assert internal_kv._internal_kv_put and internal_kv._internal_kv_get and internal_kv._internal_kv_del and state.actors
+    assert ray_internals.store_of_keys() and state.actors
     assert "_register_sigint_handler" in vars(InterruptibleTrainer) and hasattr(TorchTrainer, "_register_sigint_handler")
 
 

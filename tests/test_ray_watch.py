@@ -4,7 +4,6 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from treenet.config.training import WatchConfig
 from treenet.jobs import ray_train, ray_watch
 from treenet.jobs.ray_watch import ENDED, GRACE_S, UPDATE, Beat, Watch
 from treenet.runs.metrics_log import read_metrics
+from treenet.training import ranks
 from treeproc.common.settings import dump_settings
 from treeproc.common.storage import as_path
 
@@ -35,23 +35,22 @@ class Group:
         monkeypatch.setattr(self.watch, "_note_stacks", lambda what: self.did.append("note"))
         monkeypatch.setattr(ray_watch, "_start", lambda call, *arguments: call(*arguments))
         monkeypatch.setattr(ray_watch, "end_command", lambda message: self.did.append("exit"))
-        monkeypatch.setattr(ray_watch, "forget_values", lambda group: None)
-        self.beats = {rank: Beat(1, UPDATE, 1, 2, 7, "here") for rank in (0, 1)}
+        self.beats = [Beat("group", 1, UPDATE, 1, 2, 7, "here")] * 2
 
     def passes(self, seconds: int, *, silent: tuple = (), updates: bool = False, beats: bool = True) -> list[str]:
         """Return what is done in so many seconds."""
         self.did.clear()
         for _ in range(seconds):
-            for rank, beat in self.beats.items():
+            for rank, beat in enumerate(self.beats):
                 if rank not in silent:
-                    self.beats[rank] = replace(beat, number=beat.number + 1, updates=beat.updates + updates)
+                    self.beats[rank] = beat._replace(number=beat.number + 1, updates=beat.updates + updates)
             if beats:
-                self.watch._beats = dict(self.beats)
+                self.watch._beats = list(self.beats)
             self.watch.tick(1.0)
         return list(self.did)
 
     def do(self, phase: str) -> None:
-        self.beats = {rank: replace(beat, phase=phase) for rank, beat in self.beats.items()}
+        self.beats = [beat._replace(phase=phase) for beat in self.beats]
 
 
 @pytest.fixture
@@ -114,7 +113,7 @@ def test_a_stop_ends_within_its_limit_whatever_the_workers_do(group):
 
 def test_a_stop_before_any_rank_began_ends_the_group_at_once(group):
     group.is_stopping = True
-    assert group.passes(5, beats=False) == ["end"]
+    assert set(group.passes(5, beats=False)) == {"end"}
 
 
 def test_without_workers_only_the_stop_is_limited(monkeypatch):
@@ -152,7 +151,7 @@ def test_the_defaults_fit_the_limits_of_others(data):
 
 
 def test_the_flight_recorder_of_gpus_writes_into_the_run(tmp_path):
-    recorder = ray_watch.flight_recorder(tmp_path)
+    recorder = ranks.flight_recorder(tmp_path)
     assert int(recorder["TORCH_FR_BUFFER_SIZE"]) > 0 and recorder["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
     assert {Path(value).parent for name, value in recorder.items() if name.endswith("TEMP_FILE")} == {tmp_path}
 

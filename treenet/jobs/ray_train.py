@@ -32,12 +32,12 @@ from treenet.jobs.ray_room import (
     take_given,
     worker_resources,
 )
-from treenet.jobs.ray_watch import Heart, Watch, flight_recorder
+from treenet.jobs.ray_watch import Heart, Watch
 from treenet.layers.backend import best_precision_here
 from treenet.runs.metrics_log import describe_metrics, read_metrics
 from treenet.runs.mirror import RAY_FOLDER, RunMirror
 from treenet.tasks.base import build_task
-from treenet.training.ranks import Ranks, TrainingFailed
+from treenet.training.ranks import Ranks, TrainingFailed, flight_recorder
 from treenet.training.trainer import TrainOutcome, train
 from treeproc.common.command_line import describe_refusal
 from treeproc.common.errors import first_line
@@ -148,10 +148,9 @@ def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path, follow: "_Foll
     workers = (config.min_workers, config.workers) if elastic else config.workers
     notes, file_system = place_for_libraries(mirror.out / RAY_FOLDER)
     name = f"{follow.name}-{time.time_ns()}"  # with an earlier name, Ray would restore its own record of that run
-    settings = {"config": config.model_dump(mode="json"), "out": str(mirror.out), "stop_file": stop_file.name}
     trainer = InterruptibleTrainer(
         _work,
-        train_loop_config={**settings, "group": name},
+        train_loop_config={"config": config.model_dump(mode="json"), "out": str(mirror.out), "stop_file": stop_file.name},
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=config.use_gpu, resources_per_worker=worker_resources(config)),
         run_config=RunConfig(
             name=name,
@@ -265,7 +264,7 @@ def _work(settings: dict) -> dict:
             "in an object store (s3://..., gs://..., az://...)"
         )
     with (
-        Heart(settings["group"], rank, context.get_world_size()) as heart,
+        Heart(settings["out"], context.get_experiment_name(), rank, context.get_world_size()) as heart,
         _only_writer(mirror.folder) if rank == 0 else nullcontext(),
     ):
         if isinstance(out, RemotePath):

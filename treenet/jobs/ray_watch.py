@@ -1,7 +1,7 @@
 """Limits on the time that Ray Train's workers take to start and to make an update, and that a training takes to end.
 
-Every rank tells Ray every BEAT_S seconds what it does. Threads of the driver read this and count. None of them waits for Ray
-without a limit, because Ray, its controller or a worker may hang. Only time in which they run counts.
+Every rank writes every BEAT_S seconds into Ray's store of keys what it does. A thread of the driver reads this. Another one
+counts, and never waits for Ray, which may hang. Only time in which it runs counts.
 """
 
 import json
@@ -13,8 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 import ray
 from ray.actor import ActorHandle
@@ -26,7 +27,7 @@ from treenet.jobs.ray_interrupt import InterruptibleTrainer
 from treeproc.common.errors import first_line
 from treeproc.common.files import atomic_write
 from treeproc.common.messages import format_seconds, under_way, warn
-from treeproc.common.ray_internals import forget_values, processes_of, read_value, tell_value
+from treeproc.common.ray_internals import processes_of, store_of_keys
 from treeproc.common.ray_session import end_command
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -34,24 +35,23 @@ from treeproc.common.storage import AnyPath
 BEAT_S, TICK_S = 2.0, 1.0
 # Longer pauses are of this process, too: it was stopped, or the machine slept.
 LONGEST_TICK_S = 10.0
+# A rank that has told nothing for so long does not run.
+SILENT_S = 10.0
 # Seconds that other nodes have for an answer, and for the stacks of a process.
 CALL_S = 30.0
 # Seconds in which the command must go on after its workers were ended.
 GRACE_S = 60.0
 # Share of the limit of a stop after which the workers get no more time.
 STOP_SHARE = 0.75
-# A rank that has told nothing for so long does not run.
-SILENT_S = 5 * BEAT_S
-UPDATE, ENDED = "update", "ended"
-_STOP = " of the stop"
+UPDATE, ENDED, _STOP = "update", "ended", " of the stop"
 # What a call raises while Ray is busy or ends.
 FAILURES = (RayError, OSError, RuntimeError)
 
 
-@dataclass(frozen=True)
-class Beat:
-    """What a rank does: `number` grows with every beat."""
+class Beat(NamedTuple):
+    """What a rank does; `number` grows with every beat."""
 
+    group: str
     number: int
     phase: str
     updates: int
@@ -61,41 +61,33 @@ class Beat:
 
 
 class Heart:
-    """Context manager of a rank that tells the driver what this process does, under the name of its group of workers."""
+    """Context manager of a rank that tells the driver what this process does."""
 
-    def __init__(self, group: str, rank: int, ranks: int):
-        self._key, self._ranks, self._stop = f"{group}/{rank}", ranks, threading.Event()
-        self.updates, self.phase = 0, "the start of the rank"
-        self._thread = _start(self._beat)
+    def __init__(self, out: str, group: str, rank: int, ranks: int):
+        self.updates, self.phase, self._stop = 0, "the start of the rank", threading.Event()
+        self._thread = _start(self._beat, f"{out}/{rank}", group, ranks)
 
     def __enter__(self) -> "Heart":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.phase = ENDED
         self._stop.set()
         self._thread.join(CALL_S)
 
     def update(self) -> None:
         """Note that an update begins."""
-        self.updates += 1
-        self.phase = UPDATE
+        self.updates, self.phase = self.updates + 1, UPDATE
 
-    def _beat(self) -> None:
-        number, machine, is_last = 0, ray.util.get_node_ip_address(), False
-        while not is_last:
-            number, is_last = number + 1, self._stop.is_set()
-            phase = self.phase if is_last else under_way() or self.phase
+    def _beat(self, key: str, group: str, ranks: int) -> None:
+        store, machine = store_of_keys(), ray.util.get_node_ip_address()
+        for number in count(1):
+            is_last = self._stop.is_set()
+            phase = ENDED if is_last else under_way() or self.phase
             with suppress(*FAILURES):
-                tell_value(self._key, json.dumps([number, phase, self.updates, self._ranks, os.getpid(), machine]))
+                store and store[0](key, json.dumps(Beat(group, number, phase, self.updates, ranks, os.getpid(), machine)))
+            if is_last:
+                return
             self._stop.wait(BEAT_S)
-
-
-def flight_recorder(folder: Path) -> dict[str, str]:
-    """Return the environment with which NCCL writes its last collectives into `folder`, a file a rank, if one takes too long."""
-    place = str(folder / "nccl-rank-")
-    files = {"TORCH_FR_DUMP_TEMP_FILE": place, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": place}
-    return {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1", **files}
 
 
 class Watch:
@@ -107,11 +99,9 @@ class Watch:
     def __init__(self, limits: WatchConfig, out: AnyPath, is_stopping: Callable[[], bool]):
         self._limits, self._out, self._is_stopping = limits, out, is_stopping
         self._trainer: InterruptibleTrainer | None = None
-        self._group = ""
-        self._beats: dict[int, Beat] = {}
+        self._group, self._beats, self._end = "", list[Beat](), threading.Event()
         self._lasting: dict[object, tuple[object, float]] = {}  # what is awaited, and for how long it has been the same
-        self._done: set[str] = set()
-        self._end, self._is_blind = threading.Event(), False
+        self._stages: dict[str, int] = {}  # of a wait: 1 when stacks are noted, 2 when the group is ended
 
     def __enter__(self) -> "Watch":
         _start(self._read)
@@ -124,34 +114,27 @@ class Watch:
     @contextmanager
     def over(self, trainer: InterruptibleTrainer, group: str) -> Iterator[None]:
         """Watch a group of workers from its start to its end."""
-        self._beats, self._lasting = {}, {key: value for key, value in self._lasting.items() if key == _STOP}
+        self._beats, self._lasting = [], {key: value for key, value in self._lasting.items() if key == _STOP}
         self._trainer, self._group = trainer, group
         try:
             yield
         finally:
             self._trainer = None
-            _start(forget_values, f"{group}/")
 
     def end_group(self) -> None:
         """Kill the controller. Ray then kills all that it started, on all nodes, also what does not answer."""
-        if self._trainer is not None and (controller := self._trainer.controller) is not None:
+        if controller := self._trainer and self._trainer.controller:
             _start(ray.kill, controller)
 
     def _read(self) -> None:
         """Read the beats of the present group, in a thread that may hang in Ray."""
-        while not self._end.wait(BEAT_S):
-            if self._trainer is None:
-                continue
-            group, beats = self._group, {}
-            try:
-                while len(beats) < (beats[0].ranks if beats else 1) and (value := read_value(f"{group}/{len(beats)}")):
-                    beats[len(beats)] = Beat(*json.loads(value))
-            except ImportError:  # Ray has no such store any more
-                self._is_blind = True
-                return
-            except FAILURES:
-                continue
-            if group == self._group and beats and len(beats) == beats[0].ranks:
+        store = store_of_keys()
+        while store and not self._end.wait(BEAT_S):
+            beats: list[Beat] = []
+            with suppress(*FAILURES):
+                while len(beats) < (beats[0].ranks if beats else 1) and (value := store[1](f"{self._out}/{len(beats)}")):
+                    beats.append(Beat(*json.loads(value)))
+            if beats and len(beats) == beats[0].ranks and {beat.group for beat in beats} == {self._group}:
                 self._beats = beats
 
     def _look(self) -> None:
@@ -166,9 +149,9 @@ class Watch:
         if is_stopping := self._is_stopping():
             lasting = self._count(_STOP, 0, seconds)
             self._act(_STOP, "the training goes on after the request to stop", lasting, self._limits.stop_s)
-        if self._trainer is None or self._is_blind:
+        if self._trainer is None or not store_of_keys():
             return
-        if is_stopping and not self._beats and self._once("early stop"):
+        if is_stopping and not self._beats:
             self.end_group()  # no rank can save a checkpoint
         what, lasting, limit = self._slowest(seconds)
         if not is_stopping:
@@ -185,7 +168,7 @@ class Watch:
         if not (beats := self._beats):
             return "the workers have not started", self._count("start", 0, seconds), self._limits.start_s
         waits = []
-        for rank, beat in beats.items():
+        for rank, beat in enumerate(beats):
             if beat.phase != ENDED:
                 lasting = silent = self._count((rank, "beat"), beat.number, seconds)
                 if beat.phase == UPDATE:
@@ -203,52 +186,39 @@ class Watch:
             return
         end, last = (STOP_SHARE * limit, limit) if which == _STOP else (limit, limit + GRACE_S)
         what = f"{what} for {format_seconds(lasting)}"
-        if lasting < limit / 2:
-            self._done -= {f"note{which}", f"end{which}"}
-        elif self._once(f"note{which}"):
+        stage, before = (lasting >= limit / 2) + (lasting >= end), self._stages.get(which, 0)
+        self._stages[which] = stage
+        if before < 1 <= stage:
             _start(self._note_stacks, f"{what}; the command ends the workers after {format_seconds(end)}")
-        if lasting >= end and self._once(f"end{which}"):
+        if before < 2 <= stage:
             warn(f"warning: {what}; the command ends the workers")
             self.end_group()
         if lasting >= last:
             end_command(f"{what}, and Ray does not end it; the same command continues")
 
-    def _once(self, name: str) -> bool:
-        is_first = name not in self._done
-        self._done.add(name)
-        return is_first
-
     def _note_stacks(self, what: str) -> None:
         """Write the stacks of controller, helpers and workers into the run folder, and tell it."""
         path, text, why = self._out / f"hung-{time.strftime('%Y%m%d-%H%M%S')}.txt", "", "Ray has not begun"
         try:
-            if self._trainer is not None and (controller := self._trainer.controller) is not None:
+            if controller := self._trainer and self._trainer.controller:
                 text, why = _stacks_of(controller)
             if text:
                 atomic_write(path, text.encode()) if isinstance(path, Path) else path.write_bytes(text.encode())
-        except (*FAILURES, UserError) as error:
+        except (*FAILURES, UserError, subprocess.SubprocessError) as error:
             text, why = "", first_line(error)
         warn(f"warning: {what}; {f'stacks are in {path}' if text else f'no stacks, because {why}'}")
 
 
 def _stacks_of(actor: ActorHandle) -> tuple[str, str]:
     """Return the stacks of an actor and of those that it started, on all nodes that answer in time, and why some are missing."""
-    processes = processes_of(actor)
-    answers = [_stacks(mine)] if (mine := processes.pop(ray.get_runtime_context().get_node_id(), [])) else []
-    places, task = [NodeAffinitySchedulingStrategy(node, soft=False) for node in processes], ray.remote(num_cpus=0)(_stacks)
+    processes, task = processes_of(actor), ray.remote(num_cpus=0)(_stacks)
+    answers = [_stacks(processes.pop(ray.get_runtime_context().get_node_id(), []))]
+    places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in processes]
     asked = [task.options(scheduling_strategy=place).remote(mine) for place, mine in zip(places, processes.values(), strict=True)]
     for answer in ray.wait(asked, num_returns=len(asked), timeout=CALL_S)[0] if asked else ():
         with suppress(RayError):  # its node has died
             answers.append(ray.get(answer, timeout=CALL_S))
-    text = "\n".join(stacks for stacks, _ in answers if stacks)
-    return text, next((why for _, why in answers if why), "Ray names no process")
-
-
-def _start(call: Callable, *arguments: object) -> threading.Thread:
-    """Call a function in a thread, because it may hang."""
-    thread = threading.Thread(target=call, args=arguments, daemon=True)
-    thread.start()
-    return thread
+    return "\n".join(text for text, _ in answers), next((why for _, why in answers if why), "Ray names no process")
 
 
 def _stacks(pids: Sequence[int]) -> tuple[str, str]:
@@ -256,12 +226,15 @@ def _stacks(pids: Sequence[int]) -> tuple[str, str]:
     program = shutil.which("py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     if program is None:
         return "", "py-spy is not installed"
-    texts, why = [], ""
-    for pid in pids:
-        try:
-            done = subprocess.run([program, "dump", "--nonblocking", "--pid", str(pid)], capture_output=True, timeout=CALL_S / 3)
-            texts.append(done.stdout.decode(errors="replace"))
-            why = why or done.stderr.decode(errors="replace").partition("\n")[0]
-        except (OSError, subprocess.SubprocessError) as error:
-            why = why or first_line(error)
-    return "\n".join(filter(None, texts)), why and f"py-spy failed: {why}"
+    commands = [[program, "dump", "--nonblocking", "--pid", str(pid)] for pid in pids]
+    done = [subprocess.run(command, capture_output=True, text=True, timeout=CALL_S) for command in commands]
+    return "".join(one.stdout for one in done), next(
+        (f"py-spy failed: {one.stderr.strip()[:200]}" for one in done if one.stderr), ""
+    )
+
+
+def _start(call: Callable, *arguments: object) -> threading.Thread:
+    """Call a function in a thread, because it may hang."""
+    thread = threading.Thread(target=call, args=arguments, daemon=True)
+    thread.start()
+    return thread

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -111,6 +112,13 @@ def expand_segments() -> None:
     os.environ[_ALLOCATOR[0]] = _EXPANDABLE  # for this process before it uses CUDA, and for those that it starts
     if torch.cuda.is_initialized() and (change := getattr(torch.cuda.memory, "_set_allocator_settings", None)):
         change(_EXPANDABLE)
+
+
+def flight_recorder(folder: Path) -> dict[str, str]:
+    """Return the environment with which NCCL writes its last collectives into `folder`, a file a rank, if one takes too long."""
+    place = str(folder / "nccl-rank-")
+    files = {"TORCH_FR_DUMP_TEMP_FILE": place, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": place}
+    return {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1", **files}
 
 
 def bound_kernel_cache() -> None:

@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -208,10 +209,7 @@ def start_coordinator_here() -> None:
 
 
 def processes_of(actor: "ActorHandle") -> dict[str, list[int]]:
-    """Return the processes of an actor and of the actors that it started, by node, as far as they run.
-
-    Without Ray's table of actors there are none.
-    """
+    """Return the processes of an actor and of those that it started, by node. Without Ray's table of actors there are none."""
     import ray
     from ray._private import state
 
@@ -227,28 +225,13 @@ def processes_of(actor: "ActorHandle") -> dict[str, list[int]]:
     return found
 
 
-def tell_value(key: str, value: str) -> None:
-    """Write a value where every process of the cluster can read it. Without Ray's store of keys, nothing happens."""
-    with suppress(ImportError):
-        from ray.experimental.internal_kv import _internal_kv_put
-
-        _internal_kv_put(key, value, namespace=_VALUES)
-
-
-def read_value(key: str) -> str | None:
-    """Return the value of a key; None without one. Raises ImportError without Ray's store of keys."""
-    from ray.experimental.internal_kv import _internal_kv_get
-
-    value = _internal_kv_get(key, namespace=_VALUES)
-    return value and value.decode()
-
-
-def forget_values(prefix: str) -> None:
-    """Remove the values whose keys begin so."""
-    with suppress(Exception):  # Ray may have ended
-        from ray.experimental.internal_kv import _internal_kv_del
-
-        _internal_kv_del(prefix, del_by_prefix=True, namespace=_VALUES)
+def store_of_keys() -> tuple[Callable[[str, str], object], Callable[[str], bytes | None]] | None:
+    """Return how to put and to get a text under a key, in Ray's own store; without its functions, the limits do not hold."""
+    try:
+        from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+    except ImportError:
+        return None
+    return partial(_internal_kv_put, namespace=_VALUES), partial(_internal_kv_get, namespace=_VALUES)
 
 
 def raylet_pid() -> int | None:
