@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import ray
@@ -40,14 +39,15 @@ from treeproc.common.ray_session import start_ray
 from treeproc.common.storage import AnyPath, as_path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-LIMITS = {"start_s": 240, "update_s": 40, "stop_s": 80}
-LATE_S = 600  # a row that takes longer has hung
+LIMITS = {"start_s": 900, "update_s": 40, "stop_s": 80}
+START_S = 300  # where a worker is stopped in its start
+LATE_S = 900  # a row that takes longer has hung
 WORKER, CONTROLLER = "RayTrainWorker", "TrainController"
 SETTINGS = {
     "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
     "batch": {"max_tokens": 256},
     "max_steps": 100_000,
-    "validate_every": 400,
+    "validate_every": 300,
     "checkpoint_every": 100,
     "log_every": 5,
     "workers": 2,
@@ -81,8 +81,8 @@ def rows() -> list[Row]:
         after = [("rank 1", "update"), (CONTROLLER, "update"), ("a worker", "start"), ("rank 0", "validation")]
         found += [Row(process, f"{moment}, then SIGTERM", place, "143") for process, moment in after]
         found.append(Row(CONTROLLER, "the end", place, "continues"))
-    healthy = [("everything for 180 s", "local"), ("a room after 300 s", "local"), ("compiling", "local")]
-    healthy += [("a long validation", "local"), ("requests of 5 s", "slow s3")]
+    healthy = [("the start", "local"), ("everything for 120 s", "local"), ("a long validation", "local"), ("compiling", "local")]
+    healthy += [("a room after 300 s", "local"), ("the start, requests of 5 s", "slow s3")]
     return found + [Row("nothing", what, place, "undisturbed") for what, place in healthy]
 
 
@@ -101,8 +101,9 @@ class Training:
     def step(self) -> int:
         return max((line["step"] for line in read_metrics(self.out)), default=0)
 
-    def lines(self) -> int:
-        return len(read_metrics(self.out))
+    def validations(self) -> list[float]:
+        """Return the seconds of each."""
+        return [line["seconds"] for line in read_metrics(self.out) if line["event"] == "valid"]
 
     def beats(self) -> list[Beat]:
         """Return the last beats of the two ranks of the newest group."""
@@ -175,40 +176,25 @@ def stop(training: Training, row: Row) -> tuple[str, float]:
     return "continues", time.monotonic() - began
 
 
-def healthy(row: Row, start: Callable[..., Training]) -> tuple[str, float]:
-    """Run a slow training in which nothing hangs, until it has made some updates after the slow part."""
-    began = time.monotonic()
+def healthy(training: Training, row: Row) -> tuple[str, float]:
+    """Wait until a slow part of a training is over, in which nothing hangs."""
+    began, said = time.monotonic(), len(training.log.read_text())
     if row.moment.startswith("a room"):
-        held = Room.ask([{"CPU": 1.0}] * int(ray.cluster_resources()["CPU"]))
-        training = start()
+        held = Room.ask([{"CPU": 1.0}] * 2)
         time.sleep(300)
         held.give_back()
-        training.until(lambda: training.step() > 20)
     elif row.moment.startswith("everything"):
-        training = start()
         training.until(lambda: training.step() > 20)
-        everything = [pid for pid in processes() if pid != os.getpid()]
-        for number in (signal.SIGSTOP, signal.SIGCONT):
-            for pid in everything:
-                with suppress(OSError):
-                    os.kill(pid, number)
-            time.sleep(180 * (number == signal.SIGSTOP))
-        step = training.step()
-        training.until(lambda: training.step() > step + 100)
-    elif row.moment == "compiling":
-        training = start("compile=true")
-        training.until(lambda: training.step() > 20)
-    elif row.moment.startswith("a long"):
-        training = start("validate_every=50")
-        training.until(lambda: any(line["event"] == "valid" and line["step"] >= 100 for line in read_metrics(training.out)))
-        seconds = [line["seconds"] for line in read_metrics(training.out) if line["event"] == "valid"]
-        print(f"validations of {seconds} s", file=sys.stderr)
-    else:
-        training = start()
-        training.until(lambda: training.step() > 120, seconds=2 * LATE_S)
-    said = training.log.read_text()
-    training.end()
-    return "ended" if "the command ends the workers" in said else "undisturbed", time.monotonic() - began
+        everything = " ".join(map(str, {*processes(), os.getpid()}))  # this process, too, because Ray has stopped
+        subprocess.run(["sh", "-c", f"kill -STOP {everything}; sleep 120; kill -CONT {everything}"], check=False)
+    elif row.moment == "a long validation":
+        count = len(training.validations())
+        training.until(lambda: len(training.validations()) > count)
+        print(f"validations of {training.validations()} s", file=sys.stderr)
+    step = training.step()
+    training.until(lambda: training.step() > step + 20)
+    is_ended = "the command ends the workers\n" in training.log.read_text()[said:]
+    return "ended" if is_ended else "undisturbed", time.monotonic() - began
 
 
 @contextmanager
@@ -225,7 +211,7 @@ def cluster_of(place: str, folder: Path) -> Iterator[tuple[str, AnyPath]]:
 
 def measure(chosen: Sequence[int], scratch: Path) -> bool:
     """Print the rows. Returns whether each has the expected outcome."""
-    data, all_rows, passed = write_captions(scratch / "data", rows=3000, num_pieces=500), rows(), True
+    data, all_rows, passed = write_captions(scratch / "data", rows=12_000, num_pieces=500), rows(), True
     for place in dict.fromkeys(all_rows[number].place for number in chosen):
         folder = scratch / place.replace(" ", "_")
         folder.mkdir()
@@ -234,16 +220,17 @@ def measure(chosen: Sequence[int], scratch: Path) -> bool:
             training: Training | None = None
             for number in [number for number in chosen if all_rows[number].place == place]:
                 row, outcome, seconds = all_rows[number], "hung", 0.0
-                start = partial(Training, out / f"run{number}", data, folder, address)
+                options = {"the end": "max_steps=300", "compiling": "compile=true", "start": f"watch.start_s={START_S}"}
+                own = [options[row.moment]] if row.moment in options else []
                 try:
-                    if row.process == "nothing":
-                        outcome, seconds = healthy(row, start)
-                    else:
-                        training = training or start(*["max_steps=300"] * (row.moment == "the end"))
-                        outcome, seconds = stop(training, row)
+                    if training and own:
+                        training.end()
+                    if own or not training:
+                        training = Training(out / f"run{number}", data, folder, address, *own)
+                    outcome, seconds = (healthy if row.process == "nothing" else stop)(training, row)
                 except TimeoutError as error:
                     print(error, file=sys.stderr)
-                if training and (row.ends or outcome == "hung" or row.moment == "the end"):
+                if row.ends or own or outcome == "hung":
                     training.end()
                     training = None
                 facts = {"moment": row.moment, "place": place, "outcome": outcome, "load": round(os.getloadavg()[0])}

@@ -1,5 +1,6 @@
 """Limits on workers that hang: what ends them, and what does not. Real processes are stopped at the end of the file."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -15,9 +16,12 @@ from waiting import wait_for
 
 from treenet.config.training import WatchConfig
 from treenet.jobs import ray_train, ray_watch
-from treenet.jobs.ray_watch import ENDED, GRACE_S, UPDATE, Beat, Watch
+from treenet.jobs.ray_watch import ENDED, GRACE_S, UPDATE, Beat, Heart, Watch
 from treenet.runs.metrics_log import read_metrics
+from treenet.tasks.base import build_task
 from treenet.training import ranks
+from treenet.training.trainer import Trainer, train
+from treeproc.common.messages import phase, under_way
 from treeproc.common.settings import dump_settings
 from treeproc.common.storage import as_path
 
@@ -141,6 +145,49 @@ def test_a_pause_of_the_whole_machine_does_not_count(monkeypatch):
     with group.watch.over(object(), "group"):
         group.watch._look()
     assert group.did == ["note"] and group.watch._lasting["start"][1] < 60
+
+
+def test_the_driver_reads_what_the_ranks_of_its_group_write(monkeypatch):
+    """Not what those of an earlier group wrote, and not before all ranks have written."""
+    store: dict[str, bytes] = {}
+    put = lambda key, value: store.__setitem__(key, value.encode())  # noqa: E731
+    monkeypatch.setattr(ray_watch, "BEAT_S", 0.01)
+    monkeypatch.setattr(ray_watch, "store_of_keys", lambda: (put, store.get))
+    with Watch(LIMITS, Path("run"), lambda: False) as watch, watch.over(object(), "new"):
+        with Heart("run", "old", 0, 2), Heart("run", "old", 1, 2), Heart("run", "new", 2, 2):
+            wait_for(lambda: len(store) == 3, seconds=60)
+        with Heart("run", "new", 0, 2) as heart:
+            wait_for(lambda: Beat(*json.loads(store["run/0"])).group == "new", seconds=60)
+            assert not watch._beats
+            with Heart("run", "new", 1, 2):
+                heart.update()
+                wait_for(lambda: [beat.phase for beat in watch._beats] == [UPDATE, "the start of the rank"], seconds=60)
+                with phase(VALIDATION):
+                    wait_for(lambda: {beat.phase for beat in watch._beats} == {VALIDATION}, seconds=60)
+                assert watch._beats[0].process == os.getpid() and watch._beats[0].updates == 1
+            wait_for(lambda: watch._beats[1].phase == ENDED, seconds=60)
+
+
+@pytest.mark.slow
+def test_the_trainer_names_what_is_no_update(data, tmp_path, monkeypatch):
+    seen = {}
+
+    def noted(name, method):
+        def call(self, *values, **named):
+            seen[name] = under_way()
+            return method(self, *values, **named)
+
+        return call
+
+    for name in ("check_memory", "step", "validate", "_save"):
+        monkeypatch.setattr(Trainer, name, noted(name, getattr(Trainer, name)))
+    train(build_task(tiny_config(data, "max_steps=2", "validate_every=2")), tmp_path)
+    assert seen == {
+        "check_memory": "trying the largest batch",
+        "step": "",
+        "validate": VALIDATION,
+        "_save": "saving a checkpoint",
+    }
 
 
 def test_the_defaults_fit_the_limits_of_others(data):
