@@ -4,7 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -154,12 +154,12 @@ def test_the_driver_reads_what_the_ranks_of_its_group_write(monkeypatch):
     monkeypatch.setattr(ray_watch, "BEAT_S", 0.01)
     monkeypatch.setattr(ray_watch, "store_of_keys", lambda: (put, store.get))
     with Watch(LIMITS, Path("run"), lambda: False) as watch, watch.over(object(), "new"):
-        with Heart("run", "old", 0, 2), Heart("run", "old", 1, 2), Heart("run", "new", 2, 2):
+        with closing(Heart("run", "old", 0, 2)), closing(Heart("run", "old", 1, 2)), closing(Heart("run", "new", 2, 2)):
             wait_for(lambda: len(store) == 3, seconds=60)
-        with Heart("run", "new", 0, 2) as heart:
+        with closing(Heart("run", "new", 0, 2)) as heart:
             wait_for(lambda: Beat(*json.loads(store["run/0"])).group == "new", seconds=60)
             assert not watch._beats
-            with Heart("run", "new", 1, 2):
+            with closing(Heart("run", "new", 1, 2)):
                 heart.update()
                 wait_for(lambda: [beat.phase for beat in watch._beats] == [UPDATE, "the start of the rank"], seconds=60)
                 with phase(VALIDATION):

@@ -154,21 +154,19 @@ class BatchConfig(Settings):
 
 
 class WatchConfig(Settings):
-    """Limits, in seconds, after which training on Ray counts as hung; null is none. At half a limit it notes stacks.
-
-    Waiting for nodes has no limit. In a validation, a checkpoint or while compiling, a worker must only answer.
-    """
+    """Limits after which a training on Ray counts as hung. Waiting for nodes has none."""
 
     start_s: PositiveFloat | None = Field(
-        900, description="seconds for the start of workers that have room; then Ray's processes of the run end, and others start"
+        900, description="seconds in which workers that have room must start; then new ones start. null: no limit"
     )
     update_s: PositiveFloat | None = Field(
         1200,
-        description="seconds for an update, or without an answer of a worker; collectives that wait for another worker give up "
-        "after 900",
+        description="seconds in which workers must make an update, or answer while they compile, validate or save; then new ones "
+        "continue. Collectives give up after 900. null: no limit",
     )
     stop_s: PositiveFloat | None = Field(
-        240, description="seconds from SIGTERM to the end; after three quarters of them, the last checkpoint counts"
+        240,
+        description="seconds from SIGTERM to the end; a training that hangs ends with its last checkpoint. null: no limit",
     )
 
 

@@ -8,7 +8,7 @@ object store.
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import ray
@@ -165,11 +165,7 @@ def _fit(config: TrainConfig, mirror: RunMirror, stop_file: Path, follow: "_Foll
     )
     try:
         with follow.watch.over(trainer, name):
-            try:
-                outcome = trainer.fit().return_value
-            except KeyboardInterrupt:
-                follow.watch.end_group()
-                raise
+            outcome = trainer.fit().return_value
     except BaseException:
         room.give_back()
         raise
@@ -264,7 +260,7 @@ def _work(settings: dict) -> dict:
             "in an object store (s3://..., gs://..., az://...)"
         )
     with (
-        Heart(settings["out"], context.get_experiment_name(), rank, context.get_world_size()) as heart,
+        closing(Heart(settings["out"], context.get_experiment_name(), rank, context.get_world_size())) as heart,
         _only_writer(mirror.folder) if rank == 0 else nullcontext(),
     ):
         if isinstance(out, RemotePath):

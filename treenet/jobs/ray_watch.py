@@ -61,16 +61,13 @@ class Beat(NamedTuple):
 
 
 class Heart:
-    """Context manager of a rank that tells the driver what this process does."""
+    """Tells the driver what this process does, a rank, until it is closed."""
 
     def __init__(self, out: str, group: str, rank: int, ranks: int):
         self.updates, self.phase, self._stop = 0, "the start of the rank", threading.Event()
         self._thread = _start(self._beat, f"{out}/{rank}", group, ranks)
 
-    def __enter__(self) -> "Heart":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
         self._stop.set()
         self._thread.join(CALL_S)
 
@@ -113,11 +110,14 @@ class Watch:
 
     @contextmanager
     def over(self, trainer: InterruptibleTrainer, group: str) -> Iterator[None]:
-        """Watch a group of workers from its start to its end."""
+        """Watch a group of workers from its start to its end, also by Ctrl-C."""
         self._beats, self._lasting = [], {key: value for key, value in self._lasting.items() if key == _STOP}
         self._trainer, self._group = trainer, group
         try:
             yield
+        except KeyboardInterrupt:
+            self.end_group()
+            raise
         finally:
             self._trainer = None
 
@@ -226,11 +226,10 @@ def _stacks(pids: Sequence[int]) -> tuple[str, str]:
     program = shutil.which("py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
     if program is None:
         return "", "py-spy is not installed"
-    commands = [[program, "dump", "--nonblocking", "--pid", str(pid)] for pid in pids]
-    done = [subprocess.run(command, capture_output=True, text=True, timeout=CALL_S) for command in commands]
-    return "".join(one.stdout for one in done), next(
-        (f"py-spy failed: {one.stderr.strip()[:200]}" for one in done if one.stderr), ""
-    )
+    command = [program, "dump", "--nonblocking", "--pid"]
+    done = [subprocess.run([*command, str(pid)], capture_output=True, text=True, timeout=CALL_S) for pid in pids]
+    why = next((one.stderr.strip()[:200] for one in done if one.stderr), "")
+    return "".join(one.stdout for one in done), why and f"py-spy failed: {why}"
 
 
 def _start(call: Callable, *arguments: object) -> threading.Thread:

@@ -14,13 +14,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 from treeproc.common.errors import one_line
 from treeproc.common.messages import warn
-
-if TYPE_CHECKING:
-    from ray.actor import ActorHandle
 
 # The end of the first line of a notice whose other lines, which are not shown, are of a log.
 _LOG_FOLLOWS = re.compile(r"\s*Last \d+ lines of the Raylet logs:$")
@@ -208,7 +205,7 @@ def start_coordinator_here() -> None:
         get_or_create_autoscaling_coordinator()
 
 
-def processes_of(actor: "ActorHandle") -> dict[str, list[int]]:
+def processes_of(actor: Any) -> dict[str, list[int]]:
     """Return the processes of an actor and of those that it started, by node. Without Ray's table of actors there are none."""
     import ray
     from ray._private import state
