@@ -70,6 +70,7 @@ ON_RAY = {
     ("extras", "tuning", "ray_trials"),
     ("jobs", "ray_interrupt"),
     ("jobs", "ray_room"),
+    ("jobs", "ray_watch"),
     ("jobs", "ray_train"),
     ("extras", "serving", "server"),
     ("translation", "ray_translate"),
