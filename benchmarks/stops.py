@@ -1,12 +1,12 @@
 """Processes of a training that stop answering (SIGSTOP), and slow trainings in which nothing hangs: how each goes on.
 
-    python benchmarks/stops.py                       # all rows, some two hours on an idle machine of two cores
+    python benchmarks/stops.py                       # all rows, for hours
     python benchmarks/stops.py --rows 0 1 2 30       # these rows alone
     python benchmarks/stops.py --list                # the rows with their numbers
 
 `workflows/train.py` trains on two Ray workers, in a folder or in a store (moto's S3). A row stops one process at a moment, with
 limits that are shorter than the defaults (LIMITS). New workers must continue; after SIGTERM, the command must end with 143.
-Rows that need no SIGTERM share one command. A healthy row stops nothing, or everything for a time. There, the limits must end
+Rows that need no SIGTERM share one command. A healthy row stops nothing, or everything for a time; there, the limits must end
 nothing.
 
 It prints one JSON line per row, with the load of the machine. The exit status is 1 if a row has another outcome.
@@ -41,6 +41,13 @@ from treeproc.common.storage import AnyPath, as_path
 REPOSITORY = Path(__file__).resolve().parent.parent
 LIMITS = {"start_s": 900, "update_s": 40, "stop_s": 80}
 START_S = 300  # where a worker is stopped in its start
+# Settings of rows that have a command of their own. With these, a validation takes longer than an update may take.
+OWN: dict[str, tuple[str, ...]] = {
+    "the end": ("max_steps=300",),
+    "compiling": ("compile=true",),
+    "start": (f"watch.start_s={START_S}",),
+    "a long validation": ("model.d_model=384", "model.num_encoder_layers=3", "validate_every=40"),
+}
 LATE_S = 900  # a row that takes longer has hung
 WORKER, CONTROLLER = "RayTrainWorker", "TrainController"
 SETTINGS = {
@@ -220,8 +227,7 @@ def measure(chosen: Sequence[int], scratch: Path) -> bool:
             training: Training | None = None
             for number in [number for number in chosen if all_rows[number].place == place]:
                 row, outcome, seconds = all_rows[number], "hung", 0.0
-                options = {"the end": "max_steps=300", "compiling": "compile=true", "start": f"watch.start_s={START_S}"}
-                own = [options[row.moment]] if row.moment in options else []
+                own = OWN.get(row.moment, ())
                 try:
                     if training and own:
                         training.end()
