@@ -90,19 +90,27 @@ def test_the_launcher_file_for_machines_that_are_there_is_valid(repository):
     validate(local)
 
 
-def test_the_rayjob_names_what_the_repository_has(page, cluster, repository):
-    job = yaml.safe_load((repository / "workflows" / "clusters" / "rayjob.yaml").read_text())
+@pytest.fixture
+def manifests(repository) -> dict[str, dict]:
+    """The RayJobs: of a training, of preprocessing and of a study."""
+    paths = (repository / "workflows" / "clusters").glob("rayjob*.yaml")
+    return {path.stem: yaml.safe_load(path.read_text()) for path in sorted(paths)}
+
+
+@pytest.mark.parametrize(("name", "group"), [("rayjob", "train"), ("rayjob-preprocess", "parse"), ("rayjob-study", "train")])
+def test_a_rayjob_names_what_the_repository_has(name, group, manifests, page, repository):
+    job = manifests[name]
     assert job["kind"] == "RayJob" and "CHANGE" not in job["spec"]["entrypoint"]
     spec = job["spec"]["rayClusterSpec"]
-    groups = {group["groupName"]: group for group in spec["workerGroupSpecs"]}
-    assert set(groups) == {"parse", "train"} and all(group["minReplicas"] == group["replicas"] == 0 for group in groups.values())
+    groups = {one["groupName"]: one for one in spec["workerGroupSpecs"]}
+    assert set(groups) == {group} and groups[group]["minReplicas"] == groups[group]["replicas"] == 0
     assert spec["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"} and spec["authOptions"] == {"mode": "token"}
-    for group in groups.values():
-        [container] = group["template"]["spec"]["containers"]
-        assert container["resources"]["limits"] == container["resources"]["requests"]
-    train = groups["train"]["template"]["spec"]
-    drain = {one["name"]: one["value"] for one in train["containers"][0]["env"]}["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]
-    assert 0 < float(drain) < train["terminationGracePeriodSeconds"]
+    pod = groups[group]["template"]["spec"]
+    [container] = pod["containers"]
+    assert container["resources"]["limits"] == container["resources"]["requests"]
+    if group == "train":
+        drain = {one["name"]: one["value"] for one in container["env"]}["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]
+        assert 0 < float(drain) < pod["terminationGracePeriodSeconds"]
     version = re.search(r"^ray==(.*)$", (repository / "constraints.txt").read_text(), re.MULTILINE)[1]
     assert spec["rayVersion"] == version
     # The images are those that the page builds; only that of the nodes with GPUs has CUDA.
@@ -110,12 +118,32 @@ def test_the_rayjob_names_what_the_repository_has(page, cluster, repository):
     pods = {"head": spec["headGroupSpec"], **groups}
     images = {name: pod["template"]["spec"]["containers"][0]["image"] for name, pod in pods.items()}
     arguments = {name: built[image].strip() for name, image in images.items()}
-    assert arguments == {"head": "", "parse": "", "train": "--build-arg PIP_EXTRA_INDEX_URL="}
+    assert arguments == {"head": "", group: "--build-arg PIP_EXTRA_INDEX_URL=" * (group == "train")}
     dockerfile = (repository / "Dockerfile").read_text()
     assert "\nARG PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu\nRUN pip install" in dockerfile
     assert "\nWORKDIR /home/ray/tree-attention\n" in dockerfile and "--constraint constraints.txt" in dockerfile
     command = job["spec"]["entrypoint"].replace("/home/ray/tree-attention", str(repository)).split()
     check_command(command, repository)
+
+
+def test_rayjobs_differ_in_name_command_and_group_alone(manifests):
+    """Three files, so that each is one that `kubectl apply` takes."""
+    training = manifests.pop("rayjob")
+    for job in manifests.values():
+        job["metadata"], job["spec"]["entrypoint"] = training["metadata"], training["spec"]["entrypoint"]
+        [group], [trains] = (one["spec"]["rayClusterSpec"]["workerGroupSpecs"] for one in (job, training))
+        if group["groupName"] != trains["groupName"]:
+            job["spec"]["rayClusterSpec"]["workerGroupSpecs"] = [trains]
+        assert job == training
+
+
+def test_a_rayjob_for_kueue_has_the_queue_and_may_grow(manifests, repository):
+    """Kueue refuses an autoscaling job without the annotation of an elastic one."""
+    for name in manifests:
+        text = (repository / "workflows" / "clusters" / f"{name}.yaml").read_text()
+        metadata = yaml.safe_load(re.sub("^  # (labels|annotations):", r"  \1:", text, flags=re.MULTILINE))["metadata"]
+        assert list(metadata["labels"]) == ["kueue.x-k8s.io/queue-name"]
+        assert metadata["annotations"] == {"kueue.x-k8s.io/elastic-job": "true"}
 
 
 def test_every_command_of_the_page_can_be_given(page, repository):
@@ -141,8 +169,8 @@ def check_command(command: list[str], repository) -> None:
     config = options.get("--config", "")
     if "workflows/configs" in config:
         assert (repository / config).is_file(), config
-    if command[1].endswith("train_wmt.py"):
-        load_settings(TrainConfig, repository / config, [part for part in command[2:] if "=" in part])
+    if settings := {"train_wmt": TrainConfig, "scaling": ScalingConfig}.get(Path(command[1]).stem):
+        load_settings(settings, repository / config, [part for part in command[2:] if "=" in part])
 
 
 @pytest.mark.parametrize(
