@@ -4,29 +4,32 @@ A process of its own, so that no other test's Ray is in the way.
 """
 
 import ctypes
+import io
 import json
 import os
 import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import ray
 from ray.cluster_utils import Cluster
 
+from treeproc.common.messages import messages_shown
 from treeproc.common.settings import UserError
 from treeproc.shards.store import ShardRecord
-from treeproc.stages import ray_job
+from treeproc.stages import late_jobs, ray_job
 from treeproc.stages.inputs import Inputs, SplitFiles
 
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
 
 
 class Worker:
-    """Leaves a note of every start, dies once where it is told to, and works when as many have started as `company` says."""
+    """Leaves a note of every start, sends its process a signal once, and works when as many have started as `company` says."""
 
-    def __init__(self, notes: Path, dies: bool = False, company: int = 1):
+    def __init__(self, notes: Path, dies: int = 0, company: int = 1):
         self._notes, self._dies, self._company = notes, dies, company
         (notes / f"started-{os.getpid()}").touch()
 
@@ -34,7 +37,7 @@ class Worker:
         died = self._notes / "died"
         if self._dies and number == 3 and not died.exists():
             died.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self._dies)
         time.sleep(0.2)
         deadline = time.monotonic() + 60
         while len(list(self._notes.glob("started-*"))) < self._company and time.monotonic() < deadline:
@@ -123,7 +126,16 @@ def dying(folder: Path) -> dict:
     """The actor at work on one shard is killed; Ray Data gets five of the eight shards, and then the others."""
     (folder / "out").mkdir()
     ray_job.MOST_JOBS = 5
-    return run(folder / "out", dies=True)
+    return run(folder / "out", dies=signal.SIGKILL)
+
+
+def hanging(folder: Path) -> dict:
+    """The actor at work on one shard is stopped, so Ray waits for it. It says nothing, and its process stays until the end."""
+    (folder / "out").mkdir()
+    late_jobs.LEAST_S = 10.0  # the second actor may start late
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    with redirect_stderr(io.StringIO()) as said, messages_shown():
+        return run(folder / "out", dies=signal.SIGSTOP) | {"said": said.getvalue()}
 
 
 def tasks(folder: Path) -> dict:
@@ -132,7 +144,9 @@ def tasks(folder: Path) -> dict:
     for step in ("first", "second"):
         (notes := folder / step).mkdir()
         jobs = [{"number": number} for number in range(8)]
-        results = ray_job.run_jobs(Worker, {"notes": notes, "dies": step == "first"}, jobs, folder=folder, in_tasks=True)
+        results = ray_job.run_jobs(
+            Worker, {"notes": notes, "dies": signal.SIGKILL * (step == "first")}, jobs, folder=folder, in_tasks=True
+        )
         numbers = sorted(record.index for _, record in results)
         pids = [path.name for path in notes.glob("started-*")]
         found.append({"numbers": numbers, "died": (notes / "died").exists(), "processes": pids})
@@ -140,6 +154,6 @@ def tasks(folder: Path) -> dict:
 
 
 if __name__ == "__main__":
-    job = {"nodes": nodes, "growing": growing, "dying": dying, "tasks": tasks}[sys.argv[1]]
+    job = {"nodes": nodes, "growing": growing, "dying": dying, "hanging": hanging, "tasks": tasks}[sys.argv[1]]
     # Not on standard output, where Ray writes notes of its own.
     (Path(sys.argv[2]) / "result.json").write_text(json.dumps(job(Path(sys.argv[2]))))

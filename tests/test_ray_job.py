@@ -1,13 +1,22 @@
 """The actor pool on real clusters: nodes that see other files, actors that die, nodes that come later."""
 
 import json
+import queue
+import re
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
+from ray.exceptions import RayError
+from waiting import wait_for
 
 from treeproc.common.settings import UserError
+from treeproc.stages import late_jobs
 from treeproc.stages.ray_job import _JobRunner
 
 pytestmark = pytest.mark.slow
@@ -35,6 +44,75 @@ def test_a_node_that_does_not_see_the_folder_is_refused_before_any_work(tmp_path
 def test_a_killed_actor_is_replaced(tmp_path):
     result = run_job("dying", tmp_path)
     assert result["numbers"] == list(range(8)) and result["died"] and result["left"] == []
+
+
+@pytest.mark.cluster
+def test_a_shard_whose_actor_hangs_is_made_by_another_process(tmp_path):
+    """Ray waited for the actor without end."""
+    result = run_job("hanging", tmp_path)
+    assert result["numbers"] == list(range(8)) and result["died"] and result["left"] == []
+    assert re.search(
+        r"warning: job 3 takes more than 4 times as long as others \(0:0\d\); another process tries it, too", result["said"]
+    )
+
+
+class Pipeline:
+    """A pipeline of Ray Data whose rows come when a test puts them. It ends with its executor."""
+
+    def __init__(self, *rows: dict):
+        self.rows: queue.SimpleQueue[dict | None] = queue.SimpleQueue()
+        self._current_executor = SimpleNamespace(shutdown=lambda force: self.rows.put(None))
+        self.put(*rows)
+
+    def put(self, *rows: dict) -> None:
+        for one in rows:
+            self.rows.put(one)
+
+    def iter_batches(self, **options) -> Iterator[pa.Table]:
+        while (one := self.rows.get(timeout=60)) is not None:
+            yield pa.Table.from_pylist([one])
+
+
+def row(number: int, seconds: float = 0.001) -> dict:
+    return {"number": number, "error": "", "usage": json.dumps({"seconds": seconds})}
+
+
+@pytest.fixture
+def tries(monkeypatch) -> list[int]:
+    """Second tries, in this process; that of job 7 dies."""
+
+    def get(number: int) -> dict:
+        if number == 7:
+            raise RayError
+        return row(number)
+
+    monkeypatch.setattr(late_jobs, "ray", SimpleNamespace(wait=lambda tries, timeout: (tries[:1], tries[1:]), get=get))
+    monkeypatch.setattr(late_jobs, "POLL_S", 0.01)
+    monkeypatch.setattr(late_jobs, "LEAST_S", 0.05)
+    return []
+
+
+def test_late_jobs_are_tried_once_more_and_the_first_result_counts(tries):
+    pipeline = Pipeline(row(0), row(4), row(2))
+
+    def try_again(number: int, median: float) -> int:
+        tries.append(number)
+        if number == 7:  # its second try dies, and the first one ends later
+            threading.Timer(0.5, pipeline.put, [row(3), row(7)]).start()
+        return number
+
+    found = [one["number"] for one in late_jobs.first_results(pipeline, (0, 2, 3, 4, 7), try_again)]
+    assert found == [0, 4, 2, 3, 7] and tries == [3, 7]
+    wait_for(lambda: pipeline.rows.empty(), seconds=10)  # the end of the executor ends the thread that reads
+
+
+@pytest.mark.parametrize("first", [(), (row(0),), (row(0, seconds=60.0),)], ids=["no result", "many jobs", "slow jobs"])
+def test_jobs_are_not_tried_again_before_the_end(tries, monkeypatch, first):
+    monkeypatch.setattr(late_jobs, "MOST_LATE", 3 if first == (row(0),) else 64)
+    pipeline = Pipeline(*first)
+    threading.Timer(0.5, pipeline.put, [row(number) for number in range(len(first), 5)]).start()
+    found = late_jobs.first_results(pipeline, range(5), lambda number, median: tries.append(number))
+    assert [one["number"] for one in found] == list(range(5)) and not tries
 
 
 @pytest.mark.cluster

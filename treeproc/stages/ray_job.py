@@ -20,13 +20,14 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_write
-from treeproc.common.messages import tell
+from treeproc.common.messages import format_seconds, tell, warn
 from treeproc.common.provenance import Meter
 from treeproc.common.ray_session import can_grow, describe_wait, start_ray
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import ShardRecord
 from treeproc.stages.inputs import Inputs, input_stamp
+from treeproc.stages.late_jobs import MEDIANS, first_results
 
 logger = logging.getLogger(__name__)
 
@@ -183,13 +184,14 @@ def run_jobs(
     in_tasks: bool = False,
     gpus_per_actor: float = 0.0,
     count_usage: Callable[[dict], None] = lambda usage: None,
+    describe: Callable[[int], str] = lambda number: f"job {number}",
 ) -> Iterator[tuple[int, Any]]:
     """Yield the number of every job and what its worker returned, a record of a shard or JSON, in any order.
 
     A job is the keyword arguments of one call of the worker. The pool asks for the room of many actors and grows with the
     cluster; actors ask for GPUs where the cluster has any. With `in_tasks`, the processes stay for the next call: right for
-    workers that are built in a moment. `count_usage` gets the `Meter.usage` of a process for a job, with the `seconds` that the
-    job took.
+    workers that are built in a moment. Without, late jobs are tried twice (`first_results`), and `describe` names them.
+    `count_usage` gets the `Meter.usage` of a process for a job, with the `seconds` that the job took.
     Raises UserError when a worker does, and before any work when a node does not see `folder`.
     """
     if not jobs:
@@ -205,9 +207,17 @@ def run_jobs(
             source = ray.data.from_items(rows, override_num_blocks=len(rows))
             del rows
             given = (worker_class, arguments, token)
-            results = _map_in_tasks(source, given) if in_tasks else _map_in_actors(source, given, len(numbers), gpus_per_actor)
+            gpus = gpus_per_actor if gpus_per_actor and ray.cluster_resources().get("GPU") else None
+            results = _map_in_tasks(source, given) if in_tasks else _map_in_actors(source, given, len(numbers), gpus)
             results.set_name(worker_class.__name__)  # in Ray's dashboard
-            for row in results.iter_rows():
+
+            def try_again(number: int, median: float, given: tuple = given, gpus: float | None = gpus) -> ray.ObjectRef:
+                usual = f"{describe(number)} takes more than {MEDIANS} times as long as others ({format_seconds(median)})"
+                warn(f"warning: {usual}; another process tries it, too")
+                task = ray.remote(num_cpus=1.0, num_gpus=gpus, max_calls=1)(_run_in_task)
+                return task.remote({"job": _job_as_json(jobs[number]), "number": number}, *given)
+
+            for row in results.iter_rows() if in_tasks else first_results(results, numbers, try_again):
                 if row["error"]:
                     raise UserError(row["error"])
                 count_usage(json.loads(row["usage"]))
@@ -221,17 +231,17 @@ def _map_in_tasks(source: ray.data.Dataset, given: tuple) -> ray.data.Dataset:
     return source.map(_run_in_task, fn_args=given, compute=ray.data.TaskPoolStrategy(), num_cpus=1.0)
 
 
-def _map_in_actors(source: ray.data.Dataset, given: tuple, jobs: int, gpus_per_actor: float) -> ray.data.Dataset:
+def _map_in_actors(source: ray.data.Dataset, given: tuple, jobs: int, gpus: float | None) -> ray.data.Dataset:
     """Run jobs in actors, which Ray Data adds where resources are free. Ray's dashboard has the name of the worker."""
     runner = type(given[0].__name__, (_JobRunner,), {})
     return source.map(
         runner,
         fn_constructor_args=given,
         compute=ray.data.ActorPoolStrategy(
-            min_size=min(actor_pool(gpus_per_actor), jobs), max_size=jobs, max_tasks_in_flight_per_actor=2
+            min_size=min(actor_pool(gpus or 0.0), jobs), max_size=jobs, max_tasks_in_flight_per_actor=2
         ),
         num_cpus=1.0,
-        num_gpus=gpus_per_actor if gpus_per_actor and ray.cluster_resources().get("GPU") else None,
+        num_gpus=gpus,
     )
 
 

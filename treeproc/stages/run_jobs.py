@@ -16,6 +16,7 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.common.store_requests import StoreRefuses, in_parallel
 from treeproc.shards.records import PackedRecords
+from treeproc.shards.shard import Shard
 from treeproc.shards.store import Index, OtherVersion, ShardRecord, finished_shards, read_index
 from treeproc.stages.job_report import fallbacks
 
@@ -151,7 +152,9 @@ def make_shards(
             if in_this_process:
                 run = _run_here(work, todo, progress, first)
             else:
-                run = _run_on_ray(work, todo, folder, progress, record, first)
+                texts = (work.arguments.get("base") or work.arguments["data"]) / "text"
+                describe = lambda number: _describe_shard(texts, text[missing[number]])  # noqa: E731
+                run = _run_on_ray(work, todo, folder, progress, record, first, describe)
             for number, shard in enumerate(run, start=1):
                 place = places[shard.name]
                 found.put(place, shard)
@@ -174,7 +177,13 @@ def _run_here(work: StageWork, jobs: Sequence[dict], progress: Progress, first: 
 
 
 def _run_on_ray(
-    work: StageWork, jobs: Sequence[dict], folder: AnyPath, progress: Progress, record: Recorder, first: str
+    work: StageWork,
+    jobs: Sequence[dict],
+    folder: AnyPath,
+    progress: Progress,
+    record: Recorder,
+    first: str,
+    describe: Callable[[int], str],
 ) -> Iterator[ShardRecord]:
     from treeproc.stages import ray_job  # a job without Ray must not load it
 
@@ -185,9 +194,15 @@ def _run_on_ray(
         record.session.add_worker(usage)
 
     progress.show_phase(f"starting actors, {work.loading}, then in the first shards, {first} each")
-    yield from ray_job.run_shards(
-        work.worker, work.arguments, jobs, folder=folder, gpus_per_actor=work.gpus_per_actor, count_usage=count_usage
-    )
+    options = {"gpus_per_actor": work.gpus_per_actor, "count_usage": count_usage, "describe": describe}
+    yield from ray_job.run_shards(work.worker, work.arguments, jobs, folder=folder, **options)
+
+
+def _describe_shard(texts: AnyPath, shard: ShardRecord) -> str:
+    """Return the name of a shard, and its longest line."""
+    lines = ((len(row.get(side) or ""), row["example_id"]) for row in Shard(texts, shard).rows() for side in ("source", "target"))
+    characters, example = max(lines)
+    return f"{shard.name} (its longest line has {characters:,} characters, in example {example:,})"
 
 
 def ray_runner(folder: AnyPath, record: Recorder) -> Run:
