@@ -16,7 +16,9 @@ from ray.exceptions import RayError
 from waiting import wait_for
 
 from treeproc.common.settings import UserError
-from treeproc.stages import late_jobs
+from treeproc.shards.schema import TEXT_SCHEMA, shard_name
+from treeproc.shards.store import write_shard
+from treeproc.stages import late_jobs, run_jobs
 from treeproc.stages.ray_job import _JobRunner
 
 pytestmark = pytest.mark.slow
@@ -113,6 +115,15 @@ def test_jobs_are_not_tried_again_before_the_end(tries, monkeypatch, first):
     threading.Timer(0.5, pipeline.put, [row(number) for number in range(len(first), 5)]).start()
     found = late_jobs.first_results(pipeline, range(5), lambda number, median: tries.append(number))
     assert [one["number"] for one in found] == list(range(5)) and not tries
+
+
+def test_a_late_shard_is_named_with_its_longest_line(tmp_path):
+    (tmp_path / "text").mkdir()
+    lines = [{"example_id": 7, "source": "a bc", "target": "d"}, {"example_id": 9, "source": "a", "target": "d" * 1234}]
+    facts = {"split": "train", "index": 0, "fingerprint": "f"}
+    shard = write_shard(tmp_path / "text", shard_name("train", 0, 1), lines, TEXT_SCHEMA, **facts)
+    described = "train-00000-of-00001.arrow (its longest line has 1,234 characters, in example 9)"
+    assert run_jobs._describe_shard(tmp_path / "text", shard) == described
 
 
 @pytest.mark.cluster

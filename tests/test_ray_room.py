@@ -1,25 +1,39 @@
 """Rooms of trainings, and workers, on a Ray of two cores and a made-up GPU: what is given is used, and nothing stays behind."""
 
+import json
 import os
+import re
+import signal
 import threading
 import time
+import urllib.request
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import ray
+import torch
 from commands import run_here
 from ray.util.placement_group import placement_group_table
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
 from test_training_faults import fit_with_restarts
-from toyruns import make_config, without_phases
+from toyruns import losses, make_config, without_phases
 from training_jobs import tiny_config
 from waiting import wait_for
 
+from treenet.experiments import ray_cells
+from treenet.experiments.grid import CellWork
+from treenet.experiments.ledger import DONE, FAILED, Cell, Entry, Ledger
+from treenet.experiments.ray_cells import MAX_FAILURES, run_cells_with_ray
 from treenet.extras.tuning.ray_trials import cpus_of_trial
 from treenet.extras.tuning.trials import TuningConfig
 from treenet.jobs import ray_train
 from treenet.jobs.ray_room import Room, given_to_training, refuse_more_than_there_is
+from treenet.jobs.train_job import is_the_worker
+from treenet.jobs.train_run import run_training
+from treenet.runs.mirror import STOP_FILE
+from treenet.runs.ray_metrics import FAILURES, GAUGES, count_failure
 from treeproc.common import ray_session
 from treeproc.common.ray_internals import without_cluster_processes
 from treeproc.common.ray_session import refuse_without_gpu
@@ -146,3 +160,99 @@ def test_a_search_for_gpus_is_refused_where_none_can_come(monkeypatch):
         refuse_without_gpu(True, "set use_gpu=false")
     monkeypatch.setattr(ray_session, "_embedded", False)
     refuse_without_gpu(True, "set use_gpu=false")
+
+
+# Cells of a study.
+
+
+def run_cell(folder, config, train) -> Entry:
+    """Run a cell whose training is `train`, without functions of the tests, which its process cannot load."""
+    cell = Cell("cell", {}, config, folder / "cells" / "cell", "d")
+    ledger = Ledger.open(folder, [cell])
+    run_cells_with_ray([cell], CellWork(train, lambda folder: {"bleu": 1.0}), ledger, None)
+    wait_for(lambda: not groups(), seconds=60)
+    return ledger.entries["cell"]
+
+
+@pytest.mark.parametrize(("settings", "gpu"), [((), ""), (("use_gpu=true",), "0")])
+def test_a_cell_of_one_worker_trains_in_its_room_without_ray_train(data, tmp_path, settings, gpu):
+    """Ray Train's controller took memory on the node, and two helpers of a cell took 226 MB on the head."""
+
+    def train(config, folder):
+        seen = {
+            "gpu": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+            "threads": torch.get_num_threads(),
+            "alone": is_the_worker(config),
+        }
+        (folder / "seen.json").write_text(json.dumps(seen | ray.get_runtime_context().get_assigned_resources()))
+        return SimpleNamespace(finished=True)
+
+    assert run_cell(tmp_path, tiny_config(data, "workers=1", *settings), train).status == DONE
+    seen = json.loads((tmp_path / "cells" / "cell" / "seen.json").read_text())
+    assert (seen["gpu"], seen["alone"], seen.get("GPU", 0), seen.get("CPU", 0)) == (gpu, True, bool(gpu), not gpu)
+    assert gpu or seen["threads"] == 1
+
+
+def test_a_cell_of_one_worker_writes_the_bytes_of_one_process(data, tmp_path):
+    config = tiny_config(data, "workers=1", "max_steps=10", "checkpoint_every=5", "validate_every=5")
+    assert run_cell(tmp_path, config, run_training).status == DONE
+    run_training(config.model_copy(update={"workers": 0}), tmp_path / "here")
+    there = tmp_path / "cells" / "cell"
+    assert losses(there) == losses(tmp_path / "here") and "workers: 1" in (there / "config.yaml").read_text()
+    found = {path.relative_to(there) for path in there.rglob("*.safetensors")}
+    assert len(found) == 3, found
+    for path in [*found, Path("run.json")]:
+        assert (there / path).read_bytes() == (tmp_path / "here" / path).read_bytes(), path
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_a_cell_of_one_worker_begins_again_in_another_process(data, tmp_path, dies, capsys):
+    def train(config, folder):
+        (folder / str(os.getpid())).touch()
+        if dies and len(list(folder.glob("[0-9]*"))) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if not dies:
+            raise ValueError("of no kind")
+        return SimpleNamespace(finished=True)
+
+    entry = run_cell(tmp_path, tiny_config(data, "workers=1"), train)
+    assert (entry.status, entry.starts) == ((DONE, 2) if dies else (FAILED, 1 + MAX_FAILURES))
+    assert len(list((tmp_path / "cells" / "cell").glob("[0-9]*"))) == entry.starts
+    assert dies or "cell: interrupted after 0:00: ValueError: of no kind; see" in capsys.readouterr().err
+
+
+def test_a_cell_leaves_a_node_that_announces_its_end(data, tmp_path, monkeypatch, capsys):
+    """It saves, and continues when there is room elsewhere. That is no failure."""
+
+    def train(config, folder):
+        first = not (folder / "began").exists()
+        (folder / "began").touch()
+        while first and not (folder / STOP_FILE).exists():
+            time.sleep(0.05)
+        return SimpleNamespace(finished=not first)
+
+    node, began = ray.get_runtime_context().get_node_id(), tmp_path / "cells" / "cell" / "began"
+    calls = iter([{node}] * 3)  # then the node is gone
+    monkeypatch.setattr(ray_cells, "nodes_called_back", lambda: next(calls, set()) if began.exists() else set())
+    monkeypatch.setattr(ray_cells, "MAX_FAILURES", 0)
+    monkeypatch.setattr(ray_cells, "POLL_S", 0.2)
+    assert run_cell(tmp_path, tiny_config(data, "workers=1"), train).starts == 2
+    assert "cell: interrupted after 0:00: the cluster takes its node back" in capsys.readouterr().err
+
+
+def test_metrics_of_a_training_are_on_rays_endpoint_as_the_dashboard_asks(data, tmp_path, repository):
+    run_training(tiny_config(data, "workers=0", "max_steps=10", "log_every=5"), tmp_path / "observed")
+    count_failure("observed")
+    [node] = ray.nodes()
+
+    def scrape() -> dict[str, float]:
+        with urllib.request.urlopen(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics") as answer:
+            lines = [line for line in answer.read().decode().splitlines() if 'run="observed"' in line]
+        return {line.partition("{")[0]: float(line.split()[-1]) for line in lines}
+
+    queries = (repository / "workflows" / "clusters" / "grafana.json").read_text()
+    asked = set(re.findall(r"ray_tree_attention_\w+", queries))
+    assert asked == {f"ray_{name}" for name, _ in GAUGES.values()} | {f"ray_{FAILURES}_total"}
+    found = wait_for(lambda: (found := scrape()).keys() >= asked and found, seconds=100)
+    assert found["ray_tree_attention_updates"] == 10 and found["ray_tree_attention_failures_total"] == 1
+    assert found["ray_tree_attention_tokens_per_second"] > 0 and 0 <= found["ray_tree_attention_data_wait"] < 1

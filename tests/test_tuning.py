@@ -119,13 +119,11 @@ def test_a_training_that_sigterm_stopped_continues(data, tmp_path, monkeypatch):
         options = lambda self, **options: self  # noqa: E731
         remote = staticmethod(train)
 
-    ray = SimpleNamespace(
-        remote=lambda **needs: lambda function: Task(), wait=lambda refs, timeout: (refs, []), get=lambda ref: ref
-    )
+    ray = SimpleNamespace(remote=lambda function: Task(), wait=lambda refs, timeout: (refs, []), get=lambda ref: ref)
     said = []
     monkeypatch.setattr(ray_trials, "ray", ray)
     monkeypatch.setattr(ray_trials, "tune", SimpleNamespace(report=said.append))
-    room = SimpleNamespace(in_first_bundle=lambda: None)
+    room = SimpleNamespace(in_first_bundle=dict)
     ray_trials._run_trial({"trial": trial, "room": room}, trials, 1)
     assert [(line["step"], line.get("status")) for line in said] == [*((at, None) for at in range(5, 31, 5)), (30, DONE)]
 

@@ -25,6 +25,7 @@ from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, Cell,
 from treenet.jobs.train_job import on_sigterm
 from treenet.jobs.train_run import RunSummary
 from treenet.runs.metrics_log import read_metrics
+from treeproc.common.command_line import describe_refusal
 from treeproc.common.files import atomic_write
 from treeproc.common.messages import Progress, format_seconds, is_quiet, messages_shown, tell, warn
 from treeproc.common.settings import UserError
@@ -57,8 +58,11 @@ class CellWork:
     record: Callable[[AnyPath, Entry], None] = _no_record
 
 
-def run_cell(cell: Cell, work: CellWork) -> CellResult:
-    """Train and score one cell. Any error becomes the cell's result, and the other cells continue."""
+def run_cell(cell: Cell, work: CellWork, unexpected: str = FAILED) -> CellResult:
+    """Train and score one cell. Any error becomes the cell's result, and the other cells continue.
+
+    `unexpected` is the status after an error that the user cannot resolve.
+    """
     started = time.monotonic()
 
     def result(status: str, **facts) -> CellResult:
@@ -71,7 +75,9 @@ def run_cell(cell: Cell, work: CellWork) -> CellResult:
     except UserError as error:
         return result(FAILED, error=str(error))
     except Exception as error:
-        return result(FAILED, error=describe_unexpected(error, cell.folder))
+        if isinstance(error, OSError) and (reason := describe_refusal(error)):
+            return result(FAILED, error=reason)
+        return result(unexpected, error=describe_unexpected(error, cell.folder))
 
 
 def describe_unexpected(error: Exception, folder: AnyPath) -> str:

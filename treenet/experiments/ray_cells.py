@@ -1,8 +1,7 @@
-"""Cells of a grid side by side on a Ray cluster: each is a task that starts its own Ray Train run.
+"""Cells of a grid side by side on a Ray cluster: each is a task, which trains by itself or starts its own Ray Train run.
 
 The driver keeps the ledger. It asks the cluster for the room of waiting cells, so that an autoscaler sees them all. A cell starts
-when its room is there, on the node of its first worker. Demands and tasks die with the driver. Cells that it leaves behind
-continue from their checkpoints.
+when its room is there. Demands and tasks die with the driver. Cells that it leaves behind continue from their checkpoints.
 """
 
 import os
@@ -11,18 +10,20 @@ import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import ray
+import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from treenet.experiments.grid import CellWork, Follow, describe_unexpected, end_cell, run_cell
 from treenet.experiments.ledger import FAILED, INTERRUPTED, Cell, CellResult, Ledger, last_step
-from treenet.jobs.ray_room import Room, Rooms, bundles_of, given_to_training, refuse_more_than_there_is
+from treenet.jobs.ray_room import ON_HEAD, Room, Rooms, bundles_of, given_to_training, refuse_more_than_there_is
 from treenet.jobs.train_job import on_sigterm
 from treenet.jobs.train_run import make_run_folder
 from treenet.runs.mirror import STOP_FILE
+from treenet.runs.ray_metrics import count_failure
 from treeproc.common.files import atomic_write, locked
+from treeproc.common.ray_internals import nodes_called_back
 from treeproc.common.ray_session import start_ray
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -47,15 +48,24 @@ def run_cells_with_ray(cells: Sequence[Cell], work: CellWork, ledger: Ledger, pa
     refuse_more_than_there_is(cells[0].config)
     waiting, running, stopped_at, stop = deque(cells), {}, None, threading.Event()
     losses: Counter[str] = Counter()  # of each cell, since its last new checkpoint
-    with on_sigterm(stop.set), Follow(cells) as follow, Rooms(bundles_of(cells[0].config)) as rooms:
+    leaving: set[str] = set()  # cells on nodes that announced their end
+    with (
+        on_sigterm(stop.set),
+        Follow(cells) as follow,
+        Rooms(bundles_of(cells[0].config), () if _trains_alone(cells[0]) else ON_HEAD) as rooms,
+    ):
         while waiting or running:
             if stop.is_set():
                 stopped_at = stopped_at or time.monotonic()
                 waiting.clear()
-                for _, cell in running.values():
-                    atomic_write(cell.folder / STOP_FILE, b"")  # repeatedly, because a run that starts removes it
                 if time.monotonic() > stopped_at + STOP_S:
                     break
+            called_back = nodes_called_back()  # cells of more workers leave these by themselves
+            for room, cell in running.values():
+                if called_back and _trains_alone(cell) and room.node() in called_back:
+                    leaving.add(cell.name)
+                if stop.is_set() or cell.name in leaving:
+                    atomic_write(cell.folder / STOP_FILE, b"")  # repeatedly, because a run that starts removes it
             rooms.want(min(len(waiting), (parallel or len(cells)) - len(running)))
             while room := rooms.take():
                 cell = waiting.popleft()
@@ -67,43 +77,56 @@ def run_cells_with_ray(cells: Sequence[Cell], work: CellWork, ledger: Ledger, pa
                 room, cell = running.pop(reference)
                 room.give_back()
                 result = _result(reference, cell)
-                if result.status == INTERRUPTED and result.error and not stop.is_set():
-                    progress = last_step(cell.folder) > ledger.entries[cell.name].start_step
-                    losses[cell.name] = 1 if progress else losses[cell.name] + 1
-                    if losses[cell.name] <= MAX_FAILURES:
+                if result.status == INTERRUPTED and not stop.is_set():
+                    if cell.name in leaving:
+                        result = replace(result, error="the cluster takes its node back")
                         waiting.append(cell)
-                    else:
-                        result = replace(result, status=FAILED)
+                    elif result.error:
+                        count_failure(cell.name)
+                        progress = last_step(cell.folder) > ledger.entries[cell.name].start_step
+                        losses[cell.name] = 1 if progress else losses[cell.name] + 1
+                        if losses[cell.name] <= MAX_FAILURES:
+                            waiting.append(cell)
+                        else:
+                            result = replace(result, status=FAILED)
+                leaving.discard(cell.name)
                 end_cell(cell, result, work, ledger)
                 follow.show([cell], ledger.counts())
             follow.show([cell for _, cell in running.values()], ledger.counts(), rooms.describe())
 
 
-def _start(cell: Cell, work: CellWork, room: Room) -> ray.ObjectRef:
-    """Start the task of a cell where its first worker will be. There are its controller and most of its memory, too.
+def _trains_alone(cell: Cell) -> bool:
+    return cell.config.workers == 1
 
-    Ray does not start it again: the driver does, when there is room again.
+
+def _start(cell: Cell, work: CellWork, room: Room) -> ray.ObjectRef:
+    """Start the task of a cell in its room. Cells of more workers leave it to Ray Train.
+
+    Their tasks are on the node of the first worker, where Ray Train's controller and most of its memory will be, too. Ray does
+    not start a task again: the driver does, when there is room again.
     """
-    task = ray.remote(num_cpus=0, max_retries=0)(_run)  # Ray Train requests the resources of the training
-    place = NodeAffinitySchedulingStrategy(room.node() or "", soft=True)
-    return task.options(name=cell.name, scheduling_strategy=place).remote(cell, work, os.environ.get("RAY_ADDRESS"), room)
+    place = room.in_first_bundle()
+    if not _trains_alone(cell):
+        place = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(room.node() or "", soft=True)}
+    task = ray.remote(max_retries=0, max_calls=1)(_run)
+    return task.options(name=cell.name, **place).remote(cell, work, os.environ.get("RAY_ADDRESS"), room)
 
 
 def _run(cell: Cell, work: CellWork, address: str | None, room: Room) -> CellResult:
-    """Run a cell in a task. Scoring is a separate task in the room of the first worker, with its GPU if the training has one.
+    """Run a cell in a task. With more workers, scoring is a separate task in the room of the first one, with its GPU.
 
-    Without this room, trained cells would wait behind the cells that begin.
+    Without this room, trained cells would wait behind the cells that begin. What fails in a cell of one worker without a reason
+    that the user can resolve is done again in another process, as Ray Train does it.
     """
     if address:
         os.environ["RAY_ADDRESS"] = address  # a cluster, which can grow, or a Ray of this machine only
 
     def score(folder: AnyPath) -> dict:
-        needs: dict[str, Any] = {"num_cpus": 1, "num_gpus": int(cell.config.use_gpu)}
-        if room.node():  # lost workers may have had another one
-            first, place = room.bundles[0], room.in_first_bundle()
-            needs = {"num_cpus": first.get("CPU", 0), "num_gpus": first.get("GPU", 0), "scheduling_strategy": place}
+        place = room.in_first_bundle()
+        if not room.node():  # lost workers may have had another one
+            place = {"num_cpus": 1, "num_gpus": int(cell.config.use_gpu)}
         try:
-            return ray.get(ray.remote(_score).options(name=f"score {cell.name}", **needs).remote(work, folder))
+            return ray.get(ray.remote(_score).options(name=f"score {cell.name}", **place).remote(work, folder))
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
 
@@ -112,7 +135,11 @@ def _run(cell: Cell, work: CellWork, address: str | None, room: Room) -> CellRes
     except UserError as error:
         return CellResult(FAILED, 0.0, error=str(error))
     with given_to_training(room):
-        return run_cell(cell, replace(work, score=score))
+        if not _trains_alone(cell):
+            return run_cell(cell, replace(work, score=score))
+        if not cell.config.use_gpu:
+            torch.set_num_threads(1)
+        return run_cell(cell, work, unexpected=INTERRUPTED)
 
 
 def _score(work: CellWork, folder: AnyPath) -> dict:

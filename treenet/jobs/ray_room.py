@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import ray
 from ray.util.placement_group import (
     PlacementGroup,
+    get_current_placement_group,
     get_placement_group,
     placement_group,
     placement_group_table,
@@ -26,6 +28,8 @@ from treeproc.common.settings import UserError
 
 # Rooms that a command asks for at a time. An autoscaler packs them into nodes, up to the largest size of its cluster.
 MOST_PENDING = 64
+# What a training of Ray Train takes on the head beside its room: two processes, which state no demand themselves.
+ON_HEAD = ({"node:__internal_head__": 0.001, "memory": 250e6},)
 # Seconds between two looks whether a room is there.
 POLL_S = 0.5
 
@@ -46,29 +50,33 @@ def bundles_of(config: TrainConfig) -> list[dict[str, float]]:
 
 @dataclass(frozen=True)
 class Room:
-    """A demand for `bundles`, which may be fulfilled."""
+    """A demand for `bundles`, and for others `beside` them, which may be fulfilled."""
 
     bundles: Sequence[dict[str, float]]
     group: PlacementGroup
+    beside: Sequence[dict[str, float]] = ()
 
     @classmethod
-    def ask(cls, bundles: Sequence[dict[str, float]]) -> "Room":
+    def ask(cls, bundles: Sequence[dict[str, float]], beside: Sequence[dict[str, float]] = ()) -> "Room":
         """State the demand. It ends with this driver, also if the driver is killed.
 
         Ray keeps a demand of a task whose process died. So a demand that replaces a given room ends with the given one, too.
         """
-        given = given_room()
-        name = given.group.id.hex() if given else ""
-        return cls(bundles, placement_group(list(bundles), strategy="PACK", name=name))
+        name = ""
+        if given := given_room():
+            name, beside = given.group.id.hex(), given.beside
+        return cls(bundles, placement_group([*bundles, *beside], strategy="PACK", name=name), beside)
 
     def node(self) -> str | None:
         """Return the node of the first bundle; None while the demand is pending."""
         facts = placement_group_table(self.group)
         return facts["bundles_to_node_id"][0] if facts.get("state") == "CREATED" else None
 
-    def in_first_bundle(self) -> PlacementGroupSchedulingStrategy:
-        """Return the place of a task that takes the resources of the first bundle."""
-        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=0)
+    def in_first_bundle(self) -> dict[str, Any]:
+        """Return the options of a task that takes the resources of the first bundle."""
+        place = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=0)
+        needs = {"num_cpus": self.bundles[0].get("CPU", 0), "num_gpus": self.bundles[0].get("GPU", 0)}
+        return needs | {"scheduling_strategy": place}
 
     def give_back(self) -> None:
         """End the demand, or free its resources, and those of the room that replaces it. More than once does no harm."""
@@ -82,6 +90,7 @@ class Rooms:
     """Demands for equal rooms. As a context manager, it ends those that were not taken."""
 
     bundles: Sequence[dict[str, float]]
+    beside: Sequence[dict[str, float]] = ()
     _asked: list[Room] = field(default_factory=list)
     _since: float = 0.0
 
@@ -99,7 +108,7 @@ class Rooms:
         while len(self._asked) < min(count, MOST_PENDING):
             if not self._asked:
                 self._since = time.time()
-            self._asked.append(Room.ask(self.bundles))
+            self._asked.append(Room.ask(self.bundles, self.beside))
         while len(self._asked) > count:
             self._asked.pop().give_back()
 
@@ -113,7 +122,10 @@ class Rooms:
 
     def describe(self) -> str:
         """Describe what the pending demands wait for; empty without one."""
-        return describe_wait(self.bundles, self._since) if self._asked else ""
+        if not self._asked:
+            return ""
+        on_head = "".join(f", and {bundle['memory'] / 1e6:.0f} MB on the head" for bundle in self.beside)
+        return describe_wait(self.bundles, self._since) + on_head
 
 
 def refuse_more_than_there_is(config: TrainConfig) -> None:
@@ -143,6 +155,12 @@ def given_to_training(room: Room) -> Iterator[None]:
 def given_room() -> Room | None:
     """Return the room that the training of this process got; None for a training by itself."""
     return _given[-1] if _given else None
+
+
+def is_in_its_room() -> bool:
+    """Return whether this process is a task in the room that its training got."""
+    room = given_room()
+    return room is not None and get_current_placement_group() == room.group
 
 
 def take_given() -> Room | None:

@@ -36,6 +36,7 @@ from treenet.jobs.ray_watch import Heart, Watch
 from treenet.layers.backend import best_precision_here
 from treenet.runs.metrics_log import describe_metrics, read_metrics
 from treenet.runs.mirror import RAY_FOLDER, RunMirror
+from treenet.runs.ray_metrics import count_failure
 from treenet.tasks.base import build_task
 from treenet.training.ranks import Ranks, TrainingFailed, flight_recorder
 from treenet.training.trainer import TrainOutcome, train
@@ -116,6 +117,7 @@ def _fit_with_restarts(
                 raise
             what, failure = (f"worker {lost[0][0]}", lost[0][1]) if lost else ("training", cause_of(error))
             warn(f"warning: {what} failed: {first_line(failure)[:200]}; new workers continue from step {reached}")
+            count_failure(follow.name)
             follow.begin(_RESTARTING)
 
 
@@ -245,7 +247,7 @@ def precision_of_workers(config: TrainConfig) -> str:
     refuse_more_than_there_is(config)
     room, ask = given_room(), ray.remote(num_cpus=0, num_gpus=1)(best_precision_here)
     if room:
-        return ray.get(ask.options(scheduling_strategy=room.in_first_bundle()).remote())
+        return ray.get(ask.options(**room.in_first_bundle()).remote())
     with phase(describe_wait([worker_resources(config)], time.time())):
         return ray.get(ask.remote())
 

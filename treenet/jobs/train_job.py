@@ -133,6 +133,15 @@ def _check_states(config: TrainConfig, task: Task, sizes: Mapping, index: Index)
         return {"states": check_states(states, index, "train", *({"valid"} & set(index["totals"])))["encoder_sha256"]}
 
 
+def is_the_worker(config: TrainConfig) -> bool:
+    """Return whether this process trains by itself: without Ray, or as the cell of a study that has one worker."""
+    if config.workers != 1:
+        return not config.workers
+    from treenet.jobs.ray_room import is_in_its_room  # training without Ray must not import it
+
+    return is_in_its_room()
+
+
 def train_job(
     config: TrainConfig, run_dir: Path, mirror: RunMirror | None = None, record: Recorder | None = None
 ) -> TrainOutcome:
@@ -144,7 +153,7 @@ def train_job(
     stop_file.unlink(missing_ok=True)
     mirror.forget_stop()
     with stop_on_sigterm(stop_file), _updates_noted(record, run_dir):
-        if config.workers:
+        if not is_the_worker(config):
             from treenet.jobs.ray_train import train_with_ray  # training without Ray must not import it
 
             outcome = train_with_ray(config, mirror, stop_file, record.session.add_worker)
@@ -154,6 +163,7 @@ def train_job(
             with mirror.watch(stop_file):
                 device = "cuda" if config.use_gpu else "cpu"
                 outcome = train(build_task(config), run_dir, device=device, should_stop=stop_file.exists)
+            mirror.forget_stop()
         if not outcome.finished:
             record.session.outcome = STOPPED
         return outcome

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from treenet.config import TrainConfig
-from treenet.jobs.train_job import COMMAND, check_job, describe_corpora, describe_limits, train_job
+from treenet.jobs.train_job import COMMAND, check_job, describe_corpora, describe_limits, is_the_worker, train_job
 from treenet.layers.backend import best_precision_here
 from treenet.loggers.feed import check_loggers, logged_training
 from treenet.runs.averaging import average_checkpoints, describe_gaps
@@ -53,7 +53,7 @@ def choose_for_gpu(config: TrainConfig, run_dir: Path) -> TrainConfig:
 
 def _best_precision(config: TrainConfig) -> str:
     """Return the precision of the GPUs that train; `auto` if there is none, which raises an error later."""
-    if config.workers:
+    if not is_the_worker(config):
         from treenet.jobs.ray_train import precision_of_workers  # training without Ray must not import it
 
         return precision_of_workers(config)

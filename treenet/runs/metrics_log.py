@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from treenet.runs.ray_metrics import show_line
 from treeproc.common.errors import is_installed
 from treeproc.common.files import atomic_write, is_plausible
 from treeproc.common.storage import AnyPath
@@ -76,7 +77,7 @@ class MetricLog:
 
     def __init__(self, run_dir: Path, resume_step: int, board: bool = True):
         kept = [line for line in read_metrics(run_dir) if line["step"] <= resume_step]
-        path = run_dir / "metrics.jsonl"
+        path, self._run = run_dir / "metrics.jsonl", run_dir.name
         atomic_write(path, "".join(json.dumps(line) + "\n" for line in kept).encode())
         self._file = open(path, "a", encoding="utf-8")
         self._board = None
@@ -98,6 +99,8 @@ class MetricLog:
         """Write one line {"event", "step", ...}. None stands for a value that does not exist."""
         self._file.write(json.dumps({"event": event, "step": step, **values}) + "\n")
         self._file.flush()
+        if event == "train":
+            show_line(self._run, {"step": step, **values})
         for name, value in values.items():
             if value is not None and self._board is not None:
                 self._board.add_scalar(f"{event}/{name}", value, step)

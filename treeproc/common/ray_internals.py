@@ -231,6 +231,14 @@ def store_of_keys() -> tuple[Callable[[str, str], object], Callable[[str], bytes
     return partial(_internal_kv_put, namespace=_VALUES), partial(_internal_kv_get, namespace=_VALUES)
 
 
+def nodes_called_back() -> set[str]:
+    """Return the nodes that announced their end, as spot nodes do two minutes before. Without Ray's function, none is known."""
+    from ray._private import state
+
+    find = getattr(state.state, "get_draining_nodes", None)
+    return set(find()) if find else set()
+
+
 def raylet_pid() -> int | None:
     """Return the process id of Ray's node on this machine; None without one, or if it cannot be found.
 

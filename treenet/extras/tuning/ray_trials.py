@@ -226,11 +226,10 @@ def _run_trial(values: dict, trials: Trials, cpus: int) -> None:
         _end(FAILED, [], str(error))
         return
     room: Room = values["room"]
-    task = ray.remote(num_cpus=cpus, num_gpus=int(cell.config.use_gpu and not cell.config.workers))(_train)
-    place: Any = room.in_first_bundle()
+    place: dict[str, Any] = room.in_first_bundle()
     if cell.config.workers:  # which take the room themselves
-        place = NodeAffinitySchedulingStrategy(room.node() or "", soft=True)
-    start = task.options(name=cell.name, scheduling_strategy=place)
+        place = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(room.node() or "", soft=True)}
+    start = ray.remote(_train).options(name=cell.name, **place)
     curve: list[tuple[int, float]] = []
     result = CellResult(INTERRUPTED, 0.0)
     while result.status == INTERRUPTED:  # by SIGTERM; it continues from its checkpoint
