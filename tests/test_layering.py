@@ -43,6 +43,7 @@ RUN_MODELS = {
 }
 # The rooms of `treenet`, lowest first: a room imports from itself and from lower ones.
 TREENET_ROOMS = (
+    "paper",
     "config",
     "structure",
     "data",
