@@ -39,6 +39,7 @@ class TreeDefaults:
 
     accumulation_rule: str = "paper"
     accumulate_on: str = "value"
+    implementation: str = "fast"
     leaf_weights: str = "shared"
     nodes: str = "labels"
     hierarchical_embeddings: bool = True

@@ -10,9 +10,9 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
-from reference import may_attend
 from strategies import Tree, batches, governors, trees
-from test_tree_attention import CONFIGS, D_MODEL, HEADS, check_close_with_grads, randomise, reference_heads
+from test_accumulation import by_equations, check_close_with_grads, real_rows
+from test_tree_attention import CONFIGS, D_MODEL, HEADS, randomise
 
 import treenet
 from treenet import ModelConfig, TreeAttention, TreeAttentionConfig, TreeEncoder, TreeStructure, UserError, collate
@@ -118,7 +118,7 @@ def test_node_means(sentences):
 @pytest.mark.parametrize("config", CONFIGS)
 @num_examples(6)
 @given(sentences=batches(max_leaves=6), average=st.booleans())
-def test_self_attention_equals_the_oracle(config, sentences, average):
+def test_self_attention_equals_the_equations(config, sentences, average):
     module = randomise(TreeAttention(D_MODEL, HEADS, tree=TreeAttentionConfig(**config)))
     structure = TreeStructure.build([tree.num_leaves for tree in sentences], [tree.span_array for tree in sentences])
     shape = len(sentences), structure.num_leaves + structure.num_nodes, D_MODEL
@@ -127,19 +127,9 @@ def test_self_attention_equals_the_oracle(config, sentences, average):
     assert torch.equal(out, module(states, states, states, structure=structure)[0])
     assert weights.shape == ((shape[0], shape[1], shape[1]) if average else (shape[0], HEADS, shape[1], shape[1]))
     torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1], dtype=torch.float64))
-    pairs = []
-    layer = module.attention
-    for number, tree in enumerate(sentences):
-        real = [*range(tree.num_leaves), *(structure.num_leaves + node for node in range(len(tree.spans)))]
-        own = states[number, real]
-        projected = layer.queries_keys_values(own).chunk(3, dim=1)
-
-        def allowed(query, key, tree=tree):
-            masked = config.get("subtree_mask", True)
-            return not masked or may_attend(query, key, tree.num_leaves, tree.leaf_spans, tree.parents)
-
-        pairs.append((out[number, real], reference_heads(layer, tree, own, *projected, allowed)))
-    check_close_with_grads(pairs, [states, *module.parameters()])
+    with by_equations(module):
+        slow, real = module(states, structure=structure)[0], real_rows(structure)
+    check_close_with_grads([(out[real], slow[real])], [states, *module.parameters()])
 
 
 @num_examples(10)
@@ -158,6 +148,8 @@ def test_weights_times_values_are_the_output(sentences):
     torch.testing.assert_close(cross.attention.output(merge_heads(weights @ values)), out)
     torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1], dtype=torch.float64))
     assert torch.equal(cross(queries, states, states, structure=structure)[0], out)
+    with by_equations(cross):
+        torch.testing.assert_close(cross(queries, states, structure=structure)[0], out)
     turned = TreeAttention(D_MODEL, HEADS, cross=True, batch_first=False).double()
     turned.load_state_dict(cross.state_dict())
     first = turned(queries.transpose(0, 1), states.transpose(0, 1), structure=structure)[0]

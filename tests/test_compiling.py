@@ -16,6 +16,7 @@ from torch._inductor import config as inductor
 from treenet.config import ModelConfig, TrainConfig, TreeAttentionConfig
 from treenet.data.input_kinds import LEAVES, TREES
 from treenet.layers.accumulation import HierarchicalAccumulation
+from treenet.layers.attention import SelfAttention
 from treenet.layers.blocks import prepare
 from treenet.models import build_model, compiling
 from treenet.models.compiling import Compiled, check_tools, what_is_missing
@@ -153,6 +154,14 @@ def test_inductor_compiles_attention_over_sizes_that_are_sums():
         sizes = structure.num_leaves, structure.num_nodes
         batches.append((*(torch.randn(len(trees), size, 8, requires_grad=True) for size in sizes), structure))
     check_inductor(attend, batches, [])
+
+
+def test_the_reference_implementation_is_left_as_it_is():
+    structure = build_structure([right_branching(9), UNARY])
+    module = SelfAttention(8, 2, 0.0, TreeAttentionConfig(implementation="reference"))
+    x = torch.randn(2, structure.num_leaves + structure.num_nodes, 8)
+    torch.testing.assert_close(torch.compile(module, backend="eager")(x, None, structure), module(x, None, structure))
+    assert count_graphs() <= 4  # before and after the equations, which would be twelve more
 
 
 @pytest.mark.cluster

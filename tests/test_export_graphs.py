@@ -15,11 +15,20 @@ from treenet.cli import export
 from treenet.config import DecodingConfig
 from treenet.data.batch import TreeBatch
 from treenet.extras.export.ctranslate2_files import export_ctranslate2
-from treenet.extras.export.onnx_files import DecoderStep, PlainEncoderStep, TreeEncoderStep, _encoder, _write, with_positions
+from treenet.extras.export.onnx_files import (
+    DecoderStep,
+    PlainEncoderStep,
+    TreeEncoderStep,
+    _encoder,
+    _write,
+    export_onnx,
+    with_positions,
+)
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.translation.search import search_batch
 from treenet.translation.translate import score_examples, translate_examples
 from treeproc.common.files import read_json
+from treeproc.common.settings import UserError
 from treeproc.shards.schema import BOS_ID, PAD_ID
 
 pytestmark = pytest.mark.slow
@@ -133,6 +142,13 @@ def test_the_steps_behind_the_graphs_take_every_setting_of_trees(tmp_path, tree)
             found, *past = decoder(batch.tgt_in[:, place], keys, values, mask, *past)
             real = batch.tgt_in[:, place] != PAD_ID
             torch.testing.assert_close(found[real], expected[real, place], atol=1e-12, rtol=0)
+
+
+def test_the_reference_implementation_is_refused(tmp_path):
+    run = load_run(write_run(tmp_path / "run", write_vocabulary(tmp_path / "data"), tree={"implementation": "reference"}))
+    with pytest.raises(UserError, match=r"run its training command again with model\.tree\.implementation=fast"):
+        export_onnx(run, tmp_path / "onnx", 100)
+    assert not (tmp_path / "onnx").exists()
 
 
 @pytest.mark.cluster

@@ -11,8 +11,8 @@ from model_cases import VOCAB, batch_of, tiny_model
 from reference import may_attend, reference_attention
 from reference_relations import reference_attention as reference_related
 from strategies import Tree, batches, right_branching
-from test_accumulation import real_positions, reference_nodes
-from test_tree_attention import D_MODEL, HEADS, build_on_path, check_close_with_grads, randomise, structure_masks
+from test_accumulation import by_equations, check_close_with_grads, real_positions
+from test_tree_attention import D_MODEL, HEADS, build_on_path, randomise, structure_masks
 
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
@@ -142,28 +142,30 @@ def test_relative_positions_of_leaves_equal_the_oracle(subtree_mask, path, sente
     x = torch.randn(len(sentences), structure.num_leaves + structure.num_nodes, D_MODEL, dtype=torch.float64, requires_grad=True)
     fast = module(x, structure_masks(structure, subtree_mask), structure)
     pairs = []
+    with by_equations(module):
+        projected = module.project(x, structure)
     for b, tree in enumerate(sentences):
         rows = real_positions(structure, b)
-        pairs.append((fast[b, rows], reference_tree(module, tree, x[b, rows], subtree_mask)))
+        pairs.append((fast[b, rows], reference_tree(module, tree, [part[b, rows] for part in projected], subtree_mask)))
     check_close_with_grads(pairs, [x, *module.parameters()])
 
 
-def reference_tree(module: RelativeTreeSelfAttention, tree: Tree, states: torch.Tensor, subtree_mask: bool) -> torch.Tensor:
-    n, out = tree.num_leaves, []
-    queries, keys, values = module.queries_keys_values(states).chunk(3, dim=1)
-    values = torch.cat([values[:n], reference_nodes(module.accumulation, tree, states, values)])
+def reference_tree(
+    module: RelativeTreeSelfAttention, tree: Tree, projected: list[torch.Tensor], subtree_mask: bool
+) -> torch.Tensor:
+    n, out, positions = tree.num_leaves, [], len(projected[0])
     tables = [torch.cat([table, torch.zeros_like(table[:1])]) for table in (module.key_relations, module.value_relations)]
     ids = torch.tensor([
-        [min(max(j - i, -2), 2) + 2 if i < n and j < n else 5 for j in range(len(states))] for i in range(len(states))
+        [min(max(j - i, -2), 2) + 2 if i < n and j < n else 5 for j in range(positions)] for i in range(positions)
     ])  # fmt: skip
-    for q, k, v in zip(*(part.chunk(HEADS, dim=1) for part in (queries, keys, values)), strict=True):
-        seen = n if subtree_mask else len(states)
+    for q, k, v in zip(*(part.chunk(HEADS, dim=1) for part in projected), strict=True):
+        seen = n if subtree_mask else positions
         on_leaves = reference_related(q[:n], k[:seen], v[:seen], [ids[:n, :seen]], *tables, 1)
 
         def allowed(i, j):
             return not subtree_mask or may_attend(n + i, j, n, tree.leaf_spans, tree.parents)
 
-        on_nodes = reference_attention(q[n:], k, v, allowed) if len(states) > n else q[:0]
+        on_nodes = reference_attention(q[n:], k, v, allowed) if positions > n else q[:0]
         out.append(torch.cat([on_leaves, on_nodes]))
     return module.output(torch.cat(out, dim=1))
 

@@ -1,13 +1,22 @@
-"""Self- and cross-attention over trees against the slow oracle and the golden vectors."""
+"""Self- and cross-attention over trees against the equations and the golden vectors."""
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis_profiles import num_examples
-from reference import may_attend, reference_attention, reference_score_attention
-from strategies import Tree, batches, right_branching
-from test_accumulation import FIGURE_1, build_structure, golden_cases, golden_tree, real_positions, reference_nodes
+from reference import may_attend, reference_score_attention
+from strategies import Tree, batches, right_branching, trees
+from test_accumulation import (
+    FIGURE_1,
+    build_structure,
+    by_equations,
+    check_close_with_grads,
+    golden_cases,
+    golden_tree,
+    real_positions,
+    real_rows,
+)
 
 from treenet.config import TreeAttentionConfig
 from treenet.layers.attention import CausalSelfAttention, CrossAttention, GrowingPast, SelfAttention, padding_to_attend_mask
@@ -38,24 +47,6 @@ def randomise(module: torch.nn.Module) -> torch.nn.Module:
     return module.double()
 
 
-def reference_heads(module, tree: Tree, states, queries, keys, values, allowed) -> torch.Tensor:
-    """The oracle for unpadded projections [., D]: accumulation, heads, loops, output projection."""
-    n, accumulation = tree.num_leaves, module.accumulation
-    if accumulation.accumulate_on == "value":
-        values = torch.cat([values[:n], reference_nodes(accumulation, tree, states, values)])
-    elif accumulation.accumulate_on == "key":
-        keys = torch.cat([keys[:n], reference_nodes(accumulation, tree, states, keys)])
-    w = (states[:n] @ accumulation.leaf_weight).expand(-1, HEADS)
-    out = []
-    for head, (q, k, v) in enumerate(zip(*(x.chunk(HEADS, dim=1) for x in (queries, keys, values)), strict=True)):
-        if accumulation.accumulate_on == "scores":
-            rule = accumulation.rule
-            out.append(reference_score_attention(q, k, v, n, w[:, head], tree.leaf_spans, tree.parents, rule, allowed))
-        else:
-            out.append(reference_attention(q, k, v, allowed))
-    return module.output(torch.cat(out, dim=1))
-
-
 CONFIGS = [
     dict(accumulate_on="value"),
     dict(accumulate_on="value", subtree_mask=False, leaf_weights="per_head"),
@@ -67,40 +58,52 @@ CONFIGS = [
 ]
 
 
-def check_close_with_grads(pairs, inputs) -> None:
-    """Pairs (fast, slow) agree, and so do the gradients of a random projection of them."""
-    weights = [torch.randn_like(slow) for _, slow in pairs]
-    for fast, slow in pairs:
-        torch.testing.assert_close(fast, slow, rtol=1e-10, atol=1e-10)
-    totals = (sum((pair[k] * weight).sum() for pair, weight in zip(pairs, weights, strict=True)) for k in (0, 1))
-    fast_grads, slow_grads = (torch.autograd.grad(t, inputs, allow_unused=True, materialize_grads=True) for t in totals)
-    for fast_grad, slow_grad in zip(fast_grads, slow_grads, strict=True):
-        torch.testing.assert_close(fast_grad, slow_grad, rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["one", "two", "window"])
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())))
 @given(sentences=batches(max_size=2, max_leaves=6))
 @num_examples(8)
-def test_self_attention_equals_oracle(config, path, sentences):
+def test_self_attention_equals_the_equations(config, path, sentences):
     tree_config = TreeAttentionConfig(vertical_rows=3, horizontal_rows=3, **config)
     module = randomise(SelfAttention(D_MODEL, HEADS, 0.0, tree_config))
     structure = build_on_path(sentences, path)
     x = torch.randn(len(sentences), structure.num_leaves + structure.num_nodes, D_MODEL, dtype=torch.float64, requires_grad=True)
-    fast = module(x, structure_masks(structure, tree_config.subtree_mask), structure)
+    inputs, real = (x, structure_masks(structure, tree_config.subtree_mask), structure), real_rows(structure)
+    fast = module(*inputs)
     assert fast.isfinite().all()
-    pairs = []
-    for b, tree in enumerate(sentences):
-        rows = real_positions(structure, b)
-        states = x[b, rows]
-        queries, keys, values = module.queries_keys_values(states).chunk(3, dim=1)
+    with by_equations(module):
+        slow = module(*inputs)
+    check_close_with_grads([(fast[real], slow[real])], [x, *module.parameters()])
 
-        def allowed(q, k, tree=tree):
-            return not tree_config.subtree_mask or may_attend(q, k, tree.num_leaves, tree.leaf_spans, tree.parents)
 
-        pairs.append((fast[b, rows], reference_heads(module, tree, states, queries, keys, values, allowed)))
-    check_close_with_grads(pairs, [x, *module.parameters()])
+@pytest.mark.parametrize("config", [config for config in CONFIGS if config["accumulate_on"] == "scores"], ids=str)
+@given(tree=trees(max_leaves=5))
+@num_examples(10)
+def test_accumulated_scores_equal_the_loops(config, tree):
+    """Affinities accumulated as scalars, of which the equations say nothing (appendix 7.3): self- and cross-attention."""
+    tree_config, n = TreeAttentionConfig(**config), tree.num_leaves
+    structure = build_structure([tree])
+    rows = real_positions(structure, 0)
+    states = torch.randn(1, structure.num_leaves + structure.num_nodes, D_MODEL, dtype=torch.float64, requires_grad=True)
+    asked = torch.randn(1, 3, D_MODEL, dtype=torch.float64)
+    own, cross = (randomise(kind(D_MODEL, HEADS, 0.0, tree_config)) for kind in (SelfAttention, CrossAttention))
+
+    def allowed(query, key):
+        return not tree_config.subtree_mask or may_attend(query, key, n, tree.leaf_spans, tree.parents)
+
+    def loops(module, projected, allowed):
+        w, out = (states[0, :n] @ module.accumulation.leaf_weight).expand(-1, HEADS), []
+        for head, parts in enumerate(zip(*(x.chunk(HEADS, dim=1) for x in projected), strict=True)):
+            arguments = n, w[:, head], tree.leaf_spans, tree.parents, tree_config.accumulation_rule, allowed
+            out.append(reference_score_attention(*parts, *arguments))
+        return module.output(torch.cat(out, dim=1))
+
+    found = own(states, structure_masks(structure, tree_config.subtree_mask), structure)[0, rows]
+    expected = loops(own, own.queries_keys_values(states[0, rows]).chunk(3, dim=1), allowed)
+    check_close_with_grads([(found, expected)], [states, *own.parameters()])
+    found = cross(asked, cross.project_memory(states, structure), structure_masks(structure, subtree_mask=False))[0]
+    expected = loops(cross, [cross.queries(asked[0]), *cross.keys_values(states[0, rows]).chunk(2, dim=1)], lambda q, k: True)
+    check_close_with_grads([(found, expected)], [states, *cross.parameters()])
 
 
 @pytest.mark.parametrize("bad", [1e9, np.inf, np.nan])
@@ -125,21 +128,22 @@ def test_a_batch_mate_that_is_not_finite_changes_no_bit(accumulate_on, path, bad
 @pytest.mark.parametrize("config", CONFIGS[::2], ids=lambda c: "-".join(map(str, c.values())))
 @given(sentences=batches(max_size=2, max_leaves=5))
 @num_examples(10)
-def test_cross_attention_equals_oracle(config, sentences):
+def test_cross_attention_equals_the_equations(config, sentences):
     tree_config = TreeAttentionConfig(vertical_rows=3, horizontal_rows=3, **config)
     module = randomise(CrossAttention(D_MODEL, HEADS, 0.0, tree_config))
     structure = build_structure(sentences)
     shape = len(sentences), structure.num_leaves + structure.num_nodes, D_MODEL
     memory = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     x = torch.randn(len(sentences), 3, D_MODEL, dtype=torch.float64, requires_grad=True)
-    fast = module(x, module.project_memory(memory, structure), structure_masks(structure, subtree_mask=False))
-    pairs = []
-    for b, tree in enumerate(sentences):
-        states = memory[b, real_positions(structure, b)]
-        keys, values = module.keys_values(states).chunk(2, dim=1)
-        slow = reference_heads(module, tree, states, module.queries(x[b]), keys, values, lambda q, k: True)
-        pairs.append((fast[b], slow))
-    check_close_with_grads(pairs, [x, memory, *module.parameters()])
+
+    def attended():
+        mask = structure_masks(structure, subtree_mask=False)
+        return module(x, module.project_memory(memory, structure), mask, structure=structure)
+
+    fast = attended()
+    with by_equations(module):
+        slow = attended()
+    check_close_with_grads([(fast, slow)], [x, memory, *module.parameters()])
 
 
 def golden_config(case: dict, hierarchical_embeddings: bool = True) -> TreeAttentionConfig:

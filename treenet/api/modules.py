@@ -224,7 +224,7 @@ class TreeAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         attend_mask = padding_to_attend_mask(position_pad_mask(structure))
         keys_values = self.attention.project_memory(memory, structure)
-        out = self.attention(query, keys_values, attend_mask)
+        out = self.attention(query, keys_values, attend_mask, structure=structure)
         if not need_weights:
             return out, None
         return out, attention_weights(self.attention.split_heads(self.attention.queries(query)), keys_values[0], attend_mask)

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, PositiveInt, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from treeproc.common.hub import ModelPlace
-from treeproc.common.settings import Settings, later_field
+from treeproc.common.settings import Effect, Settings, later_field
 
 
 class ArchitectureSection(Settings):
@@ -41,12 +41,25 @@ class TreeAttentionConfig(ArchitectureSection):
         description="what nodes start from. 'labels': the vector of their label. 'labels_and_leaves': its sum with the mean of "
         "the inputs of their leaves, which says more above a pretrained encoder",
     )
+    implementation: Annotated[Literal["fast", "reference"], Effect.NONE] = later_field(
+        "fast",
+        description="'reference': the paper's equations one by one, slowly, and searches that read all pieces again at every "
+        "step. It gives the results of 'fast', except for rounding and the masks of attention dropout",
+    )
     relative_positions: int = later_field(
         0,
         ge=0,
         description="largest distance that has its own relative position (Shaw et al., 2018): between two leaves, beside "
         "sinusoids, and in the decoder's self-attention, instead of sinusoids. 0: sinusoids alone",
     )
+
+    @model_validator(mode="after")
+    def _check_implementation(self) -> Self:
+        if self.implementation == "reference" and self.relative_positions:
+            raise ValueError(
+                "implementation must be fast with relative_positions, which the paper does not have, but is reference"
+            )
+        return self
 
 
 RecurrentCell = Literal["on_lstm", "lstm"]

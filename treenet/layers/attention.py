@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from treenet.layers import reference
 from treenet.layers.accumulation import HierarchicalAccumulation
 from treenet.layers.core import ATTENTION_GAIN, build_linear
 from treenet.layers.scaled_dot_product import attend, attend_subtrees, merge_heads, split_heads
@@ -234,8 +235,11 @@ class SelfAttention(_Attention):
         head, and needs an `attend_mask`.
         """
         queries, keys, values = self.project(x, structure)
+        trees = queries, keys, values, structure, self.num_heads, self.dropout_p
+        if self.accumulation is not None and self.accumulation.by_equations:
+            return self.output(reference.attend_within(*trees, masked=attend_mask is None))
         if self.accumulation is not None and attend_mask is None:
-            return self.output(attend_subtrees(queries, keys, values, structure, self.num_heads, self.dropout_p))
+            return self.output(attend_subtrees(*trees))
         return self.attend(*map(self.split_heads, (queries, keys, values)), attend_mask, prior=prior)
 
 
@@ -290,11 +294,23 @@ class CrossAttention(_Attention):
         return self.split_heads(keys), self.split_heads(values)
 
     def forward(
-        self, x: Tensor, keys_values: KeysValues, attend_mask: Tensor | None = None, layout: BeamLayout | None = None
+        self,
+        x: Tensor,
+        keys_values: KeysValues,
+        attend_mask: Tensor | None = None,
+        layout: BeamLayout | None = None,
+        structure: TreeStructure | None = None,
     ) -> Tensor:
-        """Let x [B, T, D] attend to projected memory -> [B, T, D]; with `layout`, x is [R, 1, D], the memory of A sentences."""
+        """Let x [B, T, D] attend to projected memory -> [B, T, D]; with `layout`, x is [R, 1, D], the memory of A sentences.
+
+        The reference implementation needs the `structure`, whose number of leaves parts leaves from nodes.
+        """
         queries = self.queries(x)
         if layout is not None:
             queries = layout.pad(queries)
-        attended = merge_heads(attend(self.split_heads(queries), *keys_values, attend_mask, self.dropout_p))
+        heads = self.split_heads(queries), *keys_values, attend_mask
+        if self.accumulation is not None and self.accumulation.by_equations:
+            attended = merge_heads(reference.attend_across(*heads, structure.num_leaves, self.dropout_p))
+        else:
+            attended = merge_heads(attend(*heads, self.dropout_p))
         return self.output(attended if layout is None else layout.unpad(attended))

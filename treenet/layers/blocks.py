@@ -201,7 +201,7 @@ class DecoderLayer(_Layer):
         before = x
         attended, so_far = self.self_attention(self.enter(self.self_attention_norm, x), past)
         x = self.leave(self.self_attention_norm, x, attended)
-        read = self.cross_attention(self.enter(self.cross_attention_norm, x), memory, memory_attend_mask, layout)
+        read = self.cross_attention(self.enter(self.cross_attention_norm, x), memory, memory_attend_mask, layout, structure)
         x = self.leave(self.cross_attention_norm, x, read)
         mapped = self.feed_forward(self.enter(self.feed_forward_norm, x))
         return self.end(before, self.leave(self.feed_forward_norm, x, mapped)), so_far

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, and its paths over subtrees (equation 11): see `treenet.structure.attention_maps`.
+"""Scaled dot-product attention, and its paths over subtrees: see `treenet.structure.attention_maps`. They equal `treenet.paper`.
 
 On CPUs, two calls or windows are one operator. The same attention composed of PyTorch's own operators copies under autograd. It
 splits queries, keys and values, gathers all windows at once, keeps them, and pads and adds the gradients of parts. The operator

@@ -1,7 +1,8 @@
 """The paper in a hundred lines: hierarchical accumulation, subtree masking and tree attention, over one tree and in one head.
 
 Numbers in brackets are equations of Nguyen, Joty, Hoi and Socher (ICLR 2020), and names are the paper's. This code makes the
-tensors S, E and S-hat, so it is slow. The fast layers equal it, with their gradients.
+tensors S, E and S-hat, so it is slow. The fast layers equal it, with their gradients. `model.tree.implementation=reference`
+computes models with it.
 
 Shapes: n leaves, m nodes, t target positions, d width of the head. As in the paper, nodes come before leaves.
 """

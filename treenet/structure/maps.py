@@ -182,7 +182,7 @@ class TreeStructure(Structure):
         if not given:
             raise UserError("a batch must have at least one tree, but has none")
         counts, spans = (
-            [tree for part in parts for tree in part] for parts in zip(*(one._trees() for one in given), strict=True)
+            [tree for part in parts for tree in part] for parts in zip(*(one.unpadded() for one in given), strict=True)
         )
         labelled = [one.labels for one in given if one.labels is not None]
         labels = tuple(names for own in labelled for names in own) if len(labelled) == len(given) else None
@@ -212,12 +212,12 @@ class TreeStructure(Structure):
             raise UserError(f"a batch must have at least one tree, but {quoted(place)} chooses none of {len(self)}")
         rows = [range(len(self))[row] for row in rows]
         labels = tuple(self.labels[row] for row in rows) if self.labels is not None else None
-        chosen = self._like(*self._trees(rows), labels)
+        chosen = self._like(*self.unpadded(rows), labels)
         chosen._nested = self._nested + 1 if len(self.leaf_pad_mask) == 1 else 0
         return chosen
 
-    def _trees(self, rows: list[int] | slice = slice(None)) -> tuple[list[int], list[np.ndarray]]:
-        """Return the number of leaves, and the spans, of each chosen tree."""
+    def unpadded(self, rows: list[int] | slice = slice(None)) -> tuple[list[int], list[np.ndarray]]:
+        """Return the number of leaves, and the spans [nodes, 3], of each chosen tree."""
         spans = torch.stack([column[rows] for column in (self.start, self.end, self.subtree_end)], dim=2).numpy(force=True)
         leaves, nodes = ((~mask[rows]).sum(1).tolist() for mask in (self.leaf_pad_mask, self.node_pad_mask))
         return leaves, [own[:count] for own, count in zip(spans, nodes, strict=True)]

@@ -164,10 +164,13 @@ def export_onnx(run: LoadedRun, out: Path, max_positions: int) -> None:
     """Write the graphs of a run, its vocabulary, and export.json with the inputs and outputs of the graphs.
 
     Sentences and translations may have up to `max_positions` pieces. Raises UserError for models of other architectures, for
-    those of more than 2 GB.
+    those of more than 2 GB, and for the reference implementation.
     """
     if (name := run.config.model.name) not in EXPORTED:
         raise UserError(f"ONNX takes {' and '.join(EXPORTED)}, but the run is {name}; --to safetensors takes every model")
+    if run.config.model.tree.implementation != "fast":
+        again = "run its training command again with model.tree.implementation=fast, which changes no weight"
+        raise UserError(f"ONNX takes model.tree.implementation=fast, but the run has reference; {again}")
     if sum(weight.nbytes for weight in run.model.parameters()) > _MOST_BYTES:
         raise UserError("an ONNX file holds at most 2 GB, but the weights are larger; --to safetensors takes them")
     model = with_positions(run.model, max_positions)

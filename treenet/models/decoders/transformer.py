@@ -34,6 +34,7 @@ from treenet.layers.convolution import CausalConvolution, kernel_size
 from treenet.layers.core import Dropout, WordDropout
 from treenet.layers.relations import RelativeCausalSelfAttention
 from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding
+from treenet.structure import TreeStructure
 
 FIRST_CAPACITY = 32  # positions; then twice as many, whenever they are used up
 KEPT_MEMORY = 0.75  # the memory of sentences is kept while more than this share has hypotheses
@@ -257,11 +258,38 @@ class TransformerDecoder(Decoder):
         return self.dropout(x if self.positions is None else self.positions(x, first))
 
 
+@dataclass
+class PrefixState(DecoderState):
+    """The state of a search without caches: `past` has the pieces so far [R, T]."""
+
+    structure: TreeStructure  # that of all sentences at the start; it parts leaves from nodes
+
+
+class PrefixDecoder(TransformerDecoder):
+    """Reads all pieces so far at every step, for `model.tree.implementation=reference`."""
+
+    has_static_cache = False
+
+    def start(self, memory: Memory) -> PrefixState:
+        no_pieces = torch.zeros(len(memory.pad_mask), 0, dtype=torch.long, device=memory.pad_mask.device)
+        return PrefixState.begin(memory.pad_mask, self._project(memory), [(no_pieces,)], structure=memory.structure)
+
+    def step(self, tokens: Tensor, state: PrefixState) -> tuple[Tensor, PrefixState]:
+        pieces = torch.cat([state.past[0][0], tokens[:, None]], dim=1)
+        x, attend_mask = self._embed(pieces), state.memory_attend_mask[state.sources]
+        for layer, keys_values in zip(self.layers, state.memory, strict=True):
+            keys, values = (part[state.sources] for part in keys_values)
+            x, _ = layer(x, (keys, values), attend_mask, structure=state.structure)
+        return x[:, -1], replace(state, past=[(pieces,)], step=state.step + 1)
+
+
 def build_tree_decoder(config: ModelConfig, embedding: PieceEmbedding) -> TransformerDecoder:
     """Build a decoder with tree cross-attention (equations 21 to 24).
 
     With `model.tree.relative_positions`, relative positions replace the decoder's sinusoids.
     """
+    if config.tree.implementation == "reference":
+        return PrefixDecoder(config, embedding, tree_attention=True)
     return _build_relative(config, embedding, config.tree.relative_positions, values=True, tree_attention=True)
 
 
