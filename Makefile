@@ -43,7 +43,7 @@ azurite: install
 # Tests the accessibility of the report and of the server's page with axe-core in a browser. npm installs axe-core without scripts.
 axe: install
 	npm install --prefix .axe --no-save --ignore-scripts --no-audit --no-fund axe-core@4.14.1
-	$(RUN) -m pytest -rs -k axe tests/test_report.py tests/test_report_live.py tests/test_serving_ray.py
+	$(RUN) -m pytest -rs -k axe tests/test_report.py tests/test_serving_ray.py
 
 # Puts all-MiniLM-L6-v2, a small pretrained encoder (83 MB), below .minilm for tests/test_minilm.py. The file has its hash.
 minilm: install

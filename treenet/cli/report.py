@@ -2,17 +2,14 @@
 
     python workflows/report.py --out report RUN_A RUN_B
     python workflows/report.py --out report RUN STUDY lines=[3,17]
-    python workflows/report.py --out report RUN --watch
 
 RUN is a folder of workflows/train.py, of translation or of a classifier. STUDY is a folder of workflows/scaling.py or
 workflows/compare_seeds.py. Give as many as you like.
 report/index.html needs no network. report/figures has every figure as PNG and SVG, and report/report.json has every number. If a
-run lacks something, the page leaves it out and names the command that adds it. With --watch, the page shows the curves of runs
-that still train, and reloads itself. When all runs have ended, the command makes the complete report.
+run lacks something, the page leaves it out and names the command that adds it.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from treenet.cli.shipped import find_config
 from treenet.report.settings import ReportSettings
@@ -24,7 +21,6 @@ from treeproc.common.storage import as_path
 
 def main(argv: Sequence[str]) -> None:
     parser = build_arg_parser(__doc__, ReportSettings, find_config=find_config, continues=False)
-    parser.add_argument("--watch", action="store_true", help="while runs train, make the page again after each change")
     args = parser.parse_intermixed_args(argv)
     require(("matplotlib", "scipy"), "a report")
     if args.sample:
@@ -36,17 +32,7 @@ def main(argv: Sequence[str]) -> None:
     refuse_relative_in_job({"--out": args.out, **{f"runs: {run}": as_path(run) for run in settings.runs}})
     with loading():
         from treenet.report.build import write_report  # here, as below, because it loads PyTorch and matplotlib
-        from treenet.report.run_sections import Live, watch
-
-    def make(live: Live | None) -> Path:
-        page, numbers, *figures = write_report(settings, args.out, live)
-        if live is None:
-            print(f"page     {page}, {page.stat().st_size / 1e6:.2f} MB\nnumbers  {numbers}")
-            if figures:
-                print(f"figures  {figures[0].parent}: {len(figures)} files")
-        return page
-
-    if args.watch:
-        watch(settings, make)
-    else:
-        make(None)
+    page, numbers, *figures = write_report(settings, args.out)
+    print(f"page     {page}, {page.stat().st_size / 1e6:.2f} MB\nnumbers  {numbers}")
+    if figures:
+        print(f"figures  {figures[0].parent}: {len(figures)} files")

@@ -34,7 +34,7 @@ from treenet.report.lines import collect_lines, score_frequencies
 from treenet.report.markup import code, paragraph, tag
 from treenet.report.report_inputs import Missing, ReportRun, own_index, read_report_inputs
 from treenet.report.report_model import Inside, Page, Report, Scored, report_numbers
-from treenet.report.run_sections import Live, read_making, show_curves, show_live, show_making, show_runs
+from treenet.report.run_sections import read_making, show_curves, show_making, show_runs
 from treenet.report.score_sections import draw_scores, show_ablations, show_scores
 from treenet.report.sentence_views import View, build_views, choose_examples, lay_out
 from treenet.report.settings import ReportSettings
@@ -51,12 +51,9 @@ _HERE = Path(__file__).parent
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def render_page(report: Report, figures: Mapping[str, str], live: Live | None = None) -> str:
-    """Render the whole document; with `live`, one that reloads itself."""
+def render_page(report: Report, figures: Mapping[str, str]) -> str:
+    """Render the whole document."""
     page = Page(report, figures)
-    if live is not None:
-        page.add("live", "Under way", *show_live(page, live))
-        page.add("live-curves", "Learning curves", show_curves(page))
     page.add("answer", "The answer", *show_answer(page))
     page.add("scores", "Scores", *show_scores(page), *show_classes(page))
     page.add("examples", "Examples", show_class_examples(page))
@@ -68,8 +65,7 @@ def render_page(report: Report, figures: Mapping[str, str], live: Live | None = 
     page.add("attention", "Attention to phrases and words", *show_attention(page))
     page.add("encoder", "Self-attention of the encoder", *show_encoder(page))
     page.add("probes", "Probes of the encoder", *show_probes(page))
-    if live is None:
-        page.add("curves", "Learning curves", show_curves(page))
+    page.add("curves", "Learning curves", show_curves(page))
     page.add("runs", "What was run", *show_runs(page))
     page.add("making", "How each run was made", show_making(page))
 
@@ -87,8 +83,6 @@ def render_page(report: Report, figures: Mapping[str, str], live: Live | None = 
         body += _data("lines-data", page.lines) + f"<script>{_read('lines.js')}</script>"
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     head += f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-    if live is not None and live.refresh_s:
-        head += f'<meta http-equiv="refresh" content="{live.refresh_s}">'
     head += f'<title>{escape(report.title)}</title><link rel="icon" href="data:,"><style>{_read("page.css")}</style>'
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
@@ -111,12 +105,11 @@ _MOST_WEIGHTS = 2_200_000
 _MOST_SELF_WEIGHTS = 2_000_000
 
 
-def write_report(settings: ReportSettings, out: Path, live: Live | None = None) -> list[Path]:
+def write_report(settings: ReportSettings, out: Path) -> list[Path]:
     """Write a report of runs and studies into `out`, the page last.
 
-    The page leaves out what a run lacks, and names the command that adds it. With `live`, the page has the state of the runs and
-    their curves alone, which takes seconds. Returns the files. Raises UserError for a folder that is none of these, and
-    for settings that fit no run.
+    The page leaves out what a run lacks, and names the command that adds it. Returns the files. Raises UserError for a
+    folder that is none of these, and for settings that fit no run.
     """
     if not settings.runs:
         raise UserError(
@@ -128,15 +121,11 @@ def write_report(settings: ReportSettings, out: Path, live: Live | None = None) 
     baseline = choose_baseline(runs, settings.baseline)
     runs.sort(key=lambda run: run is not baseline)  # the first one of all tables and figures
     of_classes = any(run.config.get("task") == CLASSIFICATION for run in runs)
-    if live is None and of_classes:
+    if of_classes:
         inside, scored = Inside(), Scored(examples=choose_class_examples(runs, settings))
-    elif live is None:
+    else:
         inside = _look_inside(runs, baseline, settings)  # first: it is what finds wrong settings
         scored = _score(runs, baseline, settings)
-    else:
-        inside, scored = Inside(), Scored()
-        for run in runs:
-            run.missing.clear()  # the whole report says what is missing
     differing, shared = settings_of(runs)
     report = Report(
         title="Classifiers" if of_classes and "title" not in settings.model_fields_set else settings.title,
@@ -161,14 +150,13 @@ def write_report(settings: ReportSettings, out: Path, live: Live | None = None) 
     except OSError as error:
         raise UserError(f"cannot make the folder {out / FIGURES}: {error.strerror}; choose another --out") from None
     remove_leftovers(out / FIGURES)
-    if live is None:
-        tell("drawing figures")
+    tell("drawing figures")
     figures = _draw(report, out / FIGURES)
     names = sorted([*figures, *(view.figure for views in inside.views.values() for view in views)])
     files = [out / FIGURES / f"{name}.{end}" for name in names for end in ("png", "svg")]
     _remove_old(out, {path.name for path in files})
     atomic_write(out / NUMBERS, json_bytes({**report_numbers(report), "figures": [path.name for path in files]}))
-    atomic_write(out / PAGE, render_page(report, figures, live).encode())
+    atomic_write(out / PAGE, render_page(report, figures).encode())
     return [out / PAGE, out / NUMBERS, *files]
 
 
