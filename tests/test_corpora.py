@@ -189,37 +189,11 @@ def test_training_prints_the_files_and_records_them(data, tmp_path, capsys):
         ({"train.en": 2}, r"train.en fits 2 of .*; give more of the path"),
         ({"ted/train.en": 2, "/ted/train.en": 2}, "/ted/train.en fits none"),
         ({"synthetic.en.gz": 2, "weighted0/synthetic.en.gz": 2}, "synthetic.en.gz twice; give it one weight"),
-        # Lines of the files as `wc -l` counts them, which was the way of earlier versions.
-        ([{"examples": 37, "weight": 3}, {"weight": 1}], r"news/train.en \(28\).* corpora end after 37, 91; give the files"),
-        ([{"examples": 28, "weight": 3}, {"examples": 100}], "corpora end after 28, 128; give the files"),
     ],
 )
 def test_weights_that_do_not_fit_the_files_are_refused(data, corpora, message):
     with pytest.raises(UserError, match=message):
         read_corpora(data, weighted_config(data, corpora).batch.corpora)
-
-
-def test_numbers_of_an_earlier_run_that_are_those_of_the_files_mean_the_same(data):
-    """Its config.yaml reads back to the same settings, and its plan is that of the files."""
-    earlier = [{"examples": 28, "weight": 3.0}, {"examples": None, "weight": 0.5}]
-    config = weighted_config(data, earlier)
-    assert config.batch.model_dump()["corpora"] == tuple(earlier)
-    found = read_corpora(data, config.batch.corpora)
-    by_files = read_corpora(
-        data, weighted_config(data, {"news/train.en": 3, "synthetic.en.gz": 0.5, "ted/train.en": 0.5}).batch.corpora
-    )
-    assert found.weights.tolist() == by_files.weights.tolist() == [3.0, 0.5, 0.5]
-
-
-def test_a_data_set_of_an_earlier_version_is_counted_by_its_command(data):
-    path = data / "text" / "index.json"
-    whole = path.read_bytes()
-    path.write_text(json.dumps({name: value for name, value in json.loads(whole).items() if name != "train_files"}))
-    with pytest.raises(UserError, match=r"to count them, run its .*preprocess.* command again"):
-        read_corpora(data, weighted_config(data, WEIGHTED).batch.corpora)
-    preprocess(load_settings(PreprocessConfig, data / "config.yaml"), data)
-    assert json.loads(path.read_bytes()) == json.loads(whole)
-    path.write_bytes(whole)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -165,8 +165,6 @@ def test_the_nll_of_references_is_that_of_single_sentences_in_float64(run, rando
     (run / f"nll.{name}.tsv").write_text("tokens\tnll\n")
     with pytest.raises(UserError, match=r"nll\..*tsv is not the file that was scored; run .* --out"):
         read_nll(run, name)
-    (run / "scores.json").write_text(json.dumps({name: {key: scores[key] for key in ("bleu", "chrf")}}))
-    assert read_nll(run, name) is None  # of an earlier version
 
 
 def test_the_nll_of_valid_is_that_of_the_training(run):

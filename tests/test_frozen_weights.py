@@ -20,10 +20,9 @@ from toyruns import losses
 
 from treenet import from_pretrained, load_run
 from treenet.jobs.train_run import run_training
-from treenet.runs.checkpoint import checkpoint_folders, latest_checkpoint
+from treenet.runs.checkpoint import latest_checkpoint
 from treenet.runs.checkpoint_io import load_weights
 from treenet.runs.loading import load_model
-from treeproc.common.files import file_sha256
 from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import as_path
 
@@ -67,38 +66,15 @@ def test_frozen_weights_stand_once_in_a_run(run):
     assert any(not torch.equal(trained[name], whole[name]) for name in whole.keys() - frozen)
 
 
-def make_whole(folder: Path) -> None:
-    """Make a checkpoint or an average as earlier versions wrote it: with all weights."""
-    whole = load_file(
-        (folder.parents[1] if folder.parent.name == "checkpoints" else folder.parent) / "initial" / "model.safetensors"
-    )
-    meta = json.loads((folder / "meta.json").read_text())
-    del meta["frozen"], meta["sha256"], meta["meta_version"]
-    for name in ("model.safetensors", "ema.safetensors"):
-        if (folder / name).exists():
-            save_file({**whole, **load_file(folder / name)}, folder / name, {"format": "pt"})
-            meta["files"][name] = {"bytes": (folder / name).stat().st_size, "sha256": file_sha256(folder / name)}
-    (folder / "meta.json").write_text(json.dumps(meta))
-
-
 @pytest.mark.parametrize("settings", [{}, {"ema_decay": 0.9, "average": "ema"}, {"freeze": [f"{ENCODER}embeddings.*"]}])
-def test_a_run_in_parts_and_one_of_an_earlier_version_end_as_one_at_once(made, tmp_path, settings):
-    """An earlier version wrote all weights into each checkpoint; the later ones of its run have them too, without RUN/initial."""
+def test_a_run_in_parts_ends_as_one_at_once(made, tmp_path, settings):
     config = frozen_config(made, **settings)
     run_training(config, tmp_path / "whole")
-    for name in ("parts", "old"):
-        run_training(config.model_copy(update={"max_steps": 2}), tmp_path / name)
-    for folder in (*checkpoint_folders(tmp_path / "old"), tmp_path / "old" / "averaged"):
-        make_whole(folder)
-    shutil.rmtree(tmp_path / "old" / "initial")
-    for name in ("parts", "old"):
-        assert run_training(config, tmp_path / name).step == 4
-        assert same_model(tmp_path / "whole", tmp_path / name) and losses(tmp_path / "whole") == losses(tmp_path / name)
+    run_training(config.model_copy(update={"max_steps": 2}), tmp_path / "parts")
+    assert run_training(config, tmp_path / "parts").step == 4
+    assert same_model(tmp_path / "whole", tmp_path / "parts") and losses(tmp_path / "whole") == losses(tmp_path / "parts")
     files = [f"averaged/{name}" for name in ("model.safetensors", "meta.json")] + ["checkpoints/step_00000004/trainer.pt"]
     assert (tmp_path / "whole" / files[0]).read_bytes() == (tmp_path / "parts" / files[0]).read_bytes()
-    assert all(
-        f"{ENCODER}embeddings.word_embeddings.weight" in names_in(path) for path in (tmp_path / "old").rglob("*.safetensors")
-    )
 
 
 def test_a_saved_run_and_a_run_that_starts_from_one_have_all_weights(made, run, tmp_path):

@@ -40,7 +40,7 @@ def run_of(data: Path, folder: Path, *overrides: str) -> dict[str, torch.Tensor]
 
 
 def test_the_default_settings_leave_no_trace(data):
-    """Runs of earlier versions have the same records, and the optimiser the same two groups."""
+    """Records do not have them, and the optimiser has two groups."""
     config = make_config(data)
     assert not {"init", "freeze", "lr_scale"} & config.model_dump(mode="json").keys() and "freeze" not in dump_settings(config)
     assert not {"init", "freeze", "lr_scale"} & config.lasting().keys()

@@ -16,7 +16,6 @@ from treeproc.parsers.lines import Line, LineParser, Sentence, Token
 from treeproc.parsers.stanza_parser import StanzaParser
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
-from treeproc.stages import parse_and_encode
 from treeproc.stages.job_report import summary
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.trees.arcs import check_arcs
@@ -191,28 +190,6 @@ def test_a_job_does_not_end_with_arcs_that_are_no_tree(german, tmp_path):
     good, bad = encoder.encode([RawLine(line.encode()) for line in LINES[-2:]])
     assert bad.row and not bad.problem and not good.note
     assert bad.note == "has arcs of the parser that form no tree (arcs_failed); these words have no governors"
-
-
-@pytest.mark.slow
-def test_arcs_of_two_rules_are_not_mixed(german, tmp_path, monkeypatch):
-    """A complete parse of an earlier version stays; one that lacks a shard is made anew. Other data sets have no mark."""
-    config, data = PreprocessConfig.model_validate(german), tmp_path / "data"
-    unmarked = preprocess(config, data)
-    before = bytes_of(data)
-    fingerprints = {record.fingerprint for record in read_index(data / "parsed").records()}
-
-    monkeypatch.setattr(parse_and_encode, "arc_rule", lambda parser: ("a rule",))
-    assert preprocess(config, data) == unmarked and bytes_of(data) == before
-    again = PreprocessConfig.model_validate({"parsed": data, "subwords": german["subwords"], "workers": 0})
-    assert preprocess(again, tmp_path / "again")["tree_fingerprint"] == unmarked["tree_fingerprint"]
-
-    (data / "parsed/train-00001-of-00003.arrow").unlink()
-    marked = preprocess(config, data)
-    assert not fingerprints & {record.fingerprint for record in read_index(data / "parsed").records()}
-    assert bytes_of(data).keys() == before.keys() and marked["text_fingerprint"] == unmarked["text_fingerprint"]
-    assert marked["tree_fingerprint"] != unmarked["tree_fingerprint"]
-    assert preprocess(config, data) == marked
-    assert preprocess(again, tmp_path / "other")["tree_fingerprint"] == marked["tree_fingerprint"]
 
 
 @pytest.mark.parametrize(

@@ -232,7 +232,7 @@ def test_a_system_takes_back_a_rate_and_a_finished_study_needs_no_encoder(compar
         for folder, kind in ((tmp_path / "out", None), (tmp_path / "other", records)):
             with pytest.raises(UserError, match=rf"with other settings \((trained-seed1: )?{name} in {encoder}\)"):
                 run_study(study_of(arguments[0], folder, arguments[2], kind, **scale))
-        for entry in ledger["cells"].values():  # as earlier versions wrote it
+        for entry in ledger["cells"].values():  # as some of our records have it
             entry["encoder"] = entry["encoder"].split()[0]
         (tmp_path / "out" / "ledger.json").write_text(json.dumps(ledger))
         run_study(study_of(*arguments, **scale))

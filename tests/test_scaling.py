@@ -31,7 +31,7 @@ from treenet.experiments import records
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
 from treenet.experiments.records import READ_NO_TREES, Recording, numbers, read_curve, record_bytes
 from treenet.experiments.scaling_report import FORM, LABELS, NLL, NLL_SCALE, TARGET_TOKENS, build_report, read_result
-from treenet.experiments.scaling_table import WeightsP, describe_slopes, draw, format_table, read_comparison
+from treenet.experiments.scaling_table import describe_slopes, draw, format_table
 from treenet.experiments.seeds import SeedsConfig
 from treenet.experiments.settings import ScalingConfig
 from treenet.experiments.study import make_study, run_study, show_study
@@ -784,7 +784,7 @@ def test_compared_cells_of_other_processors_packages_or_commits_are_named(record
     by_name["transformer-1-seed2"]["machines"][0]["gpu"] = "NVIDIA H200"
     by_name["transformer-1-seed3"]["machines"].append({"processor": "other", "cores": 2, "gpu": None})  # trained on two kinds
     by_name["transformer-0.5-seed1"]["packages"][0]["torch"] = "1.0"
-    del by_name["tree-1-seed1"]["software"]  # an earlier version does not say it
+    del by_name["tree-1-seed1"]["software"]
     report = build_report(config.grid, records)
     two = [["tree-1-seed2", "transformer-1-seed2"], ["tree-1-seed3", "transformer-1-seed3"]]
     assert report["unlike"] == {
@@ -854,11 +854,6 @@ def test_tokenised_bleu_is_compared_where_it_is_asked_for(undisturbed, data, tmp
     (drawn,) = differences.containers
     compared = [point["comparison"] for point in report["points"] if "comparison" in point]
     assert list(drawn.lines[0].get_ydata()) == [one["difference"] for one in compared] and len(compared) > 1
-    for one in compared:  # as earlier versions wrote it
-        one |= {"p_value": 0.5, "interval": [-1.0, 1.0]}
-        del one["weights"], one["seeds_error"], one["sentences_error"]
-    (of_old,) = draw(report).axes[1].containers
-    assert list(of_old.lines[0].get_ydata()) == list(drawn.lines[0].get_ydata())
     with pytest.raises(UserError, match="has no numbers of single sentences for grid.metric = bleu; give the metric of the"):
         build_report(make_config(data).grid, records)
 
@@ -898,15 +893,3 @@ def test_a_star_needs_three_seeds_and_the_table_says_what_p_is_about():
     assert lines[3][1].split()[-6:-3] == ["plain", "[+1.75,", "+2.25]"] and lines[3][1].split()[-3].endswith("*")
     message = "\n".join(lines[3][2:])
     assert f"stars mean: {EXPLAINED}" in message and max(len(line.split()) for line in lines[3][2:]) < 25
-
-
-def test_a_study_of_an_earlier_version_shows_its_p_value_as_the_one_sided_p_of_its_weights():
-    report = make_report({"difference": 2.0, "interval": [1.0, 3.0], "p_value": 0.001, "seeds": 3})
-    test, of_weights = read_comparison(report["points"][0])
-    assert (test.difference, test.interval, test.p_value, test.starred) == (2.0, None, None, False)
-    assert of_weights == WeightsP(0.001, one_sided=True)
-    assert "*" not in (line := format_table(report).split("\n")[1]) and line.endswith(" 0.001 (one-sided)")
-    over_seeds = asdict(compare_over_seeds([2.0, 2.1, 1.9], 1e-4, 500))
-    report = make_report(over_seeds | {"weights": {"p_value": 0.02, "about": ABOUT_WEIGHTS_OF_SEEDS}})
-    assert read_comparison(report["points"][0])[1] == WeightsP(0.02, one_sided=True)
-    assert format_table(report).split("\n")[1].endswith(" 0.020 (one-sided)")

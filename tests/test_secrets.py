@@ -15,7 +15,7 @@ from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.shards.store import read_index
-from treeproc.stages.preprocess import PreprocessConfig, preprocess
+from treeproc.stages.preprocess import PreprocessConfig
 
 SECRET = "hunter2"
 
@@ -89,20 +89,6 @@ def test_messages_hide_these_secrets():
     assert without_credentials("'https://h/x?token=t' failed") == "'https://h/x?***' failed"
     assert without_credentials("http://a:b@h/x?token=t") == "http://***@h/x?***"
     assert without_credentials("a@b http://h/x c@d") == "a@b http://h/x c@d"
-
-
-def test_a_job_goes_on_whose_address_has_a_secret(tmp_path, job):
-    """The same command continues, and what an earlier version wrote is taken out."""
-    data = tmp_path / "data"
-    shutil.copytree(job, data)
-    text = (data / "config.yaml").read_text()
-    plain = load_settings(PreprocessConfig, data / "config.yaml")
-    secret = f"http://user:{SECRET}@localhost:9000"
-    (data / "config.yaml").write_text(text.replace("http://localhost:9000", secret, 1))
-    config = plain.model_copy(update={"parser": plain.parser.model_copy(update={"endpoint": secret})})
-    assert preprocess(config, data) == read_index(job / "encoded")
-    assert (data / "config.yaml").read_text() == text
-    assert not [path for path in data.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
 
 
 def test_a_data_set_does_not_choose_who_reads_the_text(job, tmp_path, monkeypatch):

@@ -14,10 +14,10 @@ from treeproc.common.settings import UserError
 from treeproc.inspect import describe
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.shards.shard import SplitShards
-from treeproc.shards.store import describe_agreement, fingerprint_of, read_index
+from treeproc.shards.store import describe_agreement, read_index
 from treeproc.stages.job_report import summary
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
-from treeproc.stages.shuffle import DonorTrees, donor_windows, find_donors, next_other
+from treeproc.stages.shuffle import donor_windows, find_donors, next_other
 from treeproc.subwords import LabelVocab
 from treeproc.trees.controls import hash_examples
 from treeproc.verify import verify
@@ -200,29 +200,6 @@ def test_the_next_of_another_shape_is_that_of_the_definition(codes):
         following = [*range(place + 1, len(codes)), *range(place + 1)]
         expected.append(next((one for one in following if codes[one] != code), following[0]))
     assert next_other(np.array(codes)).tolist() == expected
-
-
-def test_a_data_set_of_an_earlier_version_keeps_its_trees(data, tmp_path, monkeypatch):
-    """A finished one stays as it is, also where a shard is made again. Shards of an unfinished one do not count."""
-    out = tmp_path / "out"
-
-    def files():
-        return {path.name: path.read_bytes() for path in sorted((out / "encoded").glob("*.arrow"))}
-
-    def earlier(*parts):
-        known = [part for part in parts if part != job.OTHER_SHAPES]
-        return known[0] if len(known) == 1 < len(parts) else fingerprint_of(*known)
-
-    monkeypatch.setattr(job, "fingerprint_of", earlier)  # an earlier version had no rule, in no fingerprint
-    monkeypatch.setattr(DonorTrees, "_choose_other_shapes", lambda self, line: None)
-    old, before = shuffled(data, out), files()
-    monkeypatch.undo()
-    (out / "encoded" / "train-00001-of-00006.arrow").write_bytes(b"damaged")
-    assert shuffled(data, out) == old and files() == before
-    (out / "encoded" / "index.json").unlink()
-    new = shuffled(data, out)
-    assert new["tree_fingerprint"] != old["tree_fingerprint"] and files().keys() == before.keys() and files() != before
-    assert shuffled(data, tmp_path / "whole") == new and shuffled(data, out) == new
 
 
 def test_windows_are_runs_of_shards_of_one_split(data):

@@ -74,7 +74,7 @@ def renew(command: str) -> None:
 
 
 def forget_origin(run: Path) -> None:
-    """scores.json as an earlier version wrote it."""
+    """Remove what tells where the scores come from."""
     old = {"weights_sha256", "weights", "own_data", "asked", "software"}
     scores = {name: {key: entry[key] for key in entry.keys() - old} for name, entry in read_scores(run).items()}
     (run / "scores.json").write_text(json.dumps(scores))

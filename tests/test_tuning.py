@@ -163,12 +163,6 @@ def test_trials_are_kept_and_continue_only_with_the_same_search(data, tmp_path):
         Trials(tmp_path, config.model_copy(update={"max_steps": 40}), "transformer")
 
 
-def test_a_search_of_an_earlier_version_is_not_continued(data, tmp_path):
-    (tmp_path / "trials.json").write_text('{"systems": {}}')
-    done = run_here("tune.py", "--sample", "--out", tmp_path, f"data={data}", "--dry-run")
-    assert done.returncode == 2 and "is a search of an earlier version" in done.stderr and "choose another --out" in done.stderr
-
-
 def test_relative_paths_are_those_of_the_command_in_any_process(data, tmp_path, monkeypatch):
     monkeypatch.chdir(data.parent)
     values = {"optimizer.learning_rate": 0.001, "model.dropout": 0.2}

@@ -62,7 +62,7 @@ def test_names_in_sidecars_are_those_of_the_trees(name, tmp_path):
     arcs = {"format": "conllu", "parser": {"name": "given", "dependencies": True}}
     content, changes = ("\n".join(TREES) + "\n", {"format": "brackets"}) if name == "trees" else (CONLLU, arcs)
     records = make(tmp_path, 1, name, content, **changes)
-    # Sidecars of earlier versions name nothing.
+    # Without names in the sidecars, the shards are read.
     bare = [replace(record, counts={"words": record.counts["words"]}) for record in records["parsed"]]
     for tree in (TreeConfig(), TreeConfig(tree_source="dependencies")):
         found = [

@@ -19,7 +19,7 @@ from treenet.experiments.control_table import build_result, half_interval, sente
 from treenet.experiments.recorded_study import report_records, study_grid
 from treenet.experiments.records import Record, read_records
 from treenet.experiments.scaling_report import sample_scores
-from treenet.experiments.scaling_table import NLL_COMPARISON, VALID_NLL, compare_sizes, metric_of, read_test
+from treenet.experiments.scaling_table import NLL_COMPARISON, VALID_NLL, compare_sizes, read_test
 from treenet.experiments.seeds import MEASURES
 from treenet.experiments.seeds_report import headline_test
 from treenet.experiments.settings import ControlSettings
@@ -97,7 +97,7 @@ class Row:
 
     def values(self, name: str = "") -> list[float]:
         """Return a score of every seed, in the unit of the pages; without a name, the score that a study compares."""
-        return [self.unit * value for value in self.point[name or metric_of(self.report)]["values"]]
+        return [self.unit * value for value in self.point[name or self.report["metric"]]["values"]]
 
     def test(self, name: str = "") -> SeedTest:
         """Return the test of the score, or of the nll on valid."""

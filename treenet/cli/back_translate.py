@@ -259,7 +259,7 @@ class BackTranslation:
     def _choose_train(self, text: Path, translations: Path) -> list[list[Path]]:
         """Return the files of the training pairs: real ones, then synthetic ones.
 
-        They are one file, evenly mixed, if training cannot shuffle all of them at once, and if an earlier version mixed them.
+        They are one file, evenly mixed, if training cannot shuffle all of them at once.
         """
         tag, num_real, real = self.config.tag, self._splits["train"]["rows"], self._files("train")
         own_tags = self._settings["parser"].tags
@@ -267,7 +267,7 @@ class BackTranslation:
         count = sum(1 for _ in synthetic_pairs(translations, text, tag))
         if not count:
             raise UserError(f"{translations} has no translation; is the backward model trained?")
-        is_mixed = num_real + count > WINDOW_ROWS or self.made.began("mixture")
+        is_mixed = num_real + count > WINDOW_ROWS
         step, name = ("mixture", "train") if is_mixed else ("synthetic pairs", SYNTHETIC)
         files = pair_files(self.out, name)
         if not self.made.has(step, files, *inputs):

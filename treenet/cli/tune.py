@@ -36,8 +36,6 @@ def main(argv: Sequence[str]) -> None:
     config = load_settings(TuningConfig, path, args.overrides)
     refuse_relative_in_job({"data": config.data, "--out": args.out})
     out = args.out.resolve()
-    if (out / "trials.json").exists():
-        raise UserError(f"{out} is a search of an earlier version, which this one cannot continue; choose another --out")
     config = config.with_pinned_encoder(out)
     if args.dry_run:
         for name in config.tune.systems:

@@ -9,10 +9,8 @@ from pydantic import (
     Field,
     PositiveFloat,
     PositiveInt,
-    SerializerFunctionWrapHandler,
     StringConstraints,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -85,17 +83,8 @@ class OptimizerConfig(Settings):
 class CorpusConfig(Settings):
     """A corpus of the training split: one of its files."""
 
-    file: FileName | None = Field(None, description="its source file, or the end of the file's path")
-    examples: PositiveInt | None = Field(
-        None, description="instead of a file, in runs of earlier versions: number of its examples; null, for the last: all others"
-    )
+    file: FileName = Field(description="its source file, or the end of the file's path")
     weight: float = Field(1.0, gt=0, le=1000, description="how often each of its examples occurs in an epoch")
-
-    @model_serializer(mode="wrap")
-    def _leave_out_the_other_form(self, dump: SerializerFunctionWrapHandler) -> dict:
-        """Return the settings as a run of an earlier version records them, or without what only such runs have."""
-        unused = "examples" if self.file is not None else "file"
-        return {name: value for name, value in dump(self).items() if name != unused}
 
 
 class BatchConfig(Settings):
@@ -143,14 +132,6 @@ class BatchConfig(Settings):
     def _read_weights(cls, value: object) -> object:
         """Return {FILE: WEIGHT} as a list of corpora."""
         return [{"file": file, "weight": weight} for file, weight in value.items()] if isinstance(value, dict) else value
-
-    @model_validator(mode="after")
-    def _check_corpora(self) -> Self:
-        with_files = [corpus for corpus in self.corpora if corpus.file is not None]
-        without = [corpus for corpus in self.corpora if corpus.file is None]
-        if (with_files and without) or any(corpus.examples for corpus in with_files) or any(not c.examples for c in without[:-1]):
-            raise ValueError("corpora must be {FILE: WEIGHT}, source files of train and their weights")
-        return self
 
 
 class WatchConfig(Settings):

@@ -11,7 +11,6 @@ from pathlib import PurePosixPath
 import numpy as np
 
 from treenet.config import CorpusConfig
-from treeproc.common.errors import as_called
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.lengths import SizeCounts
@@ -137,23 +136,17 @@ def read_corpora(data: AnyPath, corpora: Sequence[CorpusConfig], sentences: int 
     if not corpora:
         return None
     folder = stage_folder(data, "text")
-    if not (found := read_index(folder).get("train_files")):
-        raise UserError(
-            f"batch.corpora: an earlier version made {folder.parent}, which does not count the examples of each file; to count "
-            "them, run its workflows/preprocess.py command again"
-        )
+    found = read_index(folder)["train_files"]
     files = tuple(one["file"] for one in found)
     examples = np.array([one["examples"] for one in found], dtype=np.int64) // sentences
-    of_files = corpora[0].file is not None
-    weights = _weights_of_files(files, corpora) if of_files else _weights_of_counts(files, examples, corpora)
-    return Corpora(files, examples, weights)
+    return Corpora(files, examples, _weights_of_files(files, corpora))
 
 
 def _weights_of_files(files: Sequence[str], corpora: Sequence[CorpusConfig]) -> np.ndarray:
     """Return the weight of every file. Raises UserError for a name that fits no file, or several, or a file named before."""
     weights: dict[str, float] = {}
     for corpus in corpora:
-        name = corpus.file or ""
+        name = corpus.file
         fitting = {file for file in files if _ends_with(file, name)}
         exact = {name} & fitting
         if len(chosen := exact or fitting) != 1:
@@ -171,24 +164,3 @@ def _weights_of_files(files: Sequence[str], corpora: Sequence[CorpusConfig]) -> 
 def _ends_with(file: str, name: str) -> bool:
     parts = PurePosixPath(name).parts
     return PurePosixPath(file).parts[-len(parts) :] == parts
-
-
-def _weights_of_counts(files: Sequence[str], examples: np.ndarray, corpora: Sequence[CorpusConfig]) -> np.ndarray:
-    """Return the weight of every file from numbers of examples, as runs of earlier versions have them.
-
-    Raises UserError if a corpus does not end where a file ends.
-    """
-    ends = np.cumsum([corpus.examples or 0 for corpus in corpora])
-    if corpora[-1].examples is None:
-        ends[-1] = examples.sum()
-    of_files = np.cumsum(examples)
-    if ends[-1] != of_files[-1] or not np.isin(ends, of_files).all():
-        counts = ", ".join(f"{file} ({count:,})" for file, count in zip(files, examples.tolist(), strict=True))
-        raise UserError(
-            as_called(
-                f"batch.corpora: numbers of examples must be those of the files of train, {counts}, but corpora end after "
-                f"{', '.join(f'{end:,}' for end in ends.tolist())}; give the files: batch.corpora={{FILE: WEIGHT}}"
-            )
-        )
-    places = np.searchsorted(ends, of_files, side="left")
-    return np.array([corpus.weight for corpus in corpora])[places]

@@ -124,7 +124,7 @@ def compare_predictions(baseline: System, system: System, settings: EvaluateSett
 def _other_data(baseline: System, system: System) -> Iterator[str]:
     """Yield what differs in the recorded data of two results: the text, or for language models the vocabulary."""
     ours, theirs = (one.scores.get("data") if one.scores else None for one in (system, baseline))
-    if isinstance(ours, dict) and isinstance(theirs, dict):  # others are of earlier versions
+    if isinstance(ours, dict) and isinstance(theirs, dict):
         names = {"text_fingerprint": "the text of their data"}
         if task_of(system.task).results == "language_model":
             names["vocab_fingerprint"] = "the vocabulary of their data"

@@ -75,11 +75,11 @@ class SeedTest:
     interval: tuple[float, float] | None
     p_value: float | None
     seeds_error: float | None
-    sentences_error: float | None  # None if an earlier version did not write it
+    sentences_error: float
     about: str = ABOUT_SEEDS
-    family: str = ""  # of comparisons that are corrected together; `EXPLORATORY` means no family, as in earlier versions
+    family: str = ""  # of comparisons that are corrected together; `EXPLORATORY` means no family
     holm_p_value: float | None = None
-    seen: float | None = None  # None if an earlier version did not write it
+    seen: float | None = None
 
     @property
     def starred(self) -> bool:
@@ -96,11 +96,6 @@ def summarize(values: Sequence[float]) -> dict:
     count = len(values)
     half = t_quantile(count - 1) * stdev(values) / math.sqrt(count) if count >= FEWEST_SEEDS else None
     return {"mean": fmean(values), "half_interval": half, "values": list(values)}
-
-
-def half_interval(summary: dict) -> float | None:
-    """Return the half interval of a summary. Files of earlier versions have one for two seeds, which is not shown."""
-    return summary["half_interval"] if len(summary["values"]) >= FEWEST_SEEDS else None
 
 
 def compare_over_seeds(differences: Sequence[float], sentence_variance: float, num_sentences: int | None) -> SeedTest:

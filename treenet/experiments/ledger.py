@@ -31,8 +31,8 @@ _ENCODER_FILES = ("the weights", "config.json", "tokenizer.json")
 class Cell:
     """One run of a grid. `labels` are its coordinates, for reports; `data_fingerprint` is of the encoded data set.
 
-    `encoder` has the hashes of the pretrained encoder's files (`_ENCODER_FILES`); it is empty without an encoder. Ledgers of
-    earlier versions have that of the weights alone, or none.
+    `encoder` has the hashes of the pretrained encoder's files (`_ENCODER_FILES`); it is empty without an encoder. Some
+    records in docs/results have that of the weights alone, or none.
     """
 
     name: str
@@ -254,7 +254,7 @@ def changed_settings(labels: Mapping, settings: dict, data_fingerprint: str, enc
 
     They are its labels, and all settings, data and files of a pretrained encoder that its scores depend on.
     """
-    # Settings of an earlier version lack new fields; these have their defaults.
+    # Records leave out settings at their defaults.
     before = build_settings(TrainConfig, settings, where).model_dump(mode="json")
     lines = differences(before, cell.config.model_dump(mode="json"))
     changed = differences(dict(labels), dict(cell.labels), "labels")

@@ -341,13 +341,10 @@ def _reads_trees(settings: Mapping) -> bool:
 
 
 def describe_unlike(report: Mapping) -> Iterator[str]:
-    """Return a line for compared systems that differ in more than one thing, and for each condition in which cells differ.
-
-    There is nothing for reports of earlier versions.
-    """
-    for name, lines in report.get("confounded", {}).items():
+    """Return a line for compared systems that differ in more than one thing, and for each condition in which cells differ."""
+    for name, lines in report["confounded"].items():
         yield f"{name}: the two differ in {len(lines)} things, so the difference has no single cause: {', '.join(lines)}"
-    unlike = report.get("unlike", {})
+    unlike = report["unlike"]
     for name, words in _WORDS.items():
         if pairs := unlike.get(name):
             shown = ", ".join(" - ".join(pair) for pair in pairs[:_SHOWN])

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from shlex import quote
 from statistics import fmean
-from typing import Any, Literal, NotRequired
+from typing import Any, Literal
 
 import numpy as np
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
@@ -136,13 +136,17 @@ class _Point(TypedDict):
 
 
 class ScalingReport(TypedDict):
-    """The fields of scaling.json that a report reads. Earlier versions have no metric and no cells."""
+    """The fields of scaling.json that a report reads."""
 
     split: str
-    metric: NotRequired[Literal[OF_STUDIES]]  # type: ignore[valid-type]
+    metric: Literal[OF_STUDIES]  # type: ignore[valid-type]
     baseline: str
-    cells: NotRequired[list[dict]]
+    cells: list[dict]
     points: list[_Point]
+    slopes: list[dict]
+    pooled: list[dict]
+    unlike: dict
+    confounded: dict[str, list[str]]
 
 
 def read_result(config: ScalingConfig, folder: AnyPath, more: References = ()) -> tuple[dict[str, dict], dict[str, str]]:

@@ -5,7 +5,7 @@ baseline at every size, with one variance over seeds for all of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,6 @@ from treenet.evaluation.significance import (
     LEVEL,
     SeedTest,
     compare_with_baseline,
-    half_interval,
 )
 from treenet.experiments.study import UNLEARNED, notes_about_cells, say_unlearned_cells, show_p_value, show_p_values, unlearned_in
 from treenet.tasks.translation_metrics import COMPARED, MAIN, MAIN_OF_TOKENS, METRIC_TITLES, METRICS
@@ -70,7 +69,7 @@ def compare_sizes(
 def list_pooled(report: Mapping) -> Table:
     """Return the table: pairs, difference, metric, its value, interval, p, and what the design sees."""
     rows: list[tuple[str, ...]] = []
-    for test in report.get("pooled", ()):  # files of earlier versions have none
+    for test in report["pooled"]:
         digits = 3 if test["metric"] == "nll" else 2
         low, high = test["interval"]
         inference = f"[{low:+.{digits}f}, {high:+.{digits}f}]", show_p_value(test["p_value"]), f"{test['seen']:.{digits}f}"
@@ -96,13 +95,12 @@ EXPLAIN_BY_SEED = (
     "Values of each seed: the scores, the lowest nll on valid, the last nll of training batches, minutes of training."
 )
 EXPLAIN_NLL = f"The lowest nll on valid: exploratory, over seeds alone. A low nll is good. More: {EXPLAINED}"
-ONE_SIDED = " (one-sided)"  # after a p of an earlier version
 _WIDTH, _WIDTHS = 8, {MAIN_OF_TOKENS: 16}  # of columns
 
 
 def read_test(comparison: Mapping) -> SeedTest:
     """Return the test over seeds of a comparison of scaling.json."""
-    return SeedTest(**{field.name: comparison[field.name] for field in fields(SeedTest) if field.name in comparison})
+    return SeedTest(**{field.name: comparison[field.name] for field in fields(SeedTest)})
 
 
 def shown_test(comparison: Mapping) -> SeedTest:
@@ -111,34 +109,12 @@ def shown_test(comparison: Mapping) -> SeedTest:
     return test.without_inference() if UNLEARNED in comparison else test
 
 
-@dataclass(frozen=True)
-class WeightsP:
-    """The p of the weights of a point, from a paired bootstrap. Earlier versions wrote the one-sided p of sacrebleu."""
-
-    value: float
-    one_sided: bool
-
-
-def read_comparison(point: dict) -> tuple[SeedTest, WeightsP | None] | None:
-    """Return `shown_test` of a point of scaling.json, and the p of its weights if it is shown; None for a baseline.
-
-    A file of the earliest version has only the paired bootstrap. Its interval is not over seeds, so it is not returned.
-    """
+def read_comparison(point: dict) -> tuple[SeedTest, float | None] | None:
+    """Return `shown_test` of a point of scaling.json, and the p of its weights if it is shown; None for a baseline."""
     test = point.get("comparison")
     if test is None:
         return None
-    if "weights" not in test:
-        return SeedTest(test["difference"], test["seeds"], None, None, None, None), WeightsP(test["p_value"], one_sided=True)
-    if UNLEARNED in test:
-        return shown_test(test), None
-    weights = test["weights"]
-    earlier = "p_two_sided" not in weights
-    return read_test(test), WeightsP(weights["p_value" if earlier else "p_two_sided"], one_sided=earlier)
-
-
-def metric_of(report: dict) -> str:
-    """Return the metric that a study compares. Files of earlier versions do not name it."""
-    return report.get("metric", MAIN)
+    return shown_test(test), None if UNLEARNED in test else test["weights"]["p_two_sided"]
 
 
 def others_of(metric: str) -> list[str]:
@@ -146,16 +122,11 @@ def others_of(metric: str) -> list[str]:
     return [name for name in COMPARED if name not in (MAIN, metric)]
 
 
-def against_of(report: dict, point: dict) -> str:
-    """Return the system that a point or a slope was compared with. In files of earlier versions it is always the baseline."""
-    return point["comparison"].get("against", report["baseline"])
-
-
 def format_table(report: dict) -> str:
     """Return one line per size and model, the slopes, and notes about the numbers. A star marks p < 0.05 over seeds."""
     if not report["points"]:
         return "no cell is done yet"
-    metric = metric_of(report)
+    metric = report["metric"]
     others = [name for name in COMPARED if name != metric and all(name in point for point in report["points"])]
     width_of_metric = _WIDTHS.get(metric, _WIDTH)
     width = max(20, *(2 + len(point["model"]) for point in report["points"]))
@@ -163,17 +134,16 @@ def format_table(report: dict) -> str:
     head += "".join(f"{METRIC_TITLES[name]:>8}" for name in others)
     lines = [f"{head}  {'difference':>10} {'from':<18}{'95 %':>16}{'p':>8}{'p, Holm':>10}{'p, weights':>12}"]
     for point in report["points"]:
-        half = half_interval(point[metric])
+        half = point[metric]["half_interval"]
         line = f"{point['pairs']:>10,.0f} {point['fraction']:>6.4g}  {point['model']:<{width}}{len(point['seeds']):>6}"
         line += f"{point[metric]['mean']:>{width_of_metric}.2f}{'-' if half is None else f'{half:.2f}':>8}"
         line += "".join(f"{point[name]['mean']:>8.2f}" for name in others)
         if found := read_comparison(point):
             test, of_weights = found
             p_value, holm = show_p_values(test)
-            line += f"  {test.difference:>+10.2f} {against_of(report, point):<18}{_show_interval(test):>16}{p_value:>9}{holm:>10}"
-            line += (
-                f"{show_p_value(of_weights.value):>11}{ONE_SIDED if of_weights.one_sided else ''}" if of_weights else f"{'-':>11}"
-            )
+            against = point["comparison"]["against"]
+            line += f"  {test.difference:>+10.2f} {against:<18}{_show_interval(test):>16}{p_value:>9}{holm:>10}"
+            line += f"{'-' if of_weights is None else show_p_value(of_weights):>11}"
         lines.append(line)
     lines += [*describe_slopes(report), *say_unlearned_cells(report), EXPLAIN_POINTS]
     lines.append(f"{report['num_examples']:,} examples of {report['split']}; {report[f'{metric}_signature']}")
@@ -184,8 +154,8 @@ def format_table(report: dict) -> str:
 
 
 def list_by_seed(report: Mapping) -> Table:
-    """Return a table with the values of every seed. Files of earlier versions have fewer columns."""
-    metric = metric_of(report)
+    """Return a table with the values of every seed."""
+    metric = report["metric"]
     columns = {  # the title, the name in the report, a unit, and digits
         METRIC_TITLES[metric]: (metric, 1, 2),
         **{METRIC_TITLES[name]: (name, 1, 1) for name in others_of(metric)},
@@ -205,25 +175,25 @@ def list_by_seed(report: Mapping) -> Table:
 
 
 def list_nll(report: Mapping) -> Table:
-    """Return a table of the differences in nll on valid; files of earlier versions have none."""
+    """Return a table of the differences in nll on valid."""
     rows = []
     for point in report["points"]:
         if NLL_COMPARISON in point:
             test = shown_test(point[NLL_COMPARISON])
             interval = "[{:+.3f}, {:+.3f}]".format(*test.interval) if test.interval else "-"
             p_value = show_p_value(test.p_value) if test.p_value is not None else "-"
-            name = f"{point['model']} - {against_of(report, point)}"
+            name = f"{point['model']} - {point['comparison']['against']}"
             rows.append((f"{point['pairs']:,.0f}", name, f"{test.difference:+.3f}", interval, p_value))
     return NLL_HEAD, rows, EXPLAIN_NLL
 
 
 def describe_slopes(report: dict) -> list[str]:
-    """Return one line about the slope of every model; nothing for files of earlier versions."""
-    lines, metric = [], metric_of(report)
+    """Return one line about the slope of every model."""
+    lines, metric = [], report["metric"]
     unit = METRICS[MAIN if METRICS[metric].kind == METRICS[MAIN].kind else metric].title
-    for slope in report.get("slopes", ()):
+    for slope in report["slopes"]:
         test = shown_test(slope["comparison"])
-        what = f"{slope['model']} - {against_of(report, slope)}, {test.seeds} seeds, {len(slope['fractions'])} sizes"
+        what = f"{slope['model']} - {slope['comparison']['against']}, {test.seeds} seeds, {len(slope['fractions'])} sizes"
         values = f"{test.difference:+.2f} {unit} a doubling"
         if test.interval:
             p_value, holm = (value.strip() for value in show_p_values(test))
@@ -251,7 +221,7 @@ def _draw_by_size(report: dict) -> "Figure":
     """Draw mean BLEU by number of pairs for each model, and below it the differences, as in figure 5a of the paper."""
     from matplotlib.figure import Figure
 
-    metric = metric_of(report)
+    metric = report["metric"]
     compared = any(map(read_comparison, report["points"]))
     figure = Figure(figsize=(6.4, 6.4 if compared else 4.4), layout="constrained")
     panels = figure.subplots(2 if compared else 1, sharex=True, squeeze=False)[:, 0]
@@ -260,10 +230,10 @@ def _draw_by_size(report: dict) -> "Figure":
         points = [point for point in report["points"] if point["model"] == model]
         aside, color = 1.02 ** (index - (len(models) - 1) / 2), f"C{index}"  # so that bars of two models do not hide each other
         scores = [point[metric] for point in points]
-        means, halves, seeds = zip(*((one["mean"], half_interval(one), one["values"]) for one in scores), strict=True)
+        means, halves, seeds = zip(*((one["mean"], one["half_interval"], one["values"]) for one in scores), strict=True)
         _draw_line(panels[0], [point["pairs"] * aside for point in points], means, halves, seeds, color, model)
         if tested := [(point, found[0]) for point in points if (found := read_comparison(point))]:
-            against = against_of(report, tested[0][0])
+            against = tested[0][0]["comparison"]["against"]
             _draw_line(
                 panels[1],
                 [point["pairs"] * aside for point, _ in tested],
@@ -308,15 +278,15 @@ def _draw_by_model(report: dict) -> "Figure":
     """Draw one line per model, the first on top: on the left its BLEU, on the right its difference from another model."""
     from matplotlib.figure import Figure
 
-    metric, points = metric_of(report), report["points"]
+    metric, points = report["metric"], report["points"]
     compared = any(map(read_comparison, points))
     figure = Figure(figsize=(9.0 if compared else 6.4, 1.1 + 0.32 * len(points)), layout="constrained")
     panels = figure.subplots(1, 2 if compared else 1, sharey=True, squeeze=False)[0]
     for place, point in enumerate(points):
         score, color = point[metric], "C0" if point["model"] == report["baseline"] else "C7"
-        _draw_mean(panels[0], place, score["mean"], half_interval(score), score["values"], color)
+        _draw_mean(panels[0], place, score["mean"], score["half_interval"], score["values"], color)
         if found := read_comparison(point):
-            test, against = found[0], against_of(report, point)
+            test, against = found[0], point["comparison"]["against"]
             half = test.interval and test.interval[1] - test.difference
             _draw_mean(panels[1], place, test.difference, half, _single_differences(report, point, against), color)
             panels[1].annotate(f"from {against}", (1.0, place), (4, 0), ("axes fraction", "data"), "offset points", va="center")
@@ -339,7 +309,7 @@ def _draw_mean(axes: "Axes", place: int, mean: float, half: float | None, seeds:
 
 def _single_differences(report: dict, point: dict, against: str) -> list[float]:
     """Return the difference of each seed that both models have at the size of a point."""
-    metric = metric_of(report)
+    metric = report["metric"]
     there = next(other for other in report["points"] if (other["model"], other["fraction"]) == (against, point["fraction"]))
     ours, theirs = (dict(zip(one["seeds"], one[metric]["values"], strict=True)) for one in (point, there))
     return [value - theirs[seed] for seed, value in ours.items() if seed in theirs]

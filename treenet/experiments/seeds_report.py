@@ -18,7 +18,6 @@ from treenet.evaluation.significance import (
     SYSTEMS,
     SeedTest,
     correct_family,
-    half_interval,
     summarize,
 )
 from treenet.experiments.records import Record, find_confounded, find_unlike, numbers
@@ -223,7 +222,7 @@ def draw(report: dict) -> "Figure":
         color = "C0" if is_baseline else "C7"
         seeds = [measures.unit * value for value in score["values"]]
         axes.plot(seeds, [place] * len(seeds), "o", color=color, alpha=0.35, ms=5, mec="none")
-        mean, half = measures.unit * score["mean"], measures.unit * (half_interval(score) or 0.0)
+        mean, half = measures.unit * score["mean"], measures.unit * (score["half_interval"] or 0.0)
         axes.errorbar(mean, place, xerr=half, fmt="|", color=color, ms=14, mew=2, capsize=3)
         if is_baseline:
             axes.axvline(mean, color=color, lw=0.8, ls=":")

@@ -14,7 +14,7 @@ import numpy as np
 from treenet.config import OPERATIONAL, flatten
 from treenet.evaluation.bootstrap import compare_seeds, sample_metric, sentence_statistics
 from treenet.evaluation.significance import FEWEST_SEEDS, POWER, SIGNIFICANT, SYSTEMS, SeedTest, correct_family
-from treenet.experiments.scaling_table import against_of, metric_of, read_comparison
+from treenet.experiments.scaling_table import read_comparison
 from treenet.experiments.seeds import MEASURES
 from treenet.experiments.seeds_report import headline_test
 from treenet.experiments.study import UNLEARNED
@@ -285,13 +285,13 @@ def _in_unit(test: SeedTest, unit: float) -> SeedTest:
 
 
 def _answer_scaling(study: ReportStudy) -> Answer:
-    report, metric = study.report, metric_of(study.report)
+    report, metric = study.report, study.report["metric"]
     largest = max(point["fraction"] for point in report["points"])
     rows = []
     for point in (point for point in report["points"] if point["fraction"] == largest):
         row = SystemResult(point["model"], tuple(point["seeds"]), point[metric]["mean"], point[SECOND]["mean"])
         if found := read_comparison(point):
-            row = replace(row, difference=found[0].difference, against=against_of(report, point), test=found[0])
+            row = replace(row, difference=found[0].difference, against=point["comparison"]["against"], test=found[0])
         rows.append(row)
     pairs = max(point["pairs"] for point in report["points"] if point["fraction"] == largest)
     about = f"{study.name}, {report['split']}, {pairs:,.0f} training pairs"

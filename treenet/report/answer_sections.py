@@ -11,18 +11,13 @@ from treenet.evaluation.significance import (
     EXPLORATORY,
     FEWEST_SEEDS,
     SeedTest,
-    half_interval,
 )
 from treenet.experiments.scaling_table import (
     EXPLAIN_POINTS,
-    ONE_SIDED,
-    WeightsP,
-    against_of,
     describe_slopes,
     list_by_seed,
     list_nll,
     list_pooled,
-    metric_of,
     others_of,
     read_comparison,
 )
@@ -159,7 +154,7 @@ def show_studies(page: Page, form: StudyForm, show: Callable[[Page, str, str, di
 
 def show_scaling(page: Page, figure: str, name: str, report: dict) -> list[str]:
     """Return picture, table and notes of a study of the size of the training data."""
-    metric = metric_of(report)
+    metric = report["metric"]
     title = METRIC_TITLES[metric]
     about = f"{name}: {title} on {report['split']} by training pairs. Bars are the 95 % intervals of the table."
     out = [page.figure(figure, about)]
@@ -178,9 +173,9 @@ def show_scaling(page: Page, figure: str, name: str, report: dict) -> list[str]:
         last, found = point["fraction"], read_comparison(point)
         cells = [text(point["model"]), number(point["pairs"], ",.0f"), number(point["fraction"], ".4g")]
         cells += [number(len(point["seeds"])), number(point[metric]["mean"], ".2f")]
-        cells.append(number(half_interval(point[metric]), ".2f"))
+        cells.append(number(point[metric]["half_interval"], ".2f"))
         cells += [number(point[name]["mean"], ".2f") for name in others]
-        rows.append(cells + (_study_test(*found, against_of(report, point)) if found else [TableCell("", "n")] * 6))
+        rows.append(cells + (_study_test(*found, point["comparison"]["against"]) if found else [TableCell("", "n")] * 6))
     out.append(page.table(f"{name}. {EXPLAIN_POINTS}.", head, rows, rules=rules))
     out += [paragraph(f"{line}.", class_="note") for line in (*describe_slopes(report), *say_unlearned_cells(report))]
     for titles, values, message in (list_pooled(report), list_by_seed(report), list_nll(report)):
@@ -192,9 +187,9 @@ def show_scaling(page: Page, figure: str, name: str, report: dict) -> list[str]:
     return out
 
 
-def _study_test(test: SeedTest, of_weights: WeightsP | None, against: str) -> list[TableCell]:
+def _study_test(test: SeedTest, of_weights: float | None, against: str) -> list[TableCell]:
     """Show difference, from what, interval, p and Holm's p over seeds, p of weights alone. A star is of the p that counts."""
-    weights = show_p_value(of_weights.value) + ONE_SIDED * of_weights.one_sided if of_weights else "–"
+    weights = "–" if of_weights is None else show_p_value(of_weights)
     cells = (TableCell(one, "n") for one in (*show_p_values(test), weights))
     return [number(test.difference, "+.2f"), text(against), _interval(test.interval), *cells]
 

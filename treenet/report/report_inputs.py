@@ -13,7 +13,6 @@ from treenet.experiments.ledger import LEDGER, last_step
 from treenet.experiments.recorded_study import FORMS, form_of, report_records, systems_of
 from treenet.experiments.records import read_records
 from treenet.experiments.scaling_report import ScalingReport
-from treenet.experiments.scaling_table import against_of
 from treenet.experiments.study import StudyForm
 from treenet.probing.probe_results import read_probes
 from treenet.runs.checkpoint import AVERAGED, is_complete
@@ -282,7 +281,7 @@ def _check_compared(report: dict, path: Path) -> None:
     """Raise UserError for a comparison with a model that has no point at its size."""
     there = [(point["model"], point["fraction"]) for point in report["points"]]
     for number, point in enumerate(report["points"]):
-        if point.get("comparison") and (against := against_of(report, point), point["fraction"]) not in there:
+        if point.get("comparison") and (against := point["comparison"]["against"], point["fraction"]) not in there:
             raise UserError(
                 f"{path} is damaged: points.{number}.comparison.against must be a model with the share {point['fraction']}, but "
                 f"is {quoted(against)}; its own command makes it again"

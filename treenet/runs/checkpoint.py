@@ -103,7 +103,7 @@ def checkpoint_step(folder: Path) -> int:
 def find_fault(folder: Path, needed: Collection[str] = (WEIGHTS,)) -> str | None:
     """Return the fault of a folder that is not a complete checkpoint or average, in a few words; None for a complete one.
 
-    meta.json must match its hash (earlier versions have none) and the step in the folder's name. It must name the files `needed`.
+    meta.json must match its hash and the step in the folder's name. It must name the files `needed`.
     Every file that it names must exist with its size and hash. So must the file with its frozen weights.
     """
     try:
@@ -171,8 +171,7 @@ def frozen_sha256(meta: Mapping) -> str | None:
 def lineage(folder: Path) -> dict[str, str]:
     """Return the ancestors of what continues a checkpoint: those of the checkpoint, and itself."""
     meta = read_meta(folder)
-    before = meta.get(ANCESTORS)  # checkpoints of earlier versions lack it
-    return {**(before if isinstance(before, dict) else {}), folder.name: meta["files"][WEIGHTS]["sha256"]}
+    return {**meta[ANCESTORS], folder.name: meta["files"][WEIGHTS]["sha256"]}
 
 
 def initial_folder(folder: Path) -> Path:
@@ -267,8 +266,7 @@ def read_meta(folder: Path) -> dict:
         return {}
     if not isinstance(meta, dict):
         return {}
-    is_sealed = "sha256" in meta or any(name in meta for name in _SEALED)
-    return {} if is_sealed and meta.get("sha256") != _meta_sha256(meta) else meta
+    return meta if meta.get("sha256") == _meta_sha256(meta) else {}
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Loads a checkpoint into a model and its optimiser, and writes checkpoints in a thread. Nothing that is loaded executes.
 
-The weights may be in parts. Checkpoints of earlier versions, from before encoders and decoders were modules, are read too.
+The weights may be in parts.
 """
 
 import shutil
@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -37,92 +37,17 @@ from treenet.runs.checkpoint import (
 from treeproc.common.files import check_archive
 from treeproc.common.settings import UserError
 
-Value = TypeVar("Value")
-
-_MARK = "piece_embedding.weight"  # every such checkpoint has it, and no newer one
-_NEW_PREFIXES = {
-    "piece_embedding.": "encoder.embedding.",
-    "mask_embedding": "encoder.embedding.mask",
-    "encoder_layers.": "encoder.layers.",
-    "decoder_layers.": "decoder.layers.",
-    "source_positions.": "encoder.positions.",
-    "target_positions.": "decoder.positions.",
-    "encoder_input.": "encoder.input.",
-    "encoder_output.": "encoder.output.",
-    "decoder_input.": "decoder.input.",
-    "decoder_output.": "decoder.output.",
-    "pooling.": "decoder.pooling.",
-    "cross_attention.": "decoder.cross_attention.",
-    "combine.": "decoder.combine.",
-    "head.": "head.",
-}
-
-
-def rename_weights(weights: dict[str, Value]) -> dict[str, Value]:
-    """Return weights under their present names. Most weights already have them."""
-    return {_rename(name): value for name, value in weights.items()} if is_old(weights) else weights
-
-
-def reorder_optimizer(state: dict[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Return the state of the optimiser of an old checkpoint, in the present order of the model's parameters.
-
-    The state names parameters by their position among those of the optimiser, group by group: matrices, then vectors.
-    """
-    names = {name: parameter.ndim for name, parameter in model.named_parameters() if parameter.requires_grad}
-    before, after = (
-        [name for is_vector in (False, True) for name in order if (names[name] < 2) == is_vector]
-        for order in (_old_order(names), list(names))
-    )
-    place = {name: place for place, name in enumerate(before)}
-    entries = state["state"]
-    moved = {new: entries[place[name]] for new, name in enumerate(after) if place[name] in entries}
-    return {**state, "state": moved}
-
-
-def is_old(weights: Mapping[str, object]) -> bool:
-    """Return whether the names are those of an old checkpoint."""
-    return _MARK in weights
-
-
-def _rename(name: str) -> str:
-    for old, new in _NEW_PREFIXES.items():
-        if name.startswith(old):
-            return new + name.removeprefix(old)
-    return f"encoder.{name}"
-
-
-def _old_order(names: Mapping[str, object]) -> list[str]:
-    """Return the present names in the order of the old modules."""
-    recurrent = any(name.startswith("decoder.layers.") and "weight_ih" in name for name in names)
-    convolutional = any(name.startswith("encoder.input.") for name in names)
-
-    def rank(name: str) -> int:
-        if name == "encoder.embedding.mask" or (
-            name.startswith("encoder.") and name.count(".") == 1
-        ):  # parameters of the model itself
-            return 0
-        if name == "encoder.embedding.weight":
-            return 1
-        if convolutional:
-            return 2
-        if recurrent:
-            return 2 if name.startswith("decoder.") else 3
-        room = [place for place, prefix in enumerate(("encoder.layers.", "decoder.", "encoder."), 2) if name.startswith(prefix)]
-        return room[0] if room else 5
-
-    return sorted(names, key=rank)
-
 
 def load_checkpoint(
     folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, average: dict[str, Tensor] | None = None
 ) -> dict:
     """Load weights, optimiser and moving average in place, and return `state`."""
-    was_old = load_weights(model, folder)
+    load_weights(model, folder)
     device = next(model.parameters()).device
     check_archive(folder / TRAINER, "remove the folder and run the same command again")
     in_parts = any(map(is_sharded, model.parameters()))  # then one device may be too small for the complete state
     trainer = torch.load(folder / TRAINER, map_location="cpu" if in_parts else device, weights_only=True)
-    moments = reorder_optimizer(trainer["optimizer"], model) if was_old else trainer["optimizer"]
+    moments = trainer["optimizer"]
     if in_parts:
         _cut_moments(moments["state"], optimizer)
     optimizer.load_state_dict(moments)
@@ -158,7 +83,7 @@ class StoredWeight:
 
 @contextmanager
 def open_weights(path: Path) -> Iterator[dict[str, StoredWeight]]:
-    """Open a file of weights in the folder of a checkpoint or an average, and return all weights by their present names.
+    """Open a file of weights in the folder of a checkpoint or an average, and return all weights by their names.
 
     Those that the checkpoint leaves out as frozen come from RUN/initial. Raises OSError or SafetensorError, also from `read`.
     """
@@ -169,7 +94,7 @@ def open_weights(path: Path) -> Iterator[dict[str, StoredWeight]]:
         if frozen:
             file = stack.enter_context(safe_open(initial_folder(path.parent) / WEIGHTS, "pt"))
             found |= {name: StoredWeight(file, name) for name in frozen}
-        yield rename_weights(found)
+        yield found
 
 
 def copy_weights(folder: Path, path: Path) -> None:
@@ -181,29 +106,24 @@ def copy_weights(folder: Path, path: Path) -> None:
         save_file({name: weight.read() for name, weight in stored.items()}, path, {"format": "pt"})
 
 
-def load_weights(model: nn.Module, folder: Path) -> bool:
-    """Load the weights of a checkpoint or of RUN/averaged. Returns whether their names were those of an old checkpoint.
-
-    Raises UserError if some are missing or do not fit.
-    """
+def load_weights(model: nn.Module, folder: Path) -> None:
+    """Load the weights of a checkpoint or of RUN/averaged. Raises UserError if some are missing or do not fit."""
     own = model.state_dict()
     try:
         with safe_open(folder / WEIGHTS, "pt") as file:
-            was_old = is_old(dict.fromkeys(file.keys()))
             for name in own.keys() & file.keys():
                 if own[name].is_floating_point() and not (dtype := file.get_slice(name).get_dtype()).startswith(("F", "BF")):
                     raise RuntimeError(f"{name} must have floating-point numbers, but has the type {dtype}")  # copied in silence
-        if was_old or frozen_weights(read_meta(folder)) or any(map(is_sharded, model.parameters())):
+        if frozen_weights(read_meta(folder)) or any(map(is_sharded, model.parameters())):
             _load_by_name(model, folder)
         else:
             load_model(model, folder / WEIGHTS)
     except (OSError, SafetensorError, RuntimeError) as error:
         raise UserError(f"cannot load {folder / WEIGHTS}: {' '.join(str(error).split())[:300]}") from None
-    return was_old
 
 
 def _load_by_name(model: nn.Module, folder: Path) -> None:
-    """Load weights by their names, also old ones and those of frozen weights, into a model whose weights may be in parts."""
+    """Load weights by their names, also frozen ones, into a model whose weights may be in parts."""
     own = stored_weights(model)
     with open_weights(folder / WEIGHTS) as stored:
         if stored.keys() != own.keys():

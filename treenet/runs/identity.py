@@ -169,7 +169,7 @@ def _ancestors(meta: Mapping) -> dict[str, tuple[str, str]]:
             pairs = zip(meta["averaged_steps"], meta["averaged_files"], strict=True)
             return {folder_name(step): (file["name"], file["sha256"]) for step, file in pairs}
         return {name: (WEIGHTS, sha256) for name, sha256 in meta[ANCESTORS].items()}
-    except (KeyError, TypeError, ValueError, AttributeError):  # recorded by an earlier version, or damaged
+    except (KeyError, TypeError, ValueError, AttributeError):  # damaged
         return {}
 
 

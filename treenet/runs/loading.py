@@ -16,15 +16,15 @@ from treenet.layers.backend import remember_precision
 from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS
 from treenet.runs.checkpoint_io import load_weights
 from treenet.runs.identity import checkpoint_folder
-from treenet.runs.run_folder import EXPORT_FACTS, name_in_results, read_facts, recorded_sha256
+from treenet.runs.run_folder import EXPORT_FACTS, FACTS, name_in_results, read_facts, recorded_sha256
 from treenet.tasks.base import build_task
 from treeproc.common.files import file_sha256, file_size, read_json
-from treeproc.common.messages import phase, warn
+from treeproc.common.messages import phase
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath, inside
 from treeproc.shards.piece_files import decode_tokens, read_pieces, read_tokenizer
 from treeproc.shards.shard import check_vocabulary_files
-from treeproc.shards.store import TOKENIZER_FILE, class_names, read_index
+from treeproc.shards.store import TOKENIZER_FILE, read_index
 
 UNTRAINED = "untrained"
 # By the task that a command needs: what a run of another task cannot do, and a remedy.
@@ -98,29 +98,23 @@ def load_classifier(
     Raises UserError if those of its data set are others.
     """
     loaded = load_model(run, task="classification", checkpoint=checkpoint, data=data, device=device)
-    index, facts, own = read_index(loaded.data / "encoded"), read_facts(run), data_of(run, loaded.config)
-    check_classes(loaded.data, index, own, facts)
-    if "classes" not in facts and not loaded.own_data:
-        warn(
-            f"warning: {loaded.data} is not as in the training, so its classes may have other names or another order; "
-            f"{advise(loaded.data, own)}"
-        )
-    return LoadedClassifier(**vars(loaded), classes=facts.get("classes") or class_names(index))
+    facts = read_facts(run)
+    if not facts.keys() >= {"classes", "num_classes"}:
+        raise UserError(f"{run / FACTS} is damaged: it names no classes; restore it")
+    check_classes(loaded.data, read_index(loaded.data / "encoded"), data_of(run, loaded.config), facts)
+    return LoadedClassifier(**vars(loaded), classes=facts["classes"])
 
 
 def check_classes(data: AnyPath, index: Mapping, own: AnyPath, facts: Mapping) -> None:
     """Raise UserError if a data set has other classes than the model learned from the data set `own`.
 
-    Runs of earlier versions did not record names, so `own` must still have those of the training. Classes without names fit if
-    there are as many.
+    Classes without names fit if there are as many.
     """
-    known, found = facts.get("num_classes"), index.get("num_classes")
-    if known is not None and known != found:
+    known, found = facts["num_classes"], index.get("num_classes")
+    if known != found:
         raise UserError(f"{data} has {found} classes, but the model learned {known}; {advise(data, own)}")
-    names = facts.get("classes")
-    if names is None and (own / "encoded" / "index.json").exists():
-        names = read_index(own / "encoded").get("classes")
-    if names and index.get("classes") not in (None, names):
+    names = facts["classes"]
+    if index.get("classes") not in (None, names):
         raise UserError(
             f"{data} has the classes {', '.join(index['classes'])}, but the model learned {', '.join(names)}; {advise(data, own)}"
         )

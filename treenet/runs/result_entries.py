@@ -5,7 +5,7 @@ This module loads no PyTorch.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, Required
+from typing import TYPE_CHECKING, Annotated, Literal, Required
 
 from annotated_types import MinLen
 from pydantic import AfterValidator, Field
@@ -95,7 +95,7 @@ class _Probe(TypedDict):
     layer: int
     of: Literal["root", "mean", "first"]
     test: Finite
-    half_interval: NotRequired[Finite | None]  # which files of earlier versions lack
+    half_interval: Finite | None
 
 
 class _ProbeTask(TypedDict):

@@ -54,7 +54,7 @@ class CorpusFacts(TypedDict):
 
 
 class RunFacts(TypedDict, total=False):
-    """The fields of run.json that readers use. Runs of earlier versions lack some."""
+    """The fields of run.json that readers use."""
 
     data_fingerprint: str
     vocab_fingerprint: str
@@ -63,7 +63,7 @@ class RunFacts(TypedDict, total=False):
     num_pos_tags: int
     num_deprels: int
     num_classes: int
-    classes: list[str]  # names in the order of their numbers; runs of earlier versions lack them
+    classes: list[str]  # names in the order of their numbers
     pairs: bool  # only with classes of pairs
     parameters: int
     frozen: int  # of the parameters; only with `freeze`

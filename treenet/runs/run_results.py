@@ -105,7 +105,7 @@ def write_result(
 
 
 def read_nll(folder: AnyPath, name: str) -> ReferenceNll | None:
-    """Read the nll of the references of a result; None if an earlier version made it. Raises UserError if it was changed."""
+    """Read the nll of the references of a result; None if the search could not score them. Raises UserError if it was changed."""
     if (facts := read_scores(folder).get(name, {}).get("reference_nll")) is None:
         return None
     path = nll_path(folder, name)
@@ -127,14 +127,11 @@ def write_predictions(folder: Path, name: str, lines: Sequence[str], scores: dic
 
 
 def read_predictions(folder: AnyPath, name: str, hint: str = "", kind: str = PREDICTIONS) -> str:
-    """Read KIND.NAME.tsv. Raises UserError, which ends in `hint` or in the command that renews it, if it was changed.
-
-    Entries of earlier versions do not name its hash.
-    """
+    """Read KIND.NAME.tsv. Raises UserError, which ends in `hint` or in the command that renews it, if it was changed."""
     path, entry = predictions_path(folder, name, kind), read_scores(folder).get(name, {})
     hint = hint or f"run {RunState(folder).check(entry).command}"
     content = read_text(path, hint)
-    if entry.get("predictions_sha256") not in (None, hashlib.sha256(content.encode()).hexdigest()):
+    if entry.get("predictions_sha256") != hashlib.sha256(content.encode()).hexdigest():
         raise UserError(f"{path} has changed since {SCORES} got its scores; {hint}")
     return content
 

@@ -30,7 +30,7 @@ from treeproc.common.errors import UserError, advise, one_line, quoted
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 
 TEMPORARY_PREFIX = ".tmp-"
-# `temporary_beside`, what earlier versions had in its place (a process id), and files by which nodes find a folder.
+# `temporary_beside`, and files by which nodes find a folder.
 _LEFTOVER = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(?:[0-9a-f]+|shared)-.")
 LOCK = ".lock"  # of a locked folder
 MADE_AGAIN = "remove it and run the same command again"  # hint of `read_json` for what a command notes for itself

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from treeproc.common.errors import UserError, advise, from_python, quoted
 from treeproc.common.hub import HubModel
@@ -101,20 +101,6 @@ class Settings(BaseModel, metaclass=_Checked):
     # Dotted names of dicts, each with the dict whose keys it repeats. If the command line replaces the second one, the entries
     # of the first one in a file may name keys that are gone.
     names_of: ClassVar[Mapping[str, str]] = {}
-    # Constants that were settings, with their values. Files of earlier versions may hold them.
-    constants: ClassVar[Mapping[str, Any]] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_constants(cls, values: Any) -> Any:
-        if not (cls.constants and isinstance(values, dict)):
-            return values
-        for name, constant in cls.constants.items():
-            if values.get(name, constant) != constant:
-                raise ValueError(
-                    f"{name} is not a setting any more: it must be {constant}, but is {quoted(values[name])}; leave it out"
-                )
-        return {name: value for name, value in values.items() if name not in cls.constants}
 
     @field_validator("*", mode="before")
     @classmethod

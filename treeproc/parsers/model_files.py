@@ -194,7 +194,7 @@ TOPMOST = "topmost arcs"
 def arc_rule(parser: dict | None) -> tuple[str, ...]:
     """Return (TOPMOST,) if the described parser gives arcs, and tokens that several words do not spell (im = in + dem); else ().
 
-    Such a token has the arc of its topmost word. An earlier version took another one, so fingerprints have this mark.
+    Such a token has the arc of its topmost word, and fingerprints have this mark.
     """
     if parser is None or not parser["dependencies"] or parser["name"] == "given":
         return ()

@@ -90,14 +90,6 @@ def read_arrow(
     return schema, batches
 
 
-def has_schema(source: pa.NativeFile, schema: pa.Schema) -> bool:
-    """Return whether this is an Arrow IPC file with these columns, by its end alone."""
-    try:
-        return _read_schema(source, [schema])[1] == schema
-    except (BadArrowFile, *_DAMAGE):
-        return False
-
-
 def _read_schema(source: pa.NativeFile, known: Sequence[pa.Schema]) -> tuple[bytes, pa.Schema]:
     """Read the footer, and the columns, which are those of a known schema."""
     footer = _footer(source)

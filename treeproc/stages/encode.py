@@ -286,16 +286,16 @@ _CLASSES = ("node_labels", "leaf_labels")
 class EncodeShard:
     """Text and parsed shard to encoded shard. `base` holds text and parsed stage, if not `data` itself.
 
-    `other_shapes` is that of `DonorTrees`. With `pairs`, examples 2k and 2k + 1 are dropped together.
+    With `pairs`, examples 2k and 2k + 1 are dropped together.
     """
 
-    def __init__(self, data: Path, tree: TreeConfig, base: Path | None = None, other_shapes: bool = True, pairs: bool = False):
+    def __init__(self, data: Path, tree: TreeConfig, base: Path | None = None, pairs: bool = False):
         self._data, self._base, self._tree, self._pairs = data, base or data, tree, pairs
         self._encoder = RowEncoder(data / "encoded" / "vocab", tree)
         self._donors: DonorTrees | ShapeDonors | None = None
         place = self._base / "parsed", *tree.parsed_columns, tree.seed
         if tree.tree_source == "shuffled":
-            self._donors = DonorTrees(*place, collapse_unary=tree.collapse_unary, other_shapes=other_shapes)
+            self._donors = DonorTrees(*place, collapse_unary=tree.collapse_unary)
         elif tree.tree_source == "other_shape":
             self._donors = ShapeDonors(*place, collapse_unary=tree.collapse_unary)
 

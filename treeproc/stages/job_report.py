@@ -67,10 +67,8 @@ def line_list(path: AnyPath, *columns: str) -> Iterator[LineList]:
 
 
 def has_files(folder: AnyPath, index: dict) -> bool:
-    """Return whether the lists that an index names are there and complete. An index of an earlier version names none."""
-    return all(
-        (path := folder / name).exists() and file_sha256(path) == sha256 for name, sha256 in index.get("files", {}).items()
-    )
+    """Return whether the lists that an index names are there and complete."""
+    return all((path := folder / name).exists() and file_sha256(path) == sha256 for name, sha256 in index["files"].items())
 
 
 def write_fallbacks(folder: AnyPath, records: Sequence[ShardRecord]) -> dict[str, str]:

@@ -15,8 +15,8 @@ import pyarrow as pa
 from treeproc.common.cache import find_changed
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_output
 from treeproc.common.settings import UserError
-from treeproc.common.storage import AnyPath, open_seekable
-from treeproc.shards.arrow_file import BadArrowFile, has_schema, read_arrow
+from treeproc.common.storage import AnyPath
+from treeproc.shards.arrow_file import BadArrowFile, read_arrow
 from treeproc.shards.lengths import LENGTHS, SIZE_COUNTS, SizeCounts
 from treeproc.shards.schema import LENGTHS_SCHEMA, SIZE_COUNTS_SCHEMA, WINDOW_ROWS
 from treeproc.shards.shard import Shard
@@ -53,13 +53,7 @@ def kept_lengths(folder: AnyPath, index: Index, records: Sequence[ShardRecord], 
     hashes = {name: known.get(name, "") for name in _names(records, window_rows)}
     if not all(hashes.values()) or records != index.records() or find_changed(folder, hashes):
         return {}
-    return hashes if all(_has_columns(folder / name, _SCHEMAS[name]) for name in hashes) else {}
-
-
-def _has_columns(path: AnyPath, schema: pa.Schema) -> bool:
-    """Return whether a file that an earlier version may have written has the columns that it must have."""
-    with open_seekable(path) as file:
-        return has_schema(pa.PythonFile(file, "r"), schema)
+    return hashes
 
 
 def _names(records: Sequence[ShardRecord], window_rows: int) -> list[str]:

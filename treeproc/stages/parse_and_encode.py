@@ -22,7 +22,6 @@ from treeproc.shards.store import (
     TOKENIZER_FILE,
     ShardRecord,
     fingerprint_of,
-    finished_shards,
     read_index,
     vocabulary_files,
     write_index,
@@ -155,15 +154,8 @@ class ParseAndEncode:
         return text, records
 
     def _parse_fingerprints(self, text: PackedRecords) -> list[str]:
-        """Return the fingerprints of parsed shards. A complete stage of an earlier version, with its rule for arcs, stays."""
-        folder, old = self.out / "parsed", [self._parse_fingerprint(record) for record in text]
+        """Return the fingerprints of parsed shards."""
         rule = self._arc_rule(text, self.parser) or self._arc_rule(text, self.target_parser)
-        if not rule:
-            return old
-        index, names = previous_index(folder, "fingerprint"), [record.name for record in text]
-        was_finished = index is not None and index["fingerprint"] == fingerprint_of(old)
-        if was_finished and not finished_shards(folder, names, old).missing():
-            return old
         return [self._parse_fingerprint(record, *rule) for record in text]
 
     def _parse_fingerprint(self, text: ShardRecord, *rule: str) -> str:
@@ -204,14 +196,15 @@ class ParseAndEncode:
             fingerprints = _with_windows(fingerprints, parsed, windows)
         elif config.tree.of_other_lines:
             windows = donor_windows(parsed)
-            fingerprints, tree_rule = self._with_donors(fingerprints, parsed, windows)
+            fingerprints = [fingerprint_of(one, OTHER_SHAPES) for one in _with_windows(fingerprints, parsed, windows)]
+            tree_rule = (OTHER_SHAPES,)
 
         def job(place: int) -> dict:
             of_shard = {"text": text[place], "parsed": parsed[place], "fingerprint": fingerprints[place]}
             return of_shard if windows is None else of_shard | {"place": place, "window": windows[place]}
 
         jobs = Jobs(range(len(text)), job)
-        arguments = {"data": self.out, "tree": config.tree, "base": self.base, "other_shapes": bool(tree_rule)}
+        arguments = {"data": self.out, "tree": config.tree, "base": self.base}
         arguments["pairs"] = config.form.has_pairs
         work = StageWork("encode", "loading the vocabulary", EncodeShard, arguments)
         records = self._make(work, "encoded", text, fingerprints, jobs)
@@ -265,16 +258,6 @@ class ParseAndEncode:
         if config.vocab_from is None:
             return write_vocabulary(self.out, *split, config.tags())
         return grow_vocabulary(self.out, config.vocab_from.absolute(), config.new_pieces, *split, config.tags())
-
-    def _with_donors(
-        self, fingerprints: Sequence[str], parsed: PackedRecords, windows: Sequence[tuple[int, int]]
-    ) -> tuple[list[str], tuple[str, ...]]:
-        """Return the fingerprints of shards with shuffled trees, and the rule of these trees."""
-        fingerprints = _with_windows(fingerprints, parsed, windows)
-        finished = previous_index(self.out / "encoded", "fingerprint")
-        if finished and finished["fingerprint"] == fingerprint_of(fingerprints):  # by an earlier version
-            return fingerprints, ()
-        return [fingerprint_of(one, OTHER_SHAPES) for one in fingerprints], (OTHER_SHAPES,)
 
     def _make(
         self, work: StageWork, stage: str, text: Sequence[ShardRecord], fingerprints: Sequence[str], jobs: Sequence[dict]

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from treeproc.common.cache import find_changed
-from treeproc.common.errors import is_installed, quoted, require, without_credentials
+from treeproc.common.errors import is_installed, quoted, require
 from treeproc.common.files import atomic_write, locked
 from treeproc.common.folder_kinds import DATA_SET, claim_folder
 from treeproc.common.hub import pin
@@ -335,8 +335,7 @@ def write_settings_once(config: PreprocessConfig, out: AnyPath) -> None:
         written = load_settings(PreprocessConfig, path, **moved).settled(values)
         old, new = (c.model_dump(mode="json", exclude=excluded(PreprocessConfig, Effect.NONE)) for c in (written, config))
         if old == new:
-            has_password = (content := path.read_text(encoding="utf-8")) != without_credentials(content)  # by an earlier version
-            if has_password or any(values[name] != str(new) for name, new in moved.items()):
+            if any(values[name] != str(new) for name, new in moved.items()):
                 atomic_write(path, dump_settings(written).encode())
             return
         fixed = [n for n in new if n not in _OPEN_UNTIL or (out / _OPEN_UNTIL[n] / "index.json").exists()]

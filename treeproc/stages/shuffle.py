@@ -136,12 +136,11 @@ class _WindowTrees:
 class DonorTrees(_WindowTrees):
     """Donors' trees of the lines of parsed shards. It holds the donors of one window.
 
-    With `other_shapes`, a donor has a tree of another shape than the line's own, if there is one.
+    A donor has a tree of another shape than the line's own, if there is one.
     """
 
-    def __init__(self, *args: Any, other_shapes: bool = True, **rule: bool):
+    def __init__(self, *args: Any, **rule: bool):
         super().__init__(*args, **rule)
-        self._other_shapes = other_shapes
         self._donors = np.zeros(0, np.int32)
         self._chosen = np.zeros(0, bool)  # whether the donor of a line was chosen by the shapes of all lines of its length
 
@@ -154,11 +153,10 @@ class DonorTrees(_WindowTrees):
             self.read(window[0], window[1])
         first, last = self._edges[place - window[0] : place - window[0] + 2].tolist()
         lines = np.arange(first, last)
-        if self._other_shapes:
-            codes: dict[bytes, int] = {}
-            same = self._shapes(lines, codes) == self._shapes(self._donors[lines], codes)
-            for line in np.flatnonzero(same) + first:
-                self._choose_other_shapes(int(line))
+        codes: dict[bytes, int] = {}
+        same = self._shapes(lines, codes) == self._shapes(self._donors[lines], codes)
+        for line in np.flatnonzero(same) + first:
+            self._choose_other_shapes(int(line))
         donors = self._donors[lines]
         found = self._read_trees(donors)
         texts = pa.array([tree for of_line in found for tree in of_line], pa.string())

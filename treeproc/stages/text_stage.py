@@ -140,7 +140,7 @@ class TextStage:
         return [{"file": path, "examples": end - begin} for path, (begin, end) in zip(paths, pairwise(ends), strict=True)]
 
     def _note_files(self, index: Index, count_files: Callable[[], list[int]], counts: Mapping[str, int]) -> None:
-        """Put the files of train into the index of a finished stage: an earlier version did not, and files may be renamed."""
+        """Put the files of train into the index of a finished stage: they may be renamed."""
         files = self._train_files(count_files, counts)
         if index.get("train_files") != files:
             atomic_write(self.out / "text" / "index.json", json_bytes(index | {"train_files": files}))
@@ -148,8 +148,8 @@ class TextStage:
     def _fingerprint(self, lines: dict[str, str]) -> str:
         config = self.config
         reading = (config.format, config.tokenized, config.labels, config.filters.identity(), config.rows_per_shard)
-        normalization = () if config.normalization == "none" else (config.normalization,)  # older fingerprints stay valid
-        filters = config.filters  # those for which earlier versions took a tag for a word of the text make new fingerprints
+        normalization = () if config.normalization == "none" else (config.normalization,)
+        filters = config.filters  # those that count words, for which a tag is none
         tags = config.tags() if filters.max_ratio or filters.source_script or filters.target_script else []
         return fingerprint_of(SCHEMA_VERSION, lines, *reading, *normalization, *([tags] if tags else []))
 

@@ -118,7 +118,7 @@ class CountShards:
 def _names_of(record: ShardRecord, tree: TreeConfig, has_arcs: bool) -> tuple[list[str], list[str], list[str]] | None:
     """Return the labels, tags and relations that the sidecar of a parsed shard counts; None if the shard itself must be read.
 
-    It is None if the leaves are of the target side, whose trees no sidecar counts, and for sidecars of earlier versions.
+    It is None if the leaves are of the target side, whose trees no sidecar counts.
     """
     found = {"label": [], "tag": [], "deprel": []}
     for key in record.counts:

@@ -16,7 +16,6 @@ FIT_CONSTANTS = {"beta2": 0.98, "grad_norm": 1.0}
 class FitSettings(Settings):
     """Settings of a training loop: epochs, learning rate, regularisation and averaging."""
 
-    constants = FIT_CONSTANTS
     epochs: int = Field(10, ge=1, description="passes over the training data")
     learning_rate: float = Field(2e-3, gt=0, description="highest learning rate of AdamW; it falls linearly to 0")
     weight_decay: float = Field(1e-2, ge=0, description="decoupled weight decay of matrices and embeddings")
@@ -47,7 +46,6 @@ CONSTITUENCY_CONSTANTS: dict[str, Any] = {
 class ConstituencySettings(Settings):
     """Sizes of the constituency parser."""
 
-    constants = CONSTITUENCY_CONSTANTS
     hidden_size: int = Field(128, ge=1, description="states of words, nodes and the stack")
     min_word_count: int = Field(2, ge=1, description="a word that is rarer in the training trees becomes the unknown word")
     batch_words: int = Field(1000, ge=1, description="words of a batch")
@@ -65,7 +63,6 @@ DEPENDENCY_CONSTANTS: dict[str, Any] = {
 class DependencySettings(Settings):
     """Size and regularisation of the dependency parser."""
 
-    constants = DEPENDENCY_CONSTANTS
     word_dim: int = Field(75, ge=1, description="size of a word's embedding")
     word_cutoff: int = Field(3, ge=1, description="rarer words have only their characters and tags")
     hidden_dim: int = Field(200, ge=1, description="states of the word LSTM, in each direction")
@@ -112,7 +109,6 @@ TAGGER_CONSTANTS: dict[str, Any] = {
 class TaggerSettings(Settings):
     """Sizes and noise of the tagger."""
 
-    constants = TAGGER_CONSTANTS
     hidden_dim: int = Field(128, ge=1, description="states of the word LSTM, each direction")
     word_cutoff: int = Field(3, ge=1, description="rarer words have no separate embedding")
     dropout: float = Field(0.33, ge=0, lt=1, description="dropout of inputs and states")
@@ -131,7 +127,6 @@ TOKENIZER_CONSTANTS: dict[str, Any] = {
 class TokenizerSettings(Settings):
     """Sizes and noise of the tokeniser."""
 
-    constants = TOKENIZER_CONSTANTS
     hidden_dim: int = Field(64, ge=1, description="states of the LSTM, each direction")
     dropout: float = Field(0.33, ge=0, lt=1, description="dropout of inputs and states")
     sentences: list[PositiveInt] = Field(
