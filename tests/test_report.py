@@ -576,12 +576,14 @@ def test_numbers_whose_sums_overflow_are_one_line(folder, tmp_path, file, key, v
         place.mkdir()
         (place / "ledger.json").write_text('{"cells": {}}')
         row = {"model": "m", "system": "m", "seeds": [1], "parameters": 1, "seconds": 1.0, "fraction": 1.0, "pairs": 9.0}
-        row |= {metric: {"mean": 1.0, "values": [1.0]} for metric in ("bleu", "chrf")}
+        row |= {metric: {"mean": 1.0, "values": [1.0], "half_interval": None} for metric in ("bleu", "chrf")}
         content = {
             "split": "test",
             "task": "classification",
             "baseline": "m",
-            "cells": [],
+            "metric": "bleu",
+            **{name: [] for name in ("cells", "slopes", "pooled")},
+            **{name: {} for name in ("unlike", "confounded")},
             key.partition(".")[0]: [row],
         }
         if file == "comparison.json":

@@ -167,7 +167,7 @@ def test_a_study_answers_at_its_largest_share():
                 "bleu": {"mean": mean, "values": [mean]}, "chrf": {"mean": 40.0}, **more}  # fmt: skip
 
     test = {"difference": -2.0, "seeds": 3, "interval": [-3.0, -1.0], "p_value": 0.01, "seeds_error": 0.1, "sentences_error": 0.1,
-            "against": "plain", "weights": {"p_value": 0.02}}  # fmt: skip
+            "against": "plain", "weights": {"p_two_sided": 0.02}}  # fmt: skip
     points = [point(0.5, "tree", 30.0), point(1.0, "plain", 22.0), point(1.0, "tree", 20.0, comparison=test)]
     report = {"split": "test", "metric": "bleu", "baseline": "plain", "points": points}
     found = answer_study(ReportStudy("study", "study", FORM, report))

@@ -874,11 +874,11 @@ def test_the_plot_of_a_single_size_has_a_line_for_each_model(undisturbed):
 
 def make_report(comparison: dict | None) -> dict:
     """A report of one size and two models, as scaling.json has it."""
-    bleu = {"mean": 11.0, "half_interval": 12.7, "values": [10.0, 12.0]}
+    bleu = {"mean": 11.0, "half_interval": None, "values": [10.0, 12.0]}
     point = {"fraction": 1.0, "model": "tree", "pairs": 60.0, "seeds": [1, 2], "bleu": bleu, "chrf": bleu}
-    point["comparison"] = comparison
-    base = {"baseline": "plain", "split": "test", "num_examples": 8, "bleu_signature": "nrefs:1"}
-    return {**base, "cells": [], "points": [point]}
+    point["comparison"] = comparison and {**comparison, "against": "plain"}
+    base = {"baseline": "plain", "split": "test", "metric": "bleu", "num_examples": 8, "bleu_signature": "nrefs:1"}
+    return {**base, "cells": [], "points": [point], "slopes": [], "pooled": [], "unlike": {}, "confounded": {}}
 
 
 def test_a_star_needs_three_seeds_and_the_table_says_what_p_is_about():

@@ -243,7 +243,7 @@ def test_a_line_has_one_number_in_reports_and_comparisons(runs, capsys):
         report(runs, lines=(2,))
 
 
-def test_entries_of_earlier_versions_are_judged_by_what_they_name(runs):
+def test_entries_are_judged_by_what_they_name(runs):
     state, now = RunState(runs / "a", "RUN"), file_sha256(runs / "a" / "averaged" / "model.safetensors")
     probes = {"checkpoint": "averaged", "weights_sha256": now, "data": {"fingerprint": "of another data set"}}
     assert state.check(probes, "probe.py") == ResultStatus("", "python workflows/probe.py --out RUN")

@@ -122,6 +122,7 @@ LABELS = {"model": str, "fraction": float, "seed": int}
 class _Summary(TypedDict):
     mean: float
     values: list[float]
+    half_interval: Finite | None
 
 
 class _Point(TypedDict):

@@ -100,7 +100,7 @@ _WIDTH, _WIDTHS = 8, {MAIN_OF_TOKENS: 16}  # of columns
 
 def read_test(comparison: Mapping) -> SeedTest:
     """Return the test over seeds of a comparison of scaling.json."""
-    return SeedTest(**{field.name: comparison[field.name] for field in fields(SeedTest)})
+    return SeedTest(**{field.name: comparison[field.name] for field in fields(SeedTest) if field.name in comparison})
 
 
 def shown_test(comparison: Mapping) -> SeedTest:

@@ -133,6 +133,8 @@ class RunState:
 
     def _other_data(self, entry: Mapping, asked: Mapping) -> list[str]:
         then, now = data_fingerprint(entry), None
+        if "own_data" not in entry:
+            return []
         if entry["own_data"]:
             now = self._facts.get("data_fingerprint")
         elif isinstance(place := asked.get("data") or self._config.get("data"), str):

@@ -33,7 +33,7 @@ from treeproc.trees.flat_trees import FlatTrees, normal_form, read_flat_trees
 ROWS_OF_WINDOW = 1 << 20
 # The same for shapes. There, a process reads all trees of its window, which takes some seconds.
 ROWS_OF_SHAPES = 1 << 17
-# The rule by which trees are passed over, for fingerprints. Data sets without it were made before, and pass over none.
+# The rule by which trees are passed over, for fingerprints.
 OTHER_SHAPES = "other shapes"
 # Trees that are read at once.
 _TREES_AT_ONCE = 10_000
