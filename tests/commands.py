@@ -22,10 +22,9 @@ import torch
 from execnet.gateway_base import ExecModel, Popen2IO
 from execnet.xspec import XSpec
 
-from treenet.cli.main import COMMANDS, main
+from treenet.cli.main import COMMANDS, command_of, main
 from treenet.data import loader_server
 from treeproc.common.command_line import run_cli
-from treeproc.common.errors import command_of
 from treeproc.common.storage import AnyPath
 from treeproc.common.trial import run_child
 
@@ -48,7 +47,7 @@ def main_of(script: str) -> Callable[[Sequence[str]], None]:
 
 def run_here(script: str, *arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess:
     """`python workflows/SCRIPT ARGS...` with its output, for tests in which the process is not the claim."""
-    return _run([f"workflows/{script}", *map(str, arguments)], lambda: run_cli(main_of(script)), cwd)
+    return _run([f"tree-attention {command_of(Path(script).stem)}", *map(str, arguments)], lambda: run_cli(main_of(script)), cwd)
 
 
 def run_installed_here(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess:

@@ -17,10 +17,9 @@ from sample_lines import sample_lines
 from treenet.cli.main import COMMANDS
 from treenet.cli.shipped import CONFIGS, shipped_names
 from treenet.config import TrainConfig
-from treenet.evaluation.settings import EvaluateSettings
 from treenet.translation.settings import TranslateSettings
-from treeproc.common.command_line import build_arg_parser, parser_of
-from treeproc.common.errors import UserError, advise, command_of, command_runs, require
+from treeproc.common.command_line import parser_of
+from treeproc.common.errors import UserError
 from treeproc.common.setting_errors import has_setting, nearest
 from treeproc.common.settings import load_settings
 from treeproc.common.synonyms import SYNONYMS, settings_in
@@ -28,7 +27,7 @@ from treeproc.stages.config import PreprocessConfig
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 SETTING = re.compile(r"(?:(?<=[\s(])|^)([a-z][a-z_]*(?:\.[a-z_]+)*)=(?!\")")
-NAMED = re.compile(r"workflows/(\w+)\.py|python -m treeproc\.(\w+)")
+NAMED = re.compile(r"tree-attention ([a-z][a-z-]*)")
 # Clauses about another command, which they name in words.
 IN_WORDS = {
     re.compile(r"\bpreprocess\b|\bdata set\b|\bmake it\b|\brun it\b|\bparsed=DATA\b"): "preprocess",
@@ -93,12 +92,12 @@ def users() -> dict[str, set[str]]:
 
 
 def texts(module: str) -> Iterator[tuple[str, bool]]:
-    """The strings of a module except docstrings, and whether `advise` or `require` chooses from them."""
+    """The strings of a module except docstrings, and whether they are arguments of `require`."""
     nodes = nodes_of(module)
     left_out = {node.value for node in nodes if isinstance(node, ast.Expr)}
     left_out.update(part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values)
     calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
-    chosen = {part for call in calls if call.func.id in ("advise", "require") for part in ast.walk(call)}
+    chosen = {part for call in calls if call.func.id == "require" for part in ast.walk(call)}
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in left_out:
             text = node.value
@@ -120,7 +119,7 @@ def all_texts() -> list[tuple[str, str, bool]]:
 def clauses(text: str) -> Iterator[tuple[set[str], set[str], set[str]]]:
     """Commands by name, commands in words, and options and settings, of each clause of an advice."""
     for clause in re.split(r"; |, or (?:with )?", OTHER_PROGRAMS.sub("", text)):
-        named = {command_of(script or module) for script, module in NAMED.findall(clause)}
+        named = set(NAMED.findall(clause))
         in_words = {command for words, command in IN_WORDS.items() if words.search(clause)}
         yield named, in_words, {*OPTION.findall(clause), *SETTING.findall(clause)}
 
@@ -142,10 +141,9 @@ def wrong_advice() -> Iterator[str]:
                     yield f"{module}: {text!r} names {name}, which {sorted(unable)} do not have"
 
 
-def test_help_names_no_script_without_its_folder():
-    """Only `workflows/NAME.py` becomes the command that the user types."""
+def test_help_names_no_script():
     helps = {name: parser.format_help().partition("\n\n")[2] for name, parser in parsers().items()}
-    assert not {name: found for name, text in helps.items() if (found := re.findall(r"(?<![/\w])\w+\.py\b", text))}
+    assert not {name: found for name, text in helps.items() if (found := re.findall(r"\w+\.py\b", text))}
 
 
 def test_all_advice_in_the_code_names_what_its_command_has():
@@ -160,37 +158,10 @@ def test_the_search_for_advice_finds_it():
     """Else the test above would hold for any code."""
     found = {name for _, text, _ in all_texts() for *_, names in clauses(text) for name in names}
     assert {"--out", "--dry-run", "workers", "vocab_from", "tree.binarize", "use_gpu"} <= found
-    chosen = [text for _, text, is_chosen in all_texts() if is_chosen]
-    assert "choose another --out" in chosen
-    assert list(clauses("run workflows/nothing.py --far, or give near=N")) == [
+    assert list(clauses("run tree-attention nothing --far, or give near=N")) == [
         ({"nothing"}, set(), {"--far"}),
         (set(), set(), {"near"}),
     ]
-
-
-@pytest.mark.parametrize(
-    ("settings", "reads_run", "expected"),
-    [
-        (PreprocessConfig, False, "wait, or choose another --out, or give workers=0"),
-        (TranslateSettings, True, "wait, or give workers=0"),  # its --out is the run that it reads
-        (EvaluateSettings, True, "wait"),
-    ],
-)
-def test_a_command_advises_what_it_has(settings, reads_run, expected):
-    ways = "wait", "choose another --out", "give workers=0", "give grid.parallel=2"
-    assert advise(*ways) == "wait"  # no command runs
-    with command_runs():
-        build_arg_parser("What it does.", settings, reads_run=reads_run).parse_intermixed_args([])
-        assert advise(*ways) == expected
-    assert advise(*ways) == "wait"
-
-
-def test_a_missing_package_offers_only_what_the_command_has():
-    lack = "a study needs no_such_package, which is not installed: pip install no_such_package"
-    for settings, end in ((EvaluateSettings, ""), (PreprocessConfig, "; or give workers=0")):
-        with command_runs(), pytest.raises(UserError, match=f"{lack}{end}$"):
-            build_arg_parser("What it does.", settings).parse_intermixed_args([])
-            require("no_such_package", "a study", "give workers=0")
 
 
 def test_without_stanza_the_sample_takes_a_setting_of_the_message(monkeypatch, tmp_path):

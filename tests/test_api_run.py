@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 from treenet import UserError, collate, load_run, read_shards
 from treenet.cli import preprocess, train, translate
 from treenet.data.examples import ExampleSource
-from treeproc.common.errors import command_runs
 from treeproc.shards import shard as shard_module
 from treeproc.shards.shard import SplitShards
 
@@ -238,7 +237,7 @@ def test_a_mistake_is_one_sentence_of_python(world, run, given, message):
 def test_messages_of_a_command_stay_those_of_a_command(world, run, given):
     with pytest.raises(UserError, match="unknown key; the keys are"):
         run.translate(given[0], given[1], xyz=3)
-    with command_runs(), pytest.raises(UserError, match=r"decoding\.xyz: unknown key; --help lists all keys"):
+    with pytest.raises(UserError, match=r"decoding\.xyz: unknown key; --help lists all keys"):
         translate.main(["--out", str(world / "run"), "decoding.xyz=3"])
     with pytest.raises(UserError, match=r"run workflows/preprocess\.py to the end"):
         SplitShards(world / "nope", "train")

@@ -198,7 +198,7 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
     assert status == 2 and "two.mrg, line 1: 1 bracket(s) of this tree are not closed" in error
     status, _, error = run("train_lm.py", "--config", finished / "config.yaml", "--out", finished, "max_steps=31")
     assert status == 0 and "scores.json, test is stale: the run has changed since then" in error.replace(f"{finished}/", "")
-    assert f"python workflows/score_lm.py --out {finished} split=test pairs=true" in error
+    assert f"tree-attention score-lm --out {finished} split=test pairs=true" in error
     for other in ("evaluate.py", "probe.py"):
         status, _, error = run(other, "--out", finished)
         assert status == 2 and error.count("\n") == 1 and "is a run of causal_lm" in error

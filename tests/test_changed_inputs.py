@@ -125,12 +125,12 @@ def test_an_index_of_another_form_is_made_again(tmp_path, stage):
     without = {name: value for name, value in whole.items() if name != "totals"}
     for damaged in (without, whole | {"shards": [whole["shards"][0] | {"sha256": "?"}]}, whole | {"columns": 3}):
         path.write_text(json.dumps(damaged), encoding="utf-8")
-        with pytest.raises(UserError, match="run workflows/preprocess.py again"):
+        with pytest.raises(UserError, match="run tree-attention preprocess again"):
             read_index(path.parent)
         job(tmp_path, "data")
         assert files(tmp_path / "data") == before
     path.write_text(json.dumps(whole | {"schema_version": 2}), encoding="utf-8")
-    with pytest.raises(UserError, match="schema version must be 1, but is 2; run workflows/preprocess.py into a new folder"):
+    with pytest.raises(UserError, match="schema version must be 1, but is 2; run tree-attention preprocess into a new folder"):
         job(tmp_path, "data")
 
 

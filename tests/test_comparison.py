@@ -331,7 +331,7 @@ def test_predictions_are_compared_as_by_a_slow_bootstrap(main, tmp_path, capsys)
         assert found["num_better"] + found["num_worse"] <= found["num_examples"] == count and len(found["wins"]) == 1
         said = capsys.readouterr()
         assert "not for models trained with other seeds; tree-attention compare-seeds" in said.out.replace(
-            "workflows/compare_seeds.py", "tree-attention compare-seeds"
+            "tree-attention compare-seeds", "tree-attention compare-seeds"
         )
         assert "moved" in said.err and ("an upper bound" in said.err) == (folder == "l")
         assert ("lower is better" in said.out) == (folder == "l")
@@ -407,6 +407,6 @@ def test_predictions_that_do_not_belong_together_are_refused(main, tmp_path, run
     with pytest.raises(UserError, match=r"checkpoint: leave it out, or give the file of a result"):
         main(["--compare", str(runs / "a"), str(runs / "b"), "checkpoint=last"])
     (a / "predictions.test.tsv").write_text((a / "predictions.test.tsv").read_text()[:40])
-    with pytest.raises(UserError, match="has changed since scores.json got its scores; run workflows/evaluate.py --out"):
+    with pytest.raises(UserError, match="has changed since scores.json got its scores; run tree-attention evaluate --out"):
         main(["--compare", str(a), str(a)])
     assert not (tmp_path / "out").exists()

@@ -52,7 +52,7 @@ def test_a_damaged_average_is_refused_and_made_again(data, tmp_path):
     run_training(config_of(data), run)
     load_run(run)
     flip(run / "averaged" / "model.safetensors")
-    with pytest.raises(UserError, match=r"averaged is damaged \(.*\); run workflows/average_checkpoints.py"):
+    with pytest.raises(UserError, match=r"averaged is damaged \(.*\); run tree-attention average-checkpoints"):
         load_run(run)
     run_training(config_of(data), run)
     load_run(run)

@@ -16,9 +16,8 @@ from conftest import REPOSITORY
 from search_runs import write_vocabulary
 
 from treenet.cli import shipped
-from treenet.cli.main import COMMANDS
+from treenet.cli.main import COMMANDS, command_of
 from treenet.cli.shipped import CONFIGS
-from treeproc.common.errors import command_of
 from treeproc.common.settings import load_settings
 
 pytestmark = pytest.mark.slow

@@ -230,7 +230,7 @@ def test_folders_inside_others_are_for_their_kind_alone(world):
 def test_a_folder_of_another_kind_is_no_data_set(world):
     for name, kind in FOLDERS.items():
         if kind is not kinds.DATA_SET and not (world / name / "encoded" / "index.json").exists():
-            with pytest.raises(UserError, match=f"{name} is {kind.name}; give a data set of workflows/preprocess.py$"):
+            with pytest.raises(UserError, match=f"{name} is {kind.name}; give a data set of tree-attention preprocess$"):
                 read_index(world / name / "encoded")
 
 

@@ -60,7 +60,7 @@ def test_only_the_parts_that_are_asked_for_are_read(tmp_path, small_limits):
     assert list(read_index(tmp_path).records("test")) == ORDERED[9:]
     with pytest.raises(UserError) as error:
         found[3]
-    one_line(error.value, "cannot read", "index-00001.json", "run workflows/preprocess.py again")
+    one_line(error.value, "cannot read", "index-00001.json", "run tree-attention preprocess again")
 
 
 def change_record(part, **changes) -> None:

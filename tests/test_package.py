@@ -16,14 +16,12 @@ from zipfile import ZipFile
 import pytest
 import yaml
 from bracketed_data import write_bracketed_data
-from commands import run_installed_here
 from toyruns import without_phases
 
 from treenet import __version__
-from treenet.cli.main import COMMANDS, describe_commands
+from treenet.cli.main import COMMANDS, command_of, describe_commands
 from treenet.cli.shipped import CONFIGS, find_config, shipped_names
-from treeproc.common import errors
-from treeproc.common.errors import EXTRAS, as_called, command_of, describe_missing, require
+from treeproc.common.errors import EXTRAS, describe_missing, require
 from treeproc.common.settings import UserError
 from treeproc.stages.preprocess import SAMPLE
 
@@ -345,33 +343,6 @@ def test_a_missing_package_is_one_line(monkeypatch):
     missing = ModuleNotFoundError("No module named 'ray.data'", name="ray.data")
     assert describe_missing(missing) == "this needs ray, which is not installed: pip install 'tree-attention[ray]'"
     assert describe_missing(ModuleNotFoundError("No module named 'x'", name="x")) is None
-
-
-def test_messages_name_commands_as_they_were_called(monkeypatch):
-    text = (
-        "run python workflows/train_wmt.py --out RUN, workflows/average_checkpoints.py, python -m treeproc.verify DATA, "
-        "--config workflows/configs/sst5.yaml; workflows/configs has more; my/workflows.py stays"
-    )
-    assert as_called(text) == text
-    named = (
-        "run tree-attention train --out RUN, tree-attention average-checkpoints, tree-attention verify DATA, --config sst5; "
-        "tree-attention configs has more; my/workflows.py stays"
-    )
-    monkeypatch.setattr(sys, "argv", ["tree-attention train"])
-    assert str(UserError(text)) == as_called(text) == as_called(named) == named
-    monkeypatch.setattr(errors, "_HAS_SCRIPTS", False)  # an installation has no scripts, but a submitted job brings some
-    for program, expected in (("ipykernel_launcher.py", named), ("job/workflows/evaluate.py", text), ("", named)):
-        monkeypatch.setattr(sys, "argv", [program])
-        assert as_called(text) == expected
-
-
-def test_shipped_configurations_are_printed_with_the_installed_commands(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["tree-attention configs"])
-    for name in shipped_names():
-        text = (CONFIGS / f"{name}.yaml").read_text()
-        printed = as_called(text)
-        assert "workflows/" not in printed and yaml.safe_load(printed) == yaml.safe_load(text)
-    assert "tree-attention compare-seeds --config seeds_sst5 " in run_installed_here("configs", "seeds_sst5").stdout
 
 
 def test_a_configuration_is_a_file_or_a_shipped_name(tmp_path, monkeypatch, repository):

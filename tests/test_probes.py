@@ -573,9 +573,9 @@ def test_the_workflow_prints_a_table_and_says_what_is_wrong(folder, copied, tmp_
         (["tasks=[]"], "tasks"),
         (["tasks=[colour]"], "tasks.0"),
         (["l2=[-1]"], "must be numbers of at least 0"),
-        ([f"data={tmp_path / 'bare'}"], "bare/parsed/index.json is missing; run workflows/preprocess.py to the end"),
+        ([f"data={tmp_path / 'bare'}"], "bare/parsed/index.json is missing; run tree-attention preprocess to the end"),
         ([f"data={no_arcs}", "tasks=[deprel]"], "tasks: deprel need the arcs between words, but .* has none"),
-        ([f"data={tmp_path / 'gone'}"], "gone is not a folder; give a data set of workflows/preprocess.py"),
+        ([f"data={tmp_path / 'gone'}"], "gone is not a folder; give a data set of tree-attention preprocess"),
         (["checkpoint=7"], "is missing; train to the end, or choose a step as checkpoint"),
     ):
         with pytest.raises(UserError, match=message):
@@ -616,7 +616,7 @@ def test_a_report_marks_probes_of_earlier_weights(probed, tmp_path, capsys):
     shutil.copytree(probed, run)
     run_training(load_settings(TrainConfig, run / "config.yaml", ["max_steps=2"]), run)
     warn_of_stale_results(run)
-    command = f"python workflows/probe.py --out {run} "
+    command = f"tree-attention probe --out {run} "
     facts = capsys.readouterr().err
     assert "probes.json, averaged is stale: the run has changed since then (weights " in facts and command in facts
     write_report(ReportSettings(runs=(str(run),), sentences=0), tmp_path / "report")

@@ -160,7 +160,7 @@ def test_results_in_the_store_are_judged_by_the_weights_there(finished, capsys):
             warn_of_stale_results(finished)
             assert not capsys.readouterr().err
     warn_of_stale_results(finished)
-    command = f"python workflows/evaluate.py --out {finished} split=test"
+    command = f"tree-attention evaluate --out {finished} split=test"
     message = capsys.readouterr().err
     assert f"{finished}/scores.json, test is stale: the run has changed since then (weights " in message and message.endswith(
         f": {command}\n"

@@ -346,10 +346,9 @@ def test_a_run_that_is_not_finished_shows_what_it_has(folder, tmp_path):
     found = json.loads((tmp_path / "out" / "report.json").read_text())
     missing = {run["name"]: " ".join(one["said"] + one["command"] for one in run["missing"]) for run in found["runs"]}
     assert (
-        f"no averaged model, after 2 of 2 updatespython workflows/train.py --config {run}/config.yaml --out {run}"
-        in missing["begun"]
+        f"no averaged model, after 2 of 2 updatestree-attention train --config {run}/config.yaml --out {run}" in missing["begun"]
     )
-    assert f"python workflows/evaluate.py --out {run} split=test" in missing["begun"]
+    assert f"tree-attention evaluate --out {run} split=test" in missing["begun"]
     assert "its data set is missing or was made again" in missing["gone"] and found["sentences"] == []
     assert [row["run"] for row in found["scores"][0]["rows"]] == ["gone"]
     text = (tmp_path / "out" / "index.html").read_text()
@@ -465,8 +464,8 @@ def test_a_comparison_over_seeds_brings_its_table_and_picture(task, folder, tmp_
     ("task", "scored", "said"),
     [
         ("relatedness", True, "its scores are in {run}/scores.json"),
-        ("relatedness", False, "workflows/evaluate.py --out {run} scores it"),
-        ("masked_lm", False, "workflows/score_lm.py --out {run} scores it"),
+        ("relatedness", False, "tree-attention evaluate --out {run} scores it"),
+        ("masked_lm", False, "tree-attention score-lm --out {run} scores it"),
         ("causal_lm", True, "its scores are in {run}/scores.json"),
         ("chess", False, "train it again with a task that this version has"),
     ],

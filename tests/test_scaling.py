@@ -400,7 +400,7 @@ def test_cells_of_other_weights_than_their_scores_are_refused_and_the_same_comma
     (facts,) = json.loads(first)["cells"]
     assert facts["weights_sha256"] == file_sha256(cell.folder / "averaged" / "model.safetensors") and facts["software"]
     average_checkpoints(cell.folder, "last", 1)
-    command = f"python workflows/evaluate.py --out {cell.folder} split=test"
+    command = f"tree-attention evaluate --out {cell.folder} split=test"
     with pytest.raises(
         UserError, match=rf"scores of test are stale: the run has changed since then \(weights .* to renew it: {command}$"
     ):
@@ -475,7 +475,7 @@ def test_dry_run_shows_the_cells_and_writes_nothing(study, data, undisturbed, tm
     [
         ([], "give settings as data=DATA, or --config FILE.yaml"),
         (["--sample"], "give --out DIR"),
-        (["--sample", "--out", "x"], r"data: is missing \(data set that workflows/preprocess.py wrote: a folder"),
+        (["--sample", "--out", "x"], r"data: is missing \(data set that tree-attention preprocess wrote: a folder"),
         (["--sample", "--out", "x", "data=nowhere"], "nowhere is not a folder; give a data set"),
     ],
 )

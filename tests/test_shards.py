@@ -156,5 +156,5 @@ def test_other_schema_version_is_refused(tmp_path):
     (tmp_path / "index.json").write_text('{"schema_version": 99}')
     with pytest.raises(UserError, match="schema version must be 1, but is 99"):
         read_index(tmp_path)
-    with pytest.raises(UserError, match="is missing; run workflows/preprocess.py"):
+    with pytest.raises(UserError, match="is missing; run tree-attention preprocess"):
         read_index(tmp_path / "nowhere")

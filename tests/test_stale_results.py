@@ -68,9 +68,9 @@ def compare(runs: Path, *arguments: str) -> dict:
 
 def renew(command: str) -> None:
     """Run a command as a message has it."""
-    python, script, *arguments = command.split()
-    assert (python, Path(script).parent.name) == ("python", "workflows")
-    workflow(Path(script).stem)(arguments)
+    program, name, *arguments = command.split()
+    assert program == "tree-attention"
+    workflow(name.replace("-", "_"))(arguments)
 
 
 def forget_origin(run: Path) -> None:
@@ -110,7 +110,7 @@ def test_scores_of_before_a_run_was_continued_are_refused_until_they_are_renewed
     continue_run(runs / "b")
     new = file_sha256(runs / "b" / "averaged" / "model.safetensors")
     message = capsys.readouterr().err
-    command = f"python workflows/evaluate.py --out {runs / 'b'} split=test"
+    command = f"tree-attention evaluate --out {runs / 'b'} split=test"
     changed = rf"weights {old[:8]}, now {new[:8]}"
     assert f"b/scores.json, test is stale: the run has changed since then ({changed}); to renew it: {command}\n" in message
     with pytest.raises(
@@ -127,7 +127,7 @@ def test_another_average_makes_scores_stale_and_the_first_one_makes_them_right_a
     average = workflow("average_checkpoints")
     compare(runs)
     average(["--out", str(runs / "a"), "last=1"])
-    command = f"python workflows/evaluate.py --out {runs / 'a'} split=test"
+    command = f"tree-attention evaluate --out {runs / 'a'} split=test"
     assert capsys.readouterr().err.endswith(f"; to renew it: {command}\n")
     with pytest.raises(UserError, match=r"a/translations.test.txt is stale: the run has changed since then \(weights .*, now "):
         compare(runs)
@@ -155,7 +155,7 @@ def test_the_command_to_renew_has_the_users_settings(runs, capsys):
     continue_run(runs / "a")
     message = [line for line in capsys.readouterr().err.splitlines() if "valid.random_trees_1" in line]
     asked = "split=valid random_trees=true decoding.beam_size=2 target_language=de"
-    assert message[0].endswith(f"python workflows/evaluate.py --out {runs / 'a'} {asked}")
+    assert message[0].endswith(f"tree-attention evaluate --out {runs / 'a'} {asked}")
 
 
 def test_results_of_other_checkpoints_and_files_do_not_go_stale(runs, capsys):
@@ -211,7 +211,7 @@ def test_a_report_marks_what_is_stale_beside_attention_of_other_weights(runs):
     changed = f"weights {old['weights_sha256'][:8]}, now {now[:8]}"
     assert row["bleu"] == old["bleu"] and row["stale"] == changed and row["tests"] == {}
     assert numbers["attention_weights_sha256"]["b"] == now
-    command = f"python workflows/evaluate.py --out {runs / 'b'} split=test"
+    command = f"tree-attention evaluate --out {runs / 'b'} split=test"
     assert numbers["runs"][1]["stale"] == [{"said": f"the scores of test ({changed})", "command": command}]
     assert "b (stale)" in page and f"<code>{command}</code>" in page and "a (stale)" not in page
     renew(command)
@@ -246,14 +246,12 @@ def test_a_line_has_one_number_in_reports_and_comparisons(runs, capsys):
 def test_entries_are_judged_by_what_they_name(runs):
     state, now = RunState(runs / "a", "RUN"), file_sha256(runs / "a" / "averaged" / "model.safetensors")
     probes = {"checkpoint": "averaged", "weights_sha256": now, "data": {"fingerprint": "of another data set"}}
-    assert state.check(probes, "probe.py") == ResultStatus("", "python workflows/probe.py --out RUN")
+    assert state.check(probes, "probe") == ResultStatus("", "tree-attention probe --out RUN")
     of_step = {"checkpoint": "step_00000002", "weights_sha256": "0" * 64}
     step = file_sha256(runs / "a" / "checkpoints" / "step_00000002" / "model.safetensors")
-    command = "python workflows/probe.py --out RUN checkpoint=2"
+    command = "tree-attention probe --out RUN checkpoint=2"
     assert state.check(of_step, "probe.py") == ResultStatus(f"weights 00000000, now {step[:8]}", command)
-    assert state.check({"bleu": 1.0, "split": "test"}) == ResultStatus(
-        "", "python workflows/evaluate.py --out RUN split=test", False
-    )
+    assert state.check({"bleu": 1.0, "split": "test"}) == ResultStatus("", "tree-attention evaluate --out RUN split=test", False)
 
 
 def test_commands_that_add_results_at_a_time_keep_each_others(runs, monkeypatch):

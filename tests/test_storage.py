@@ -238,7 +238,7 @@ def test_checking_objects_copies_the_first_shard_alone(data, fresh_cache):
         with pytest.raises(UserError, match=rf"{victim} must have {len(intact)} bytes, but has {len(intact) - 1}; run"):
             check_hashes(folder, "train")
         victim.unlink()
-        with pytest.raises(UserError, match=rf"{victim} is missing; run workflows/preprocess.py again"):
+        with pytest.raises(UserError, match=rf"{victim} is missing; run tree-attention preprocess again"):
             check_hashes(folder, "train")
     finally:
         victim.write_bytes(intact)

@@ -159,7 +159,7 @@ def test_a_file_that_is_no_model_is_one_line(tmp_path):
     for content in (b"\xff\xfe\xfd", without_pieces.SerializeToString(), *cuts, None):
         path.unlink() if content is None else path.write_bytes(content)
         for load in (lambda: Subwords(path), lambda: load_processor(tmp_path), lambda: Merges.load(path)):
-            with pytest.raises(UserError, match=r"pieces.model is not a sentencepiece model; run workflows/preprocess.py again"):
+            with pytest.raises(UserError, match="is not a sentencepiece model; run tree-attention preprocess again"):
                 load()
     path.write_bytes(model)
     assert len(Subwords(path)) == load_processor(tmp_path).vocab_size() == 300

@@ -162,7 +162,7 @@ def test_scores_of_other_weights_are_made_anew_and_in_comparisons_refused_until_
     warn_of_stale_results(run)
     message = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
     assert [line.partition("scores.json, ")[2].partition(" is stale: ")[0] for line in message] == list(before)
-    command = f"python workflows/evaluate.py --out {run} split="
+    command = f"tree-attention evaluate --out {run} split="
     asked = ["valid", "valid checkpoint=last", "test", "test checkpoint=last"]
     assert all(line.endswith(f"; to renew it: {command}{one}") for line, one in zip(message, asked, strict=True))
     with pytest.raises(
@@ -267,7 +267,7 @@ def test_one_command_trains_and_scores_a_classifier_and_refuses_data_without_the
     assert {one.returncode for one in by_other_names} == {0}
     assert {one.stdout.partition("result")[2] for one in by_other_names} == {done.stdout.partition("result")[2]}
     assert "accuracy" in done.stdout and "\ntest.last" in done.stdout and "classes/s" in done.stdout
-    assert f"workflows/classify.py --out '{run}' input=FILE" in done.stdout  # as a shell takes it
+    assert f"tree-attention classify --out '{run}' input=FILE" in done.stdout  # as a shell takes it
     assert set(read_json(run / "scores.json")) == {"valid", "valid.last", "test", "test.last"}
     refused = run_here(*command, "--out", tmp_path / "other", "task=translation")
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1 and "model.name" in refused.stderr

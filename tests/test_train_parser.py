@@ -248,7 +248,7 @@ def test_the_command_proposes_what_preprocess_takes(folder, trained, tmp_path):
     alone = run_here("train_parser.py", "--config", config, "--out", tmp_path, *settings)
     whole = run_here("train_parser.py", "--config", config, "--out", trained)
     assert alone.stdout.splitlines()[-1].endswith(
-        "workflows/preprocess.py needs tokenizer.pt, pos.pt, and constituency.pt or depparse.pt"
+        "tree-attention preprocess needs tokenizer.pt, pos.pt, and constituency.pt or depparse.pt"
     )
     assert whole.stdout.splitlines()[-1].endswith(f"parser.models={trained / 'models'} parser.language={LANGUAGE}")
 

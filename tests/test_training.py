@@ -273,7 +273,7 @@ def test_sigterm_saves_a_checkpoint_and_the_same_command_finishes(data, tmp_path
     [
         ([], "give settings as data=DATA, or --config FILE.yaml"),
         (["--sample"], "give --out DIR"),
-        (["--sample", "--out", "x"], "data: is missing (data set that workflows/preprocess.py wrote: a folder"),
+        (["--sample", "--out", "x"], "data: is missing (data set that tree-attention preprocess wrote: a folder"),
         (["--sample", "--out", "x", "data=nowhere"], "nowhere is not a folder; give a data set"),
     ],
 )

@@ -214,7 +214,7 @@ def test_a_submitted_job_is_stopped_with_a_checkpoint_and_continues(data, tmp_pa
     result = run_job("submitted", tmp_path, data, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="0123456789abcdef" * 4)
     assert result["without_token"] == 401
     assert result["stopped"] == "STOPPED" and "the same command continues" in result["first"], result
-    assert result["status"] == 0 and "score: python workflows/evaluate.py" in result["output"], result
+    assert result["status"] == 0 and "score: tree-attention evaluate" in result["output"], result
     assert [step for step, _ in losses(tmp_path / "run")] == list(range(1, result["step"] + 6))
     assert (tmp_path / "run" / "averaged" / "model.safetensors").is_file()
 

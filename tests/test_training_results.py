@@ -17,7 +17,6 @@ from treenet.jobs.train_run import RunSummary, describe_run, run_training
 from treenet.runs.checkpoint import AVERAGE, checkpoint_folders, checkpoint_step, latest_checkpoint
 from treenet.runs.loading import load_run, load_trained
 from treenet.runs.metrics_log import read_metrics
-from treeproc.common.errors import as_called
 from treeproc.common.files import read_json
 from treeproc.common.settings import UserError
 
@@ -78,7 +77,7 @@ def test_each_kind_of_average_on_request(data, summary, monkeypatch, capsys, cap
     assert "replaces" not in caplog.text
     average(run_dir, monkeypatch, capsys, "last=2")
     run_training(config, run_dir)
-    command = as_called(f"workflows/average_checkpoints.py --out {run_dir} last=2")
+    command = f"tree-attention average-checkpoints --out {run_dir} last=2"
     assert f"note: this replaces the average of last=2 by that of best=2; to have it back: {command}\n" in caplog.text
     with pytest.raises(SystemExit):
         average(run_dir, monkeypatch, capsys, "last=2", "best=1")
@@ -119,7 +118,7 @@ def test_an_average_whose_meta_was_changed_is_not_opened(data, tmp_path):
     done = run_training(make_config(data, *SETTINGS, "max_steps=4"), tmp_path / "run")
     meta = read_json(done.averaged / "meta.json")
     (done.averaged / "meta.json").write_text(json.dumps({**meta, "averaged_steps": [2, 4]}))
-    with pytest.raises(UserError, match=r"averaged is damaged \(meta.json is damaged\); run workflows/average_checkpoints.py"):
+    with pytest.raises(UserError, match=r"averaged is damaged \(meta.json is damaged\); run tree-attention average-checkpoints"):
         load_trained(done.run_dir)
     with pytest.raises(UserError, match="averaged is damaged"):
         load_run(done.run_dir)

@@ -1,4 +1,4 @@
-"""workflows/translate.py on runs of random weights: every line of the output belongs to its line of the input, however bad."""
+"""tree-attention translate on runs of random weights: every line of the output belongs to its line of the input, however bad."""
 
 import gzip
 import json

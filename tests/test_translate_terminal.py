@@ -1,4 +1,4 @@
-"""workflows/translate.py on a terminal: every line is answered before the next one is typed."""
+"""tree-attention translate on a terminal: every line is answered before the next one is typed."""
 
 import io
 import os

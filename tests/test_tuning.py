@@ -253,9 +253,9 @@ def test_the_report_has_the_best_finished_trial_and_the_importances(data, tmp_pa
     assert best.optimizer.learning_rate == pytest.approx(3e-4 * 1.3) and best.model.name == "transformer"
     assert len(draw(report).axes[0].patches) == 2 * 2
     assert f"{report['criterion']}" == "validation nll" and "1.1000" in format_table(report)
-    assert "workflows/scaling.py" in said
+    assert "tree-attention scaling" in said
     for task in ("classification", "causal_lm"):
-        assert "workflows/compare_seeds.py" in format_table({**report, "task": task})
+        assert "tree-attention compare-seeds" in format_table({**report, "task": task})
 
     for tied in (0, 1):  # all trials, or all but the best one, have one criterion: nothing is known
         trials = Trials(tmp_path / f"tied{tied}", config, "transformer")

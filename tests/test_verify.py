@@ -229,7 +229,7 @@ def test_damage_of_every_stage_is_found_and_a_rerun_mends_it(job):
     for path, what in damaged.items():
         assert any(line.startswith(f"{path}: ") and what in line for line in lines), (path, run.stdout)
     assert {line.split(": ")[0] for line in lines} <= {str(path) for path in damaged}
-    assert last.endswith(f"python workflows/preprocess.py --config {data / 'config.yaml'} --out {data}")
+    assert last.endswith(f"tree-attention preprocess --config {data / 'config.yaml'} --out {data}")
 
     preprocess(config, data)
     assert contents(data) == before

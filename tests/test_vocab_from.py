@@ -245,7 +245,7 @@ def test_a_changed_copy_of_a_pretrained_tokenizer_is_named_and_made_again(tmp_pa
     whole = copy.read_text()
     for change in (lambda: copy.write_text(whole.replace("true", "false", 1)), copy.unlink):
         change()
-        with pytest.raises(UserError, match=r"tokenizer.json is missing or damaged; run its workflows/preprocess.py again"):
+        with pytest.raises(UserError, match=r"tokenizer.json is missing or damaged; run its tree-attention preprocess again"):
             PreprocessConfig.model_validate(new)
         preprocess(config, tmp_path / "data")
         assert copy.read_text() == whole and PreprocessConfig.model_validate(new).subwords.tokenizer == copy.parent

@@ -1,4 +1,4 @@
-"""`python -m treeproc.inspect DATA`: the content of a data set as numbers, histograms and drawn trees."""
+"""`tree-attention inspect DATA`: the content of a data set as numbers, histograms and drawn trees."""
 
 import argparse
 import json
@@ -237,8 +237,8 @@ def plot(figures: dict[str, SplitStatistics], path: Path) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = ArgumentParser(prog="python -m treeproc.inspect", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("data", type=as_path, metavar="DATA", help="a data set of workflows/preprocess.py: a folder or a URI")
+    parser = ArgumentParser(prog="tree-attention inspect", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("data", type=as_path, metavar="DATA", help="a data set of tree-attention preprocess: a folder or a URI")
     parser.add_argument("--line", type=int, metavar="N", help="draw this line instead, counted from 1")
     parser.add_argument("--split", default="train", help="split of --line (default train)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the histograms")

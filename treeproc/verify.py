@@ -1,4 +1,4 @@
-"""`python -m treeproc.verify DATA`: reads every file and every row of a data set, and lists every problem.
+"""`tree-attention verify DATA`: reads every file and every row of a data set, and lists every problem.
 
 To repair damaged and missing files, run the job again. It does not repair a row that breaks a rule although the hash of its file
 is right, because the row was written that way. The command uses all cores of the machine, or a Ray cluster with `--ray`.
@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from treeproc.common.command_line import ArgumentParser, run_cli
-from treeproc.common.errors import CommandEnded, as_called, printable
+from treeproc.common.errors import CommandEnded, printable
 from treeproc.common.messages import Progress
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, as_path
@@ -48,7 +48,7 @@ def verify(data: AnyPath, *, on_ray: bool = False) -> Verification:
     """Check all stages of a data set, on all cores or on a Ray cluster. Raises UserError if `data` holds none."""
     folders = stage_folders(data)
     if not any(folder.exists() for folder in folders.values()):
-        raise UserError(f"{data} is not a data set; give the --out folder of workflows/preprocess.py")
+        raise UserError(f"{data} is not a data set; give the --out folder of tree-attention preprocess")
     report = Verification()
     indices: dict[str, Index] = {}
     for stage, folder in folders.items():
@@ -152,16 +152,14 @@ def advice(report: Verification, data: AnyPath) -> str:
     found = f"{read}: {len(report.problems):,} problems in {files} files"
     if all(problem.mendable for problem in report.problems):
         owners = [f.parent for f in stage_folders(data).values() if any(str(p.path).startswith(f"{f}/") for p in report.problems)]
-        jobs = [
-            f"python workflows/preprocess.py --config {owner / 'config.yaml'} --out {owner}" for owner in dict.fromkeys(owners)
-        ]
-        return f"{found}; run the job again, which makes only the damaged files: {as_called(' && '.join(jobs))}"
+        jobs = [f"tree-attention preprocess --config {owner / 'config.yaml'} --out {owner}" for owner in dict.fromkeys(owners)]
+        return f"{found}; run the job again, which makes only the damaged files: {' && '.join(jobs)}"
     return f"{found}; some wrong rows have the right hash, so the job wrote them like this: run it into a new --out"
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = ArgumentParser(prog="python -m treeproc.verify", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("data", type=as_path, metavar="DATA", help="a data set of workflows/preprocess.py: a folder or a URI")
+    parser = ArgumentParser(prog="tree-attention verify", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("data", type=as_path, metavar="DATA", help="a data set of tree-attention preprocess: a folder or a URI")
     parser.add_argument("--ray", action="store_true", help="on Ray; every node of a cluster must see DATA")
     args = parser.parse_intermixed_args(argv)
     data, report = args.data, verify(args.data, on_ray=args.ray)

@@ -1,8 +1,8 @@
 """Align the words of sentence pairs by the cross-attention of a trained model.
 
-    python workflows/align.py --out RUN input=FILE target=FILE
-    python workflows/align.py --out RUN input=FILE target=FILE trees=FILE json_lines=true
-    python workflows/align.py --out RUN input=FILE target=FILE references=LINKS
+    tree-attention align --out RUN input=FILE target=FILE
+    tree-attention align --out RUN input=FILE target=FILE trees=FILE json_lines=true
+    tree-attention align --out RUN input=FILE target=FILE references=LINKS
 
 RUN is the folder of a training run of a model with a Transformer decoder. The model reads the given translations, and each target
 word is linked to the source word that gets most of its attention. Words are what stands between blanks. The command writes one

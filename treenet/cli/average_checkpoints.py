@@ -2,10 +2,10 @@
 
 The choices of checkpoints:
 
-    python workflows/average_checkpoints.py --out RUN              by the settings of the run
-    python workflows/average_checkpoints.py --out RUN last=5
-    python workflows/average_checkpoints.py --out RUN best=5       the best validations among those that exist
-    python workflows/average_checkpoints.py --out RUN ema=true     the moving average of the latest checkpoint
+    tree-attention average-checkpoints --out RUN              by the settings of the run
+    tree-attention average-checkpoints --out RUN last=5
+    tree-attention average-checkpoints --out RUN best=5       the best validations among those that exist
+    tree-attention average-checkpoints --out RUN ema=true     the moving average of the latest checkpoint
 
 The command stops if there are fewer checkpoints than asked for, or if one of them is damaged. With allow_fewer=true it averages
 the others. It prints which checkpoints are in the average and which are not. RUN/averaged/meta.json records both.

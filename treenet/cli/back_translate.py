@@ -1,7 +1,7 @@
 """Back-translation (Sennrich et al., 2016): more training pairs, from text of the target language.
 
-    python workflows/back_translate.py --out OUT data=DATA text=[news.de.gz] ratio=2
-    python workflows/back_translate.py --out OUT data=DATA text=[news.de.gz] run=RUN      RUN translates target to source
+    tree-attention back-translate --out OUT data=DATA text=[news.de.gz] ratio=2
+    tree-attention back-translate --out OUT data=DATA text=[news.de.gz] run=RUN      RUN translates target to source
 
 DATA is a finished data set of pairs. The command trains a model on its pairs in the other direction, unless `run` names one. It
 translates the text, and puts the tag <bt> before each translation (Caswell et al., 2019). Then it preprocesses real and synthetic
@@ -35,7 +35,7 @@ from treenet.runs.checkpoint import AVERAGED, META
 from treenet.runs.run_folder import FACTS, checkpoint_path, is_packed_run, unpack_run
 from treenet.translation.settings import TranslateSettings
 from treeproc.common.command_line import build_arg_parser, loading
-from treeproc.common.errors import CommandEnded, as_called, quoted
+from treeproc.common.errors import CommandEnded, quoted
 from treeproc.common.files import atomic_write, file_sha256, locked, remove_leftovers
 from treeproc.common.folder_kinds import BACK_TRANSLATION, claim_folder, is_same_file
 from treeproc.common.messages import tell, warn
@@ -320,6 +320,6 @@ def main(argv: Sequence[str]) -> None:
         claim(config, out)
         index = work()
     print(summary(index, out / "data"))
-    print(as_called(f"  train: python workflows/train.py --config FILE.yaml --out RUN data={shlex.quote(str(out / 'data'))}"))
+    print(f"  train: tree-attention train --config FILE.yaml --out RUN data={shlex.quote(str(out / 'data'))}")
     if (out / f"{SYNTHETIC}.source").exists():
         print(f"  synthetic pairs half as often: 'batch.corpora={{{SYNTHETIC}.source: 0.5}}'")

@@ -1,9 +1,9 @@
 """Classify raw text with a trained classifier: one line out for every line or row in, in order.
 
-    python workflows/classify.py --out RUN input=FILE output=FILE
-    echo "The dog was happy." | python workflows/classify.py --out RUN --scores
-    python workflows/classify.py --out RUN input=FILE --json phrases=true
-    python workflows/classify.py --out RUN input=FILE trees=FILE checkpoint=2000
+    tree-attention classify --out RUN input=FILE output=FILE
+    echo "The dog was happy." | tree-attention classify --out RUN --scores
+    tree-attention classify --out RUN input=FILE --json phrases=true
+    tree-attention classify --out RUN input=FILE trees=FILE checkpoint=2000
 
 RUN is the folder of a training run of a classifier. The command parses the lines with the parser of the run's data set, or reads
 their trees from a file of brackets. FILE may be a table (.csv, .tsv, .jsonl) if the data set was made of tables: its rows then

@@ -1,8 +1,8 @@
 """A positive control: does a model find a tree where a tree decides?
 
-    python workflows/control.py
-    python workflows/control.py all=true --out runs/control_all
-    python workflows/control.py rung=b --out runs/control_b --records RECORDS
+    tree-attention control
+    tree-attention control all=true --out runs/control_all
+    tree-attention control rung=b --out runs/control_b --records RECORDS
 
 Run it before you trust a result "the tree does not help". It writes small corpora, and trains systems with the right trees, with
 trees of other sentences and without trees. It prints a table and a verdict. The default takes about five minutes on two cores.

@@ -1,11 +1,13 @@
 """Run the whole job on the shipped sample: parse, train two models, translate, score, and show examples.
 
-    python workflows/demo.py
+    tree-attention demo
 
 It takes some minutes on two cores. After an interruption, the same command continues.
 """
 
 import shlex
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +24,7 @@ from treenet.runs.metrics_log import plot_curves, read_metrics
 from treenet.runs.result_entries import SCORES
 from treenet.tasks.translation_metrics import MAIN, SECOND
 from treeproc.common.command_line import build_arg_parser, loading
-from treeproc.common.errors import CommandEnded, as_called, require
+from treeproc.common.errors import PROGRAM, CommandEnded, require
 from treeproc.common.files import atomic_write
 from treeproc.common.folder_kinds import DEMO, claim_folder
 from treeproc.common.messages import tell
@@ -45,12 +47,12 @@ ONE_SEED = """One seed and minutes of training: a check that the system works, n
 The same Transformer scored BLEU 22.05 on one kind of processor and 22.67 on another, so less than one BLEU means nothing."""
 NEXT = """
 Translate your own sentence:
-  echo 'Where is my dog?' | .venv/bin/python workflows/translate.py --out {run}
+  echo 'Where is my dog?' | tree-attention translate --out {run}
 See scores, learning curves, trees and attention on one page:
-  .venv/bin/python workflows/report.py --out {page} {runs}
+  tree-attention report --out {page} {runs}
 Train on your own text, here with every hundredth pair for validation:
-  .venv/bin/python workflows/preprocess.py --out data splits.train.source=FILE splits.train.target=FILE splits.valid.hold_out=100
-  .venv/bin/python workflows/train.py --sample --out run data=data"""
+  tree-attention preprocess --out data splits.train.source=FILE splits.train.target=FILE splits.valid.hold_out=100
+  tree-attention train --sample --out run data=data"""
 
 
 class DemoSettings(Settings):
@@ -179,5 +181,7 @@ def main(argv: Sequence[str]) -> None:
     print(f"learning curves    {plot_curves(curves, out / 'learning_curves.png', 'Shipped sample, one seed')}")
     print(f"this report        {out / 'report.txt'}")
     run, page = (shlex.quote(str(out / name)) for name in (MODELS[0], "page"))
-    print(as_called(NEXT.format(run=run, page=page, runs=shlex.join(str(out / name) for name in MODELS))))
+    if shutil.which(PROGRAM) is None:
+        print(f"\nOnce in each shell: source {shlex.quote(f'{sys.prefix}/bin/activate')}")
+    print(NEXT.format(run=run, page=page, runs=shlex.join(str(out / name) for name in MODELS)))
     print(f"\ndone in {(time.monotonic() - started) / 60:.1f} minutes")

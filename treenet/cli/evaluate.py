@@ -1,13 +1,13 @@
 """Score a trained model on a split: BLEU, chrF, TER and others of its translations, or the classes that it predicts.
 
-    python workflows/evaluate.py --out RUN target_language=de
-    python workflows/evaluate.py --out RUN split=valid checkpoint=20000 decoding.beam_size=10
-    python workflows/evaluate.py --compare RUN_A RUN_B compare.num=5
-    python workflows/evaluate.py hypotheses=FILE references=FILE target_language=de
-    python workflows/evaluate.py --out RUN more_references=[FILE2,FILE3]
-    python workflows/evaluate.py --out CLASSIFIER_RUN data=NEW_DATA split=news
-    python workflows/evaluate.py --out CLASSIFIER_RUN input=FILE
-    python workflows/evaluate.py --out RUN bertscore.model=ENCODER bertscore.layer=17 comet.model=COMET_MODEL
+    tree-attention evaluate --out RUN target_language=de
+    tree-attention evaluate --out RUN split=valid checkpoint=20000 decoding.beam_size=10
+    tree-attention evaluate --compare RUN_A RUN_B compare.num=5
+    tree-attention evaluate hypotheses=FILE references=FILE target_language=de
+    tree-attention evaluate --out RUN more_references=[FILE2,FILE3]
+    tree-attention evaluate --out CLASSIFIER_RUN data=NEW_DATA split=news
+    tree-attention evaluate --out CLASSIFIER_RUN input=FILE
+    tree-attention evaluate --out RUN bertscore.model=ENCODER bertscore.layer=17 comet.model=COMET_MODEL
 
 RUN is the folder of a training run. The command writes RUN/translations.<split>.txt: one line per example, in the order of the
 input. It adds the scores to RUN/scores.json, also by length and depth of the source. Baselines and controls have other names, for
@@ -23,8 +23,8 @@ further, averaged again, or decoded with other settings.
 --compare takes two runs of one task that were scored before, also classifiers and language models, or their files, such as
 RUN/translations.NAME.txt; or files with one line per reference. It tests the second against the first by a two-sided paired
 bootstrap, and shows the lines on which they differ most. Interval and p hold only for these two sets of weights on these
-sentences. workflows/scaling.py and workflows/compare_seeds.py compare over seeds. With target_language, and if the lines of the
-data set are tokens, it also tests tokenised BLEU. With --out DIR, the command writes DIR/comparison.json.
+sentences. `scaling` and `compare-seeds` compare over seeds. With target_language, and if the lines of the data
+set are tokens, it also tests tokenised BLEU. With --out DIR, the command writes DIR/comparison.json.
 
 BERTScore and COMET are optional. Their models are local folders. COMET runs in a separate environment, which holds unbabel-comet.
 
@@ -126,7 +126,7 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_intermixed_args(argv)
     settings = load_settings(EvaluateSettings, args.config, args.overrides)
     if args.sample:
-        raise UserError("--sample: this command has none; run workflows/train.py --sample, and give its folder as --out")
+        raise UserError("--sample: this command has none; run tree-attention train --sample, and give its folder as --out")
     if args.compare and settings.hypotheses:
         raise UserError("--compare takes two systems; leave hypotheses out, or give its file as one of the two")
     if settings.references and not (args.compare or settings.hypotheses):
@@ -196,7 +196,7 @@ def score_input(run: Path, settings: EvaluateSettings) -> str:
     if (task := prediction_task(run)) is None:
         raise UserError(
             f"input: needs the run of a classifier, but {run} is none; for a translation model, translate the file with "
-            "workflows/translate.py, and give hypotheses=TRANSLATIONS references=FILE"
+            "tree-attention translate, and give hypotheses=TRANSLATIONS references=FILE"
         )
     data = data_of(run, load_settings(TrainConfig, run / "config.yaml"))
     check_there(data, run)

@@ -1,8 +1,8 @@
 """Export a trained model as a run folder without its data set, or a translation model in the format of another program.
 
-    python workflows/export.py RUN --out FOLDER --to safetensors
-    python workflows/export.py RUN --out FOLDER --to onnx
-    python workflows/export.py RUN --out FOLDER --to ctranslate2 quantization=int8
+    tree-attention export RUN --out FOLDER --to safetensors
+    tree-attention export RUN --out FOLDER --to onnx
+    tree-attention export RUN --out FOLDER --to ctranslate2 quantization=int8
 
 RUN is the folder of a training run. `safetensors` takes every model: FOLDER is a run folder with the weights, the settings, the
 vocabulary and a model card, and all commands that use a model read it. `onnx` takes the plain Transformer and the Tree

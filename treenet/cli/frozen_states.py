@@ -1,7 +1,7 @@
 """Compute the states of a frozen pretrained encoder once, for training runs that read them.
 
-    python workflows/frozen_states.py --out STATES data=DATA encoder=models/bert
-    python workflows/train_classifier.py --config FILE.yaml --out RUN data=DATA frozen_states=STATES
+    tree-attention frozen-states --out STATES data=DATA encoder=models/bert
+    tree-attention train-classifier --config FILE.yaml --out RUN data=DATA frozen_states=STATES
 
 DATA is a data set with the pieces of the encoder's tokenizer. The run freezes the encoder as a whole. The command prints the size
 of the states before it computes them. After an interruption, the same command continues.
@@ -15,7 +15,7 @@ from pydantic import Field
 
 from treenet.cli.shipped import find_config
 from treeproc.common.command_line import build_arg_parser, loading
-from treeproc.common.errors import as_called, require
+from treeproc.common.errors import require
 from treeproc.common.folder_kinds import STATES, claim_folder
 from treeproc.common.hub import ModelPlace, pin
 from treeproc.common.settings import Settings, UserError, load_settings, refuse_relative_in_job
@@ -53,8 +53,6 @@ def main(argv: Sequence[str]) -> None:
         windows = f", {total['in_windows']:,} examples in windows" if total.get("in_windows") else ""
         print(f"{split}: {total['states']:,} states of {total['rows']:,} examples{windows}")
     print(
-        as_called(
-            f"  train: python workflows/train_classifier.py --config FILE.yaml --out RUN data={shlex.quote(str(data))} "
-            f'"freeze=[encoder.embedding.pretrained.*]" frozen_states={shlex.quote(str(out))}'
-        )
+        f"  train: tree-attention train-classifier --config FILE.yaml --out RUN data={shlex.quote(str(data))} "
+        f'"freeze=[encoder.embedding.pretrained.*]" frozen_states={shlex.quote(str(out))}'
     )

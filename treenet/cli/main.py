@@ -9,7 +9,7 @@ from pkgutil import resolve_name
 from typing import NoReturn
 
 from treeproc import __version__
-from treeproc.common.errors import PROGRAM, command_of
+from treeproc.common.errors import PROGRAM
 
 # Commands in the order of the work, with their functions and what they do.
 COMMANDS = {
@@ -56,7 +56,7 @@ def main() -> None:
     if arguments[0] == "--version":
         print(f"{PROGRAM} {__version__}")
         return
-    name = command_of(arguments[0].replace("-", "_"))  # messages in a checkout name scripts: train_wmt is the command train
+    name = arguments[0]
     if name not in COMMANDS:
         meant = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {meant[0]}?" if meant else f"{PROGRAM} --help lists the commands"
@@ -85,17 +85,8 @@ def describe_commands() -> str:
 
 
 def run_command(name: str, arguments: list[str]) -> None:
-    """Run a command of `COMMANDS` in this process, as its script in `workflows/` would."""
-    sys.argv = [f"{PROGRAM} {name}", *arguments]  # by this name, messages know that the command is installed
-    _run(name)
-
-
-def run_script(path: str) -> None:
-    """Run the command of a script in `workflows/`."""
-    _run(command_of(Path(path).stem))
-
-
-def _run(name: str) -> None:
+    """Run a command of `COMMANDS` in this process."""
+    sys.argv = [f"{PROGRAM} {name}", *arguments]
     with _first_word(name):
         from treeproc.common.command_line import run_cli
 
@@ -105,6 +96,16 @@ def _run(name: str) -> None:
         command(argv)
 
     run_cli(run)
+
+
+def run_script(path: str) -> None:
+    """Run the command of a script in `workflows/`."""
+    run_command(command_of(Path(path).stem), sys.argv[1:])
+
+
+def command_of(script: str) -> str:
+    """Return the command of a script in `workflows/`: its name, with hyphens. `train_wmt` is a second script of `train`."""
+    return "train" if script == "train_wmt" else script.replace("_", "-")
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Probe the encoder of a trained run for syntax: linear classifiers on its frozen states, beside baselines.
 
-    python workflows/probe.py --out RUN
-    python workflows/probe.py --out RUN layer=all tasks=[depth,top_constituents,pos_tag]
-    python workflows/probe.py --out RUN checkpoint=20000 word_state=mean use_gpu=true
+    tree-attention probe --out RUN
+    tree-attention probe --out RUN layer=all tasks=[depth,top_constituents,pos_tag]
+    tree-attention probe --out RUN checkpoint=20000 word_state=mean use_gpu=true
 
 RUN is the folder of a training run, of translation or of classification. Its data set must have parsed shards. The command trains
 probes on sentences of train, chooses their penalty on valid, and scores them on test. It does so for the states of the trained

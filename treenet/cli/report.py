@@ -1,10 +1,10 @@
 """Make one page about runs: differences, scores and tests, learning curves, attention to phrases, and pictures of sentences.
 
-    python workflows/report.py --out report RUN_A RUN_B
-    python workflows/report.py --out report RUN STUDY lines=[3,17]
+    tree-attention report --out report RUN_A RUN_B
+    tree-attention report --out report RUN STUDY lines=[3,17]
 
-RUN is a folder of workflows/train.py, of translation or of a classifier. STUDY is a folder of workflows/scaling.py or
-workflows/compare_seeds.py. Give as many as you like.
+RUN is a folder of tree-attention train, of translation or of a classifier. STUDY is a folder of tree-attention scaling or
+tree-attention compare-seeds. Give as many as you like.
 report/index.html needs no network. report/figures has every figure as PNG and SVG, and report/report.json has every number. If a
 run lacks something, the page leaves it out and names the command that adds it.
 """
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_intermixed_args(argv)
     require(("matplotlib", "scipy"), "a report")
     if args.sample:
-        raise UserError("--sample: this command has none; run workflows/demo.py, and give the folders of its runs")
+        raise UserError("--sample: this command has none; run tree-attention demo, and give the folders of its runs")
     if args.out is None:
         raise UserError("give --out DIR, the folder for the report")
     runs, overrides = split_arguments(ReportSettings, args.overrides)

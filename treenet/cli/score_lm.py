@@ -1,10 +1,10 @@
 """Score a language model: its perplexity on a split, and its choices in minimal pairs.
 
-    python workflows/score_lm.py --out RUN
-    python workflows/score_lm.py --out RUN split=valid
-    python workflows/score_lm.py --out RUN 'treebank=[pairs.mrg]' pairs=true
+    tree-attention score-lm --out RUN
+    tree-attention score-lm --out RUN split=valid
+    tree-attention score-lm --out RUN 'treebank=[pairs.mrg]' pairs=true
 
-RUN is the folder of a training run of workflows/train.py. A causal model gives the probability of a sentence. A grammar gives
+RUN is the folder of a training run of tree-attention train. A causal model gives the probability of a sentence. A grammar gives
 that of a sentence with its tree of the data set: its perplexity is an upper bound. A masked model gives a pseudo-perplexity,
 which compares with no other kind.
 
@@ -33,7 +33,7 @@ _KINDS = {"exact": "", "joint": ", with the given trees: an upper bound", "pseud
 
 
 def main(argv: Sequence[str]) -> None:
-    out, settings = read_command(argv, __doc__, ScoreLMSettings, "train_lm.py")
+    out, settings = read_command(argv, __doc__, ScoreLMSettings, "train-lm")
     with loading():
         from treenet.evaluation.language_models import score_lm_run  # here, as below, because it loads PyTorch
         from treenet.loggers.feed import log_scores

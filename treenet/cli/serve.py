@@ -1,8 +1,8 @@
 """Serve a trained model over HTTP: sentences in; trees, translations, scores and attention out.
 
-    python workflows/serve.py --out RUN
-    python workflows/serve.py --out RUN port=0 replicas=2
-    python workflows/serve.py --out RUN host=0.0.0.0 token_file=FILE
+    tree-attention serve --out RUN
+    tree-attention serve --out RUN port=0 replicas=2
+    tree-attention serve --out RUN host=0.0.0.0 token_file=FILE
 
 RUN is the folder of a training run. The command prints its address: a page to type sentences in, and POST /translate for
 programs. Ctrl-C ends it.

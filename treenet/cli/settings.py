@@ -18,7 +18,7 @@ from typing import NamedTuple
 from treenet.cli.main import COMMANDS
 from treenet.config.models import ModelConfig
 from treeproc.common.command_line import ArgumentParser, parser_of
-from treeproc.common.errors import as_called, quoted
+from treeproc.common.errors import quoted
 from treeproc.common.setting_facts import REQUIRED, describe_default, describe_values, list_settings
 from treeproc.common.settings import UserError
 from treeproc.common.synonyms import SYNONYMS, settings_in
@@ -44,7 +44,7 @@ def settings_of(command: str) -> list[Described]:
             name,
             describe_values(annotation),
             "" if default is REQUIRED else describe_default(default),
-            as_called(description),
+            description,
             _models(name),
             tuple(word for word, meant in SYNONYMS.items() if meant == name and word != name.rpartition(".")[2]),
         )
@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> None:
             readers.setdefault(one, []).append(command)
     found = [*readers] if word is None else find([*readers], word)
     advice = _advice(word or "")
-    blocks = [f"{word} of other toolkits: {as_called(advice)}"] if " " in advice else []
+    blocks = [f"{word} of other toolkits: {advice}"] if " " in advice else []
     blocks += [show(one, readers[one]) for one in found]
     if not blocks:
         names = {one.name.rpartition(".")[2]: one.name for one in readers}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from treeproc.common.command_line import ArgumentParser, build_arg_parser
-from treeproc.common.errors import UserError, as_called, quoted
+from treeproc.common.errors import UserError, quoted
 from treeproc.common.settings import Settings, load_settings
 from treeproc.common.storage import AnyPath
 
@@ -54,23 +54,23 @@ def find_settings(args: argparse.Namespace, example: str, sample: Path | None = 
     if not (args.sample or args.config or args.overrides):
         ways = [
             f"give settings as {example}",
-            "--config FILE.yaml (workflows/configs has examples)",
+            "--config FILE.yaml (tree-attention configs has examples)",
             *["--sample"] * bool(sample),
         ]
         raise UserError(", or ".join(ways))
     return sample if args.sample else args.config
 
 
-def given_run(args: argparse.Namespace, sample: str = "train.py") -> AnyPath:
+def given_run(args: argparse.Namespace, sample: str = "train") -> AnyPath:
     """Return --out of a command that reads a run. Raises UserError if it is missing, or for --sample, which makes none."""
     if args.sample:
-        raise UserError(f"--sample: this command has none; run workflows/{sample} --sample, and give its folder as --out")
+        raise UserError(f"--sample: this command has none; run tree-attention {sample} --sample, and give its folder as --out")
     if args.out is None:
         raise UserError("give --out RUN, the folder of a training run")
     return args.out
 
 
-def read_command(argv: Sequence[str], doc: str | None, settings: type[Given], sample: str = "train.py") -> tuple[AnyPath, Given]:
+def read_command(argv: Sequence[str], doc: str | None, settings: type[Given], sample: str = "train") -> tuple[AnyPath, Given]:
     """Read the command line of a command that reads a run. Returns --out and the settings."""
     parser = build_arg_parser(str(doc), settings, find_config=find_config, remote_out=True, reads_run=True)
     args = parser.parse_intermixed_args(argv)
@@ -81,7 +81,7 @@ def _no_name(text: str) -> str:
     """Say that no shipped configuration has this name, and which one may be meant."""
     # A name may also be the beginning of another.
     close = get_close_matches(text, shipped_names(), 3, 0.7) or [name for name in shipped_names() if name.startswith(text)][:3]
-    hint = f"did you mean {' or '.join(close)}?" if close else "workflows/configs lists them"
+    hint = f"did you mean {' or '.join(close)}?" if close else "tree-attention configs lists them"
     return f"there is no shipped configuration {quoted(text)}; {hint}"
 
 
@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
         return
     if name not in names:
         raise UserError(_no_name(name))
-    print(as_called((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")), end="")
+    print((CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"), end="")
 
 
 def _summary(path: Path) -> str:

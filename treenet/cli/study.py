@@ -17,10 +17,10 @@ from treeproc.readers import read_lines
 def scaling(argv: Sequence[str]) -> None:
     """Run a data-size study, as in figure 5a of the paper: several models, shares of the training data, and seeds.
 
-        python workflows/scaling.py --config FILE.yaml --out STUDY data=DATA grid.fractions=[0.1,1] grid.seeds=[1,2]
-        python workflows/scaling.py --sample --out STUDY data=DATA
+        tree-attention scaling --config FILE.yaml --out STUDY data=DATA grid.fractions=[0.1,1] grid.seeds=[1,2]
+        tree-attention scaling --sample --out STUDY data=DATA
 
-    FILE.yaml is a configuration of workflows/train.py, with or without a `grid`. All cells use the same shards and the same
+    FILE.yaml is a configuration of tree-attention train, with or without a `grid`. All cells use the same shards and the same
     vocabulary. A larger share contains every smaller one. Each cell is a separate run in STUDY/cells. STUDY/ledger.json has the
     state of every cell: done, running or failed.
 
@@ -34,10 +34,10 @@ def scaling(argv: Sequence[str]) -> None:
 def compare_seeds(argv: Sequence[str]) -> None:
     """Compare classifiers, models of relatedness or language models over seeds, as in Tables 2 and 3.
 
-        python workflows/compare_seeds.py --config workflows/configs/seeds_sst5.yaml --out COMPARISON data=DATA
-        python workflows/compare_seeds.py --config FILE.yaml --out COMPARISON data=DATA grid.seeds=[1,2,3]
+        tree-attention compare-seeds --config seeds_sst5 --out COMPARISON data=DATA
+        tree-attention compare-seeds --config FILE.yaml --out COMPARISON data=DATA grid.seeds=[1,2,3]
 
-    FILE.yaml is a configuration of workflows/train.py with a `grid` of systems and seeds. Each cell is a separate run in
+    FILE.yaml is a configuration of tree-attention train with a `grid` of systems and seeds. Each cell is a separate run in
     COMPARISON/cells. COMPARISON/ledger.json has the state of every cell: done, running or failed.
 
     The same command continues: it runs missing and failed cells. A larger grid adds cells. At the end, the command prints a table

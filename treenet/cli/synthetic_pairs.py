@@ -29,7 +29,7 @@ _OWN = ("input", "trees", "score", *CONSTRAINTS, "output", "nbest", "scores", "j
 class BackTranslateConfig(Settings):
     """Settings of back-translation."""
 
-    data: Annotated[DataPath, Effect.NONE] = Field(description="finished data set of real pairs, of workflows/preprocess.py")
+    data: Annotated[DataPath, Effect.NONE] = Field(description="finished data set of real pairs, of tree-attention preprocess")
     text: Annotated[list[DataPath], Effect.NONE] = Field(
         min_length=1, description="text of the target language, one sentence a line, plain or compressed"
     )
@@ -42,13 +42,13 @@ class BackTranslateConfig(Settings):
     )
     backward: dict[str, Any] = Field(
         {},
-        description="settings of that training, as for workflows/train.py; the default model is a transformer, whose sizes "
+        description="settings of that training, as for tree-attention train; the default model is a transformer, whose sizes "
         "go by the number of pairs",
     )
     backward_parser: ParserConfig | None = Field(
         None, description="parser of the target language, for a backward model that reads trees; null: none"
     )
-    translate: TranslateSettings = Field(TranslateSettings(), description="translation, as for workflows/translate.py")
+    translate: TranslateSettings = Field(TranslateSettings(), description="translation, as for tree-attention translate")
     workers: Annotated[Literal[0] | None, Effect.NONE] = Field(
         None, description="0: preprocess in this process, without Ray; unset: as many Ray actors as there is room for"
     )

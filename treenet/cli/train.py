@@ -1,19 +1,19 @@
-"""Train a model on a data set of workflows/preprocess.py, then average its checkpoints and draw its curves.
+"""Train a model on a data set of tree-attention preprocess, then average its checkpoints and draw its curves.
 
-    python workflows/train.py --config FILE.yaml --out RUN data=DATA
-    python workflows/train.py --config workflows/configs/sst5.yaml --out RUN data=DATA model.name=bilstm     a classifier
-    python workflows/train.py --config workflows/configs/masked_lm.yaml --out RUN data=DATA     a language model
-    python workflows/train.py --sample --out RUN data=DATA
-    python workflows/train.py --config FILE.yaml data=DATA --dry-run     sizes, memory, hours
+    tree-attention train --config FILE.yaml --out RUN data=DATA
+    tree-attention train --config sst5 --out RUN data=DATA model.name=bilstm     a classifier
+    tree-attention train --config masked_lm --out RUN data=DATA     a language model
+    tree-attention train --sample --out RUN data=DATA
+    tree-attention train --config FILE.yaml data=DATA --dry-run     sizes, memory, hours
 
 The setting `task` names what the model learns: translation, classes of sentences, relatedness of two sentences, or a language
 model. The same command continues an interrupted run. It trains in this process; workers=2 trains in two processes, on Ray.
 
 A classifier and a model of relatedness are also scored on valid and test, with the trained model and the last checkpoint. Their
 scores are in RUN/scores.json and RUN/predictions.*.tsv. The shipped configurations take the checkpoint with the best validation
-(average: best). For many seeds, models and control trees, use workflows/compare_seeds.py.
+(average: best). For many seeds, models and control trees, use tree-attention compare-seeds.
 
-workflows/train_wmt.py, workflows/train_classifier.py and workflows/train_lm.py are this command. The last two have other defaults
+`train-classifier` and `train-lm` are this command. They have other defaults
 without --config: a classifier and a masked language model.
 """
 
@@ -27,7 +27,6 @@ from treenet.config import TrainConfig
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
 from treeproc.common.command_line import build_arg_parser, loading
-from treeproc.common.errors import as_called
 from treeproc.common.settings import UserError, load_settings
 
 
@@ -64,8 +63,8 @@ def main(argv: Sequence[str], sample: str | None = "sample", **defaults: Any) ->
             warn_of_stale_results(run, args.out)
     else:
         warn_of_stale_results(args.out)
-    for what, script, arguments in task.next_commands():
-        print(as_called(f"  {what}: python workflows/{script} --out {shlex.quote(str(args.out))}{arguments}"))
+    for what, command, arguments in task.next_commands():
+        print(f"  {what}: tree-attention {command} --out {shlex.quote(str(args.out))}{arguments}")
 
 
 train_classifier = partial(main, sample=None, task="classification")

@@ -1,8 +1,8 @@
 """Train a tokeniser, a tagger, a constituency and a dependency parser on treebanks, offline.
 
-    python workflows/train_parser.py --config FILE.yaml --out DIR
+    tree-attention train-parser --config FILE.yaml --out DIR
 
-The same command continues an interrupted run. The result is the folder DIR/models. Give it to workflows/preprocess.py as
+The same command continues an interrupted run. The result is the folder DIR/models. Give it to tree-attention preprocess as
 parser.models.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from treenet.cli.shipped import find_config, find_settings
 from treeproc.common.command_line import build_arg_parser, loading
-from treeproc.common.errors import as_called, require
+from treeproc.common.errors import require
 from treeproc.common.files import file_size
 from treeproc.common.settings import UserError, load_settings
 from treeproc.extras.parser_training.config import TrainParserConfig
@@ -42,9 +42,9 @@ def main(argv: Sequence[str]) -> None:
     print(f"scores: {Path(models) / 'README.md'}, scores.json, curves.png")
     files = set(trained_files(models))
     if not {"tokenize", "pos"} <= files or not {"constituency", "depparse"} & files:
-        print(as_called("use:    workflows/preprocess.py needs tokenizer.pt, pos.pt, and constituency.pt or depparse.pt"))
+        print("use:    tree-attention preprocess needs tokenizer.pt, pos.pt, and constituency.pt or depparse.pt")
         return
-    command = f"python workflows/preprocess.py ... parser.models={shlex.quote(str(models))} parser.language={config.language}"
+    command = f"tree-attention preprocess ... parser.models={shlex.quote(str(models))} parser.language={config.language}"
     if "constituency" not in files:
         command += " parser.dependencies=true parser.constituency=false"
-    print(as_called(f"use:    {command}"))
+    print(f"use:    {command}")

@@ -1,13 +1,13 @@
 """Translate raw text with a trained model: one line out for every line in, in order.
 
-    python workflows/translate.py --out RUN input=FILE output=FILE
-    echo "The old man saw a dog." | python workflows/translate.py --out RUN
-    python workflows/translate.py --out RUN input=FILE --nbest 5 --scores --json
-    python workflows/translate.py --out RUN input=FILE trees=FILE checkpoint=[20000,21000] ensemble=[RUN2]
-    python workflows/translate.py --out RUN input=FILE score=FILE
-    python workflows/translate.py --out RUN input=FILE --nbest 5 decoding.method=sampling decoding.top_p=0.9
-    python workflows/translate.py --out RUN input=FILE must_appear=FILE must_not_appear=FILE prefix=FILE
-    python workflows/translate.py --out RUN --interactive
+    tree-attention translate --out RUN input=FILE output=FILE
+    echo "The old man saw a dog." | tree-attention translate --out RUN
+    tree-attention translate --out RUN input=FILE --nbest 5 --scores --json
+    tree-attention translate --out RUN input=FILE trees=FILE checkpoint=[20000,21000] ensemble=[RUN2]
+    tree-attention translate --out RUN input=FILE score=FILE
+    tree-attention translate --out RUN input=FILE --nbest 5 decoding.method=sampling decoding.top_p=0.9
+    tree-attention translate --out RUN input=FILE must_appear=FILE must_not_appear=FILE prefix=FILE
+    tree-attention translate --out RUN --interactive
 
 RUN is the folder of a training run. The command parses the lines with the parser of the run's data set, or reads their trees from
 a file of brackets. On a terminal, it translates each line after you type it. If it cannot translate a line, it writes an empty

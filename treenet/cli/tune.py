@@ -1,7 +1,7 @@
 """Search for good settings, with the same number of trials for every system.
 
-    python workflows/tune.py --config FILE.yaml --out TUNING data=DATA tune.trials=16
-    python workflows/tune.py --sample --out TUNING data=DATA
+    tree-attention tune --config FILE.yaml --out TUNING data=DATA tune.trials=16
+    tree-attention tune --sample --out TUNING data=DATA
 
 FILE.yaml is a configuration of a training run, with or without a section `tune`. The section names the systems and the space: the
 settings that trials draw. Ray Tune runs the trials. Optuna proposes their values, and ASHA stops bad ones early. A trial is a

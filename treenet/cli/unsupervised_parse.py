@@ -1,10 +1,10 @@
 """Read the trees that a model with constituent attention found by itself, and score their brackets against a treebank.
 
-    python workflows/unsupervised_parse.py --out RUN
-    python workflows/unsupervised_parse.py --out RUN split=valid max_words=10
-    python workflows/unsupervised_parse.py --out RUN 'treebank=[wsj/23]' parsing.min_layer=1
+    tree-attention unsupervised-parse --out RUN
+    tree-attention unsupervised-parse --out RUN split=valid max_words=10
+    tree-attention unsupervised-parse --out RUN 'treebank=[wsj/23]' parsing.min_layer=1
 
-RUN is the folder of a training run of model.name = constituent_transformer, made by workflows/train.py. The
+RUN is the folder of a training run of model.name = constituent_transformer, made by tree-attention train. The
 gold trees are those of its data set, or of a treebank. The command also scores left-branching, right-branching, balanced and
 random trees. It writes RUN/parses.<split>.txt, one tree per line in the order of the input, and adds the scores to
 RUN/scores.json.
@@ -20,7 +20,7 @@ from treeproc.common.command_line import loading
 
 
 def main(argv: Sequence[str]) -> None:
-    out, settings = read_command(argv, __doc__, ParseSettings, "train_lm.py")
+    out, settings = read_command(argv, __doc__, ParseSettings, "train-lm")
     with loading():
         from treenet.evaluation.unsupervised_parse import format_parse, parse_run
         from treenet.loggers.feed import log_scores

@@ -155,7 +155,7 @@ class TrainConfig(Settings):
     """A training run, as written to RUN/config.yaml."""
 
     data: Annotated[DataPath, Effect.NONE] = Field(
-        description="data set that workflows/preprocess.py wrote: a folder, s3://..., gs://... or az://..."
+        description="data set that tree-attention preprocess wrote: a folder, s3://..., gs://... or az://..."
     )
     task: TaskName = Field(
         "translation",

@@ -85,7 +85,7 @@ class ExampleSource(Examples):
         if sizes.sum() != len(self):
             raise UserError(
                 f"{folder / LENGTHS} has {len(self)} {split} rows, but the shards have {sizes.sum()}; "
-                "run workflows/preprocess.py again"
+                "run tree-attention preprocess again"
             )
         if isinstance(folder, Path):
             for record in self._records:
@@ -138,7 +138,7 @@ class ExampleSource(Examples):
         check_names(self.folder, shard, self._columns)
         if (self.lengths["shard"][rows] != record.index).any() or (self.lengths["row"][rows] != np.arange(record.rows)).any():
             raise UserError(
-                f"{self.folder / LENGTHS} names rows that are not in {record.name}; run workflows/preprocess.py again"
+                f"{self.folder / LENGTHS} names rows that are not in {record.name}; run tree-attention preprocess again"
             )
         return shard.columns
 

@@ -29,7 +29,7 @@ from treeproc.shards.store import Index, fingerprint_of, pieces_fingerprint, rea
 SHARDS = "shards"
 FACTS = "states.json"  # what the states were made of; it is there from the beginning
 BLOCK_POSITIONS = 32_768
-AGAIN = "run workflows/frozen_states.py again"
+AGAIN = "run tree-attention frozen-states again"
 _MOST_OPEN = 8192  # Linux allows a process 65,530 memory maps
 
 
@@ -57,7 +57,7 @@ def leaves_fingerprint(index: Index) -> str:
 
 def read_states_facts(folder: AnyPath) -> StatesFacts:
     """Read what the states of a folder were made of. Raises UserError if it has no such file."""
-    facts = read_json(folder / FACTS, "give the --out folder of workflows/frozen_states.py", StatesFacts)
+    facts = read_json(folder / FACTS, "give the --out folder of tree-attention frozen-states", StatesFacts)
     if not 0 < facts["width"] < 1 << 20:
         raise UserError(f"{folder / FACTS} is damaged: width must be that of an encoder, but is {facts['width']}; {AGAIN}")
     return facts
@@ -75,10 +75,10 @@ def check_states(folder: AnyPath, index: Index, *splits: str) -> StatesFacts:
         what = "the pieces of another tokenizer" if is_other else "another data set"
         raise UserError(
             f"frozen_states: {folder} has the states of {what}; make those of this data set with "
-            "workflows/frozen_states.py --out OTHER, or leave frozen_states out"
+            "tree-attention frozen-states --out OTHER, or leave frozen_states out"
         )
     if not (folder / SHARDS / "index.json").exists():
-        raise UserError(f"frozen_states: {folder} is not complete; run its workflows/frozen_states.py command again")
+        raise UserError(f"frozen_states: {folder} is not complete; run its tree-attention frozen-states command again")
     records = [record for split in splits for record in read_index(folder / SHARDS, AGAIN).records(split)]
     if isinstance(folder, Path):  # an object is hashed when it is copied here
         for name in find_changed(folder / SHARDS, {record.name: record.sha256 for record in records}):

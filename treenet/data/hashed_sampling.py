@@ -107,7 +107,7 @@ class Corpora:
         if (places == len(self.files)).any():
             raise UserError(
                 f"train has example {int(np.max(example_ids)) + 1:,}, but its files have {self.examples.sum():,}; run "
-                "workflows/preprocess.py again"
+                "tree-attention preprocess again"
             )
         return places
 

@@ -67,7 +67,7 @@ def over_words(rows: RowLists, *, every_word: bool = False) -> WordTrees:
     own = np.full(len(counts), -1)
     own[start_word[complete]] = np.flatnonzero(complete)  # the last one in pre-order, which is the lowest
     if (own[has_node] < 0).any():
-        raise UserError("a word of several pieces has no node of its tag in the trees; run workflows/preprocess.py again")
+        raise UserError("a word of several pieces has no node of its tag in the trees; run tree-attention preprocess again")
     kept = ~in_word | complete
     kept[own[has_node]] = False
     trees = FlatTrees(labels.flat[kept].astype(np.int64), start_word[kept], last_word[kept] + 1, [])

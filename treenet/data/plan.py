@@ -139,7 +139,7 @@ class BatchPlan:
         if read.num_batches != self._batches_of[window]:
             raise UserError(
                 f"the rows of window {window} make {read.num_batches} batches, but {self._batches_of[window]} by their "
-                "counts: size_counts.arrow does not fit lengths.arrow; run workflows/preprocess.py again"
+                "counts: size_counts.arrow does not fit lengths.arrow; run tree-attention preprocess again"
             )
         return read
 

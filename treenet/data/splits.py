@@ -35,7 +35,7 @@ def _rows(data: AnyPath, stage: str, shards: SplitShards, places: Iterator[tuple
         row = shards[numbers[index]].find(example_id, place) if index in numbers else None
         if row is None:
             raise UserError(
-                f"{data}: its stages {stage} and encoded differ at line {example_id + 1}; run workflows/preprocess.py again"
+                f"{data}: its stages {stage} and encoded differ at line {example_id + 1}; run tree-attention preprocess again"
             )
         yield row
 

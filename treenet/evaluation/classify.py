@@ -78,7 +78,7 @@ def classify_split(folder: Path, settings: ClassifySettings) -> tuple[str, list[
     data = settings.data or own
     task = build_task(config.model_copy(update={"data": data}))
     if not isinstance(task, PredictionTask):
-        raise UserError(f"{folder} is a run of {config.task}; score it with workflows/{task.scorer}")
+        raise UserError(f"{folder} is a run of {config.task}; score it with tree-attention {task.scorer}")
     index, facts = read_index(data / "encoded"), read_facts(folder, needed=("vocab_fingerprint", "data_fingerprint"))
     task.check(index)
     _check_pairs(data, index, facts)

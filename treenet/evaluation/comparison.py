@@ -12,7 +12,6 @@ from treenet.runs.result_provenance import describe_origin, recorded_origin
 from treenet.runs.run_results import System
 from treenet.tasks.learning import LEARNING, facts_of_text, find_unlearned, say_unlearned
 from treenet.tasks.translation_metrics import INTERNATIONAL, METRIC_TITLES, METRICS, SECOND, sentence_chrf
-from treeproc.common.errors import as_called
 from treeproc.common.provenance import software
 from treeproc.shards.store import fingerprint_of
 
@@ -142,8 +141,8 @@ def format_comparison(found: dict) -> str:
         lines.append(f"{titles[name]:{width}}{values}")
     if is_tested:
         about = f"interval and p ({PAIRED_BOOTSTRAP}) hold only for {ABOUT_WEIGHTS}, not for models trained with other seeds"
-        studies = "scaling.py" if found["task"] == "translation" else "compare_seeds.py"
-        lines.append(as_called(f"{about}; workflows/{studies} compares over seeds"))
+        studies = "scaling" if found["task"] == "translation" else "compare-seeds"
+        lines.append(f"{about}; tree-attention {studies} compares over seeds")
     lines += [one["signature"] for one in found["metrics"].values()]
     equal, by = found["num_examples"] - found["num_better"] - found["num_worse"], _OF_SENTENCES[found["by"]]
     lines.append(

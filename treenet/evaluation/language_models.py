@@ -67,7 +67,7 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
     run = load_model(folder, checkpoint=settings.checkpoint, data=settings.data, device=device)
     task = build_task(run.config.model_copy(update={"data": run.data}))
     if not isinstance(run.model, CausalLM | MaskedLM):
-        raise UserError(f"{folder} is a run of {run.config.task}; score it with workflows/{task.scorer}")
+        raise UserError(f"{folder} is a run of {run.config.task}; score it with tree-attention {task.scorer}")
     read_scores(folder)  # before the work, not after
     index = read_index(run.data / "encoded")
     task.check(index)

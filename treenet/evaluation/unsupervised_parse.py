@@ -177,7 +177,7 @@ def parse_run(folder: Path, settings: ParseSettings) -> tuple[str, dict]:
     if not isinstance(run.model.encoder, ConstituentEncoder):
         raise UserError(
             f"{folder} is a run of model.name = {run.config.model.name}, which finds no constituents; give a run of "
-            "constituent_transformer, for example of workflows/train_lm.py --config masked_lm"
+            "constituent_transformer, for example of tree-attention train-lm --config masked_lm"
         )
     check_layers(len(run.model.encoder.layers), settings.parsing)
     read_scores(folder)  # before the work, not after

@@ -1,8 +1,8 @@
 """The positive control: data in which the tree decides, and systems with right trees, with other trees, and without trees.
 
 A result "the tree does not help" means little from software that has never found a tree. Here, models without the tree cannot
-know the order of the target's words, so a working tree model must be better. The runs are studies of `workflows/scaling.py`: one
-for each corpus.
+know the order of the target's words, so a working tree model must be better. The runs are studies of `scaling`: one for each
+corpus.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

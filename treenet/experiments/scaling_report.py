@@ -7,7 +7,7 @@ model, and form a second family at the largest share. The p-values of both famil
 A difference has two p-values, for two questions. The first is about other seeds of training, scored on other sentences. It needs
 three seeds, and only it gives a star. The second is about the present weights on the present sentences.
 
-A study is a training configuration with a grid. Each cell is the training run of `workflows/train.py` with another model,
+A study is a training configuration with a grid. Each cell is the training run of `tree-attention train` with another model,
 `batch.fraction` and `seed`, in STUDY/cells/MODEL-FRACTION-seedSEED.
 """
 
@@ -75,7 +75,7 @@ from treeproc.common.storage import AnyPath
 
 
 def study_work(config: ScalingConfig, more: References = ()) -> CellWork:
-    """Return the work of a cell: it trains as workflows/train.py does, and scores as workflows/evaluate.py does.
+    """Return the work of a cell: it trains as tree-attention train does, and scores as tree-attention evaluate does.
 
     `more` has the lines of the files `grid.more_references`.
     """
@@ -159,7 +159,7 @@ def read_result(config: ScalingConfig, folder: AnyPath, more: References = ()) -
     scores = read_fresh_scores((split,), folder)
     if not _needed(metric) <= scores.get(split, {}).keys():
         cell, cells = ('"$cell"', f"{quote(str(folder.parent))}/*") if isinstance(folder, Path) else (folder, "")
-        command = f"python workflows/evaluate.py --out {cell} split={split}"
+        command = f"tree-attention evaluate --out {cell} split={split}"
         command = f"for cell in {cells}; do {command}; done" if cells else command  # a shell lists no store
         raise UserError(f"{folder / 'scores.json'} has no scores of {split}; run {command}")
     if changed := describe_other_scoring(scores[split], config.grid, more_fingerprint(more)):
@@ -351,7 +351,7 @@ FORM = StudyForm(
     kind=folder_kinds.SCALING,
     content=ScalingReport,
     name="scaling",
-    command="scaling.py",
+    command="scaling",
     labels=LABELS,
     report=SCALING,
     rows="points",

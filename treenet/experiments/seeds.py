@@ -1,6 +1,6 @@
 """Comparisons over seeds: models, ablations, control trees, all with the same seeds, of any task except translation.
 
-A comparison is a configuration of workflows/train.py with a grid. Each cell is one run of that workflow, with the
+A comparison is a configuration of tree-attention train with a grid. Each cell is one run of that workflow, with the
 settings of one system and one seed, in OUT/cells/SYSTEM-seedSEED. Its measures are of the task: accuracy of classes,
 correlation of relatedness, or nll of language models.
 """
@@ -256,7 +256,7 @@ class SeedsConfig(StudyConfig):
 
 
 def seed_work(config: SeedsConfig, more: "References" = ()) -> "CellWork":
-    """Return the work of a cell: it trains and scores as workflows/train.py does."""
+    """Return the work of a cell: it trains and scores as tree-attention train does."""
     from treenet.experiments.grid import CellWork
     from treenet.jobs.train_run import run_training
 

@@ -139,7 +139,7 @@ class ScalingConfig(StudyConfig):
     def check_task(self, run: TrainConfig, where: str) -> None:
         if run.task != "translation":
             raise UserError(
-                f"{where}: task must be translation, but is {run.task}; for other tasks run workflows/compare_seeds.py"
+                f"{where}: task must be translation, but is {run.task}; for other tasks run tree-attention compare-seeds"
             )
 
     def check_data(self, cells: Sequence[Cell], indices: Mapping[Path, Mapping]) -> None:

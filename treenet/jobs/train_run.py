@@ -23,7 +23,7 @@ from treenet.runs.mirror import open_run
 from treenet.runs.run_folder import RunFacts, read_facts
 from treenet.tasks.base import build_task, describe_windows
 from treenet.training.ranks import expand_segments
-from treeproc.common.errors import CommandEnded, as_called, how_to_install, is_installed
+from treeproc.common.errors import CommandEnded, how_to_install, is_installed
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.folder_kinds import RUN, claim_folder
 from treeproc.common.messages import format_seconds, tell, warn
@@ -143,7 +143,7 @@ def _tell_replaced_average(config: TrainConfig, run_dir: Path, out: AnyPath) -> 
         )
     )
     if before != after:
-        again = as_called(f"workflows/average_checkpoints.py --out {shlex.quote(str(out))} {before}")
+        again = f"tree-attention average-checkpoints --out {shlex.quote(str(out))} {before}"
         warn(f"note: this replaces the average of {before} by that of {after}; to have it back: {again}")
 
 

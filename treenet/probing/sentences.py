@@ -82,7 +82,7 @@ def choose_sentences(data: AnyPath, split: str, most: int, max_leaves: int, seed
     try:
         syntax = read_syntax([found[row] for row in rows], prefix)
     except ValueError as error:
-        raise UserError(f"{stage_folder(data, 'parsed')}: {split}: {error}; run workflows/preprocess.py again") from None
+        raise UserError(f"{stage_folder(data, 'parsed')}: {split}: {error}; run tree-attention preprocess again") from None
     return ProbeSentences(np.array(rows), lengths["example_id"][rows], syntax)
 
 

@@ -30,7 +30,6 @@ from treenet.report.markup import TableCell, bullets, code, number, paragraph, s
 from treenet.report.report_inputs import Missing, ReportStudy
 from treenet.report.report_model import Page
 from treenet.tasks.translation_metrics import METRIC_TITLES
-from treeproc.common.errors import as_called
 
 ANSWER = "answer"
 # The axis of the plot reaches so far to both sides at least: small differences look small.
@@ -209,7 +208,7 @@ def _tell_stale(study: ReportStudy) -> list[str]:
         return []
     message = f"{study.name} is stale: the weights of {', '.join(study.stale)} have changed since its numbers; to renew: "
     config = shlex.quote(f"{study.given}/config.yaml")
-    command = code(as_called(f"python workflows/{study.form.command} --config {config} --out {shlex.quote(study.given)}"))
+    command = code(f"tree-attention {study.form.command} --config {config} --out {shlex.quote(study.given)}")
     return [tag("div", tag("p", escape(message) + command), class_="callout", role="note")]
 
 

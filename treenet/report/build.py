@@ -40,7 +40,6 @@ from treenet.report.sentence_views import View, build_views, choose_examples, la
 from treenet.report.settings import ReportSettings
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import draw_curves
-from treeproc.common.errors import as_called
 from treeproc.common.files import atomic_write, json_bytes, read_json, remove_leftovers
 from treeproc.common.folder_kinds import REPORT, claim_folder
 from treeproc.common.messages import tell
@@ -75,7 +74,8 @@ def render_page(report: Report, figures: Mapping[str, str]) -> str:
     body += tag("nav", tag("ol", links), aria_label="Contents")
     body += tag("main", "".join(tag("section", tag("h2", escape(title)) + content, id=a) for a, title, content in page.sections))
     body += tag(
-        "footer", f"Made by {code(as_called('workflows/report.py'))}; the numbers are in {code('report.json')} beside this page."
+        "footer",
+        f"Made by {code('tree-attention report')}; the numbers are in {code('report.json')} beside this page.",
     )
     if page.views:
         body += _data("views", page.views) + f"<script>{_read('page.js')}</script>"
@@ -112,9 +112,7 @@ def write_report(settings: ReportSettings, out: Path) -> list[Path]:
     folder that is none of these, and for settings that fit no run.
     """
     if not settings.runs:
-        raise UserError(
-            "runs: give the folders of runs or studies, for example: python workflows/report.py --out report RUN_A RUN_B"
-        )
+        raise UserError("runs: give the folders of runs or studies, for example: tree-attention report --out report RUN_A RUN_B")
     claim_folder(out, REPORT)
     choose_device(settings.use_gpu)
     runs, studies = read_report_inputs(settings.runs, settings.split, settings.baseline, settings.main)

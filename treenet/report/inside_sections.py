@@ -13,7 +13,6 @@ from treenet.report.figures import draw_groups, gather, group_names
 from treenet.report.markup import TableCell, number, paragraph, show_hash, status_name, table, tag, text
 from treenet.report.report_model import Page, Report
 from treenet.runs.result_provenance import describe_origin
-from treeproc.common.errors import as_called
 
 # Prefixes of the names of charts.
 CROSS, ENCODER = "attention", "encoder_attention"
@@ -179,7 +178,7 @@ def show_probes(page: Page) -> list[str]:
         return []
     out = [
         paragraph(
-            f"Linear classifiers on frozen states of the encoder ({as_called('workflows/probe.py')}), trained on sentences of "
+            f"Linear classifiers on frozen states of the encoder ({'tree-attention probe'}), trained on sentences of "
             "train and scored on test. Compare a trained model with its untrained version, which reads the same trees: the "
             "difference is what it has learned. ± is half of the 95 % interval of a trained model, over sentences. Selectivity "
             "is the accuracy of the trained model minus that of the control, in which each form of a word has a random label."

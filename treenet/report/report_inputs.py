@@ -24,7 +24,7 @@ from treenet.runs.result_provenance import LAST, PARSE, ResultStatus, RunState
 from treenet.runs.run_folder import FACTS, read_facts, recorded_sha256
 from treenet.runs.run_results import read_system
 from treenet.tasks.base import TASKS, task_of
-from treeproc.common.errors import as_called, quoted
+from treeproc.common.errors import quoted
 from treeproc.common.files import check_form, is_plausible, read_json, read_text
 from treeproc.common.folder_kinds import SEARCH, kind_of
 from treeproc.common.settings import UserError, read_yaml
@@ -33,7 +33,7 @@ from treeproc.shards.store import describe_agreement, describe_trees, pieces_fin
 
 # Fingerprints of a data set, and what is the same in two runs that share one.
 FINGERPRINTS = {"text_fingerprint": "text", "tree_fingerprint": "trees", "vocab_fingerprint": "vocabulary"}
-_TRAIN_AGAIN = "run its workflows/train.py command again"
+_TRAIN_AGAIN = "run its tree-attention train command again"
 
 
 @dataclass(frozen=True)
@@ -201,8 +201,8 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
     for file in ("config.yaml", "run.json"):
         if not (folder / file).is_file():
             raise UserError(
-                f"{given} is neither a run nor a study: {folder / file} is missing; give --out folders of workflows/train.py "
-                "or workflows/scaling.py"
+                f"{given} is neither a run nor a study: {folder / file} is missing; give --out folders of tree-attention train "
+                "or tree-attention scaling"
             )
     config = _read_config(folder / "config.yaml")
     if (task := config.get("task", "translation")) not in ("translation", "classification"):
@@ -231,7 +231,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         weights_sha256=state.weights_sha256(),
         statuses=state.check_scores(scores),
         probes=probes,
-        probes_status=state.check(probes, "probe.py") if probes else ResultStatus(),
+        probes_status=state.check(probes, "probe") if probes else ResultStatus(),
     )
     index = own_index(run)
     run.fingerprints = _fingerprints(run, index)
@@ -247,13 +247,13 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
     out = shlex.quote(given)
     if not run.finished:
         steps = f"{run.step:,} of {config.get('max_steps', 0):,} updates"
-        command = f"python workflows/train.py --config {shlex.quote(given + '/config.yaml')} --out {out}"
-        run.missing.append(Missing(f"no averaged model, after {steps}", as_called(command)))
+        command = f"tree-attention train --config {shlex.quote(given + '/config.yaml')} --out {out}"
+        run.missing.append(Missing(f"no averaged model, after {steps}", command))
     what, there = ("translations", run.translations) if task == "translation" else ("scores", run.scores)
     if split not in there:
         name = split.removesuffix(f".{LAST}")
-        command = f"python workflows/evaluate.py --out {out} split={name}" + (f" checkpoint={LAST}" if name != split else "")
-        run.missing.append(Missing(f"no {what} of {split}", as_called(command)))
+        command = f"tree-attention evaluate --out {out} split={name}" + (f" checkpoint={LAST}" if name != split else "")
+        run.missing.append(Missing(f"no {what} of {split}", command))
     return run
 
 
@@ -262,7 +262,7 @@ def _place_of_scores(task: str, given: str, *, is_scored: bool) -> str:
         return "train it again with a task that this version has"
     if is_scored:
         return f"its scores are in {given}/{SCORES}"
-    return f"workflows/{task_of(task).scorer} --out {shlex.quote(given)} scores it"
+    return f"tree-attention {task_of(task).scorer} --out {shlex.quote(given)} scores it"
 
 
 def _check_numbers(values: object, path: Path) -> None:

@@ -12,7 +12,7 @@ class ReportSettings(Settings):
 
     runs: tuple[str, ...] = Field(
         (),
-        description="folders of workflows/train.py and of studies, or records of studies; the same as arguments without key=",
+        description="folders of tree-attention train and of studies, or records of studies; the same as arguments without key=",
     )
     title: str = Field("Runs and studies", min_length=1, description="title of the page")
     split: str = Field("test", description="split whose sentences the page shows and whose attention it counts")

@@ -115,7 +115,7 @@ def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> Selection:
                 f"{run_dir / 'checkpoints'} has no checkpoint with a finite validation; make checkpoint_every and validate_every "
                 "multiples of each other, average the last checkpoints, or lower optimizer.learning_rate and choose another --out"
             )
-        raise UserError(f"{run_dir / 'checkpoints'} has no complete checkpoint; run workflows/train.py --out {run_dir} first")
+        raise UserError(f"{run_dir / 'checkpoints'} has no complete checkpoint; run tree-attention train --out {run_dir} first")
     return found
 
 
@@ -140,13 +140,13 @@ def _why_not(path: Path) -> str:
 
 
 def _check(run_dir: Path, chosen: Selection, choice: Choice, allow_fewer: bool, allow_damaged: bool) -> None:
-    place, script = run_dir / "checkpoints", f"workflows/average_checkpoints.py --out {run_dir}"
+    place, command = run_dir / "checkpoints", f"tree-attention average-checkpoints --out {run_dir}"
     steps = ", ".join(str(checkpoint_step(folder)) for folder in chosen.folders) or "none"
     if chosen.damaged and not (allow_damaged and chosen.folders):
         name, why = next(iter(chosen.damaged.items()))
         check_frozen(place / name)
         number = "true" if choice == "ema" else chosen.asked
-        remedy = f"{script} {choice}={number} allow_fewer=true averages the complete ones (steps {steps})"
+        remedy = f"{command} {choice}={number} allow_fewer=true averages the complete ones (steps {steps})"
         if not chosen.folders:
             remedy = "none of these is complete; copy them again, or repeat the training command, which writes them anew"
         raise UserError(f"cannot average {place / name}: {why}; the checkpoints stay as they are; {remedy}")

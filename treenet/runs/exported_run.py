@@ -230,7 +230,7 @@ def _use(run: LoadedModel, name: str, index: Mapping) -> str:
     """Return the lines that load the model and use it."""
     call = {"translation": "translate", "classification": "classify"}.get(run.config.task)
     if call is None:
-        command = {"evaluate.py": "evaluate", "score_lm.py": "score-lm"}[build_task(run.config).scorer]
+        command = build_task(run.config).scorer
         made = f"# preprocess.py makes DATA with vocab_from={name}/data"
         return f"```bash\ntree-attention {command} --out {name} data=DATA  {made}\n```"
     given = ', trees=["(S (NP (DT A) (NN sentence)) (. .))"]' if index.get("parser_settings", {}).get("name") == "given" else ""

@@ -56,7 +56,7 @@ def checkpoint_folder(run: Path, checkpoint: str) -> Path:
     check_frozen(folder)
     if (folder / WEIGHTS).is_file():
         raise UserError(
-            f"{folder} is damaged ({fault}); run workflows/average_checkpoints.py --out {run}, or choose another checkpoint"
+            f"{folder} is damaged ({fault}); run tree-attention average-checkpoints --out {run}, or choose another checkpoint"
         )
     if (run / EXPORT_FACTS).is_file() and folder.is_relative_to(run):
         raise UserError(f"{folder / WEIGHTS} is missing: an exported run has one checkpoint, {AVERAGED}; give the run itself")

@@ -196,7 +196,7 @@ def _check_states(config: TrainConfig, sizes: Mapping, weights: Mapping[str, Ten
         given = "; init gives the encoder the weights of another run" if config.init is not None else ""
         raise UserError(
             f"frozen_states: {config.frozen_states} has the states of another encoder than this run begins with{given}; give "
-            f"those of workflows/frozen_states.py encoder={config.model.pretrained.folder}, or leave frozen_states out"
+            f"those of tree-attention frozen-states encoder={config.model.pretrained.folder}, or leave frozen_states out"
         )
 
 

@@ -29,7 +29,7 @@ from treeproc.shards.store import TOKENIZER_FILE, read_index
 UNTRAINED = "untrained"
 # By the task that a command needs: what a run of another task cannot do, and a remedy.
 _OTHER_TASK = {
-    "translation": "translate; give a run of task translation (workflows/classify.py reads classifiers)",
+    "translation": "translate; give a run of task translation (tree-attention classify reads classifiers)",
     "classification": "classify; give a run of task classification",
 }
 HELD_DATA = "data"  # the folder of an exported run with the vocabulary of its data set
@@ -140,7 +140,7 @@ def load_model(
     check_is_run(run)
     check_export(run)
     config = load_settings(TrainConfig, run / "config.yaml")
-    hint = "run its workflows/train.py command again, into another folder"
+    hint = "run its tree-attention train command again, into another folder"
     facts = read_facts(run, hint, ("vocab_fingerprint", "data_fingerprint"))
     if task not in (None, config.task):
         raise UserError(f"{run} is a run of {config.task}, which cannot {_OTHER_TASK[task]}")

@@ -42,7 +42,7 @@ class Vocabularies:
 
         Raises UserError if the data set is not there, or if it has another vocabulary now.
         """
-        again = "run its workflows/preprocess.py again"
+        again = "run its tree-attention preprocess again"
         if not self.data.is_dir():
             raise UserError(
                 f"init: {self.data} is missing, but its vocabulary is needed to match rows; if it moved, run the training "

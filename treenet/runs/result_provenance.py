@@ -16,7 +16,6 @@ from treenet.runs.checkpoint import AVERAGED, INITIAL, checkpoint_folders
 from treenet.runs.loading import LoadedModel
 from treenet.runs.run_folder import checkpoint_path, recorded_sha256
 from treenet.tasks.base import TASKS, task_of
-from treeproc.common.errors import as_called
 from treeproc.common.files import read_json, read_text
 from treeproc.common.provenance import describe_software, software
 from treeproc.common.settings import Effect, Settings, UserError, excluded, read_yaml
@@ -80,20 +79,20 @@ class RunState:
     def check_scores(self, scores: Mapping[str, Mapping]) -> dict[str, ResultStatus]:
         """Check the entries of scores.json, by name."""
         return {
-            name: self.check(entry, "unsupervised_parse.py" if name.startswith(PARSE) else None)
+            name: self.check(entry, "unsupervised-parse" if name.startswith(PARSE) else None)
             for name, entry in scores.items()
             if isinstance(entry, Mapping)
         }
 
-    def check(self, entry: Mapping, script: str | None = None) -> ResultStatus:
+    def check(self, entry: Mapping, command: str | None = None) -> ResultStatus:
         """Check an entry of scores.json or probes.json.
 
-        `script` made it; if unset, that is the script that scores the task of the run.
+        `command` made it; if unset, that is the command that scores the task of the run.
         """
         asked = entry.get("asked")
         if not isinstance(asked, dict):
             asked = {"checkpoint": _asked_checkpoint(str(entry.get("checkpoint", AVERAGED)))}
-        command = self._command(script or task_of(self.task).scorer, entry, asked)
+        command = self._command(command or task_of(self.task).scorer, entry, asked)
         if not is_recorded(entry):
             return ResultStatus(command=command, recorded=False)
         if "hypotheses" in entry:  # lines of another system; a change of this run's weights does not concern them
@@ -150,12 +149,12 @@ class RunState:
         names = [name for name in then if name in now and name != "max_tokens" and then[name] != now[name]]
         return [f"decoding.{name} {then[name]}, now {now[name]}" for name in names]
 
-    def _command(self, script: str, entry: Mapping, asked: Mapping) -> str:
+    def _command(self, command: str, entry: Mapping, asked: Mapping) -> str:
         out = f"--out {shlex.quote(self.name)}"
         split = {"split": entry["split"]} if "split" in entry and "treebank" not in asked else {}
         values = flatten(split | dict(asked)).items()
         options = [shlex.quote(f"{key}={_as_yaml(value)}") for key, value in values if (key, value) != ("checkpoint", AVERAGED)]
-        return " ".join([as_called(f"python workflows/{script}"), out, *options])
+        return " ".join([f"tree-attention {command}", out, *options])
 
 
 def _asked_checkpoint(folder: str) -> str:

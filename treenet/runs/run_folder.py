@@ -21,7 +21,7 @@ from pydantic import Field
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS
-from treeproc.common.errors import advise, one_line, quoted
+from treeproc.common.errors import one_line, quoted
 from treeproc.common.files import TEMPORARY_PREFIX, cache_folder, file_lock, read_json
 from treeproc.common.folder_kinds import CONFIG
 from treeproc.common.settings import UserError
@@ -82,7 +82,7 @@ class RunFacts(TypedDict, total=False):
 
 def read_facts(run_dir: AnyPath, hint: str = "", needed: tuple[str, ...] = ()) -> RunFacts:
     """Read the facts of a run. Raises UserError with `hint` if they cannot be read or lack something `needed`."""
-    return read_json(run_dir / FACTS, hint or advise("restore it", "choose another --out"), RunFacts, needed)
+    return read_json(run_dir / FACTS, hint or "restore it", RunFacts, needed)
 
 
 # Settings of commands that read a run.

@@ -52,7 +52,7 @@ def warn_of_stale_results(folder: AnyPath, name: AnyPath | None = None) -> None:
     """Print on standard error which results in scores.json and probes.json are stale, and the command that renews each."""
     stale = {f"{SCORES}, {result}": status for result, status in stale_scores(folder, name).items()}
     state = RunState(folder, name)
-    stale |= {f"{PROBES}, {result}": state.check(entry, "probe.py") for result, entry in read_entries(folder / PROBES).items()}
+    stale |= {f"{PROBES}, {result}": state.check(entry, "probe") for result, entry in read_entries(folder / PROBES).items()}
     for result, status in stale.items():
         if status.changed:
             warn(f"warning: {name or folder}/{result} is {status.describe()}")
@@ -112,7 +112,7 @@ def read_nll(folder: AnyPath, name: str) -> ReferenceNll | None:
     content = path.read_bytes() if path.is_file() else b""
     if hashlib.sha256(content).hexdigest() != facts["sha256"]:
         split = name.partition(".")[0]
-        raise UserError(f"{path} is not the file that was scored; run workflows/evaluate.py --out {folder} split={split}")
+        raise UserError(f"{path} is not the file that was scored; run tree-attention evaluate --out {folder} split={split}")
     rows = [line.split("\t") for line in content.decode().split("\n")[1:-1]]
     return ReferenceNll([float(value) for _, value in rows], [int(count) for count, _ in rows])
 
@@ -204,7 +204,7 @@ def read_system(run: AnyPath, name: str, given: AnyPath | None = None) -> System
     task, scores = task_of(state.task), everything.get(name)
     is_lines = task.results == "translations"
     path = translations_path(run, name) if is_lines else predictions_path(run, name, task.results)
-    redo = f"run workflows/{task.scorer} --out {given} split={name.partition('.')[0]}"
+    redo = f"run tree-attention {task.scorer} --out {given} split={name.partition('.')[0]}"
     if not path.is_file() or not isinstance(scores, dict):
         kind = _content_of(state.task)
         raise UserError(f"{given} has no {kind} of {name} (it has scores of: {', '.join(everything) or 'none'}); {redo}")

@@ -120,7 +120,7 @@ class Task(ABC):
     score = ""  # the metric that judges a validation; empty for the nll
     auxiliary_loss = ""  # name of the model's own loss in metrics; empty for none
     examples, targets = "examples", "targets"  # their names in reports
-    scorer = "evaluate.py"  # the script that scores its models
+    scorer = "evaluate"  # the command that scores its models
     results = "language_model"  # the kind of its files of results, each with a line for every example
     output = "forward"  # a method of the model
     ties_embeddings = True  # whether the output also reads the table of pieces
@@ -235,7 +235,7 @@ class Task(ABC):
         return {"valid_criterion": found if math.isfinite(found := self.criterion(valid)) else None}
 
     def next_commands(self) -> list[tuple[str, str, str]]:
-        """Return what to do with a trained model: a word for it, the script, and its arguments after --out RUN."""
+        """Return what to do with a trained model: a word for it, the command, and its arguments after --out RUN."""
         return [("score", self.scorer, "")]
 
     def describe(self, line: Mapping[str, float]) -> str:

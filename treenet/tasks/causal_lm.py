@@ -62,7 +62,7 @@ class CausalLanguageModel(Task):
 
     use = "causal_lm"
     targets = "pieces"
-    scorer = "score_lm.py"
+    scorer = "score-lm"
 
     def __init__(self, config: TrainConfig):
         super().__init__(config)

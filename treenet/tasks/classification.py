@@ -42,7 +42,7 @@ class Classification(PredictionTask):
         if "label" not in index["columns"]:
             raise UserError(f"{data} has no classes (its columns: {', '.join(index['columns'])}); choose a data set with labels")
         if "num_classes" not in index:
-            raise UserError(f"{data} does not record its number of classes; run its workflows/preprocess.py command again")
+            raise UserError(f"{data} does not record its number of classes; run its tree-attention preprocess command again")
         if index["num_classes"] < 2:
             raise UserError(f"{data} has one class, and a classifier needs two; choose another data set")
         if self.neutral_class is not None and self.neutral_class >= index["num_classes"]:
@@ -147,7 +147,7 @@ class Classification(PredictionTask):
         return f"{line['accuracy']:.2%}"
 
     def next_commands(self) -> list[tuple[str, str, str]]:
-        return [("classify text", "classify.py", " input=FILE output=FILE")]
+        return [("classify text", "classify", " input=FILE output=FILE")]
 
 
 def count_right(batch: LabelledBatch, output: ClassLogits, neutral: int | None) -> list[Tensor]:

@@ -84,7 +84,7 @@ class MaskedLanguageModel(Task):
 
     use = "masked_lm"
     targets = "masked pieces"
-    scorer = "score_lm.py"
+    scorer = "score-lm"
 
     def check(self, index: Mapping) -> None:
         """Check the name of the model. Any data set has leaves."""
@@ -98,7 +98,7 @@ class MaskedLanguageModel(Task):
 
     def next_commands(self) -> list[tuple[str, str, str]]:
         finds_trees = self.config.model.name == "constituent_transformer"
-        return [*super().next_commands(), *[("parse", "unsupervised_parse.py", "")] * finds_trees]
+        return [*super().next_commands(), *[("parse", "unsupervised-parse", "")] * finds_trees]
 
     @cached_property
     def _num_pieces(self) -> int:

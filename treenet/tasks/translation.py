@@ -90,7 +90,7 @@ class Translation(Task):
         return {"valid_criterion": self.criterion(valid) if valid and self.is_judged(valid) else None}
 
     def next_commands(self) -> list[tuple[str, str, str]]:
-        return [*super().next_commands(), ("translate", "translate.py", " input=FILE output=FILE")]
+        return [*super().next_commands(), ("translate", "translate", " input=FILE output=FILE")]
 
     def describe(self, line: Mapping[str, float]) -> str:
         judged = f", {METRICS[self.score].column} {line[self.score]:.2f}" if self.score and self.is_judged(line) else ""

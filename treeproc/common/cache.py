@@ -10,7 +10,7 @@ mapped stays too, since its removal would free no byte. In a container whose pro
 reader loses nothing: on Linux a mapped or open file lives until it is closed.
 
 With a note, the next command need not read a file again. It holds for a file of the same name, size, time of change and, on a
-disk, the same inode. It trusts the disk: a bit that rots without a new time is found by `python -m treeproc.verify` alone, which
+disk, the same inode. It trusts the disk: a bit that rots without a new time is found by `tree-attention verify` alone, which
 reads everything. A data set keeps its bytes, may be read-only, and a copy of it brings no notes of somebody else.
 """
 
@@ -347,7 +347,7 @@ def _load(path: RemotePath, sha256: str, copy: Path) -> None:
                 digest.update(chunk)
                 sink.write(chunk)
         if digest.hexdigest() != sha256:
-            raise DamagedObject(f"{path} is damaged: its hash is not the one in index.json; run workflows/preprocess.py again")
+            raise DamagedObject(f"{path} is damaged: its hash is not the one in index.json; run tree-attention preprocess again")
         os.replace(temporary, copy)
     finally:
         temporary.unlink(missing_ok=True)

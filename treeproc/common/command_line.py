@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -20,11 +19,8 @@ from typing import Any, NoReturn
 from treeproc.common.errors import (
     CommandEnded,
     UserError,
-    as_called,
-    command_runs,
     describe_missing,
     importing,
-    note_command,
     one_line,
     quoted,
     running_command,
@@ -33,7 +29,7 @@ from treeproc.common.files import way_out
 from treeproc.common.interrupts import careful_interrupts
 from treeproc.common.messages import choose_messages, messages_shown, phase, warn
 from treeproc.common.ray_session import FAILED, describe_ray_failure
-from treeproc.common.setting_errors import explain_unknown, has_setting, nearest
+from treeproc.common.setting_errors import explain_unknown, nearest
 from treeproc.common.setting_facts import describe_fields
 from treeproc.common.settings import Settings
 from treeproc.common.storage import AnyPath, RemotePath, as_path
@@ -105,7 +101,6 @@ class ArgumentParser(argparse.ArgumentParser):
 
     settings: type[Settings] = Settings
     without_config: Mapping[str, Any] = MappingProxyType({})
-    reads_out = False  # --out is a folder that the command reads
 
     def options(self) -> list[str]:
         """Return the options with two hyphens."""
@@ -115,7 +110,6 @@ class ArgumentParser(argparse.ArgumentParser):
         """Parse as argparse does, but if a setting is written as an option, the message shows the right form."""
         if isinstance(args, _ParserWanted):
             raise _ParserFound(self)
-        note_command([one for one in self.options() if one != "--out" or not self.reads_out], partial(has_setting, self.settings))
         for place, arg in enumerate(args):
             if "\0" in arg or any("\ud800" <= c <= "\udfff" for c in arg):  # Python's form of bytes that are not UTF-8
                 raise UserError(f"{quoted(arg)} on the command line must be text in UTF-8 without NUL bytes")
@@ -146,7 +140,7 @@ class ArgumentParser(argparse.ArgumentParser):
         if self.settings is not Settings:
             fields = describe_fields(self.settings, self.without_config)
             self.epilog = f"settings (in the --config file, or as key=value):\n{fields}"
-        return as_called(super().format_help())
+        return super().format_help()
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; --help lists the options")
@@ -185,9 +179,9 @@ def build_arg_parser(
     same command continues in --out, or makes its results again. The help shows the settings that hold `without_config`.
     """
     parser = ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    config_help = "settings of the command: a file, or the name of a shipped configuration (workflows/configs)"
+    config_help = "settings of the command: a file, or the name of a shipped configuration (tree-attention configs)"
     parser.add_argument("--config", type=find_config, metavar="FILE.yaml", help=config_help)
-    parser.settings, parser.without_config, parser.reads_out = settings, without_config, reads_run
+    parser.settings, parser.without_config = settings, without_config
     out_path = any_path if remote_out else local_path
     again = "continues there" if continues else "makes them again"
     metavar, out_help = "DIR", f"folder for the results; the same command {again}"
@@ -207,18 +201,18 @@ def run_cli(main: Callable[[Sequence[str]], None]) -> None:
     """
     open_lost_streams()
     atexit.register(gc.freeze)  # at its end, Python looks for garbage in PyTorch's modules twice, which takes 0.4 s
-    with command_runs(), messages_shown(), careful_interrupts():
+    with messages_shown(), careful_interrupts():
         try:
             note_lost_output(sys.argv[1:])
             main(sys.argv[1:])
             tell_repeats()
             sys.stdout.flush()
         except UserError as error:
-            warn(as_called(f"error: {error}"))  # once more: a worker may have made it
+            warn(f"error: {error}")  # once more: a worker may have made it
             sys.exit(2)
         except CommandEnded as end:
             if str(end):
-                warn(as_called(str(end)))
+                warn(str(end))
             sys.exit(end.status)
         except KeyboardInterrupt:
             warn("interrupted; to go on, run the same command again")

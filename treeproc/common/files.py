@@ -26,7 +26,7 @@ from typing import IO, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from treeproc.common.errors import UserError, advise, one_line, quoted
+from treeproc.common.errors import UserError, one_line, quoted
 from treeproc.common.storage import AnyPath, RemotePath, as_path
 
 TEMPORARY_PREFIX = ".tmp-"
@@ -67,7 +67,7 @@ def way_out(error: OSError) -> str:
     """Return what a user can do if the file system refuses a path or a write."""
     if error.errno in _OF_NAMES:
         return "check the name of the path"
-    return advise("make its folder writable" if error.errno in _OF_RIGHTS else "free space", "choose another --out")
+    return f"{'make its folder writable' if error.errno in _OF_RIGHTS else 'free space'}, or write to another place"
 
 
 def temporary_beside(path: Path) -> Path:
@@ -202,8 +202,7 @@ def locked(folder: AnyPath, *, shared: bool = False, wait_s: float = 0.0) -> Ite
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    ways = advise("wait for it", "choose another --out")
-                    raise UserError(f"another process is writing to {folder}; {ways}") from None
+                    raise UserError(f"another process is writing to {folder}; wait for it, or choose another folder") from None
             time.sleep(0.5)
         yield
 
@@ -312,7 +311,7 @@ def is_plausible(number: float) -> bool:
 
 def read_json(
     path: AnyPath,
-    hint: str = "run workflows/preprocess.py to the end",
+    hint: str = "run tree-attention preprocess to the end",
     form: type | None = None,
     needed: Iterable[str] = (),
 ) -> Any:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 
-from treeproc.common.errors import UserError, advise, one_line
+from treeproc.common.errors import UserError, one_line
 from treeproc.common.messages import phase, warn
 from treeproc.common.ray_internals import (
     end_failed_start,
@@ -102,12 +102,12 @@ def end_command(message: str) -> None:
     os._exit(FAILED)
 
 
-def start_ray() -> None:
+def start_ray(instead: str = "or give workers=0, which needs no Ray") -> None:
     """Connect to the cluster of a submitted job or of `ray start` on this machine, else start Ray in this process.
 
     RAY_ADDRESS names another cluster. With `local`, Ray starts in this process even if a cluster runs on the machine.
     Workers' own output stays in Ray's logs: the jobs report progress themselves. If the start fails, it is tried once more,
-    because the machine may be busy. Raises UserError if that fails too.
+    because the machine may be busy. Raises UserError if that fails too, which says what the command can do `instead`.
     """
     global _embedded
     import ray  # commands without Ray may call `there_is_a_cluster`
@@ -131,7 +131,7 @@ def start_ray() -> None:
             try:
                 _try_to_start(options)
             except Exception as error:
-                raise UserError(_describe_failure(error, address)) from None
+                raise UserError(_describe_failure(error, address, instead)) from None
     _embedded = not address
     end_with_the_node()
 
@@ -151,7 +151,7 @@ def _try_to_start(options: dict) -> None:
         raise
 
 
-def _describe_failure(error: Exception, address: str) -> str:
+def _describe_failure(error: Exception, address: str, instead: str) -> str:
     if address.startswith(("http://", "https://")):
         ways = "set RAY_ADDRESS=HOST:PORT for a cluster, or RAY_ADDRESS=local"
         return f"RAY_ADDRESS must be HOST:PORT, but is {address}, an address for `ray job submit`; {ways}"
@@ -162,8 +162,7 @@ def _describe_failure(error: Exception, address: str) -> str:
     again = "run the same command again when the machine is less busy"
     if isinstance(error, OSError):
         again = "set RAY_TMPDIR to your own folder, with a short name"
-    ways = advise(again, "give workers=0, which needs no Ray")
-    return f"cannot start Ray on this machine ({reason}; tried twice); {ways}"
+    return f"cannot start Ray on this machine ({reason}; tried twice); {', '.join(filter(None, [again, instead]))}"
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from treeproc.common.errors import advise, is_from_python, one_line, quoted
+from treeproc.common.errors import is_from_python, one_line, quoted
 from treeproc.common.synonyms import SYNONYMS, settings_in
 
 COMMAND_LINE = "the command line"
@@ -30,7 +30,7 @@ def describe_error(error: ValidationError, cls: type[BaseModel], where: str, ove
     path = ".".join(one_line(part, 80) for part in loc)
     if first["type"] == _UNKNOWN:
         key = next((one for one in overridden if one.startswith(f"{path}.")), ".".join(loc))
-        meant = explain_unknown(cls, key, _siblings(cls, loc)) or advise("--help lists all keys")
+        meant = explain_unknown(cls, key, _siblings(cls, loc)) or ("" if is_from_python() else "--help lists all keys")
         message = f"unknown key; {meant}" if meant else "unknown key"
     elif first["type"] == "missing" and isinstance(first["loc"][-1], int):  # of a list, which is given as a whole
         path, count = path.rpartition(".")[0], len(get_args(_place(cls, first["loc"][:-1])[1]))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from treeproc.common.errors import UserError, advise, from_python, quoted
+from treeproc.common.errors import UserError, from_python, quoted
 from treeproc.common.hub import HubModel
 from treeproc.common.setting_errors import COMMAND_LINE, describe_error, section_of
 from treeproc.common.setting_facts import list_settings, value_at
@@ -149,9 +149,7 @@ def _apply_override(values: dict, override: str, defaults: Mapping[str, dict]) -
     """
     key, equals, text = override.partition("=")
     if not equals:
-        raise UserError(
-            "; ".join(filter(None, [f"{quoted(override)} must have the form key=value", advise("--help lists the keys")]))
-        )
+        raise UserError(f"{quoted(override)} must have the form key=value; --help lists the keys")
     if (opened := text.strip()[:1]) in ("[", "{") and text.strip()[-1] != {"[": "]", "{": "}"}[opened]:
         raise UserError(f"override {quoted(override)}: lacks its closing bracket; write it without blanks, or in quotation marks")
     key = key.strip()

@@ -77,7 +77,7 @@ class LineEncoder:
             raise UserError(
                 f"{data} has {tree.tree_source} trees, which come from other lines of a split, but this is a single line; "
                 f"preprocess your lines with vocab_from={data} and tree.tree_source={tree.tree_source}, and score them with "
-                "data= of workflows/evaluate.py, or of workflows/score_lm.py"
+                "data= of tree-attention evaluate, or of tree-attention score-lm"
             )
         if given_trees and config.name != "given":
             config = ParserConfig(name="given", language=config.language)

@@ -99,7 +99,7 @@ class ParserConfig(Settings):
     )
     models: Annotated[Annotated[Path, AfterValidator(Path.absolute)] | None, Effect.NONE] = Field(
         None,
-        description="models of the parser. stanza, shipped: a folder OUT/models of workflows/train_parser.py. benepar: the "
+        description="models of the parser. stanza, shipped: a folder OUT/models of tree-attention train-parser. benepar: the "
         "folder or file of a model. supar: a folder with constituency.pt and depparse.pt",
     )
     package: Annotated[str, AfterValidator(check_package)] | None = Field(
@@ -124,7 +124,7 @@ class ParserConfig(Settings):
     scores: bool = later_field(
         False,
         description="write how sure the parser is of each line, in the column `parse_score`. For the shipped models and "
-        "those of workflows/train_parser.py",
+        "those of tree-attention train-parser",
     )
     batch_words: PositiveInt = Field(4096, description="number of words that the models read at once; halved if memory runs out")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device of the models; auto: a GPU if there is one")

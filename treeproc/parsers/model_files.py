@@ -42,7 +42,7 @@ class ModelFiles:
         return {
             "installed": "remove it and download Stanza's models again",
             "shipped": "install this project again",
-            "trained": "restore it, or remove it and run its workflows/train_parser.py command again",
+            "trained": "restore it, or remove it and run its tree-attention train-parser command again",
         }[self.origin]
 
     def read(self) -> dict[str, Path]:
@@ -105,7 +105,7 @@ def find_models(config: ParserConfig) -> ModelFiles:
 
 
 def trained_files(folder: Path) -> dict[str, Path]:
-    """Return the models in a folder of `workflows/train_parser.py`, by Stanza's names of the processors."""
+    """Return the models in a folder of `tree-attention train-parser`, by Stanza's names of the processors."""
     return {name: path for name, file in _FILES.items() if (path := folder / file).is_file()}
 
 
@@ -119,7 +119,7 @@ def _trained_models(config: ParserConfig) -> ModelFiles:
         hint = (
             "set parser.dependencies=true parser.constituency=false, which makes trees of its arcs"
             if has_arcs
-            else ("give the folder OUT/models of workflows/train_parser.py")
+            else ("give the folder OUT/models of tree-attention train-parser")
         )
         raise UserError(f"parser.models: {config.models} has no {', '.join(missing)}; {hint}")
     return ModelFiles("trained", config.models, _wanted(files, config))
@@ -147,7 +147,7 @@ def _choices_of_arcs(config: ParserConfig) -> str:
     without = ", parser.name=corenlp, or parser.dependencies=false" if config.constituency else ""
     return (
         f"parser.dependencies: no dependency parser for {config.language!r}; shipped languages: {_shipped('depparse')}; choose "
-        f"one of these: parser.name=stanza: {stanza}; models that workflows/train_parser.py trains on a treebank; "
+        f"one of these: parser.name=stanza: {stanza}; models that tree-attention train-parser trains on a treebank; "
         f"parser.name=spacy or supar with your own model{without}"
     )
 
@@ -162,8 +162,9 @@ def _choices(config: ParserConfig) -> str:
     return (
         f"parser.language: no constituency parser for {language!r}; shipped languages: {_shipped('constituency')}; {stanza}; "
         f"{corenlp}; choose one of these: parser.dependencies=true parser.constituency=false, for trees of arcs (shipped: "
-        f"{_shipped('depparse')}); parser.name=spacy, benepar or supar with your own model; models that "
-        "workflows/train_parser.py trains on a treebank; parser.name=given with trees in the input, or words with a control tree"
+        f"{_shipped('depparse')}); parser.name=spacy, benepar or supar with your own model; models "
+        "that tree-attention train-parser trains on a treebank; parser.name=given with trees in the input, or words with a "
+        "control tree"
     )
 
 

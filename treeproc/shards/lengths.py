@@ -131,7 +131,7 @@ def open_columns(folder: AnyPath, name: str, schema: pa.Schema, split: str) -> d
             raise BadArrowFile(f"must have the columns {', '.join(schema.names)}")
     except (OSError, BadArrowFile) as error:
         what = "is missing" if isinstance(error, FileNotFoundError) else error
-        raise UserError(lacks(error, path) or f"{path} {what}; run workflows/preprocess.py again") from None
+        raise UserError(lacks(error, path) or f"{path} {what}; run tree-attention preprocess again") from None
     parts = [part for batch in batches for part in _rows_of_split(batch, split)]
     return {field.name: _column(field, parts, memory) for field in schema if field.name != "split"}
 
@@ -232,7 +232,7 @@ class StoredCounts:
         cells, last = np.zeros(len(shard_rows), dtype=np.int64), -1
         for numbers in self._columns["shard"].pieces():  # one for each shard
             if not last < (last := int(numbers[0])) < len(cells) or (numbers != last).any():
-                raise UserError(f"{self._path} names other shards than index.json; run workflows/preprocess.py again")
+                raise UserError(f"{self._path} names other shards than index.json; run tree-attention preprocess again")
             cells[last] = len(numbers)
         self._edges, self._rows = edges_of(cells), edges_of(shard_rows)
 
@@ -249,9 +249,9 @@ class StoredCounts:
         cells = slice(int(self._edges[first]), int(self._edges[last]))
         leaves, tgt_pieces, rows, nodes = (self._columns[name][cells] for name in ("leaves", "tgt_pieces", "rows", "nodes"))
         if len(rows) and min(rows.min(), leaves.min(), tgt_pieces.min(), nodes.min()) < 0:
-            raise UserError(f"{self._path} is damaged: it has numbers below 0; run workflows/preprocess.py again")
+            raise UserError(f"{self._path} is damaged: it has numbers below 0; run tree-attention preprocess again")
         if int(rows.sum()) != self._rows[last] - self._rows[first]:
-            raise UserError(f"{self._path} counts other rows than index.json; run workflows/preprocess.py again")
+            raise UserError(f"{self._path} counts other rows than index.json; run tree-attention preprocess again")
         return SizeCounts(leaves, tgt_pieces, rows, nodes)
 
 
@@ -270,7 +270,7 @@ class CountedLengths:
                 part = SizeCounts.of(*(self._lengths[name][rows] for name in ("leaves", "tgt_pieces", "nodes")))
                 counts = SizeCounts.merge([counts, part])
         except ValueError as error:
-            raise UserError(f"{self._path} is damaged: {error}; run workflows/preprocess.py again") from None
+            raise UserError(f"{self._path} is damaged: {error}; run tree-attention preprocess again") from None
         return counts
 
 

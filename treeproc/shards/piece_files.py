@@ -16,7 +16,7 @@ from treeproc.shards.tokenizer_forms import check_pieces
 if TYPE_CHECKING:
     from sentencepiece import SentencePieceProcessor
 
-_AGAIN = "run workflows/preprocess.py again"
+_AGAIN = "run tree-attention preprocess again"
 # Memory for trying a tokenizer: 250,000 pieces in 17 to 19 MB take 300 to 450 MiB.
 _TRIAL_BYTES, _TRIAL_FACTOR = 1 << 30, 64
 

@@ -131,7 +131,7 @@ class PartedRecords(Sequence[ShardRecord]):
 
 def _read_part(folder: AnyPath, part: IndexPart) -> list[ShardRecord]:
     path = inside(folder, part.name)
-    hint = "run workflows/preprocess.py again"
+    hint = "run tree-attention preprocess again"
     try:
         if file_size(path) != part.bytes:
             raise UserError(f"{path} must have {part.bytes} bytes, but has {file_size(path)}; {hint}")

@@ -17,7 +17,7 @@ from treeproc.shards.rows import batch_views, pick
 from treeproc.shards.schema import NEEDED_COLUMNS, ROWS_PER_RECORD_BATCH, STAGE_SCHEMAS, line_end_in
 from treeproc.shards.store import Index, ShardRecord, read_index, vocabulary_files
 
-_AGAIN = "run workflows/preprocess.py again"
+_AGAIN = "run tree-attention preprocess again"
 HELD_SHARDS = 64  # shards of a split that is read row by row
 
 
@@ -35,13 +35,13 @@ class Shard:
             with pa.memory_map(str(local)) as source:  # which closes the file; what was read keeps its memory map
                 self.schema, batches = read_arrow(source, known)
         except (OSError, BadArrowFile) as error:
-            raise UserError(lacks(error, path) or f"{path} {error}; run workflows/preprocess.py again") from None
+            raise UserError(lacks(error, path) or f"{path} {error}; run tree-attention preprocess again") from None
         if missing := [name for name in NEEDED_COLUMNS.get(folder.name, ()) if name not in self.schema.names]:
-            raise UserError(f"{path}: column {missing[0]} is missing; run workflows/preprocess.py again")
+            raise UserError(f"{path}: column {missing[0]} is missing; run tree-attention preprocess again")
         rows = [ROWS_PER_RECORD_BATCH] * (record.rows // ROWS_PER_RECORD_BATCH)
         rows += [record.rows % ROWS_PER_RECORD_BATCH] * bool(record.rows % ROWS_PER_RECORD_BATCH)
         if list(map(len, batches)) != rows:
-            raise UserError(f"{path} has another number of rows than index.json names; run workflows/preprocess.py again")
+            raise UserError(f"{path} has another number of rows than index.json names; run tree-attention preprocess again")
         self.record = record
         self._batches = batches
         self.columns = [batch_views(batch) for batch in batches]
@@ -165,7 +165,7 @@ def check_names(folder: AnyPath, shard: Shard, columns: Sequence[str] | None) ->
     if columns and shard.schema.names != columns:
         raise UserError(
             f"{folder / shard.record.name}: its columns are {', '.join(shard.schema.names)}, but index.json names "
-            f"{', '.join(columns)[:200]}; run workflows/preprocess.py again"
+            f"{', '.join(columns)[:200]}; run tree-attention preprocess again"
         )
 
 
@@ -222,9 +222,9 @@ def _check_objects(folder: RemotePath, hashes: dict[str, str], sizes: dict[str, 
     there = folder.objects()
     for name in hashes:
         if name not in there:
-            raise UserError(f"{folder / name} is missing; run workflows/preprocess.py again")
+            raise UserError(f"{folder / name} is missing; run tree-attention preprocess again")
         if (size := there[name]) != sizes.get(name, size):
-            raise UserError(f"{folder / name} must have {sizes[name]} bytes, but has {size}; run workflows/preprocess.py again")
+            raise UserError(f"{folder / name} must have {sizes[name]} bytes, but has {size}; run tree-attention preprocess again")
     drop_damaged(hashes.values())
 
 

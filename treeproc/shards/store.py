@@ -181,7 +181,7 @@ class Index(dict):
         self._folder = folder
 
     def __missing__(self, key: str) -> NoReturn:
-        raise UserError(f"{self._folder / 'index.json'} is damaged: it has no {key}; run workflows/preprocess.py again")
+        raise UserError(f"{self._folder / 'index.json'} is damaged: it has no {key}; run tree-attention preprocess again")
 
     def records(self, split: str | None = None) -> Sequence[ShardRecord]:
         """Return the records of a split, or of all splits one after the other, in order.
@@ -209,19 +209,19 @@ def read_index(folder: AnyPath, hint: str | None = None) -> Index:
 
     Raises UserError when it is missing, of another version, not of the form of an index, or names files outside of `folder`.
     """
-    again = hint or "run workflows/preprocess.py again"
+    again = hint or "run tree-attention preprocess again"
     above = folder.parent
     if above.name in STAGE_SCHEMAS and not (folder / "index.json").exists() and (above / "index.json").exists():
         raise UserError(f"{above} is a single stage of a data set; give the data set: {above.parent}")
     if not hint and not above.is_dir():
-        raise UserError(f"{above} is not a folder; give a data set of workflows/preprocess.py")
+        raise UserError(f"{above} is not a folder; give a data set of tree-attention preprocess")
     if not hint and not (folder / "index.json").exists() and (found := kind_of(above)) not in (None, DATA_SET):
-        raise UserError(f"{above} is {found.name}; give a data set of workflows/preprocess.py")
-    index = read_json(folder / "index.json", hint or "run workflows/preprocess.py to the end")
+        raise UserError(f"{above} is {found.name}; give a data set of tree-attention preprocess")
+    index = read_json(folder / "index.json", hint or "run tree-attention preprocess to the end")
     if index.get("schema_version") != SCHEMA_VERSION:
         raise OtherVersion(
             f"{folder / 'index.json'}: schema version must be {SCHEMA_VERSION}, but is {index.get('schema_version')}; "
-            "run workflows/preprocess.py into a new folder"
+            "run tree-attention preprocess into a new folder"
         )
     if "totals" not in index or ("shards" in index) == ("parts" in index):
         raise UserError(f"{folder / 'index.json'} is damaged: it names no shards; {again}")

@@ -115,9 +115,9 @@ def _read_vocabulary(other: AnyPath) -> tuple[dict[str, bytes], str]:
         if sha256 := index["files"].get(name):
             contents[name] = read_vocabulary_file(source, name, sha256)
     note = source / "vocab" / "fingerprint.txt"
-    inputs_fingerprint = read_text(note, "run its workflows/preprocess.py again").partition("\n")[0] if note.exists() else ""
+    inputs_fingerprint = read_text(note, "run its tree-attention preprocess again").partition("\n")[0] if note.exists() else ""
     if _fingerprint(index["files"], inputs_fingerprint) != index["vocab_fingerprint"]:
-        raise UserError(f"vocab_from: {note} is missing or damaged; run its workflows/preprocess.py again")
+        raise UserError(f"vocab_from: {note} is missing or damaged; run its tree-attention preprocess again")
     return contents, inputs_fingerprint
 
 

@@ -296,7 +296,7 @@ def read_vocabulary_file(encoded: AnyPath, name: str, sha256: str | None) -> byt
     except OSError:
         content = b""
     if hashlib.sha256(content).hexdigest() != sha256:
-        raise UserError(f"vocab_from: {encoded / name} is missing or damaged; run its workflows/preprocess.py again")
+        raise UserError(f"vocab_from: {encoded / name} is missing or damaged; run its tree-attention preprocess again")
     return content
 
 

@@ -164,7 +164,7 @@ def _refuse_damaged(base: AnyPath, stage: str, records: PackedRecords) -> None:
     with phase(f"checking the {stage} shards of {base}"):
         damaged = find_changed(base / stage, {record.name: record.sha256 for record in records})
     if damaged:
-        again = f"workflows/preprocess.py --config {base / 'config.yaml'} --out {base}"
+        again = f"tree-attention preprocess --config {base / 'config.yaml'} --out {base}"
         raise UserError(f"parsed: {base / stage / damaged[0]} is missing or damaged; {again} makes it again")
 
 

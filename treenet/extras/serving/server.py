@@ -163,7 +163,7 @@ def start_replicas(settings: ServeSettings, run: AnyPath) -> Iterator[Serving]:
 
     Raises UserError if the run cannot be loaded, or if Ray of this machine alone has fewer CPUs or GPUs than replicas.
     """
-    start_ray()
+    start_ray(instead="")
     _check_room(settings)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     application = f"tree-attention-{uuid.uuid4().hex[:8]}"  # two servers of a cluster do not replace each other

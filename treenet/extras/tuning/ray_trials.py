@@ -53,7 +53,7 @@ def run_trials(config: TuningConfig, trials: Trials) -> None:
     wanted = config.tune.trials_of(trials.system)
     if len(trials.ended()) >= wanted:
         return
-    start_ray()
+    start_ray(instead="")
     refuse_more_than_there_is(config)
     bundles, cpus = bundles_of(config), 0
     if not config.workers:

@@ -14,7 +14,6 @@ from treenet.extras.tuning.trials import ENDS, Trial, Trials, TuningConfig, best
 from treenet.runs.metrics_log import write_png
 from treenet.tasks.base import build_task
 from treenet.tasks.learning import LEARNING, facts_of_nll, say_unlearned, why_unlearned
-from treeproc.common.errors import as_called
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import dump_settings
 from treeproc.common.storage import AnyPath
@@ -123,10 +122,10 @@ def format_table(report: dict) -> str:
         if facts["importance"]:
             shares = ", ".join(f"{key} {share:.0%}" for key, share in facts["importance"].items())
             lines.append(f"importance for {name}: {shares}")
-    study, key = ("scaling", "grid.models") if report["task"] == "translation" else ("compare_seeds", "grid.systems")
+    study, key = ("scaling", "grid.models") if report["task"] == "translation" else ("compare-seeds", "grid.systems")
     lines.append(
         "The validation score of the best of many trials is too optimistic. Compare the systems over seeds, on test, with these "
-        f"settings in {key}: {as_called(f'python workflows/{study}.py --config FILE.yaml')}"
+        f"settings in {key}: tree-attention {study} --config FILE.yaml"
     )
     return "\n".join(lines)
 

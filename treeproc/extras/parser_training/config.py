@@ -1,4 +1,4 @@
-"""The settings of `workflows/train_parser.py`: of treebanks, and of each parser with its constants, without code that trains."""
+"""The settings of `train-parser`: of treebanks, and of each parser with its constants, without code that trains."""
 
 import re
 from pathlib import Path

@@ -168,8 +168,8 @@ def write_card(folder: Path, config: TrainParserConfig, treebanks: Sequence[Tree
         f"# {config.title or f'Parser models for {config.language!r}'}",
         "",
         f"Models of [Stanza](https://stanfordnlp.github.io/stanza/) {version('stanza')}, trained from scratch by "
-        "`workflows/train_parser.py`.",
-        "`parser.models` of `workflows/preprocess.py` takes this folder.",
+        "`tree-attention train-parser`.",
+        "`parser.models` of `tree-attention preprocess` takes this folder.",
         "",
         "| file | what | size |",
         "|---|---|---|",
