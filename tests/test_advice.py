@@ -18,7 +18,6 @@ from treenet.cli.main import COMMANDS
 from treenet.cli.shipped import CONFIGS, shipped_names
 from treenet.config import TrainConfig
 from treenet.translation.settings import TranslateSettings
-from treeproc.common.command_line import parser_of
 from treeproc.common.errors import UserError
 from treeproc.common.setting_errors import has_setting, nearest
 from treeproc.common.settings import load_settings
@@ -47,7 +46,7 @@ SIDES = (("source", "en"), ("target", "de"))
 
 @cache
 def parsers() -> dict:
-    return {name: parser_of(resolve_name(place)) for name, (place, _) in COMMANDS.items()}
+    return {name: resolve_name(place).parser() for name, (place, _) in COMMANDS.items()}
 
 
 @cache

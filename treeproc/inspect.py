@@ -4,13 +4,12 @@ import argparse
 import json
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from treeproc.common.command_line import ArgumentParser, run_cli
+from treeproc.common.command_line import ArgumentParser, command, run_cli
 from treeproc.common.errors import UserError, printable, require
 from treeproc.common.files import named_output
 from treeproc.common.folder_kinds import claim_output
@@ -236,13 +235,17 @@ def plot(figures: dict[str, SplitStatistics], path: Path) -> None:
         figure.savefig(file, dpi=120, format=path.suffix.removeprefix(".") or None)
 
 
-def main(argv: Sequence[str]) -> None:
+def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="tree-attention inspect", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("data", type=as_path, metavar="DATA", help="a data set of tree-attention preprocess: a folder or a URI")
     parser.add_argument("--line", type=int, metavar="N", help="draw this line instead, counted from 1")
     parser.add_argument("--split", default="train", help="split of --line (default train)")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the histograms")
-    args = parser.parse_intermixed_args(argv)
+    return parser
+
+
+@command(_parser)
+def main(args: argparse.Namespace) -> None:
     if args.plot:
         require("matplotlib", "--plot")
         claim_output(args.plot, {}, "--plot")

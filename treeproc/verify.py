@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from treeproc.common.command_line import ArgumentParser, run_cli
+from treeproc.common.command_line import ArgumentParser, command, run_cli
 from treeproc.common.errors import CommandEnded, printable
 from treeproc.common.messages import Progress
 from treeproc.common.settings import UserError
@@ -157,11 +157,15 @@ def advice(report: Verification, data: AnyPath) -> str:
     return f"{found}; some wrong rows have the right hash, so the job wrote them like this: run it into a new --out"
 
 
-def main(argv: Sequence[str]) -> None:
+def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="tree-attention verify", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("data", type=as_path, metavar="DATA", help="a data set of tree-attention preprocess: a folder or a URI")
     parser.add_argument("--ray", action="store_true", help="on Ray; every node of a cluster must see DATA")
-    args = parser.parse_intermixed_args(argv)
+    return parser
+
+
+@command(_parser)
+def main(args: argparse.Namespace) -> None:
     data, report = args.data, verify(args.data, on_ray=args.ray)
     for problem in report.problems:
         print(printable(str(problem)))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, PositiveInt
 
-from treenet.cli.shipped import read_command
+from treenet.cli.shipped import on_a_run
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import read_run
 from treenet.runs.run_folder import Checkpoint, checkpoint_names
@@ -30,7 +30,7 @@ from treeproc.common.files import is_stream, named_output
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.messages import warn
 from treeproc.common.settings import Effect, Settings, UserError, refuse_relative_in_job
-from treeproc.common.storage import DataPath
+from treeproc.common.storage import AnyPath, DataPath
 from treeproc.online.input_files import count_lines, read_raw_lines
 from treeproc.online.raw_lines import EncodedLine, RawLine
 from treeproc.readers import read_lines
@@ -144,8 +144,8 @@ def check_reference(references: "Sequence[ReferenceLinks]", number: int, line: E
             )
 
 
-def main(argv: Sequence[str]) -> None:
-    out, settings = read_command(argv, __doc__, AlignSettings)
+@on_a_run(__doc__, AlignSettings)
+def main(out: AnyPath, settings: AlignSettings) -> None:
     named = {name: getattr(settings, name) for name in ("input", "target", "trees", "references", "output")}
     paths = {"--out": out} | {name: path for name, path in named.items() if path is not None}
     refuse_relative_in_job(paths)

@@ -11,18 +11,18 @@ The command stops if there are fewer checkpoints than asked for, or if one of th
 the others. It prints which checkpoints are in the average and which are not. RUN/averaged/meta.json records both.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pydantic import Field, PositiveInt, model_validator
 
-from treenet.cli.shipped import read_command
+from treenet.cli.shipped import on_a_run
 from treenet.config import TrainConfig
 from treenet.runs.checkpoint import META, WEIGHTS
 from treenet.runs.mirror import open_results
 from treeproc.common.command_line import loading
 from treeproc.common.files import read_json
 from treeproc.common.settings import Settings, load_settings
+from treeproc.common.storage import AnyPath
 
 if TYPE_CHECKING:
     from treenet.runs.averaging import Choice
@@ -46,8 +46,8 @@ class AverageConfig(Settings):
         return {name: int(count) for name in ("last", "best", "ema") if (count := getattr(self, name))}
 
 
-def main(argv: Sequence[str]) -> None:
-    out, settings = read_command(argv, __doc__, AverageConfig)
+@on_a_run(__doc__, AverageConfig)
+def main(out: AnyPath, settings: AverageConfig) -> None:
     chosen, allow_fewer = settings.chosen(), settings.allow_fewer
     with loading():
         from treenet.runs.averaging import average_checkpoints, describe_gaps  # here, as below, because it loads PyTorch

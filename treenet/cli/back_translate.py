@@ -11,9 +11,9 @@ the synthetic pairs.
 After an interruption, the same command continues.
 """
 
+import argparse
 import math
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from treenet.config import TrainConfig
 from treenet.runs.checkpoint import AVERAGED, META
 from treenet.runs.run_folder import FACTS, checkpoint_path, is_packed_run, unpack_run
 from treenet.translation.settings import TranslateSettings
-from treeproc.common.command_line import build_arg_parser, loading
+from treeproc.common.command_line import build_arg_parser, command, loading
 from treeproc.common.errors import CommandEnded, quoted
 from treeproc.common.files import atomic_write, file_sha256, locked, remove_leftovers
 from treeproc.common.folder_kinds import BACK_TRANSLATION, claim_folder, is_same_file
@@ -304,8 +304,8 @@ def claim(config: BackTranslateConfig, out: Path) -> None:
     atomic_write(path, dump_settings(config).encode())
 
 
-def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(__doc__, BackTranslateConfig, find_config=find_config).parse_intermixed_args(argv)
+@command(lambda: build_arg_parser(__doc__, BackTranslateConfig, find_config=find_config))
+def main(args: argparse.Namespace) -> None:
     if args.out is None or args.sample:
         raise UserError("give --out DIR, data=DATA and text=[FILE] (this command has no --sample)")
     config = load_settings(BackTranslateConfig, args.config, args.overrides)

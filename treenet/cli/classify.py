@@ -11,26 +11,30 @@ get the columns `predicted` and `probability`. On a terminal, the command classi
 cannot classify has an empty line and a warning with the reason.
 """
 
+import argparse
 import sys
-from collections.abc import Sequence
 from functools import partial
 
 from treenet.cli.shipped import find_config
 from treenet.cli.translate import STDIN, count_if_files, typed_lines
 from treenet.evaluation.settings import ClassifyLinesSettings
 from treenet.runs.run_folder import checkpoint_names
-from treeproc.common.command_line import build_arg_parser, loading
+from treeproc.common.command_line import ArgumentParser, build_arg_parser, command, loading
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
 from treeproc.online.input_files import read_raw_lines
 
 
-def main(argv: Sequence[str]) -> None:
+def _parser() -> ArgumentParser:
     parser = build_arg_parser(__doc__, ClassifyLinesSettings, find_config=find_config, remote_out=True, reads_run=True)
     parser.add_argument("--scores", action="store_true", help="the same as scores=true")
     parser.add_argument("--json", action="store_true", help="the same as json_lines=true")
-    args = parser.parse_intermixed_args(argv)
+    return parser
+
+
+@command(_parser)
+def main(args: argparse.Namespace) -> None:
     if args.out is None or args.sample:
         raise UserError("give --out RUN, the folder of a training run of a classifier (this command has no --sample)")
     flags = {name: True for name, given in (("scores", args.scores), ("json_lines", args.json)) if given}

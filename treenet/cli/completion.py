@@ -6,12 +6,11 @@ The script holds all words, so that a press of the tab key starts no program. Pr
 """
 
 import argparse
-from collections.abc import Sequence
 from pkgutil import resolve_name
 
 from treenet.cli.main import COMMANDS
 from treenet.cli.shipped import shipped_names
-from treeproc.common.command_line import ArgumentParser, parser_of
+from treeproc.common.command_line import ArgumentParser, command
 from treeproc.common.errors import PROGRAM
 from treeproc.common.setting_facts import list_settings
 
@@ -38,16 +37,16 @@ complete -o default -F _tree_attention {program}
 """
 
 
-def words_of(command: str) -> list[str]:
+def words_of(name: str) -> list[str]:
     """Return the options and the settings of a command as they are typed."""
-    parser = parser_of(resolve_name(COMMANDS[command][0]))
+    parser = resolve_name(COMMANDS[name][0]).parser()
     # The user chooses the name of an entry of a dict.
-    settings = [name.partition("NAME")[0] if "NAME" in name else f"{name}=" for name, *_ in list_settings(parser.settings)]
+    settings = [key.partition("NAME")[0] if "NAME" in key else f"{key}=" for key, *_ in list_settings(parser.settings)]
     return [*sorted(parser.options()), *dict.fromkeys(settings)]
 
 
-def main(argv: Sequence[str]) -> None:
-    ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_intermixed_args(argv)
+@command(lambda: ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter))
+def main(args: argparse.Namespace) -> None:
     cases = "\n".join(f'            {name}) words="{" ".join(words_of(name))}" ;;' for name in COMMANDS)
     names = " ".join(COMMANDS), " ".join(shipped_names())
     print(_SCRIPT.format(commands=names[0], configs=names[1], cases=cases, program=PROGRAM), end="")

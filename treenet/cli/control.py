@@ -9,6 +9,7 @@ trees of other sentences and without trees. It prints a table and a verdict. The
 The same command continues. The exit status is 0 if the control passed, and 1 if it failed.
 """
 
+import argparse
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -22,7 +23,7 @@ from treenet.experiments.control_trees import Tree, tree_of
 from treenet.experiments.ledger import Ledger
 from treenet.experiments.settings import ControlSettings
 from treenet.experiments.study_grid import add_records_option
-from treeproc.common.command_line import build_arg_parser, loading
+from treeproc.common.command_line import ArgumentParser, build_arg_parser, command, loading
 from treeproc.common.errors import CommandEnded, require
 from treeproc.common.files import atomic_write, json_bytes, read_text
 from treeproc.common.folder_kinds import CONTROL, claim_folder
@@ -38,10 +39,14 @@ if TYPE_CHECKING:
 RESULT = "control.json"
 
 
-def main(argv: Sequence[str]) -> None:
+def _parser() -> ArgumentParser:
     parser = build_arg_parser(__doc__, ControlSettings, find_config=find_config)
     add_records_option(parser)
-    args = parser.parse_intermixed_args(argv)
+    return parser
+
+
+@command(_parser)
+def main(args: argparse.Namespace) -> None:
     settings = load_settings(ControlSettings, args.config, args.overrides)
     out = args.out or Path("runs") / f"control_{'all' if settings.all else settings.rung}"
     refuse_relative_in_job({"--out": out, "--records": args.records or out})

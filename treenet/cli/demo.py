@@ -5,11 +5,11 @@
 It takes some minutes on two cores. After an interruption, the same command continues.
 """
 
+import argparse
 import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING
@@ -23,7 +23,7 @@ from treenet.evaluation.settings import EvaluateSettings
 from treenet.runs.metrics_log import plot_curves, read_metrics
 from treenet.runs.result_entries import SCORES
 from treenet.tasks.translation_metrics import MAIN, SECOND
-from treeproc.common.command_line import build_arg_parser, loading
+from treeproc.common.command_line import build_arg_parser, command, loading
 from treeproc.common.errors import PROGRAM, CommandEnded, require
 from treeproc.common.files import atomic_write
 from treeproc.common.folder_kinds import DEMO, claim_folder
@@ -144,8 +144,8 @@ def examples(scores: dict[str, dict], out: Path, count: int) -> str:
     return "\n\n".join(blocks)
 
 
-def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(__doc__, DemoSettings, find_config=find_config).parse_intermixed_args(argv)
+@command(lambda: build_arg_parser(__doc__, DemoSettings, find_config=find_config))
+def main(args: argparse.Namespace) -> None:
     settings = load_settings(DemoSettings, args.config, args.overrides)
     if settings.splits and set(settings.splits) != set(SPLITS):
         raise UserError(f"splits: must be {', '.join(SPLITS)}, but are {', '.join(settings.splits)}")

@@ -32,6 +32,7 @@ hypotheses=FILE scores a file against references. They come from data=DATA, from
 --out, the command keeps the lines and the scores there.
 """
 
+import argparse
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -44,7 +45,7 @@ from treenet.evaluation.settings import ClassifySettings, EvaluateSettings
 from treenet.runs.mirror import open_results, read_run
 from treenet.runs.result_entries import name_data, read_scores
 from treenet.runs.run_folder import checkpoint_names
-from treeproc.common.command_line import build_arg_parser, loading
+from treeproc.common.command_line import ArgumentParser, build_arg_parser, command, loading
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.folder_kinds import COMPARISON, claim_folder
 from treeproc.common.messages import warn
@@ -119,11 +120,15 @@ def print_scores(name: str, scores: dict, out: AnyPath | None) -> None:
         print(translations_path(out, name))
 
 
-def main(argv: Sequence[str]) -> None:
+def _parser() -> ArgumentParser:
     parser = build_arg_parser(__doc__, EvaluateSettings, find_config=find_config, remote_out=True, reads_run=True)
     parser.add_argument("--run", dest="out", type=as_path, metavar="DIR", help="the same as --out")
     parser.add_argument("--compare", nargs=2, type=as_path, metavar=("A", "B"), help="test B against A; see above")
-    args = parser.parse_intermixed_args(argv)
+    return parser
+
+
+@command(_parser)
+def main(args: argparse.Namespace) -> None:
     settings = load_settings(EvaluateSettings, args.config, args.overrides)
     if args.sample:
         raise UserError("--sample: this command has none; run tree-attention train --sample, and give its folder as --out")

@@ -9,7 +9,7 @@ vocabulary and a model card, and all commands that use a model read it. `onnx` t
 Transformer: a graph of the encoder and one of the decoder's step. `ctranslate2` takes the plain Transformer alone.
 """
 
-from collections.abc import Sequence
+import argparse
 from pathlib import Path
 from typing import Literal
 
@@ -19,7 +19,7 @@ from treenet.cli.shipped import find_config
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import read_run
 from treenet.runs.run_folder import Checkpoint, checkpoint_names
-from treeproc.common.command_line import build_arg_parser, loading, split_arguments
+from treeproc.common.command_line import ArgumentParser, build_arg_parser, command, loading, split_arguments
 from treeproc.common.errors import require
 from treeproc.common.settings import Settings, UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
@@ -53,10 +53,14 @@ class ExportSettings(Settings):
         return self
 
 
-def main(argv: Sequence[str]) -> None:
+def _parser() -> ArgumentParser:
     parser = build_arg_parser(__doc__, ExportSettings, find_config=find_config, continues=False)
     parser.add_argument("--to", choices=list(FORMATS), help="the same as to=FORMAT")
-    args = parser.parse_intermixed_args(argv)
+    return parser
+
+
+@command(_parser)
+def main(args: argparse.Namespace) -> None:
     runs, overrides = split_arguments(ExportSettings, args.overrides)
     settings = load_settings(ExportSettings, args.config, overrides, **({"to": args.to} if args.to else {}))
     require(FORMATS[settings.to], f"--to {settings.to}")

@@ -7,14 +7,14 @@ DATA is a data set with the pieces of the encoder's tokenizer. The run freezes t
 of the states before it computes them. After an interruption, the same command continues.
 """
 
+import argparse
 import shlex
-from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
 from treenet.cli.shipped import find_config
-from treeproc.common.command_line import build_arg_parser, loading
+from treeproc.common.command_line import build_arg_parser, command, loading
 from treeproc.common.errors import require
 from treeproc.common.folder_kinds import STATES, claim_folder
 from treeproc.common.hub import ModelPlace, pin
@@ -33,8 +33,8 @@ class FrozenStatesConfig(Settings):
     )
 
 
-def main(argv: Sequence[str]) -> None:
-    args = build_arg_parser(__doc__, FrozenStatesConfig, find_config=find_config, remote_out=True).parse_intermixed_args(argv)
+@command(lambda: build_arg_parser(__doc__, FrozenStatesConfig, find_config=find_config, remote_out=True))
+def main(args: argparse.Namespace) -> None:
     if args.out is None:
         raise UserError("give --out STATES, data=DATA and encoder=FOLDER")
     config = load_settings(FrozenStatesConfig, args.config, args.overrides)

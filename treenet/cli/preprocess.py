@@ -1,9 +1,9 @@
 """Text to Arrow shards of trees: parse, learn the vocabulary, encode. The same command continues after an interruption."""
 
-from collections.abc import Sequence
+import argparse
 
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
-from treeproc.common.command_line import build_arg_parser
+from treeproc.common.command_line import ArgumentParser, build_arg_parser, command
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.stages.dry_run import dry_run
 from treeproc.stages.job_report import summary
@@ -12,10 +12,14 @@ from treeproc.stages.preprocess import PreprocessConfig, preprocess, sample_spli
 SAMPLE = CONFIGS / "sample_data.yaml"
 
 
-def main(argv: Sequence[str]) -> None:
+def _parser() -> ArgumentParser:
     parser = build_arg_parser(__doc__, PreprocessConfig, find_config=find_config, remote_out=True, has_sample=True)
     parser.add_argument("--dry-run", action="store_true", help="print the steps and their time; change nothing in --out")
-    args = parser.parse_intermixed_args(argv)
+    return parser
+
+
+@command(_parser)
+def main(args: argparse.Namespace) -> None:
     path = find_settings(args, "splits.train.source=FILE splits.train.target=FILE", SAMPLE)
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder for the data set")

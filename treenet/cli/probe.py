@@ -12,19 +12,18 @@ The command adds each result to RUN/probes.json at once. After an interruption, 
 RUN/probes.<checkpoint>.png shows accuracy by layer.
 """
 
-from collections.abc import Sequence
-
-from treenet.cli.shipped import read_command
+from treenet.cli.shipped import on_a_run
 from treenet.probing.settings import ProbeSettings
 from treenet.runs.mirror import open_results
 from treenet.runs.result_entries import PROBES
 from treenet.runs.run_folder import checkpoint_names
 from treeproc.common.command_line import loading
 from treeproc.common.errors import require
+from treeproc.common.storage import AnyPath
 
 
-def main(argv: Sequence[str]) -> None:
-    out, settings = read_command(argv, __doc__, ProbeSettings)
+@on_a_run(__doc__, ProbeSettings)
+def main(out: AnyPath, settings: ProbeSettings) -> None:
     if settings.layer == "all":
         require("matplotlib", "the figure of layer=all")
     with loading():

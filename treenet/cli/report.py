@@ -9,19 +9,18 @@ report/index.html needs no network. report/figures has every figure as PNG and S
 run lacks something, the page leaves it out and names the command that adds it.
 """
 
-from collections.abc import Sequence
+import argparse
 
 from treenet.cli.shipped import find_config
 from treenet.report.settings import ReportSettings
-from treeproc.common.command_line import build_arg_parser, loading, split_arguments
+from treeproc.common.command_line import build_arg_parser, command, loading, split_arguments
 from treeproc.common.errors import require
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
 
 
-def main(argv: Sequence[str]) -> None:
-    parser = build_arg_parser(__doc__, ReportSettings, find_config=find_config, continues=False)
-    args = parser.parse_intermixed_args(argv)
+@command(lambda: build_arg_parser(__doc__, ReportSettings, find_config=find_config, continues=False))
+def main(args: argparse.Namespace) -> None:
     require(("matplotlib", "scipy"), "a report")
     if args.sample:
         raise UserError("--sample: this command has none; run tree-attention demo, and give the folders of its runs")

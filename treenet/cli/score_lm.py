@@ -14,13 +14,12 @@ the right one first. The command counts how often the right one has the higher p
 It writes RUN/language_model.<split>.tsv, an example a line, and adds the scores to RUN/scores.json.
 """
 
-from collections.abc import Sequence
-
-from treenet.cli.shipped import read_command
+from treenet.cli.shipped import on_a_run
 from treenet.evaluation.settings import ScoreLMSettings
 from treenet.runs.mirror import open_results
 from treenet.runs.run_folder import checkpoint_names
 from treeproc.common.command_line import loading
+from treeproc.common.storage import AnyPath
 
 TITLES = {
     "perplexity": "perplexity per piece",
@@ -32,8 +31,8 @@ TITLES = {
 _KINDS = {"exact": "", "joint": ", with the given trees: an upper bound", "pseudo": ", from the pieces on both sides"}
 
 
-def main(argv: Sequence[str]) -> None:
-    out, settings = read_command(argv, __doc__, ScoreLMSettings, "train-lm")
+@on_a_run(__doc__, ScoreLMSettings, "train-lm")
+def main(out: AnyPath, settings: ScoreLMSettings) -> None:
     with loading():
         from treenet.evaluation.language_models import score_lm_run  # here, as below, because it loads PyTorch
         from treenet.loggers.feed import log_scores

@@ -8,20 +8,19 @@ RUN is the folder of a training run. The command prints its address: a page to t
 programs. Ctrl-C ends it.
 """
 
-from collections.abc import Sequence
+import argparse
 
 from treenet.cli.shipped import find_config, given_run
 from treenet.extras.serving.settings import ServeSettings
 from treenet.runs.run_folder import checkpoint_names
-from treeproc.common.command_line import build_arg_parser, loading
+from treeproc.common.command_line import build_arg_parser, command, loading
 from treeproc.common.errors import require
 from treeproc.common.settings import load_settings, refuse_relative_in_job
 from treeproc.common.storage import as_path
 
 
-def main(argv: Sequence[str]) -> None:
-    parser = build_arg_parser(__doc__, ServeSettings, find_config=find_config, remote_out=True, reads_run=True)
-    args = parser.parse_intermixed_args(argv)
+@command(lambda: build_arg_parser(__doc__, ServeSettings, find_config=find_config, remote_out=True, reads_run=True))
+def main(args: argparse.Namespace) -> None:
     require(("uvicorn", "ray"), "a server")  # the extra of the first one brings both
     out = given_run(args)
     settings = load_settings(ServeSettings, args.config, args.overrides)

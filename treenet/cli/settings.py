@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from treenet.cli.main import COMMANDS
 from treenet.config.models import ModelConfig
-from treeproc.common.command_line import ArgumentParser, parser_of
+from treeproc.common.command_line import ArgumentParser, command
 from treeproc.common.errors import quoted
 from treeproc.common.setting_facts import REQUIRED, describe_default, describe_values, list_settings
 from treeproc.common.settings import UserError
@@ -48,7 +48,7 @@ def settings_of(command: str) -> list[Described]:
             _models(name),
             tuple(word for word, meant in SYNONYMS.items() if meant == name and word != name.rpartition(".")[2]),
         )
-        for name, annotation, default, description in list_settings(parser_of(resolve_name(COMMANDS[command][0])).settings)
+        for name, annotation, default, description in list_settings(resolve_name(COMMANDS[command][0]).parser().settings)
     ]
 
 
@@ -83,14 +83,19 @@ def show(one: Described, commands: Sequence[str]) -> str:
     return "\n".join([one.name, *(textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="    ") for text in texts)])
 
 
-def main(argv: Sequence[str]) -> None:
+def _parser() -> ArgumentParser:
     parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("word", nargs="?", metavar="KEY or WORD", help="show the settings of this name, section or word")
-    word = parser.parse_intermixed_args(argv).word
+    return parser
+
+
+@command(_parser)
+def main(args: argparse.Namespace) -> None:
+    word = args.word
     readers: dict[Described, list[str]] = {}
-    for command in COMMANDS:
-        for one in settings_of(command):
-            readers.setdefault(one, []).append(command)
+    for name in COMMANDS:
+        for one in settings_of(name):
+            readers.setdefault(one, []).append(name)
     found = [*readers] if word is None else find([*readers], word)
     advice = _advice(word or "")
     blocks = [f"{word} of other toolkits: {advice}"] if " " in advice else []

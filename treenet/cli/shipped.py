@@ -8,12 +8,12 @@ Other commands take a configuration by its name: --config NAME. To change one, s
 
 import argparse
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
-from treeproc.common.command_line import ArgumentParser, build_arg_parser
+from treeproc.common.command_line import ArgumentParser, Command, build_arg_parser, command
 from treeproc.common.errors import UserError, quoted
 from treeproc.common.settings import Settings, load_settings
 from treeproc.common.storage import AnyPath
@@ -70,11 +70,18 @@ def given_run(args: argparse.Namespace, sample: str = "train") -> AnyPath:
     return args.out
 
 
-def read_command(argv: Sequence[str], doc: str | None, settings: type[Given], sample: str = "train") -> tuple[AnyPath, Given]:
-    """Read the command line of a command that reads a run. Returns --out and the settings."""
-    parser = build_arg_parser(str(doc), settings, find_config=find_config, remote_out=True, reads_run=True)
-    args = parser.parse_intermixed_args(argv)
-    return given_run(args, sample), load_settings(settings, args.config, args.overrides)
+def on_a_run(
+    doc: str | None, settings: type[Given], sample: str = "train"
+) -> Callable[[Callable[[AnyPath, Given], None]], Command]:
+    """Make a command of a function of a run, which is --out, and the settings."""
+
+    def parser() -> ArgumentParser:
+        return build_arg_parser(str(doc), settings, find_config=find_config, remote_out=True, reads_run=True)
+
+    def make(run: Callable[[AnyPath, Given], None]) -> Command:
+        return Command(parser, lambda args: run(given_run(args, sample), load_settings(settings, args.config, args.overrides)))
+
+    return make
 
 
 def _no_name(text: str) -> str:
@@ -90,10 +97,15 @@ def shipped_names() -> list[str]:
     return sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 
 
-def main(argv: Sequence[str]) -> None:
+def _parser() -> ArgumentParser:
     parser = ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this configuration")
-    name = parser.parse_intermixed_args(argv).name
+    return parser
+
+
+@command(_parser)
+def main(args: argparse.Namespace) -> None:
+    name = args.name
     names = shipped_names()
     if name is None:
         print("\n".join(f"{one:45} {_summary(CONFIGS / f'{one}.yaml')}" for one in names))

@@ -1,58 +1,60 @@
 """The commands of studies: over models, sizes of data and seeds in translation, and over systems and seeds of other tasks."""
 
-from collections.abc import Sequence
-from inspect import getdoc
+import argparse
+from functools import partial
 from typing import Any
 
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
 from treenet.experiments.seeds import SeedsConfig
 from treenet.experiments.settings import ScalingConfig
 from treenet.experiments.study_grid import StudyConfig, add_study_options
-from treeproc.common.command_line import build_arg_parser, loading
+from treeproc.common.command_line import ArgumentParser, Command, build_arg_parser, loading
 from treeproc.common.errors import require
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.readers import read_lines
 
+_SCALING = """Run a data-size study, as in figure 5a of the paper: several models, shares of the training data, and seeds.
 
-def scaling(argv: Sequence[str]) -> None:
-    """Run a data-size study, as in figure 5a of the paper: several models, shares of the training data, and seeds.
+    tree-attention scaling --config FILE.yaml --out STUDY data=DATA grid.fractions=[0.1,1] grid.seeds=[1,2]
+    tree-attention scaling --sample --out STUDY data=DATA
 
-        tree-attention scaling --config FILE.yaml --out STUDY data=DATA grid.fractions=[0.1,1] grid.seeds=[1,2]
-        tree-attention scaling --sample --out STUDY data=DATA
+FILE.yaml is a configuration of tree-attention train, with or without a `grid`. All cells use the same shards and the same
+vocabulary. A larger share contains every smaller one. Each cell is a separate run in STUDY/cells. STUDY/ledger.json has the
+state of every cell: done, running or failed.
 
-    FILE.yaml is a configuration of tree-attention train, with or without a `grid`. All cells use the same shards and the same
-    vocabulary. A larger share contains every smaller one. Each cell is a separate run in STUDY/cells. STUDY/ledger.json has the
-    state of every cell: done, running or failed.
-
-    The same command continues: it runs missing and failed cells. A larger grid adds cells. With workers=0, several such commands
-    may work on one study. At the end, the command prints a table and writes STUDY/scaling.json and the plot STUDY/scaling.png and
-    .svg. Intervals and tests over seeds need three seeds.
-    """
-    _run(argv, str(getdoc(scaling)), ScalingConfig, "scaling_sample")
+The same command continues: it runs missing and failed cells. A larger grid adds cells. With workers=0, several such commands
+may work on one study. At the end, the command prints a table and writes STUDY/scaling.json and the plot STUDY/scaling.png and
+.svg. Intervals and tests over seeds need three seeds.
+"""
 
 
-def compare_seeds(argv: Sequence[str]) -> None:
-    """Compare classifiers, models of relatedness or language models over seeds, as in Tables 2 and 3.
+_COMPARE_SEEDS = """Compare classifiers, models of relatedness or language models over seeds, as in Tables 2 and 3.
 
-        tree-attention compare-seeds --config seeds_sst5 --out COMPARISON data=DATA
-        tree-attention compare-seeds --config FILE.yaml --out COMPARISON data=DATA grid.seeds=[1,2,3]
+    tree-attention compare-seeds --config seeds_sst5 --out COMPARISON data=DATA
+    tree-attention compare-seeds --config FILE.yaml --out COMPARISON data=DATA grid.seeds=[1,2,3]
 
-    FILE.yaml is a configuration of tree-attention train with a `grid` of systems and seeds. Each cell is a separate run in
-    COMPARISON/cells. COMPARISON/ledger.json has the state of every cell: done, running or failed.
+FILE.yaml is a configuration of tree-attention train with a `grid` of systems and seeds. Each cell is a separate run in
+COMPARISON/cells. COMPARISON/ledger.json has the state of every cell: done, running or failed.
 
-    The same command continues: it runs missing and failed cells. A larger grid adds cells. At the end, the command prints a table
-    and writes COMPARISON/comparison.json. The table has statistical tests from three seeds on.
-    """
-    _run(argv, str(getdoc(compare_seeds)), SeedsConfig, task="classification")
+The same command continues: it runs missing and failed cells. A larger grid adds cells. At the end, the command prints a table
+and writes COMPARISON/comparison.json. The table has statistical tests from three seeds on.
+"""
 
 
-def _run(argv: Sequence[str], doc: str, settings: type[StudyConfig], sample: str | None = None, **defaults: Any) -> None:
-    """Run the command of a kind of study. `sample` is the configuration of --sample, and `defaults` hold without one."""
-    parser = build_arg_parser(
-        doc, settings, find_config=find_config, remote_out=True, has_sample=sample is not None, without_config=defaults
-    )
-    add_study_options(parser)
-    args = parser.parse_intermixed_args(argv)
+def _command(doc: str, settings: type[StudyConfig], sample: str | None = None, **defaults: Any) -> Command:
+    """Return the command of a kind of study. `sample` is the configuration of --sample, and `defaults` hold without one."""
+
+    def parser() -> ArgumentParser:
+        parser = build_arg_parser(
+            doc, settings, find_config=find_config, remote_out=True, has_sample=sample is not None, without_config=defaults
+        )
+        add_study_options(parser)
+        return parser
+
+    return Command(parser, partial(_run, settings=settings, sample=sample, **defaults))
+
+
+def _run(args: argparse.Namespace, settings: type[StudyConfig], sample: str | None, **defaults: Any) -> None:
     require(("matplotlib", "scipy"), "the report of a study")  # at the end of the study: refused here, before the first cell
     path = find_settings(args, "data=DATA", CONFIGS / f"{sample}.yaml" if sample else None)
     if args.out is None:
@@ -71,3 +73,7 @@ def _run(argv: Sequence[str], doc: str, settings: type[StudyConfig], sample: str
         print(show_study(study))
         return
     run_study(study)
+
+
+scaling = _command(_SCALING, ScalingConfig, "scaling_sample")
+compare_seeds = _command(_COMPARE_SEEDS, SeedsConfig, task="classification")

@@ -17,8 +17,8 @@ scores are in RUN/scores.json and RUN/predictions.*.tsv. The shipped configurati
 without --config: a classifier and a masked language model.
 """
 
+import argparse
 import shlex
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -26,19 +26,26 @@ from treenet.cli.shipped import CONFIGS, find_config, find_settings
 from treenet.config import TrainConfig
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
-from treeproc.common.command_line import build_arg_parser, loading
+from treeproc.common.command_line import ArgumentParser, Command, build_arg_parser, loading
 from treeproc.common.settings import UserError, load_settings
 
 
-def main(argv: Sequence[str], sample: str | None = "sample", **defaults: Any) -> None:
-    """Train. `sample` is the configuration of --sample. `defaults` are settings without a configuration."""
-    parser = build_arg_parser(
-        __doc__, TrainConfig, find_config=find_config, remote_out=True, has_sample=sample is not None, without_config=defaults
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print what the run needs, measured in ten updates; keep --out as it is"
-    )
-    args = parser.parse_intermixed_args(argv)
+def _command(sample: str | None, **defaults: Any) -> Command:
+    """Return a command that trains. `sample` is the configuration of --sample, and `defaults` hold without one."""
+
+    def parser() -> ArgumentParser:
+        parser = build_arg_parser(
+            __doc__, TrainConfig, find_config=find_config, remote_out=True, has_sample=sample is not None, without_config=defaults
+        )
+        parser.add_argument(
+            "--dry-run", action="store_true", help="print what the run needs, measured in ten updates; keep --out as it is"
+        )
+        return parser
+
+    return Command(parser, partial(_train, sample=sample, **defaults))
+
+
+def _train(args: argparse.Namespace, sample: str | None, **defaults: Any) -> None:
     path = find_settings(args, "data=DATA", CONFIGS / f"{sample}.yaml" if sample else None)
     if args.out is None and not args.dry_run:
         raise UserError("give --out DIR, the folder of the run")
@@ -67,6 +74,7 @@ def main(argv: Sequence[str], sample: str | None = "sample", **defaults: Any) ->
         print(f"  {what}: tree-attention {command} --out {shlex.quote(str(args.out))}{arguments}")
 
 
-train_classifier = partial(main, sample=None, task="classification")
+main = _command("sample")
+train_classifier = _command(None, task="classification")
 # The default model of translation is none for language models.
-train_lm = partial(main, sample="masked_lm_sample", task="masked_lm", model={"name": "transformer"})
+train_lm = _command(sample="masked_lm_sample", task="masked_lm", model={"name": "transformer"})

@@ -6,13 +6,13 @@ The same command continues an interrupted run. The result is the folder DIR/mode
 parser.models.
 """
 
+import argparse
 import logging
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
 from treenet.cli.shipped import find_config, find_settings
-from treeproc.common.command_line import build_arg_parser, loading
+from treeproc.common.command_line import ArgumentParser, build_arg_parser, command, loading
 from treeproc.common.errors import require
 from treeproc.common.files import file_size
 from treeproc.common.settings import UserError, load_settings
@@ -20,10 +20,14 @@ from treeproc.extras.parser_training.config import TrainParserConfig
 from treeproc.parsers.model_files import trained_files
 
 
-def main(argv: Sequence[str]) -> None:
+def _parser() -> ArgumentParser:
     parser = build_arg_parser(__doc__, TrainParserConfig, find_config=find_config)
     parser.add_argument("--dry-run", action="store_true", help="check the treebanks and print what the parsers would learn")
-    args = parser.parse_intermixed_args(argv)
+    return parser
+
+
+@command(_parser)
+def main(args: argparse.Namespace) -> None:
     require(("stanza", "matplotlib"), "the training of parsers")
     path = find_settings(args, "treebank=FOLDER language=LANGUAGE")
     if args.out is None and not args.dry_run:

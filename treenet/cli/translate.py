@@ -14,6 +14,7 @@ a file of brackets. On a terminal, it translates each line after you type it. If
 line and a warning with the reason.
 """
 
+import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from functools import partial
 from treenet.cli.shipped import find_config, given_run
 from treenet.runs.run_folder import checkpoint_names
 from treenet.translation.settings import CONSTRAINTS, TranslateSettings
-from treeproc.common.command_line import INTERRUPTED, build_arg_parser, loading
+from treeproc.common.command_line import INTERRUPTED, ArgumentParser, build_arg_parser, command, loading
 from treeproc.common.errors import CommandEnded
 from treeproc.common.folder_kinds import claim_output
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
@@ -33,7 +34,7 @@ from treeproc.online.raw_lines import RawLine
 STDIN = as_path("/dev/stdin")
 
 
-def main(argv: Sequence[str]) -> None:
+def _parser() -> ArgumentParser:
     parser = build_arg_parser(__doc__, TranslateSettings, find_config=find_config, remote_out=True, reads_run=True)
     parser.add_argument("--nbest", type=int, metavar="N", help="the same as nbest=N")
     parser.add_argument("--scores", action="store_true", help="the same as scores=true")
@@ -41,7 +42,11 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--interactive", action="store_true", help="translate lines of standard input one by one, with trees, n-best and scores"
     )
-    args = parser.parse_intermixed_args(argv)
+    return parser
+
+
+@command(_parser)
+def main(args: argparse.Namespace) -> None:
     out = given_run(args)
     flags = {"nbest": args.nbest, "scores": args.scores or None, "json_lines": args.json or None}
     settings = load_settings(

@@ -12,11 +12,11 @@ trial. At the end, the command prints a table, and writes TUNING/tuning.json, TU
 system as TUNING/best-SYSTEM.yaml. If no trial of a system is done, the exit status is 1.
 """
 
-from collections.abc import Sequence
+import argparse
 
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
 from treenet.extras.tuning.trials import Trials, TuningConfig, check_systems, end_without_result
-from treeproc.common.command_line import build_arg_parser, loading
+from treeproc.common.command_line import ArgumentParser, build_arg_parser, command, loading
 from treeproc.common.errors import require
 from treeproc.common.files import atomic_write, locked
 from treeproc.common.folder_kinds import CONFIG, SEARCH, claim_folder
@@ -25,10 +25,14 @@ from treeproc.common.settings import UserError, dump_settings, load_settings, re
 SAMPLE = CONFIGS / "tune_sample.yaml"
 
 
-def main(argv: Sequence[str]) -> None:
+def _parser() -> ArgumentParser:
     parser = build_arg_parser(__doc__, TuningConfig, find_config=find_config, remote_out=True, has_sample=True)
     parser.add_argument("--dry-run", action="store_true", help="show the trials so far; run nothing")
-    args = parser.parse_intermixed_args(argv)
+    return parser
+
+
+@command(_parser)
+def main(args: argparse.Namespace) -> None:
     require(("ray", "optuna", "matplotlib"), "a search over settings")
     path = find_settings(args, "data=DATA", SAMPLE)
     if args.out is None:

@@ -10,17 +10,16 @@ random trees. It writes RUN/parses.<split>.txt, one tree per line in the order o
 RUN/scores.json.
 """
 
-from collections.abc import Sequence
-
-from treenet.cli.shipped import read_command
+from treenet.cli.shipped import on_a_run
 from treenet.evaluation.settings import ParseSettings
 from treenet.runs.mirror import open_results
 from treenet.runs.run_folder import checkpoint_names
 from treeproc.common.command_line import loading
+from treeproc.common.storage import AnyPath
 
 
-def main(argv: Sequence[str]) -> None:
-    out, settings = read_command(argv, __doc__, ParseSettings, "train-lm")
+@on_a_run(__doc__, ParseSettings, "train-lm")
+def main(out: AnyPath, settings: ParseSettings) -> None:
     with loading():
         from treenet.evaluation.unsupervised_parse import format_parse, parse_run
         from treenet.loggers.feed import log_scores

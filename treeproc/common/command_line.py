@@ -12,6 +12,8 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -70,24 +72,20 @@ def split_arguments(cls: type[Settings], arguments: Sequence[str]) -> tuple[list
     return paths, [argument for argument in arguments if argument not in paths]
 
 
-class _ParserWanted(tuple):
-    """Arguments that ask a command for its parser."""
+@dataclass(frozen=True)
+class Command:
+    """A command. Called with the words after its name, it parses and runs them. `parser` knows its options and settings."""
+
+    parser: Callable[[], "ArgumentParser"]
+    run: Callable[[argparse.Namespace], None]
+
+    def __call__(self, argv: Sequence[str]) -> None:
+        self.run(self.parser().parse_intermixed_args(argv))
 
 
-class _ParserFound(Exception):
-    """The answer to `_ParserWanted`."""
-
-    def __init__(self, parser: "ArgumentParser"):
-        self.parser = parser
-
-
-def parser_of(main: Callable[[Sequence[str]], None]) -> "ArgumentParser":
-    """Return the parser of a command, whose options and settings it knows."""
-    try:
-        main(_ParserWanted())
-    except _ParserFound as found:
-        return found.parser
-    raise AssertionError(f"{main.__module__} does not give its arguments to ArgumentParser")
+def command(parser: Callable[[], "ArgumentParser"]) -> Callable[[Callable[[argparse.Namespace], None]], Command]:
+    """Make a command of a function of parsed arguments."""
+    return partial(Command, parser)
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -108,8 +106,6 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def parse_intermixed_args(self, args: Sequence[str]) -> Any:  # type: ignore[override]  # no default, and no namespace
         """Parse as argparse does, but if a setting is written as an option, the message shows the right form."""
-        if isinstance(args, _ParserWanted):
-            raise _ParserFound(self)
         for place, arg in enumerate(args):
             if "\0" in arg or any("\ud800" <= c <= "\udfff" for c in arg):  # Python's form of bytes that are not UTF-8
                 raise UserError(f"{quoted(arg)} on the command line must be text in UTF-8 without NUL bytes")
