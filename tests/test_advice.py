@@ -97,6 +97,9 @@ def texts(module: str) -> Iterator[tuple[str, bool]]:
     left_out.update(part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values)
     calls = [node for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     chosen = {part for call in calls if call.func.id == "require" for part in ast.walk(call)}
+    for node in nodes:  # what a caller may replace
+        if isinstance(node, ast.FunctionDef) and [one.arg for one in node.args.args] == ["instead"]:
+            chosen.update(node.args.defaults)
     for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in left_out:
             text = node.value

@@ -239,7 +239,7 @@ def test_messages_of_a_command_stay_those_of_a_command(world, run, given):
         run.translate(given[0], given[1], xyz=3)
     with pytest.raises(UserError, match=r"decoding\.xyz: unknown key; --help lists all keys"):
         translate.main(["--out", str(world / "run"), "decoding.xyz=3"])
-    with pytest.raises(UserError, match=r"run workflows/preprocess\.py to the end"):
+    with pytest.raises(UserError, match=r"run tree-attention preprocess to the end"):
         SplitShards(world / "nope", "train")
 
 

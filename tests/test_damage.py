@@ -169,7 +169,7 @@ def test_not_a_number_is_no_setting(data):
         (
             PermissionError(13, "Permission denied", "x"),
             2,
-            "error: x: Permission denied; make its folder writable, or choose another --out\n",
+            "error: x: Permission denied; make its folder writable, or write to another place\n",
         ),
     ],
 )

@@ -72,7 +72,7 @@ def test_one_path_is_a_list_of_one():
         ("name: a\nrate: 1\n", [], r"c.yaml: rate: unknown key; did you mean inner.rate\?"),
         ("name: a\ninner: {rat: 1}\n", [], r"c.yaml: inner.rat: unknown key; did you mean inner.rate\?"),
         ("name: a\n", ["inner.rat=1"], r"^the command line: inner.rat: unknown key; did you mean inner.rate\?"),
-        ("name: a\n", ["qqq=1"], r"^the command line: qqq: unknown key$"),
+        ("name: a\n", ["qqq=1"], r"^the command line: qqq: unknown key; --help lists all keys$"),
         ("name: a\n", ["steps=true"], r"^the command line: steps: must not be a truth value, but is true"),
         ("name: a\n", ["steps=99999999999999999999"], r"steps: must be a number of at most 64 bits"),
         ("name: a\n", ["size=some"], r"size: must be a valid integer or 'auto' or null, but is 'some' \(a size\)$"),

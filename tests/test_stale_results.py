@@ -250,7 +250,7 @@ def test_entries_are_judged_by_what_they_name(runs):
     of_step = {"checkpoint": "step_00000002", "weights_sha256": "0" * 64}
     step = file_sha256(runs / "a" / "checkpoints" / "step_00000002" / "model.safetensors")
     command = "tree-attention probe --out RUN checkpoint=2"
-    assert state.check(of_step, "probe.py") == ResultStatus(f"weights 00000000, now {step[:8]}", command)
+    assert state.check(of_step, "probe") == ResultStatus(f"weights 00000000, now {step[:8]}", command)
     assert state.check({"bleu": 1.0, "split": "test"}) == ResultStatus("", "tree-attention evaluate --out RUN split=test", False)
 
 

@@ -258,7 +258,7 @@ class Run(_LineReader):
             found = self._compute(search, encoded)
         for number, (line, best) in enumerate(zip(encoded, found, strict=True), start=1):
             if line.row is not None and not best:
-                warnings.warn(f"line {number}: {unmet(settings)}", stacklevel=4)
+                warnings.warn(f"line {number}: {unmet(settings).replace('decoding.', '')}", stacklevel=4)
         return [[self._translation(one) for one in best or ()] for best in found]
 
     @from_python()

@@ -21,10 +21,13 @@ _FROM_PYTHON = ContextVar("_FROM_PYTHON", default=False)
 
 @contextmanager
 def from_python() -> Iterator[None]:
-    """Mark a call of the library, for `with` and as a decorator: messages about its settings name arguments."""
+    """Mark a call of the library, for `with` and as a decorator: its messages name arguments, not sections of settings."""
     before = _FROM_PYTHON.set(True)
     try:
         yield
+    except UserError as error:
+        error.args = (str(error).replace("decoding.", ""),)
+        raise
     finally:
         _FROM_PYTHON.reset(before)
 
