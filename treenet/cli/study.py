@@ -2,6 +2,7 @@
 
 import argparse
 from functools import partial
+from inspect import getdoc
 from typing import Any
 
 from treenet.cli.shipped import CONFIGS, find_config, find_settings
@@ -13,45 +14,46 @@ from treeproc.common.errors import require
 from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.readers import read_lines
 
-_SCALING = """Run a data-size study, as in figure 5a of the paper: several models, shares of the training data, and seeds.
-
-    tree-attention scaling --config FILE.yaml --out STUDY data=DATA grid.fractions=[0.1,1] grid.seeds=[1,2]
-    tree-attention scaling --sample --out STUDY data=DATA
-
-FILE.yaml is a configuration of tree-attention train, with or without a `grid`. All cells use the same shards and the same
-vocabulary. A larger share contains every smaller one. Each cell is a separate run in STUDY/cells. STUDY/ledger.json has the
-state of every cell: done, running or failed.
-
-The same command continues: it runs missing and failed cells. A larger grid adds cells. With workers=0, several such commands
-may work on one study. At the end, the command prints a table and writes STUDY/scaling.json and the plot STUDY/scaling.png and
-.svg. Intervals and tests over seeds need three seeds.
-"""
+# Settings of compare-seeds without a configuration.
+_DEFAULTS = {"task": "classification"}
 
 
-_COMPARE_SEEDS = """Compare classifiers, models of relatedness or language models over seeds, as in Tables 2 and 3.
+def _scaling() -> ArgumentParser:
+    """Run a data-size study, as in figure 5a of the paper: several models, shares of the training data, and seeds.
 
-    tree-attention compare-seeds --config seeds_sst5 --out COMPARISON data=DATA
-    tree-attention compare-seeds --config FILE.yaml --out COMPARISON data=DATA grid.seeds=[1,2,3]
+        tree-attention scaling --config FILE.yaml --out STUDY data=DATA grid.fractions=[0.1,1] grid.seeds=[1,2]
+        tree-attention scaling --sample --out STUDY data=DATA
 
-FILE.yaml is a configuration of tree-attention train with a `grid` of systems and seeds. Each cell is a separate run in
-COMPARISON/cells. COMPARISON/ledger.json has the state of every cell: done, running or failed.
+    FILE.yaml is a configuration of tree-attention train, with or without a `grid`. All cells use the same shards and the same
+    vocabulary. A larger share contains every smaller one. Each cell is a separate run in STUDY/cells. STUDY/ledger.json has the
+    state of every cell: done, running or failed.
 
-The same command continues: it runs missing and failed cells. A larger grid adds cells. At the end, the command prints a table
-and writes COMPARISON/comparison.json. The table has statistical tests from three seeds on.
-"""
+    The same command continues: it runs missing and failed cells. A larger grid adds cells. With workers=0, several such commands
+    may work on one study. At the end, the command prints a table and writes STUDY/scaling.json and the plot STUDY/scaling.png and
+    .svg. Intervals and tests over seeds need three seeds.
+    """
+    return _parser(getdoc(_scaling), ScalingConfig, has_sample=True)
 
 
-def _command(doc: str, settings: type[StudyConfig], sample: str | None = None, **defaults: Any) -> Command:
-    """Return the command of a kind of study. `sample` is the configuration of --sample, and `defaults` hold without one."""
+def _compare_seeds() -> ArgumentParser:
+    """Compare classifiers, models of relatedness or language models over seeds, as in Tables 2 and 3.
 
-    def parser() -> ArgumentParser:
-        parser = build_arg_parser(
-            doc, settings, find_config=find_config, remote_out=True, has_sample=sample is not None, without_config=defaults
-        )
-        add_study_options(parser)
-        return parser
+        tree-attention compare-seeds --config seeds_sst5 --out COMPARISON data=DATA
+        tree-attention compare-seeds --config FILE.yaml --out COMPARISON data=DATA grid.seeds=[1,2,3]
 
-    return Command(parser, partial(_run, settings=settings, sample=sample, **defaults))
+    FILE.yaml is a configuration of tree-attention train with a `grid` of systems and seeds. Each cell is a separate run in
+    COMPARISON/cells. COMPARISON/ledger.json has the state of every cell: done, running or failed.
+
+    The same command continues: it runs missing and failed cells. A larger grid adds cells. At the end, the command prints a table
+    and writes COMPARISON/comparison.json. The table has statistical tests from three seeds on.
+    """
+    return _parser(getdoc(_compare_seeds), SeedsConfig, without_config=_DEFAULTS)
+
+
+def _parser(doc: str | None, settings: type[StudyConfig], **more: Any) -> ArgumentParser:
+    parser = build_arg_parser(str(doc), settings, find_config=find_config, remote_out=True, **more)
+    add_study_options(parser)
+    return parser
 
 
 def _run(args: argparse.Namespace, settings: type[StudyConfig], sample: str | None, **defaults: Any) -> None:
@@ -75,5 +77,5 @@ def _run(args: argparse.Namespace, settings: type[StudyConfig], sample: str | No
     run_study(study)
 
 
-scaling = _command(_SCALING, ScalingConfig, "scaling_sample")
-compare_seeds = _command(_COMPARE_SEEDS, SeedsConfig, task="classification")
+scaling = Command(_scaling, partial(_run, settings=ScalingConfig, sample="scaling_sample"))
+compare_seeds = Command(_compare_seeds, partial(_run, settings=SeedsConfig, sample=None, **_DEFAULTS))
