@@ -21,7 +21,7 @@ from treenet.evaluation.settings import EvaluateSettings
 from treenet.jobs.train_run import run_training
 from treenet.runs.averaging import average_checkpoints
 from treenet.runs.checkpoint import checkpoint_folders, is_complete, latest_checkpoint
-from treenet.runs.mirror import STOP_FILE, RunMirror, read_run
+from treenet.runs.mirror import STOP_FILE, mirror_of, read_run
 from treenet.runs.run_results import read_system, warn_of_stale_results, write_result
 from treenet.tasks.base import build_task
 from treenet.training.trainer import train
@@ -104,7 +104,7 @@ def test_an_incomplete_upload_is_not_loaded(bucket, data, undisturbed, tmp_path)
     weights = out / "checkpoints" / "step_00000010" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     shutil.rmtree(tmp_path / "disk")
-    mirror = RunMirror(out)
+    mirror = mirror_of(out)
     mirror.pull()
     assert [path.name for path in checkpoint_folders(mirror.folder)] == ["step_00000005", "step_00000010"]
     assert latest_checkpoint(mirror.folder).name == "step_00000005"
@@ -194,7 +194,7 @@ def test_results_that_a_killed_command_left_or_that_were_removed_in_the_store_ar
     for name in finished.objects():
         if not name.startswith(("scores", "translations", "nll")):
             (out / name).write_bytes((finished / name).read_bytes())
-    mirror = RunMirror(out, only=())
+    mirror = mirror_of(out, only=())
     mirror.pull()
     add_result(mirror.folder, "killed")  # and no push
     with read_run(out) as run:
@@ -217,7 +217,7 @@ def test_asked_to_stop_through_the_store(bucket, data):
     training.start()
     while not steps_there(out):
         time.sleep(0.02)
-    RunMirror(out).ask_to_stop()
+    mirror_of(out).ask_to_stop()
     training.join(timeout=60)
     assert not outcome[0].finished and steps_there(out)[-1] == f"step_{outcome[0].step:08d}"
     assert (out / STOP_FILE).exists()
@@ -265,7 +265,7 @@ def test_a_run_in_the_store_starts_from_another_one_there(bucket, data, finished
     """The initial weights are in the store before the first update: another machine starts from them, and scores them."""
     config = tiny_config(data, f"init={finished}", "max_steps=5", "checkpoint_every=5", "average_checkpoints=1")
     run_training(config, bucket / "tuned")
-    place = RunMirror(bucket / "tuned")
+    place = mirror_of(bucket / "tuned")
     with read_run(bucket / "tuned", "averaged") as run:
         assert run != place.folder
         first = load_file(run / "initial" / "model.safetensors")

@@ -20,7 +20,7 @@ from test_preprocess import snapshot as local_snapshot
 
 from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
-from treenet.runs.mirror import RunMirror
+from treenet.runs.mirror import mirror_of
 from treeproc.common.cache import cache_folder, local_copy
 from treeproc.common.files import atomic_write, file_sha256, locked
 from treeproc.common.provenance import PROVENANCE, read_sessions
@@ -128,7 +128,7 @@ def test_a_bucket_writes_nothing_outside_of_the_mirror(bucket, fresh_cache, tmp_
     atomic_write(run / "config.yaml", b"x")
     atomic_write(run / ".pull-lock", b"x")
     atomic_write(run / "meta.json", b"{}")
-    mirror = RunMirror(run)
+    mirror = mirror_of(run)
     mirror.pull()
     assert sorted(path.name for path in mirror.folder.iterdir()) == [".pull-lock", "config.yaml", "meta.json"]
     assert not (mirror.folder / ".pull-lock").read_bytes()
@@ -140,7 +140,7 @@ def test_a_bucket_writes_nothing_outside_of_the_mirror(bucket, fresh_cache, tmp_
     # Arrow's own client would take the .. for a step.
     url = f"{os.environ['AWS_ENDPOINT_URL']}/bucket/hostile/{'..%2F' * 3}escaped.txt"
     urllib.request.urlopen(urllib.request.Request(url, data=b"x", method="PUT"), timeout=10).close()
-    for read in (mirror.pull, RunMirror(run, only=["averaged"]).pull, run.objects):
+    for read in (mirror.pull, mirror_of(run, only=["averaged"]).pull, run.objects):
         with pytest.raises(UserError, match=r"escaped.txt' does not name a file in that folder") as error:
             read()
         assert "\n" not in str(error.value)

@@ -256,7 +256,7 @@ def test_a_checkpoint_that_was_cut_off_is_never_loaded(tmp_path):
 
 
 def fit_with_restarts(config, run_dir: Path) -> dict:
-    mirror, stop_file = ray_train.RunMirror(run_dir), run_dir / "stop"
+    mirror, stop_file = ray_train.mirror_of(run_dir), run_dir / "stop"
     watch = ray_train.Watch(config.watch, run_dir, stop_file.exists)
     with ray_train._Follow(config, mirror, stop_file, watch) as follow:
         return ray_train._fit_with_restarts(config, mirror, stop_file, follow)

@@ -14,7 +14,7 @@ from pydantic import ConfigDict
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.config import OPERATIONAL, TrainConfig
-from treenet.runs.mirror import RunMirror
+from treenet.runs.mirror import mirror_of
 from treeproc.common.errors import quoted
 from treeproc.common.files import atomic_write, file_lock, json_bytes, lock_place, read_json
 from treeproc.common.settings import UserError, build_settings, differences, is_below
@@ -92,7 +92,7 @@ class _LedgerForm(TypedDict):
 
 def last_step(run_dir: AnyPath) -> int:
     """Return the step of the latest checkpoint, in a store of the latest complete one; 0 without one."""
-    return RunMirror(run_dir).last_step()
+    return mirror_of(run_dir).last_step()
 
 
 class Ledger:

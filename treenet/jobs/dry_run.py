@@ -9,7 +9,7 @@ from treenet.config import TrainConfig
 from treenet.jobs.train_job import Job, check_job, describe_corpora, train_job
 from treenet.runs.initial_weights import start_from_init
 from treenet.runs.metrics_log import read_metrics
-from treenet.runs.mirror import RunMirror
+from treenet.runs.mirror import mirror_of
 from treenet.tasks.base import build_task
 from treeproc.common.messages import format_seconds, tell
 from treeproc.common.settings import refuse_relative_in_job
@@ -27,7 +27,7 @@ def dry_run(config: TrainConfig, out: AnyPath | None) -> str:
     """
     refuse_relative_in_job({"data": config.data, "init": config.init, "--out": out})
     job = check_job(config.with_pinned_encoder(out))
-    done = RunMirror(out).last_step() if out else 0
+    done = mirror_of(out).last_step() if out else 0
     # Near --out: on a cluster, all nodes see that place.
     near = next(folder for folder in out.absolute().parents if folder.is_dir()) if isinstance(out, Path) else None
     with tempfile.TemporaryDirectory(prefix=".dry-run-", dir=near) as name:

@@ -35,7 +35,7 @@ from treenet.jobs.ray_room import (
 from treenet.jobs.ray_watch import Heart, Watch
 from treenet.layers.backend import best_precision_here
 from treenet.runs.metrics_log import describe_metrics, read_metrics
-from treenet.runs.mirror import RAY_FOLDER, RunMirror
+from treenet.runs.mirror import RAY_FOLDER, RunMirror, mirror_of
 from treenet.runs.ray_metrics import count_failure
 from treenet.tasks.base import build_task
 from treenet.training.ranks import Ranks, TrainingFailed, flight_recorder
@@ -255,7 +255,7 @@ def precision_of_workers(config: TrainConfig) -> str:
 def _work(settings: dict) -> dict:
     """Run one worker. Returns the outcome, or an error that a restart would only repeat."""
     out, context = as_path(settings["out"]), ray.train.get_context()
-    mirror, rank = RunMirror(out), context.get_world_rank()
+    mirror, rank = mirror_of(out), context.get_world_rank()
     if not isinstance(out, RemotePath) and not out.is_dir():
         raise UserError(
             f"node {ray.util.get_node_ip_address()} does not see {out}: put --out and data on storage that all nodes share, or "

@@ -14,7 +14,7 @@ from treenet.config import TrainConfig
 from treenet.data.frozen_states import check_states
 from treenet.models.pretrained import ENCODER
 from treenet.models.registry import only_shapes
-from treenet.runs.mirror import STOP_FILE, RunMirror
+from treenet.runs.mirror import STOP_FILE, RunMirror, mirror_of
 from treenet.tasks.base import Task, build_task
 from treenet.training.batch_stream import plan_batches, weighted_files
 from treenet.training.optimizer import count_frozen, frozen_names
@@ -146,7 +146,7 @@ def train_job(
     config: TrainConfig, run_dir: Path, mirror: RunMirror | None = None, record: Recorder | None = None
 ) -> TrainOutcome:
     """Train in a folder that is there and held, in this process or with Ray, until the end or SIGTERM."""
-    mirror, record = mirror or RunMirror(run_dir), record or Recorder(run_dir, COMMAND)
+    mirror, record = mirror or mirror_of(run_dir), record or Recorder(run_dir, COMMAND)
     if outcome := finished_outcome(config, run_dir):
         return outcome
     stop_file = run_dir / STOP_FILE
@@ -163,7 +163,8 @@ def train_job(
             with mirror.watch(stop_file):
                 device = "cuda" if config.use_gpu else "cpu"
                 outcome = train(build_task(config), run_dir, device=device, should_stop=stop_file.exists)
-            mirror.forget_stop()
+            if config.workers:  # as train_with_ray does
+                mirror.forget_stop()
         if not outcome.finished:
             record.session.outcome = STOPPED
         return outcome
@@ -172,7 +173,7 @@ def train_job(
 @contextmanager
 def _updates_noted(record: Recorder, run_dir: Path) -> Iterator[None]:
     """Note the last checkpoints before and after the training, however it ends."""
-    last_step = RunMirror(run_dir).last_step
+    last_step = mirror_of(run_dir).last_step
     record.note(**{"from update": last_step()})
     try:
         yield

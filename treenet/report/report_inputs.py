@@ -18,7 +18,7 @@ from treenet.probing.probe_results import read_probes
 from treenet.runs.checkpoint import AVERAGED, is_complete
 from treenet.runs.identity import check_weights, find_other_metrics
 from treenet.runs.metrics_log import read_metrics
-from treenet.runs.mirror import RunMirror
+from treenet.runs.mirror import mirror_of
 from treenet.runs.result_entries import PROBES, SCORES, read_scores
 from treenet.runs.result_provenance import LAST, PARSE, ResultStatus, RunState
 from treenet.runs.run_folder import FACTS, read_facts, recorded_sha256
@@ -128,7 +128,7 @@ def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = 
         raise UserError(f"runs: {next(one for one in given if given.count(one) > 1)} is given twice")
     found, known = ReportInputs([], []), set[str]()
     for name, text in zip(short_names(given), given, strict=True):
-        mirror = RunMirror(as_path(text), only=(AVERAGED,))
+        mirror = mirror_of(as_path(text), only=(AVERAGED,))
         mirror.pull()
         folder = mirror.folder
         kind = kind_of(folder)

@@ -12,7 +12,7 @@ import os
 import shutil
 import threading
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path, PurePosixPath
 
 from treenet.runs.checkpoint import INITIAL, META, checkpoint_folders, checkpoint_step, is_checkpoint_name, remove_checkpoint
@@ -43,16 +43,51 @@ _NEVER_PULLED = (f"{RAY_FOLDER}/", "tensorboard/")  # a resumed run starts a new
 
 
 class RunMirror:
-    """A run folder, local or in an object store. `folder` is the local one to work in; all else is for the store only.
+    """The run folder `out` of this machine, and the `folder` to work in, which is the same. Nothing is fetched or uploaded."""
+
+    out: AnyPath
+
+    def __init__(self, folder: Path):
+        self.out = self.folder = folder
+
+    def pull(self) -> None:
+        """Make the local folder equal the run."""
+
+    def push(self) -> None:
+        """Make the run equal the local folder. Raises UserError if the store refuses."""
+
+    def watch(self, stop_file: Path) -> AbstractContextManager[None]:
+        """Push in a thread, and at the end. A request to stop creates `stop_file` here."""
+        return nullcontext()
+
+    def check_folders(self) -> None:
+        """Raise UserError if a folder that the mirror should read is not there."""
+
+    def last_step(self) -> int:
+        """Return the step of the last checkpoint, or 0."""
+        return max(map(checkpoint_step, checkpoint_folders(self.folder)), default=0)
+
+    def ask_to_stop(self) -> None:
+        """Ask the machine that trains to stop."""
+
+    def forget_stop(self) -> None:
+        """Take such a request back."""
+
+    def remove_ray_folder(self) -> None:
+        """Remove the folder RUN/ray of Ray Train, which holds markers of a finished run."""
+        shutil.rmtree(self.folder / RAY_FOLDER, ignore_errors=True)
+
+
+class StoredRun(RunMirror):
+    """A run folder in an object store. `folder` is its mirror on this machine.
 
     `only` has patterns of folders such as "averaged" or "checkpoints/*". With it, the mirror reads those folders, and the weights
     that the run started from, which count as its untrained ones. It writes results beside them, but removes nothing in the store.
     """
 
-    def __init__(self, out: AnyPath, only: Collection[str] | None = None):
-        self.out, self.only = out, only
-        self._remote = out if isinstance(out, RemotePath) else None
-        self.folder = out if self._remote is None else _place(self._remote, reads=only is not None)
+    def __init__(self, out: RemotePath, only: Collection[str] | None = None):
+        super().__init__(_place(out, reads=only is not None))
+        self.out, self._remote, self._only = out, out, only
         self._same: dict[str, tuple[int, int]] = {}  # size and time of local files that are the same in the store
         self._folders_there: set[str] = set()
         self._entries: dict[str, dict] = {}  # of results, as they were pulled
@@ -62,15 +97,13 @@ class RunMirror:
 
         A mirror to read keeps local files that the store lacks while another process uses it, which may be about to upload them.
         """
-        if self._remote is None:
-            return
         with _exclusive(self.folder):
             there = self._remote.objects()
             folders = _folders_with_meta(there)
             cut_off = {_folder_of(name) for name in there if name.startswith("checkpoints/")} - folders
             self._folders_there = set(folders)
-            self._remove_all_but(there, folders, self.only is None or _is_free(self.folder))
-            for folder in cut_off if self.only is None else ():
+            self._remove_all_but(there, folders, self._only is None or _is_free(self.folder))
+            for folder in cut_off if self._only is None else ():
                 self._remove_there(folder)
             for folder in sorted(filter(self._reads, folders)):
                 with suppress(FileNotFoundError):  # the machine that trains has just removed it
@@ -81,8 +114,6 @@ class RunMirror:
 
     def push(self) -> None:
         """Upload changed files, and remove checkpoints that were removed here. Raises UserError if the store refuses."""
-        if self._remote is None:
-            return
         names = _files_below(self.folder)
         folders = _folders_with_meta(names)
         if CONFIG in names:
@@ -91,7 +122,7 @@ class RunMirror:
         for folder in sorted(folders, key=lambda name: (name != INITIAL, name)):  # checkpoints may need those weights
             with suppress(FileNotFoundError):  # a later checkpoint has replaced it
                 self._push_folder(folder, [name for name in names if _folder_of(name) == folder])
-        if self.only is None:
+        if self._only is None:
             for folder in self._folders_there - folders:
                 self._remove_there(folder)
 
@@ -102,9 +133,6 @@ class RunMirror:
         The work continues while the store cannot be reached, and the missing files follow later. Raises UserError if the store
         does not come back before the end.
         """
-        if self._remote is None:
-            yield
-            return
         done = threading.Event()
         thread = threading.Thread(target=self._follow, args=(stop_file, done), daemon=True)
         thread.start()
@@ -123,35 +151,22 @@ class RunMirror:
         self.push()
 
     def check_folders(self) -> None:
-        """Raise UserError if a folder of `only` is not in the store."""
-        if self._remote is None:
-            return
-        for folder in self.only:
+        for folder in self._only or ():
             if not fnmatch.filter(self._folders_there, folder):
                 there = ", ".join(sorted(self._folders_there)) or "none"
                 raise UserError(f"{self._remote / folder} is missing; train to the end, or choose another (there are: {there})")
 
     def last_step(self) -> int:
-        """Return the step of the last checkpoint, or 0."""
-        if self._remote is None:
-            return max(map(checkpoint_step, checkpoint_folders(self.folder)), default=0)
         folders = (name.parent for name in map(PurePosixPath, (self._remote / "checkpoints").objects()) if name.name == META)
         return max((checkpoint_step(folder) for folder in folders if is_checkpoint_name(str(folder))), default=0)
 
     def ask_to_stop(self) -> None:
-        """Ask the machine that trains to stop."""
-        if self._remote is not None:
-            (self._remote / STOP_FILE).write_bytes(b"")
+        (self._remote / STOP_FILE).write_bytes(b"")
 
     def forget_stop(self) -> None:
-        if self._remote is not None:
-            (self._remote / STOP_FILE).unlink(missing_ok=True)
+        (self._remote / STOP_FILE).unlink(missing_ok=True)
 
     def remove_ray_folder(self) -> None:
-        """Remove the folder RUN/ray of Ray Train, which holds markers of a finished run."""
-        if self._remote is None:
-            shutil.rmtree(self.folder / RAY_FOLDER, ignore_errors=True)
-            return
         run_all(lambda name: (self._remote / RAY_FOLDER / name).unlink(missing_ok=True), (self._remote / RAY_FOLDER).objects())
 
     def _follow(self, stop_file: Path, done: threading.Event) -> None:
@@ -168,7 +183,7 @@ class RunMirror:
                 last_error = str(error)
 
     def _reads(self, folder: str) -> bool:
-        return self.only is None or folder == INITIAL or any(fnmatch.fnmatchcase(folder, pattern) for pattern in self.only)
+        return self._only is None or folder == INITIAL or any(fnmatch.fnmatchcase(folder, pattern) for pattern in self._only)
 
     def _remove_all_but(self, there: Collection[str], folders: Collection[str], results: bool) -> None:
         """Remove files that the store does not have, with `results` those outside of checkpoints too.
@@ -226,7 +241,7 @@ class RunMirror:
         with suppress(FileNotFoundError), open(self.folder / name, "rb") as file:  # a file may disappear during this loop
             stamp = _stamp(self.folder / name)
             if self._same.get(name) != stamp:
-                if self.only is not None and name in _OF_ENTRIES:
+                if self._only is not None and name in _OF_ENTRIES:
                     (self._remote / name).write_bytes(self._with_entries_there(name))
                 else:
                     (self._remote / name).write_file(file)
@@ -239,13 +254,18 @@ class RunMirror:
         return json_bytes(_read_entries(self._remote / name) | new)
 
 
+def mirror_of(out: AnyPath, only: Collection[str] | None = None) -> RunMirror:
+    """Return the mirror of a run folder, to read the folders `only`, as `StoredRun` takes them, or to train in."""
+    return StoredRun(out, only) if isinstance(out, RemotePath) else RunMirror(out)
+
+
 @contextmanager
 def open_run(out: AnyPath) -> Iterator[RunMirror]:
     """Open a run folder to train in. No other process of this machine may write to it until the end.
 
     If it is in an object store, it is downloaded first. Changes are uploaded at the end, also after an error.
     """
-    mirror = RunMirror(out)
+    mirror = mirror_of(out)
     with may_give_up(), locked(out):
         mirror.pull()
         remove_leftovers(mirror.folder)
@@ -270,7 +290,7 @@ def read_run(out: AnyPath, *folders: str) -> Iterator[Path]:
     if is_packed_run(out):
         yield unpack_run(out)
         return
-    mirror = RunMirror(out, only=folders)
+    mirror = mirror_of(out, folders)
     mirror.pull()
     mirror.check_folders()
     with file_lock(mirror.folder / _USED, shared=True) if isinstance(out, RemotePath) else nullcontext():
