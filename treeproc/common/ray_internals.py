@@ -215,7 +215,7 @@ def processes_of(actor: Any) -> dict[str, list[int]]:
         table = state.actors(job_id=ray.JobID.from_hex(ray.get_runtime_context().get_job_id()))
         first = table[actor._actor_id.hex()]
         place = {name: first["Address"][name] for name in ("NodeID", "Port")}
-        for one in (first, *table.values()):
+        for one in table.values():
             is_own = one is first or place.items() <= one["OwnerAddress"].items()
             if is_own and one["State"] == "ALIVE" and one["Pid"]:
                 found.setdefault(one["Address"]["NodeID"], []).append(one["Pid"])
