@@ -46,7 +46,7 @@ OWN: dict[str, tuple[str, ...]] = {
     "the end": ("max_steps=300",),
     "compiling": ("compile=true",),
     "start": (f"watch.start_s={START_S}",),
-    "a long validation": ("model.d_model=384", "model.num_encoder_layers=3", "validate_every=40"),
+    "a long validation": ("model.d_model=768", "model.num_encoder_layers=4", "validate_every=10", "watch.update_s=15"),
 }
 LATE_S = 900  # a row that takes longer has hung
 WORKER, CONTROLLER = "RayTrainWorker", "TrainController"
