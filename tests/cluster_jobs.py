@@ -20,7 +20,7 @@ from ray.cluster_utils import Cluster
 from treeproc.common.messages import messages_shown
 from treeproc.common.settings import UserError
 from treeproc.shards.store import ShardRecord
-from treeproc.stages import late_jobs, ray_job
+from treeproc.stages import ray_job, ray_late_jobs
 from treeproc.stages.inputs import Inputs, SplitFiles
 
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
@@ -132,7 +132,7 @@ def dying(folder: Path) -> dict:
 def hanging(folder: Path) -> dict:
     """The actor at work on one shard is stopped, so Ray waits for it. It says nothing, and its process stays until the end."""
     (folder / "out").mkdir()
-    late_jobs.LEAST_S = 10.0  # the second actor may start late
+    ray_late_jobs.LEAST_S = 10.0  # the second actor may start late
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     with redirect_stderr(io.StringIO()) as said, messages_shown():
         return run(folder / "out", dies=signal.SIGSTOP) | {"said": said.getvalue()}

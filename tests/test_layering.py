@@ -74,6 +74,7 @@ ON_RAY = {
     ("jobs", "ray_watch"),
     ("jobs", "ray_train"),
     ("extras", "serving", "server"),
+    ("runs", "ray_metrics"),
     ("translation", "ray_translate"),
 }
 
@@ -120,7 +121,7 @@ def test_treeproc_loads_neither_torch_nor_models():
             models = {"stanza"}
         if path.parent.name == "parser_training":  # makes the models
             models = set()
-        if path.name not in ("ray_job.py", "ray_session.py"):
+        if path.name not in ("ray_job.py", "ray_late_jobs.py", "ray_session.py"):
             models = models | {"ray"}
         everywhere = imports(path)
         return top_level(imports(path, module_level_only=True)) & models | top_level(everywhere) & {"treenet"}
@@ -142,7 +143,7 @@ def test_packages_of_extras_are_loaded_where_they_are_used():
             allowed = {"ray", "uvicorn"} if parts[3] == "server" else set()
         elif parts == ("treenet", "extras", "tuning", "ray_trials"):
             allowed = {"optuna", "ray"}
-        elif parts[1:] in ON_RAY or parts == ("treeproc", "stages", "ray_job"):
+        elif parts[1:] in ON_RAY or (parts[:2] == ("treeproc", "stages") and parts[2] in ("ray_job", "ray_late_jobs")):
             allowed = {"ray"}
         return top_level(imports(path, module_level_only=True)) & EXTRAS.keys() - allowed
 

@@ -18,7 +18,7 @@ from waiting import wait_for
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import TEXT_SCHEMA, shard_name
 from treeproc.shards.store import write_shard
-from treeproc.stages import late_jobs, run_jobs
+from treeproc.stages import ray_late_jobs, run_jobs
 from treeproc.stages.ray_job import _JobRunner
 
 pytestmark = pytest.mark.slow
@@ -88,9 +88,9 @@ def tries(monkeypatch) -> list[int]:
             raise RayError
         return row(number)
 
-    monkeypatch.setattr(late_jobs, "ray", SimpleNamespace(wait=lambda tries, timeout: (tries[:1], tries[1:]), get=get))
-    monkeypatch.setattr(late_jobs, "POLL_S", 0.01)
-    monkeypatch.setattr(late_jobs, "LEAST_S", 0.05)
+    monkeypatch.setattr(ray_late_jobs, "ray", SimpleNamespace(wait=lambda tries, timeout: (tries[:1], tries[1:]), get=get))
+    monkeypatch.setattr(ray_late_jobs, "POLL_S", 0.01)
+    monkeypatch.setattr(ray_late_jobs, "LEAST_S", 0.05)
     return []
 
 
@@ -103,17 +103,17 @@ def test_late_jobs_are_tried_once_more_and_the_first_result_counts(tries):
             threading.Timer(0.5, pipeline.put, [row(3), row(7)]).start()
         return number
 
-    found = [one["number"] for one in late_jobs.first_results(pipeline, (0, 2, 3, 4, 7), try_again)]
+    found = [one["number"] for one in ray_late_jobs.first_results(pipeline, (0, 2, 3, 4, 7), try_again)]
     assert found == [0, 4, 2, 3, 7] and tries == [3, 7]
     wait_for(lambda: pipeline.rows.empty(), seconds=10)  # the end of the executor ends the thread that reads
 
 
 @pytest.mark.parametrize("first", [(), (row(0),), (row(0, seconds=60.0),)], ids=["no result", "many jobs", "slow jobs"])
 def test_jobs_are_not_tried_again_before_the_end(tries, monkeypatch, first):
-    monkeypatch.setattr(late_jobs, "MOST_LATE", 3 if first == (row(0),) else 64)
+    monkeypatch.setattr(ray_late_jobs, "MOST_LATE", 3 if first == (row(0),) else 64)
     pipeline = Pipeline(*first)
     threading.Timer(0.5, pipeline.put, [row(number) for number in range(len(first), 5)]).start()
-    found = late_jobs.first_results(pipeline, range(5), lambda number, median: tries.append(number))
+    found = ray_late_jobs.first_results(pipeline, range(5), lambda number, median: tries.append(number))
     assert [one["number"] for one in found] == list(range(5)) and not tries
 
 

@@ -29,7 +29,7 @@ from treenet.experiments.ray_cells import MAX_FAILURES, run_cells_with_ray
 from treenet.extras.tuning.ray_trials import cpus_of_trial
 from treenet.extras.tuning.trials import TuningConfig
 from treenet.jobs import ray_train
-from treenet.jobs.ray_room import Room, given_to_training, refuse_more_than_there_is
+from treenet.jobs.ray_room import ON_HEAD, Room, Rooms, given_to_training, refuse_more_than_there_is
 from treenet.jobs.train_job import is_the_worker
 from treenet.jobs.train_run import run_training
 from treenet.runs.mirror import STOP_FILE
@@ -163,6 +163,16 @@ def test_a_search_for_gpus_is_refused_where_none_can_come(monkeypatch):
 
 
 # Cells of a study.
+
+
+def test_a_room_with_helpers_waits_for_the_memory_of_the_head():
+    with Rooms([{"CPU": 1.0}], ON_HEAD) as fits, Rooms([{"CPU": 1.0}], [{**ON_HEAD[0], "memory": 1e15}]) as too_large:
+        too_large.want(1)
+        fits.want(1)
+        wait_for(fits.take, seconds=60).give_back()
+        assert too_large.take() is None
+        assert too_large.describe().endswith(", and 1000000000 MB on the head")
+    wait_for(lambda: not groups(), seconds=60)
 
 
 def run_cell(folder, config, train) -> Entry:

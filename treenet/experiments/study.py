@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def need_ray(cells: Iterable[Cell]) -> bool:
-    """Return whether cells have Ray Train workers. Then their driver has the grid alone; otherwise processes share it."""
+    """Return whether cells have workers on Ray. Then their driver has the grid alone; otherwise processes share it."""
     return any(cell.config.workers for cell in cells)
 
 

@@ -27,7 +27,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 CellWorkers = Annotated[
     int,
     Effect.NONE,
-    Field(ge=0, description="Ray Train workers of a cell; 0: the cells train in processes of this machine, without Ray"),
+    Field(ge=0, description="workers of a cell on Ray; 0: the cells train in processes of this machine, without Ray"),
 ]
 Parallel = Annotated[
     PositiveInt | None,

@@ -27,7 +27,7 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.store import ShardRecord
 from treeproc.stages.inputs import Inputs, input_stamp
-from treeproc.stages.late_jobs import MEDIANS, first_results
+from treeproc.stages.ray_late_jobs import MEDIANS, first_results
 
 logger = logging.getLogger(__name__)
 
