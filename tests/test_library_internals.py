@@ -65,6 +65,7 @@ def test_the_private_parts_are_there():
     assert default_autoscaling_coordinator.get_or_create_autoscaling_coordinator
     assert hasattr(ray_interrupt.placement_group_handle, "remove_placement_group")
     assert ray_internals.store_of_keys() and state.actors
+    assert hasattr(state.state, "get_draining_nodes")
     assert "_register_sigint_handler" in vars(InterruptibleTrainer) and hasattr(TorchTrainer, "_register_sigint_handler")
 
 
