@@ -270,7 +270,7 @@ def with_light_nodes(folder: Path) -> str:
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_training_that_is_preempted_twice_has_the_same_weights(slurm, tmp_path, nodes):
     """Each time, it saves in its grace time. It prints the seconds from the preemption to the requeue."""
-    settings = ("max_steps=1000", "checkpoint_every=500", "validate_every=500", "log_every=10")
+    settings = ("max_steps=2000", "checkpoint_every=500", "validate_every=500", "log_every=10")
     config, run = tiny_config(write_toy_data(tmp_path / "toy" / "data"), "workers=2", *settings), tmp_path / "run"
     (tmp_path / "config.yaml").write_text(dump_settings(config))
     command = f"python workflows/train_wmt.py --config {tmp_path}/config.yaml --out {run}"
