@@ -124,7 +124,7 @@ def test_a_damaged_checkpoint_is_named_and_never_left_out_in_silence(tmp_path, c
     faults = {"weights": "model.safetensors is damaged", "meta": "meta.json is damaged"}
     why = faults.get(damage, "its meta.json is of step 1")
     message = (
-        f"cannot average .*step_00000002: {why}; .*average_checkpoints.py --out .* allow_fewer=true averages the complete ones"
+        f"cannot average .*step_00000002: {why}; .*average-checkpoints --out .* allow_fewer=true averages the complete ones"
     )
     for fewer in (False, True):  # also at the end of training, where there may be fewer
         with pytest.raises(UserError, match=message):

@@ -609,7 +609,7 @@ def test_a_report_needs_no_text_and_takes_every_result(run, tmp_path):
         (run / "scores.json").write_text(json.dumps(scores))
         done = run_here("report.py", "--out", tmp_path / "last", run, "split=test.last", "lines=[3]")
         assert done.returncode == 2 and f"{predictions} is damaged: its examples or classes" in done.stderr
-        assert f"evaluate.py --out {run} split=test checkpoint=last\n" in done.stderr and done.stderr.count("\n") == 1
+        assert f"evaluate --out {run} split=test checkpoint=last\n" in done.stderr and done.stderr.count("\n") == 1
     predictions.write_text(whole)
 
 

@@ -69,7 +69,7 @@ def refused(folder: Path, load: bool) -> str:
     config = ParserConfig(models=folder)
     with pytest.raises(UserError) as error:
         build_parser(config) if load else describe_parser(config)
-    assert "\n" not in str(error.value) and len(str(error.value)) < 490 and "train_parser.py" in str(error.value)
+    assert "\n" not in str(error.value) and len(str(error.value)) < 490 and "tree-attention train-parser" in str(error.value)
     return str(error.value)
 
 

@@ -209,7 +209,7 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
     config = finished / "config.yaml"
     out = tmp_path / "run"
     status, message, _ = run("train_lm.py", "--config", config, "--out", out, "max_steps=6")
-    assert status == 0 and "masked pieces/s" in message and "unsupervised_parse.py --out" in message
+    assert status == 0 and "masked pieces/s" in message and "tree-attention unsupervised-parse --out" in message
     status, message, _ = run("unsupervised_parse.py", "--out", out, "parsing.min_layer=0")
     assert status == 0 and "random" in message and "sent. F1" in message
     assert list(read_json(out / "scores.json")) == ["unsupervised_parse-test"]

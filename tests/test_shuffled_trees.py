@@ -163,7 +163,7 @@ def test_what_control_trees_share_with_the_own_trees_is_counted_and_told(data, t
 
 def test_a_line_by_itself_has_no_partner(data, tmp_path):
     shuffled(data, tmp_path / "out")
-    advised = r"but this is a single line; preprocess .* workflows/evaluate\.py, or of workflows/score_lm\.py$"
+    advised = r"but this is a single line; preprocess .* tree-attention evaluate, or of tree-attention score-lm$"
     with pytest.raises(UserError, match=f"has shuffled trees, which come from other lines of a split, {advised}"):
         LineEncoder(tmp_path / "out", given_trees=True)
 

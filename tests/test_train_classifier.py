@@ -291,7 +291,7 @@ def test_a_study_of_translation_refuses_a_classifier(data, tmp_path):
 
 def test_messages_about_a_missing_checkpoint_name_the_command_that_trains(data, tmp_path):
     (tmp_path / "config.yaml").write_text(json.dumps({**TINY, "data": str(data)}))
-    with pytest.raises(UserError, match=r"run workflows/train\.py "):
+    with pytest.raises(UserError, match="run tree-attention train "):
         average_checkpoints(tmp_path, "last", 1)
 
 
