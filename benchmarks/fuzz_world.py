@@ -13,8 +13,7 @@ import yaml
 from fuzz_oracles import results
 from tiny_tokenizers import FAMILIES, write_tokenizer
 
-from treenet.cli.main import COMMANDS
-from treeproc.common.errors import command_of
+from treenet.cli.main import COMMANDS, command_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

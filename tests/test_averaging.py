@@ -123,9 +123,7 @@ def test_a_damaged_checkpoint_is_named_and_never_left_out_in_silence(tmp_path, c
         path.write_bytes(content[:-20] + bytes([content[-20] ^ 1]) + content[-19:])
     faults = {"weights": "model.safetensors is damaged", "meta": "meta.json is damaged"}
     why = faults.get(damage, "its meta.json is of step 1")
-    message = (
-        f"cannot average .*step_00000002: {why}; .*average-checkpoints --out .* allow_fewer=true averages the complete ones"
-    )
+    message = f"cannot average .*step_00000002: {why}; .*average-checkpoints --out .* allow_fewer=true averages the complete ones"
     for fewer in (False, True):  # also at the end of training, where there may be fewer
         with pytest.raises(UserError, match=message):
             average_checkpoints(tmp_path, choice, 3, allow_fewer=fewer)
@@ -176,15 +174,6 @@ def test_a_checkpoint_of_another_run_is_refused_wherever_it_lies(tmp_path):
     for choice, count in (("last", 1), ("best", 1), ("last", 2)):
         with pytest.raises(UserError, match=said):
             average_checkpoints(tmp_path, choice, count, allow_fewer=True, allow_damaged=True)
-
-
-def test_checkpoints_of_two_versions_of_one_run_are_averaged(tmp_path):
-    """The first has no hash of its own, no settings and no size."""
-    first = save(tmp_path, 1, 1)
-    save(tmp_path, 2, 2, settings=CONFIG.lasting())
-    old = {name: value for name, value in meta_of(first).items() if name not in ("sha256", "meta_version")}
-    (first / META).write_text(json.dumps(old))
-    assert same_weights(average_checkpoints(tmp_path, "last", 2), mean_of(1, 2))
 
 
 def test_the_best_are_those_of_the_lowest_validation_nll(tmp_path):

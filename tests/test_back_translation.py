@@ -117,10 +117,6 @@ def test_more_pairs_than_training_shuffles_at_once_are_mixed_in_one_file(data, u
     )
     assert lines[:3] == [*(undisturbed / "real" / "train.source").read_text().splitlines()[:2], tagged[0]]
     assert len(lines) == 40 + len(tagged)
-    monkeypatch.undo()
-    before = content(tmp_path)
-    main(arguments(data, tmp_path, f"run={undisturbed / 'backward'}"))
-    assert content(tmp_path) == before, "a folder that began with one file keeps it"
 
 
 def test_synthetic_pairs_can_have_a_weight(undisturbed):

@@ -111,16 +111,12 @@ def test_every_flipped_bit_of_the_meta_is_noticed(tmp_path):
         assert not is_complete(folder), (place, chr(content[place]), chr(flipped))
 
 
-def test_a_changed_fact_of_the_meta_is_noticed_and_one_of_an_earlier_version_opens(tmp_path):
-    folder, model, optimizer = save(tmp_path, 1, valid_nll=2.5)
+def test_a_changed_fact_of_the_meta_is_noticed(tmp_path):
+    folder, _, _ = save(tmp_path, 1, valid_nll=2.5)
     meta = json.loads((folder / "meta.json").read_text())
     for changed in ({**meta, "valid_nll": 0.5}, {name: value for name, value in meta.items() if name != "sha256"}):
         (folder / "meta.json").write_text(json.dumps(changed))
         assert find_fault(folder) == "meta.json is damaged" and read_meta(folder) == {}
-    old = {name: value for name, value in meta.items() if name not in ("sha256", "meta_version")}
-    (folder / "meta.json").write_text(json.dumps(old))
-    assert is_complete(folder) and read_meta(folder) == old
-    assert load_checkpoint(folder, model, optimizer) == {"step": 1}
 
 
 @pytest.mark.parametrize(

@@ -395,7 +395,7 @@ def test_predictions_that_do_not_belong_together_are_refused(main, tmp_path, run
     for other, message in pairs.items():
         with pytest.raises(UserError, match=message):
             main(["--compare", str(a), str(other), "--out", str(tmp_path / "out")])
-    with pytest.raises(UserError, match=r"nan.*line 13: nll must be a finite number, but is 'nan'; run .*score_lm.* --out .*nan"):
+    with pytest.raises(UserError, match=r"nan.*line 13: nll must be a finite number, but is 'nan'; run .*score-lm.* --out .*nan"):
         main(["--compare", str(lm), str(nan)])
     others = write_predicted(
         tmp_path / "vocab", "causal_lm", head, lines, data={"text_fingerprint": "t", "vocab_fingerprint": "w"}

@@ -293,25 +293,6 @@ def test_a_copy_of_a_checkpoint_inside_a_run_that_has_trained_again_is_accepted(
     accepted(own, "train")
 
 
-def test_checkpoints_and_averages_of_earlier_versions_are_continued(runs, own):
-    """They name no ancestors, and the oldest have no settings and no hash."""
-    for number, folder in enumerate((*checkpoint_folders(own), own / AVERAGED)):
-        meta = read_meta(folder)
-        left_out = (
-            "ancestors",
-            "initial",
-            "sha256",
-            "meta_version",
-            *(["settings", "model", "num_pieces"] if number < 2 else []),
-        )
-        (folder / META).write_bytes(json_bytes({name: value for name, value in meta.items() if name not in left_out}))
-    for name in ("evaluate", "average", "train"):
-        accepted(own, name)
-    (own / "config.yaml").write_text((own / "config.yaml").read_text().replace("max_steps: 4", "max_steps: 6"))
-    accepted(own, "train")
-    assert read_meta(own / step(6))["ancestors"].keys() == {folder_name(4), folder_name(5)}
-
-
 def test_a_checkpoint_that_replaces_a_damaged_one_is_not_refused(runs, own):
     """Both last ones are damaged. The first that is written again has other weights; the second one still names the old ones."""
     for number in (3, 4):

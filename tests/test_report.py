@@ -352,7 +352,7 @@ def test_a_run_that_is_not_finished_shows_what_it_has(folder, tmp_path):
     assert "its data set is missing or was made again" in missing["gone"] and found["sentences"] == []
     assert [row["run"] for row in found["scores"][0]["rows"]] == ["gone"]
     text = (tmp_path / "out" / "index.html").read_text()
-    assert "Learning curves" in text and 'id="sentences"' not in text and "; to add it: <code>python" in text
+    assert "Learning curves" in text and 'id="sentences"' not in text and "; to add it: <code>tree-attention" in text
 
 
 def test_a_run_without_a_transformer_decoder_has_scores_and_curves_but_no_attention(folder, tmp_path):

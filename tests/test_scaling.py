@@ -418,7 +418,8 @@ def test_cells_of_other_weights_than_their_scores_are_refused_and_the_same_comma
     assert [entry.starts for entry in Ledger.read(tmp_path).entries.values()] == [2] and study() == first
 
     command = str(error.value).partition("; run ")[2]  # scores all cells on another split
-    subprocess.run(command.replace("python", sys.executable), shell=True, check=True, cwd=ROOT, capture_output=True)
+    program = f"{sys.executable} {ROOT / 'workflows' / 'evaluate.py'}"
+    subprocess.run(command.replace("tree-attention evaluate", program), shell=True, check=True, cwd=ROOT, capture_output=True)
     assert "transformer" in show_study(other)
 
 

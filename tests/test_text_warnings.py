@@ -344,22 +344,6 @@ def test_lists_of_lines_are_mended_and_checked(job, caplog):
     assert {path: path.read_bytes() for path in before} == before and not verify(data).problems
 
 
-def test_a_data_set_of_an_earlier_version_is_left_as_it_is(job):
-    """An old text stage has no lists and no notices: they are not added, and no shard is made again."""
-    data, config = job("old")
-    for stage, name in (("text", "dropped.tsv"), ("parsed", "fallbacks.tsv")):
-        (data / stage / name).unlink()
-        index = json.loads((data / stage / "index.json").read_text())
-        for key in ("files", "notices"):
-            index.pop(key, None)
-        (data / stage / "index.json").write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n")
-    before = {path: path.read_bytes() for path in data.rglob("*") if path.is_file() and path.name != "provenance.json"}
-    preprocess(config, data)
-    after = {path: path.read_bytes() for path in data.rglob("*") if path.is_file() and path.name != "provenance.json"}
-    assert after == before and "noticed in the text: nothing" in describe(data)[0]
-    assert "dropped: 1 empty_source" in summary(read_index(data / "encoded"), data)
-
-
 def test_fingerprints_are_those_of_data_sets_made_before(tmp_path):
     """The mark and the bytes of a text shard, as they were before `drop_leaks` came."""
     for name, text in {"a": "one\ntwo\n\n", "b": "eins\nzwei\ndrei\n"}.items():

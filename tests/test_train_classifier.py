@@ -1,6 +1,7 @@
 """Training classifiers end to end on toy labels: the workflow, resume, what is chosen and scored, comparisons over seeds."""
 
 import json
+import re
 import shutil
 from dataclasses import asdict, replace
 from functools import partial
@@ -397,11 +398,12 @@ def test_accuracies_are_tested_over_paired_seeds_and_shared_sentences(tmp_path):
             (folder / "run.json").write_text('{"parameters": 1}')
             (folder / "metrics.jsonl").write_text('{"event": "valid", "step": 3, "elapsed": 1.0, "nll": 1.0}\n')
             right[system, seed] = random.random(sentences) < share
-            score = {"accuracy": float(right[system, seed].mean()), "steps": [3]}
-            (folder / "scores.json").write_text(json.dumps(dict.fromkeys(("valid", "test", "test.last"), score)))
             rows = [f"{number}\t1\t{int(value)}\t0.5\t0.5\n" for number, value in enumerate(right[system, seed])]
             for name in ("test", "test.last"):
                 (folder / f"predictions.{name}.tsv").write_text("".join(["example_id\tlabel\tpredicted\tp0\tp1\n", *rows]))
+            score = {"accuracy": float(right[system, seed].mean()), "steps": [3]}
+            score["predictions_sha256"] = file_sha256(folder / "predictions.test.tsv")
+            (folder / "scores.json").write_text(json.dumps(dict.fromkeys(("valid", "test", "test.last"), score)))
             labels = {"system": system, "seed": seed}
             entries[folder.name] = Entry(labels=labels, settings={}, data_fingerprint="", status="done")
     config = load_settings(SeedsConfig, None, **TINY, data=tmp_path, grid={"systems": SYSTEMS, "baseline": "trees"})
@@ -409,7 +411,7 @@ def test_accuracies_are_tested_over_paired_seeds_and_shared_sentences(tmp_path):
     records = recording.read_all(Ledger(tmp_path / "ledger.json", entries), tmp_path)
     cell = tmp_path / "cells" / "trees-seed2" / "scores.json"
     before = cell.read_text()
-    cell.write_text(before.replace('"steps"', '"predictions_sha256": "other", "steps"'))
+    cell.write_text(re.sub(r'"predictions_sha256": "\w+"', '"predictions_sha256": "other"', before))
     with pytest.raises(UserError, match=r"trees-seed2/predictions.test.tsv has changed since .*; run .* --out .*trees-seed2"):
         recording.read_all(Ledger(tmp_path / "ledger.json", entries), tmp_path)
     cell.write_text(before)

@@ -15,7 +15,7 @@ from hostile_files import first_record, one_line
 from toydata import write_toy_data
 
 from treenet.experiments.ledger import LEDGER, Ledger
-from treenet.runs.checkpoint import META, WEIGHTS, is_complete
+from treenet.runs.checkpoint import META, WEIGHTS, _seal, is_complete
 from treenet.runs.run_results import read_system
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, locked, read_json
 from treeproc.common.settings import UserError
@@ -121,7 +121,7 @@ def test_names_in_ledgers_scores_and_checkpoints_stay_inside(tmp_path):
     facts = {"bytes": secret.stat().st_size, "sha256": file_sha256(secret)}
     (tmp_path / "run" / WEIGHTS).write_text("secret\n")
     for more, whole in (({}, True), ({"../secret.txt": facts}, False), ({str(secret): facts}, False)):
-        (tmp_path / "run" / META).write_bytes(json_bytes({"files": {WEIGHTS: facts, **more}}))
+        (tmp_path / "run" / META).write_bytes(json_bytes(_seal({"files": {WEIGHTS: facts, **more}})))
         assert is_complete(tmp_path / "run") is whole
 
 

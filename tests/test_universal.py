@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from treeproc.common.settings import UserError, load_settings
+from treeproc.common.settings import UserError
 from treeproc.extras.parser_training.config import TrainParserConfig, ud_treebanks
 from treeproc.extras.parser_training.corpus import Files, TreebankConfig
 from treeproc.extras.parser_training.job import possible_models, read_treebanks
@@ -108,13 +108,3 @@ def test_files_have_one_origin():
         Files(sentences=["a"], test=["b"])
     with pytest.raises(ValueError, match="would split brackets and conllu differently"):
         TreebankConfig(brackets=Files(sentences=["a"]), conllu=Files(sentences=["b"]))
-
-
-def test_files_of_earlier_versions_may_hold_constants(tmp_path):
-    old = {"pos": {"char_hidden_dim": 100}, "depparse": {"fit": {"beta2": 0.98}}}
-    new = {"pos": {}, "depparse": {"fit": {}}}
-    assert TrainParserConfig(treebank=tmp_path, **old) == TrainParserConfig(treebank=tmp_path, **new)
-    (tmp_path / "config.yaml").write_text("treebank: a\ndepparse: {num_layers: 3}\n")
-    wrong = "depparse: num_layers is not a setting any more: it must be 2, but is 3; leave it out"
-    with pytest.raises(UserError, match=rf"config.yaml: {wrong}$"):
-        load_settings(TrainParserConfig, tmp_path / "config.yaml")

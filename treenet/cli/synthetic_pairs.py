@@ -81,6 +81,10 @@ class MadeFiles:
         self._folder, self._path = folder, folder / MADE
         self._steps: dict = read_json(self._path, "choose another --out", dict[str, _Step]) if self._path.exists() else {}
 
+    def began(self, step: str) -> bool:
+        """Return whether a step was made before, perhaps from other inputs."""
+        return step in self._steps
+
     def has(self, step: str, files: Sequence[Path], *inputs: object) -> bool:
         """Return whether the files of a step are complete and unchanged.
 

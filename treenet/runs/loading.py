@@ -99,7 +99,7 @@ def load_classifier(
     """
     loaded = load_model(run, task="classification", checkpoint=checkpoint, data=data, device=device)
     facts = read_facts(run)
-    if not facts.keys() >= {"classes", "num_classes"}:
+    if "classes" not in facts:
         raise UserError(f"{run / FACTS} is damaged: it names no classes; restore it")
     check_classes(loaded.data, read_index(loaded.data / "encoded"), data_of(run, loaded.config), facts)
     return LoadedClassifier(**vars(loaded), classes=facts["classes"])
@@ -110,10 +110,10 @@ def check_classes(data: AnyPath, index: Mapping, own: AnyPath, facts: Mapping) -
 
     Classes without names fit if there are as many.
     """
-    known, found = facts["num_classes"], index.get("num_classes")
+    known, found = facts.get("num_classes"), index.get("num_classes")
     if known != found:
         raise UserError(f"{data} has {found} classes, but the model learned {known}; {advise(data, own)}")
-    names = facts["classes"]
+    names = facts.get("classes")
     if index.get("classes") not in (None, names):
         raise UserError(
             f"{data} has the classes {', '.join(index['classes'])}, but the model learned {', '.join(names)}; {advise(data, own)}"

@@ -170,7 +170,7 @@ def export_onnx(run: LoadedRun, out: Path, max_positions: int) -> None:
         raise UserError(f"ONNX takes {' and '.join(EXPORTED)}, but the run is {name}; --to safetensors takes every model")
     if run.config.model.tree.implementation != "fast":
         again = "run its training command again with model.tree.implementation=fast, which changes no weight"
-        raise UserError(f"ONNX takes model.tree.implementation=fast, but the run has reference; {again}")
+        raise UserError(f"ONNX does not take the reference implementation of trees; {again}")
     if sum(weight.nbytes for weight in run.model.parameters()) > _MOST_BYTES:
         raise UserError("an ONNX file holds at most 2 GB, but the weights are larger; --to safetensors takes them")
     model = with_positions(run.model, max_positions)
