@@ -5,7 +5,6 @@ Shapes: A decoder layers, H heads, T target positions, L leaves, N nodes, S = L 
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path
 from threading import RLock
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self, TypeVar
 
 import torch
 
+from treenet.api.results import LineClasses, PhraseClasses, Translation
 from treenet.api.sentence_attention import SentenceWeights, name_positions
 from treenet.api.shards import given_path
 from treenet.config import DecodingConfig
@@ -49,38 +49,6 @@ Found = TypeVar("Found")
 _ALONE = RLock()
 # Arguments by the columns of a line, where the names differ.
 _ARGUMENTS = {"text": "lines", "target": "targets", "prefix": "prefixes"}
-
-
-@dataclass(frozen=True)
-class Translation:
-    """One translation of a line."""
-
-    text: str
-    score: float  # log_prob over the length penalty, unless the method or the coverage penalty changes it; NaN of an empty line
-    log_prob: float  # sum over pieces and the end of the sentence, in nats
-    pieces: tuple[str, ...] = ()
-    piece_log_probs: tuple[float, ...] = ()  # where a translation was given: of its pieces, and of the end
-
-
-@dataclass(frozen=True)
-class PhraseClasses:
-    """The classes of a phrase of a line: its pieces [start, end), its text, and probabilities by the name of the class."""
-
-    text: str
-    start: int
-    end: int
-    label: str
-    probabilities: dict[str, float] = field(repr=False)
-
-
-@dataclass(frozen=True)
-class LineClasses:
-    """The most probable class of a line, its probability, all probabilities by name, and the phrases if they were asked for."""
-
-    label: str
-    probability: float
-    probabilities: dict[str, float]
-    phrases: tuple[PhraseClasses, ...] = ()
 
 
 class _LineReader:

@@ -43,8 +43,7 @@ class TreeAttentionConfig(ArchitectureSection):
     )
     implementation: Annotated[Literal["fast", "reference"], Effect.NONE] = later_field(
         "fast",
-        description="'reference': the paper's equations one by one, slowly, and searches that read all pieces again at every "
-        "step. It gives the results of 'fast', except for rounding and the masks of attention dropout",
+        description="'reference': the paper's equations one by one. Slow; equal but for rounding and attention dropout's masks",
     )
     relative_positions: int = later_field(
         0,
@@ -56,9 +55,7 @@ class TreeAttentionConfig(ArchitectureSection):
     @model_validator(mode="after")
     def _check_implementation(self) -> Self:
         if self.implementation == "reference" and self.relative_positions:
-            raise ValueError(
-                "implementation must be fast with relative_positions, which the paper does not have, but is reference"
-            )
+            raise ValueError("implementation must be fast with relative_positions, which the paper lacks, but is reference")
         return self
 
 
