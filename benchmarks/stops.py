@@ -65,7 +65,7 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Row:
-    """What is stopped, when, and what must follow. Rank numbers are names of processes, too."""
+    """A row of the table: what is stopped, when, and what must follow. Rank numbers are names of processes, too."""
 
     process: str
     moment: str

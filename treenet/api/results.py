@@ -1,4 +1,4 @@
-"""What runs return for lines: translations, and classes of lines and phrases."""
+"""The results of runs for lines: translations, and classes of lines and phrases."""
 
 from dataclasses import dataclass, field
 

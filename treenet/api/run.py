@@ -38,7 +38,7 @@ from treenet.translation.line_constraints import check_method, constraint_column
 from treenet.translation.line_translator import build_line_encoder
 from treenet.translation.settings import MUST_APPEAR
 from treenet.translation.translate import ScoredTarget, decoding_of, detokenize, score_examples, translate_examples
-from treeproc.common.errors import UserError, as_integer, as_list, check_string, from_python, quoted
+from treeproc.common.errors import UserError, as_integer, as_list, check_string, from_python, naming_arguments, quoted
 from treeproc.common.hub import HubModel, model_place
 from treeproc.common.settings import build_settings
 from treeproc.common.storage import AnyPath
@@ -226,7 +226,7 @@ class Run(_LineReader):
             found = self._compute(search, encoded)
         for number, (line, best) in enumerate(zip(encoded, found, strict=True), start=1):
             if line.row is not None and not best:
-                warnings.warn(f"line {number}: {unmet(settings).replace('decoding.', '')}", stacklevel=4)
+                warnings.warn(f"line {number}: {naming_arguments(unmet(settings))}", stacklevel=4)
         return [[self._translation(one) for one in best or ()] for best in found]
 
     @from_python()

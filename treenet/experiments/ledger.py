@@ -31,8 +31,8 @@ _ENCODER_FILES = ("the weights", "config.json", "tokenizer.json")
 class Cell:
     """One run of a grid. `labels` are its coordinates, for reports; `data_fingerprint` is of the encoded data set.
 
-    `encoder` has the hashes of the pretrained encoder's files (`_ENCODER_FILES`); it is empty without an encoder. The
-    first records that we made have that of the weights alone, or none.
+    `encoder` has the hashes of the pretrained encoder's files (`_ENCODER_FILES`); it is empty without an encoder. The first
+    records that we made have that of the weights alone, or none.
     """
 
     name: str

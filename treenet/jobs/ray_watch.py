@@ -49,7 +49,7 @@ FAILURES = (RayError, OSError, RuntimeError)
 
 
 class Beat(NamedTuple):
-    """What a rank does; `number` grows with every beat."""
+    """The present work of a rank; `number` grows with every beat."""
 
     group: str
     number: int

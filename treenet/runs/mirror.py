@@ -85,9 +85,11 @@ class StoredRun(RunMirror):
     that the run started from, which count as its untrained ones. It writes results beside them, but removes nothing in the store.
     """
 
+    out: RemotePath
+
     def __init__(self, out: RemotePath, only: Collection[str] | None = None):
         super().__init__(_place(out, reads=only is not None))
-        self.out, self._remote, self._only = out, out, only
+        self.out, self._only = out, only
         self._same: dict[str, tuple[int, int]] = {}  # size and time of local files that are the same in the store
         self._folders_there: set[str] = set()
         self._entries: dict[str, dict] = {}  # of results, as they were pulled
@@ -98,7 +100,7 @@ class StoredRun(RunMirror):
         A mirror to read keeps local files that the store lacks while another process uses it, which may be about to upload them.
         """
         with _exclusive(self.folder):
-            there = self._remote.objects()
+            there = self.out.objects()
             folders = _folders_with_meta(there)
             cut_off = {_folder_of(name) for name in there if name.startswith("checkpoints/")} - folders
             self._folders_there = set(folders)
@@ -154,26 +156,26 @@ class StoredRun(RunMirror):
         for folder in self._only or ():
             if not fnmatch.filter(self._folders_there, folder):
                 there = ", ".join(sorted(self._folders_there)) or "none"
-                raise UserError(f"{self._remote / folder} is missing; train to the end, or choose another (there are: {there})")
+                raise UserError(f"{self.out / folder} is missing; train to the end, or choose another (there are: {there})")
 
     def last_step(self) -> int:
-        folders = (name.parent for name in map(PurePosixPath, (self._remote / "checkpoints").objects()) if name.name == META)
+        folders = (name.parent for name in map(PurePosixPath, (self.out / "checkpoints").objects()) if name.name == META)
         return max((checkpoint_step(folder) for folder in folders if is_checkpoint_name(str(folder))), default=0)
 
     def ask_to_stop(self) -> None:
-        (self._remote / STOP_FILE).write_bytes(b"")
+        (self.out / STOP_FILE).write_bytes(b"")
 
     def forget_stop(self) -> None:
-        (self._remote / STOP_FILE).unlink(missing_ok=True)
+        (self.out / STOP_FILE).unlink(missing_ok=True)
 
     def remove_ray_folder(self) -> None:
-        run_all(lambda name: (self._remote / RAY_FOLDER / name).unlink(missing_ok=True), (self._remote / RAY_FOLDER).objects())
+        run_all(lambda name: (self.out / RAY_FOLDER / name).unlink(missing_ok=True), (self.out / RAY_FOLDER).objects())
 
     def _follow(self, stop_file: Path, done: threading.Event) -> None:
         last_error = ""
         while not done.wait(POLL_S):
             try:
-                if (self._remote / STOP_FILE).exists():
+                if (self.out / STOP_FILE).exists():
                     stop_file.touch()
                 self.push()
                 last_error = ""
@@ -201,7 +203,7 @@ class StoredRun(RunMirror):
 
     def _pull_folder(self, folder: str, names: list[str], there: dict[str, int]) -> None:
         here, meta = inside(self.folder, folder), f"{folder}/{META}"
-        content = (self._remote / meta).read_bytes()
+        content = (self.out / meta).read_bytes()
         if not (
             (here / META).is_file()
             and (here / META).read_bytes() == content
@@ -217,41 +219,41 @@ class StoredRun(RunMirror):
         if self._same.get(meta) == stamp:
             return
         self._folders_there.add(folder)
-        (self._remote / meta).unlink(missing_ok=True)
+        (self.out / meta).unlink(missing_ok=True)
         run_all(self._put, [name for name in names if name != meta])
         self._put(meta)
         self._same[meta] = stamp
 
     def _remove_there(self, folder: str) -> None:
-        (self._remote / folder / META).unlink(missing_ok=True)
-        run_all(lambda name: (self._remote / folder / name).unlink(missing_ok=True), (self._remote / folder).objects())
+        (self.out / folder / META).unlink(missing_ok=True)
+        run_all(lambda name: (self.out / folder / name).unlink(missing_ok=True), (self.out / folder).objects())
         self._folders_there.discard(folder)
 
     def _download(self, name: str) -> None:
         path = inside(self.folder, name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with (self._remote / name).open() as source, atomic_output(path) as sink:
+        with (self.out / name).open() as source, atomic_output(path) as sink:
             shutil.copyfileobj(source, sink, 1 << 20)
 
     def _put(self, name: str) -> None:
         with open(self.folder / name, "rb") as file:
-            (self._remote / name).write_file(file)
+            (self.out / name).write_file(file)
 
     def _upload(self, name: str) -> None:
         with suppress(FileNotFoundError), open(self.folder / name, "rb") as file:  # a file may disappear during this loop
             stamp = _stamp(self.folder / name)
             if self._same.get(name) != stamp:
                 if self._only is not None and name in _OF_ENTRIES:
-                    (self._remote / name).write_bytes(self._with_entries_there(name))
+                    (self.out / name).write_bytes(self._with_entries_there(name))
                 else:
-                    (self._remote / name).write_file(file)
+                    (self.out / name).write_file(file)
                 self._same[name] = stamp
 
     def _with_entries_there(self, name: str) -> bytes:
         """Return a file of results with the entries that other machines wrote since the pull."""
         own, before = _read_entries(self.folder / name), self._entries.get(name, {})
         new = {key: entry for key, entry in own.items() if before.get(key) != entry}
-        return json_bytes(_read_entries(self._remote / name) | new)
+        return json_bytes(_read_entries(self.out / name) | new)
 
 
 def mirror_of(out: AnyPath, only: Collection[str] | None = None) -> RunMirror:

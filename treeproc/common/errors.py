@@ -26,10 +26,15 @@ def from_python() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        error.args = (str(error).replace("decoding.", ""),)
+        error.args = (naming_arguments(str(error)),)
         raise
     finally:
         _FROM_PYTHON.reset(before)
+
+
+def naming_arguments(text: str) -> str:
+    """Return a message without the section of the settings that are keywords of the library."""
+    return text.replace("decoding.", "")
 
 
 def is_from_python() -> bool:

@@ -107,8 +107,7 @@ def start_ray(instead: str = "or give workers=0, which needs no Ray") -> None:
 
     RAY_ADDRESS names another cluster. With `local`, Ray starts in this process even if a cluster runs on the machine.
     Workers' own output stays in Ray's logs: the jobs report progress themselves. If the start fails, it is tried once more,
-    because the machine may be busy. Raises UserError if that fails too, with what
-    the command can do `instead`.
+    because the machine may be busy. Raises UserError if that fails too, with what the command can do `instead`.
     """
     global _embedded
     import ray  # commands without Ray may call `there_is_a_cluster`
