@@ -33,7 +33,7 @@ def test_a_run_ends_when_a_process_dies(processes, tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert "1 failed, 10 passed" in run.stdout and "crashed while running 'test_2_dies.py::test_dies'" in run.stdout, run.stdout
     assert run.returncode == 1
