@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import ray
 import torch
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from treenet.experiments.grid import CellWork, Follow, describe_unexpected, end_cell, run_cell
 from treenet.experiments.ledger import FAILED, INTERRUPTED, Cell, CellResult, Ledger, last_step
@@ -107,7 +106,7 @@ def _start(cell: Cell, work: CellWork, room: Room) -> ray.ObjectRef:
     """
     place = room.in_first_bundle()
     if not _trains_alone(cell):
-        place = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(room.node() or "", soft=True)}
+        place = room.beside_workers()
     task = ray.remote(max_retries=0, max_calls=1)(_run)
     return task.options(name=cell.name, **place).remote(cell, work, os.environ.get("RAY_ADDRESS"), room)
 
@@ -118,8 +117,6 @@ def _run(cell: Cell, work: CellWork, address: str | None, room: Room) -> CellRes
     Without this room, trained cells would wait behind the cells that begin. What fails in a cell of one worker without a reason
     that the user can resolve is done again in another process, as Ray Train does it.
     """
-    if address:
-        os.environ["RAY_ADDRESS"] = address  # a cluster, which can grow, or a Ray of this machine only
 
     def score(folder: AnyPath) -> dict:
         place = room.in_first_bundle()
@@ -130,26 +127,33 @@ def _run(cell: Cell, work: CellWork, address: str | None, room: Room) -> CellRes
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
 
+    if _trains_alone(cell):
+        return train_in(room, cell, work, address, threads=int(not cell.config.use_gpu), unexpected=INTERRUPTED)
+    return train_in(room, cell, replace(work, score=score), address)
+
+
+def train_in(
+    room: Room, cell: Cell, work: CellWork, address: str | None, threads: int = 0, unexpected: str = FAILED
+) -> CellResult:
+    """Run a cell in this process or by its workers, in a room of the Ray at `address`; 0 threads: as many as PyTorch chooses.
+
+    A run that another process holds is waited for.
+    """
+    if address:
+        os.environ["RAY_ADDRESS"] = address  # a cluster, which can grow, or a Ray of this machine only
+    if threads:
+        torch.set_num_threads(threads)
     try:
-        wait_until_free(cell.folder)
+        with locked(cell.folder, wait_s=FREE_S):
+            pass
     except UserError as error:
         return CellResult(FAILED, 0.0, error=str(error))
     with given_to_training(room):
-        if not _trains_alone(cell):
-            return run_cell(cell, replace(work, score=score))
-        if not cell.config.use_gpu:
-            torch.set_num_threads(1)
-        return run_cell(cell, work, unexpected=INTERRUPTED)
+        return run_cell(cell, work, unexpected=unexpected)
 
 
 def _score(work: CellWork, folder: AnyPath) -> dict:
     return work.score(folder)
-
-
-def wait_until_free(folder: AnyPath) -> None:
-    """Wait for the lock of a run. Raises UserError if it is not free after FREE_S."""
-    with locked(folder, wait_s=FREE_S):
-        pass
 
 
 def _result(reference: ray.ObjectRef, cell: Cell) -> CellResult:

@@ -19,7 +19,7 @@ from ray.util.placement_group import (
     placement_group_table,
     remove_placement_group,
 )
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from treenet.config import TrainConfig
 from treeproc.common.ray_internals import start_coordinator_here
@@ -77,6 +77,10 @@ class Room:
         place = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=0)
         needs = {"num_cpus": self.bundles[0].get("CPU", 0), "num_gpus": self.bundles[0].get("GPU", 0)}
         return needs | {"scheduling_strategy": place}
+
+    def beside_workers(self) -> dict[str, Any]:
+        """Return the options of a task that leaves the room to its workers, on the node of the first."""
+        return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(self.node() or "", soft=True)}
 
     def give_back(self) -> None:
         """End the demand, or free its resources, and those of the room that replaces it. More than once does no harm."""

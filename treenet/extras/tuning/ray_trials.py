@@ -24,13 +24,12 @@ from ray import tune
 from ray.tune.experiment import Trial as RayTrial
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler
 from ray.tune.search.optuna import OptunaSearch
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from treenet.experiments.grid import CellWork, printing_to_log, run_cell
+from treenet.experiments.grid import CellWork, printing_to_log
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, STOPPED, Cell, CellResult
-from treenet.experiments.ray_cells import wait_until_free
+from treenet.experiments.ray_cells import train_in
 from treenet.extras.tuning.trials import Dimension, Trial, Trials, TuningConfig, describe_values
-from treenet.jobs.ray_room import Room, Rooms, bundles_of, given_to_training, refuse_more_than_there_is
+from treenet.jobs.ray_room import Room, Rooms, bundles_of, refuse_more_than_there_is
 from treenet.jobs.train_run import make_run_folder, run_training
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.base import build_task
@@ -226,9 +225,9 @@ def _run_trial(values: dict, trials: Trials, cpus: int) -> None:
         _end(FAILED, [], str(error))
         return
     room: Room = values["room"]
-    place: dict[str, Any] = room.in_first_bundle()
+    place = room.in_first_bundle()
     if cell.config.workers:  # which take the room themselves
-        place = {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(room.node() or "", soft=True)}
+        place = room.beside_workers()
     start = ray.remote(_train).options(name=cell.name, **place)
     curve: list[tuple[int, float]] = []
     result = CellResult(INTERRUPTED, 0.0)
@@ -257,15 +256,5 @@ def _end(status: str, curve: list[tuple[int, float]], error: str = "") -> None:
 
 def _train(cell: Cell, address: str | None, cpus: int, room: Room) -> CellResult:
     """Train the run of a trial, and print to its log.txt."""
-    import torch
-
-    if address:
-        os.environ["RAY_ADDRESS"] = address
-    if cpus:
-        torch.set_num_threads(cpus)
-    try:
-        wait_until_free(cell.folder)
-    except UserError as error:
-        return CellResult(FAILED, 0.0, error=str(error))
-    with printing_to_log(cell.folder), given_to_training(room):
-        return run_cell(cell, CellWork(run_training, lambda folder: {}))
+    with printing_to_log(cell.folder):
+        return train_in(room, cell, CellWork(run_training, lambda folder: {}), address, threads=cpus)
