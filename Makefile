@@ -6,7 +6,7 @@ NEWEST := .venv-newest
 # Without a line for each package and each file of it.
 INSTALL := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: install demo check test axe azurite minilm docs package release upgrade-check
+.PHONY: install demo check test mutants axe azurite minilm docs package release upgrade-check
 
 install: $(VENV)/.installed
 
@@ -34,6 +34,11 @@ check: install
 # With bytecode, also where the environment wants none: hundreds of processes would compile our packages again.
 test: install
 	PYTHONDONTWRITEBYTECODE= $(RUN) -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+
+# Changes places of the core for ten minutes, and tells which changes no quick test notices. The same command continues.
+mutants: install
+	$(RUN) $(INSTALL) --no-deps --upgrade --target .mutants cosmic-ray==8.7.0 parso==0.8.7 stevedore==5.10.0
+	PYTHONPATH=.mutants $(RUN) benchmarks/mutants.py --minutes 10 --out .mutants/outcomes.jsonl
 
 # Tests data sets and runs in an object store of Azure with Azurite, Microsoft's server for tests, which npm installs.
 azurite: install
