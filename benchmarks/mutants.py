@@ -162,7 +162,7 @@ def run_tests(copy: Path, room: str, limit_s: float | None) -> tuple[str, str, f
                 resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s), int(limit_s)))
             import pytest
 
-            options = ["-m", "quick", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={copy}"]
+            options = ["-m", "quick", "-x", "-q", "-p", "no:cacheprovider", f"--rootdir={copy}"]
             os._exit(pytest.main([*options, *tests_of(room)]))
         _, status, used = os.wait4(process, 0)
         text = Path(output.name).read_text(errors="replace")
