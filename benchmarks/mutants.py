@@ -111,7 +111,7 @@ def mutants_of(copy: Path, room: str) -> dict[tuple[str, tuple[int, int]], list[
 
 
 def mutated(copy: Path, mutant: Mutant) -> str | None:
-    """Return the text of the changed file; None if it is no Python, or the same code."""
+    """Return the text of the changed file; None if it is not Python, or is the same code."""
     from cosmic_ray.ast import get_ast_from_path
     from cosmic_ray.mutating import MutationVisitor
     from cosmic_ray.operators.provider import _OPERATORS
