@@ -83,7 +83,7 @@ class TokenizerPieces:
         edges = edges - np.bincount(last[crossing] + 1, minlength=len(words.ends) + 1)
         again = np.flatnonzero(np.cumsum(edges)[: len(words.ends)])
         kept = ~np.isin(first, again) & ~crossing
-        own = [np.array(self._word(texts, words, word), dtype=np.int64) for word in again]
+        own = [np.array(self._word(texts, words, word), dtype=np.int64) for word in again.tolist()]
         word_of = np.concatenate([first[kept], np.repeat(again, [len(one) for one in own])])
         pieces = np.concatenate([ids[kept], _joined(own)])
         missing = np.setdiff1d(np.arange(len(words.ends)), word_of)

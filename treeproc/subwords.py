@@ -13,8 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -70,7 +69,7 @@ class SubwordConfig(Settings):
     )
 
     @model_validator(mode="after")
-    def _tokenizer_alone(self):
+    def _tokenizer_alone(self) -> Self:
         others = [name for name, field in type(self).model_fields.items() if name != "tokenizer"]
         if self.tokenizer is not None and (set_ := [n for n in others if getattr(self, n) != type(self).model_fields[n].default]):
             raise ValueError(f"{set_[0]}: is for pieces that the job learns, but tokenizer has its own; leave one of them out")
@@ -90,6 +89,7 @@ class SubwordConfig(Settings):
 
     def tokenizer_file(self) -> AnyPath:
         """Return the fast tokenizer in the folder of the pretrained encoder. Raises UserError if there is none."""
+        assert self.tokenizer is not None  # the pieces are not learned
         folder = local_folder("subwords.tokenizer", self.tokenizer)
         path = folder / "tokenizer.json"
         if path.exists():
@@ -118,9 +118,11 @@ def train_pieces(counts: Mapping[str, int], config: SubwordConfig, tags: Sequenc
         rules.write(_lowercase_rules() if config.lowercase else "")
         rules.flush()
         # Decoding must give the input: no Unicode folding, no lost blanks, no unknown character.
-        folding = {"normalization_rule_tsv": rules.name} if config.lowercase else {"normalization_rule_name": "identity"}
+        folding: dict[str, Any] = (
+            {"normalization_rule_tsv": rules.name} if config.lowercase else {"normalization_rule_name": "identity"}
+        )
         symbols = [f"\u2581{lower_case(tag) if config.lowercase else tag}" for tag in tags]
-        whole = {"user_defined_symbols": symbols} if symbols else {}
+        whole: dict[str, Any] = {"user_defined_symbols": symbols} if symbols else {}
         size = {"vocab_size": config.vocab_size} if config.vocab_size else _keep_words_whole(counts)
         try:
             sentencepiece.SentencePieceTrainer.train(
@@ -312,7 +314,7 @@ class LabelVocab:
         self._ids = {name: i for i, name in enumerate(self.names)}
 
     @classmethod
-    def load(cls, path: Path) -> "LabelVocab":
+    def load(cls, path: AnyPath) -> "LabelVocab":
         return cls(read_names(path))
 
     def __len__(self) -> int:

@@ -54,7 +54,7 @@ def file_size(path: AnyPath) -> int:
     return path.size() if isinstance(path, RemotePath) else path.stat().st_size
 
 
-def atomic_write(path: AnyPath, content: bytes) -> None:
+def atomic_write(path: AnyPath, content: bytes | bytearray) -> None:
     """Write a complete file or nothing; see `atomic_output`."""
     if isinstance(path, RemotePath):
         path.write_bytes(content)

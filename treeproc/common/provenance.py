@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -256,14 +256,14 @@ def describe_sessions(sessions: list[Session]) -> list[str]:
     return lines
 
 
-def describe_software(own: _Facts) -> str:
+def describe_software(own: Mapping[str, object]) -> str:
     """Describe the result of `software` in words."""
     changed = " with changes" if own.get("clean") is False else ""
     commit = f"commit {str(own['commit'])[:12]}{changed}" if own.get("commit") else "no commit known"
     return f"{DISTRIBUTION} {own.get('version') or 'of unknown version'} ({commit})"
 
 
-def describe_packages(found: _Facts) -> str:
+def describe_packages(found: Mapping[str, object]) -> str:
     """Describe the result of `packages` in words."""
     return ", ".join(f"{name} {number or 'missing'}" for name, number in found.items())
 

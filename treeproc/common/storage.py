@@ -208,7 +208,7 @@ class RemotePath:
     def read_text(self, encoding: str = "utf-8") -> str:
         return self.read_bytes().decode(encoding)
 
-    def write_bytes(self, content: bytes | memoryview) -> None:
+    def write_bytes(self, content: bytes | bytearray | memoryview) -> None:
         """Replace the object. Readers see the old one or the new one, never a part."""
 
         written = self._written()

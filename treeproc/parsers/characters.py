@@ -4,10 +4,11 @@ Of a published English model, they are most of the work. Tagger and parsers read
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from treeproc.parsers.lines import longest_first
 from treeproc.parsers.weights import Layer, Packing, Vocabulary, tensors_of
@@ -25,7 +26,7 @@ _PLACES = (
 class CharacterReader:
     """The states of a language model of characters at the ends of words. A sentence is read once until `forget`."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: Any):
         tensors = tensors_of(model.state_dict())
         self._forwards = model.is_forward_lm
         self._characters = Vocabulary(vars(model.char_vocab()))
@@ -62,7 +63,7 @@ class CharacterReader:
         self._kept.clear()
 
 
-def share_readers(models: Iterable[nn.Module]) -> list[CharacterReader]:
+def share_readers(models: Iterable[Any]) -> list[CharacterReader]:
     """Make models of Stanza with the same language models of characters read each sentence once, and return the readers."""
     found = {id(one): one for model in models for place in _PLACES if (one := getattr(model, place, None)) is not None}
     readers = []

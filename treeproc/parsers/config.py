@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PlainSerializer, PositiveInt, model_validator
@@ -151,7 +151,7 @@ class ParserConfig(Settings):
     )
 
     @model_validator(mode="after")
-    def _settings_that_go_together(self):
+    def _settings_that_go_together(self) -> Self:
         if self.given_labels != "keep" and self.name != "given":
             raise ValueError(f"given_labels: needs name: given, but name is {self.name}")
         if self.split_sentences and self.name in ("given", "words"):

@@ -9,8 +9,10 @@ Shapes: B sentences, L words of the longest with the root, N words and roots of 
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib import import_module
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.machinery import SourceFileLoader
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -49,9 +51,9 @@ def _search_of_stanza() -> Callable[[np.ndarray], np.ndarray]:
     path = Path(folders[0]) / "models" / "common" / f"{name}.py"
     if not path.is_file():
         return import_module(f"stanza.models.common.{name}").chuliu_edmonds_one_root
-    spec = spec_from_file_location(f"{__name__}.{name}", path)
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    loader = SourceFileLoader(f"{__name__}.{name}", str(path))
+    module = ModuleType(loader.name)
+    loader.exec_module(module)
     return module.chuliu_edmonds_one_root
 
 
@@ -168,7 +170,9 @@ class DependencyParser:
         ]
         return len(set(found)) < len(found)
 
-    def _mend(self, states: Tensor, scores: np.ndarray, tree: np.ndarray, relations: list[int], places: np.ndarray):
+    def _mend(
+        self, states: Tensor, scores: np.ndarray, tree: np.ndarray, relations: list[int], places: np.ndarray
+    ) -> tuple[np.ndarray, list[int]]:
         """Apply Stanza's repair of words with two subjects or two objects."""
         from stanza.models.depparse.head_constraints import (
             find_head_constraint_violations,

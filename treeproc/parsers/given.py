@@ -44,24 +44,25 @@ class GivenTrees:
 
     def parse(self, lines: Sequence[str], given: Sequence[Given] | None = None) -> list[ParsedLine]:
         """Return the given trees. Raises UserError if the input gives no trees, or if they do not fit its words."""
-        if given is None or any(g.trees is None or g.words is None for g in given):
+        complete = [(g, g.words, g.trees) for g in given or () if g.words is not None and g.trees is not None]
+        if given is None or len(complete) < len(given):
             raise UserError("parser.name: is given, but the input has no trees with words; choose another parser or format")
         if self._config.dependencies and not self._labeller and any(g.arcs is None for g in given):
             raise UserError("parser.dependencies: the input gives no arcs; set it to false, or choose another parser or format")
         parsed = self._labeller.parse(lines, given) if self._labeller else [None] * len(lines)
-        return [self._line(line, g, p) for line, g, p in zip(lines, given, parsed, strict=True)]
+        return [self._line(line, *g, p) for line, g, p in zip(lines, complete, parsed, strict=True)]
 
     def knows(self, word: str) -> bool:
         """Return False: the trees are given."""
         return False
 
-    def _line(self, line: str, given: Given, parsed: ParsedLine | None) -> ParsedLine:
+    def _line(self, line: str, given: Given, words: dict[str, list], trees: list[str], parsed: ParsedLine | None) -> ParsedLine:
         try:
-            trees = [read_brackets(text) for text in given.trees]
+            read = [read_brackets(text) for text in trees]
         except ValueError as error:
             raise UserError(f"cannot read a given tree: {error}, in {line[:60]!r}") from None
-        texts = list(given.words["text"])
-        tags = [tag for _, tags, _ in trees for tag in tags]
+        texts = list(words["text"])
+        tags = [tag for _, tags, _ in read for tag in tags]
         if len(tags) != len(texts):
             raise UserError(f"the given trees have {len(tags)} leaves, but {len(texts)} words, in {line[:60]!r}")
         status, labels = PARSED, None
@@ -71,13 +72,13 @@ class GivenTrees:
             if status == ARCS_FAILED and given.arcs is not None:  # which count instead
                 status = PARSED
         out, first = [], 0
-        for _, own, tree in trees:
+        for _, own, tree in read:
             stop = first + len(own)
             out.append(write_brackets(self._relabel(tree, labels, first), texts[first:stop], tags[first:stop]))
             first = stop
-        words = {"text": texts, "start_char": list(given.words["start_char"]), "end_char": list(given.words["end_char"])}
+        own_words = {"text": texts, "start_char": list(words["start_char"]), "end_char": list(words["end_char"])}
         arcs = parsed.arcs if parsed is not None and given.arcs is None else given.arcs
-        return ParsedLine(words | {"pos_tag": tags}, out, status, arcs if self._config.dependencies else None)
+        return ParsedLine(own_words | {"pos_tag": tags}, out, status, arcs if self._config.dependencies else None)
 
     def _relabel(self, tree: SpanTree, parsed: dict[tuple[int, int], str] | None, first: int) -> SpanTree:
         kind = self._config.given_labels

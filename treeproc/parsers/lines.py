@@ -219,11 +219,11 @@ class LineParser(ABC):
             _remove_bad_arcs([sentence for group in groups for sentence in group if sentence.tree])
         return [self._line(line, group) for line, group in zip(lines, groups, strict=True)]
 
-    def _given_tokens(self, line: Line) -> list[Token]:
+    def _given_tokens(self, words: Sequence[tuple[int, int, str]]) -> list[Token]:
         """Return the given words of a line in the form that the parser reads."""
         if self._config.treebank_words:
-            return treebank_tokens(line.words)
-        return [Token(start, end, (text,)) for start, end, text in line.words]
+            return treebank_tokens(words)
+        return [Token(start, end, (text,)) for start, end, text in words]
 
     def _fallback(self, line: Line, status: str) -> ParsedLine:
         return fallback(line.text, status, line.given_words(), self._config.dependencies)
@@ -306,14 +306,15 @@ def _tag(sentence: Sentence, leaf: _Leaf) -> str:
 
 def _remove_bad_arcs(sentences: Sequence[Sentence]) -> None:
     """Remove arcs unless they are a tree with one root over the words of their sentence. Its status says so."""
-    fitting, bad = [], []
+    fitting: list[Sentence] = []
+    bad: list[Sentence] = []
     for sentence in sentences:
         count, arcs = len(sentence.words), sentence.arcs or []
         fits = len(arcs) == count and all(-1 <= above < count and isinstance(name, str) for above, name in arcs)
         (fitting if fits else bad).append(sentence)
-    edges = edges_of(np.array([len(sentence.arcs) for sentence in fitting], dtype=np.int64))
+    edges = edges_of(np.array([len(sentence.arcs or ()) for sentence in fitting], dtype=np.int64))
     starts = zip(fitting, edges.tolist(), strict=False)
-    governors = [above + first if above >= 0 else -1 for sentence, first in starts for above, _ in sentence.arcs]
+    governors = [above + first if above >= 0 else -1 for sentence, first in starts for above, _ in sentence.arcs or ()]
     problems = zip(fitting, check_arcs(edges, np.array(governors, dtype=np.int64)), strict=True)
     for sentence in [*bad, *(sentence for sentence, problem in problems if problem)]:
         sentence.arcs, sentence.status = None, ARCS_FAILED

@@ -89,7 +89,7 @@ def find_models(config: ParserConfig) -> ModelFiles:
     """
     needed = [*config.processors, *(("lemma",) if config.dependencies else ())]
     if config.models is not None:
-        return _trained_models(config)
+        return _trained_models(config.models, config)
     if config.name != "shipped":
         resources = Path(os.environ.get("STANZA_RESOURCES_DIR", Path.home() / "stanza_resources"))
         folder = resources / config.language
@@ -109,10 +109,10 @@ def trained_files(folder: Path) -> dict[str, Path]:
     return {name: path for name, file in _FILES.items() if (path := folder / file).is_file()}
 
 
-def _trained_models(config: ParserConfig) -> ModelFiles:
-    files = trained_files(config.models)
+def _trained_models(folder: Path, config: ParserConfig) -> ModelFiles:
+    files = trained_files(folder)
     missing = [_FILES[name] for name in config.processors if name not in files]
-    if config.constituency and not (config.models / VECTORS).is_file():
+    if config.constituency and not (folder / VECTORS).is_file():
         missing.append(VECTORS)
     if missing:
         has_arcs = {"tokenize", "pos", "depparse"} <= set(files)
@@ -121,8 +121,8 @@ def _trained_models(config: ParserConfig) -> ModelFiles:
             if has_arcs
             else ("give the folder OUT/models of tree-attention train-parser")
         )
-        raise UserError(f"parser.models: {config.models} has no {', '.join(missing)}; {hint}")
-    return ModelFiles("trained", config.models, _wanted(files, config))
+        raise UserError(f"parser.models: {folder} has no {', '.join(missing)}; {hint}")
+    return ModelFiles("trained", folder, _wanted(files, config))
 
 
 def _wanted(files: Mapping[str, Path], config: ParserConfig) -> dict[str, Path]:

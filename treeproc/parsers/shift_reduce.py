@@ -151,7 +151,8 @@ class ShiftReduceParser:
     def _tree(self, actions: list[int], length: int) -> SpanTree | None:
         """Return the nodes that the transitions close, in pre-order; None unless they end in one root over all words."""
         kinds, labels = self._kind.tolist(), self._labels
-        begins, opened, closed, position = [], [], [], 0
+        begins, opened, position = [], [], 0
+        closed: list[tuple[int, int, int, str]] = []
         for action in actions:
             kind = kinds[action]
             if kind == SHIFT:
@@ -194,7 +195,7 @@ class ShiftReduceParser:
         states = torch.cat([tensors["word_start_embedding"][None], tensors["word_end_embedding"][None], unique])
         # Sentences are ordered longest first.
         at = Packing.of([len(s) + 2 for s in sentences])
-        packed = torch.from_numpy(rows[at.taken]).to(self._device)
+        packed: Tensor | None = torch.from_numpy(rows[at.taken]).to(self._device)
         for layer in self._words:
             states, packed = layer(states, packed, at), None
         hidden = self._activate(linear(states, tensors["word_to_constituent.weight"], tensors["word_to_constituent.bias"]))
@@ -309,16 +310,16 @@ class _Work:
             top = self._rows(self._depth)
         row = self._rows(new_depth)
         # Words and open labels come from the table, closed nodes from the maximum over their children.
-        source = np.where(shift, words.start[self.sentence] + self._position, 0)
-        source = self._index(np.where(opens, len(words.ahead) + parser._open_row[actions], source))
+        of_words = np.where(shift, words.start[self.sentence] + self._position, 0)
+        source = self._index(np.where(opens, len(words.ahead) + parser._open_row[actions], of_words))
         entry, projected = words.hidden[source], words.projected[source]
         closing = np.flatnonzero(close)
         if len(closing):
-            at = self._index(closing)
+            nodes = self._index(closing)
             weight, bias = parser._reduce
             node = parser._activate(torch.addmm(bias, self._siblings[self._index(top[closing])], weight))
-            entry[at] = node
-            projected[at] = parser._constituents.project(node)
+            entry[nodes] = node
+            projected[nodes] = parser._constituents.project(node)
         below = self._index(row - 1)
         h, c = self._h[below], self._c[below]
         parser._constituents.step(projected, h, c)

@@ -73,7 +73,7 @@ class DocumentTagger:
             return tags, None
         return tags, [[(word.head - 1, word.deprel) for word in sentence.words] for sentence in parsed]
 
-    def _run(self, sentences: Sequence[Sequence[str]]):
+    def _run(self, sentences: Sequence[Sequence[str]]) -> Any:
         from stanza.models.common.doc import Document
 
         document = Document([[{"id": (i + 1,), "text": word} for i, word in enumerate(sentence)] for sentence in sentences])
@@ -85,7 +85,7 @@ class DocumentTagger:
 class ObjectParser:
     """Calls `parse_tagged_words` of a constituency model."""
 
-    def __init__(self, model):
+    def __init__(self, model: Any):
         self._model = model
 
     def parse(self, sentences: Sequence[Sequence[tuple[str, str]]], batch_words: int) -> list[SpanTree | None]:
@@ -100,7 +100,7 @@ class ObjectParser:
         return out
 
 
-def span_tree(root) -> SpanTree:
+def span_tree(root: Any) -> SpanTree:
     """Convert Stanza's tree of objects to spans, without recursion."""
     tree = SpanTree([], [], [])
     position = 0
@@ -212,7 +212,7 @@ def _with_stanza(config: ParserConfig, models: ModelFiles) -> Processors:
     )
 
 
-def _supported(processor, supports: Callable[[Weights], bool]) -> Weights | None:
+def _supported(processor: Any, supports: Callable[[Weights], bool]) -> Weights | None:
     """Return the weights of a processor of Stanza; None if the fast form does not support them."""
     model = processor and processor.trainer.model
     weights = Weights.of(model.eval()) if model is not None and hasattr(model, "vocab") else None
@@ -238,7 +238,7 @@ def _tagger(loaded: Mapping, document_arcs: bool) -> tagger.Tagger | DocumentTag
     return DocumentTagger([loaded[name] for name in names], document_arcs)
 
 
-def _constituency_parser(model) -> shift_reduce.ShiftReduceParser | ObjectParser:
+def _constituency_parser(model: Any) -> shift_reduce.ShiftReduceParser | ObjectParser:
     if can_read(model) and (read := ConstituencyModel.of(model)).is_supported:
         return shift_reduce.ShiftReduceParser(read)
     return ObjectParser(model)
@@ -251,7 +251,9 @@ class StanzaParser(LineParser):
         super().__init__(config)
         models = find_models(config)
         loaded = load_processors(config, models)
-        self._tokenizer, self._tagger, self._arcs, self._parser, self._uses_xpos, self._readers = loaded
+        assert loaded.tokenizer is not None and loaded.tagger is not None  # of a complete set of models
+        self._tokenizer, self._tagger, self._arcs = loaded.tokenizer, loaded.tagger, loaded.arcs
+        self._parser, self._uses_xpos, self._readers = loaded.parser, loaded.uses_xpos, loaded.readers
         self._scored = None
         if config.scores:
             if not (isinstance(self._parser, shift_reduce.ShiftReduceParser) and self._parser.model.is_plain):
@@ -273,9 +275,9 @@ class StanzaParser(LineParser):
             if line.words is None:
                 sentences = next(split)
             elif line.words and self._config.split_sentences:
-                sentences = cut_at(self._given_tokens(line), [s[0].start for s in next(split)])
+                sentences = cut_at(self._given_tokens(line.words), [s[0].start for s in next(split)])
             else:
-                sentences = [self._given_tokens(line)] if line.words else []
+                sentences = [self._given_tokens(line.words)] if line.words else []
             groups.append([Sentence(s) for s in sentences])
         short = []
         for group in groups:

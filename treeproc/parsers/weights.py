@@ -67,7 +67,7 @@ class Weights:
     vocab: Mapping[str, Vocabulary]
 
     @classmethod
-    def of(cls, model: nn.Module) -> "Weights":
+    def of(cls, model: Any) -> "Weights":
         """Take those of a tagger or a dependency parser of Stanza, in its floating-point type."""
         vocab = {name: Vocabulary(vars(model.vocab[name])) for name in model.vocab.keys() if name != "feats"}  # noqa: SIM118
         return cls(tensors_of(model.state_dict()), model.args, vocab)
@@ -243,10 +243,10 @@ class ConstituencyModel:
     words: Sequence[str]  # with vectors that the parser learned
     vectors: Vocabulary
     vector_table: Tensor  # [vectors, D]
-    stanza: nn.Module | None = None  # None if it comes from a file
+    stanza: Any = None  # its `nn.Module`; None if it comes from a file
 
     @classmethod
-    def of(cls, model: nn.Module) -> "ConstituencyModel":
+    def of(cls, model: Any) -> "ConstituencyModel":
         """Take a model of Stanza that `is_supported`."""
         tensors = tensors_of(model.state_dict())
         opens = [(kind, tuple(getattr(one, "label", ()))) for one in model.transitions for kind in [_KINDS[type(one).__name__]]]

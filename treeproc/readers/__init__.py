@@ -5,7 +5,6 @@ A reader raises UserError with file and line on bad input. It runs twice: first 
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from treeproc.common.errors import check_choice
@@ -22,7 +21,7 @@ FormatName = Literal[
 ]
 
 Rows = Iterator[dict]
-Reader = Callable[[Sequence[Path], Sequence[Path]], Rows]
+Reader = Callable[[Sequence[AnyPath], Sequence[AnyPath]], Rows]
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Format:
     read_side: Callable[[Sequence[AnyPath]], Iterator[str]] | None = None
 
 
-def _read_parallel(source: Sequence[Path], target: Sequence[Path]) -> Rows:
+def _read_parallel(source: Sequence[AnyPath], target: Sequence[AnyPath]) -> Rows:
     for left, right in pair_up(
         read_lines(source, "parallel"), read_lines(target, "parallel"), join_names(source), join_names(target)
     ):
@@ -72,7 +71,7 @@ def _of_texts(
 ) -> Format:
     """Return a format of files, folders and archives. If there is a target side, a row has its line of the same number."""
 
-    def read(source: Sequence[Path], target: Sequence[Path]) -> Rows:
+    def read(source: Sequence[AnyPath], target: Sequence[AnyPath]) -> Rows:
         rows = (row for name, lines in read_texts(source, ranges.reading) for row in ranges.read(lines, name))
         if not target:
             return rows
@@ -113,8 +112,8 @@ def find_format(format_name: str, labelled: LabelledConfig | None) -> Format:
 
 def read_rows(
     format_name: str,
-    source: Sequence[Path],
-    target: Sequence[Path],
+    source: Sequence[AnyPath],
+    target: Sequence[AnyPath],
     tokenized: str = "none",
     normalization: Normalization = "none",
     labelled: LabelledConfig | None = None,

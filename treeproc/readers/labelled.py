@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -99,7 +99,7 @@ class LabelledConfig(Settings):
         return names
 
 
-def read_labelled(source: Sequence[Path], columns: LabelledConfig) -> Iterator[dict]:
+def read_labelled(source: Sequence[AnyPath], columns: LabelledConfig) -> Iterator[dict]:
     """Read examples of files, folders or archives. `label` is the number of the class; its name while no classes are set.
 
     Yields two rows per pair, both with its class.
@@ -113,7 +113,7 @@ def read_labelled(source: Sequence[Path], columns: LabelledConfig) -> Iterator[d
             if wrong := _wrong_label(label):
                 raise UserError(f"{where}: the {columns.label} {quoted(label[:_SHOWN])} {wrong}")
             if numbers is not None and label not in numbers:
-                some = ", ".join(map(quoted, columns.classes[:5])) + (", ..." if len(numbers) > 5 else "")
+                some = ", ".join(map(quoted, list(numbers)[:5])) + (", ..." if len(numbers) > 5 else "")
                 raise UserError(
                     f"{where}: the {columns.label} {quoted(label[:_SHOWN])} is none of the {len(numbers)} classes ({some}); "
                     "correct it, or leave it out; labelled.classes names the classes of a new data set"
@@ -123,7 +123,7 @@ def read_labelled(source: Sequence[Path], columns: LabelledConfig) -> Iterator[d
                 yield row | {"label": label if numbers is None else numbers[label]}
 
 
-def find_classes(source: Sequence[Path], columns: LabelledConfig) -> list[str]:
+def find_classes(source: Sequence[AnyPath], columns: LabelledConfig) -> list[str]:
     """Return the names of the classes in files, sorted: by value if all are whole numbers. Raises as `read_labelled`."""
     names: Counter[str] = Counter()
     texts_of_first: set[str] = set()
@@ -159,7 +159,7 @@ def find_classes(source: Sequence[Path], columns: LabelledConfig) -> list[str]:
     return sorted(names)
 
 
-def _warn_of_names(names: Counter[str], file: Path) -> None:
+def _warn_of_names(names: Counter[str], file: AnyPath) -> None:
     """Warn of classes that look like one class in two spellings, or like several classes of one example."""
     parts = {name: [part.strip() for part in _BETWEEN_CLASSES.split(name)] for name in names}
     single = {name for name in names if len(parts[name]) == 1}
@@ -248,7 +248,8 @@ def _of_table(
     """
     wanted = columns.wanted if with_label else columns.texts
     between = "commas" if needs_header else "tabs"
-    width, places, expected = len(wanted), range(len(wanted)), ", tab, ".join(wanted)
+    width, expected = len(wanted), ", tab, ".join(wanted)
+    places: Sequence[int] = range(len(wanted))
     header: list[str] | None = None
     header_row = ""
     for row, (number, fields, text) in enumerate(rows):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 from treeproc.readers.line_forms import is_blank, join_with_blanks
 from treeproc.readers.numbered_lines import read_lines, read_texts
 from treeproc.readers.packed_files import plain_name
@@ -20,7 +21,7 @@ _SPLIT = "SemEval_set"
 _SCORE = re.compile(r"[1-4](\.[0-9]{1,9})?|5(\.0{1,9})?")
 
 
-def read_imdb(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
+def read_imdb(source: Sequence[AnyPath], target: Sequence[AnyPath]) -> Iterator[dict]:
     """Read reviews of a part of aclImdb (`aclImdb/train`, `aclImdb_v1.tar.gz/aclImdb/test`), by file name.
 
     The folder gives the class: neg 0, pos 1. Other folders have no labels and are left out.
@@ -44,7 +45,7 @@ def read_prefixes(lines: Iterator[str], name: str) -> Iterator[dict]:
         yield _prefix_row(prefix.split(), _NUMBER[label])
 
 
-def read_linzen(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
+def read_linzen(source: Sequence[AnyPath], target: Sequence[AnyPath]) -> Iterator[dict]:
     """Read the full table of Linzen et al. (2016), tab-separated with a header: the words before the verb and its number."""
     for name, lines in read_texts(source):
         places: dict[str, int] | None = None
@@ -77,7 +78,7 @@ def _prefix_row(words: list[str], label: int) -> dict:
     return {"source": source, "words": spans, "label": label}
 
 
-def read_sick(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
+def read_sick(source: Sequence[AnyPath], target: Sequence[AnyPath]) -> Iterator[dict]:
     """Return two rows per pair, sentence A and sentence B, both with the score of the pair, from 1 to 5.
 
     A path is a tab-separated table with a header, such as SICK.txt or the SemEval files. It may also be a part of one:
@@ -88,7 +89,7 @@ def read_sick(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
         yield from _read_table(path.parent, path.name) if is_part else _read_table(path, None)
 
 
-def _read_table(path: Path, part: str | None) -> Iterator[dict]:
+def _read_table(path: AnyPath, part: str | None) -> Iterator[dict]:
     lines, others = read_lines([path], "any"), set()
     header, found = next(lines, "").split("\t"), False
     wanted = [*_COLUMNS, *([_SPLIT] if part is not None else [])]

@@ -151,8 +151,9 @@ class CutFile:
         # Example n begins after end n.
         at = int(np.searchsorted(self.before, start)) - 1 if start else 0
         skip = start - int(self.before[at])
-        place, how = (self.stamp.size, self.stamp.mtime_ns), (self.kind, self.states[at] if start else 0, stop == self.lines)
-        return Piece(str(self.path), self.name, at * self.chunk, skip, start + 1, stop - start, *place, *how)
+        how = self.kind, self.states[at] if start else 0, stop == self.lines
+        place = at * self.chunk, skip, start + 1, stop - start, self.stamp.size, self.stamp.mtime_ns
+        return Piece(str(self.path), self.name, *place, *how)
 
 
 def cut_file(path: AnyPath, name: str, stamp: Stamp, found: Sequence, chunk: int, kind: str = "lines") -> CutFile:
@@ -248,7 +249,7 @@ def _open(path: AnyPath, piece: Piece) -> IO[bytes]:
     return file
 
 
-def buffered(file: IO[bytes]) -> IO[bytes]:
+def buffered(file: IO[bytes] | io.RawIOBase) -> IO[bytes]:
     """Return a file whose reads are few and large."""
     return io.BufferedReader(cast(io.RawIOBase, file), _READ_BYTES)
 

@@ -59,6 +59,7 @@ _BLOCK_BYTES = 1 << 16
 MOST_LINE_BYTES = 64 << 20  # a line is held in memory, and a small compressed file may unpack to a very long one
 
 Item = TypeVar("Item")
+Other = TypeVar("Other")
 
 
 def _is_other_xml(lines: Sequence[str]) -> bool:
@@ -273,7 +274,7 @@ def read_texts(
     for path in paths:
         archive = next((p for p in (path, *(path.parents if isinstance(path, Path) else ())) if is_archive(p)), None)
         if archive is not None:
-            for name, content in members(archive, path.relative_to(archive).as_posix() if isinstance(path, Path) else "."):
+            for name, content in members(archive, path.relative_to(str(archive)).as_posix() if isinstance(path, Path) else "."):
                 blocks = whole_lines(io.BytesIO(content), name)
                 yield name, decoded_lines(checked(blocks, name, reading), name, stripped=stripped)
         elif path.is_dir():
@@ -309,13 +310,13 @@ def _files_below(folder: Path) -> list[Path]:
     return sorted(files)
 
 
-def join_names(paths: Sequence[Path]) -> str:
+def join_names(paths: Sequence[AnyPath]) -> str:
     return " + ".join(map(str, paths))
 
 
 def pair_up(
-    left: Iterator[Item], right: Iterator[str], left_name: str, right_name: str, unit: str = "lines"
-) -> Iterator[tuple[Item, str]]:
+    left: Iterator[Item], right: Iterator[Other], left_name: str, right_name: str, unit: str = "lines"
+) -> Iterator[tuple[Item, Other]]:
     """Yield items of both sides together; neither side yields None. Raises UserError with both counts if one ends early."""
     for number, (a, b) in enumerate(zip_longest(left, right)):
         if a is None or b is None:

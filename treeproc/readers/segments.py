@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -23,7 +22,7 @@ _TEXT_TAG = re.compile(r"</?(?:title|description)>", re.IGNORECASE)
 Segment = tuple[tuple[str, str], str, str]  # (document id, segment id), text, "file, line n"
 
 
-def read_sgm(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
+def read_sgm(source: Sequence[AnyPath], target: Sequence[AnyPath]) -> Iterator[dict]:
     """Read the pairs of two `.sgm` files. Raises UserError if the ids of the segments differ."""
     names = join_names(source), join_names(target)
     for left, right in pair_up(_all_segments(source), _all_segments(target), *names, unit="segments"):
@@ -35,7 +34,7 @@ def read_sgm(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
         yield {"source": left[1], "target": right[1]}
 
 
-def read_iwslt(source: Sequence[Path], target: Sequence[Path]) -> Iterator[dict]:
+def read_iwslt(source: Sequence[AnyPath], target: Sequence[AnyPath]) -> Iterator[dict]:
     """Read the pairs of IWSLT's files: lines, as in `train.tags.*`, or segments, as in `.xml`. The content of a file decides."""
     sides = pair_up(read_iwslt_side(source), read_iwslt_side(target), join_names(source), join_names(target), "text lines")
     for left, right in sides:

@@ -19,7 +19,8 @@ def tree_texts(lines: Iterator[str], name: str) -> Iterator[tuple[str, int]]:
 
     Raises UserError if a bracket closes nothing, if text stands outside, or if the file ends inside a tree.
     """
-    depth, first, parts = 0, 0, []
+    depth, first = 0, 0
+    parts: list[str] = []
     for number, line in enumerate(lines, start=1):
         begin = 0
         for match in _BRACKET.finditer(line):

@@ -36,7 +36,8 @@ def select(pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
             counts[side][w] >= MIN_WORD_COUNT for w in key(sentence).split()
         )
 
-    chosen, seen = [], (set(), set())
+    chosen = []
+    seen: tuple[set[str], set[str]] = set(), set()
     for source, target in sorted(pairs, key=lambda pair: (digest(key(pair[0])), len(pair[1]), pair)):
         keys = (key(source), key(target))
         if suits(source, 0) and suits(target, 1) and keys[0] not in seen[0] and keys[1] not in seen[1]:

@@ -20,7 +20,7 @@ from treeproc.trees.flat_trees import BINARY_PREFIX, FlatTrees
 ControlTree = Literal["balanced", "left", "right", "flat", "random"]
 
 
-def control_spans(kind: ControlTree, lengths: np.ndarray, ids: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def control_spans(kind: str, lengths: np.ndarray, ids: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Return starts and ends [N] of the nodes of one tree per row, in pre-order, over the words of all rows side by side.
 
     balanced, left, right and random are binary: n - 1 nodes over n words, one node over one word, no node over no word. A random
@@ -51,7 +51,7 @@ def hash_examples(ids: np.ndarray, seed: int) -> np.ndarray:
     return hash_ids(hash_ids(np.full(len(ids), seed % 2**64, dtype=np.uint64)) + ids.astype(np.uint64))
 
 
-def _middles(kind: ControlTree, keys: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+def _middles(kind: str, keys: np.ndarray, start: np.ndarray, end: np.ndarray) -> np.ndarray:
     """Return the cut positions of spans of two words or more. A single word has no node, and its value is ignored."""
     if kind == "balanced":
         return (start + end) // 2
