@@ -6,7 +6,6 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
@@ -37,7 +36,7 @@ logger = logging.getLogger(__name__)
 _NAMES = {"labels": "vocab/labels.txt", "tags": "vocab/pos_tags.txt", "deprels": "vocab/deprels.txt"}
 
 
-def copy_vocabulary(data: Path, other: AnyPath) -> str:
+def copy_vocabulary(data: AnyPath, other: AnyPath) -> str:
     """Copy the vocabulary of the data set `other`, byte for byte, to `encoded/vocab` of `data`; returns its fingerprint.
 
     Raises UserError when a file of it is missing or damaged, and when `data` was encoded with another one.
@@ -51,14 +50,14 @@ def copy_vocabulary(data: Path, other: AnyPath) -> str:
 
 
 def grow_vocabulary(
-    data: Path,
+    data: AnyPath,
     other: AnyPath,
     new_pieces: int,
     text: Sequence[ShardRecord],
     parsed: Sequence[ShardRecord],
     config: SubwordConfig,
     tree: TreeConfig,
-    base: Path | None = None,
+    base: AnyPath | None = None,
     run: Run = run_here,
     line_tags: Sequence[str] = (),
 ) -> str:
@@ -89,7 +88,7 @@ def grow_vocabulary(
     return inputs_fingerprint
 
 
-def _refuse_another(data: Path, other: AnyPath, inputs_fingerprint: str) -> None:
+def _refuse_another(data: AnyPath, other: AnyPath, inputs_fingerprint: str) -> None:
     """Raise UserError if `data` is finished, with a vocabulary that does not come from these inputs."""
     own = previous_index(data / "encoded", "vocab_fingerprint")
     if own is not None and own["vocab_fingerprint"] != _fingerprint(own["files"], inputs_fingerprint):
@@ -101,7 +100,7 @@ def _fingerprint(files: Mapping[str, str], inputs_fingerprint: str) -> str:
     return fingerprint_of(inputs_fingerprint, *(files[name] for name in PIECES_FILES if name in files))
 
 
-def _is_done(folder: Path, inputs_fingerprint: str) -> bool:
+def _is_done(folder: AnyPath, inputs_fingerprint: str) -> bool:
     """Return whether a vocabulary from these inputs is there, and undamaged."""
     done = folder / "vocab" / "fingerprint.txt"
     return done.exists() and done.read_bytes() == vocabulary_note(folder / "vocab", inputs_fingerprint)
@@ -121,7 +120,7 @@ def _read_vocabulary(other: AnyPath) -> tuple[dict[str, bytes], str]:
     return contents, inputs_fingerprint
 
 
-def _write(folder: Path, contents: Mapping[str, bytes], inputs_fingerprint: str) -> None:
+def _write(folder: AnyPath, contents: Mapping[str, bytes], inputs_fingerprint: str) -> None:
     """Write the files of a vocabulary, and last the note that says that they are complete."""
     (folder / "vocab").mkdir(parents=True, exist_ok=True)
     remove_leftovers(folder / "vocab")

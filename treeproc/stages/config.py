@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Collection, Container, Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -78,12 +78,12 @@ class PreprocessConfig(Settings):
 
     @model_validator(mode="before")
     @classmethod
-    def _settings_left_open(cls, values):
+    def _settings_left_open(cls, values: Any) -> Any:
         other = values.get("vocab_from") if isinstance(values, dict) else None
         return borrow_settings(values) if other and isinstance(other, str | AnyPath) else values
 
     @model_validator(mode="after")
-    def _inputs_fit_the_format(self):
+    def _inputs_fit_the_format(self) -> Self:
         form = self.form
         if self.new_pieces is not None and self.vocab_from is None:
             raise ValueError("new_pieces: adds to the vocabulary of another data set; give vocab_from=DATA as well")
@@ -326,11 +326,12 @@ def check_reuse(
     index = read_index(data / "encoded")
     trees = index["tree_settings"], tree
     ignored = _CONTROL if all("phrases" in side for side in trees) else _CONTROL | _OF_ARCS
+    rest = [{name: value for name, value in side.items() if name not in ignored} for side in trees]
     for name, theirs, own in (
         ("parser", index["parser"], parser),
         ("subwords", index["subword_settings"], subwords),
         ("", {"normalization": index.get("normalization", "none")}, {"normalization": normalization}),
-        ("tree", *({k: v for k, v in side.items() if k not in ignored} for side in trees)),
+        ("tree", rest[0], rest[1]),
     ):
         if changed := differences(theirs, dict(own), name):
             way_out = "leave these settings out, or install that parser"

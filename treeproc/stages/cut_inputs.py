@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import count, islice
-from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
 from treeproc.common.files import MADE_AGAIN, atomic_output, atomic_write, file_size, json_bytes, read_json
 from treeproc.common.messages import phase
@@ -71,7 +70,8 @@ class ReadRange:
     """Reads the examples of ranges. Uncut files stay open, so that the next range goes on where the last one ended."""
 
     def __init__(self, inputs: Inputs):
-        self._inputs, self._split, self._next, self._rows = inputs, "", 0, iter(())
+        self._inputs, self._split, self._next = inputs, "", 0
+        self._rows: Iterator[dict] = iter(())
 
     def __call__(self, part: TextRange) -> Iterator[dict]:
         """Return the examples of a range, as `Inputs.rows` has them, with `example_id`. Raises UserError on bad input."""
@@ -187,7 +187,7 @@ def _check_beginning(inputs: Inputs, name: AnyPath) -> None:
 def _check_empty(inputs: Inputs, name: AnyPath) -> None:
     """Raise CannotRead for a file without an example in which its reader finds something else."""
     with _bad_input():
-        deque(FORMATS[inputs.format].read([cast(Path, name)], []), maxlen=0)
+        deque(FORMATS[inputs.format].read([name], []), maxlen=0)
 
 
 @contextmanager

@@ -1,9 +1,8 @@
 """The encode stage: parsed words and trees to integers, for a model or for a shard."""
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,7 +52,7 @@ def encoded_columns(text: Collection[str], parsed: Collection[str], tree: TreeCo
 class RowEncoder:
     """Parsed rows to encoded rows: pieces within words, words' subtrees, ids instead of names."""
 
-    def __init__(self, vocab: Path, tree: TreeConfig):
+    def __init__(self, vocab: AnyPath, tree: TreeConfig):
         self.subwords = load_pieces(vocab)
         other = vocab / "pieces.tgt.model"
         self._other_subwords = Subwords(other) if other.exists() else self.subwords
@@ -108,15 +107,15 @@ class RowEncoder:
                     "pos_tag": np.repeat(tag_ids[brackets.tags], piece_counts),
                 },
             ),
-            **self._node_columns(flat_trees, leaf_edges),
+            **(nodes := self._node_columns(flat_trees, leaf_edges)),
         }
         schema = encoded_columns(text.keys(), parsed.keys(), config)
         if "tgt_pieces" in schema.names:
             flat, lengths = self.encode_target_lines(text[config.other_side])
             columns["tgt_pieces"] = Lists(lengths, flat)
         columns |= {name: text[name] for name in ("label", "score") if name in schema.names}
-        if "node_labels" in schema.names:
-            columns["node_labels"] = Lists(columns["nodes"].lengths, flat_trees.classes)
+        if "node_labels" in schema.names and flat_trees.classes is not None:
+            columns["node_labels"] = Lists(nodes["nodes"].lengths, flat_trees.classes)
         if "leaf_labels" in schema.names:
             # A piece has the label of its word; arcs stay between words.
             columns["leaf_labels"] = Lists(np.diff(leaf_edges), np.repeat(text["leaf_labels"][1], piece_counts))
@@ -171,6 +170,7 @@ class RowEncoder:
         if source == "dependencies":
             made = _dependency_trees(config, brackets, parsed, ids, Counter() if counts is None else counts)
         elif source == "shuffled":
+            assert donated is not None  # the trees of other lines
             tree_edges, texts = donated
             brackets = read_flat_trees(texts)
             if not np.array_equal(np.diff(brackets.leaf_edges[tree_edges]), np.diff(word_edges)):
@@ -289,7 +289,7 @@ class EncodeShard:
     With `pairs`, examples 2k and 2k + 1 are dropped together.
     """
 
-    def __init__(self, data: Path, tree: TreeConfig, base: Path | None = None, pairs: bool = False):
+    def __init__(self, data: AnyPath, tree: TreeConfig, base: AnyPath | None = None, pairs: bool = False):
         self._data, self._base, self._tree, self._pairs = data, base or data, tree, pairs
         self._encoder = RowEncoder(data / "encoded" / "vocab", tree)
         self._donors: DonorTrees | ShapeDonors | None = None
@@ -305,12 +305,13 @@ class EncodeShard:
         """Encode a shard. Trees of other lines need `place` and `window`, as `DonorTrees.of_shard` takes them."""
         lines, trees = Shard(self._base / "text", text), Shard(self._base / "parsed", parsed)
         schema = encoded_columns(lines.schema.names, trees.schema.names, self._tree)
-        counts, longest = Counter(), {}
+        counts: Counter[str] = Counter()
+        longest: dict[str, int] = {}
         donated = None
         if self._donors is not None:
             name = "lines_without_partner" if isinstance(self._donors, DonorTrees) else "lines_with_surplus"
             donated, counts[name] = self._donors.of_shard(place, window)
-        stages = lines.columns, trees.columns
+        stages: tuple[Iterable[dict], Iterable[dict]] = lines.columns, trees.columns
         if (least := self._tree.least_score(text.split)) is not None:
             kept = self._at_least(least, trees)
             counts["dropped.parse_score"] = len(lines) - len(kept)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator
 from typing_extensions import TypedDict  # pydantic takes no other before Python 3.12
@@ -41,7 +41,7 @@ class SplitFiles(Settings):
     hold_out: int | None = Field(None, ge=2, description="instead of files: take every n-th example out of train")
 
     @model_validator(mode="after")
-    def _one_origin(self):
+    def _one_origin(self) -> Self:
         if bool(self.source) == (self.hold_out is not None) or (self.target and not self.source):
             raise ValueError("must have either source files or hold_out")
         return self
@@ -125,7 +125,7 @@ class Inputs:
         beside = self.form.target == "required"  # a file beside itself is a pair of sides that fit
         counts = []
         for path in self.splits["train"].source:
-            files = [cast(Path, path)]
+            files = [path]
             try:
                 counts.append(sum(1 for _ in self.form.read(files, files * beside)))
             except StoreRefuses:
@@ -280,7 +280,7 @@ class TreeConfig(Settings):
     min_parse_score_in: Literal["train", "all"] = later_field("train", description="'all': min_parse_score is for every split")
 
     @model_validator(mode="after")
-    def _needs_a_least_score(self):
+    def _needs_a_least_score(self) -> Self:
         if self.min_parse_score is None and self.min_parse_score_in != "train":
             raise ValueError("min_parse_score_in: needs min_parse_score; set that too, or leave both out")
         return self

@@ -203,7 +203,9 @@ def say_unlearned_classes(records: Iterable[ShardRecord], names: Sequence[str]) 
     for record in records:
         splits.setdefault(record.split, set()).update(name for name in record.counts if name.startswith("class."))
     learned = splits.pop("train", None)
-    for split, found in splits.items() if learned is not None else ():
+    if learned is None:
+        return
+    for split, found in splits.items():
         if missing := [name for number, name in enumerate(names) if f"class.{number}" in found - learned]:
             logger.warning(
                 "warning: train has no example of %s, but %s has; give train examples of all classes, or leave these out",
@@ -345,7 +347,7 @@ def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, t
         )
     for code in dict.fromkeys(facts["language"]["seems"] for *_, facts in found["language"]):
         ones = [one for one in found["language"] if one[2]["language"]["seems"] == code]
-        language = parsers[ones[0][1]].language
+        language = (parser := parsers[ones[0][1]]) and parser.language
         lines.append(
             f"seems to be in another language ({code}) than the parser's ({language}): {_where('language', ones)}, of the lines "
             f"that were checked; {_example('language', {'language': ones})}; remove such lines, or choose a parser of their "

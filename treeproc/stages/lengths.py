@@ -4,7 +4,7 @@ Tasks make the record batches of many rows, each those of some shards. A task le
 process copies them in order.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -78,7 +78,10 @@ class MeasureShards:
     def batches(self, record: ShardRecord) -> list[pa.RecordBatch]:
         """Return the record batch of a shard for each file."""
         sizes = row_sizes(Shard(self.folder, record))
-        make = {LENGTHS: partial(_record_batch, schema=LENGTHS_SCHEMA), SIZE_COUNTS: _counts_of}
+        make: dict[str, Callable[..., pa.RecordBatch]] = {
+            LENGTHS: partial(_record_batch, schema=LENGTHS_SCHEMA),
+            SIZE_COUNTS: _counts_of,
+        }
         return [make[name](sizes, record, self.splits) for name in self.names]
 
     def file(self, name: str, task: str) -> AnyPath:

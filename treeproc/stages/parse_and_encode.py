@@ -14,12 +14,12 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, arc_rule, build_parser, describe_in_words, read_trees
 from treeproc.parsers.config import split_at_blanks
+from treeproc.pretrained_pieces import TokenizerPieces
 from treeproc.shards.records import PackedRecords
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, line_end_in, select
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import (
     PIECES_FILES,
-    TOKENIZER_FILE,
     ShardRecord,
     fingerprint_of,
     read_index,
@@ -98,8 +98,8 @@ class ParseShard:
                 counts.update(f"label.{label}" for label in normalise(tree, collapse_unary=False).labels)
         if self._target is not None:
             lines = [e["target"] for e in examples]
-            given = [Given(split_at_blanks(line)) for line in lines] if self._target_tokens else None
-            for row, parsed in zip(rows, self._target.parse(lines, given), strict=True):
+            words = [Given(split_at_blanks(line)) for line in lines] if self._target_tokens else None
+            for row, parsed in zip(rows, self._target.parse(lines, words), strict=True):
                 row |= {f"target_{name}": value for name, value in vars(parsed).items()}
                 counts.update({f"target_{name}": count for name, count in _counts(parsed).items()})
         if wrong := line_end_in(counts):
@@ -204,8 +204,7 @@ class ParseAndEncode:
             return of_shard if windows is None else of_shard | {"place": place, "window": windows[place]}
 
         jobs = Jobs(range(len(text)), job)
-        arguments = {"data": self.out, "tree": config.tree, "base": self.base}
-        arguments["pairs"] = config.form.has_pairs
+        arguments = {"data": self.out, "tree": config.tree, "base": self.base, "pairs": config.form.has_pairs}
         work = StageWork("encode", "loading the vocabulary", EncodeShard, arguments)
         records = self._make(work, "encoded", text, fingerprints, jobs)
         arcs = self._arc_rule(text, parser)
@@ -230,10 +229,10 @@ class ParseAndEncode:
             vocab_fingerprint=fingerprint_of(inputs_fingerprint, *pieces),
             tree_source=config.tree.tree_source,
             parser=parser,
-            parser_settings=settings.facts(),
+            parser_settings=settings and settings.facts(),
             tree_settings=tree,
             subword_settings=config.subwords.facts(),
-            **({"tokenizer": own_pieces.facts()} if TOKENIZER_FILE in vocabulary else {}),
+            **({"tokenizer": own_pieces.facts()} if isinstance(own_pieces, TokenizerPieces) else {}),
             **({"min_parse_score": least} if least else {}),
             **({"normalization": config.normalization} if config.normalization != "none" else {}),
             files=files | sizes | {name: file_sha256(folder / name) for name in vocabulary},
@@ -255,7 +254,7 @@ class ParseAndEncode:
         on_ray = config.workers != 0 and sampled_rows(lines, config.subwords, has_both_sides) >= LEAST_SAMPLE
         run = ray_runner(self.out / "encoded", self.record) if on_ray else run_here
         split = lines, parsed.take(train), config.subwords, config.tree, self.base, run
-        if config.vocab_from is None:
+        if config.vocab_from is None or config.new_pieces is None:
             return write_vocabulary(self.out, *split, config.tags())
         return grow_vocabulary(self.out, config.vocab_from.absolute(), config.new_pieces, *split, config.tags())
 

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
         require(packages, "this job", instead)
     config = _with_pinned_tokenizer(config, out)
     if config.parsed is not None:
-        return _encode_again(config, out)
+        return _encode_again(config, config.parsed, out)
     open_choice, config = config.parser.treebank_words is None, config.settled(read_written_settings(out))
     if open_choice and config.parser.knows_treebank_words and config.parser.treebank_words is False:
         tell(f"{out} began with parser.treebank_words=false, and continues with it")
@@ -116,8 +116,8 @@ def _forget(out: AnyPath, made: Sequence[Path], there: Sequence[str]) -> None:
                 folder.rmdir()
 
 
-def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
-    """Make another encoded stage for the text and trees of the data set `config.parsed`."""
+def _encode_again(config: PreprocessConfig, data: AnyPath, out: AnyPath) -> dict:
+    """Make another encoded stage for the text and trees of the data set `data`."""
     own = {"parsed", "vocab_from", "new_pieces", "subwords", "tree", "workers"}
     fields = PreprocessConfig.model_fields
     if config.rows_per_shard == SMALLEST:  # as config.yaml of such a data set has it, which means nothing
@@ -125,9 +125,9 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     # The config.yaml of such a data set holds all settings, the others as they are by default.
     if borrowed := sorted(name for name in config.model_fields_set - own if getattr(config, name) != fields[name].default):
         raise UserError(f"{', '.join(borrowed)}: must not be set with parsed, whose data set gives them")
-    base = config.parsed.absolute()
+    base = data.absolute()
     if base == out:
-        raise UserError(f"parsed: {config.parsed} must be another folder than --out")
+        raise UserError(f"parsed: {data} must be another folder than --out")
     if not (base / "text").exists() and (base / "encoded").exists():
         base = stage_folder(base, "text").parent
     stages = [read_index(base / stage) for stage in ("text", "parsed")]
@@ -139,12 +139,12 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     check_sides(config, *(index["columns"] for index in stages))
     if config.vocab_from is not None:
         of_text = stages[1]["parser"], stages[1]["target_parser"], old.normalization
-        check_vocab_from(config, *of_text, [index["columns"] for index in stages])
-    own = previous_index(out / "encoded", "text_fingerprint") or {}
+        check_vocab_from(config, config.vocab_from, *of_text, [index["columns"] for index in stages])
+    made: Mapping = previous_index(out / "encoded", "text_fingerprint") or {}
     for stage, records in (("text", text), ("parsed", parsed)):
         _refuse_damaged(base, stage, records)
-        fingerprint = text_fingerprint(records, own.get("min_parse_score", {}) if stage == "text" else {})
-        if own.get(f"{stage}_fingerprint", fingerprint) != fingerprint:
+        fingerprint = text_fingerprint(records, made.get("min_parse_score", {}) if stage == "text" else {})
+        if made.get(f"{stage}_fingerprint", fingerprint) != fingerprint:
             raise UserError(f"parsed: {out} was made of another {stage} stage than that of {base}; choose another --out")
     if (config.vocab_from is None or config.new_pieces is not None) and "train" not in stages[0]["totals"]:
         needed = "give vocab_from=DATA as well" if config.vocab_from is None else "leave out new_pieces"
@@ -152,8 +152,8 @@ def _encode_again(config: PreprocessConfig, out: AnyPath) -> dict:
     out.mkdir(parents=True, exist_ok=True)
     with locked(out), recorded(out, COMMAND) as record:
         write_settings_once(config, out)
-        of_text = ("parser", "target_parser", "normalization", "format", "labels", "labelled")
-        complete = config.model_copy(update={name: getattr(old, name) for name in of_text})
+        kept = ("parser", "target_parser", "normalization", "format", "labels", "labelled")
+        complete = config.model_copy(update={name: getattr(old, name) for name in kept})
         return ParseAndEncode(complete, out, record, stages[1]["parser"], stages[1]["target_parser"], base).encode(text, parsed)
 
 
@@ -184,7 +184,7 @@ def check_settings(config: PreprocessConfig) -> tuple[dict, dict | None]:
         TokenizerPieces(config.subwords.tokenizer_file())
     parser, target_parser = describe_parser(config.parser), _describe_target_parser(config)
     if config.vocab_from is not None:
-        check_vocab_from(config, parser, target_parser, config.normalization, stages)
+        check_vocab_from(config, config.vocab_from, parser, target_parser, config.normalization, stages)
     return parser, target_parser
 
 
@@ -219,21 +219,23 @@ def _check_pairs(config: PreprocessConfig) -> None:
 
 
 def check_vocab_from(
-    config: PreprocessConfig, parser: dict, target_parser: dict | None, normalization: str, stages: Sequence[Sequence[str]]
-) -> None:
-    """Raise UserError if models of the data set `vocab_from` could not be scored on this one, or not start training on it.
+    config: PreprocessConfig, data: AnyPath, parser: dict, target_parser: dict | None, normalization: str,
+    stages: Sequence[Sequence[str]],
+) -> None:  # fmt: skip
+    """Raise UserError if models of `data`, which is `vocab_from`, could not be scored here, or not start training here.
 
     The parsers and the normalisation are those of the text.
     """
     if config.new_pieces is not None:
-        check_extension(config.vocab_from.absolute(), subwords=config.subwords.facts())
+        check_extension(data.absolute(), subwords=config.subwords.facts())
         return
-    columns = encoded_columns(*stages, config.tree).names
+    text, parsed = stages
+    columns = encoded_columns(text, parsed, config.tree).names
     if config.format == "text":  # asks for nothing else; a task that needs more says so
         columns = [*columns, "tgt_pieces", "label", "score", "node_labels", "leaf_labels"]
     index = check_reuse(
-        config.vocab_from.absolute(),
-        parser=parser if config.tree.side == "source" else target_parser,
+        data.absolute(),
+        parser=(parser if config.tree.side == "source" else target_parser) or {},
         subwords=config.subwords.facts(),
         tree=config.tree.facts(),
         normalization=normalization,
@@ -242,7 +244,7 @@ def check_vocab_from(
     own = config.labelled.classes
     if own and "num_classes" in index and own != (theirs := class_names(index)):
         raise UserError(
-            f"vocab_from: the classes of {config.vocab_from} are {', '.join(theirs)}, but those of these splits "
+            f"vocab_from: the classes of {data} are {', '.join(theirs)}, but those of these splits "
             f"{', '.join(own)}; leave labelled.classes out"
         )
 

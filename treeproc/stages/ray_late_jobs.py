@@ -28,15 +28,17 @@ def first_results(
 
     `try_again` gets the number of a late job and the median of the seconds of the others. It starts the second try.
     """
-    left, seconds, silent_s, tries = set(numbers), [], 0.0, None
+    left, seconds, silent_s = set(numbers), [], 0.0
+    tries: list[ray.ObjectRef] | None = None
     rows: queue.SimpleQueue[dict | BaseException] = queue.SimpleQueue()
+    row: dict | BaseException | None
     threading.Thread(target=_read, args=(results, rows), daemon=True).start()
     try:
         while left:
             try:
                 row = rows.get(timeout=POLL_S)
             except queue.Empty:  # only time in which this process ran counts
-                row, silent_s = _ended(tries), silent_s + POLL_S
+                row, silent_s = _ended(tries or []), silent_s + POLL_S
             if isinstance(row, BaseException):
                 raise row
             if row is not None and (row["error"] or row["number"] in left):
@@ -63,7 +65,7 @@ def _read(results: ray.data.Dataset, rows: queue.SimpleQueue) -> None:
         rows.put(error)
 
 
-def _ended(tries: list[ray.ObjectRef] | None) -> dict | None:
+def _ended(tries: list[ray.ObjectRef]) -> dict | None:
     """Return the row of a second try that has ended. One whose process died counts for nothing."""
     ended, _ = ray.wait(tries, timeout=0) if tries else ([], [])
     for reference in ended:

@@ -139,7 +139,7 @@ class DonorTrees(_WindowTrees):
     A donor has a tree of another shape than the line's own, if there is one.
     """
 
-    def __init__(self, *args: Any, **rule: bool):
+    def __init__(self, *args: Any, **rule: Any):
         super().__init__(*args, **rule)
         self._donors = np.zeros(0, np.int32)
         self._chosen = np.zeros(0, bool)  # whether the donor of a line was chosen by the shapes of all lines of its length

@@ -164,7 +164,7 @@ class SeenKeys:
 
     def overlaps(self, rows: Sequence[dict]) -> list[int]:
         """Find the rows whose source, or all of it, stands in another split, as `drop_overlap` says."""
-        known = self._sets.get(OVERLAP, ())
+        known = self._sets.get(OVERLAP, np.empty(0))
         keys = [example_key(row) if self._by_example else key_of(row["source"]) for row in rows] if len(known) else []
         return places_in(keys, known) if keys else []
 
@@ -178,7 +178,7 @@ class SeenKeys:
 
     def near_copies(self, rows: Sequence[dict]) -> list[int]:
         """Find the rows whose source is nearly that of an example of another split."""
-        known = self._sets.get(NEAR, ())
+        known = self._sets.get(NEAR, np.empty(0))
         if not len(known) or not rows:
             return []
         # A line without letters and digits is like every other such, and is no copy.

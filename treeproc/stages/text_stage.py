@@ -93,6 +93,7 @@ class TextStage:
             line_list(folder / DROPPED, "split", "line", "reason") as dropped_lines,
             Progress("text", sum(counts.values()), unit="examples") as progress,
         ):
+            assert config.rows_per_shard != "auto"  # it is settled
             for record in work.write(fingerprint, config.rows_per_shard, notices, dropped_lines):
                 landed.append(record)
                 progress.update(record.rows + sum(n for name, n in record.counts.items() if name.startswith("dropped.")))
@@ -108,7 +109,7 @@ class TextStage:
         columns = ["example_id", *inputs.columns()]
         if classes := config.classes():
             notices.add_classes("train" if "train" in config.splits else next(iter(config.splits)), classes)
-        facts = {"notices": notices.facts(), "files": {DROPPED: file_sha256(folder / DROPPED)}}
+        facts: dict = {"notices": notices.facts(), "files": {DROPPED: file_sha256(folder / DROPPED)}}
         facts["train_files"] = self._train_files(work.train_files, counts)
         write_index(folder, records, fingerprint=fingerprint, inputs=lines, columns=columns, dropped=dropped(records), **facts)
         self._end(InputCounts(counts, lines))

@@ -180,7 +180,9 @@ class TextNotices:
         """Give the pairs of a split whose sides are compared: example_id, source, target."""
         tags = self.wanted["source"].tags
         cut = slice(MOST_CHARACTERS)
-        self.pairs[split] = [(self.line(split, i), *(without_tag(line, tags)[cut] for line in sides)) for i, *sides in pairs]
+        self.pairs[split] = [
+            (self.line(split, i), without_tag(source, tags)[cut], without_tag(target, tags)[cut]) for i, source, target in pairs
+        ]
 
     def add_classes(self, split: str, names: Sequence[str]) -> None:
         """Give the names of the classes, which are checked for damage as lines are."""
@@ -197,14 +199,14 @@ class TextNotices:
         out: dict = {}
         for (split, side), found in self.sides.items():
             out.setdefault(split, {})[side] = found.facts()
-        for split, found in self.leaks.items():
-            out.setdefault(split, {}).setdefault("source", {})["leaks"] = found.facts()
+        for split, leaks in self.leaks.items():
+            out.setdefault(split, {}).setdefault("source", {})["leaks"] = leaks.facts()
         for split, pairs in self.pairs.items():
-            sides = [[pair[place] for pair in pairs] for place in (1, 2)]
+            sides = [pair[1] for pair in pairs], [pair[2] for pair in pairs]
             for side, kind, places, more in pair_problems(*sides):
                 shown = sides[side == "target"] if kind == "constant" else [" | ".join(map(_half, pair[1:])) for pair in pairs]
-                found = found_at(places, [(pair[0], text) for pair, text in zip(pairs, shown, strict=True)].__getitem__)
-                out[split][side][kind] = found.facts() | {"looked_at": len(pairs)} | more
+                lines = dict(enumerate((pair[0], text) for pair, text in zip(pairs, shown, strict=True)))
+                out[split][side][kind] = found_at(places, lines.__getitem__).facts() | {"looked_at": len(pairs)} | more
         return out
 
 

@@ -213,7 +213,8 @@ class TextWork:
     def _range(self, split: str, number: int, start: int, stop: int) -> TextRange:
         sides = self._lines().of(self._inputs, split)
         first_id = self._inputs.examples_before(split, start)
-        return TextRange(split, number, first_id, start, *(side.pieces(start, stop) for side in sides))
+        source, target = (*(side.pieces(start, stop) for side in sides), ())[:2]
+        return TextRange(split, number, first_id, start, source, target)
 
     def _unequal(self, split: str) -> UserError:
         sides, files = self._lines().of(self._inputs, split), self._inputs.files(split)

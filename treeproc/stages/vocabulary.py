@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +40,9 @@ class VocabularyCounts:
     """
 
     def __init__(self, config: SubwordConfig, tree: TreeConfig):
-        self.words = {side: Counter() for side in (("source",) if config.joint else ("source", "target"))}
+        self.words: dict[str, Counter[str]] = {
+            side: Counter() for side in (("source",) if config.joint else ("source", "target"))
+        }
         self.labels: set[str] = {UNANALYSED}
         self.takes_labels = tree.tree_source != "dependencies"
         if not self.takes_labels and tree.phrase_labels == "upos":
@@ -55,7 +57,10 @@ class VocabularyCounts:
         self.deprels.update(deprels)
 
 
-def _chosen_before(row: int, num_rows: int, most: int) -> int:
+Row = TypeVar("Row", int, np.ndarray)
+
+
+def _chosen_before(row: Row, num_rows: int, most: int) -> Row:
     """Count rows among the first `row` that words are learned from: `most` of all, spread evenly, however shards are cut."""
     return row * most // num_rows
 
@@ -71,7 +76,7 @@ class CountShards:
 
         A shard is given by its records, `text` and `parsed`, by the number of its first row, and by whether its trees are read.
         """
-        words = {"source": Counter()} | ({} if self._joint else {"target": Counter()})
+        words: dict[str, Counter] = {side: Counter() for side in (("source",) if self._joint else ("source", "target"))}
         found: dict[str, set[str]] = {"labels": set(), "tags": set(), "deprels": set()}
         for shard in shards:
             records = (ShardRecord(**shard[stage]) for stage in ("text", "parsed"))
@@ -84,7 +89,8 @@ class CountShards:
     ) -> None:  # fmt: skip
         lines, trees = Shard(self._base / "text", text), Shard(self._base / "parsed", parsed)
         for line_views, tree_views in zip(lines.columns, trees.columns, strict=True):
-            self._count_words(words, line_views, *tree_views[self._tree.parsed_columns[0]], first)
+            edges, of_trees = tree_views[self._tree.parsed_columns[0]]
+            self._count_words(words, line_views, edges, of_trees, first)
             first += len(line_views["example_id"])
             if names:
                 self._find_names(found, tree_views)
@@ -120,7 +126,7 @@ def _names_of(record: ShardRecord, tree: TreeConfig, has_arcs: bool) -> tuple[li
 
     It is None if the leaves are of the target side, whose trees no sidecar counts.
     """
-    found = {"label": [], "tag": [], "deprel": []}
+    found: dict[str, list[str]] = {"label": [], "tag": [], "deprel": []}
     for key in record.counts:
         kind, _, name = key.partition(".")
         if kind in found:
@@ -196,12 +202,12 @@ def fingerprint_of_inputs(
 
 
 def write_vocabulary(
-    data: Path,
+    data: AnyPath,
     text: Sequence[ShardRecord],
     parsed: Sequence[ShardRecord],
     config: SubwordConfig,
     tree: TreeConfig,
-    base: Path | None = None,
+    base: AnyPath | None = None,
     run: Run = run_here,
     line_tags: Sequence[str] = (),
 ) -> str:
@@ -239,14 +245,14 @@ def write_vocabulary(
     return inputs_fingerprint
 
 
-def _write_pieces(path: Path, counts: Mapping[str, int], config: SubwordConfig, line_tags: Sequence[str]) -> None:
+def _write_pieces(path: AnyPath, counts: Mapping[str, int], config: SubwordConfig, line_tags: Sequence[str]) -> None:
     model = train_pieces(counts, config, line_tags)
     if note := describe_characters(model):
         warn(f"note: {note}")
     atomic_write(path, model)
 
 
-def _read_tokenizer(data: Path, config: SubwordConfig) -> bytes:
+def _read_tokenizer(data: AnyPath, config: SubwordConfig) -> bytes:
     """Read the file of the tokenizer. Raises UserError if the data set is finished and has the pieces of another one."""
     content = config.tokenizer_file().read_bytes()
     index = previous_index(data / "encoded", "files")
@@ -265,7 +271,7 @@ def node_labels(counts: VocabularyCounts, tree: TreeConfig) -> set[str]:
     return labels | {BINARY_PREFIX + label for label in labels} if tree.binarize != "none" else labels
 
 
-def vocabulary_note(folder: Path, inputs_fingerprint: str) -> bytes:
+def vocabulary_note(folder: AnyPath, inputs_fingerprint: str) -> bytes:
     """Return the content of fingerprint.txt: the fingerprint of the inputs and the hash of every file, to notice damaged ones."""
     own = [TOKENIZER_FILE, *VOCABULARY_FILES[1:]] if (folder.parent / TOKENIZER_FILE).exists() else VOCABULARY_FILES
     paths = [folder.parent / name for name in (*own, *OPTIONAL_VOCABULARY_FILES)]
