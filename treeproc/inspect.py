@@ -211,10 +211,10 @@ def draw_line(data: AnyPath, split: str, line: int) -> str:
         parse = SplitShards(parsed, split)
         found = parse[parse.by_index()[shard]].find(line - 1, number)
         lines.append(f"{column}: {'none' if found is None or found[column] == UNSCORED else found[column]}")
-    known = {name: row[name] for name in ("label", "score", "node_labels", "leaf_labels") if name in row}
-    lines += [f"{name}: {json.dumps(np.asarray(value).tolist())}" for name, value in known.items()]
-    if "label" in known and (names := index.get("classes")):
-        lines.append(f"class: {names[known['label']]}")
+    given = {name: row[name] for name in ("label", "score", "node_labels", "leaf_labels") if name in row}
+    lines += [f"{name}: {json.dumps(np.asarray(value).tolist())}" for name, value in given.items()]
+    if "label" in given and (names := index.get("classes")):
+        lines.append(f"class: {names[given['label']]}")
     return "\n".join(lines)
 
 

@@ -7,9 +7,10 @@ is right, because the row was written that way. The command uses all cores of th
 import argparse
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from treeproc.common.command_line import ArgumentParser, command, run_cli
 from treeproc.common.errors import CommandEnded, printable
@@ -21,6 +22,7 @@ from treeproc.inspection.shard_verifier import STAGES, file_problem, run_here, r
 from treeproc.shards.lengths import SIZE_COUNTS
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import Index, read_index, stage_folder
+from treeproc.stages.run_jobs import Jobs
 from treeproc.subwords import LabelVocab, load_pieces
 
 # Processes cost a second or two.
@@ -61,11 +63,11 @@ def verify(data: AnyPath, *, on_ray: bool = False) -> Verification:
     stages = {stage: StageFindings(folders[stage], index.records()) for stage, index in indices.items()}
     with Progress("verify", sum(stage.rows for stage in stages.values()), unit="rows") as progress:
         _verify_shards(data if on_ray else None, indices, stages, progress)
-        for name, stage in stages.items():
-            report.problems += stage.problems(indices[name].get("files", {}))
-            stage.note_hashes()
-            report.shards += len(stage.records)
-            report.rows += stage.rows
+        for name, findings in stages.items():
+            report.problems += findings.problems(indices[name].get("files", {}))
+            findings.note_hashes()
+            report.shards += len(findings.records)
+            report.rows += findings.rows
         if "encoded" in stages:
             report.problems += stages["encoded"].sizes_problems(_has_counts(indices))
         progress.update(0, f"{len(report.problems):,} problems")  # with those of files that are no shards
@@ -84,7 +86,7 @@ def _verify_shards(
         "shard_rows": stages["encoded"].shard_rows() if _has_counts(indices) else None,
     }
     names = list(dict.fromkeys(name for stage in stages.values() for name in stage.places))
-    jobs, processes = _Jobs(names, stages), len(os.sched_getaffinity(0))
+    jobs, processes = Jobs(names, partial(_job, stages=stages)), len(os.sched_getaffinity(0))
     if on_ray is not None:
         results = run_on_ray(arguments, jobs, on_ray)
     elif sum(stage.rows for stage in stages.values()) > _FEW_ROWS and processes > 1:
@@ -102,24 +104,15 @@ def _has_counts(indices: Mapping[str, Index]) -> bool:
     return "encoded" in indices and SIZE_COUNTS in indices["encoded"].get("files", {})
 
 
-class _Jobs(Sequence[dict]):
-    """The jobs of `ShardVerifier`, one for each name of a shard, made when they are asked for."""
-
-    def __init__(self, names: Sequence[str], stages: Mapping[str, StageFindings]):
-        self._names, self._stages = names, stages
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def __getitem__(self, number: int) -> dict:
-        name = self._names[number]
-        job: dict = {"start": 0}
-        for stage, findings in self._stages.items():
-            if name in findings.places:
-                place = findings.places[name]
-                job[stage] = findings.records[place]
-                job["start"] = findings.starts[place]  # of the last stage, which is the encoded one where lengths are compared
-        return job
+def _job(name: str, stages: Mapping[str, StageFindings]) -> dict:
+    """Return the job of `ShardVerifier` for the shards of one name."""
+    job: dict = {"start": 0}
+    for stage, findings in stages.items():
+        if name in findings.places:
+            place = findings.places[name]
+            job[stage] = findings.records[place]
+            job["start"] = findings.starts[place]  # of the last stage, which is the encoded one where lengths are compared
+    return job
 
 
 def _first_schema(stage: StageFindings) -> list[list[str]] | None:

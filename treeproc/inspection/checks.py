@@ -38,7 +38,7 @@ def id_problems(ids: np.ndarray, previous: int) -> Problems:
     return ((int(row), "example_id does not rise") for row in bad)
 
 
-def encoded_problems(views: dict, sizes: dict[str, int]) -> Problems:
+def encoded_problems(views: dict, sizes: Mapping[str, int]) -> Problems:
     """Check that ids are below their `sizes` (of `pieces`, `labels`, `pos_tags` and `classes`), and that trees are trees."""
     leaf_offsets, leaves = views["leaves"]
     node_offsets, nodes = views["nodes"]
@@ -165,7 +165,7 @@ class Problem:
     mendable: bool = True
 
     def __str__(self) -> str:
-        where = "" if self.row is None else f", row {self.row + 1}, line {self.example_id + 1}"
+        where = "" if self.row is None or self.example_id is None else f", row {self.row + 1}, line {self.example_id + 1}"
         return f"{self.path}{where}: {self.what}"
 
 

@@ -122,7 +122,7 @@ class ShardVerifier:
             yield None, None, f"its examples differ from those of {before}"
             earlier = None
         if stage == "encoded":
-            found = chain.from_iterable(
+            found: Iterator[tuple[int, str]] = chain.from_iterable(
                 ((batch * ROWS_PER_RECORD_BATCH + row, what) for row, what in encoded_problems(views, self._sizes))
                 for batch, views in enumerate(shard.columns)
             )

@@ -24,7 +24,7 @@ from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.text_warnings import is_noticed
 
 
-def _endpoint(data: Path, recorded: str) -> str:
+def _endpoint(data: AnyPath, recorded: str) -> str:
     """Return the address of the CoreNLP server: $CORENLP_ENDPOINT, else the local one that `data` was made with.
 
     Raises UserError for a server elsewhere: a data set must not decide who reads the user's text.
@@ -42,7 +42,7 @@ def _endpoint(data: Path, recorded: str) -> str:
     return recorded
 
 
-def _check_arcs(data: Path, config: ParserConfig, given_trees: bool) -> None:
+def _check_arcs(data: AnyPath, config: ParserConfig, given_trees: bool) -> None:
     """Raise UserError if the trees of `data` are made of arcs, and the lines get no arcs."""
     if config.name == "given" and config.given_labels != "parsed":
         raise UserError(
@@ -62,7 +62,7 @@ class LineEncoder:
     are made of arcs and these lines get none.
     """
 
-    def __init__(self, data: Path, *, given_trees: bool = False, reads_trees: bool = True):
+    def __init__(self, data: AnyPath, *, given_trees: bool = False, reads_trees: bool = True):
         index = read_index(data / "encoded")
         parser = dict(index["parser_settings"])
         if (models := parser.get("models")) and not Path(models).is_absolute():  # of an exported run

@@ -32,7 +32,7 @@ _SHOWN = 40
 class TableRow:
     """A row of a table as it stands in its file, and before the first one the header."""
 
-    form: TableForm
+    form: TableForm | None
     text: str
     header: str = ""
 
@@ -269,14 +269,14 @@ class _Draft:
     def add_target(self, pieces: np.ndarray, max_pieces: int) -> None:
         if len(pieces) > max_pieces:
             self.problem = f"target: {len(pieces):,} pieces are more than {max_pieces:,}; raise max_leaves"
-        elif not len(self.row["leaves"]["piece"]):
+        elif not self.row or not len(self.row["leaves"]["piece"]):
             self.problem = "the line is empty, but its target has text"
         else:
             self.row["tgt_pieces"] = pieces
 
     def add_constraints(self, pieces: list[np.ndarray], max_pieces: int) -> None:
         """Add constraints; `pieces` are those of the prefix, if there is one, and of the phrases."""
-        if not len(self.row["leaves"]["piece"]):
+        if not self.row or not len(self.row["leaves"]["piece"]):
             self.problem = "the line is empty, but it has constraints"
         elif any(UNK_ID in one for one in pieces):
             self.problem = "prefix or must_appear: has characters that the vocabulary lacks"
