@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -241,7 +241,7 @@ class TrainParserConfig(Settings):
     licence: str = Field("", description="licence of the models and its reason, for the model card")
 
     @model_validator(mode="after")
-    def _something_to_do(self):
+    def _something_to_do(self) -> Self:
         if bool(self.treebanks) == bool(self.treebank):
             raise ValueError("must have either treebanks, with at least one, or treebank, a folder")
         if not self.models:

@@ -2,10 +2,10 @@
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
@@ -55,7 +55,7 @@ class Files(Settings):
     )
 
     @model_validator(mode="after")
-    def _one_origin(self):
+    def _one_origin(self) -> Self:
         origins = [name for name in ("train", "documents", "sentences") if getattr(self, name)]
         if len(origins) > 1 or (not origins and self.valid):
             raise ValueError("must have either train files, or documents, or sentences")
@@ -80,19 +80,19 @@ class TreebankConfig(Settings):
     attribution: str = Field(default="", description="authors, source and licence, for the model card")
 
     @model_validator(mode="after")
-    def _weights(self):
+    def _weights(self) -> Self:
         if self.weights.get("pos", 1) > 1:
             raise ValueError("weights: pos must be at most 1; give the other treebanks smaller weights")
         return self
 
     @model_validator(mode="after")
-    def _same_splits(self):
+    def _same_splits(self) -> Self:
         if self.brackets.sentences and self.conllu.sentences:
             raise ValueError("`sentences` would split brackets and conllu differently; give train, valid and test files")
         return self
 
     @model_validator(mode="after")
-    def _has_files(self):
+    def _has_files(self) -> Self:
         if not (self.brackets.paths() or self.conllu.paths()):
             raise ValueError("must have brackets or conllu with train files")
         return self
@@ -150,11 +150,12 @@ def read_treebank(name: str, config: TreebankConfig, hold_out: int) -> Treebank:
 
     Raises UserError with file and line for files that are not a treebank.
     """
-    treebank = Treebank(name, dict(config.weights), config.attribution)
-    for files, read, splits in (
+    treebank = Treebank(name, {model: weight for model, weight in config.weights.items()}, config.attribution)
+    kinds: list[tuple[Files, Callable, dict[str, list]]] = [
         (config.brackets, trees_in, treebank.trees),
         (config.conllu, sentences_in, treebank.sentences),
-    ):
+    ]
+    for files, read, splits in kinds:
         splits |= {split: read(found, config.notation) for split, found in _texts(files).items()}
         if files.sentences:
             splits |= _in_runs(read(read_texts(files.sentences), config.notation))
@@ -198,17 +199,17 @@ def _names(files: Files) -> str:
     return ", ".join(map(str, files.paths()))
 
 
-def _texts(files: Files) -> dict[str, Texts]:
+def _texts(files: Files) -> Mapping[str, Texts]:
     """Return the texts of every split that exists."""
     if not files.documents:
         return {split: read_texts(paths) for split in SPLITS if (paths := getattr(files, split))}
     documents = list(read_texts(files.documents))
     if len(documents) < _EVERY:
         raise UserError(f"{_names(files)}: {len(documents)} documents are too few to split; give train and valid")
-    out: dict[str, Texts] = {split: [] for split in SPLITS}
+    parts: dict[str, list] = {split: [] for split in SPLITS}
     for number, document in enumerate(documents):
-        out[{_TEST: "test", _VALID: "valid"}.get(number % _EVERY, "train")].append(document)
-    return out
+        parts[{_TEST: "test", _VALID: "valid"}.get(number % _EVERY, "train")].append(document)
+    return parts
 
 
 def _in_runs(items: Sequence[Tree] | Sequence[Sentence]) -> dict[str, list]:

@@ -6,13 +6,14 @@ tags come from a tagger. So some training tags are wrong on purpose (`TagNoise`)
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from stanza.models.common.vocab import ROOT_ID, UNK_ID, VOCAB_PREFIX_SIZE, CharVocab
 from stanza.models.depparse.model import GraphParser
 from stanza.models.pos.vocab import FeatureVocab, MultiVocab, WordVocab
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
@@ -120,8 +121,7 @@ class DependencyLearner:
         sizes = torch.from_numpy(self._sizes[batch])
         steps = torch.arange(int(sizes[0]))
         is_word = steps < sizes[:, None]  # or the root, the first
-        places = torch.from_numpy(self._begins[batch])[:, None] + steps.clamp(max=sizes[:, None] - 1)
-        places = places.numpy()
+        places = (torch.from_numpy(self._begins[batch])[:, None] + steps.clamp(max=sizes[:, None] - 1)).numpy()
         states = self._states(places, sizes)
         governors, relations = torch.from_numpy(self._governors[places]), torch.from_numpy(self._relations[places])
         scores = arc_scores(model, states, is_word)
@@ -163,19 +163,19 @@ class DependencyLearner:
         save_halved(path, self.model, vocab=self.model.vocab.state_dict(), config=config, model_type="graph")
 
 
-def word_ids(vocab, words: Sequence[str]) -> tuple[list[int], list[list[int]]]:
+def word_ids(vocab: Any, words: Sequence[str]) -> tuple[list[int], list[list[int]]]:
     """Return ids of words and of their characters, after those of the root."""
     texts = list(map(simplify_marks, words))
     return [ROOT_ID, *vocab["word"].map(texts)], [[ROOT_ID], *(vocab["char"].map(text) for text in texts)]
 
 
-def embed(model: nn.Module, known: Tensor) -> Tensor:
+def embed(model: Any, known: Tensor) -> Tensor:
     """Return embeddings [words, .] of word ids, with those of the absent lemmas."""
     lemmas = torch.where(known == ROOT_ID, ROOT_ID, UNK_ID)
     return torch.cat([model.word_emb(known), model.lemma_emb(lemmas)], -1)
 
 
-def arc_scores(model: nn.Module, states: Tensor, is_word: Tensor) -> Tensor:
+def arc_scores(model: Any, states: Tensor, is_word: Tensor) -> Tensor:
     """Return [B, L, L] from padded states [B, L, D]: the score of a word (second) with a governor (third).
 
     It is -inf for a word with itself, and at padding.
@@ -185,7 +185,7 @@ def arc_scores(model: nn.Module, states: Tensor, is_word: Tensor) -> Tensor:
     return scores.masked_fill(itself | ~is_word[:, None], -torch.inf)
 
 
-def relation_scores(model: nn.Module, states: Tensor, words: Tensor, governors: Tensor) -> Tensor:
+def relation_scores(model: Any, states: Tensor, words: Tensor, governors: Tensor) -> Tensor:
     """Return [arcs, R], the scores of relations for arcs between rows of states [N, D]."""
     form = model.deprel.scorer.W_bilin
     left, right = _sides(model, model.deprel, states)
@@ -197,7 +197,7 @@ def relation_scores(model: nn.Module, states: Tensor, words: Tensor, governors: 
     return torch.cat(parts) + form.bias
 
 
-def _sides(model: nn.Module, scorer: nn.Module, states: Tensor) -> tuple[Tensor, Tensor]:
+def _sides(model: Any, scorer: Any, states: Tensor) -> tuple[Tensor, Tensor]:
     """Return the hidden layers of a biaffine scorer: words as dependents and as governors."""
     words, governors = scorer.W1(model.drop(states)), scorer.W2(model.drop(states))
     return scorer.dropout(scorer.hidden_func(words)), scorer.dropout(scorer.hidden_func(governors))

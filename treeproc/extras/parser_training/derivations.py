@@ -200,9 +200,9 @@ def _run_sequences(lstm: nn.LSTM, states: Tensor, lengths: np.ndarray) -> Tensor
 def transition_logits(model: LSTMModel, words: Tensor, batch: DerivationBatch) -> Tensor:
     """Return scores [S, A] of the transitions in the states of the derivations, from the states of the words [W, H]."""
     table = torch.cat([words, model.dummy_embedding.weight])
-    for children, node, count in batch.nodes:
+    for children, parents, count in batch.nodes:
         values = table.index_select(0, torch.from_numpy(children))
-        node = torch.from_numpy(node)[:, None].expand_as(values)
+        node = torch.from_numpy(parents)[:, None].expand_as(values)
         highest = values.new_full((count, values.shape[1]), -torch.inf).scatter_reduce(0, node, values, "amax")
         table = torch.cat([table, model.nonlinearity(model.reduce_linear(_dropout(model.lstm_input_dropout, highest)))])
     history, stack = _history_states(model, batch), _stack_states(model, table, batch)

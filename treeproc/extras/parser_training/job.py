@@ -37,7 +37,7 @@ from treeproc.extras.parser_training.corpus import (
 from treeproc.extras.parser_training.dependency import DependencyLearner
 from treeproc.extras.parser_training.layers import plain_words
 from treeproc.extras.parser_training.loop import Learner, fit
-from treeproc.extras.parser_training.results import BATCH_WORDS, evaluate, load_models, write_card, write_curves
+from treeproc.extras.parser_training.results import evaluate, load_models, tag_words, write_card, write_curves
 from treeproc.extras.parser_training.tagger import Source, TaggerLearner
 from treeproc.extras.parser_training.tokenizer import Spaced, TokenizerLearner
 from treeproc.extras.parser_training.treebank import Tagged
@@ -125,7 +125,8 @@ def possible_models(config: TrainParserConfig, treebanks: Sequence[Treebank]) ->
 
     Raises UserError if no model can be learnt.
     """
-    tags, why_not = tagged_splits(treebanks), {}
+    tags = tagged_splits(treebanks)
+    why_not: dict[str, str] = {}
     for split in LEARNT_SPLITS[::-1]:
         found = {
             "tokenizer": [t for t in treebanks if t.sentences.get(split) or t.trees.get(split)],
@@ -220,7 +221,7 @@ class _Job:
     def _tagged(self) -> dict[str, dict[str, list[Tagged]]]:
         return tagged_splits(self.treebanks)
 
-    def _pos_learner(self) -> Learner:
+    def _pos_learner(self) -> TaggerLearner:
         train, valid = self._tagged["train"], self._tagged["valid"]
         for t in self.treebanks:
             if tagged(t, "train") and not train[t.name]:
@@ -238,8 +239,7 @@ class _Job:
 
     def _predicted(self, sentences: Sequence[Sequence[str]]) -> list[Tags]:
         """Return (UPOS, XPOS) from the trained tagger."""
-        tagger = load_models(self.models, ["pos"], self.config.language).tagger
-        return tagger.tag(sentences, BATCH_WORDS)[0]
+        return tag_words(load_models(self.models, ["pos"], self.config.language), sentences)
 
     def _constituency_learner(self) -> Learner:
         settings, seed = self.config.constituency, self.config.seed

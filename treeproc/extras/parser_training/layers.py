@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -64,7 +65,7 @@ def both_ways(lstm: nn.LSTM, x: Tensor, sizes: Tensor, h: Tensor | None = None, 
     return torch.cat([forward, backward], 2)
 
 
-def highway(module: nn.Module, x: Tensor, sizes: Tensor, h: Tensor, c: Tensor, drop: Callable[[Tensor], Tensor]) -> Tensor:
+def highway(module: Any, x: Tensor, sizes: Tensor, h: Tensor, c: Tensor, drop: Callable[[Tensor], Tensor]) -> Tensor:
     """Compute Stanza's `HighwayLSTM`: [B, L, D] to [B, L, 2H], with first states [2 layers, 1, H] and dropout between layers."""
     h, c = (first.expand(-1, len(x), -1).contiguous() for first in (h, c))
     for layer, packed in enumerate(module.lstm):
@@ -75,7 +76,7 @@ def highway(module: nn.Module, x: Tensor, sizes: Tensor, h: Tensor, c: Tensor, d
     return x
 
 
-def spell(module: nn.Module, characters: Tensor, sizes: Tensor, drop: Callable[[Tensor], Tensor]) -> Tensor:
+def spell(module: Any, characters: Tensor, sizes: Tensor, drop: Callable[[Tensor], Tensor]) -> Tensor:
     """Compute word representations of Stanza's `CharacterModel`: [words, H] from padded characters [words, L] and counts."""
     order = sizes.argsort(stable=True)
     out = []
@@ -136,7 +137,7 @@ class _LevelLSTM(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, projected: Tensor, recurrent: Tensor, below: Tensor, edges: Sequence[int]) -> Tensor:
+    def forward(ctx: Any, projected: Tensor, recurrent: Tensor, below: Tensor, edges: Sequence[int]) -> Tensor:
         size = recurrent.shape[1]
         gates = projected.clone()
         hidden, cell = projected.new_empty(len(gates), size), projected.new_empty(len(gates), size)
@@ -161,7 +162,7 @@ class _LevelLSTM(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         gates, hidden, cell, recurrent, below = ctx.saved_tensors
         size, first = recurrent.shape[1], ctx.edges[1]
         enter, forget, candidate, out = gates.chunk(4, 1)
@@ -206,19 +207,20 @@ def word_vectors(sentences: Iterable[Sequence[str]], words: Sequence[str], size:
     for sentence in lowered:
         row += [rows.get(word, -1) for word in sentence] + [-1, -1]
         context += [contexts.get(word, other) for word in sentence] + [edge, edge]
-    row, context = np.array(row), np.array(context)
-    here = np.flatnonzero(row >= 0)
+    rows_of, contexts_of = np.array(row), np.array(context)
+    here = np.flatnonzero(rows_of >= 0)
     num_contexts = len(contexts) + 2
-    pairs = [row[here] * (4 * num_contexts) + i * num_contexts + context[here + place] for i, place in enumerate(_PLACES)]
-    pairs, counts = np.unique(np.concatenate(pairs), return_counts=True)
-    at_row, at_column = np.divmod(pairs, 4 * num_contexts)
+    pairs = [rows_of[here] * (4 * num_contexts) + i * num_contexts + contexts_of[here + place] for i, place in enumerate(_PLACES)]
+    distinct, counts = np.unique(np.concatenate(pairs), return_counts=True)
+    at_row, at_column = np.divmod(distinct, 4 * num_contexts)
     of_row = np.bincount(at_row, counts)
     of_column = np.bincount(at_column, counts) ** _SMOOTHING
     information = np.log(counts / of_row[at_row] / (of_column[at_column] / of_column.sum()))
     kept = information > 0
     places = np.stack([at_row[kept], at_column[kept]])
     shape = len(words), 4 * num_contexts
-    matrix = torch.sparse_coo_tensor(places, information[kept], shape, dtype=torch.float32, check_invariants=True).coalesce()
+    entries = torch.from_numpy(places), torch.from_numpy(information[kept])
+    matrix = torch.sparse_coo_tensor(*entries, shape, dtype=torch.float32, check_invariants=True).coalesce()
     torch.manual_seed(seed)
     rank = min(size, *matrix.shape)
     left, scale, _ = torch.svd_lowrank(matrix, q=rank, niter=3)

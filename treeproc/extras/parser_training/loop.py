@@ -42,6 +42,11 @@ class Learner(Protocol):
 
     def evaluate(self) -> dict[str, float]:
         """Return scores on dev of the present model; the highest "score" is the best."""
+        ...
+
+    def save(self, path: Path) -> None:
+        """Write the model to a file that `load_models` reads."""
+        ...
 
 
 def fit(learner: Learner, folder: Path, settings: FitSettings, seed: int) -> dict[str, float]:

@@ -15,9 +15,12 @@ from treeproc.extras.parser_training.corpus import SPLITS, Treebank, tagged, tex
 from treeproc.extras.parser_training.loop import read_fit_metrics
 from treeproc.extras.parser_training.treebank import Sentence, Tree
 from treeproc.parsers.config import ParserConfig
+from treeproc.parsers.dependency import DependencyParser
 from treeproc.parsers.lines import Tags
 from treeproc.parsers.model_files import ModelFiles, trained_files
-from treeproc.parsers.stanza_parser import Processors, load_processors
+from treeproc.parsers.shift_reduce import ShiftReduceParser
+from treeproc.parsers.stanza_parser import DocumentTokenizer, ObjectParser, Processors, load_processors
+from treeproc.parsers.tokenizer import Tokenizer
 from treeproc.trees.scores import BracketScore, attachment, score, score_by_length, span_f1, tag_accuracy
 
 BATCH_WORDS = 4096
@@ -68,43 +71,45 @@ def load_models(folder: Path, models: Sequence[str], language: str) -> Processor
 def _evaluate_split(processors: Processors, treebank: Treebank, split: str) -> dict:
     out = {}
     if processors.tokenizer and treebank.sentences.get(split):
-        out["tokens"] = _tokens(processors, treebank, split)
+        out["tokens"] = _tokens(processors.tokenizer, treebank, split)
     if processors.tagger and (found := tagged(treebank, split, repeated=True)):
-        tags = _tag(processors, [s.words for s in found])
+        tags = tag_words(processors, [s.words for s in found])
         out["tags"] = {
             name: _percent(tag_accuracy([getattr(s, name) for s in pairs], [[t[column] for t in tags[i]] for i in at]).value)
             for column, name in enumerate(("upos", "xpos"))
             if (at := [i for i, s in enumerate(found) if getattr(s, name)]) and (pairs := [found[i] for i in at])
         }
     if processors.parser and (trees := treebank.trees.get(split)):
-        out["brackets"] = _brackets(processors, trees)
+        out["brackets"] = _brackets(processors, processors.parser, trees)
     if processors.arcs and processors.tagger and (sentences := with_arcs(treebank, split)):
-        out["arcs"] = _arcs(processors, sentences)
+        out["arcs"] = _arcs(processors, processors.arcs, sentences)
     return out
 
 
-def _tag(processors: Processors, sentences: Sequence[Sequence[str]]) -> list[Tags]:
+def tag_words(processors: Processors, sentences: Sequence[Sequence[str]]) -> list[Tags]:
+    """Return (UPOS, XPOS) of every word, from the tagger."""
+    assert processors.tagger is not None  # the caller has one
     return processors.tagger.tag(sentences, BATCH_WORDS)[0]
 
 
-def _tokens(processors: Processors, treebank: Treebank, split: str) -> dict[str, float]:
+def _tokens(tokenizer: Tokenizer | DocumentTokenizer, treebank: Treebank, split: str) -> dict[str, float]:
     wanted = texts(treebank, split)
-    found = processors.tokenizer.tokenize([text.text for text in wanted], _BATCH_CHARS)
+    found = tokenizer.tokenize([text.text for text in wanted], _BATCH_CHARS)
     spans = [[(token.start, token.end) for sentence in line for token in sentence] for line in found]
     names = ("precision", "recall", "f1")
     return dict(zip(names, map(_percent, span_f1([text.tokens for text in wanted], spans)), strict=True))
 
 
-def _brackets(processors: Processors, trees: Sequence[Tree]) -> dict:
+def _brackets(processors: Processors, parser: ShiftReduceParser | ObjectParser, trees: Sequence[Tree]) -> dict:
     gold = [(tree.tags, tree.spans) for tree in trees]
-    out = {"sentences": len(trees), "words": sum(len(tree.words) for tree in trees)}
+    out: dict = {"sentences": len(trees), "words": sum(len(tree.words) for tree in trees)}
     taggings = {"gold_tags": [tree.tags for tree in trees]}
     if processors.tagger:
         column = 1 if processors.uses_xpos else 0
-        taggings["predicted_tags"] = [[tag[column] for tag in s] for s in _tag(processors, [tree.words for tree in trees])]
+        taggings["predicted_tags"] = [[tag[column] for tag in s] for s in tag_words(processors, [tree.words for tree in trees])]
     for name, tags in taggings.items():
         tagged_words = [list(zip(tree.words, own, strict=True)) for tree, own in zip(trees, tags, strict=True)]
-        parsed = processors.parser.parse(tagged_words, BATCH_WORDS)
+        parsed = parser.parse(tagged_words, BATCH_WORDS)
         out[name] = {
             "labelled": _describe(score(gold, parsed)),
             "unlabelled": _describe(score(gold, parsed, labelled=False)),
@@ -119,9 +124,9 @@ def _describe(score: BracketScore) -> dict[str, float | int]:
     return {"sentences": score.sentences} | {name: _percent(getattr(score, name)) for name in names}
 
 
-def _arcs(processors: Processors, sentences: Sequence[Sentence]) -> dict:
+def _arcs(processors: Processors, parser: DependencyParser, sentences: Sequence[Sentence]) -> dict:
     words = [s.words for s in sentences]
-    parsed = processors.arcs.parse(words, _tag(processors, words), BATCH_WORDS)
+    parsed = parser.parse(words, tag_words(processors, words), BATCH_WORDS)
     gold = [(s.governors, s.deprels) for s in sentences]
     found = [([governor for governor, _ in arcs], [relation for _, relation in arcs]) for arcs in parsed]
     every = attachment(gold, found)

@@ -95,7 +95,7 @@ class TaggerLearner:
         self._sizes = np.array([len(s.words) for s in sentences])
         self._word_of_form = torch.tensor(self.vocab["word"].map(ids))
         seen = np.bincount(np.concatenate(self._forms), minlength=len(ids))
-        counts = Counter()
+        counts: Counter[str] = Counter()
         for form, count in zip(ids, seen.tolist(), strict=True):
             counts[form.lower()] += count
         rare = FIXED["unknown_word"]
@@ -205,7 +205,7 @@ class TaggerLearner:
 
     def evaluate(self) -> dict[str, float]:
         """Return UPOS and XPOS accuracy in percent on every dev set, tagged as the parser would."""
-        scores = {}
+        scores: dict[str, float] = {}
         for name, sentences in self._dev.items():
             accuracy = score(tag(self.model, [s.words for s in sentences]), sentences)
             scores |= {f"{name}_{column}": value for column, value in accuracy.items()}
@@ -246,7 +246,7 @@ def tag(model: StanzaTagger, sentences: Sequence[Sequence[str]]) -> list[list[tu
 
 def score(tagged: Sequence[Sequence[tuple[str, str]]], gold: Sequence[Tagged]) -> dict[str, float]:
     """Return accuracy in percent; UPOS only if the gold sentences have it."""
-    counts = Counter()
+    counts: Counter = Counter()
     for tags, sentence in zip(tagged, gold, strict=True):
         for column, name in enumerate(("upos", "xpos")):
             if sentence[column + 1]:

@@ -1,6 +1,7 @@
 """Constituents of the Berkeley Neural Parser (benepar) over the words of a spaCy pipeline."""
 
 from pathlib import Path
+from typing import Any
 
 from treeproc.common.errors import UserError, one_line
 from treeproc.common.files import load_archive, read_json
@@ -36,7 +37,7 @@ class BeneparParser(SpacyParser):
                 sentence.tags = [(upos, xpos if tag == _NO_TAG else tag) for (upos, xpos), tag in pairs]
 
 
-def load_benepar(config: ParserConfig):
+def load_benepar(config: ParserConfig) -> Any:
     """Load a `benepar.Parser` on the device of the settings. Nothing is downloaded; no pickle and no code of the files runs.
 
     Raises UserError for files that are not a benepar model.
@@ -44,6 +45,7 @@ def load_benepar(config: ParserConfig):
     import torch
 
     torch.set_num_threads(1)
+    assert config.models is not None  # `ParserConfig` asks for it
     _check(config.models)
     device = config.torch_device()
     try:
@@ -65,7 +67,7 @@ def _complete_transformers() -> None:
     """Add a method that benepar 0.2 calls and transformers 5 lacks: the special pieces around a text."""
     from transformers import PreTrainedTokenizerBase
 
-    def build_inputs_with_special_tokens(self, ids: list[int]) -> list[int]:
+    def build_inputs_with_special_tokens(self: Any, ids: list[int]) -> list[int]:
         encoded = self("a", return_special_tokens_mask=True)
         pieces, special = encoded["input_ids"], encoded["special_tokens_mask"]
         return pieces[: special.index(0)] + ids + pieces[len(special) - special[::-1].index(0) :]

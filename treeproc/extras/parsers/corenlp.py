@@ -4,7 +4,7 @@ import bisect
 import os
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from treeproc.common.errors import one_line, require
@@ -87,7 +87,7 @@ class CoreNLPParser(LineParser):
         out: list[list[Sentence]] = [[] for _ in lines]
         for tokenised in (False, True):
             chosen = [i for i, line in enumerate(lines) if (line.words is not None) == tokenised]
-            given = [self._given_tokens(lines[i]) if tokenised else [] for i in chosen]
+            given = [self._given_tokens(lines[i].words or ()) for i in chosen]
             texts = [_blank_separated(t) if tokenised else lines[i].text for i, t in zip(chosen, given, strict=True)]
             for batch in batches([len(text) for text in texts], _CHARS_PER_REQUEST):
                 groups = self._request([texts[k] for k in batch], tokenised)
@@ -120,7 +120,7 @@ class CoreNLPParser(LineParser):
             out[line].append(self._sentence(sentence, lambda at, base=offsets[line]: points(at) - base))
         return out
 
-    def _sentence(self, answer: dict, place) -> Sentence:
+    def _sentence(self, answer: dict, place: Callable[..., int]) -> Sentence:
         tokens: list[Token] = []
         for token in answer["tokens"]:
             start, end = place(token["characterOffsetBegin"]), place(token["characterOffsetEnd"])
@@ -158,7 +158,7 @@ def _put_in_place(group: list[Sentence], tokens: list[Token]) -> list[Sentence]:
     return group
 
 
-def _code_points(text: str):
+def _code_points(text: str) -> Callable[[int], int]:
     """Map CoreNLP's offsets in UTF-16 units to characters, which Python counts."""
     if text.isascii() or max(text) < "\U00010000":
         return lambda at: at

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib.metadata import entry_points, version
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from treeproc.common.errors import one_line
 from treeproc.common.files import file_sha256
@@ -77,9 +78,10 @@ def _hashes(path: Path) -> dict[str, str]:
     return {file.relative_to(path).as_posix(): file_sha256(file)[:16] for file in files}
 
 
-def span_tree(root) -> tuple[SpanTree, list[str]]:
+def span_tree(root: Any) -> tuple[SpanTree, list[str]]:
     """Convert a tree of NLTK to spans, and the tags of its leaves, without recursion."""
-    tree, tags = SpanTree([], [], []), []
+    tree = SpanTree([], [], [])
+    tags: list[str] = []
     stack: list = [(root, -1)]
     while stack:
         node, opened = stack.pop()
@@ -159,7 +161,7 @@ class SpacyParser(LineParser):
             out.append(group)
         return out
 
-    def _document(self, line: Line):
+    def _document(self, line: Line) -> tuple[list[Token], Any]:
         """Return the tokens of the line, and spaCy's document of their words."""
         from spacy.tokens import Doc
 
@@ -170,7 +172,7 @@ class SpacyParser(LineParser):
             spans = [(place[word.idx], place[word.idx + len(word) - 1] + 1) for word in document]
             tokens = [Token(start, end, (line.text[start:end],)) for start, end in spans]
         else:
-            tokens = self._given_tokens(line)
+            tokens = self._given_tokens(line.words)
             words = [word for token in tokens for word in token.words]
             document = Doc(self._nlp.vocab, words, spaces_after(tokens))
         firsts, at = set(), 0
@@ -192,7 +194,7 @@ class SpacyParser(LineParser):
             sentence.tree = flat_tree(len(sentence.words))
 
 
-def _arcs(span) -> list[tuple[int, str]]:
+def _arcs(span: Any) -> list[tuple[int, str]]:
     """Return the arcs of a sentence with one root.
 
     If spaCy finds several roots, the others depend on the first as `parataxis`.
@@ -204,7 +206,7 @@ def _arcs(span) -> list[tuple[int, str]]:
     return out
 
 
-def load_pipeline(config: ParserConfig):
+def load_pipeline(config: ParserConfig) -> Any:
     """Load the pipeline of the settings, or the tokeniser of the language. Raises UserError if it cannot be loaded."""
     import spacy
 
@@ -215,7 +217,7 @@ def load_pipeline(config: ParserConfig):
             if config.split_sentences:
                 pipeline.add_pipe("sentencizer")
             return pipeline
-        pipeline = spacy.load(folder if "/" in config.package else config.package, exclude=list(_UNREAD))
+        pipeline = spacy.load(folder if "/" in (config.package or "") else config.package, exclude=list(_UNREAD))
     except Exception as error:  # any kind of error, for a damaged file or a missing library of the language
         message = one_line(f"{type(error).__name__}: {error}", 200)
         name = f"package: {config.package}" if folder else f"language: {config.language}"

@@ -20,6 +20,7 @@ class SuparParser(SpacyParser):
 
     def __init__(self, config: ParserConfig):
         super().__init__(config)
+        assert config.models is not None  # `ParserConfig` asks for it
         wanted = {name: config.models / file for name, file in _FILES.items() if getattr(config, name)}
         if missing := [path.name for path in wanted.values() if not path.is_file()]:
             raise UserError(
@@ -43,7 +44,7 @@ class SuparParser(SpacyParser):
                     sentence.arcs = [(int(head) - 1, relation) for head, relation in zip(heads, relations, strict=True)]
 
 
-def _predict(parser, words: list[list[str]], **options):
+def _predict(parser: Any, words: list[list[str]], **options: Any) -> Any:
     """Predict one batch of one bucket. Other batches would be drawn at random, and sums of float32 depend on the batch."""
     return parser.predict([list(w) for w in words], buckets=1, batch_size=10**9, verbose=False, **options)
 
@@ -53,7 +54,7 @@ def _plain(word: str) -> str:
     return word if word in _ENDS else re.sub(r"\s", "_", word.replace("(", "-LRB-").replace(")", "-RRB-"))
 
 
-def load_supar(config: ParserConfig, path: Path, kind: str):
+def load_supar(config: ParserConfig, path: Path, kind: str) -> Any:
     """Load a parser of SuPar on the device of the settings. Raises UserError for other files."""
     import torch
 
@@ -91,10 +92,10 @@ def load_supar(config: ParserConfig, path: Path, kind: str):
 class _Dropped:
     """A placeholder for code in a file. It creates and runs nothing, and no prediction needs it."""
 
-    def __init__(self, *arguments):
+    def __init__(self, *arguments: Any):
         pass
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: Any) -> None:
         pass
 
 
