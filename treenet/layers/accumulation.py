@@ -18,7 +18,7 @@ from treenet.layers.accumulation_by_lists import accumulate_by_lists
 from treenet.layers.accumulation_by_matrices import accumulate_by_matrices
 from treenet.layers.backend import without_autocast
 from treenet.structure import TreeStructure
-from treenet.structure.branches import BranchMatrices
+from treenet.structure.branches import BranchMaps, BranchMatrices
 
 if TYPE_CHECKING:
     from treenet.config import TreeAttentionConfig
@@ -48,6 +48,8 @@ class HierarchicalAccumulation(nn.Module):
         self.leaf_weight = nn.Parameter(torch.empty(d_model, num_weights).normal_(std=d_model**-0.5))
         # A row [v; h] then has norm 1 beside projected values of norm sqrt(K), so it is only a bias.
         self.embeds = config.hierarchical_embeddings and config.accumulate_on != "scores"
+        self.vertical: nn.Parameter
+        self.horizontal: nn.Parameter
         if self.embeds:
             for name, rows in (("vertical", config.vertical_rows), ("horizontal", config.horizontal_rows)):
                 table = torch.empty(rows, d_head // 2).normal_(std=d_head**-0.5)
@@ -77,4 +79,5 @@ class HierarchicalAccumulation(nn.Module):
                 return reference.accumulate(vectors.to(dtype), weights, tables, structure, self.num_heads, self.rule).to(given)
             if isinstance(branches, BranchMatrices):
                 return accumulate_by_matrices(vectors, weights, tables, branches, self.num_heads, self.rule)
+            assert isinstance(branches, BranchMaps)  # `prepare` makes matrices of depths
             return accumulate_by_lists(vectors.to(dtype), weights, tables, branches, self.num_heads, self.rule).to(given)

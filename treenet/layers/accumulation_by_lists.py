@@ -33,6 +33,7 @@ branches (node i, leaf j), Q are pairs (node i, node t of its subtree), E = P + 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -67,7 +68,7 @@ class _ReplaceNodes(torch.autograd.Function):
     """Replaces the nodes by sums of vectors [B, S, D] with `weights` [W, E], plus `embedding` [B, N, W, K]."""
 
     @staticmethod
-    def forward(ctx, vectors: Tensor, weights: Tensor, embedding: Tensor | None, entries: Entries, num_heads: int) -> Tensor:
+    def forward(ctx: Any, vectors: Tensor, weights: Tensor, embedding: Tensor | None, entries: Entries, num_heads: int) -> Tensor:
         leaves = vectors.shape[1] - entries.num_nodes
         if entries.to_nodes:
             matrix = None
@@ -83,7 +84,7 @@ class _ReplaceNodes(torch.autograd.Function):
 
     @staticmethod
     @first_derivative
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> Any:
         vectors, weights, matrix = ctx.saved_tensors
         entries, num_weights = ctx.entries, len(weights)
         leaves = vectors.shape[1] - entries.num_nodes
@@ -103,6 +104,7 @@ class _ReplaceNodes(torch.autograd.Function):
 
 def _fill_matrix(weights: Tensor, entries: Entries, shape: torch.Size) -> Tensor:
     """Fill a matrix with weights [W, E] -> [B, W, N, S]."""
+    assert entries.cell is not None  # rows are not summed one by one
     matrix = weights.new_zeros(len(weights), shape[0] * entries.num_nodes * shape[1]).index_copy_(1, entries.cell, weights)
     return matrix.view(len(weights), shape[0], entries.num_nodes, shape[1]).transpose(0, 1)
 

@@ -19,6 +19,8 @@ levels, X = V + L are ranks and heights. See `BranchMatrices`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -44,7 +46,9 @@ def accumulate_by_matrices(
 
 class _Accumulate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, vectors, leaf_weights, table, maps: BranchMatrices, num_heads: int, paper: bool) -> Tensor:
+    def forward(
+        ctx: Any, vectors: Tensor, leaf_weights: Tensor, table: Tensor | None, maps: BranchMatrices, num_heads: int, paper: bool
+    ) -> Tensor:
         out, matrix, use = _accumulate(vectors, leaf_weights, table, maps, num_heads, paper)
         ctx.save_for_backward(vectors, matrix, use, table)
         ctx.maps, ctx.num_heads, ctx.paper = maps, num_heads, paper
@@ -52,7 +56,7 @@ class _Accumulate(torch.autograd.Function):
 
     @staticmethod
     @first_derivative
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> Any:
         vectors, matrix, use, table = ctx.saved_tensors
         maps: BranchMatrices = ctx.maps
         num_weights, num_leaves = matrix.shape[1], maps.span.shape[3]

@@ -201,7 +201,7 @@ class _Attention(nn.Module):
         attend_mask: Tensor | None = None,
         causal: bool = False,
         prior: Tensor | None = None,
-    ):
+    ) -> Tensor:
         """Compute softmax(Q K^T / sqrt(K)) V W^O (equations 1, 2): [B, H, T, K] and keys, values [B, H, S, K] -> [B, T, D]."""
         return self.output(merge_heads(attend(queries, keys, values, attend_mask, self.dropout_p, causal, prior)))
 
@@ -235,12 +235,14 @@ class SelfAttention(_Attention):
         head, and needs an `attend_mask`.
         """
         queries, keys, values = self.project(x, structure)
-        trees = queries, keys, values, structure, self.num_heads, self.dropout_p
-        if self.accumulation is not None and self.accumulation.by_equations:
-            return self.output(reference.attend_within(*trees, masked=attend_mask is None))
-        if self.accumulation is not None and attend_mask is None:
-            return self.output(attend_subtrees(*trees))
-        return self.attend(*map(self.split_heads, (queries, keys, values)), attend_mask, prior=prior)
+        if self.accumulation is not None and structure is not None:
+            trees = queries, keys, values, structure, self.num_heads, self.dropout_p
+            if self.accumulation.by_equations:
+                return self.output(reference.attend_within(*trees, masked=attend_mask is None))
+            if attend_mask is None:
+                return self.output(attend_subtrees(*trees))
+        queries, keys, values = map(self.split_heads, (queries, keys, values))
+        return self.attend(queries, keys, values, attend_mask, prior=prior)
 
 
 class PrefixAttention(SelfAttention):
@@ -248,7 +250,8 @@ class PrefixAttention(SelfAttention):
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """Map x [B, T, D] -> [B, T, D]. Padding that comes last needs no mask."""
-        return self.attend(*map(self.split_heads, self.project(x)), causal=True)
+        queries, keys, values = map(self.split_heads, self.project(x))
+        return self.attend(queries, keys, values, causal=True)
 
 
 class CausalSelfAttention(_Attention):
@@ -309,7 +312,7 @@ class CrossAttention(_Attention):
         if layout is not None:
             queries = layout.pad(queries)
         heads = self.split_heads(queries), *keys_values, attend_mask
-        if self.accumulation is not None and self.accumulation.by_equations:
+        if self.accumulation is not None and structure is not None and self.accumulation.by_equations:
             attended = merge_heads(reference.attend_across(*heads, structure.num_leaves, self.dropout_p))
         else:
             attended = merge_heads(attend(*heads, self.dropout_p))

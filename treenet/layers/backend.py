@@ -130,7 +130,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
 _SUM = 0  # a mode of embedding bags
 
 
-def _operator(name: str):
+def _operator(name: str) -> Any:
     return getattr(torch.ops.aten, name, None)
 
 

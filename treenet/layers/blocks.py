@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from treenet.layers.attention import BeamLayout, CrossAttention, KeysValues, Past, padding_to_attend_mask
 from treenet.layers.backend import product_dtype
-from treenet.layers.core import Dropout, build_linear
+from treenet.layers.core import Dropout, Modules, build_linear
 from treenet.structure import TreeStructure
 from treenet.structure.attention_maps import OneCall, SubtreeIntervals, build_blocks
 from treenet.structure.branches import BranchMaps, BranchMatrices, Depths
@@ -79,12 +79,13 @@ class StructuralPositions(nn.Module):
         super().__init__()
         self.sinusoids = sinusoids
         d_model = sinusoids.table.shape[1]
-        self.place, self.depth = (build_linear(d_model, d_model) for _ in range(2)) if fused else (None, None)
+        self.place = build_linear(d_model, d_model) if fused else None
+        self.depth = build_linear(d_model, d_model) if fused else None
 
     def forward(self, x: Tensor, depth: Tensor) -> Tensor:
         """Add them to x [B, L, D], with depth [B, L] below L -> [B, L, D]."""
         table = self.sinusoids.rows(x.shape[1])
-        if self.place is None:
+        if self.place is None or self.depth is None:
             return x + F.embedding(depth, table)
         return x + torch.tanh(self.place(table) + F.embedding(depth, self.depth(table)))
 
@@ -148,7 +149,7 @@ class EncoderLayer(_Layer):
 
     def __init__(self, config: ModelConfig, self_attention: nn.Module):
         super().__init__(config, config.encoder_layer_drop)
-        self.self_attention = self_attention
+        self.self_attention: Any = self_attention
         self.feed_forward = FeedForward(config.d_model, config.d_ff, config.activation_dropout)
         self.self_attention_norm = nn.LayerNorm(config.d_model)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
@@ -172,9 +173,9 @@ class EncoderLayer(_Layer):
 class DecoderLayer(_Layer):
     """A causal self-attention, or its replacement, a cross-attention and a feed-forward sub-layer."""
 
-    def __init__(self, config: ModelConfig, self_attention: nn.Module, cross_attention: CrossAttention):
+    def __init__(self, config: ModelConfig, self_attention: Any, cross_attention: CrossAttention):
         super().__init__(config, config.decoder_layer_drop)
-        self.self_attention = self_attention
+        self.self_attention: Any = self_attention  # a module: that of `CausalSelfAttention`, or its replacement
         self.cross_attention = cross_attention
         self.feed_forward = FeedForward(config.d_model, config.d_ff, config.activation_dropout)
         self.self_attention_norm = nn.LayerNorm(config.d_model)
@@ -207,7 +208,10 @@ class DecoderLayer(_Layer):
         return self.end(before, self.leave(self.feed_forward_norm, x, mapped)), so_far
 
 
-def end_stack(layers: nn.ModuleList, config: ModelConfig) -> nn.ModuleList:
+AnyLayer = TypeVar("AnyLayer", bound=_Layer)
+
+
+def end_stack(layers: Modules[AnyLayer], config: ModelConfig) -> Modules[AnyLayer]:
     """Return the layers of a stack. With pre-norm, the last one gets a norm of its output."""
     if config.norm == "pre" and len(layers):
         layers[-1].final_norm = nn.LayerNorm(config.d_model)

@@ -8,6 +8,7 @@ Shapes: M nodes in the order of levels, A arcs, H width of states.
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,9 @@ def binary_tree_lstm(
 
 class _BinaryTreeLSTM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, leaf_hidden, leaf_cell, weight, bias, children, edges):
+    def forward(
+        ctx: Any, leaf_hidden: Tensor, leaf_cell: Tensor, weight: Tensor, bias: Tensor, children: Tensor, edges: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
         size, first = leaf_hidden.shape[1], 1 + len(leaf_hidden)
         hidden, cell = (leaf_hidden.new_empty(first + len(children), size) for _ in range(2))
         hidden[0], cell[0] = 0, 0
@@ -53,7 +56,7 @@ class _BinaryTreeLSTM(torch.autograd.Function):
 
     @staticmethod
     @first_derivative
-    def backward(ctx, of_hidden, of_cells):
+    def backward(ctx: Any, of_hidden: Tensor, of_cells: Tensor) -> Any:
         hidden, cell, gates, weight, children = ctx.saved_tensors
         size, first = hidden.shape[1], len(hidden) - len(children)
         enter, left, right, out, candidate = gates.chunk(5, 1)
@@ -105,7 +108,10 @@ def child_sum_tree_lstm(
 
 class _ChildSumTreeLSTM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, projected, weight, child, governor, edges, arc_edges):
+    def forward(
+        ctx: Any, projected: Tensor, weight: Tensor, child: Tensor, governor: Tensor,
+        edges: Sequence[int], arc_edges: Sequence[int],
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         size = weight.shape[0]
         hidden, cell = projected.new_zeros(2, len(projected), size)
         gates = projected[:, : 3 * size].clone()  # i, o, u
@@ -130,7 +136,7 @@ class _ChildSumTreeLSTM(torch.autograd.Function):
 
     @staticmethod
     @first_derivative
-    def backward(ctx, of_hidden, of_cells):
+    def backward(ctx: Any, of_hidden: Tensor, of_cells: Tensor) -> Any:
         hidden, cell, gates, forget, sums, weight, child, governor = ctx.saved_tensors
         size = weight.shape[0]
         enter, out, candidate = gates.chunk(3, 1)

@@ -95,6 +95,9 @@ class DynamicKernels(nn.Module):
         return self.dropout(weights).unflatten(2, self.shape).transpose(1, 2)
 
 
+Kernels = LightweightKernels | DynamicKernels
+
+
 class _Convolution(nn.Module):
     """Base class of both (figure 2 of the paper): input projection with or without GLU, kernels, output projection."""
 

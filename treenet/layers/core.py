@@ -8,12 +8,27 @@ backward pass computes it again. The masks are those of CPUs, to the bit.
 Shapes: B batch, S positions, D model.
 """
 
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treenet.layers.backend import CompiledOnGpu
+
+if TYPE_CHECKING:
+    Item = TypeVar("Item", bound=nn.Module)
+
+    class Modules(nn.ModuleList, Generic[Item]):
+        """A list of modules of one class."""
+
+        def __init__(self, modules: Iterable[Item]): ...
+        def __iter__(self) -> Iterator[Item]: ...
+        def __getitem__(self, place: int) -> Item: ...  # type: ignore[override]  # no slices
+else:
+    Modules = nn.ModuleList
 
 # The gain of queries, keys and values in torch.nn.MultiheadAttention and fairseq. If it is 1, a small model learns to read the
 # source about a third later.
@@ -109,13 +124,13 @@ class _KeyedDropout(torch.autograd.Function):
     """`drop` in one kernel on a GPU. It is linear, so its gradient is the same dropout. As a custom operator it takes longer."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, keys: Tensor, offset: Tensor, counts: Tensor, threshold: int, num_leaves: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, keys: Tensor, offset: Tensor, counts: Tensor, threshold: int, num_leaves: int) -> Tensor:
         ctx.save_for_backward(keys, offset, counts)
         ctx.threshold, ctx.num_leaves = threshold, num_leaves
         return _drop_on_gpu(x, keys, offset, counts, threshold, num_leaves)
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx: Any, grad: Tensor) -> Any:
         return _KeyedDropout.apply(grad, *ctx.saved_tensors, ctx.threshold, ctx.num_leaves), None, None, None, None, None
 
 
@@ -153,6 +168,7 @@ class DropoutKeys:
 
     def keep_mask(self, shape: torch.Size, threshold: int, num_leaves: int | None) -> Tensor:
         """Return [B, S, D] int16: 0 if a hash of key, call, position and dimension, 16 bits, is below `threshold`, else 1."""
+        assert self.keys is not None  # `set` comes before a pass
         self.calls += 1
         positions = torch.arange(shape[1], dtype=torch.int32)
         if num_leaves is not None:  # the place of a node in its tree; it does not depend on the padding of the leaves

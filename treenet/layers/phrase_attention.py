@@ -9,7 +9,7 @@ composed vector.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -36,23 +36,29 @@ def pool_max(x: Tensor, partition: Partition) -> Tensor:
     return pooled[:, :-1].masked_fill(partition.pad_mask[..., None], 0)
 
 
-class MaxPool(nn.Module):
+class Composition(nn.Module):
+    """Composes the leaves of each phrase."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.width = width
+
+
+class MaxPool(Composition):
     """The maximum over a phrase; no parameters, W = D."""
 
     def __init__(self, d_model: int, d_head: int):
-        super().__init__()
-        self.width = d_model
+        super().__init__(d_model)
 
     def forward(self, x: Tensor, partition: Partition) -> Tensor:
         return pool_max(x, partition)
 
 
-class Convolution(nn.Module):
+class Convolution(Composition):
     """A convolution over three leaves, ReLU, and the maximum over the phrase. Beyond the ends of a phrase there are zeros."""
 
     def __init__(self, d_model: int, d_head: int):
-        super().__init__()
-        self.width = d_head
+        super().__init__(d_head)
         self.taps = build_linear(d_model, d_head, num_blocks=3, bias=False)
         self.bias = nn.Parameter(torch.zeros(d_head))
 
@@ -64,15 +70,14 @@ class Convolution(nn.Module):
         return pool_max(F.relu(before + here + after + self.bias), partition)
 
 
-class Recurrence(nn.Module):
+class Recurrence(Composition):
     """The last hidden state of an LSTM that restarts with every phrase.
 
     One loop over the leaves serves phrases of any length.
     """
 
     def __init__(self, d_model: int, d_head: int):
-        super().__init__()
-        self.width = d_head
+        super().__init__(d_head)
         self.input = build_linear(d_model, d_head, num_blocks=4)  # i, f, o and the candidate
         self.recurrent = build_linear(d_head, d_head, num_blocks=4, bias=False)
 
@@ -97,12 +102,11 @@ class Recurrence(nn.Module):
         return composed.masked_fill(partition.pad_mask[..., None], 0)
 
 
-class Attention(nn.Module):
+class Attention(Composition):
     """Self-attention of one head within a phrase, and the maximum over it."""
 
     def __init__(self, d_model: int, d_head: int):
-        super().__init__()
-        self.width = d_head
+        super().__init__(d_head)
         self.queries_keys_values = build_linear(d_model, d_head, num_blocks=3, gain=ATTENTION_GAIN)
 
     def forward(self, x: Tensor, partition: Partition) -> Tensor:
@@ -111,7 +115,7 @@ class Attention(nn.Module):
         return pool_max(attend(queries, keys, values, together, dropout_p=0.0)[:, 0], partition)
 
 
-COMPOSITIONS: dict[str, type[nn.Module]] = {
+COMPOSITIONS: dict[str, Callable[[int, int], Composition]] = {
     "max_pool": MaxPool,
     "convolution": Convolution,
     "lstm": Recurrence,
@@ -187,9 +191,9 @@ class PhraseAttention(nn.Module):
         attended = [attend(queries[:, : self.num_leaf_heads], keys, values, attend_mask, dropout_p)]
         tag_loss = x.new_zeros(())
         for head, (memory, partition) in enumerate(zip(self.memories, partitions, strict=True), start=self.num_leaf_heads):
-            keys_values, loss = memory(x, partition)
+            (keys, values), loss = memory(x, partition)
             attend_phrases = padding_to_attend_mask(partition.pad_mask)
-            attended.append(attend(queries[:, head : head + 1], *keys_values, attend_phrases, dropout_p))
+            attended.append(attend(queries[:, head : head + 1], keys, values, attend_phrases, dropout_p))
             tag_loss = tag_loss + loss
         tag_losses.append(tag_loss)
         return self.output(merge_heads(torch.cat(attended, dim=1)))

@@ -21,14 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from treenet.layers.backend import first_derivative, uncompiled
-from treenet.layers.core import Dropout
+from treenet.layers.core import Dropout, Modules
 from treeproc.common.errors import UserError, check_choice
 
 if TYPE_CHECKING:
     from treenet.config import RecurrentCell
 
-
-Layers = nn.ModuleList
+    Layers = Modules[nn.LSTM]
 
 
 def build_bilstm(width: int, num_layers: int) -> tuple[Layers, Layers]:
@@ -39,7 +38,7 @@ def build_bilstm(width: int, num_layers: int) -> tuple[Layers, Layers]:
 
 def build_lstm(width: int, size: int, num_layers: int) -> Layers:
     """Build layers of one direction, from inputs [..., D] to states of `size`."""
-    return nn.ModuleList([nn.LSTM(width, size, batch_first=True) for _ in range(num_layers)])
+    return Modules([nn.LSTM(width, size, batch_first=True) for _ in range(num_layers)])
 
 
 def run_layer(layer: nn.LSTM, *inputs: Any) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -96,7 +95,8 @@ def lstm_cells(lstm: nn.LSTM, x: Tensor, hidden: Tensor) -> Tensor:
     = f * c_before + i * u must run in order.
     """
     before = F.pad(hidden, (0, 0, 1, 0))[:, :-1]
-    gates = F.linear(x, lstm.weight_ih_l0, lstm.bias_ih_l0) + F.linear(before, lstm.weight_hh_l0, lstm.bias_hh_l0)
+    weight_x, weight_h, bias_x, bias_h = lstm.all_weights[0]
+    gates = F.linear(x, weight_x, bias_x) + F.linear(before, weight_h, bias_h)
     enter, keep, candidate, _ = gates.to(torch.promote_types(gates.dtype, torch.float32)).chunk(4, dim=2)
     entering, kept = (enter.sigmoid() * candidate.tanh()).unbind(1), keep.sigmoid().unbind(1)
     cells = [entering[0]]
@@ -153,7 +153,7 @@ def on_lstm(projected: Tensor, weight: Tensor) -> Tensor:
 
 class _OnLSTM(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, projected, weight):
+    def forward(ctx: Any, projected: Tensor, weight: Tensor) -> Tensor:
         steps, batch, num_gates = projected.shape
         size = len(weight)
         masters = num_gates - 4 * size
@@ -178,7 +178,7 @@ class _OnLSTM(torch.autograd.Function):
 
     @staticmethod
     @first_derivative
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> Any:
         hidden, cell, gates, shares, weight = ctx.saved_tensors
         steps, batch, num_gates = gates.shape
         size = len(weight)
@@ -227,10 +227,10 @@ class LSTM(nn.LSTM):
     def __init__(self, d_input: int, d_hidden: int):
         super().__init__(d_input, d_hidden, batch_first=True)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]  # without states
         """Map x [B, T, D] to hidden states [B, T, D]."""
         with torch.autocast(x.device.type, enabled=False):
-            return super().forward(x.to(self.weight_hh_l0.dtype))[0]
+            return super().forward(x.to(self.all_weights[0][1].dtype))[0]
 
 
 def build_recurrence(cell: RecurrentCell, d_input: int, d_hidden: int, chunk_size: int) -> LSTM | OnLSTM:

@@ -63,6 +63,7 @@ class Relations(nn.Module):
         self.num_keys = sum(self.rows.values())
         self.num_values = sum(list(self.rows.values())[: self.num_value_kinds])
         self.same = config.structural.same
+        self.path_ids: Tensor
         self.register_buffer("path_ids", build_path_ids(config.tree_traversal.clip), persistent=False)
 
     def forward(self, num_leaves: int, words: Words | None, device: torch.device) -> list[Tensor]:
@@ -72,6 +73,7 @@ class Relations(nn.Module):
             if name == "sequence":
                 ids = relative_positions(num_leaves, num_leaves, clip, device)[None]
             else:
+                assert words is not None and words.arcs is not None  # these kinds read them
                 ids = words.of_leaf_pairs(self._of_words(name, clip, words.arcs))
             out.append(ids + first)
             first += self.rows[name]
@@ -161,10 +163,13 @@ class RelatedSelfAttention(SelfAttention):
         self.key_relations = build_relation_table(relations.num_keys, width) if relations.num_keys else None
         self.value_relations = build_relation_table(relations.num_values, width) if relations.num_values else None
 
-    def forward(self, x: Tensor, attend_mask: Tensor | None = None, structure: Related | None = None) -> Tensor:
+    def forward(  # type: ignore[override]  # of relations
+        self, x: Tensor, attend_mask: Tensor | None, structure: Related
+    ) -> Tensor:
         """Map x [B, S, D] -> [B, S, D]."""
         queries, keys, values = map(self.split_heads, self.queries_keys_values(x).chunk(3, dim=2))
         if self.label_head:
+            assert structure.labels is not None  # the encoder embeds them
             of_labels = self._project_labels(structure.labels)
             queries, keys = (torch.cat([own, of[:, 1:]], dim=1) for own, of in zip(of_labels, (queries, keys), strict=True))
         if self.key_relations is None:
@@ -212,8 +217,10 @@ class RelativeTreeSelfAttention(SelfAttention):
         self, projected: Iterable[Tensor], attend_mask: Tensor, ids: Tensor, key_table: Tensor, value_table: Tensor
     ) -> Tensor:
         """Attend with relations `ids` [S, S]: queries, keys and values [B, S, D] -> [B, S, D]."""
-        heads = map(self.split_heads, projected)
-        return merge_heads(attend_related(*heads, attend_mask, [ids[None]], key_table, value_table, 1, self.dropout_p))
+        queries, keys, values = map(self.split_heads, projected)
+        return merge_heads(
+            attend_related(queries, keys, values, attend_mask, [ids[None]], key_table, value_table, 1, self.dropout_p)
+        )
 
 
 class RelativeCausalSelfAttention(CausalSelfAttention):

@@ -11,8 +11,9 @@ trees of a call, T queries of a call.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -84,8 +85,8 @@ def _calls(num_leaves: int, leaf_mask: Tensor | None, node_maps: Sequence[Tensor
         yield on_leaves
         return
     yield on_leaves
-    ranges, bias, wide_query, wide_count, wide_mask = node_maps
-    ranges = ranges.tolist()
+    chunks, bias, wide_query, wide_count, wide_mask = node_maps
+    ranges = chunks.tolist()
     shapes = [(1, 1, last - first, sum(keys[1::2]) - sum(keys[::2])) for _, first, last, *keys in ranges]
     parts = bias.to(dtype).split([queries * keys for *_, queries, keys in shapes])
     for (b, *bounds), shape, part in zip(ranges, shapes, parts, strict=True):
@@ -106,7 +107,7 @@ def _read(x: Tensor, place: Place) -> Tensor:
     return torch.cat([x[part] for part in place], dim=1) if isinstance(place, list) else x[place]
 
 
-def _write(x: Tensor, place: Tensor | Range, part: Tensor) -> None:
+def _write(x: Tensor, place: Tensor | Range | list[Range], part: Tensor) -> None:
     if isinstance(place, Tensor):
         x.flatten(0, 1).index_copy_(0, place, part[0])
     else:
@@ -149,7 +150,10 @@ def _attend(
 
 
 @_attend.register_fake
-def _(queries, keys, values, num_heads, num_leaves, leaf_mask, node_maps):
+def _(
+    queries: Tensor, keys: Tensor, values: Tensor, num_heads: int, num_leaves: int, leaf_mask: Tensor | None,
+    node_maps: Sequence[Tensor],
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     log_sums = queries.new_empty(*queries.shape[:2], num_heads, dtype=torch.promote_types(queries.dtype, torch.float32))
     return queries.new_empty(queries.shape), log_sums
 
@@ -193,18 +197,18 @@ def _attend_backward(
 
 
 @_attend_backward.register_fake
-def _(grad, queries, keys, values, out, log_sums, num_heads, num_leaves, leaf_mask, node_maps):
+def _(grad: Tensor, queries: Tensor, keys: Tensor, values: Tensor, *_: Any) -> tuple[Tensor, ...]:
     return tuple(x.new_empty(x.shape) for x in (queries, keys, values))
 
 
-def _setup_context(ctx, inputs, output) -> None:
+def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     queries, keys, values, num_heads, num_leaves, leaf_mask, node_maps = inputs
     ctx.save_for_backward(queries, keys, values, *output, leaf_mask, *node_maps)
     ctx.num_heads, ctx.num_leaves = num_heads, num_leaves
     ctx.set_materialize_grads(False)
 
 
-def _backward(ctx, grad: Tensor, _):
+def _backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple:
     *saved, leaf_mask = ctx.saved_tensors[:6]
     node_maps = ctx.saved_tensors[6:]
     grads = _attend_backward(grad, *saved, ctx.num_heads, ctx.num_leaves, leaf_mask, node_maps)
@@ -222,7 +226,7 @@ def attend(
     dropout_p: float,
     causal: bool = False,
     prior: Tensor | None = None,
-):
+) -> Tensor:
     """Compute softmax(Q K^T / sqrt(K)) V (equation 1): [B, H, T, K] and keys, values [B, H, S, K] -> [B, H, T, K].
 
     A `prior` [B, T, S] multiplies the weights of every head, which are not normalised again. On CPUs all runs in float32 at
@@ -230,8 +234,8 @@ def attend(
     """
     if queries.device.type == "cpu" and (queries.dtype.itemsize < 4 or torch.is_autocast_enabled("cpu")):
         with torch.autocast("cpu", enabled=False):
-            wide = map(widen, (queries, keys, values))
-            return attend(*wide, attend_mask, dropout_p, causal, prior).to(queries.dtype)
+            q, k, v = map(widen, (queries, keys, values))
+            return attend(q, k, v, attend_mask, dropout_p, causal, prior).to(queries.dtype)
     if attend_mask is not None and attend_mask.is_floating_point():
         attend_mask = attend_mask.to(queries.dtype)
     if prior is None:
@@ -253,10 +257,11 @@ def attention_weights(queries: Tensor, keys: Tensor, attend_mask: Tensor | None)
 
 
 def _attend_with_prior(
-    queries: Tensor, keys: Tensor, values: Tensor, attend_mask: Tensor, dropout_p: float, prior: Tensor
+    queries: Tensor, keys: Tensor, values: Tensor, attend_mask: Tensor | None, dropout_p: float, prior: Tensor
 ) -> Tensor:
     """Multiply the weights by the prior. A bias of `scaled_dot_product_attention` cannot: it normalises weights after it."""
     scores = (queries * queries.shape[-1] ** -0.5) @ keys.transpose(2, 3)
+    assert attend_mask is not None  # it comes with the prior
     weights = scores.masked_fill(~attend_mask, -torch.inf).softmax(-1) * prior[:, None]
     return F.dropout(weights, dropout_p).to(values.dtype) @ values
 
@@ -281,12 +286,15 @@ def attend_subtrees(
         fused = queries.device.type == "cpu" and not dropout_p and has_flash_attention() and on_leaves is None
 
     def call(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return merge_heads(attend(*(split_heads(x, num_heads) for x in (q, k, v)), mask, dropout_p))
+        q, k, v = (split_heads(x, num_heads) for x in (q, k, v))
+        return merge_heads(attend(q, k, v, mask, dropout_p))
 
     if isinstance(maps, Blocks):
         # As it is, FlexAttention stores all scores: on GPUs it is compiled even where the model is not.
         alone = queries.device.type == "cuda" and not torch.compiler.is_compiling()
-        attend_blocks = compiled(flex_attention) if alone else flex_attention
+        attend_blocks: Callable[..., Tensor] = flex_attention
+        if alone:
+            attend_blocks = compiled(flex_attention)
         heads = (split_heads(x, num_heads) for x in (queries, keys, values))
         attended = merge_heads(attend_blocks(*heads, block_mask=maps.mask))
         return attended if on_leaves is None else torch.cat([on_leaves, attended[:, num_leaves:]], dim=1)
@@ -294,6 +302,7 @@ def attend_subtrees(
         if on_leaves is None:
             return call(queries, keys, values, maps.bias)
         return torch.cat([on_leaves, call(queries[:, num_leaves:], keys, values, maps.bias[:, :, num_leaves:])], dim=1)
+    assert maps is not None  # `prepare` makes those of spans
     if fused:
         return fused_attention(queries, keys, values, maps, num_heads)
     sizes = num_leaves, structure.num_nodes
@@ -303,7 +312,7 @@ def attend_subtrees(
         on_leaves = call(leaf_queries, leaf_keys, leaf_values, maps.leaf_mask)
     if isinstance(maps, TwoCalls):
         return torch.cat([on_leaves, call(node_queries, keys, values, maps.node_mask)], dim=1)
-    in_chunks = call(*(_take(x, i) for x, i in ((queries, maps.query), (keys, maps.key), (values, maps.key))), maps.mask)
+    in_chunks = call(_take(queries, maps.query), _take(keys, maps.key), _take(values, maps.key), maps.mask)
     wide = call(_take(queries, maps.wide_query), keys, values, maps.wide_mask)
     rows = torch.cat([in_chunks.flatten(0, 1), wide.flatten(0, 1)])
     return torch.cat([on_leaves, rows.index_select(0, maps.place.flatten()).unflatten(0, maps.place.shape)], dim=1)
