@@ -14,7 +14,6 @@ from torch import Tensor
 
 from treenet.data.input_kinds import ALWAYS, COLUMNS, TREES, InputKind, RowLists
 from treenet.data.packing import send_packed
-from treenet.structure import Structure
 from treenet.structure.base import Ragged, round_up
 from treeproc.common.errors import UserError, as_list, check_type
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNKNOWN_LABEL_ID
@@ -29,7 +28,7 @@ class TreeBatch:
     leaf_pad_mask: Tensor  # [B, L] bool, True = padding
     node_labels: Tensor  # [B, N] int64, UNKNOWN_LABEL_ID where padded
     node_pad_mask: Tensor  # [B, N] bool, True = padding
-    structure: Structure | None  # as the input kind of the model builds it, shared by all layers; None for leaves
+    structure: Any  # a `Structure`, as the input kind of the model builds it, shared by all layers; None for leaves
     tgt_in: Tensor  # [B, T] int64, BOS first, PAD_ID where padded
     tgt_out: Tensor  # [B, T] int64, EOS last, PAD_ID where padded
     # [B, 1 + L, H] float32, states of a pretrained encoder that were computed before (`FrozenStates`)

@@ -99,7 +99,7 @@ def mend_stride_order() -> None:
     from torch._inductor.virtualized import V
 
     compare = getattr(ir.Layout, "_stride_expr_ge_or_false", None)
-    if compare is None or hasattr(compare, "mended"):
+    if compare is None or hasattr(ir.Layout, "mended"):
         return
 
     def is_at_least(left: Any, right: Any) -> bool:
@@ -108,5 +108,5 @@ def mend_stride_order() -> None:
             return V.graph.sizevars.guard_or_false(sympy.Ge(left, right))
         return compare(left, right)
 
-    is_at_least.mended = True
+    ir.Layout.mended = True
     ir.Layout._stride_expr_ge_or_false = staticmethod(is_at_least)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +43,9 @@ class PretrainedLeaves(nn.Module):
     """
 
     has_order = True
+    numbers: Tensor  # [V] of the tokenizer
+    before: Tensor
+    after: Tensor
 
     def __init__(self, facts: Mapping, d_model: int):
         super().__init__()
@@ -51,7 +55,7 @@ class PretrainedLeaves(nn.Module):
         self.scale = d_model**0.5
         tokenizer = facts["tokenizer"]
         pad = self.pretrained.config.pad_token_id
-        self._pad = 0 if pad is None else pad
+        self._pad: int = 0 if pad is None else pad
         unknown = self._pad if tokenizer["unknown"] is None else tokenizer["unknown"]
         numbers = torch.arange(FIRST_PIECE + tokenizer["pieces"]) - FIRST_PIECE
         numbers[:FIRST_PIECE] = self._pad
@@ -189,7 +193,7 @@ def hash_encoder(described: Mapping, weights: Mapping[str, Tensor]) -> str:
     found = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name, value in sorted(weights.items()):
         found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        found.update(value.detach().cpu().contiguous().numpy())
+        found.update(value.detach().cpu().contiguous().numpy().data)
     return found.hexdigest()
 
 
@@ -288,7 +292,7 @@ def _types_of_weights(folder: Path) -> dict[str, str]:
     return types
 
 
-def _build_encoder(described: Mapping) -> nn.Module:
+def _build_encoder(described: Mapping) -> Any:
     """Build the encoder without its weights, and draw nothing from the generator that the rest of the model uses."""
     require("transformers", "model.pretrained")
     from transformers import AutoConfig, AutoModel
@@ -320,8 +324,8 @@ def _build_encoder(described: Mapping) -> nn.Module:
 class _KeyedDropout(Dropout):
     """Dropout of states by key; that of attention weights [B, heads, W, W] draws from PyTorch's generator."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) if x.dim() == 3 else F.dropout(x, self.p, self.training)
+    def forward(self, x: Tensor, num_leaves: int | None = None) -> Tensor:
+        return super().forward(x, num_leaves) if x.dim() == 3 else F.dropout(x, self.p, self.training)
 
 
 def _most_positions(model: nn.Module, around: int) -> int | None:

@@ -27,6 +27,7 @@ from treenet.models.composed import (
 from treenet.models.decoders.transformer import Decoder, TransformerDecoder
 from treenet.models.encoders.base import Encoder, PieceEmbedding, TransformerEncoder, VocabSizes
 from treenet.models.paired_weights import DRAWS, build_by_name, drawn_tensor
+from treenet.models.pretrained import PretrainedLeaves
 from treeproc.common.errors import check_choice
 from treeproc.common.settings import UserError
 
@@ -127,9 +128,9 @@ def build_model(config: ModelConfig, vocab: VocabSizes) -> Seq2Seq:
     architecture = find_architecture(config, "translation")
 
     def build() -> Seq2Seq:
-        embedding = architecture.encoder.build_embedding(config, vocab)
-        encoder = architecture.encoder(config, vocab, embedding)
-        model = Seq2Seq(encoder, architecture.decoder(config, embedding))
+        encoder = architecture.encoder(config, vocab, architecture.encoder.build_embedding(config, vocab))
+        assert architecture.decoder is not None  # it serves translation
+        model = Seq2Seq(encoder, architecture.decoder(config, encoder.embedding))
         encoder.add_tables(vocab)
         return model
 
@@ -191,7 +192,9 @@ def _classifying_encoder(config: ModelConfig, vocab: VocabSizes, options: Classi
     return lambda: _complete(encoder, config, vocab, encoder.build_embedding(config, vocab))
 
 
-def _complete(build: type[Encoder], config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding) -> Encoder:
+def _complete(
+    build: type[Encoder], config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding | PretrainedLeaves
+) -> Encoder:
     encoder = build(config, vocab, embedding)
     encoder.add_tables(vocab)
     return encoder

@@ -3,24 +3,24 @@
 Shapes: B batch, S source positions, T target positions, D model, R live hypotheses.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from treenet.config import ModelConfig
 from treenet.layers.attention import KeysValues, padding_to_attend_mask
 from treenet.layers.blocks import LearnedPositions
 from treenet.layers.convolution import EMBEDDING_STD, MultiStepAttentionLayer, build_normalised_linear
-from treenet.layers.core import Dropout
+from treenet.layers.core import Dropout, Modules
 from treenet.models.decoders.transformer import Decoder, DecoderState
-from treenet.models.encoders.base import Memory, PieceEmbedding
+from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding
 
 
 @dataclass
 class ConvMemory(Memory):
     """Encoder outputs z as `states`, and z + e, which attention reads as values; e is the embedded leaf (equation 2)."""
 
-    values: Tensor | None = None  # [B, S, D]
+    values: Tensor = field(kw_only=True)  # [B, S, D]
 
     def keys_values(self) -> KeysValues:
         """Return keys and values [B, 1, S, D] for all layers."""
@@ -34,7 +34,7 @@ class ConvDecoderState(DecoderState):
     weights: list[tuple[Tensor, ...]]  # of each layer, normalised
 
 
-class ConvS2SDecoder(Decoder):
+class ConvS2SDecoder(Decoder[Encoder, ConvMemory, ConvDecoderState]):
     """Gated convolutions over target pieces with learned positions; every layer attends to the source."""
 
     def __init__(self, config: ModelConfig, embedding: PieceEmbedding):
@@ -44,7 +44,7 @@ class ConvS2SDecoder(Decoder):
         self.dropout = Dropout(dropout)
         self.positions = LearnedPositions(config.convs2s.position_rows, d_model, EMBEDDING_STD)
         self.input = build_normalised_linear(d_model, d_model, dropout)
-        self.layers = nn.ModuleList([MultiStepAttentionLayer(config) for _ in range(config.num_decoder_layers)])
+        self.layers = Modules([MultiStepAttentionLayer(config) for _ in range(config.num_decoder_layers)])
         self.output = build_normalised_linear(d_model, d_model, 0.0)
 
     def forward(self, tgt_in: Tensor, memory: ConvMemory) -> Tensor:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.layers.attention import BeamLayout, CrossAttention, KeysValues, padding_to_attend_mask
-from treenet.layers.core import Dropout, build_linear
+from treenet.layers.core import Dropout, Modules, build_linear
 from treenet.layers.recurrent import run_layer
 from treenet.models.decoders.transformer import Decoder, DecoderState
-from treenet.models.encoders.base import LSTMEncoder, LSTMState, Memory, PieceEmbedding
+from treenet.models.encoders.base import LSTMEncoder, Memory, PieceEmbedding
 
 # Width of the self-attentive pooling, as in the authors' code.
 _POOLING_WIDTH = 128
@@ -25,10 +25,10 @@ _POOLING_WIDTH = 128
 class RecurrentMemory(Memory):
     """Memory, and the initial state of the decoder."""
 
-    start: LSTMState
+    start: tuple[Tensor, ...]  # hidden state and cell [B, D]
 
 
-class RecurrentDecoder(Decoder):
+class RecurrentDecoder(Decoder[LSTMEncoder, RecurrentMemory, DecoderState]):
     """LSTM layers that all start from one state of the source. They may attend to its positions.
 
     Attention is above the layers: o = tanh(W [h; attended]) (Luong et al., 2015, equation 5). There is no input feeding, so
@@ -42,7 +42,7 @@ class RecurrentDecoder(Decoder):
         width = config.d_model
         self.embedding = embedding
         self.dropout = Dropout(config.dropout)
-        self.layers = nn.ModuleList([nn.LSTM(width, width, batch_first=True) for _ in range(config.num_decoder_layers)])
+        self.layers = Modules([nn.LSTM(width, width, batch_first=True) for _ in range(config.num_decoder_layers)])
         self.begins_with = config.recurrent.start
         if self.begins_with == "attention":
             self.pooling = nn.Sequential(
@@ -59,6 +59,7 @@ class RecurrentDecoder(Decoder):
         That is the encoder's own state, or a pooled state over all positions.
         """
         states = encoder.run(batch, with_cells=True)
+        assert states.cells is not None  # they are asked for
         both = states.hidden, states.cells
         ignored = states.pad_mask & ~states.pad_mask.all(1, keepdim=True)  # avoids NaN for rows of padding only
         if self.begins_with == "own":
@@ -90,19 +91,20 @@ class RecurrentDecoder(Decoder):
     def _run(
         self,
         tokens: Tensor,
-        past: Sequence[LSTMState],
+        past: Sequence[tuple[Tensor, ...]],
         memory: Sequence[KeysValues],
         attend_mask: Tensor,
         layout: BeamLayout | None = None,
-    ) -> tuple[Tensor, list[LSTMState]]:
+    ) -> tuple[Tensor, list[tuple[Tensor, ...]]]:
         """Run over tokens [R, T]. Returns the states [R, T, D] that give the logits, and the states after the last token."""
         x = self.dropout(self.embedding(tokens))
-        states = []
+        states: list[tuple[Tensor, ...]] = []
         for layer, start in zip(self.layers, past, strict=True):
             x, (hidden, cell) = run_layer(layer, x, tuple(part[None].contiguous() for part in start))
             states.append((hidden[0], cell[0]))
             x = self.dropout(x)
-        for keys_values in memory:
+        if self.cross_attention is not None:
+            (keys_values,) = memory
             attended = self.cross_attention(x, keys_values, attend_mask, layout)
             x = self.combine(torch.cat([x, attended], dim=2)).tanh()
         return x, states

@@ -7,9 +7,9 @@ with at least one of them. Of fixed shapes: M hypotheses of each sentence, C pos
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,8 +30,8 @@ from treenet.layers.attention import (
 )
 from treenet.layers.backend import product_dtype
 from treenet.layers.blocks import DecoderLayer, SinusoidalPositions, end_stack
-from treenet.layers.convolution import CausalConvolution, kernel_size
-from treenet.layers.core import Dropout, WordDropout
+from treenet.layers.convolution import CausalConvolution, Kernels, kernel_size
+from treenet.layers.core import Dropout, Modules, WordDropout
 from treenet.layers.relations import RelativeCausalSelfAttention
 from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding
 from treenet.structure import TreeStructure
@@ -106,13 +106,14 @@ class DecoderState:
     layout: BeamLayout
     memory: list[KeysValues]  # per layer, [A, H, S, K]
     memory_attend_mask: Tensor  # [A, 1, 1, S]
-    past: list[tuple[Tensor, ...]]  # per layer, [R, ...]: keys and values of self-attention, last inputs of a convolution
+    past: Sequence[tuple[Tensor, ...]]  # per layer, [R, ...]: keys and values of self-attention, last inputs of a convolution
     step: int
     selects_past: bool = field(default=True, kw_only=True)  # else the next step selects the rows of `going`
     going: Tensor | None = field(default=None, kw_only=True)  # [R] rows of `past`; None: all, in order
+    structure: TreeStructure | None = field(default=None, kw_only=True)  # of all sentences at the start, for `PrefixDecoder`
 
     @classmethod
-    def begin(cls, pad_mask: Tensor, memory: list[KeysValues], past: list[tuple[Tensor, ...]], **more: Any) -> Self:
+    def begin(cls, pad_mask: Tensor, memory: list[KeysValues], past: Sequence[tuple[Tensor, ...]], **more: Any) -> Self:
         """Make one empty hypothesis for each sentence. `pad_mask` [B, S] of the memory is True at padding."""
         sources = torch.arange(len(pad_mask), device=pad_mask.device)
         layout = BeamLayout.full(len(sources), beam_width=1)
@@ -123,7 +124,8 @@ class DecoderState:
 
         With `beam_width`, there are so many rows for each sentence, sentence after sentence.
         """
-        going, past = rows if self.going is None else self.going[rows], self.past
+        past = self.past
+        going: Tensor | None = rows if self.going is None else self.going[rows]
         if self.selects_past:
             going, past = None, [tuple(part.index_select(0, rows) for part in parts) for parts in past]
         if beam_width is not None:
@@ -139,23 +141,31 @@ class DecoderState:
                 memory = [(keys.index_select(0, kept), values.index_select(0, kept)) for keys, values in memory]
                 sources, counts, attend_mask = torch.searchsorted(kept, sources), counts[kept], attend_mask[kept]
             layout = BeamLayout.build(sources, counts)
-        changed = {"memory": memory, "memory_attend_mask": attend_mask, "past": past, "going": going}
-        return replace(self, sources=sources, layout=layout, **changed)
+        return replace(
+            self, sources=sources, layout=layout, memory=memory, memory_attend_mask=attend_mask, past=past, going=going
+        )
 
 
-class Decoder(nn.Module, ABC):
+AnyEncoder = TypeVar("AnyEncoder", bound=Encoder)
+AnyMemory = TypeVar("AnyMemory", bound=Memory)
+AnyState = TypeVar("AnyState", bound=DecoderState)
+
+
+class Decoder(nn.Module, ABC, Generic[AnyEncoder, AnyMemory, AnyState]):
     """Maps the memory of a source and the pieces so far to the state that predicts the next piece."""
 
-    def read(self, encoder: Encoder, batch: TreeBatch) -> Memory:
+    layers: "Modules[Any]"
+
+    def read(self, encoder: AnyEncoder, batch: TreeBatch) -> AnyMemory:
         """Make the memory of a batch for this decoder."""
         return encoder(batch)
 
     @abstractmethod
-    def forward(self, tgt_in: Tensor, memory: Memory) -> Tensor:
+    def forward(self, tgt_in: Tensor, memory: AnyMemory) -> Tensor:
         """Run with teacher forcing: tgt_in [B, T] -> states [B, T, D]."""
 
     @abstractmethod
-    def start(self, memory: Memory) -> DecoderState:
+    def start(self, memory: AnyMemory) -> AnyState:
         """Start with one empty hypothesis per sentence. Everything that depends only on the sources is computed here, once."""
 
     @property
@@ -163,7 +173,7 @@ class Decoder(nn.Module, ABC):
         """Return whether `start_static` exists: a search whose steps all have the same shapes."""
         return False
 
-    def start_static(self, memory: Memory, beam_width: int, most_positions: int) -> StaticState:
+    def start_static(self, memory: AnyMemory, beam_width: int, most_positions: int) -> StaticState:
         """Start with `beam_width` empty hypotheses per sentence, of up to `most_positions` steps, in memory of fixed shape."""
         raise NotImplementedError(f"{type(self).__name__} has no static cache")
 
@@ -172,11 +182,11 @@ class Decoder(nn.Module, ABC):
         raise NotImplementedError(f"{type(self).__name__} has no static cache")
 
     @abstractmethod
-    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
+    def step(self, tokens: Tensor, state: AnyState) -> tuple[Tensor, AnyState]:
         """Map the last token of each hypothesis [R] to states [R, D] of the next one, and the new state of the search."""
 
 
-class TransformerDecoder(Decoder):
+class TransformerDecoder(Decoder[Encoder, Memory, DecoderState]):
     """Transformer layers (Vaswani et al., 2017) over target pieces, with sinusoidal positions.
 
     A decoder with another self-attention passes `build_attention` to the constructor: the attention of layer `number`, counted
@@ -204,7 +214,7 @@ class TransformerDecoder(Decoder):
             DecoderLayer(config, build_attention(number), CrossAttention(*sizes, tree))
             for number in range(config.num_decoder_layers)
         )
-        self.layers = end_stack(nn.ModuleList(layers), config)
+        self.layers = end_stack(Modules(layers), config)
 
     def forward(self, tgt_in: Tensor, memory: Memory) -> Tensor:
         attend_mask = padding_to_attend_mask(memory.pad_mask)
@@ -242,7 +252,10 @@ class TransformerDecoder(Decoder):
         x = self._embed(tokens[:, None], first=state.step)
         pasts = []
         for layer, memory, past in zip(self.layers, state.memory, state.past, strict=True):
-            given = GrowingPast(*past, state.going) if self.has_static_cache else past
+            given: GrowingPast | tuple[Tensor, ...] = past
+            if self.has_static_cache:
+                keys, values = past
+                given = GrowingPast(keys, values, state.going)
             x, past = layer(x, memory, state.memory_attend_mask, given, state.layout)
             pasts.append(past)
         return x[:, 0], replace(state, past=pasts, going=None, step=state.step + 1)
@@ -258,23 +271,16 @@ class TransformerDecoder(Decoder):
         return self.dropout(x if self.positions is None else self.positions(x, first))
 
 
-@dataclass
-class PrefixState(DecoderState):
-    """The state of a search without caches: `past` has the pieces so far [R, T]."""
-
-    structure: TreeStructure  # that of all sentences at the start; it parts leaves from nodes
-
-
 class PrefixDecoder(TransformerDecoder):
-    """Reads all pieces so far at every step, for `model.tree.implementation=reference`."""
+    """Reads all pieces so far at every step, for `model.tree.implementation=reference`. The `past` has these pieces [R, T]."""
 
     has_static_cache = False
 
-    def start(self, memory: Memory) -> PrefixState:
+    def start(self, memory: Memory) -> DecoderState:
         no_pieces = torch.zeros(len(memory.pad_mask), 0, dtype=torch.long, device=memory.pad_mask.device)
-        return PrefixState.begin(memory.pad_mask, self._project(memory), [(no_pieces,)], structure=memory.structure)
+        return DecoderState.begin(memory.pad_mask, self._project(memory), [(no_pieces,)], structure=memory.structure)
 
-    def step(self, tokens: Tensor, state: PrefixState) -> tuple[Tensor, PrefixState]:
+    def step(self, tokens: Tensor, state: DecoderState) -> tuple[Tensor, DecoderState]:
         pieces = torch.cat([state.past[0][0], tokens[:, None]], dim=1)
         x, attend_mask = self._embed(pieces), state.memory_attend_mask[state.sources]
         for layer, keys_values in zip(self.layers, state.memory, strict=True):
@@ -316,7 +322,7 @@ def _build_relative(
 
 
 def build_convolutional_decoder(
-    config: ModelConfig, embedding: PieceEmbedding, kernels: Callable[[ModelConfig, int], nn.Module]
+    config: ModelConfig, embedding: PieceEmbedding, kernels: Callable[[ModelConfig, int], Kernels]
 ) -> TransformerDecoder:
     """Build a decoder with lightweight or dynamic convolutions instead of self-attention (Wu et al., 2019)."""
     sizes = config.convolution.decoder_kernels

@@ -3,10 +3,12 @@
 Shapes: B batch, L leaves, S positions, T sequence length, D model, V pieces.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +20,7 @@ from treenet.data.input_kinds import LEAVES, InputKind
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
 from treenet.layers.backend import product_dtype
 from treenet.layers.blocks import EncoderLayer, SinusoidalPositions, end_stack
-from treenet.layers.core import Dropout, Scratch, WordDropout, multiply_by_table
+from treenet.layers.core import Dropout, Modules, Scratch, WordDropout, multiply_by_table
 from treenet.models.pretrained import PretrainedLeaves
 from treenet.structure import TreeStructure
 from treeproc.common.storage import AnyPath
@@ -98,12 +100,13 @@ class Encoder(nn.Module, ABC):
 
     reads: InputKind = LEAVES
     has_transformer_layers: ClassVar[bool] = False  # whether it reads `ModelConfig.layer_settings`
+    layers: Modules[Any]  # of an encoder of Transformer layers, or of convolutions
     auxiliary_loss: ClassVar[str] = ""  # name of the encoder's own loss in metrics (see `encode_to_train`); empty for none
 
-    def __init__(self, config: ModelConfig, embedding: PieceEmbedding):
+    def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding | PretrainedLeaves):
         super().__init__()
         self.d_model = config.d_model
-        self.embedding = embedding
+        self.embedding: Any = embedding  # translation and language models have a `PieceEmbedding`
         self.dropout = Dropout(config.dropout)
 
     @classmethod
@@ -153,9 +156,6 @@ def build_embedding(rows: int, d_model: int) -> nn.Embedding:
     embedding = nn.Embedding(rows, d_model)
     nn.init.normal_(embedding.weight, std=d_model**-0.5)
     return embedding
-
-
-LSTMState = tuple[Tensor, Tensor]  # hidden state and cell [B, D]
 
 
 @dataclass
@@ -208,11 +208,11 @@ class TransformerEncoder(Encoder):
         self,
         config: ModelConfig,
         vocab: VocabSizes,
-        embedding: PieceEmbedding,
+        embedding: PieceEmbedding | PretrainedLeaves,
         build_attention: Callable[[int], nn.Module] | None = None,
         num_layers: int | None = None,
     ):
-        super().__init__(config, embedding)
+        super().__init__(config, vocab, embedding)
         self.positions = SinusoidalPositions(config.d_model)
         self.word_dropout = WordDropout(config.source_word_dropout)
         build_attention = build_attention or (lambda _: build_self_attention(config))
@@ -237,10 +237,10 @@ class TransformerEncoder(Encoder):
 
 def build_layers(
     config: ModelConfig, build_attention: Callable[[int], nn.Module], num_layers: int | None = None
-) -> nn.ModuleList:
+) -> Modules[EncoderLayer]:
     """Build Transformer layers with the attention of layer `number`, counted from 0."""
     numbers = range(num_layers or config.num_encoder_layers)
-    return end_stack(nn.ModuleList(EncoderLayer(config, build_attention(number)) for number in numbers), config)
+    return end_stack(Modules(EncoderLayer(config, build_attention(number)) for number in numbers), config)
 
 
 def build_self_attention(config: ModelConfig) -> SelfAttention:

@@ -8,7 +8,7 @@ Shapes: B batch, L leaves, T = L + 1 positions from BOS on, A actions, D model.
 
 import math
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
@@ -20,7 +20,7 @@ from treenet.layers.relations import FARTHEST, NEAREST, DepthAttention, depth_di
 from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding, TransformerEncoder, VocabSizes, build_layers
 from treenet.models.registry import Architecture, register
 from treenet.structure import SplitPoints
-from treenet.structure.sequences import PADDING
+from treenet.structure.sequences import PADDING, Actions
 from treeproc.common.errors import UserError
 from treeproc.shards.schema import PAD_ID
 
@@ -87,9 +87,9 @@ class GrammarEncoder(Encoder):
     has_transformer_layers = True
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
-        super().__init__(config, embedding)
+        super().__init__(config, vocab, embedding)
         sizes = config.d_model, config.num_heads, config.attention_dropout
-        self.layers: nn.ModuleList = build_layers(config, lambda _: DepthAttention(*sizes))
+        self.layers = build_layers(config, lambda _: DepthAttention(*sizes))
         self.sinusoids: Tensor
         # Row r stands for the difference r + NEAREST. Another first position would be a linear map of these sinusoids, which the
         # layers' own maps absorb.
@@ -102,7 +102,7 @@ class GrammarEncoder(Encoder):
 
     def forward(self, batch: TreeBatch) -> Memory:
         """Return the states of all actions: S = A."""
-        actions = batch.structure
+        actions: Actions = batch.structure
         attend_mask, difference = actions.attend_mask(), depth_differences(actions.depth)
         x = self.dropout(self.embedding(batch.tgt_in))
         for layer in self.layers:

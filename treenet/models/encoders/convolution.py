@@ -18,10 +18,12 @@ from treenet.layers.convolution import (
     CentredConvolution,
     ConvolutionEncoderLayer,
     DynamicKernels,
+    Kernels,
     LightweightKernels,
     build_normalised_linear,
     kernel_size,
 )
+from treenet.layers.core import Modules
 from treenet.models.decoders.convs2s import ConvMemory, ConvS2SDecoder
 from treenet.models.decoders.transformer import build_convolutional_decoder
 from treenet.models.encoders.base import Encoder, PieceEmbedding, TransformerEncoder, VocabSizes
@@ -31,7 +33,7 @@ from treenet.models.registry import Architecture, register
 class LightConvEncoder(TransformerEncoder):
     """Lightweight convolutions: one kernel per layer and head (section 3.1)."""
 
-    kernels: ClassVar[type[nn.Module]] = LightweightKernels
+    kernels: ClassVar[type[Kernels]] = LightweightKernels
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
         sizes = config.convolution.encoder_kernels
@@ -56,14 +58,14 @@ class ConvS2SEncoder(Encoder):
     """Gated convolutions over leaves with learned positions."""
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
-        super().__init__(config, embedding)
+        super().__init__(config, vocab, embedding)
         d_model, dropout, settings = config.d_model, config.dropout, config.convs2s
         self.scale = HALF if settings.rule == "released" else 1.0
         # Every attention adds to the gradient of the encoder. The encoder gets their mean (section 3.5).
         self.gradient_scale = (0.5 if settings.rule == "released" else 1.0) / config.num_decoder_layers
         self.positions = LearnedPositions(settings.position_rows, d_model, EMBEDDING_STD)
         self.input = build_normalised_linear(d_model, d_model, dropout)
-        self.layers = nn.ModuleList(
+        self.layers = Modules(
             [ConvolutionEncoderLayer(d_model, settings.encoder_kernel, dropout) for _ in range(config.num_encoder_layers)]
         )
         self.output = build_normalised_linear(d_model, d_model, 0.0)

@@ -4,7 +4,8 @@ from torch import Tensor
 
 from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
-from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding, VocabSizes
+from treenet.models.encoders.base import Encoder, Memory, VocabSizes
+from treenet.models.pretrained import PretrainedLeaves
 from treenet.models.registry import Architecture, register
 from treeproc.common.errors import UserError
 
@@ -12,9 +13,9 @@ from treeproc.common.errors import UserError
 class PretrainedEncoder(Encoder):
     """The states of the pretrained encoder after dropout, S = L; its own state of an example is that of [CLS]."""
 
-    def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
+    def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PretrainedLeaves):
         """Raise UserError if the model has another width than the pretrained encoder."""
-        super().__init__(config, embedding)
+        super().__init__(config, vocab, embedding)
         if embedding.width != config.d_model:
             raise UserError(
                 f"model.d_model must be {embedding.width}, the width of the pretrained encoder, for model.name = pretrained, but "

@@ -16,7 +16,7 @@ from treenet.config import ModelConfig
 from treenet.data.batch import TreeBatch
 from treenet.data.input_kinds import ARCS, BINARY_TREES
 from treenet.layers.cells import binary_tree_lstm, child_sum_tree_lstm
-from treenet.layers.core import build_linear
+from treenet.layers.core import Modules, build_linear
 from treenet.layers.recurrent import build_bilstm, build_lstm, last_state, last_states, run_bilstm, run_lstm
 from treenet.models.decoders.recurrent import RecurrentDecoder
 from treenet.models.encoders.base import LSTMEncoder, LSTMStates, Memory, PieceEmbedding, VocabSizes
@@ -32,12 +32,13 @@ class BiLSTMEncoder(LSTMEncoder):
     """
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding):
-        super().__init__(config, embedding)
+        super().__init__(config, vocab, embedding)
         sizes = config.d_model, config.num_encoder_layers
+        self.backward_layers: Modules[nn.LSTM] | None = None
         if config.recurrent.directions == "both":
             self.forward_layers, self.backward_layers = build_bilstm(*sizes)
         else:
-            self.forward_layers, self.backward_layers = build_lstm(config.d_model, *sizes), None
+            self.forward_layers = build_lstm(config.d_model, *sizes)
 
     def run(self, batch: TreeBatch, *, with_cells: bool) -> LSTMStates:
         """Return all directions side by side at every leaf: S = L."""
@@ -72,7 +73,7 @@ class TreeLSTMEncoder(LSTMEncoder):
     forget_bias: ClassVar[float] = TREE_LSTM_FORGET_BIAS
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding, *, leaf_lstm: bool = False):
-        super().__init__(config, embedding)
+        super().__init__(config, vocab, embedding)
         self.leaf = None if leaf_lstm else build_linear(config.d_model, config.d_model, num_blocks=2)  # its cell and output gate
         if leaf_lstm:
             self.forward_layers, self.backward_layers = build_bilstm(config.d_model, config.num_encoder_layers)
@@ -80,15 +81,18 @@ class TreeLSTMEncoder(LSTMEncoder):
 
     def run(self, batch: TreeBatch, *, with_cells: bool) -> LSTMStates:
         """Return states of leaves and nodes: S = L + N."""
-        levels, x = batch.structure, self.embed_leaves(batch)
+        levels: TreeLevels = batch.structure
+        x = self.embed_leaves(batch)
         if self.leaf is not None:
             leaves = _leaf_states(self.leaf, x)
         else:
             layers = self.forward_layers, self.backward_layers
-            leaves = run_bilstm(x, batch.leaf_pad_mask, *layers, self.dropout, with_cells=True)
+            x, leaf_cells = run_bilstm(x, batch.leaf_pad_mask, *layers, self.dropout, with_cells=True)
+            assert leaf_cells is not None  # they are asked for
+            leaves = x, leaf_cells
         hidden, cells = _run_tree_lstm(*leaves, self.composer, levels)
-        cells = _lay_out(cells, levels.row) if with_cells else None
-        return LSTMStates(_lay_out(hidden, levels.row), cells, levels.row == 0, levels.num_leaves)
+        own_cells = _lay_out(cells, levels.row) if with_cells else None
+        return LSTMStates(_lay_out(hidden, levels.row), own_cells, levels.row == 0, levels.num_leaves)
 
     def own_state(self, states: Tensor, batch: TreeBatch) -> Tensor:
         """Return the mean state of trees side by side and of leaves outside all nodes; zeros without leaves."""
@@ -127,7 +131,7 @@ class ChildSumEncoder(LSTMEncoder):
     forget_bias: ClassVar[float] = TREE_LSTM_FORGET_BIAS
 
     def __init__(self, config: ModelConfig, vocab: VocabSizes, embedding: PieceEmbedding, *, leaf_lstm: bool = False):
-        super().__init__(config, embedding)
+        super().__init__(config, vocab, embedding)
         self.leaf_lstm = leaf_lstm
         if leaf_lstm:
             self.forward_layers, self.backward_layers = build_bilstm(config.d_model, config.num_encoder_layers)
@@ -135,14 +139,15 @@ class ChildSumEncoder(LSTMEncoder):
 
     def run(self, batch: TreeBatch, *, with_cells: bool) -> LSTMStates:
         """Return states of words: S = W + 1."""
-        levels, x = batch.structure, self.embed_leaves(batch)
+        levels: ArcLevels = batch.structure
+        x = self.embed_leaves(batch)
         if self.leaf_lstm:
             x, _ = run_bilstm(x, batch.leaf_pad_mask, self.forward_layers, self.backward_layers, self.dropout)
             x = self.dropout(x)
         hidden, cells = _run_child_sum(x, batch.leaf_pad_mask, self.word, self.states, levels)
         hidden = _lay_out_words(hidden, levels)
-        cells = _lay_out_words(cells, levels) if with_cells else None
-        return LSTMStates(hidden, cells, levels.pad_mask, hidden.shape[1] - 1)
+        own_cells = _lay_out_words(cells, levels) if with_cells else None
+        return LSTMStates(hidden, own_cells, levels.pad_mask, hidden.shape[1] - 1)
 
     def own_state(self, states: Tensor, batch: TreeBatch) -> Tensor:
         """Return the root's state [B, D]."""
@@ -195,8 +200,8 @@ def _leaf_states(leaf: nn.Linear, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _run_tree_lstm(hidden: Tensor, cell: Tensor, composer: nn.Linear, levels: TreeLevels) -> tuple[Tensor, Tensor]:
     """Map hidden states and cells of leaves [B, L, D] to rows: zeros, leaves and nodes [1 + leaves + M, D]."""
-    leaves = (x.flatten(0, 1).index_select(0, levels.leaf) for x in (hidden, cell))
-    return binary_tree_lstm(*leaves, composer.weight.t(), composer.bias, levels.children, levels.edges)
+    hidden, cell = (x.flatten(0, 1).index_select(0, levels.leaf) for x in (hidden, cell))
+    return binary_tree_lstm(hidden, cell, composer.weight.t(), composer.bias, levels.children, levels.edges)
 
 
 def _lay_out(table: Tensor, row: Tensor) -> Tensor:

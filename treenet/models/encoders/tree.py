@@ -58,7 +58,7 @@ class TreeEncoder(TransformerEncoder):
 
     def summarize(self, memory: Memory, batch: TreeBatch) -> Tensor:
         """Return the state of the first root [B, D]."""
-        return memory.states[:, memory.structure.num_leaves]
+        return memory.states[:, batch.structure.num_leaves]
 
 
 def _means_of_leaves(leaves: Tensor, structure: TreeStructure) -> Tensor:
