@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from treenet.config.unread import unread_settings
 from treenet.data.batch import TreeBatch
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind, check_columns
-from treenet.data.labelled import LabelledBatch, PairBatch
+from treenet.data.labelled import PairSource
 from treenet.models import ClassLogits, DataFacts, Encoder, VocabSizes, find_encoder
 from treenet.models.pretrained import PretrainedLeaves
 from treenet.models.pretrained_folder import FACTS as PRETRAINED
@@ -109,7 +109,10 @@ def _says_anything(data: AnyPath, vocabulary: str) -> bool:
     return len(informative - {UNKNOWN_LABEL, UNANALYSED}) > 1
 
 
-class Task(ABC):
+Batch = TypeVar("Batch", bound=TreeBatch)
+
+
+class Task(ABC, Generic[Batch]):
     """One kind of training. `num_sums` is the length of the sums of a validation; the first two are loss and nll.
 
     Losses and counts are computed from the result of the model's method `output`.
@@ -156,7 +159,7 @@ class Task(ABC):
         return [said] if unread else []
 
     @abstractmethod
-    def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource:
+    def open(self, split: str, *, training: bool = False, device: torch.device | str = "cpu") -> ExampleSource | PairSource:
         """Open examples of a split for a model on `device`. Examples for `training` may differ from those for scoring."""
 
     @abstractmethod
@@ -178,27 +181,25 @@ class Task(ABC):
         self.count_parameters(sizes)
         return self.build_model(sizes)
 
-    def choose_targets(self, batch: TreeBatch, seed: int | None) -> TreeBatch:
+    def choose_targets(self, batch: Batch, seed: int | None) -> Batch:
         """Return a batch, still on the CPU, with its targets. They come from the data set, or are drawn by the seed.
 
         Without a seed, the drawn targets are those of all validations.
         """
         return batch
 
-    def sum_losses(
-        self, model: nn.Module, batch: TreeBatch, first: Any, second: Any = None, counted: Tensor | None = None
-    ) -> LossSums:
+    def sum_losses(self, model: Any, batch: Batch, first: Any, second: Any = None, counted: Tensor | None = None) -> LossSums:
         """Compute the losses of a batch from the model's output in one pass, or in two with R-Drop.
 
         Those of pieces or actions go through the table that the model also reads. `counted` is from `counted_targets`.
         """
         return sum_tied_losses(model, batch.tgt_out, self.config.optimizer, first, second, counted)
 
-    def counted_targets(self, batch: TreeBatch) -> Tensor | None:
+    def counted_targets(self, batch: Batch) -> Tensor | None:
         """Return flat places [M] of the targets that count in the loss, of a batch on the CPU; None if all count."""
         return (batch.tgt_out != PAD_ID).flatten().nonzero()[:, 0]
 
-    def count_right(self, batch: TreeBatch, output: Any) -> Sequence[Tensor]:
+    def count_right(self, batch: Batch, output: Any) -> Sequence[Tensor]:
         """Return the sums of a validation beside loss and nll."""
         return ()
 
@@ -254,7 +255,7 @@ def vocab_sizes(sizes: Mapping) -> VocabSizes:
     )
 
 
-class PredictionTask(Task):
+class PredictionTask(Task[Batch]):
     """A task that is scored by its predictions. Tables show the metrics `percentages` and `figures` of a split."""
 
     use = "classification"
@@ -267,9 +268,7 @@ class PredictionTask(Task):
         return []
 
     @abstractmethod
-    def score_predictions(
-        self, predictions: Iterable[tuple[LabelledBatch | PairBatch, ClassLogits]]
-    ) -> tuple[list[str], dict[str, Any]]:
+    def score_predictions(self, predictions: Iterable[tuple[Batch, ClassLogits]]) -> tuple[list[str], dict[str, Any]]:
         """Return the lines of predictions.tsv in the order of examples, after a header, and the metrics of all predictions."""
 
 

@@ -25,7 +25,7 @@ from treeproc.shards.store import read_index
 _DEFAULT = ClassifierConfig()
 
 
-class Classification(PredictionTask):
+class Classification(PredictionTask[LabelledBatch]):
     """Classifiers of examples, which may also learn the classes of phrases, or of pairs, if those of the data set are pairs."""
 
     num_sums = 8
@@ -101,29 +101,27 @@ class Classification(PredictionTask):
 
     def sum_losses(
         self,
-        model: nn.Module,
+        model: Any,
         batch: LabelledBatch,
         first: ClassLogits,
         second: ClassLogits | None = None,
         counted: Tensor | None = None,
     ) -> LossSums:
         options = self.config.optimizer
-        if first.positions is None:
-            labels, outputs = batch.labels, [logits.examples for logits in (first, second) if logits]
-        else:
-            labels, outputs = batch.position_labels, [logits.positions for logits in (first, second) if logits]
+        labels = batch.labels if first.positions is None else batch.position_labels
+        outputs = [one.examples if one.positions is None else one.positions for one in (first, second) if one]
         targets, ignored, passes = take_counted(counted, labels, NO_CLASS, *outputs)
         if second is None:
-            return label_smoothed_nll(*passes, targets, options.label_smoothing, ignored)
-        return r_drop_loss(*passes, targets, options.label_smoothing, options.r_drop, ignored)
+            return label_smoothed_nll(passes[0], targets, options.label_smoothing, ignored)
+        return r_drop_loss(passes[0], passes[1], targets, options.label_smoothing, options.r_drop, ignored)
 
     def count_right(self, batch: LabelledBatch, output: ClassLogits) -> Sequence[Tensor]:
         return count_right(batch, output, self.neutral_class)
 
     def score_predictions(self, predictions: Iterable[tuple[LabelledBatch, ClassLogits]]) -> tuple[list[str], dict[str, Any]]:
-        rows, counts, cells = {}, 0, Counter[tuple[int, int]]()
+        rows, counts, cells = {}, torch.zeros(()), Counter[tuple[int, int]]()
         for batch, output in predictions:
-            counts = counts + torch.stack(self.count_right(batch, output)).double()
+            counts = counts + torch.stack(list(self.count_right(batch, output))).double()
             probabilities = output.examples.softmax(-1)
             columns = (batch.numbers, batch.labels, output.examples.argmax(-1), probabilities)
             for example, label, predicted, row in zip(*(column.tolist() for column in columns), strict=True):

@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from treenet.config import OptimizerConfig
 from treenet.layers.backend import CompiledOnGpu, first_derivative, product_dtype, without_autocast
@@ -65,7 +65,7 @@ class _ProjectedNll(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx, states: Tensor, table: Tensor, targets: Tensor, smoothing: float, dtype: torch.dtype, with_grad: bool
+        ctx: Any, states: Tensor, table: Tensor, targets: Tensor, smoothing: float, dtype: torch.dtype, with_grad: bool
     ) -> tuple[Tensor, Tensor]:
         rows = _ROWS if states.device.type == "cpu" else max(_ROWS, _LOGITS_GPU // len(table))
         rounded_table, rounded_states = table.to(dtype), states.to(dtype)
@@ -93,7 +93,7 @@ class _ProjectedNll(torch.autograd.Function):
 
     @staticmethod
     @first_derivative
-    def backward(ctx, grad_loss: Tensor, _grad_nll: Tensor):
+    def backward(ctx: Any, grad_loss: Tensor, _grad_nll: Tensor) -> tuple:
         return *(grad * grad_loss.to(grad.dtype) for grad in ctx.saved_tensors), None, None, None, None
 
 
@@ -159,7 +159,7 @@ def r_drop_loss(
 
 
 def sum_tied_losses(
-    model: nn.Module,
+    model: Any,
     targets: Tensor,
     options: OptimizerConfig,
     first: Any,
@@ -175,9 +175,10 @@ def sum_tied_losses(
     all_states, auxiliary = zip(*passes, strict=True)
     targets, ignored, states = take_counted(counted, targets, PAD_ID, *all_states)
     if second is None:
-        sums = projected_nll(*states, model.encoder.embedding.weight, targets, options.label_smoothing, ignored)
+        sums = projected_nll(states[0], model.encoder.embedding.weight, targets, options.label_smoothing, ignored)
     else:
-        sums = r_drop_loss(*map(model.compute_logits, states), targets, options.label_smoothing, options.r_drop, ignored)
+        one, other = map(model.compute_logits, states)
+        sums = r_drop_loss(one, other, targets, options.label_smoothing, options.r_drop, ignored)
     if auxiliary[0] is None:
         return sums
     return LossSums(sums.loss + sum(auxiliary), sums.nll, sum(auxiliary).detach() / len(auxiliary))

@@ -79,7 +79,7 @@ def mask_pieces(batch: MaskedBatch, config: MaskedLMConfig, mask_id: int, seed: 
     )
 
 
-class MaskedLanguageModel(Task):
+class MaskedLanguageModel(Task[MaskedBatch]):
     """Encoders that predict masked pieces of the leaves, of data sets with targets or without."""
 
     use = "masked_lm"

@@ -17,7 +17,7 @@ from treenet.tasks.losses import LossSums
 from treeproc.common.settings import UserError
 
 
-class Relatedness(PredictionTask):
+class Relatedness(PredictionTask[PairBatch]):
     """Scores of pairs of sentences, from a classifier's encoder that reads both sentences."""
 
     num_sums = 8
@@ -47,7 +47,7 @@ class Relatedness(PredictionTask):
         """Return None: every pair has a score."""
 
     def sum_losses(
-        self, model: nn.Module, batch: PairBatch, first: ClassLogits, second: None = None, counted: None = None
+        self, model: Any, batch: PairBatch, first: ClassLogits, second: Any = None, counted: Tensor | None = None
     ) -> LossSums:
         log_probs = first.examples.log_softmax(1)
         wanted = score_distribution(batch.scores).to(log_probs.dtype)
@@ -58,7 +58,7 @@ class Relatedness(PredictionTask):
         return moments(expected_score(output.examples.double()), batch.scores)
 
     def score_predictions(self, predictions: Iterable[tuple[PairBatch, ClassLogits]]) -> tuple[list[str], dict[str, Any]]:
-        rows = {}
+        rows: dict[int, tuple[float, float]] = {}
         for batch, output in predictions:
             columns = (batch.example_ids[::2] // 2, batch.scores, expected_score(output.examples.double()))
             rows |= {pair: (score, predicted) for pair, score, predicted in zip(*(c.tolist() for c in columns), strict=True)}

@@ -156,7 +156,7 @@ def tokenizer_of(data: AnyPath | None, language: str | None = None) -> str:
     return choose_tokenizer(isinstance(made_with, dict) and made_with.get("tokenized", "none") != "none", language)
 
 
-def build_tokenizer(name: str) -> Callable[[str], str]:
+def build_tokenizer(name: str) -> Any:
     """Build a function from a line to tokens with blanks between them.
 
     Moses keeps hyphens inside words, and nothing is escaped.
