@@ -9,6 +9,7 @@ import torch
 from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource, Prefetcher
 from treenet.data.hashed_sampling import Corpora, read_corpora
+from treenet.data.labelled import PairSource
 from treenet.data.loader_processes import LoaderProcesses
 from treenet.data.packing import Packed, Sender, pack
 from treenet.data.plan import BatchPlan
@@ -39,7 +40,11 @@ class TrainingData:
 
     def _fetch_ahead(self, step: int) -> None:
         """Begin to copy the shards of the next window, where they are objects, when a window begins."""
-        if self._source.shards is not None and (rows := self.plan.next_rows(step)) != self._ahead:
+        if (
+            isinstance(self._source, ExampleSource)
+            and self._source.shards is not None
+            and (rows := self.plan.next_rows(step)) != self._ahead
+        ):
             self._ahead = rows
             self._copies.begin((self._source.folder / record.name, record.sha256) for record in self._source.records(rows))
 
@@ -64,7 +69,7 @@ class TrainingData:
             yield replace(packed, buffer=packed.buffer.pin_memory()) if self._device.type == "cuda" else packed
 
 
-def plan_batches(config: TrainConfig, source: ExampleSource) -> BatchPlan:
+def plan_batches(config: TrainConfig, source: ExampleSource | PairSource) -> BatchPlan:
     """Return the plan of a run over its training examples."""
     fingerprint, corpora = read_index(config.data / "encoded")["text_fingerprint"], weighted_files(config, source)
     return BatchPlan.build(
@@ -72,7 +77,7 @@ def plan_batches(config: TrainConfig, source: ExampleSource) -> BatchPlan:
     )
 
 
-def weighted_files(config: TrainConfig, source: ExampleSource) -> Corpora | None:
+def weighted_files(config: TrainConfig, source: ExampleSource | PairSource) -> Corpora | None:
     """Return the files of train with their weights; None if the run gives none."""
     return read_corpora(config.data, config.batch.corpora, source.sentences)
 

@@ -5,11 +5,11 @@ ranks.
 """
 
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
-from torch import nn
 
-from treenet.data.examples import ExampleSource
+from treenet.data.examples import Examples
 from treenet.data.plan import plan_in_order
 from treenet.data.splits import read_references
 from treenet.layers.backend import computing_in
@@ -29,7 +29,7 @@ class DecodedValidation:
     Raises UserError if the data set lacks the lines of its text.
     """
 
-    def __init__(self, task: Task, source: ExampleSource, ranks: Ranks):
+    def __init__(self, task: Task, source: Examples, ranks: Ranks):
         config = task.config
         self._task, self._config, self._source, self._ranks = task, config, source, ranks
         self._decoding = config.decoding.model_copy(update={"method": "beam", "beam_size": 1, "diversity_groups": 1})
@@ -61,9 +61,10 @@ class DecodedValidation:
         hypotheses = [found.get(number, "") for number in self._ids]
         return self._task.score_lines(hypotheses, self._references)
 
-    def _translate(self, model: nn.Module) -> dict[int, str]:
+    def _translate(self, model: Any) -> dict[int, str]:
         """Translate this rank's batches: texts by example_id."""
-        lengths, lines = self._source.lengths, {}
+        lengths = self._source.lengths
+        lines: dict[int, str] = {}
         for number, rows in enumerate(plan_in_order(lengths, self._decoding.max_tokens)):
             rows = rows[np.asarray(lengths["leaves"][rows]) > 0]
             if number % self._ranks.world_size != self._ranks.rank or not len(rows):

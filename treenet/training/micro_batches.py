@@ -5,6 +5,7 @@ The host makes all inputs of a forward pass before it sends anything. Shapes: B 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from treenet.config import BatchConfig, TrainConfig
 from treenet.data.batch import TreeBatch, cut_batches
-from treenet.data.examples import Examples, ExampleSource
+from treenet.data.examples import Examples
 from treenet.data.packing import send_packed
 from treenet.data.windows import example_costs
 from treenet.layers.core import keys_of
@@ -66,7 +67,7 @@ class RankBatch:
 
     cuts: list[np.ndarray]  # rows of each micro-batch
     # The micro-batches; on an accelerator with all that its update reads. Those after `cuts` do not count.
-    batches: Sequence[TreeBatch | StepInputs]
+    batches: Sequence[Any]  # TreeBatch or StepInputs
     rows: np.ndarray  # of all micro-batches
     limit: int | None  # most padded tokens of a micro-batch, when they were cut
     global_tokens: int  # target pieces with EOS of the global batch
@@ -83,7 +84,7 @@ class MicroBatches:
     the same.
     """
 
-    def __init__(self, source: ExampleSource, config: BatchConfig, rank: int, world_size: int, *, in_step: bool = False):
+    def __init__(self, source: Examples, config: BatchConfig, rank: int, world_size: int, *, in_step: bool = False):
         self.source, self.limit = source, config.tokens_per_device
         self._budget_counts = config.budget_counts
         self._rank, self._world_size, self._in_step = rank, world_size, in_step and world_size > 1
@@ -100,10 +101,10 @@ class MicroBatches:
     def add_up(
         self,
         rank_batch: RankBatch,
-        compute: Callable[[TreeBatch | StepInputs], Tensor],
+        compute: Callable[[Any], Tensor],
         start: Callable[[], None] = lambda: None,
         before_last: Callable[[], None] = lambda: None,
-        keep_pace: Callable[[TreeBatch | StepInputs], Tensor] | None = None,
+        keep_pace: Callable[[Any], Tensor] | None = None,
     ) -> Tensor | float:
         """Return the sum of `compute` over the micro-batches of a rank's batch; 0 for an empty batch.
 
@@ -116,7 +117,8 @@ class MicroBatches:
                 examples = self.source.in_epoch(rank_batch.epoch)
                 rank_batch = self._build(rank_batch.rows, rank_batch.global_tokens, examples, rank_batch.epoch)
             start()
-            total, too_large = 0.0, None
+            too_large = None
+            total: Tensor | float = 0.0
             for rows, batch in zip(rank_batch.cuts, rank_batch.batches, strict=False):
                 if rows is rank_batch.cuts[-1]:
                     before_last()
@@ -157,7 +159,9 @@ class MicroBatches:
 
     def _cut(self, rows: np.ndarray, examples: Examples) -> list[np.ndarray]:
         """Return the rows of each micro-batch of these rows."""
-        starts = cut_batches(self._costs(rows, examples), self.limit)[1:-1] if self.limit is not None and len(rows) else []
+        if self.limit is None or not len(rows):
+            return [rows] if len(rows) else []
+        starts = cut_batches(self._costs(rows, examples), self.limit)[1:-1]
         return [cut for cut in np.split(rows, starts) if len(cut)]
 
     def _build(

@@ -140,14 +140,15 @@ def recompute_layers(model: nn.Module, keys: DropoutKeys, draws_numbers: bool) -
     def contexts() -> tuple[AbstractContextManager, AbstractContextManager]:
         return nullcontext(), _as_before(keys, (keys.keys, keys.calls))
 
-    layers = {module: draws_numbers for module in model.modules() if isinstance(module, EncoderLayer | DecoderLayer)}
+    layers: dict[nn.Module, bool] = {}
+    layers |= {module: draws_numbers for module in model.modules() if isinstance(module, EncoderLayer | DecoderLayer)}
     for module in model.modules():
         if isinstance(module, PretrainedLeaves) and module.is_trained:
             layers |= dict.fromkeys(module.layers(), True)
-    options = {"use_reentrant": False, "context_fn": contexts}
+    options: dict[str, Any] = {"use_reentrant": False, "context_fn": contexts}
     for layer, draws in layers.items():
         # Only the forward method is replaced: hooks and parameters stay as they are.
-        layer.forward = partial(checkpoint, layer.forward, preserve_rng_state=draws, **options)  # type: ignore[method-assign]
+        layer.forward = partial(checkpoint, layer.forward, preserve_rng_state=draws, **options)
 
 
 @contextmanager
@@ -174,11 +175,12 @@ def deterministic_mode(wanted: bool) -> Iterator[None]:
         yield
         return
     os.environ.setdefault(_WORKSPACE, ":4096:8")
-    before, filled = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    settings: Any = torch.utils.deterministic
+    before, filled = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing here reads memory that was not written
+    settings.fill_uninitialized_memory = False  # nothing here reads memory that was not written
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+        settings.fill_uninitialized_memory = filled

@@ -51,16 +51,19 @@ class ShardedGradient:
         for parameter in self._parameters:
             parameter.grad = torch.zeros_like(parameter)
 
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+
     def zero(self) -> None:
         """Begin a new gradient."""
-        torch._foreach_zero_([local_part(parameter.grad) for parameter in self._parameters])
+        torch._foreach_zero_([local_part(gradient) for gradient in self._gradients()])
 
     def sum(self, ranks: Ranks, dtype: torch.dtype | None) -> None:
         """Do nothing: every backward pass has already added the gradients of all ranks."""
 
     def norm(self) -> Tensor:
         """Return the norm [] of the gradient of all ranks."""
-        return complete(get_total_norm([parameter.grad for parameter in self._parameters]))
+        return complete(get_total_norm(self._gradients()))
 
     def finish_pass(self) -> None:
         """Release the weights that a pass without backward leaves gathered. Otherwise they would miss the next update."""

@@ -6,6 +6,7 @@ A result has sums over all ranks. A CPU reads it at once; an accelerator reads i
 import math
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ class PendingResult:
         target_tokens: int,
         failure: str | None,  # of this rank
     ):
-        self._known = {"update": update, "learning_rate": learning_rate, "target_tokens": target_tokens}
+        self._known: dict[str, Any] = {"update": update, "learning_rate": learning_rate, "target_tokens": target_tokens}
         self._failure, self._ranks, self._copied = failure, ranks, None
         if totals.device.type == "cuda":
             totals = torch.empty_like(totals, device="cpu", pin_memory=True).copy_(totals, non_blocking=True)

@@ -66,7 +66,7 @@ class TrainStep:
             self._gradients = FlatGradient(model.to(ranks.device), tables_first=self.overlaps)
             self._sums = OverlappedSums(self._gradients, ranks, self._sum_dtype) if self.overlaps else None
         self.model = model
-        self.optimizer = build_optimizer(model, config.optimizer, factors)
+        self.optimizer: Any = build_optimizer(model, config.optimizer, factors)
         self.average = MovingAverage(model, config.ema_decay) if config.ema_decay else None
         forward = getattr(model, task.output)
         if config.compile:
@@ -150,8 +150,9 @@ class TrainStep:
         if self.loss_scale:
             norm = norm / self.loss_scale.scale
         totals = torch.cat([totals, norm.double().view(1)])
-        known = {"update": step + 1, "learning_rate": rate, "target_tokens": rank_batch.global_tokens, "failure": failure}
-        pending = PendingResult(totals, self.ranks, **known)
+        pending = PendingResult(
+            totals, self.ranks, update=step + 1, learning_rate=rate, target_tokens=rank_batch.global_tokens, failure=failure
+        )
         if not self.defers:
             if pending.read().updated:
                 self._apply(step + 1, norm)
@@ -227,8 +228,8 @@ class TrainStep:
         """Return the sums of the training loss. R-Drop makes a second pass, with dropout from the second seed."""
         inputs = self._inputs(batch, seeds)
         with self._autocast():
-            passes = [self._output(inputs.batch, keys) for keys in inputs.dropout_keys]
-            return self.task.sum_losses(self.model, inputs.batch, *passes, counted=inputs.counted)
+            first, second = [*(self._output(inputs.batch, keys) for keys in inputs.dropout_keys), None][:2]
+            return self.task.sum_losses(self.model, inputs.batch, first, second, inputs.counted)
 
     def _inputs(self, batch: TreeBatch | StepInputs, seeds: Sequence[int] | None) -> StepInputs:
         inputs = batch if isinstance(batch, StepInputs) else StepInputs.build(self.task, batch, seeds, self.ranks.device)
@@ -264,8 +265,10 @@ class Updates:
         self, rank_batch: RankBatch, *, waited: float = 0.0, wants_stop: bool = False, failure: str | None = None
     ) -> StepResult | None:
         """Start one update. Returns the result of the update that was last counted, if there is one."""
-        facts = {"waited": waited, "wants_stop": wants_stop, "failure": failure}
-        start = partial(self._train_step.update, rank_batch, self._micro_batches, self.state.step, **facts)
+        start = partial(
+            self._train_step.update, rank_batch, self._micro_batches, self.state.step,
+            waited=waited, wants_stop=wants_stop, failure=failure,
+        )  # fmt: skip
         before, self._pending = self._pending, _Started(start(), start)
         self.state.step += 1
         if before is not None:

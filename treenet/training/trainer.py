@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from treenet.config import TrainConfig
-from treenet.data.examples import ExampleSource
+from treenet.data.examples import Examples
 from treenet.data.plan import plan_in_order
 from treenet.layers.backend import keep_freed_memory
 from treenet.runs.checkpoint import (
@@ -133,7 +133,7 @@ class Trainer:
         """The counters of the run, over all updates that are counted."""
         return self.updates.state
 
-    def _micro_batches(self, source: ExampleSource) -> MicroBatches:
+    def _micro_batches(self, source: Examples) -> MicroBatches:
         config, ranks = self.config, self.ranks
         return MicroBatches(source, config.batch, ranks.rank, ranks.world_size, in_step=config.shard_weights)
 
@@ -233,8 +233,8 @@ class Trainer:
         if state.step == 0:
             self.meta[FIRST_UPDATE] = now()
         log = MetricLog(run_dir, state.step, board="tensorboard" in config.loggers) if leads else None
-        kept = {"keep": config.keep_checkpoints, "best": config.average == "best"}
-        writer = CheckpointWriter(run_dir, **kept, ancestors=self.ancestors) if leads else None
+        keep, best = config.keep_checkpoints, config.average == "best"
+        writer = CheckpointWriter(run_dir, keep=keep, best=best, ancestors=self.ancestors) if leads else None
         progress = Progress("train", config.max_steps, unit="steps", initial=state.step) if leads and show_progress else None
         with log or nullcontext(), writer or nullcontext(), progress or nullcontext():
             watch, waited = Stopwatch(), 0.0
@@ -303,6 +303,7 @@ class Trainer:
 
         It uses the moving average of the weights, if there is one.
         """
+        assert self.valid is not None  # the data set has this split
         started = time.monotonic()
         totals = torch.zeros(self.task.num_sums, dtype=torch.float64, device=self.ranks.device)
         tokens, failure = 0, None
