@@ -147,7 +147,7 @@ def translated(run: LoadedRun, examples: list[dict]) -> list[dict]:
 def run_attention(run: LoadedRun, split: str, targets: Targets = "reference") -> AttentionStats:
     """Return the statistics of a trained run on a split of its data set. Raises UserError when the split is not there."""
     check_choice("targets", targets, Targets)
-    examples = read_split(run.data, "encoded", split)
+    examples: Iterable[dict] = read_split(run.data, "encoded", split)
     if targets == "translation":
         examples = translated(run, list(examples))
     return collect_attention(attend_examples(run.model, examples), read_labels(run.data), targets)
@@ -216,7 +216,7 @@ def collect_attention(sentences: Iterable[SentenceAttention], labels: list[str],
     """Return the statistics over sentences; `labels` are the names of node labels by id."""
     groups = PhraseSums(labels)
     count = target_positions = leaves = nodes = 0
-    on_nodes: np.ndarray | float = np.zeros((1, 1))
+    on_nodes = np.zeros((1, 1))
     for sentence in sentences:
         num_leaves, num_nodes = sentence.num_leaves, sentence.num_nodes
         attention = sentence.weights.sum(axis=2, dtype=np.float64)  # [A, H, S]

@@ -59,7 +59,7 @@ def compute_self_weights(
 
 def _attend_mask(module: SelfAttention, attend_mask: Tensor | None, structure: TreeStructure | None) -> Tensor | None:
     """Return the mask that the module attends by, of a form that expands to [B, H, S, S]; None if all may attend to all."""
-    if attend_mask is None and module.accumulation is not None:
+    if attend_mask is None and module.accumulation is not None and structure is not None:
         return structure.attend_mask()[:, None]
     return attend_mask
 

@@ -135,7 +135,8 @@ class Feed:
     def __init__(self, name: str, make: Callable[[], Logger], read: Callable[[], RunContent]):
         self._name, self._make, self._read = name, make, read
         self._logger: Logger | None = None
-        self._is_open, self._fault, self._state = False, "", None
+        self._is_open, self._fault = False, ""
+        self._state: str | None = None
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"logger-{name}", daemon=True)
 
@@ -152,7 +153,7 @@ class Feed:
         self._thread.join(wait_s)
         if self._thread.is_alive():
             self._warn(f"no answer in {wait_s:.0f} s")
-        if self._fault:
+        if self._fault or self._logger is None:
             return f"{self._name}: numbers are missing there ({self._fault}); the same command sends them"
         return f"{self._name}: {one_line(self._logger.place)}"
 
@@ -162,7 +163,7 @@ class Feed:
             self._send()
         self._send()
         with self._faults():
-            if self._is_open:
+            if self._is_open and self._logger:
                 self._logger.close(self._state)
 
     def _send(self) -> None:

@@ -104,10 +104,10 @@ def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> Selection:
         while folders and not found.folders:
             found = _select_complete(1, [folders.pop()], found.damaged)
     else:
-        values = {folder: validation_criterion(meta) for folder, meta in metas.items()}
-        validated = [folder for folder in folders if values[folder] is not None]
+        judged = ((folder, validation_criterion(metas[folder])) for folder in folders)
+        values = {folder: value for folder, value in judged if value is not None}
         unknown = {folder.name: f"{META} is damaged" for folder in folders if not metas[folder]}
-        found = _select_complete(count, sorted(sorted(validated, key=values.get)[:count]), unknown)
+        found = _select_complete(count, sorted(sorted(values, key=values.__getitem__)[:count]), unknown)
     found.ignored = ignored
     if not found.folders and not found.damaged:
         if choice == "best" and folders:

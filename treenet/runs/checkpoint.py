@@ -19,7 +19,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
@@ -27,6 +27,7 @@ from safetensors import SafetensorError
 from treeproc.common.files import file_sha256, json_bytes, locked_entry, remove_leftovers, sync_folder, temporary_beside
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
+from treeproc.common.storage import RemotePath
 
 if TYPE_CHECKING:  # commands read the names of checkpoints before they load PyTorch
     import torch
@@ -96,7 +97,7 @@ def checkpoint_folders(run_dir: Path) -> list[Path]:
     return sorted((path for path in found if is_checkpoint_name(path.name) and path.is_dir()), key=checkpoint_step)
 
 
-def checkpoint_step(folder: Path) -> int:
+def checkpoint_step(folder: PurePath | RemotePath) -> int:
     return int(folder.name.removeprefix(_PREFIX))
 
 
@@ -336,8 +337,8 @@ def write_checkpoint(run_dir: Path, snapshot: Snapshot, *, keep: int, best: bool
         WEIGHTS: lambda path: save_file(snapshot.weights, path, {"format": "pt"}),
         TRAINER: lambda path: _torch_save(snapshot.trainer, path),
     }
-    if snapshot.average is not None:
-        writers[AVERAGE] = lambda path: save_file(snapshot.average, path, {"format": "pt"})
+    if (average := snapshot.average) is not None:
+        writers[AVERAGE] = lambda path: save_file(average, path, {"format": "pt"})
     publish(folder, writers, snapshot.meta)
     folders = checkpoint_folders(run_dir)
     # The run resumed from the latest complete checkpoint, so a later one is damaged. It must not push out a complete one.

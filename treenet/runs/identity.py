@@ -87,7 +87,7 @@ def list_changes(own: Mapping, other: Mapping) -> list[str]:
         if not lines and len({tuple(one) for one in patterns}) == 2:
             lines.append("lr_scale: another order of the same patterns")  # of which the first that matches counts
     if len(encoders) == 2:
-        lines += differences(*encoders, "config.json of model.pretrained.folder")
+        lines += differences(encoders[0], encoders[1], "config.json of model.pretrained.folder")
     facts = {"data_fingerprint": "data fingerprint", **{name: name for name in (*_SIZES, INITIAL)}}
     common = [name for name in facts if name in own and name in other]
     changed = [name for name in common if own[name] != other[name]]
@@ -188,7 +188,7 @@ def _may_continue(folder: Path, meta: Mapping, other: Path, of_other: Mapping) -
 def _describe(run: Path, others: Mapping[Path, list[str]], name: AnyPath, *, all_are: bool) -> str:
     """Describe weights of another run, with the remedy. If all are, the settings of the run may have been changed instead."""
     first = next(folder for folder, changes in others.items() if changes)
-    place = name / first.relative_to(run) if first.is_relative_to(run) else first
+    place = name / first.relative_to(run).as_posix() if first.is_relative_to(run) else first
     found = f"{place} has weights of another run ({_shorten(others[first])})"
     if (run / EXPORT_FACTS).is_file():
         return f"{found}; copy the exported run again"

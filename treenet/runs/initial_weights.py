@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from treenet.config import TrainConfig, flatten
-from treenet.models.pretrained import ENCODER, hash_encoder, load_pretrained, try_encoder
+from treenet.models.pretrained import ENCODER, PretrainedLeaves, hash_encoder, load_pretrained, try_encoder
 from treenet.models.pretrained_folder import FACTS as PRETRAINED
 from treenet.models.pretrained_folder import encoder_folder
 from treenet.runs.checkpoint import (
@@ -180,10 +180,11 @@ def _pretrained_weights(config: TrainConfig, sizes: Mapping) -> dict[str, Tensor
     model = build_task(config).build_model_that_fits(sizes)
     if (place := config.model.pretrained.folder) is not None:
         folder = encoder_folder(place)
+        [leaves] = (module for module in model.modules() if isinstance(module, PretrainedLeaves))
         with phase("loading the pretrained encoder"):
-            load_pretrained(model.encoder.embedding, folder)
+            load_pretrained(leaves, folder)
             if config.frozen_states is None:  # else the command that made them has tried it
-                try_encoder(model.encoder.embedding, folder)
+                try_encoder(leaves, folder)
     return stored_weights(model)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import torch
 from sentencepiece import SentencePieceProcessor
@@ -13,6 +14,7 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 from treenet.config import TrainConfig
 from treenet.data.input_kinds import check_columns
 from treenet.layers.backend import remember_precision
+from treenet.models import Classifier, Seq2Seq
 from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS
 from treenet.runs.checkpoint_io import load_weights
 from treenet.runs.identity import checkpoint_folder
@@ -49,11 +51,14 @@ class Exported(TypedDict):
     files: dict[str, _File]
 
 
+Model = TypeVar("Model", bound=nn.Module, covariant=True)
+
+
 @dataclass(frozen=True)
-class LoadedModel:
+class LoadedModel(Generic[Model]):
     """A model in evaluation mode, with its settings and its origin."""
 
-    model: nn.Module
+    model: Model
     config: TrainConfig
     checkpoint: str  # its name in results, for example "averaged" or "step_00001000", or "untrained"
     data: AnyPath  # data set folder
@@ -64,14 +69,14 @@ class LoadedModel:
 
 
 @dataclass(frozen=True)
-class LoadedRun(LoadedModel):
+class LoadedRun(LoadedModel[Model]):
     """A translation model with its vocabulary."""
 
     processor: SentencePieceProcessor
 
 
 @dataclass(frozen=True)
-class LoadedClassifier(LoadedModel):
+class LoadedClassifier(LoadedModel[Classifier]):
     """A classifier with the names of its classes, in the order of their numbers."""
 
     classes: list[str]
@@ -84,7 +89,7 @@ def load_run(
     data: AnyPath | None = None,
     untrained: bool = False,
     device: torch.device | str = "cpu",
-) -> LoadedRun:
+) -> LoadedRun[Seq2Seq]:
     """Load the translation model of a run folder, and the vocabulary of its data set; see `load_model`."""
     loaded = load_model(run, task="translation", checkpoint=checkpoint, data=data, untrained=untrained, device=device)
     return LoadedRun(**vars(loaded), processor=load_processor(loaded.data))
@@ -115,9 +120,8 @@ def check_classes(data: AnyPath, index: Mapping, own: AnyPath, facts: Mapping) -
         raise UserError(f"{data} has {found} classes, but the model learned {known}; {advise(data, own)}")
     names = facts.get("classes")
     if index.get("classes") not in (None, names):
-        raise UserError(
-            f"{data} has the classes {', '.join(index['classes'])}, but the model learned {', '.join(names)}; {advise(data, own)}"
-        )
+        found, known = (", ".join(some or ()) for some in (index["classes"], names))
+        raise UserError(f"{data} has the classes {found}, but the model learned {known}; {advise(data, own)}")
 
 
 def load_model(
@@ -211,7 +215,7 @@ def task_of(run: Path) -> str:
     return load_settings(TrainConfig, path).task if path.is_file() and (run / "run.json").is_file() else ""
 
 
-def data_of(run: Path, config: TrainConfig) -> AnyPath:
+def data_of(run: AnyPath, config: TrainConfig) -> AnyPath:
     """Return the data set of a run: the part of it that an exported run holds, else the one of its settings."""
     held = run / HELD_DATA
     return held if (held / "encoded" / "index.json").is_file() or (run / EXPORT_FACTS).is_file() else config.data
@@ -223,7 +227,7 @@ def scored_splits(run: Path) -> list[str]:
     return [split for split in ("valid", "test") if split in index["totals"]]
 
 
-def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainConfig, nn.Module]:
+def load_trained(run_dir: Path, checkpoint: Path | None = None) -> tuple[TrainConfig, Any]:
     """Load configuration and model, in eval mode, of RUN/averaged or of the given checkpoint folder."""
     config = load_settings(TrainConfig, run_dir / "config.yaml")
     folder = checkpoint or checkpoint_folder(run_dir, AVERAGED)

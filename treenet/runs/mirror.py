@@ -209,7 +209,7 @@ class StoredRun(RunMirror):
             and (here / META).read_bytes() == content
             and all((self.folder / name).is_file() and (self.folder / name).stat().st_size == there[name] for name in names)
         ):
-            remove_checkpoint(here)
+            remove_checkpoint(self.folder / folder)
             run_all(self._download, [name for name in names if name != meta])
             self._download(meta)
 

@@ -31,12 +31,12 @@ def _check_metric(bucket: dict) -> dict:
 
 # Which metrics a bucket has depends on the target language: see `score_buckets`.
 _Bucket = TypedDict(
-    "_Bucket",  # type: ignore[misc]
+    "_Bucket",
     {
         "from": Required[int | float | None],
         "to": Required[int | float | None],
         "num_examples": Required[int],
-        **dict.fromkeys(METRICS, float),
+        **dict.fromkeys(METRICS, float),  # type: ignore[misc]
     },
     total=False,
 )

@@ -145,7 +145,7 @@ class RunState:
         then, own, chosen = entry.get("decoding"), self._config.get("decoding"), asked.get("decoding", {})
         if not all(isinstance(one, dict) for one in (then, own, chosen)):
             return []
-        then, now = UNRECORDED | then, UNRECORDED | own | chosen
+        then, now = UNRECORDED | dict(then or {}), UNRECORDED | dict(own or {}) | chosen
         names = [name for name in then if name in now and name != "max_tokens" and then[name] != now[name]]
         return [f"decoding.{name} {then[name]}, now {now[name]}" for name in names]
 

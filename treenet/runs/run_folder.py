@@ -15,7 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Annotated
+from typing import Annotated, overload
 
 from pydantic import Field
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
@@ -107,7 +107,11 @@ def absolute_checkpoint(checkpoint: str) -> str:
     return checkpoint if checkpoint_names(checkpoint) else str(Path(checkpoint).absolute())
 
 
-def checkpoint_path(run: Path, checkpoint: str) -> Path:
+@overload
+def checkpoint_path(run: Path, checkpoint: str) -> Path: ...
+@overload
+def checkpoint_path(run: AnyPath, checkpoint: str) -> AnyPath: ...
+def checkpoint_path(run: AnyPath, checkpoint: str) -> AnyPath:
     """Return the folder of `averaged`, of `initial`, of a step number, or of a path to a checkpoint. It need not exist."""
     names = checkpoint_names(checkpoint)
     return run / names[0] if names else Path(checkpoint)
@@ -156,7 +160,7 @@ def unpack_run(path: AnyPath) -> Path:
     places = cache_folder() / "runs"
     try:
         with open_seekable(path) as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # it has `readinto`
             place = places / f"{path.name}-{digest[:32]}"
             places.mkdir(parents=True, exist_ok=True)
             with file_lock(places / ".unpack-lock"):
