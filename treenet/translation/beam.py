@@ -46,6 +46,7 @@ class _Part:
 
     beam: "Beam"
     rows: slice
+    places: Tensor  # [R'] flat in the grid
 
     @property
     def step(self) -> int | Tensor:
@@ -61,7 +62,7 @@ class _Part:
 
     def decoded(self, grid: Tensor) -> Tensor:
         """See `Beam.decoded`."""
-        return grid.flatten(0, 1).index_select(0, self.beam._places[self.rows])
+        return grid.flatten(0, 1).index_select(0, self.places)
 
 
 class Beam:
@@ -118,11 +119,12 @@ class Beam:
 
     def parts(self) -> Sequence[Hypotheses]:
         """Return the decoded hypotheses in parts, whose log-probabilities are computed one part after the other."""
-        if self._places is None or len(self._places) <= ROWS_OF_PART:
+        if (places := self._places) is None or len(places) <= ROWS_OF_PART:
             return [self]
-        return [_Part(self, slice(first, first + ROWS_OF_PART)) for first in range(0, len(self._places), ROWS_OF_PART)]
+        cuts = (slice(first, first + ROWS_OF_PART) for first in range(0, len(places), ROWS_OF_PART))
+        return [_Part(self, cut, places[cut]) for cut in cuts]
 
-    def propose(self, log_probs: Tensor, part: Hypotheses) -> tuple[Tensor, Tensor]:
+    def propose(self, log_probs: Tensor, part: "Beam | _Part") -> tuple[Tensor, Tensor]:
         """Return the values and pieces, each [R, F], by which the hypotheses of a part may be extended.
 
         `log_probs` [R, V] are those of all pieces.
@@ -200,7 +202,7 @@ class Beam:
         self.step += 1
 
         extended = (self._numbers[:, :1] + origin).flatten()  # their flat places
-        if self._whole:
+        if self._whole or self._places is None:
             rows = extended if self._places is None else extended // width  # at first, a sentence has one row
             self._places = None
             return rows

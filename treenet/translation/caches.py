@@ -32,7 +32,8 @@ class Captured:
 
     def __init__(self, step: Callable[[], None], device: torch.device):
         self._step, self._device = step, device
-        self._is_warm, self._graph = False, None
+        self._is_warm = False
+        self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self) -> None:
         """Run the step once."""
@@ -73,12 +74,13 @@ def capture(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGr
     with torch.cuda.device(device):
         gpu = torch.cuda.current_device()
         stream = _last.streams[gpu] = _last.streams.get(gpu) or torch.cuda.Stream()
-        graph, pool = torch.cuda.CUDAGraph(), (_last.graphs[gpu].pool(),) if gpu in _last.graphs else ()
+        graph = torch.cuda.CUDAGraph()
+        pool: dict[str, Any] = {"pool": _last.graphs[gpu].pool()} if gpu in _last.graphs else {}
         stream.wait_stream(torch.cuda.current_stream())
         # Not `torch.cuda.graph`, which gives all free memory back first: the next batch would have to ask for it again.
         with torch.cuda.stream(stream):
             # Other threads may go on to use the GPU, for example to copy batches.
-            graph.capture_begin(*pool, capture_error_mode="thread_local")
+            graph.capture_begin(**pool, capture_error_mode="thread_local")
             try:
                 step()
             finally:
@@ -121,7 +123,8 @@ class SearchState(Protocol):
 class Decodable(Protocol):
     """A model that can be searched."""
 
-    reads: InputKind
+    @property
+    def reads(self) -> InputKind: ...
 
     def encode(self, batch: TreeBatch) -> Any: ...
 
@@ -169,12 +172,13 @@ def choose_steps(model: Decodable, device: torch.device, compiled: bool = False)
 class GrowingCache:
     """A state of a model that grows at every step. It begins with a row for each sentence of the `memory`.
 
-    A model with `decode_states` (see `Seq2Seq`) gives logits of a few hypotheses after the other, in the same memory.
+    The model is a `Decodable`. One with `decode_states` (see `Seq2Seq`) gives logits of a few hypotheses after the other, in the
+    same memory.
 
     With `beam_width`, every selection has this number of rows for each sentence.
     """
 
-    def __init__(self, model: Decodable, memory: Any, beam_width: int | None = None):
+    def __init__(self, model: Any, memory: Any, beam_width: int | None = None):
         self._model, self._state, self._beam_width = model, model.start_decoding(memory), beam_width
         self._has_states, self._scratch = hasattr(model, "decode_states"), Scratch()
         self._decoded = 0

@@ -98,7 +98,7 @@ class RequiredPhrases:
 
     def _matches(self, grid: Tensor) -> Tensor:
         """Return [B, C, P, L]: whether hypotheses end with the first 0, 1, ... L - 1 pieces of phrases."""
-        out = []
+        out: list[Tensor] = []
         for count in range(self._pieces.shape[2]):
             if count > grid.shape[2]:
                 out.append(torch.zeros_like(out[0]))
@@ -138,7 +138,7 @@ class ForbiddenStrings:
         self._pieces = pieces
         self._next = _build_automaton([string.encode() for string in strings])
         self._found = len(self._next) - 1
-        self._states = {(): int(self._next[0, ord(" ")])}  # by the pieces so far
+        self._states: dict[tuple[int, ...], int] = {(): int(self._next[0, ord(" ")])}  # by the pieces so far
         self._banned: dict[int, np.ndarray] = {}  # by state
 
     def banned(self, pieces: tuple[int, ...]) -> np.ndarray:

@@ -122,7 +122,8 @@ class LineTranslator:
     Raises UserError when the runs do not go together or cannot be loaded.
     """
 
-    result, done = "translation", "translated"
+    result: ClassVar = "translation"
+    done: ClassVar = "translated"
 
     def __init__(self, settings: TranslateSettings, runs: Sequence[AnyPath]):
         self._settings = settings
@@ -203,15 +204,15 @@ class LineTranslator:
         return "".join(out)
 
     def _explanation(self, number: int, line: EncodedLine, hypotheses: Sequence[Hypothesis]) -> str:
-        drawn = line.row is not None and self._run.model.reads is not LEAVES and len(line.row["leaves"]["piece"])
-        out = [self._encoder.draw(line.row)] if drawn else []
+        row = line.row if self._run.model.reads is not LEAVES else None
+        out = [self._encoder.draw(row)] if row and len(row["leaves"]["piece"]) else []
         out += [f"{rank}\t{found.score:.4f}\t{self._words(line, found)}" for rank, found in enumerate(hypotheses, 1) if found.ids]
         return "".join(f"{text}\n" for text in out)
 
     def _json(self, number: int, line: EncodedLine, hypotheses: Sequence[Hypothesis]) -> str:
         found = []
         for hypothesis in hypotheses:
-            one = {
+            one: dict[str, Any] = {
                 "text": self._words(line, hypothesis),
                 "score": rounded(hypothesis.score),
                 "log_prob": rounded(hypothesis.log_prob),

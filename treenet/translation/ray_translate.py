@@ -3,6 +3,7 @@
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import ray
 
@@ -40,6 +41,7 @@ class _Actor:
 
     def translate(self, lines: Sequence, first: int) -> tuple[Translated | None, str]:
         """Return (result, error)."""
+        assert self._translator is not None  # else `describe` has returned an error
         try:
             return self._translator(lines, first), ""
         except UserError as error:
@@ -69,7 +71,8 @@ def map_with_ray(
     runs = [run.absolute() for run in runs]
     starting = [actor.remote(worker, settings, runs) for _ in range(settings.workers)]
     busy = {one.describe.remote(): one for one in starting}
-    greetings, free, described = set(busy), deque(), False
+    greetings, described = set(busy), False
+    free: deque = deque()
     order: deque[ray.ObjectRef] = deque()  # of the parts in work or finished; the first is the next one to return
     with phase(waits):
         ray.wait(list(busy))
@@ -93,7 +96,7 @@ def map_with_ray(
             yield _result(order.popleft())
 
 
-def _result(reference: ray.ObjectRef):
+def _result(reference: ray.ObjectRef) -> Any:
     """Return the result of an actor. Raises UserError for its error."""
     try:
         value, error = ray.get(reference)

@@ -28,7 +28,7 @@ from treeproc.shards.schema import BOS_ID, EOS_ID
 _LOWEST, _HIGHEST = 2.0**-32, 1 - 2.0**-24  # of uniform numbers in float32
 
 
-def draw_keys(seed: int, examples: Sequence[int], numbers: Sequence[int], step: int) -> Tensor:
+def draw_keys(seed: int, examples: Sequence[int] | np.ndarray, numbers: Sequence[int] | np.ndarray, step: int) -> Tensor:
     """Return keys [R, 2] int32, by the seed, the id of the example, the number of the sample, and the number of pieces so far."""
     keys = hash_ids(np.array([seed]))
     for part in (examples, numbers, [step]):

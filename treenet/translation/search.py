@@ -9,7 +9,7 @@ Log-probabilities are float32, their sums float64. Shapes: B sentences of the ba
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from treenet.translation.hypotheses import (
     Hypotheses,
     Hypothesis,
     Lengths,
-    Proposals,
     Restriction,
     check_num_best,
     normalise,
@@ -44,9 +43,9 @@ class Chooser(Hypotheses, Protocol):
         """Return the decoded hypotheses in parts, for which log-probabilities are computed one part after the other."""
         ...
 
-    def propose(self, log_probs: Tensor, part: Hypotheses) -> Proposals: ...
+    def propose(self, log_probs: Tensor, part: Any) -> Any: ...
 
-    def choose(self, proposals: Sequence[Proposals]) -> Tensor: ...
+    def choose(self, proposals: Sequence[Any]) -> Tensor: ...
 
     def has_ended(self, num_steps: int) -> bool: ...
 

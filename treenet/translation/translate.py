@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from sentencepiece import SentencePieceProcessor
@@ -20,6 +21,7 @@ from treenet.config import DecodingConfig
 from treenet.data.batch import WINDOW, TreeBatch, count_leaves, in_order, in_order_with_rows, longer_side
 from treenet.data.input_kinds import LEAVES, InputKind
 from treenet.layers.backend import scoring
+from treenet.layers.core import Modules
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.translation.caches import Decodable, SearchState, StaticSearchState, choose_steps, has_static_cache
 from treenet.translation.hypotheses import Hypothesis, check_num_best, length_penalties
@@ -72,7 +74,7 @@ class Ensemble(nn.Module):
 
     def __init__(self, models: Sequence[Decodable]):
         super().__init__()
-        self.models = nn.ModuleList(models)
+        self.models: Modules[Any] = Modules(models)
         self.reads: InputKind = next((model.reads for model in models if model.reads is not LEAVES), LEAVES)
 
     def encode(self, batch: TreeBatch) -> list:
@@ -119,7 +121,7 @@ def load_ensemble(runs: Sequence[Path], checkpoints: Sequence[str], *, device: t
     different ways: a line is parsed once for all models.
     """
     members = list(product(runs, checkpoints))
-    loaded = [load_run(run, checkpoint=checkpoint, device=device) for run, checkpoint in members]
+    loaded: list[LoadedRun] = [load_run(run, checkpoint=checkpoint, device=device) for run, checkpoint in members]
     first, index = loaded[0], read_index(loaded[0].data / "encoded")
     for (run, _), other in zip(members, loaded, strict=True):
         theirs = read_index(other.data / "encoded")
@@ -134,8 +136,8 @@ def load_ensemble(runs: Sequence[Path], checkpoints: Sequence[str], *, device: t
                 )
     if len(loaded) == 1:
         return first
-    if len(kinds := {one.model.reads for one in loaded} - {LEAVES}) > 1:
-        kinds = " and ".join(sorted(map(str, kinds)))
+    if len(reads := {one.model.reads for one in loaded} - {LEAVES}) > 1:
+        kinds = " and ".join(sorted(map(str, reads)))
         raise UserError(f"models that read {kinds} cannot form an ensemble; choose models that read the same, and plain ones")
     names = [f"{run.name}/{one.checkpoint}" for (run, _), one in zip(members, loaded, strict=True)]
     return replace(first, model=Ensemble([one.model for one in loaded]), checkpoint=" + ".join(names))
@@ -196,7 +198,7 @@ def warn_of_width(decoding: DecodingConfig, num_pieces: int) -> None:
 
 
 def translate_examples(
-    model: nn.Module,
+    model: Any,
     examples: Iterable[dict],
     decoding: DecodingConfig,
     *,
@@ -246,12 +248,18 @@ def translate_rows(
 ) -> list[list[Hypothesis]]:
     """Return the hypotheses of the rows of some lines, which are batched together; see `translate_examples`."""
     window = max(1, len(rows))
-    options = {"num_best": num_best, "processor": run.processor, "device": device, "window": window, "compiled": compiled}
+    options: dict[str, Any] = {
+        "num_best": num_best,
+        "processor": run.processor,
+        "device": device,
+        "window": window,
+        "compiled": compiled,
+    }
     return list(translate_examples(run.model, rows, decoding, **options))
 
 
 def _decode_batch(
-    model: nn.Module,
+    model: Any,
     batch: TreeBatch,
     rows: list[dict],
     decoding: DecodingConfig,
@@ -275,7 +283,7 @@ def _decode_batch(
 
 
 def score_examples(
-    model: nn.Module,
+    model: Any,
     examples: Iterable[dict],
     decoding: DecodingConfig,
     *,

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from itertools import chain, islice, tee
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from treenet.runs.checkpoint import META
 from treenet.runs.result_provenance import asked_for
@@ -31,8 +31,8 @@ class PartStore:
     A file counts only if lines, settings and checkpoints are the same as before.
     """
 
-    def __init__(self, settings: LineSettings, runs: Sequence[AnyPath]):
-        self._folder = settings.output.parent / f"{settings.output.name}.parts"
+    def __init__(self, output: AnyPath, settings: LineSettings, runs: Sequence[AnyPath]):
+        self._folder = output.parent / f"{output.name}.parts"
         self._made_of = [settings.model_dump_json(exclude=excluded(type(settings), Effect.NONE))]
         # A default that is set overrides the value of the run, but a default that is not set does not.
         self._made_of.append(json_bytes(asked_for(settings).get("decoding", {})).decode())
@@ -47,7 +47,9 @@ class PartStore:
             stored = read_json(path) if path.is_file() else {}
             if stored.pop("key", None) != self._key(lines, first):
                 return None
-            messages = {name: [(number, message) for number, message in stored.pop(name)] for name in ("problems", "notes")}
+            messages: dict[str, Any] = {
+                name: [(number, message) for number, message in stored.pop(name)] for name in ("problems", "notes")
+            }
             return Translated(**stored, **messages)
         except (UserError, KeyError, TypeError, ValueError):  # damaged, so it is translated again
             return None
@@ -107,7 +109,7 @@ def translate_lines(
     if first is None:
         raise UserError(f"{name} is empty, but must have one sentence a line")
     # Text that went into a pipe cannot be continued.
-    store = PartStore(settings, runs) if settings.output and not is_stream(settings.output) else None
+    store = PartStore(settings.output, settings, runs) if settings.output and not is_stream(settings.output) else None
     with ExitStack() as stack:
         output = stack.enter_context(_open_output(settings.output))
         progress = None
