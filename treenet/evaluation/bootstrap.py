@@ -98,15 +98,15 @@ def compare_systems(
             signature.update("bs", num_samples)
             signature.update("seed", SEED)
             named = name_tokenizer(signature.format(), known, tokenizer or "")
-            comparisons[name] = Comparison.of(*map(np.array, sides), len(references), named)
+            comparisons[name] = Comparison.of(np.array(sides[0]), np.array(sides[1]), len(references), named)
     return comparisons
 
 
 def compare_means(baseline: np.ndarray, system: np.ndarray, num_samples: int, signature: str) -> Comparison:
     """Make the bootstrap of `compare_systems`, with its samples, of a metric that is the mean over sentences [lines]."""
     counts = sample_counts(len(baseline), num_samples)
-    sides = (counts @ one / len(one) for one in (baseline, system))
-    return Comparison.of(*sides, len(baseline), f"{signature}|bs:{num_samples}|seed:{SEED}")
+    ours, theirs = (counts @ one / len(one) for one in (baseline, system))
+    return Comparison.of(ours, theirs, len(baseline), f"{signature}|bs:{num_samples}|seed:{SEED}")
 
 
 def two_sided_p(sampled: np.ndarray, difference: float, num_sentences: int) -> float:

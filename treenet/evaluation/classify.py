@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
+from treenet.data.examples import ExampleSource
 from treenet.data.frozen_states import check_states
-from treenet.data.labelled import LabelledBatch, LabelledSource, PairBatch, PairSource
+from treenet.data.labelled import PairSource
 from treenet.data.plan import plan_in_order
 from treenet.evaluation.settings import ClassifySettings
 from treenet.layers.backend import choose_device, scoring
@@ -152,7 +154,7 @@ def _checkpoint(folder: Path, name: str) -> Path:
 
 
 @torch.no_grad()
-def predict(model: nn.Module, source: LabelledSource | PairSource) -> Iterator[tuple[LabelledBatch | PairBatch, ClassLogits]]:
+def predict(model: nn.Module, source: ExampleSource | PairSource) -> Iterator[tuple[Any, ClassLogits]]:
     """Yield every batch of a split, of examples of similar length, with the output of the model in evaluation mode.
 
     Raises UserError if an output is not finite.

@@ -216,7 +216,7 @@ def check_given(references: Sequence[str], given: GivenLines, settings: Evaluate
             raise UserError(f"{name}: {path} must have {len(references):,} lines, but has {len(lines):,}")
 
 
-def data_of(run: Path) -> AnyPath | None:
+def data_of(run: AnyPath) -> AnyPath | None:
     """Return the data set of a run folder; None if the folder is not a run. Raises UserError if the data set is missing."""
     if not (run / "config.yaml").is_file():
         return None
@@ -247,19 +247,21 @@ def score_file(lines: Sequence[str], given: GivenLines, settings: EvaluateSettin
         references, of = references_of(data, settings.split)
     else:
         of = str(settings.references)
-    check_lines(lines, references, str(settings.hypotheses), of)
+    hypotheses = settings.hypotheses
+    assert hypotheses is not None  # the file of the lines
+    check_lines(lines, references, str(hypotheses), of)
     check_given(references, given, settings)
     scores = {
         **score_lines(lines, references, data, settings, given.more),
         **learned_entries(lines, references, data, settings, given.more, given.sources),
         LEARNING: facts_of_text(lines, references, tokenizer_of(data, settings.target_language)),
-        "hypotheses": settings.hypotheses.name,
+        "hypotheses": hypotheses.name,
         "weights_sha256": None,
         "weights": "none: lines of another system",
         "asked": asked_for(settings),
         "software": software(),
     }
-    name = f"{settings.split}.file.{settings.hypotheses.name.removesuffix('.gz').removesuffix('.txt')}"
+    name = f"{settings.split}.file.{hypotheses.name.removesuffix('.gz').removesuffix('.txt')}"
     if out is None:
         return name, scores
     read_scores(out)
@@ -285,7 +287,10 @@ def compare_results(baseline: System, system: System, given: GivenLines, setting
     warn_of_text([baseline.lines, system.lines], references, tokenizer)
     found = _learned_metrics(settings).score([baseline.lines, system.lines], sources, [references, *given.more])
     samples = settings.compare.samples
-    learned = {name: compare_means(*scores.values, samples, scores.signature) for name, scores in found.items()}
+    learned = {}
+    for name, scores in found.items():
+        ours, theirs = scores.values
+        learned[name] = compare_means(ours, theirs, samples, scores.signature)
     tokens_of = tokenizer if settings.target_language or tokenizer == NO_TOKENIZER else None
     return compare(baseline, system, shown, references, split, settings.compare, numbers, given.more, learned, tokens_of)
 

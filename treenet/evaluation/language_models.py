@@ -33,6 +33,7 @@ from treenet.tasks.causal_lm import to_causal
 from treenet.tasks.learning import LEARNING, facts_of_nll
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 from treeproc.online.line_encoder import read_treebank
 from treeproc.shards.schema import PAD_ID
 from treeproc.shards.shard import check_hashes
@@ -114,7 +115,7 @@ def score_splits(folder: Path, *, use_gpu: bool = False) -> dict[str, dict]:
     return read_scores(folder)
 
 
-def _warn_of_trees(data: Path, trees: str, reads: InputKind) -> None:
+def _warn_of_trees(data: AnyPath, trees: str, reads: InputKind) -> None:
     """Warn if the lines of a pair have different control trees, and the model reads them."""
     if trees in ("random", "shuffled", "permuted_labels", "other_shape") and reads.constituents:
         remedy = "; give the pairs as treebank=[FILE]: there, both get the same one" if trees == "random" else ""
@@ -145,7 +146,10 @@ def score_batches(
     for host_batch, words in batches:
         batch = host_batch.to(device)
         with scoring(model):
-            counts, sums = (_score_causal if isinstance(model, CausalLM) else _score_masked)(model, batch, num_pieces)
+            if isinstance(model, CausalLM):
+                counts, sums = _score_causal(model, batch, num_pieces)
+            else:
+                counts, sums = _score_masked(model, batch, num_pieces)
         columns = (column.tolist() for column in (batch.example_ids, counts, *sums.T))
         for num_words, example, pieces, *nlls in zip(words, *columns, strict=True):
             yield Scored(example, num_words, pieces, *nlls)

@@ -108,9 +108,9 @@ def _of_sides(messages: Sequence[str]) -> str:
     return f"{('first', 'second')[side]} text: {message}"
 
 
-def _why_not(run: LoadedClassifier, row: dict) -> str:
+def _why_not(run: LoadedClassifier, row: dict | None) -> str:
     """Return why the model cannot classify an encoded row; empty if it can."""
-    if not count_leaves(row):
+    if not row or not count_leaves(row):
         return EMPTY
     nodes = row["spans"]["subtree_end"]
     return ROOTLESS if run.model.reads.rooted and nodes[0] < len(nodes) else ""
@@ -264,8 +264,10 @@ def describe_classes(names: Sequence[str], found: Classes | None) -> dict:
 
 def describe_phrases(names: Sequence[str], found: Classes | None, row: dict | None, encoder: RawLineEncoder) -> list[dict]:
     """Return the phrases of a line for JSON. `encoder` made its row."""
+    if found is None or row is None:
+        return []
     out = []
-    for one in found.phrases if found else ():
+    for one in found.phrases:
         known = dict(zip(names, one.probabilities, strict=True))
         text = encoder.text_of(row["leaves"]["piece"][one.start : one.end])
         out.append({"text": text, "start": one.start, "end": one.end, "label": names[one.best], "probabilities": known})

@@ -1,7 +1,7 @@
 """Settings of scoring and of classifying lines, without the code that they run."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -38,7 +38,7 @@ class BertScoreConfig(Settings):
     batch_tokens: Annotated[PositiveInt, Effect.NONE] = Field(8192, description="padded tokens of a batch")
 
     @model_validator(mode="after")
-    def _check_layer(self):
+    def _check_layer(self) -> Self:
         if self.model is not None and self.layer is None:
             raise ValueError("layer: must be a number with bertscore.model; 17 is usual for large encoders, 9 for base ones")
         return self

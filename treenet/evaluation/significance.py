@@ -115,7 +115,8 @@ def compare_over_seeds(differences: Sequence[float], sentence_variance: float, n
     count, difference = len(differences), fmean(differences)
     over_seeds = variance(differences) / count if count > 1 else None
     interval = p_value = seen = None
-    if count >= FEWEST_SEEDS and num_sentences != 1 and (total := over_seeds + sentence_variance):
+    enough = count >= FEWEST_SEEDS and num_sentences != 1
+    if enough and over_seeds is not None and (total := over_seeds + sentence_variance):
         error, share = math.sqrt(total), over_seeds / total
         freedoms = count - 1, (num_sentences or 2) - 1
 
@@ -175,7 +176,8 @@ def correlate(predicted: np.ndarray, scores: np.ndarray, counts: np.ndarray) -> 
 def correct_family(tests: Sequence[SeedTest], family: str) -> list[SeedTest]:
     """Add Holm's p-values to the tests of a family: m p for the smallest of m, (m - 1) p for the next. They never decrease."""
     p_values = [test.p_value for test in tests if test.p_value is not None]
-    corrected, reached = {}, 0.0
+    reached = 0.0
+    corrected: dict[float | None, float] = {}
     for rank, p_value in enumerate(sorted(p_values)):
         reached = max(reached, min(1.0, (len(p_values) - rank) * p_value))
         corrected.setdefault(p_value, reached)

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -76,7 +76,8 @@ def counted(spans: Iterable[Bracket], num_words: int) -> set[Bracket]:
 
 def score_brackets(gold: Sequence[Collection[Bracket]], predicted: Sequence[Collection[Bracket]]) -> dict[str, float]:
     """Return `sentence_f1`, the mean over sentences, and `precision`, `recall` and `f1` over all brackets, as fractions."""
-    total, sentences = Counter(), []
+    sentences = []
+    total: Counter[str] = Counter()
     for wanted, found in zip(gold, predicted, strict=True):
         matched = len(set(wanted) & set(found))
         total.update(gold=len(wanted), predicted=len(found), matched=matched)
@@ -99,7 +100,8 @@ def recall_by_label(
 
     A span with several labels counts for each.
     """
-    count, matched = Counter(), Counter()
+    count: Counter[str] = Counter()
+    matched: Counter[str] = Counter()
     for wanted, found in zip(labelled, predicted, strict=True):
         for span, labels in wanted.items():
             count.update(labels)
@@ -276,7 +278,7 @@ def _word_places(example: dict) -> tuple[np.ndarray, np.ndarray]:
     return np.flatnonzero(begins), np.cumsum(begins) - 1
 
 
-def find_links(model: nn.Module, examples: Sequence[dict]) -> Iterator[np.ndarray]:
+def find_links(model: Any, examples: Sequence[dict]) -> Iterator[np.ndarray]:
     """Return link probabilities [E, L - 1] of every example. The model is put into evaluation mode.
 
     Raises UserError if one is not finite.
@@ -342,8 +344,8 @@ def score_sentences(sentences: Sequence[ParsedSentence], settings: ParseSettings
 
 def write_tree(sentence: ParsedSentence) -> str:
     """Write the parse in Penn Treebank brackets, its nodes labelled X; empty without words."""
-    opened = defaultdict(int)
-    closed = defaultdict(int)
+    opened: Counter[int] = Counter()
+    closed: Counter[int] = Counter()
     for start, end in sentence.parse or [(0, len(sentence.gold.words))]:
         opened[start] += 1
         closed[end] += 1

@@ -22,6 +22,7 @@ from treenet.data.batch import TreeBatch, cut_batches, pad
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind
 from treenet.layers.backend import scoring
+from treenet.models.composed import ComposedModel
 from treenet.probing.sentences import ProbeSentences, keys
 from treenet.probing.settings import BINS, TOP_SEQUENCES, WORD_TASKS, TaskName
 from treeproc.common.errors import check_choice
@@ -157,13 +158,13 @@ class States:
     words: Tensor | None = None  # [w, D]
 
 
-def num_layers(model: nn.Module) -> int:
+def num_layers(model: ComposedModel) -> int:
     """Return the number of layers with states; 1 for encoders that do not keep their layers in a list."""
     return max(1, len(model.encoder.probed_layers()))
 
 
 @contextmanager
-def record_layers(model: nn.Module, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
+def record_layers(model: ComposedModel, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
     """Return a dict that gets the output [B, S, D] of encoder layers, counted from 1, at every forward pass in this context."""
     recorded: dict[int, Tensor] = {}
 
@@ -180,7 +181,7 @@ def record_layers(model: nn.Module, layers: Sequence[int]) -> Iterator[dict[int,
 
 
 @torch.no_grad()
-def encode_layers(model: nn.Module, batch: TreeBatch, layers: Sequence[int]) -> dict[int, Tensor]:
+def encode_layers(model: ComposedModel, batch: TreeBatch, layers: Sequence[int]) -> dict[int, Tensor]:
     """Compute states [B, S, D] of the layers; EMBEDDINGS are [B, L, D]."""
     last = num_layers(model)
     with record_layers(model, [layer for layer in layers if EMBEDDINGS < layer < last]) as states, scoring(model):
@@ -206,7 +207,7 @@ def leaf_states(states: Tensor, reads: InputKind, num_leaves: int, words: Tensor
 
 
 def collect_states(
-    model: nn.Module, inputs: ProbeInputs, layers: Sequence[int], word_state: str, advance: Callable[[int], None]
+    model: ComposedModel, inputs: ProbeInputs, layers: Sequence[int], word_state: str, advance: Callable[[int], None]
 ) -> dict[int, States]:
     """Collect states of every sentence, copy and chosen word of a split, by layer. The model must be in evaluation mode.
 
@@ -237,7 +238,7 @@ def collect_states(
             out.words = _stored(out.words, word, means, len(inputs.words))
         advance(len(rows))
     for layer, out in found.items():
-        if not all(x.isfinite().all() for x in (*out.sentences.values(), out.words)):
+        if not all(x.isfinite().all() for x in (*out.sentences.values(), out.words) if x is not None):
             raise UserError(f"the states of layer {layer} are not finite, so the model has diverged; choose another checkpoint")
     return found
 
@@ -297,7 +298,7 @@ def build_probe_task(name: TaskName, splits: Mapping[str, ProbeInputs]) -> Probe
         rows = {split: _order_rows(inputs) for split, inputs in splits.items()}
         labels = {split: (rows[split] >= len(inputs.pair)).astype(np.int64) for split, inputs in splits.items()}
         return ProbeTask(name, ["as written", "exchanged"], rows, labels)
-    values = {split: _values(name, inputs) for split, inputs in splits.items()}
+    values: dict[str, Any] = {split: _values(name, inputs) for split, inputs in splits.items()}
     rows = {split: np.arange(len(one)) for split, one in values.items()}
     words = splits if name in WORD_TASKS else {}
     forms = {split: inputs.forms() for split, inputs in words.items()}
@@ -324,6 +325,7 @@ def _values(name: TaskName, inputs: ProbeInputs) -> Sequence[str] | np.ndarray:
     if name == "top_constituents":
         return syntax.top
     if name == "arc_depth":
+        assert syntax.arc_depth is not None  # the data set has arcs
         return syntax.arc_depth[words]
     return [getattr(syntax, name)[word] for word in words.tolist()]
 

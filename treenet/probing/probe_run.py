@@ -317,8 +317,9 @@ def _collect(
 def _train(cell: Probe, task: ProbeTask, states: dict[str, States], settings: ProbeSettings, device: str) -> ProbeScore:
     examples = {}
     for split, one in states.items():
-        table = one.words if task.of_words else one.sentences[cell.of]
+        table = one.sentences[cell.of] if one.words is None or not task.of_words else one.words
         rows = torch.from_numpy(task.rows[split])
         labels = task.control_labels(split, settings.seed) if cell.states == CONTROL else task.labels[split]
         examples[split] = Examples(table[rows].to(device), torch.from_numpy(labels).to(device), task.sentences.get(split))
-    return train_probe(*(examples[split] for split in SPLITS), len(task.classes), settings.l2, settings.max_iterations)
+    train, valid, test = (examples[split] for split in SPLITS)
+    return train_probe(train, valid, test, len(task.classes), settings.l2, settings.max_iterations)
