@@ -3,7 +3,7 @@
 Shapes: B batch, T queries, L leaves, N nodes, S = L + N positions (leaves, then nodes in pre-order), D model, H heads.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -128,7 +128,7 @@ class TreeAttention(nn.Module):
                 )
         self.embed_dim, self.num_heads, self.batch_first = embed_dim, num_heads, batch_first
         self.tree = tree or TreeAttentionConfig()
-        self.attention = (CrossAttention if cross else SelfAttention)(embed_dim, num_heads, dropout, self.tree, bias)
+        self.attention: Any = (CrossAttention if cross else SelfAttention)(embed_dim, num_heads, dropout, self.tree, bias)
         _place(self, device, dtype)
 
     @classmethod

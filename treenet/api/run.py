@@ -121,7 +121,7 @@ class _LineReader:
         targets: Sequence[str] | None = None,
         *,
         caller: int | None = 5,
-        **constraints: Sequence[str],
+        **constraints: Any,
     ) -> list[EncodedLine]:
         """Return the lines as the model reads them. Warn at the `caller`, so many calls up, about each line that it does not."""
         columns = {"text": lines, "trees": trees, "target": targets, **constraints}
@@ -134,7 +134,10 @@ class _LineReader:
                     check_string(f"{name}[{number}]", value)
                 if len(given[column]) != len(given["text"]):
                     raise UserError(f"{name} must be one a line, {len(given['text'])}, but are {len(given[column])}")
-        raw = [RawLine(**{column: values[i].encode() for column, values in given.items()}) for i in range(len(given["text"]))]
+        raw = []
+        for i in range(len(given["text"])):
+            fields: dict[str, Any] = {column: values[i].encode() for column, values in given.items()}
+            raw.append(RawLine(**fields))
         encoded = self._encoder(trees is not None).encode(raw)
         for number, line in enumerate(encoded, start=1):
             empty = "" if line.row is None or len(line.row["leaves"]["piece"]) else "is empty, so the model does not read it"
@@ -209,7 +212,7 @@ class Run(_LineReader):
         trees: Sequence[str] | None,
         num_best: int,
         decoding: dict[str, Any],
-        constraints: dict[str, Sequence[str]],
+        constraints: dict[str, Any],
     ) -> list[list[Translation]]:
         settings = decoding_of(build_settings(DecodingConfig, decoding, "decoding"), self.loaded)
         check_num_best(as_integer("num_best", num_best), settings, "num_best")
@@ -245,7 +248,7 @@ class Run(_LineReader):
         with _ALONE:
             encoded = self._encode(lines, trees, as_list("targets", targets, "strings, one a line"), caller=4)
             scored = self._compute(score, encoded)
-        return [found and self._translation(found, line.target) for line, found in zip(encoded, scored, strict=True)]
+        return [self._translation(found, line.target) if found else None for line, found in zip(encoded, scored, strict=True)]
 
     @from_python()
     def attention(self, line: str, target: str | None = None, tree: str | None = None) -> SentenceWeights:
@@ -312,14 +315,16 @@ class ClassifierRun(_LineReader):
         if phrases:
             check_phrases(self.loaded)
         if self.loaded.model.reads_pairs:
-            lines, trees = _sides("lines", lines), None if trees is None else _sides("trees", trees)
+            sides: list[Any] = [_sides("lines", lines), None if trees is None else _sides("trees", trees)]
+        else:
+            sides = [lines, trees]
         with _ALONE:
-            items = join_sides(self.loaded, self._encode(lines, trees, caller=None))
+            items = join_sides(self.loaded, self._encode(*sides, caller=None))
             found, encoder = classify_items(self.loaded, items, phrases=phrases), self._encoder(trees is not None)
         for number, (line, _) in enumerate(items, start=1):
             if line.problem or line.note:
                 warnings.warn(f"line {number}: {line.problem or line.note}", stacklevel=3)
-        return [one and self._named(one, item, encoder) for one, item in zip(found, items, strict=True)]
+        return [self._named(one, item, encoder) if one else None for one, item in zip(found, items, strict=True)]
 
     def _named(self, found: Classes, item: Item, encoder: RawLineEncoder) -> LineClasses:
         names = self.loaded.classes
@@ -333,7 +338,7 @@ class ClassifierRun(_LineReader):
 
 def _sides(name: str, pairs: Sequence) -> list[str]:
     """Return the texts of pairs, those of a pair as neighbours. Raises UserError for other values."""
-    sides = []
+    sides: list[str] = []
     for number, pair in enumerate(as_list(name, pairs, "pairs of strings")):
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise UserError(f"{name}[{number}] must be a pair of strings, as the model learned, but is {repr(pair)[:40]}")
@@ -366,7 +371,7 @@ def load_run(
             f"huggingface_hub.snapshot_download({str(place)!r}) returns"
         )
     with read_run(place, *checkpoint_names(str(checkpoint))) as folder:
-        which = {"checkpoint": str(checkpoint), "device": torch.device(device)}
+        which: dict[str, Any] = {"checkpoint": str(checkpoint), "device": torch.device(device)}
         if task_of(folder) == "classification":
             return ClassifierRun(load_classifier(folder, **which), max_leaves)
         return Run(load_folder(folder, **which), max_leaves)

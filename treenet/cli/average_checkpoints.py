@@ -11,7 +11,7 @@ The command stops if there are fewer checkpoints than asked for, or if one of th
 the others. It prints which checkpoints are in the average and which are not. RUN/averaged/meta.json records both.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -37,7 +37,7 @@ class AverageConfig(Settings):
     allow_fewer: bool = Field(False, description="average the complete checkpoints, even if there are fewer than asked for")
 
     @model_validator(mode="after")
-    def _check_one(self):
+    def _check_one(self) -> Self:
         if len(self.chosen()) > 1:
             raise ValueError(f"choose one of last, best and ema, but not {' and '.join(self.chosen())} together")
         return self
@@ -60,8 +60,8 @@ def main(out: AnyPath, settings: AverageConfig) -> None:
         [(choice, count)] = chosen.items()
         folder = average_checkpoints(run, choice, count, allow_fewer=allow_fewer, allow_damaged=settings.allow_fewer)
         warn_of_stale_results(run, out)
-    folder = out / folder.name
-    meta = read_json(folder / META)
+    place = out / folder.name
+    meta = read_json(place / META)
     steps = ", ".join(str(step) for step in meta["averaged_steps"])
     what = "moving average at step" if choice == "ema" else f"mean of the {choice} checkpoints, steps"
-    print(f"{folder / WEIGHTS}: {what} {steps}{describe_gaps(meta)}")
+    print(f"{place / WEIGHTS}: {what} {steps}{describe_gaps(meta)}")

@@ -132,7 +132,9 @@ class BackTranslation:
         from treenet.runs.loading import data_of
 
         text = read_index(self.config.data / "encoded")["text_fingerprint"]
-        for run in filter(None, (self.config.run, *self.config.translate.ensemble)):
+        for run in (self.config.run, *self.config.translate.ensemble):
+            if run is None:
+                continue
             folder = _folder_of(run)
             if not (folder / FACTS).exists():
                 continue  # it is refused where it is loaded, as is one whose data set is gone

@@ -14,6 +14,7 @@ cannot classify has an empty line and a warning with the reason.
 import argparse
 import sys
 from functools import partial
+from typing import Any
 
 from treenet.cli.shipped import find_config
 from treenet.cli.translate import STDIN, count_if_files, typed_lines
@@ -50,7 +51,7 @@ def main(args: argparse.Namespace) -> None:
         from treenet.translation.line_translator import input_form
         from treenet.translation.translate_job import answer_lines, translate_lines
 
-    common = {"settings": settings, "runs": [args.out], "worker": LineClassifier}
+    common: dict[str, Any] = {"settings": settings, "runs": [args.out], "worker": LineClassifier}
     if source is STDIN and sys.stdin is not None and sys.stdin.isatty() and not (settings.output or settings.workers):
         with typed_lines() as lines:
             answer_lines(lines, name=str(STDIN), explain=False, **common)

@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from treenet.cli.shipped import find_config
 from treenet.data.splits import read_split
@@ -98,7 +98,12 @@ def parse_and_reverse(settings: ControlSettings, folder: Path) -> dict[str, Corp
         lines = itertools.islice(read_lines([Path(files["source"][0])]), settings.split_sizes[split])
         write_lines(path, lines)
         splits[split] = {"source": [str(path)], "target": [str(path)]}
-    values = {"splits": splits, "parser": {"name": "shipped", "language": "en"}, "subwords": {"vocab_size": 2000}, "workers": 0}
+    values: dict[str, Any] = {
+        "splits": splits,
+        "parser": {"name": "shipped", "language": "en"},
+        "subwords": {"vocab_size": 2000},
+        "workers": 0,
+    }
     preprocess(load_settings(PreprocessConfig, None, **values), folder / "english")
     parsed = {split: [_read_parse(row) for row in read_split(folder / "english", "parsed", split)] for split in splits}
     shares = {"labels": 0.0, **DAMAGE}

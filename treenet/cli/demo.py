@@ -128,7 +128,7 @@ def examples(scores: dict[str, dict], out: Path, count: int) -> str:
     """Return test sentences with their trees, translations and references."""
     data = out / "data"
     encoder = RowEncoder(data / "encoded" / "vocab", TreeConfig.model_validate(read_index(data / "encoded")["tree_settings"]))
-    blocks = []
+    blocks: list[str] = []
     lines = zip(read_split(data, "text", "test"), read_split(data, "parsed", "test"), strict=True)
     for (text, parsed), tree, plain in zip(
         lines, scores["Tree Transformer"]["translations"], scores["Transformer"]["translations"], strict=True

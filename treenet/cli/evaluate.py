@@ -74,8 +74,8 @@ def find_system(path: AnyPath, settings: EvaluateSettings, stack: ExitStack) -> 
         run, name = stack.enter_context(read_run(path)), settings.split
         of_data = f"{name}.{name_data(settings.data)}" if settings.data is not None else name
         return read_system(run, of_data if of_data in read_scores(run) else name, path)
-    if name := result_in_run(path):
-        return read_system(path.parent, name)
+    if result := result_in_run(path):
+        return read_system(path.parent, result)
     return System(str(path), plain_lines(path))
 
 
@@ -168,7 +168,7 @@ def main(args: argparse.Namespace) -> None:
     names = ("checkpoints/*",) if settings.checkpoint == LAST else checkpoint_names(settings.checkpoint)
     with open_results(args.out, *() if settings.untrained else names) as run:
         if settings.input is not None:
-            return print(score_input(run, settings))
+            return print(score_input(run, settings.input, settings))
         if task := prediction_task(run):
             name, scores = classify_run(run, for_prediction(settings, task))
         else:
@@ -191,7 +191,7 @@ def prediction_task(run: Path) -> "PredictionTask | None":
     return task if isinstance(task, PredictionTask) else None
 
 
-def score_input(run: Path, settings: EvaluateSettings) -> str:
+def score_input(run: Path, given: AnyPath, settings: EvaluateSettings) -> str:
     """Return the scores of `settings.input`, made into a split as new test sets are. Nothing is kept."""
     from treenet.evaluation.classify import classify_split, describe_classes, format_scores
     from treenet.runs.loading import HELD_DATA, check_is_run, check_there, data_of
@@ -215,7 +215,7 @@ def score_input(run: Path, settings: EvaluateSettings) -> str:
         _, _, scores = classify_split(run, chosen.model_copy(update={"data": made}))
     if said := describe_dropped(index, chosen.split):
         warn(f"note: {said}; the scores are those of the others")
-    return "\n".join(filter(None, [format_scores({settings.input.name: scores}, task), describe_classes(scores)]))
+    return "\n".join(filter(None, [format_scores({given.name: scores}, task), describe_classes(scores)]))
 
 
 def for_prediction(settings: EvaluateSettings, task: "PredictionTask") -> ClassifySettings:

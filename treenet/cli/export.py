@@ -11,7 +11,7 @@ Transformer: a graph of the encoder and one of the decoder's step. `ctranslate2`
 
 import argparse
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -45,7 +45,7 @@ class ExportSettings(Settings):
     )
 
     @model_validator(mode="after")
-    def _check_format(self):
+    def _check_format(self) -> Self:
         if self.quantization != "none" and self.to != "ctranslate2":
             raise ValueError(f"quantization = '{self.quantization}' needs to = 'ctranslate2', but to is '{self.to}'")
         if self.max_positions != type(self).model_fields["max_positions"].default and self.to == "safetensors":

@@ -56,12 +56,14 @@ def _parser(doc: str | None, settings: type[StudyConfig], **more: Any) -> Argume
     return parser
 
 
-def _run(args: argparse.Namespace, settings: type[StudyConfig], sample: str | None, **defaults: Any) -> None:
+def _run(
+    args: argparse.Namespace, settings: type[StudyConfig], sample: str | None, defaults: dict[str, Any] | None = None
+) -> None:
     require(("matplotlib", "scipy"), "the report of a study")  # at the end of the study: refused here, before the first cell
     path = find_settings(args, "data=DATA", CONFIGS / f"{sample}.yaml" if sample else None)
     if args.out is None:
         raise UserError("give --out DIR, the folder of the study")
-    config = load_settings(settings, path, args.overrides, **({} if path else defaults))
+    config = load_settings(settings, path, args.overrides, **(defaults if defaults and not path else {}))
     places = {"data": config.data, "grid.protocol": config.grid.protocol}
     refuse_relative_in_job({**places, "--out": args.out, "--records": args.records})
     with loading():
@@ -78,4 +80,4 @@ def _run(args: argparse.Namespace, settings: type[StudyConfig], sample: str | No
 
 
 scaling = Command(_scaling, partial(_run, settings=ScalingConfig, sample="scaling_sample"))
-compare_seeds = Command(_compare_seeds, partial(_run, settings=SeedsConfig, sample=None, **_DEFAULTS))
+compare_seeds = Command(_compare_seeds, partial(_run, settings=SeedsConfig, sample=None, defaults=_DEFAULTS))

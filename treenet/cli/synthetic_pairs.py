@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
@@ -54,7 +54,7 @@ class BackTranslateConfig(Settings):
     )
 
     @model_validator(mode="after")
-    def _check_parts(self):
+    def _check_parts(self) -> Self:
         if chosen := [name for name in _OWN if getattr(self.translate, name) != getattr(TranslateSettings(), name)]:
             raise ValueError(f"translate.{chosen[0]}: this command chooses the lines and what is written; leave it out")
         if "data" in self.backward:
@@ -127,7 +127,7 @@ def write_pairs(pairs: Pairs, files: Sequence[Path]) -> None:
                 output.write(f"{line}\n".encode())
 
 
-def sample_lines(files: Sequence[Path], wanted: int, out: Path) -> tuple[int, int]:
+def sample_lines(files: Sequence[AnyPath], wanted: int, out: Path) -> tuple[int, int]:
     """Write `wanted` of the lines with text into `out`, spread evenly over all: (lines written, lines with text).
 
     If there are fewer, it writes all. Raises UserError if there is no line with text, and for a table.

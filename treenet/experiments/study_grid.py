@@ -175,7 +175,7 @@ def hash_encoder(place: AnyPath | HubModel) -> str:
         return hash_files(place)
 
 
-def check_same_pieces(indices: Mapping[Path, Mapping]) -> None:
+def check_same_pieces(indices: Mapping[AnyPath, Mapping]) -> None:
     """Raise UserError unless all data sets, each with its index, have the same pieces of the same text.
 
     Their trees may differ, also in labels.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from treenet.layers.blocks import compute_sinusoids
+from treenet.layers.blocks import DecoderLayer, EncoderLayer, compute_sinusoids
 from treenet.models.composed import Seq2Seq
 from treenet.runs.exported_run import read_vocabulary, write_export
 from treenet.runs.loading import LoadedRun
@@ -89,7 +89,7 @@ def build_spec(run: LoadedRun, max_positions: int) -> Any:
     return spec
 
 
-def _set_self_attention(into: Any, layer: nn.Module) -> None:
+def _set_self_attention(into: Any, layer: EncoderLayer | DecoderLayer) -> None:
     attention = layer.self_attention
     _set_attention(into.self_attention, layer.self_attention_norm, attention.queries_keys_values, attention.output)
 
@@ -101,7 +101,7 @@ def _set_attention(into: Any, norm: nn.LayerNorm, *linears: nn.Linear) -> None:
         _set_linear(place, linear)
 
 
-def _set_feed_forward(into: Any, layer: nn.Module) -> None:
+def _set_feed_forward(into: Any, layer: EncoderLayer | DecoderLayer) -> None:
     _set_norm(into.ffn.layer_norm, layer.feed_forward_norm)
     _set_linear(into.ffn.linear_0, layer.feed_forward.inner)
     _set_linear(into.ffn.linear_1, layer.feed_forward.outer)

@@ -71,7 +71,9 @@ class PlainEncoderStep(nn.Module):
 class TreeEncoderStep(PlainEncoderStep):
     """The same for models that read trees."""
 
-    def forward(self, leaves: Tensor, labels: Tensor, spans: Tensor) -> Encoded:
+    def forward(  # type: ignore[override]  # with trees
+        self, leaves: Tensor, labels: Tensor, spans: Tensor
+    ) -> Encoded:
         """Map leaves [B, L] and nodes to keys and values [Y, B, H, S, K] and a mask [B, S].
 
         `labels` [B, N] int64 are those of nodes in pre-order. `spans` [B, N, 3] int64 are their start, end and subtree_end; all 0

@@ -162,7 +162,9 @@ def bert_scores(
         (
             f"nrefs:{len(references)}",
             f"model:{place.name}",
-            f"revision:{place.revision[:8]}" if isinstance(place, HubModel) else f"sha256:{folder_sha256(place)[:8]}",
+            f"revision:{str(place.revision)[:8]}"
+            if isinstance(place, HubModel)
+            else f"sha256:{folder_sha256(Path(str(place)))[:8]}",
             f"layer:{config.layer}",
             f"idf:{'yes' if config.idf else 'no'}",
             "F1 times 100",

@@ -32,12 +32,14 @@ _ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TORCH_FORCE
 def check_comet(config: CometConfig) -> None:
     """Raise UserError if the model, its encoder or the environment is missing, or if the checkpoint is damaged."""
     find_python(config)
+    model = config.model
     for name in ("hparams.yaml", "checkpoints/model.ckpt"):
-        if config.model is None or not (config.model / name).is_file():
-            raise UserError(f"comet.model: {config.model} must be the folder of a COMET model, but has no {name}")
+        if model is None or not (model / name).is_file():
+            raise UserError(f"comet.model: {model} must be the folder of a COMET model, but has no {name}")
     if (folder := _encoder_of(config)) is not None and not (folder / "config.json").is_file():
         raise UserError(f"comet.encoder: {config.encoder} must be a folder with the tokeniser and config.json of an encoder")
-    check_archive(config.model / "checkpoints" / "model.ckpt", "copy the model again")
+    if model is not None:
+        check_archive(model / "checkpoints" / "model.ckpt", "copy the model again")
 
 
 def _encoder_of(config: CometConfig) -> AnyPath | None:
@@ -93,7 +95,7 @@ def _ask(config: CometConfig, samples: Sequence[tuple[str, str, str]], use_gpu: 
     }
     lines = [request, *(dict(zip(("src", "mt", "ref"), sample, strict=True)) for sample in samples)]
     # -I: paths of this environment do not reach the other one.
-    command = [find_python(config), "-I", _SCRIPT]
+    command = [str(find_python(config)), "-I", str(_SCRIPT)]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
         try:
             process = subprocess.Popen(

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 
 from treenet.loggers.content import RunContent, RunIdentity, Score
 from treeproc.common.errors import UserError
@@ -49,11 +50,12 @@ class Logger:
         uri, given = os.environ.get(URI), os.environ.get(EXPERIMENT) or "tree-attention"
         if not uri and folder is None:
             raise UserError(f"a run in an object store needs {URI}")
+        beside = Path() if folder is None else folder.parent  # of the database, where there is no server
         # Runs of a study begin together. One of them makes the tables of a new SQLite file.
-        with nullcontext() if uri else file_lock(folder.parent / ".mlflow-lock"):
-            self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{folder.parent / DATABASE}")
+        with nullcontext() if uri else file_lock(beside / ".mlflow-lock"):
+            self._client = MlflowClient(tracking_uri=uri or f"sqlite:///{beside / DATABASE}")
             experiment = self._client.get_experiment_by_name(given)
-            location = None if uri else (folder.parent / ARTIFACTS).as_uri()
+            location = None if uri else (beside / ARTIFACTS).as_uri()
             number = experiment.experiment_id if experiment else self._client.create_experiment(given, location)
         found = self._client.search_runs([number], f"tags.`{_TAG}` = '{self._identity.id}'", max_results=1)
         if not found:
@@ -61,8 +63,7 @@ class Logger:
         elif self._trains:
             self._client.update_run(found[0].info.run_id, status="RUNNING")
         self._run = found[0].info.run_id
-        where = uri or folder.parent / DATABASE
-        self.place = f"run {self._identity.name} of experiment {given} in {where}"
+        self.place = f"run {self._identity.name} of experiment {given} in {uri or beside / DATABASE}"
 
     def send(self, content: RunContent) -> None:
         """Send the settings, notes, lines and scores that MLflow lacks."""

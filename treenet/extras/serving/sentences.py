@@ -138,10 +138,9 @@ class SentenceTranslator(SentenceReader):
                 line.row["example_id"] = number
         found: list[Found] = [()] * len(encoded)
         for num_best in sorted({question.num_best for question in questions}):
-            places = [i for i, line in enumerate(encoded) if owners[i].num_best == num_best and line.row is not None]
-            rows = [encoded[i].row for i in places]
-            best = translate_rows(self._run, rows, self._decoding, num_best, self._device)
-            for place, one in zip(places, best, strict=True):
+            rows = {i: line.row for i, line in enumerate(encoded) if owners[i].num_best == num_best and line.row is not None}
+            best = translate_rows(self._run, list(rows.values()), self._decoding, num_best, self._device)
+            for place, one in zip(rows, best, strict=True):
                 found[place] = one
         pairs = iter([(with_unmet(line, one, self._decoding), one) for line, one in zip(encoded, found, strict=True)])
         return [self._answer_one(question, [next(pairs) for _ in question.lines]) for question in questions]
@@ -149,7 +148,7 @@ class SentenceTranslator(SentenceReader):
     def _without_method(self, raw: RawLine, line: EncodedLine) -> EncodedLine:
         """Return the line with the problem that this server's search makes no phrases appear, if that is so."""
         if raw.must_appear and raw.must_appear.strip() and self._no_phrases and line.row is not None:
-            return replace(line, row=None, problem=self._no_phrases)  # type: ignore[type-var]
+            return replace(line, row=None, problem=self._no_phrases)
         return line
 
     def _answer_one(self, question: Question, lines: Sequence[tuple[EncodedLine, Found]]) -> Answer:

@@ -227,7 +227,7 @@ class TimedProtocol(H11Protocol):
         self._look: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)  # type: ignore[arg-type]
+        super().connection_made(transport)
         self._since = self.loop.time()
         self._check()
 
@@ -277,7 +277,7 @@ def build_config(settings: ServeSettings, entrance: Guard) -> uvicorn.Config:
     """Return the settings of uvicorn, with limits for connections and for slow clients."""
     return uvicorn.Config(
         entrance,
-        http=partial(TimedProtocol, client_s=settings.timeout_s),  # type: ignore[arg-type]  # it also bounds the bytes of headers
+        http=partial(TimedProtocol, client_s=settings.timeout_s),  # it also bounds the bytes of headers
         ws="none",
         loop="asyncio",
         lifespan="off",

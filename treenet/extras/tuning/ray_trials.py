@@ -127,7 +127,8 @@ class _Search(OptunaSearch):
         recorded = _RecordedFirst(sampler, [trial.values for trial in trials.trials])
         super().__init__(space, metric=CRITERION, mode="min", sampler=recorded)
         self._trials, self._next, self._rooms, self._wanted = trials, 0, rooms, wanted
-        self._most, self._live = config.tune.parallel or wanted, set()
+        self._most = config.tune.parallel or wanted
+        self._live: set[str] = set()
         self._say_at = time.monotonic() + POLL_S
 
     def suggest(self, trial_id: str) -> dict | None:

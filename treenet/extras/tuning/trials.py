@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -48,7 +48,7 @@ class Dimension(Settings):
     scale: Literal["linear", "log"] = Field("linear", description="scale on which numbers from low to high are drawn")
 
     @model_validator(mode="after")
-    def _check(self):
+    def _check(self) -> Self:
         if self.choices:
             if self.low is not None or self.high is not None:
                 raise ValueError("give choices, or low and high, not both")
@@ -106,7 +106,7 @@ class TuneSettings(Settings):
     parallel: PositiveInt | None = Field(None, description="trials at a time; unset, as many as the cluster has room for")
 
     @model_validator(mode="after")
-    def _check_names(self):
+    def _check_names(self) -> Self:
         for name, settings in self.systems.items():
             check_name("systems", name)
             for key in flatten(settings):
@@ -137,7 +137,7 @@ class TuningConfig(TrainConfig):
     tune: TuneSettings = TuneSettings()
 
     @model_validator(mode="after")
-    def _check_values(self):
+    def _check_values(self) -> Self:
         """Refuse a value that the systems would replace."""
         check_model_name(self.model.name, self.tune.systems.values())
         return self
@@ -244,7 +244,7 @@ class Trials:
             config = self.config_of(values)
         except UserError:
             config = self._usual
-        if (encoder := config.model.pretrained.folder) not in self._encoders:
+        if (encoder := config.model.pretrained.folder) is not None and encoder not in self._encoders:
             self._encoders[encoder] = hash_encoder(encoder)
         number = len(self._cells)
         labels, folder = {"system": self.system, "number": number, **values}, self._out / "cells" / self._name(number)
@@ -270,7 +270,8 @@ def _refuse_another_search(out: AnyPath, config: TuningConfig) -> None:
     """Raise UserError if the trials in TUNING were drawn or stopped in another way, as its config.yaml says."""
     if (out / CONFIG).exists():
         before = load_settings(TuningConfig, out / CONFIG)
-        if changed := differences(*(one.model_dump(mode="json", include={"tune": _OF_DRAWS}) for one in (before, config))):
+        then, now = (one.model_dump(mode="json", include={"tune": _OF_DRAWS}) for one in (before, config))
+        if changed := differences(then, now):
             raise UserError(
                 f"{out} has trials of another search ({'; '.join(changed)}); choose another --out, or give the old settings"
             )
