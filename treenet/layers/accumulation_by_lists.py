@@ -1,4 +1,4 @@
-"""Hierarchical accumulation by lists of entries: sums over the branches and subtrees of a batch. It equals `treenet.paper`.
+r"""Hierarchical accumulation by lists of entries: sums over the branches and subtrees of a batch. It equals `treenet.paper`.
 
 Equations 5 to 8 are linear in the vectors of leaves and nodes. In node i, the weight of leaf j is a_ij = w_j / (|L_i| |C_j^i|).
 The weight b_it of node t is the sum of a_ij over the leaves of t, because t is on the branches of these leaves. They are

@@ -1,4 +1,4 @@
-"""Hierarchical accumulation by dense products, for compact trees on accelerators. It equals `treenet.paper`.
+r"""Hierarchical accumulation by dense products, for compact trees on accelerators. It equals `treenet.paper`.
 
 The weights of leaves and of nodes in nodes, as in `accumulation_by_lists.py`, are one matrix for each tree:
 
