@@ -30,6 +30,7 @@ from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS,
 from treenet.experiments import records
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
 from treenet.experiments.records import READ_NO_TREES, Recording, numbers, read_curve, record_bytes
+from treenet.experiments.results import Results
 from treenet.experiments.scaling_report import FORM, LABELS, NLL, NLL_SCALE, TARGET_TOKENS, build_report, read_result
 from treenet.experiments.scaling_table import describe_slopes, draw, format_table
 from treenet.experiments.seeds import SeedsConfig
@@ -894,3 +895,16 @@ def test_a_star_needs_three_seeds_and_the_table_says_what_p_is_about():
     assert lines[3][1].split()[-6:-3] == ["plain", "[+1.75,", "+2.25]"] and lines[3][1].split()[-3].endswith("*")
     message = "\n".join(lines[3][2:])
     assert f"stars mean: {EXPLAINED}" in message and max(len(line.split()) for line in lines[3][2:]) < 25
+
+
+def test_the_long_table_selects_groups_and_pairs():
+    """Of cells in the order of their names, in which seed 10 is before seed 2."""
+    cells = [
+        {"cell": f"{model}-{seed}", "model": model, "fraction": size, "seed": seed, "test.last.bleu": 100 * size + seed}
+        for model, size, seed in (("a", 0.5, 10), ("a", 0.5, 2), ("a", 1, 2), ("b", 0.5, 10), ("b", 0.5, 3))
+    ]
+    table = Results.of(cells, "model")
+    assert len(table) == 25 and list(table.by("system")) == ["a", "b"] and list(table.by("size")) == [0.5, 1]
+    first, second = (table.where(system=name, size=0.5) for name in ("a", "b"))
+    assert list(first.by_seed("bleu", "test.last").items()) == [(2, 52.0), (10, 60.0)] and not first.by_seed("bleu")
+    assert first.paired(second, "cell") == [("a-10", "b-10")] and not first.paired(table.where(system="c"), "cell")

@@ -18,6 +18,7 @@ from treenet.experiments.control_table import Row as ControlRow
 from treenet.experiments.control_table import build_result, half_interval, sentence_nll
 from treenet.experiments.recorded_study import report_records, study_grid
 from treenet.experiments.records import Record, read_records
+from treenet.experiments.results import Results
 from treenet.experiments.scaling_report import sample_scores
 from treenet.experiments.scaling_table import NLL_COMPARISON, VALID_NLL, compare_sizes, read_test
 from treenet.experiments.seeds import MEASURES
@@ -181,8 +182,9 @@ def dunnett(study: str, share: float, baseline: str | None, level: float) -> lis
     """Return the unpaired tests of a study at one size, by intervals of this level."""
     same_size = [one for one in records(study) if one["labels"]["fraction"] == share]
     grid = study_grid(same_size, baseline)
-    cells = [{"cell": one["cell"], "pairs": one["facts"]["examples"], **one["labels"]} for one in same_size]
-    return list(compare_sizes(cells, grid.baseline, sample_scores(same_size, grid), level))
+    sampled = zip(same_size, sample_scores(same_size, grid), strict=True)
+    cells = ({"pairs": one["facts"]["examples"], **one["labels"], **scores} for one, scores in sampled)
+    return list(compare_sizes(Results.of(cells, "model"), grid.baseline, level))
 
 
 def unpaired(metric: str, row: Row, names: Sequence[str] = ("difference", "interval"), level: float = LEVEL) -> Figures:

@@ -174,8 +174,11 @@ def correlate(predicted: np.ndarray, scores: np.ndarray, counts: np.ndarray) -> 
 
 
 def correct_family(tests: Sequence[SeedTest], family: str) -> list[SeedTest]:
-    """Add Holm's p-values to the tests of a family: m p for the smallest of m, (m - 1) p for the next. They never decrease."""
-    p_values = [test.p_value for test in tests if test.p_value is not None]
+    """Add Holm's p-values to the tests of a family: m p for the smallest of m, (m - 1) p for the next. They never decrease.
+
+    Exploratory tests get none.
+    """
+    p_values = [test.p_value for test in tests if test.p_value is not None and family != EXPLORATORY]
     reached = 0.0
     corrected: dict[float | None, float] = {}
     for rank, p_value in enumerate(sorted(p_values)):

@@ -9,6 +9,7 @@ import numpy as np
 from treenet.experiments.control import NONE, RIGHT, WORSE, System
 from treenet.experiments.control_data import Corpus
 from treenet.experiments.records import Record, numbers
+from treenet.experiments.results import Results
 from treenet.experiments.scaling_report import NLL, NLL_SCALE
 from treenet.experiments.settings import RUNGS, ControlSettings
 from treenet.tasks.translation_metrics import MAIN, SECOND
@@ -63,18 +64,14 @@ def build_result(
     f1: Mapping[str, float],
 ) -> Result:
     """Return the result of finished studies. `records` has those of each corpus, `f1` the quality of each data set's trees."""
-    rows = []
+    rows, largest = [], settings.all_sizes[-1]
     for system in systems:
         corpus = corpora[system.corpus]
         bounds = np.array([system.bound(len(one.words)) for one in corpus.splits["test"]] if system.bound else corpus.bounds)
+        cells = Results.of(({**one["labels"], "record": one} for one in records[system.corpus]), "model")
+        own = cells.where(system=system.name, metric="record")
         for size in settings.all_sizes:
-            found = [
-                record
-                for record in records[system.corpus]
-                if record["labels"]["model"] == system.name
-                and round(float(record["labels"]["fraction"]) * settings.all_sizes[-1]) == size
-                and record["labels"]["seed"] in settings.seeds
-            ]
+            found = [row.value for row in own if round(row.size * largest) == size and row.seed in settings.seeds]
             nll = np.mean([sentence_nll(record) for record in found], axis=0)
             exact = np.mean([_is_exact(record) for record in found], axis=0)
             names = list(dict.fromkeys(corpus.groups)) or [""]

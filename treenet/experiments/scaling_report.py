@@ -11,9 +11,10 @@ A study is a training configuration with a grid. Each cell is the training run o
 `batch.fraction` and `seed`, in STUDY/cells/MODEL-FRACTION-seedSEED.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from operator import or_
 from pathlib import Path
 from shlex import quote
 from statistics import fmean
@@ -46,6 +47,7 @@ from treenet.evaluation.significance import (
 )
 from treenet.experiments.grid import CellWork
 from treenet.experiments.records import Record, find_confounded, find_unlike, numbers, show_numbers
+from treenet.experiments.results import SAMPLED, Results
 from treenet.experiments.scaling_table import (
     ABOUT_VALID,
     NLL_COMPARISON,
@@ -189,8 +191,8 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
     primary = next((model for model in models if model != grid.baseline), grid.baseline)
     against = {model: grid.baseline if model == primary else primary for model in models if model != grid.baseline}
     largest = max([*grid.fractions, *(cell["fraction"] for cell in cells)])
-    samples = sample_scores(records, grid)
-    bleu = samples[grid.metric]
+    metrics = [name for name in dict.fromkeys((grid.metric, *COMPARED)) if all(name in cell for cell in cells)]
+    table = Results.of(map(or_, cells, sample_scores(records, grid)), "model")
     num_examples = len(numbers(records[0], statistics_of(grid.metric)[-1])) if records else 0
     points, pairs, families = [], [], {PRIMARY: [], SYSTEMS: [], EXPLORATORY: []}
 
@@ -198,41 +200,37 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
         place["comparison"] = asdict(test) | {"against": against[place["model"]], **facts}
         families[family].append(place["comparison"])
 
-    for fraction in sorted({cell["fraction"] for cell in cells}):
+    for fraction, of_size in sorted(table.by("size").items()):
         for model in models:
-            here, there = _of(cells, fraction, model), _of(cells, fraction, against.get(model))
+            here, there = (of_size.where(system=name) for name in (model, against.get(model)))
             if not here:
                 continue
-            point = {"fraction": fraction, "model": model, "pairs": fmean(cell["pairs"] for cell in here.values())}
-            for metric in dict.fromkeys((grid.metric, *COMPARED)):
-                if values := _values(cells, metric):  # a record of before a metric came lacks it
-                    point[metric] = summarize([cell[metric] for cell in here.values()])
-            if NLL in samples:
-                point[NLL] = summarize([float(samples[NLL][cell["cell"]][0]) for cell in here.values()])
-            point |= {name: summarize(values) for name in OF_TRAINING if (values := _values(here.values(), name))}
-            point["seeds"] = list(here)
-            if seeds := sorted(here.keys() & there.keys()):
-                found = compare_seeds(*([bleu[side[seed]["cell"]] for seed in seeds] for side in (there, here)), num_examples)
-                unlearned = unlearned_in([*here.values(), *there.values()])
+            names = here.by_seed("cell")
+            point = {"fraction": fraction, "model": model, "pairs": fmean(here.by_seed("pairs").values())}
+            for metric in (*metrics, NLL, *OF_TRAINING):
+                if len(values := here.by_seed(metric)) == len(names):
+                    point[metric] = summarize([*values.values()])
+            point["seeds"] = list(names)
+            if shared := here.paired(there, "cell"):
+                found = compare_seeds(*zip(*there.paired(here, grid.metric, SAMPLED), strict=True), num_examples)
+                unlearned = unlearned_in(Results([*here, *there]))
                 family = EXPLORATORY if fraction < largest else PRIMARY if model == primary else SYSTEMS
                 weights = {"p_two_sided": found.weights_p_two_sided, "test": PAIRED_BOOTSTRAP, "about": ABOUT_WEIGHTS_OF_SEEDS}
                 add(point, found.over_seeds, family, weights=weights, **unlearned)
-                pairs += [(here[seed]["cell"], there[seed]["cell"]) for seed in seeds]
-                theirs, ours = (_values([side[seed] for seed in seeds], VALID_NLL) for side in (there, here))
-                if theirs and ours:
-                    test = compare_over_seeds([one - other for one, other in zip(ours, theirs, strict=True)], 0.0, None)
+                pairs += shared
+                of_valid = here.paired(there, VALID_NLL)
+                if len(of_valid) == len(shared):
+                    test = compare_over_seeds([one - other for one, other in of_valid], 0.0, None)
                     point[NLL_COMPARISON] = asdict(replace(test, about=ABOUT_VALID, family=EXPLORATORY)) | unlearned
             points.append(point)
     slopes = []
     for model in against:
-        if found := _slope(cells, bleu, model, against[model], num_examples):
+        sides = [table.where(system=name) for name in (against[model], model)]
+        if found := _slope(*sides, grid.metric, num_examples):
             slopes.append({"model": model, **found[0]})
-            compared = [cell for cell in cells if cell["model"] in (model, against[model])]
-            add(slopes[-1], found[1], PRIMARY if model == primary else EXPLORATORY, **unlearned_in(compared))
+            add(slopes[-1], found[1], PRIMARY if model == primary else EXPLORATORY, **unlearned_in(sum(sides, Results())))
     for family, comparisons in families.items():
-        tests = [read_test(one) for one in comparisons]
-        corrected = correct_family(tests, family) if family != EXPLORATORY else [replace(one, family=family) for one in tests]
-        for one, test in zip(comparisons, corrected, strict=True):
+        for one, test in zip(comparisons, correct_family([*map(read_test, comparisons)], family), strict=True):
             one |= asdict(test)
     return {
         "split": grid.split,
@@ -244,7 +242,7 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
         "cells": cells,
         "points": points,
         "slopes": slopes,
-        "pooled": list(compare_sizes(cells, grid.baseline, samples)),
+        "pooled": list(compare_sizes(table, grid.baseline)),
         "unlike": find_unlike(records, pairs),
         "confounded": find_confounded(records, pairs, "model"),
     }
@@ -278,14 +276,9 @@ def _of_training(record: Record) -> dict[str, float]:
     return nll | ({TRAIN_NLL: train[-1]} if train else {}) | {SECONDS: record["training"]["seconds"]}
 
 
-def _values(cells: Collection[dict], name: str) -> list[float]:
-    """Return a value of every cell; nothing if one lacks it."""
-    return [cell[name] for cell in cells] if all(name in cell for cell in cells) else []
-
-
-def _read_sentences(records: Sequence[Record], grid: GridConfig) -> dict[str, np.ndarray]:
-    """Read `sentence_statistics` of every cell. Raises UserError if two were scored against different references."""
-    found, first = {}, None
+def _read_sentences(records: Sequence[Record], grid: GridConfig) -> Iterator[np.ndarray]:
+    """Yield `sentence_statistics` of every cell. Raises UserError if two were scored against different references."""
+    first = None
     for record in records:
         columns = [numbers(record, name) for name in statistics_of(grid.metric)]
         # With several references, the length is that of the closest one, which differs from cell to cell.
@@ -300,51 +293,41 @@ def _read_sentences(records: Sequence[Record], grid: GridConfig) -> dict[str, np
             raise UserError(
                 f"{record['cell']} and {first[0]} have scores against different references; keep the records of one split"
             )
-        found[record["cell"]] = np.stack(columns, axis=1)
-    return found
+        yield np.stack(columns, axis=1)
 
 
-def sample_scores(records: Sequence[Record], grid: GridConfig) -> dict[str, dict[str, np.ndarray]]:
-    """Return the score of the grid's metric, and the nll a token if all records have it, by cell [1 + samples].
-
-    The first number is that of all sentences. The others are of the samples of one bootstrap.
-    """
-    scores = {
-        cell: sample_metric(grid.metric, statistics, grid.bootstrap_samples)
-        for cell, statistics in _read_sentences(records, grid).items()
-    }
-    if not all(NLL in record["sentences"] for record in records):
-        return {grid.metric: scores}
-    nll = {}
-    for record in records:
-        sentences, tokens = numbers(record, NLL, 10**9) / NLL_SCALE, numbers(record, TARGET_TOKENS)
-        nll[record["cell"]] = sample_nll(sentences, tokens, grid.bootstrap_samples)
-    return {grid.metric: scores, NLL: nll}
+def sample_scores(records: Sequence[Record], grid: GridConfig) -> Iterator[dict]:
+    """Yield the SAMPLED scores of each cell: of the grid's metric, and the nll a token if all records have it, also itself."""
+    samples, has_nll = grid.bootstrap_samples, all(NLL in record["sentences"] for record in records)
+    for record, statistics in zip(records, _read_sentences(records, grid), strict=True):
+        found = {f"{SAMPLED}.{grid.metric}": sample_metric(grid.metric, statistics, samples)}
+        if has_nll:
+            sentences, tokens = numbers(record, NLL, 10**9) / NLL_SCALE, numbers(record, TARGET_TOKENS)
+            found[f"{SAMPLED}.{NLL}"] = sampled = sample_nll(sentences, tokens, samples)
+            found[NLL] = float(sampled[0])
+        yield found
 
 
-def _of(cells: Iterable[dict], fraction: float, model: str) -> dict[int, dict]:
-    """Return the cells of one size and model by seed, in order."""
-    found = {cell["seed"]: cell for cell in cells if (cell["fraction"], cell["model"]) == (fraction, model)}
-    return dict(sorted(found.items()))
-
-
-def _slope(
-    cells: Sequence[dict], bleu: Mapping[str, np.ndarray], model: str, against: str, num_examples: int
-) -> tuple[dict, SeedTest] | None:
+def _slope(baselines: Results, systems: Results, metric: str, num_examples: int) -> tuple[dict, SeedTest] | None:
     """Return the slope of a model's difference, over the seeds that have all its sizes; None with one size or no such seed.
 
     Small shares of few examples may have the same size.
     """
-    fractions = sorted({cell["fraction"] for cell in cells if cell["model"] == model})
-    by_size = [[_of(cells, fraction, name) for fraction in fractions] for name in (against, model)]
-    seeds = sorted(set.intersection(*(set(here) for side in by_size for here in side))) if fractions else []
+    fractions = sorted(systems.by("size"))
+    sides = [[side.where(size=fraction) for fraction in fractions] for side in (baselines, systems)]
+    seeds = sorted(set.intersection(*(set(here.by("seed")) for side in sides for here in side))) if fractions else []
     if len(fractions) < 2 or not seeds:
         return None
-    sides = [np.array([[bleu[here[seed]["cell"]] for here in side] for seed in seeds]) for side in by_size]
-    pairs = np.array([[here[seed]["pairs"] for here in by_size[1]] for seed in seeds])
+
+    def stacked(side: Sequence[Results], *name: str) -> np.ndarray:  # [seeds, sizes, ...]
+        by_size = [here.by_seed(*name) for here in side]
+        return np.array([[values[seed] for values in by_size] for seed in seeds])
+
+    pairs = stacked(sides[1], "pairs")
     if not np.ptp(pairs, axis=1).all():
         return None
-    return {"fractions": fractions, "seeds": seeds}, compare_slopes(*sides, pairs, num_examples)
+    scores = (stacked(side, metric, SAMPLED) for side in sides)
+    return {"fractions": fractions, "seeds": seeds}, compare_slopes(*scores, pairs, num_examples)
 
 
 FORM = StudyForm(

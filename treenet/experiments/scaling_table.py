@@ -18,6 +18,7 @@ from treenet.evaluation.significance import (
     SeedTest,
     compare_with_baseline,
 )
+from treenet.experiments.results import SAMPLED, Results
 from treenet.experiments.study import UNLEARNED, notes_about_cells, say_unlearned_cells, show_p_value, show_p_values, unlearned_in
 from treenet.tasks.translation_metrics import COMPARED, MAIN, MAIN_OF_TOKENS, METRIC_TITLES, METRICS
 
@@ -34,21 +35,12 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]], str]  # its head, its rows
 _TITLES = {**METRIC_TITLES, "nll": "nll a token"}
 
 
-def compare_sizes(
-    cells: Sequence[Mapping], baseline: str, samples: Mapping[str, Mapping[str, np.ndarray]], level: float = LEVEL
-) -> Iterator[dict]:
-    """Yield the tests of scaling.json, by size, metric and model.
-
-    `samples` has of each metric and cell the score of all sentences, and then of each sample of one bootstrap, [1 + samples].
-    """
-    for fraction in sorted({cell["fraction"] for cell in cells}):
-        here = [cell for cell in cells if cell["fraction"] == fraction]
-        pairs = fmean(cell["pairs"] for cell in here)
-        for metric, of_cells in samples.items():
-            found = {
-                model: np.stack([of_cells[cell["cell"]] for cell in here if cell["model"] == model])  # [seeds, 1 + samples]
-                for model in dict.fromkeys(cell["model"] for cell in here)
-            }
+def compare_sizes(table: Results, baseline: str, level: float = LEVEL) -> Iterator[dict]:
+    """Yield the tests of scaling.json, by size, metric and model, from the SAMPLED scores."""
+    for fraction, here in sorted(table.by("size").items()):
+        pairs = fmean(row.value for row in here.where(metric="pairs"))
+        for metric, of_metric in here.where(split=SAMPLED).by("metric").items():
+            found = {model: np.stack([row.value for row in rows]) for model, rows in of_metric.by("system").items()}
             if baseline not in found:
                 continue
             means = {model: scores[:, 1:].mean(0) for model, scores in found.items()}

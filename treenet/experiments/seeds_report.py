@@ -21,6 +21,7 @@ from treenet.evaluation.significance import (
     summarize,
 )
 from treenet.experiments.records import Record, find_confounded, find_unlike, numbers
+from treenet.experiments.results import Results
 from treenet.experiments.seeds import MEASURES, SCORED, Measures, Numbers, SeedGridConfig, seed_work
 from treenet.experiments.study import (
     UNLEARNED,
@@ -59,20 +60,22 @@ def build_report(task: str, grid: SeedGridConfig, records: Sequence[Record]) -> 
     measures = MEASURES[task]
     cells = [_read_cell(record, measures) for record in records]
     examples = {record["cell"]: {name: numbers(record, name, most=10**9) for name in record["sentences"]} for record in records}
-    systems = list(dict.fromkeys([*grid.systems, *(cell["system"] for cell in cells)]))
-    rows = [_summarize_system(system, cells, grid.baseline, examples, measures) for system in systems]
+    table = Results.of(cells, "system")
+    base, of_system = table.where(system=grid.baseline), table.by("system")
+    systems = [system for system in dict.fromkeys([*grid.systems, *of_system]) if system in of_system]
+    rows = [_summarize_system(of_system[system], base, examples, measures) for system in systems]
     for measure in measures.tested():
         tested = [row for row in rows if measure in row.get("tests", {})]
         for row, test in zip(tested, correct_family([row["tests"][measure] for row in tested], SYSTEMS), strict=True):
             row["tests"][measure] = asdict(test)
-    names = {(cell["system"], cell["seed"]): cell["cell"] for cell in cells}
-    baselines = {seed: name for (system, seed), name in names.items() if system == grid.baseline}
-    pairs = [(name, baselines[seed]) for (_, seed), name in names.items() if baselines.get(seed, name) != name]
+    baselines = base.by_seed("cell")
+    compared = (row for row in table.where(metric="cell") if row.system != grid.baseline and row.seed in baselines)
+    pairs = [(row.value, baselines[row.seed]) for row in compared]
     return {
         "task": task,
         "baseline": grid.baseline,
         "cells": cells,
-        "systems": [row for row in rows if row["seeds"]],
+        "systems": rows,
         "unlike": find_unlike(records, pairs),
         "confounded": find_confounded(records, pairs, "system"),
     }
@@ -112,24 +115,19 @@ def _read_cell(record: Record, measures: Measures) -> dict:
     }
 
 
-def _summarize_system(
-    system: str, cells: Sequence[dict], baseline: str, examples: Mapping[str, Numbers], measures: Measures
-) -> dict:
-    """Build a row of the table, with tests that are not corrected yet."""
-    own, base = ({c["seed"]: c for c in cells if c["system"] == name} for name in (system, baseline))
-    row: dict = {"system": system, "seeds": sorted(own)}
+def _summarize_system(own: Results, base: Results, examples: Mapping[str, Numbers], measures: Measures) -> dict:
+    """Build the row of a system, with tests that are not corrected yet."""
+    row: dict = {"system": own[0].system, "seeds": list(own.by_seed("cell"))}
     for entry, name in measures.columns:
-        values = [own[seed][f"{entry}.{name}"] for seed in sorted(own) if f"{entry}.{name}" in own[seed]]
-        if values:
+        if values := [*own.by_seed(name, entry).values()]:
             row[f"{entry}.{name}"] = summarize(values) | {"deviation": stdev(values) if len(values) > 1 else None}
-    if own:
-        row["parameters"] = next(iter(own.values()))["parameters"]
-        row["seconds"] = fmean(cell["seconds"] for cell in own.values())
-    shared = sorted(own.keys() & base.keys())
-    if system != baseline and shared and f"test.{measures.headline}" in row:
-        sides = [[cells_of[seed]["cell"] for seed in shared] for cells_of in (base, own)]
+    row["parameters"] = own.where(metric="parameters")[0].value
+    row["seconds"] = fmean(own.by_seed("seconds").values())
+    pairs = base.paired(own, "cell")
+    if own != base and pairs and f"test.{measures.headline}" in row:
+        sides = list(zip(*pairs, strict=True))
         row["tests"] = {measure: _compare(*sides, examples, result, measures) for measure, result in measures.tested().items()}
-        row |= unlearned_in([*own.values(), *base.values()])
+        row |= unlearned_in(Results(own + base))
     return row
 
 
@@ -188,24 +186,18 @@ def format_table(report: dict) -> str:
     if not rows:
         return "no cell is done yet"
     shown = shown_columns(report)
-    width = max(len("system"), *(len(row["system"]) for row in rows))
-    begins = [("system", "seeds"), *((row["system"], len(row["seeds"])) for row in rows)]
-    columns = [[f"{system:{width}} {seeds:>5}" for system, seeds in begins]]
-    for key, title in shown.items():
-        cells = [title, *(measures.show_mean(row[key]) if key in row else "" for row in rows)]
-        column = max(11 + 2 * measures.digits, 2 + max(map(len, cells)))
-        columns.append([f"{cell:>{column}}" for cell in cells])
-    head, *starts = map("".join, zip(*columns, strict=True))
-    lines = [f"{head}{'- ' + report['baseline']:>20}{'95 %':>20}{'seen':>8}{'p':>9}{'p, Holm':>10}{'minutes':>9}"]
-    for row, line in zip(rows, starts, strict=True):
-        if test := headline_test(row, measures):
-            p_value, holm = show_p_values(test)
-            line += f"{measures.show(test.difference, '+'):>20}{measures.show_interval(test.interval):>20}"
-            line += f"{measures.show_seen(test):>8}{p_value:>9}{holm:>10}"
-        else:
-            line += " " * 67
-        lines.append(line + f"{row['seconds'] / 60:9.1f}")
-    return "\n".join([*lines, *say_unlearned_cells(report), *explain(report)])
+    lines = [("system", "seeds", *shown.values(), f"- {report['baseline']}", "95 %", "seen", "p", "p, Holm", "minutes")]
+    for row in rows:
+        means = [measures.show_mean(row[key]) if key in row else "" for key in shown]
+        test, inference = headline_test(row, measures), ("",) * 5
+        if test:
+            difference, interval = measures.show(test.difference, "+"), measures.show_interval(test.interval)
+            inference = (difference, interval, measures.show_seen(test), *show_p_values(test))
+        lines.append((row["system"], str(len(row["seeds"])), *means, *inference, f"{row['seconds'] / 60:.1f}"))
+    first, _, *scores = (max(map(len, column)) for column in list(zip(*lines, strict=True))[: 2 + len(shown)])
+    widths = "".join(f"{{:>{max(11 + 2 * measures.digits, 2 + width)}}}" for width in scores)
+    layout = f"{{:{first}}} {{:>5}}{widths}{{:>20}}{{:>20}}{{:>8}}{{:>9}}{{:>10}}{{:>9}}"
+    return "\n".join([*(layout.format(*line) for line in lines), *say_unlearned_cells(report), *explain(report)])
 
 
 def draw(report: dict) -> "Figure":

@@ -14,6 +14,7 @@ from treenet.evaluation.significance import EXPLORATORY, SeedTest
 from treenet.experiments.grid import CellWork, run_cells_here, run_cells_in_processes
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
 from treenet.experiments.records import Record, Recording, describe_unlike
+from treenet.experiments.results import Results
 from treenet.experiments.study_grid import StudyConfig, study_cells
 from treenet.jobs.dry_run import disk_of_run, show_size
 from treenet.jobs.train_job import check_model
@@ -90,9 +91,9 @@ def note_unlearned(scores: Mapping) -> dict[str, str]:
     return {UNLEARNED: why} if (why := why_unlearned(scores)) else {}
 
 
-def unlearned_in(cells: Iterable[Mapping]) -> dict[str, bool]:
-    """Return the mark of a comparison of these cells in a report; nothing if all of them learned something."""
-    return {UNLEARNED: True} if any(UNLEARNED in cell for cell in cells) else {}
+def unlearned_in(rows: Results) -> dict[str, bool]:
+    """Return the mark of a comparison of the cells of these rows in a report; nothing if all of them learned something."""
+    return {UNLEARNED: True} if rows.where(metric=UNLEARNED) else {}
 
 
 def say_unlearned_cells(report: Mapping) -> list[str]:
