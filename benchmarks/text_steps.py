@@ -63,7 +63,7 @@ class OnRay:
         self.steps.clear()
 
     def __call__(self, worker: type, arguments: dict, jobs: Sequence[dict]) -> Iterator[tuple[int, object]]:
-        from treeproc.stages.ray_job import run_jobs
+        from treeproc.stages.ray_job import run_on_ray
 
         if not jobs:
             return
@@ -72,7 +72,7 @@ class OnRay:
         began, cpu = time.monotonic(), time.process_time()
         options = {"folder": self._folder, "in_tasks": True, "count_usage": lambda usage: step.tasks_s.append(usage["cpu_s"])}
         try:
-            yield from run_jobs(worker, arguments, jobs, **options)
+            yield from run_on_ray(worker, arguments, jobs, **options)
         finally:  # the stage may not ask again after the last result
             step.seconds, step.driver_s = time.monotonic() - began, time.process_time() - cpu
 

@@ -64,7 +64,7 @@ def preprocessing(folder: Path) -> dict:
     for kind in ("actors", "tasks"):
         with NodeCount() as nodes:
             jobs = [{"number": number} for number in range(24)]
-            results = sorted(result for _, result in ray_job.run_jobs(Slow, {}, jobs, folder=folder, in_tasks=kind == "tasks"))
+            results = sorted(result for _, result in ray_job.run_on_ray(Slow, {}, jobs, folder=folder, in_tasks=kind == "tasks"))
             nodes.wait_for(0, 400)
         found[kind] = {"results": results, "nodes": nodes.seen}
     return found

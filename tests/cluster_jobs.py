@@ -51,7 +51,7 @@ def run(folder: Path, **arguments) -> dict:
     notes.mkdir(exist_ok=True)
     try:
         jobs = [{"number": number} for number in range(8)]
-        records = list(ray_job.run_shards(Worker, {"notes": notes, **arguments}, jobs, folder=folder))
+        records = [record for _, record in ray_job.run_on_ray(Worker, {"notes": notes, **arguments}, jobs, folder=folder)]
     except UserError as error:
         return {"error": str(error), "started": len(list(notes.glob("started-*")))}
     return {
@@ -144,7 +144,7 @@ def tasks(folder: Path) -> dict:
     for step in ("first", "second"):
         (notes := folder / step).mkdir()
         jobs = [{"number": number} for number in range(8)]
-        results = ray_job.run_jobs(
+        results = ray_job.run_on_ray(
             Worker, {"notes": notes, "dies": signal.SIGKILL * (step == "first")}, jobs, folder=folder, in_tasks=True
         )
         numbers = sorted(record.index for _, record in results)

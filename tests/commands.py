@@ -72,11 +72,11 @@ def tasks_here(patch: pytest.MonkeyPatch) -> list[str]:
 
     names = []
 
-    def run_jobs(worker, arguments, jobs, **options):
+    def run_on_ray(worker, arguments, jobs, **options):
         names.append(worker.__name__)
         return run_jobs_here(worker, arguments, jobs)
 
-    patch.setattr(ray_job, "run_jobs", run_jobs)
+    patch.setattr(ray_job, "run_on_ray", run_on_ray)
     patch.setattr(ray_job, "all_nodes_see", lambda inputs: True)
     return names
 

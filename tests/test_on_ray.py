@@ -172,7 +172,7 @@ def test_a_result_keeps_the_number_of_its_job_in_whatever_order_it_comes(tmp_pat
     in_tasks = ray_job._map_in_tasks
     monkeypatch.setattr(ray_job, "_map_in_tasks", lambda source, given: LastFirst(in_tasks(source, given).iter_rows()))
     jobs = [{"value": value} for value in range(7, 11)]
-    assert list(ray_job.run_jobs(Double, {}, jobs, folder=tmp_path, in_tasks=True)) == [(3, 20), (2, 18), (1, 16), (0, 14)]
+    assert list(ray_job.run_on_ray(Double, {}, jobs, folder=tmp_path, in_tasks=True)) == [(3, 20), (2, 18), (1, 16), (0, 14)]
 
 
 def test_inputs_that_did_not_change_are_not_read_again(inputs, tmp_path, monkeypatch):
@@ -259,7 +259,7 @@ def test_no_ray_worker_runs_the_pickles_of_a_shard(tmp_path, one_core_of_ray, mo
     jobs = [{"text": text, "parsed": first_record(data / "parsed"), "fingerprint": "x"}]
     arguments = {"data": data, "tree": TreeConfig(tree_source="balanced"), "base": None}
     with pytest.raises(UserError) as error:
-        list(ray_job.run_shards(EncodeShard, arguments, jobs, folder=data / "encoded"))
+        list(ray_job.run_on_ray(EncodeShard, arguments, jobs, folder=data / "encoded"))
     message = "column parse_status must be string, but is the extension type ray.data.arrow_pickled_object"
     one_line(error.value, parsed.name, message)
     with monkeypatch.context() as patch, pytest.raises(UserError, match="column parse_status must be string"):

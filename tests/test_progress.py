@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from waiting import wait_for
 
+from treeproc.common import messages
 from treeproc.common.messages import Progress, Rate, format_seconds, phase
-from treeproc.stages.run_jobs import StageWork, _run_here
+from treeproc.common.provenance import Recorder
+from treeproc.shards.store import ShardRecord
+from treeproc.stages.run_jobs import StageWork, make_shards
 
 pytestmark = pytest.mark.slow
 
@@ -141,21 +144,24 @@ def test_the_bar_on_a_terminal_has_the_same_rate_and_names_the_phase():
     assert "100/1000" in last and "00:18" in last and "50.00rows/s" in last and "all well" in last and "Ray" not in last
 
 
-def test_a_log_says_that_the_first_shard_is_under_way():
+def test_a_log_says_that_the_first_shard_is_under_way(tmp_path):
     """A shard may take minutes, and the count moves only when one ends."""
-    stream, seen = io.StringIO(), []
+    seen, folder = [], tmp_path / "parsed"
+    folder.mkdir()
 
     class Worker:
         def __init__(self):
-            seen.append(progress.line())
+            seen.append(messages._shown[-1].line())
 
-        def __call__(self, number):
-            seen.append(progress.line())
-            return number
+        def __call__(self, shard):
+            seen.append(messages._shown[-1].line())
+            return shard
 
-    work, jobs = StageWork("parse", "loading the parser", Worker, {}), [{"number": number} for number in (1, 2)]
-    with Progress("parse", 3152, unit="examples", stream=stream) as progress:
-        assert list(_run_here(work, jobs, progress, "of 2,000 examples")) == [1, 2]
-    assert [line.split("elapsed 0:00")[1] for line in seen] == [
-        ", loading the parser", ", in the first shard, of 2,000 examples", ""
-    ]  # fmt: skip
+    shards = [ShardRecord(f"train-{number}.arrow", "train", number, rows, 0, "", "") for number, rows in enumerate((2000, 1152))]
+    work, jobs = StageWork("parse", "loading the parser", Worker, {}), [{"shard": shard} for shard in shards]
+    record = Recorder(tmp_path, "test")
+    assert list(make_shards(work, folder, shards, ["", ""], jobs, in_this_process=True, record=record)) == shards
+    loading, first, second = seen
+    assert "0/3,152" in loading and loading.endswith(", loading the parser")
+    assert "0/3,152" in first and first.endswith(", in the first shard, of 2,000 examples")
+    assert "2,000/3,152" in second and "first shard" not in second

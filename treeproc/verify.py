@@ -18,11 +18,11 @@ from treeproc.common.messages import Progress
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath, as_path
 from treeproc.inspection.checks import Problem, StageFindings
-from treeproc.inspection.shard_verifier import STAGES, file_problem, run_here, run_in_processes, run_on_ray, schema_facts
+from treeproc.inspection.shard_verifier import STAGES, ShardVerifier, file_problem, schema_facts
 from treeproc.shards.lengths import SIZE_COUNTS
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import Index, read_index, stage_folder
-from treeproc.stages.run_jobs import Jobs
+from treeproc.stages.run_jobs import Jobs, run_here
 from treeproc.subwords import LabelVocab, load_pieces
 
 # Processes cost a second or two.
@@ -88,11 +88,12 @@ def _verify_shards(
     names = list(dict.fromkeys(name for stage in stages.values() for name in stage.places))
     jobs, processes = Jobs(names, partial(_job, stages=stages)), len(os.sched_getaffinity(0))
     if on_ray is not None:
-        results = run_on_ray(arguments, jobs, on_ray)
-    elif sum(stage.rows for stage in stages.values()) > _FEW_ROWS and processes > 1:
-        results = run_in_processes(arguments, jobs, processes)
+        from treeproc.stages.ray_job import run_on_ray  # whoever needs no Ray does not load it
+
+        results = run_on_ray(ShardVerifier, arguments, jobs, folder=on_ray)
     else:
-        results = run_here(arguments, jobs)
+        many = sum(stage.rows for stage in stages.values()) > _FEW_ROWS
+        results = run_here(ShardVerifier, arguments, jobs, processes if many else 1, "verified shards")
     problems = 0
     for number, result in results:
         counts = [stages[name].add(names[number], facts) for name, facts in result.items()]

@@ -9,7 +9,6 @@ import numpy as np
 from treeproc.common.cache import DamagedObject, local_copy
 from treeproc.common.errors import UserError
 from treeproc.common.files import file_sha256, file_size
-from treeproc.common.processes import map_in_processes
 from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.inspection.checks import arc_problems, encoded_problems, id_problems, parsed_problems
 from treeproc.parsers.config import is_fallback
@@ -201,33 +200,3 @@ def _side_problems(row: dict, line: str | None) -> Iterator[str]:
         governors = np.asarray(row["arcs"]["governor"])
         problems = arc_problems(np.array([0, len(governors)]), governors, np.array([len(words["text"])]))
         yield from (what for _, what in problems)
-
-
-_verifier: ShardVerifier  # of a process of the pool
-
-
-def run_here(arguments: dict, jobs: Sequence[dict]) -> Iterator[tuple[int, dict]]:
-    """Return (number of the job, result of the verifier), one after the other."""
-    verifier = ShardVerifier(**arguments)
-    return ((number, verifier(**job)) for number, job in enumerate(jobs))
-
-
-def run_in_processes(arguments: dict, jobs: Sequence[dict], processes: int) -> Iterator[tuple[int, dict]]:
-    """Yield as `run_here` does. Raises UserError if a process dies."""
-    return enumerate(map_in_processes(_run, jobs, processes, "verified shards", _begin, (arguments,)))
-
-
-def run_on_ray(arguments: dict, jobs: Sequence[dict], folder: AnyPath) -> Iterator[tuple[int, dict]]:
-    """Yield as `run_here` does, in any order. Raises UserError if a node does not see `folder`."""
-    from treeproc.stages.ray_job import run_jobs  # whoever needs no Ray does not load it
-
-    return run_jobs(ShardVerifier, arguments, jobs, folder=folder)
-
-
-def _begin(arguments: dict) -> None:
-    global _verifier
-    _verifier = ShardVerifier(**arguments)
-
-
-def _run(job: dict) -> dict:
-    return _verifier(**job)

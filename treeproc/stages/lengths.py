@@ -21,7 +21,7 @@ from treeproc.shards.lengths import LENGTHS, SIZE_COUNTS, SizeCounts
 from treeproc.shards.schema import LENGTHS_SCHEMA, SIZE_COUNTS_SCHEMA, WINDOW_ROWS
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import Index, ShardRecord, fingerprint_of
-from treeproc.stages.run_jobs import Jobs, Run, grouped, in_number_order
+from treeproc.stages.run_jobs import Jobs, Run, grouped, in_number_order, run_here
 
 _SIZES = ("leaves", "nodes", "tgt_pieces")
 # Rows of a task: a second of work, where Ray's driver takes 20 ms a task. Its files have 29 bytes a row.
@@ -30,9 +30,9 @@ _SCHEMAS = {LENGTHS: LENGTHS_SCHEMA, SIZE_COUNTS: SIZE_COUNTS_SCHEMA}
 
 
 def write_lengths(
-    folder: AnyPath, records: Sequence[ShardRecord], window_rows: int = WINDOW_ROWS, run: Run | None = None
+    folder: AnyPath, records: Sequence[ShardRecord], window_rows: int = WINDOW_ROWS, run: Run = run_here
 ) -> list[str]:
-    """Write `lengths.arrow` of an encoded stage, a record batch per shard; returns its name. `run` runs tasks that make them.
+    """Write `lengths.arrow` of an encoded stage, a record batch per shard; returns its name. `run` may run tasks that make them.
 
     With more than `window_rows` rows, also `size_counts.arrow`. With fewer rows, its readers count in the lengths.
     """
@@ -41,7 +41,7 @@ def write_lengths(
     with ExitStack() as stack:
         files = [stack.enter_context(atomic_output(folder / name)) for name in names]
         writers = [stack.enter_context(pa.ipc.new_file(file, _SCHEMAS[name])) for file, name in zip(files, names, strict=True)]
-        for batches in map(measure.batches, records) if run is None else _from_tasks(measure, records, run):
+        for batches in map(measure.batches, records) if run is run_here else _from_tasks(measure, records, run):
             for writer, batch in zip(writers, batches, strict=True):
                 writer.write_batch(batch)
     return names

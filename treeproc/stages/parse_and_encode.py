@@ -33,7 +33,7 @@ from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
 from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.job_report import DROPPED, dropped, has_files, say_unread_names, write_dropped, write_fallbacks
 from treeproc.stages.lengths import kept_lengths, write_lengths
-from treeproc.stages.run_jobs import Jobs, StageWork, make_shards, previous_index, ray_runner, run_here
+from treeproc.stages.run_jobs import Jobs, StageWork, choose_run, make_shards, previous_index
 from treeproc.stages.shuffle import OTHER_SHAPES, ROWS_OF_SHAPES, donor_windows
 from treeproc.stages.vocabulary import sampled_rows, write_vocabulary
 from treeproc.subwords import LabelVocab, load_pieces
@@ -252,7 +252,7 @@ class ParseAndEncode:
         train = [i for i, record in enumerate(text) if record.split == "train"]
         lines = text.take(train)
         on_ray = config.workers != 0 and sampled_rows(lines, config.subwords, has_both_sides) >= LEAST_SAMPLE
-        run = ray_runner(self.out / "encoded", self.record) if on_ray else run_here
+        run = choose_run(on_ray, self.out / "encoded", self.record)
         split = lines, parsed.take(train), config.subwords, config.tree, self.base, run
         if config.vocab_from is None or config.new_pieces is None:
             return write_vocabulary(self.out, *split, config.tags())
@@ -314,12 +314,11 @@ def measure_rows(
     index = previous_index(folder, "files")
     files = kept_lengths(folder, index, records) if index is not None else {}
     found = index.get("num_classes") if index is not None and files and config.vocab_from is None else None
-    few = config.workers == 0 or sum(shard.rows for shard in records) < LEAST_ROWS
-    run = None if few else ray_runner(folder, record)
+    run = choose_run(config.workers != 0 and sum(shard.rows for shard in records) >= LEAST_ROWS, folder, record)
     with phase("measuring all rows"):
         files = files or {name: file_sha256(folder / name) for name in write_lengths(folder, records, run=run)}
         if labelled and found is None:
-            found = count_classes(folder, records, run or run_here)
+            found = count_classes(folder, records, run)
     if not labelled or found is None:
         return files, {}
     names = config.classes()

@@ -175,7 +175,7 @@ def actor_pool(gpus_per_actor: float) -> int:
     return max(least, sum(int(node.get("CPU", 0)) for node in nodes))
 
 
-def run_jobs(
+def run_on_ray(
     worker_class: type,
     arguments: dict,
     jobs: Sequence[dict],
@@ -243,8 +243,3 @@ def _map_in_actors(source: ray.data.Dataset, given: tuple, jobs: int, gpus: floa
         num_cpus=1.0,
         num_gpus=gpus,
     )
-
-
-def run_shards(worker_class: type, arguments: dict, jobs: Sequence[dict], **options: Any) -> Iterator[ShardRecord]:
-    """Yield the record of every job as its shard lands, in any order; for the rest, see `run_jobs`."""
-    return (record for _, record in run_jobs(worker_class, arguments, jobs, **options))

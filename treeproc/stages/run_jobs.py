@@ -5,12 +5,15 @@ Ray's driver takes some milliseconds a job, however small it is. So small pieces
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, overload
 
 from treeproc.common.cache import HashFiles, hash_here, sha256_of
 from treeproc.common.files import read_json
 from treeproc.common.messages import Progress, phase
+from treeproc.common.processes import map_in_processes
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -47,14 +50,39 @@ class Jobs(Sequence[dict]):
 
 
 # Yields the number of every job and what the worker returned, in any order.
-Run = Callable[[type, dict, Sequence[dict]], Iterator[tuple[int, Any]]]
+Run = Callable[[Callable[..., Any], dict, Sequence[dict]], Iterator[tuple[int, Any]]]
 
 
-def run_here(worker: type, arguments: dict, jobs: Sequence[dict]) -> Iterator[tuple[int, Any]]:
-    """Run the jobs in this process, one after the other."""
-    if jobs:
+def run_here(
+    worker: Callable[..., Any], arguments: dict, jobs: Sequence[dict], processes: int = 1, label: str = "jobs"
+) -> Iterator[tuple[int, Any]]:
+    """Run the jobs in this process, one after the other, or in several. Raises UserError with the `label` if one of them dies."""
+    if processes > 1:
+        yield from enumerate(map_in_processes(_run_job, jobs, processes, label, _build_worker, (worker, arguments)))
+    elif jobs:
         built = worker(**arguments)
         yield from ((number, built(**job)) for number, job in enumerate(jobs))
+
+
+_worker: Callable[..., Any]  # of a process of several
+
+
+def _build_worker(worker: Callable[..., Any], arguments: dict) -> None:
+    global _worker
+    _worker = worker(**arguments)
+
+
+def _run_job(job: dict) -> Any:
+    return _worker(**job)
+
+
+def choose_run(on_ray: bool, folder: AnyPath, record: Recorder) -> Run:
+    """Return what runs jobs here, or in Ray's tasks, which `record` counts. Every node must see `folder`."""
+    if not on_ray:
+        return run_here
+    from treeproc.stages.ray_job import run_on_ray  # a job without Ray must not load it
+
+    return partial(run_on_ray, folder=folder, in_tasks=True, count_usage=record.session.add_worker)
 
 
 def grouped(items: Sequence[tuple[int, Item]], size: int | None = None) -> list[list[Item]]:
@@ -88,10 +116,10 @@ _FILES_AT_ONCE = 4
 
 
 def hasher(run: Run) -> HashFiles:
-    """Return what hashes many bytes by jobs that `run` runs, and few by threads of this process."""
+    """Return what hashes many bytes by jobs that `run` runs, if not here, and few by threads of this process."""
 
     def hash_files(folder: AnyPath, sizes: Mapping[str, int]) -> Iterable[str | None]:
-        if sum(sizes.values()) < LEAST_BYTES:
+        if run is run_here or sum(sizes.values()) < LEAST_BYTES:
             return hash_here(folder, sizes)
         groups = grouped([(size, name) for name, size in sizes.items()], JOB_BYTES)
         results = run(HashNames, {"folder": folder}, Jobs(groups, lambda names: {"names": names}))
@@ -138,7 +166,7 @@ def make_shards(
     """
     names = [shard.name for shard in text]
     with phase("looking for finished shards"):
-        found = finished_shards(folder, names, fingerprints, hash_here if in_this_process else hasher(ray_runner(folder, record)))
+        found = finished_shards(folder, names, fingerprints, hasher(choose_run(not in_this_process, folder, record)))
     missing, before = found.missing(), found.present()
     if before:
         logger.info("%s: %d of %d shards are finished already", work.label, len(before), len(text))
@@ -147,15 +175,34 @@ def make_shards(
         todo, places = Jobs(missing, jobs.__getitem__), {names[place]: place for place in missing}
         total, left = sum(shard.rows for shard in text), sum(text[place].rows for place in missing)
         failed = sum(fallbacks(shard.counts) for shard in before)
-        with Progress(work.label, total, unit="examples", initial=total - left) as progress:
-            first = f"of {text[missing[0]].rows:,} examples"
+        with Progress(work.label, total, unit="examples", initial=total - left) as progress, ExitStack() as first_shard:
+            first = f"of {text[missing[0]].rows:,} examples"  # the count does not move for minutes
+
+            def build(**arguments: Any) -> Any:
+                with phase(work.loading):
+                    worker = work.worker(**arguments)
+                progress.began()
+                first_shard.enter_context(phase(f"in the first shard, {first}"))
+                return worker
+
+            def count_usage(usage: dict) -> None:
+                if progress.phase:
+                    progress.show_phase("")
+                    progress.began(seconds_ago=usage["seconds"])
+                record.session.add_worker(usage)
+
             if in_this_process:
-                run = _run_here(work, todo, progress, first)
+                run = run_here(build, work.arguments, todo)
             else:
+                from treeproc.stages.ray_job import run_on_ray  # a job without Ray must not load it
+
+                progress.show_phase(f"starting actors, {work.loading}, then in the first shards, {first} each")
                 texts = (work.arguments.get("base") or work.arguments["data"]) / "text"
                 describe = lambda number: _describe_shard(texts, text[missing[number]])  # noqa: E731
-                run = _run_on_ray(work, todo, folder, progress, record, first, describe)
-            for number, shard in enumerate(run, start=1):
+                options = {"gpus_per_actor": work.gpus_per_actor, "count_usage": count_usage, "describe": describe}
+                run = run_on_ray(work.worker, work.arguments, todo, folder=folder, **options)
+            for number, (_, shard) in enumerate(run, start=1):
+                first_shard.close()
                 place = places[shard.name]
                 found.put(place, shard)
                 failed += fallbacks(shard.counts)
@@ -165,55 +212,11 @@ def make_shards(
     return found.present()
 
 
-def _run_here(work: StageWork, jobs: Sequence[dict], progress: Progress, first: str) -> Iterator[ShardRecord]:
-    with phase(work.loading):
-        worker = work.worker(**work.arguments)
-    progress.began()
-    done = (worker(**job) for job in jobs)
-    with phase(f"in the first shard, {first}"):  # the count does not move for minutes
-        record = next(done)
-    yield record
-    yield from done
-
-
-def _run_on_ray(
-    work: StageWork,
-    jobs: Sequence[dict],
-    folder: AnyPath,
-    progress: Progress,
-    record: Recorder,
-    first: str,
-    describe: Callable[[int], str],
-) -> Iterator[ShardRecord]:
-    from treeproc.stages import ray_job  # a job without Ray must not load it
-
-    def count_usage(usage: dict) -> None:
-        if progress.phase:  # the first shard
-            progress.show_phase("")
-            progress.began(seconds_ago=usage["seconds"])
-        record.session.add_worker(usage)
-
-    progress.show_phase(f"starting actors, {work.loading}, then in the first shards, {first} each")
-    options = {"gpus_per_actor": work.gpus_per_actor, "count_usage": count_usage, "describe": describe}
-    yield from ray_job.run_shards(work.worker, work.arguments, jobs, folder=folder, **options)
-
-
 def _describe_shard(texts: AnyPath, shard: ShardRecord) -> str:
     """Return the name of a shard, and its longest line."""
     lines = ((len(row.get(side) or ""), row["example_id"]) for row in Shard(texts, shard).rows() for side in ("source", "target"))
     characters, example = max(lines)
     return f"{shard.name} (its longest line has {characters:,} characters, in example {example:,})"
-
-
-def ray_runner(folder: AnyPath, record: Recorder) -> Run:
-    """Return what runs jobs in Ray's tasks, which `record` counts; every node must see `folder`. Processes stay between calls."""
-
-    def run(worker: type, arguments: dict, jobs: Sequence[dict]) -> Iterator[tuple[int, Any]]:
-        from treeproc.stages import ray_job  # a job without Ray must not load it
-
-        return ray_job.run_jobs(worker, arguments, jobs, folder=folder, in_tasks=True, count_usage=record.session.add_worker)
-
-    return run
 
 
 def previous_index(folder: AnyPath, key: str) -> Index | None:

@@ -6,7 +6,6 @@ from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from treeproc.common.cache import hash_here
 from treeproc.common.files import atomic_write, file_sha256, json_bytes, remove_leftovers
 from treeproc.common.messages import Progress
 from treeproc.common.provenance import Recorder
@@ -19,7 +18,7 @@ from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.cut_inputs import bytes_that_can_be_cut
 from treeproc.stages.inputs import InputCounts, changed_just_now, input_stamp, read_cached_counts, write_cached_counts
 from treeproc.stages.job_report import DROPPED, dropped, has_files, line_list, reasons, say_notices, say_unlearned_classes
-from treeproc.stages.run_jobs import hasher, previous_index, ray_runner
+from treeproc.stages.run_jobs import choose_run, hasher, previous_index
 from treeproc.stages.text_work import TextWork, remove_work
 
 logger = logging.getLogger(__name__)
@@ -120,7 +119,7 @@ class TextStage:
     def _made_work(self) -> TextWork:
         """Return what reads and writes: on Ray, whose processes `record` counts, or in this process."""
         if self._work is None:
-            config, tasks = self.config, partial(ray_runner, record=self.record) if can_run_on_ray(self.config) else None
+            config, tasks = self.config, partial(choose_run, True, record=self.record) if can_run_on_ray(self.config) else None
             self._work = TextWork(self.out, config.inputs(), config.filters, config.notices().wanted, tasks, config.tags())
         return self._work
 
@@ -160,8 +159,7 @@ class TextStage:
         records = PackedRecords(index.records())
         if index["inputs"] != lines or not has_files(folder, index):
             return None
-        on_ray = self.config.workers != 0
-        hash_files = hasher(ray_runner(folder, self.record)) if on_ray else hash_here
+        hash_files = hasher(choose_run(self.config.workers != 0, folder, self.record))
         names = [record.name for record in records]
         if finished_shards(folder, names, [fingerprint] * len(names), hash_files).missing():
             return None
