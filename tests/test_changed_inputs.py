@@ -5,6 +5,7 @@ import json
 import pytest
 from folder_store import store  # noqa: F401
 
+from treeproc.common.folder_kinds import DATA_SET, mark_folder
 from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import RemotePath, as_path
@@ -190,12 +191,12 @@ def test_bad_input_removes_no_settings_and_no_record_that_were_there(tmp_path):
     )
     (tmp_path / "short").write_text("one line\n", encoding="utf-8")
     own = tmp_path / "own"
-    own.mkdir()
+    mark_folder(own, DATA_SET)
     own.joinpath("config.yaml").write_text("# notes of the user\n" + dump_settings(bad), encoding="utf-8")
     before = files(own)
     with pytest.raises(UserError, match="has 8 lines, but"):
         preprocess(bad, own)
-    assert files(own) == before and [path.name for path in own.iterdir() if path.name != ".lock"] == ["config.yaml"]
+    assert files(own) == before and {path.name for path in own.iterdir()} - {".lock"} == {".kind", "config.yaml"}
     job(tmp_path, "data")
     again = tmp_path / "again"
     preprocess(

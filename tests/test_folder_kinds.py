@@ -1,7 +1,6 @@
 """No command writes into a folder of another kind, replaces a file that is not ours, or writes over what it reads."""
 
 import hashlib
-import json
 import os
 import shutil
 from pathlib import Path
@@ -22,7 +21,7 @@ from treenet.runs.exported_run import export_run
 from treenet.runs.loading import load_run
 from treeproc.common import folder_kinds as kinds
 from treeproc.common.files import create, locked_entry, remove_leftovers, temporary_beside
-from treeproc.common.folder_kinds import claim_folder, claim_output, kind_of
+from treeproc.common.folder_kinds import claim_folder, claim_output, kind_of, mark_folder
 from treeproc.common.settings import Settings, UserError, dump_settings, load_settings
 from treeproc.common.storage import RemotePath
 from treeproc.extras.parser_training.config import TrainParserConfig
@@ -32,34 +31,23 @@ from treeproc.stages.text_work import remove_work
 
 PARSER = load_settings(TrainParserConfig, CONFIGS / "parser_en.yaml")
 
-# The kind of each folder of `world`. The first of a kind is complete; a killed command or an earlier version left the others.
+# The kind of each folder of `world`. A killed command left the second of a kind.
 FOLDERS = {
     "data": kinds.DATA_SET,
     "data_begun": kinds.DATA_SET,
-    "data_text": kinds.DATA_SET,
     "states": kinds.STATES,
     "run": kinds.RUN,
     "run_begun": kinds.RUN,
-    "run_from_init": kinds.RUN,
-    "run_without_config": kinds.RUN,
     "export": kinds.EXPORT,
     "scaling": kinds.SCALING,
-    "scaling_begun": kinds.SCALING,
     "seeds": kinds.SEEDS,
-    "seeds_begun": kinds.SEEDS,
     "search": kinds.SEARCH,
     "back_translation": kinds.BACK_TRANSLATION,
-    "back_translation_begun": kinds.BACK_TRANSLATION,
     "parser": kinds.PARSER,
-    "parser_begun": kinds.PARSER,
     "demo": kinds.DEMO,
     "report": kinds.REPORT,
-    "report_begun": kinds.REPORT,
-    "report_old": kinds.REPORT,
     "comparison": kinds.COMPARISON,
     "control": kinds.CONTROL,
-    "control_begun": kinds.CONTROL,
-    "encoder": kinds.ENCODER,
 }
 
 
@@ -78,45 +66,35 @@ def world(tmp_path_factory) -> Path:
     """A folder of each kind, and text. Nothing that a test does changes any of them."""
     root = tmp_path_factory.mktemp("kinds")
     data = config(write_vocabulary(root / "data"), preprocessing := PreprocessConfig(splits=sample_splits(), workers=0))
-    config(root / "data_begun", preprocessing)
-    write(root / "data_text" / "text" / "index.json", "{}")
     write(root / "states" / "states.json", '{"encoder_sha256": ""}')
-    write(root / "encoder" / "config.json", '{"model_type": "bert"}')
     write_toy_data(root / "pairs")
     write_labelled(root / "classes", {split: make_rows(9) for split in ("train", "valid", "test")})
     run = write_run(root / "run", data, name="transformer")
     write_run(root / "other", data, name="transformer")
     for name in ("checkpoints/step_00000007/meta.json", "tensorboard/events", "scores.json", "translations.test.txt"):
         write(run / name, "{}")
-    config(root / "run_begun", training := load_settings(TrainConfig, CONFIGS / "sample.yaml", [f"data={data}", "workers=0"]))
-    write(root / "run_from_init" / "initial" / "meta.json")
-    write(root / "run_without_config" / "run.json", "{}")
-    write(root / "run_without_config" / "metrics.jsonl", "{}\n")
+    training = load_settings(TrainConfig, CONFIGS / "sample.yaml", [f"data={data}", "workers=0"])
     export_run(load_run(run), root / "export")
     values = training.model_dump(mode="json")
     for name, settings in {"scaling": ScalingConfig(**values), "seeds": SeedsConfig(**values)}.items():
-        config(root / f"{name}_begun", settings)
         write(config(root / name, settings) / "ledger.json", '{"cells": {}}')
         config(root / name / "cells" / "one", training)
     write(root / "search" / "trials.json", '{"systems": {}}')
     settings = BackTranslateConfig(data=data, text=[root / "text.de"])
-    config(root / "back_translation_begun", settings)
     write(config(root / "back_translation", settings) / "made.json", "{}")
-    config(root / "parser_begun", PARSER)
     write(config(root / "parser", PARSER) / "models" / "pos.pt")
     write(root / "demo" / "report.txt")
     config(root / "demo" / "data", preprocessing)
     config(root / "demo" / "tree_transformer", training)
     write(root / "control" / "control.json", '{"verdict": ""}')
-    write(root / "control_begun" / "data" / "text" / "labels" / "train.mrg")
-    for name, report in {"report": {"figures": ["a.png"], "runs": []}, "report_begun": {"figures": []}, "report_old": {}}.items():
-        write(root / name / "report.json", json.dumps(report))
-    for name in ("report", "report_old"):
-        write(root / name / "index.html")
-        write(root / name / "figures" / "a.png")
+    for name in ("report.json", "index.html", "figures/a.png"):
+        write(root / "report" / name, "{}")
     write(root / "comparison" / "comparison.json", '{"system_origin": ""}')
     for name in ("text.en", "text.de"):
         write(root / name, "ba de\n")
+    inner = {"scaling/cells/one": kinds.RUN, "seeds/cells/one": kinds.RUN, "demo/data": kinds.DATA_SET}
+    for name, kind in (FOLDERS | inner).items():
+        mark_folder(root / name, kind)
     return root
 
 
@@ -280,22 +258,44 @@ def test_files_that_are_not_ours_are_not_replaced(world, tmp_path, name, file):
     write(tmp_path / file, "model: of another program\n")
     before = content(tmp_path)
     line = refusal(script, "--out", tmp_path, *arguments)
-    assert f"{tmp_path / file.partition('/')[0]} is there already, but is not of" in line and "choose another --out" in line
+    assert f"{tmp_path / file.partition('/')[0]} is there already, but no .kind says that it is of" in line
+    assert line.endswith("choose another --out")
     assert content(tmp_path) == before
 
 
-def test_settings_that_a_user_wrote_into_the_folder_are_ours(world, tmp_path):
-    write(tmp_path / "config.yaml", "# mine\nmax_steps: 3\ndata: here\n")
-    claim_folder(tmp_path, kinds.RUN, TrainConfig)
-    with pytest.raises(UserError, match="config.yaml is there already, but is not of a data set"):
-        claim_folder(tmp_path, kinds.DATA_SET, PreprocessConfig)
+@pytest.mark.parametrize("marker", ["", "a folder\n", "\xff" * 1000])
+def test_a_folder_whose_marker_is_damaged_has_none(tmp_path, marker):
+    write(tmp_path / "config.yaml", "max_steps: 3\n")
+    write(tmp_path / kinds.MARKER, marker)
+    assert kind_of(tmp_path) is None
+    with pytest.raises(UserError, match="config.yaml is there already, but no .kind says that it is of a training run"):
+        claim_folder(tmp_path, kinds.RUN)
 
 
-def test_empty_folders_hold_nothing_to_lose(tmp_path):
-    for name in ("text", "checkpoints/step_00000005", "figures"):
-        (tmp_path / name).mkdir(parents=True)
-    for kind in (kinds.DATA_SET, kinds.RUN, kinds.REPORT):
-        claim_folder(tmp_path, kind)
+def test_a_marker_stays(tmp_path):
+    """Also that of a run into which another command writes its comparison."""
+    mark_folder(tmp_path / "new" / "run", kinds.RUN)
+    assert (tmp_path / "new" / "run" / ".kind").read_text() == "a training run\n"
+    mark_folder(tmp_path / "new" / "run", kinds.COMPARISON)
+    assert kind_of(tmp_path / "new" / "run") is kinds.RUN
+    with pytest.raises(UserError, match="^cannot make the folder .*: Not a directory; choose another --out$"):
+        mark_folder(write(tmp_path / "file") / "below", kinds.RUN)
+
+
+def test_data_sets_and_runs_without_a_marker_are_read_and_get_results(world, tmp_path):
+    for name in ("data", "run"):
+        shutil.copytree(world / name, tmp_path / name, ignore=shutil.ignore_patterns(kinds.MARKER))
+    assert read_index(tmp_path / "data" / "encoded") == read_index(world / "data" / "encoded")
+    load_run(tmp_path / "run")
+    claim_folder(tmp_path / "run", kinds.RESULTS)
+    mark_folder(tmp_path / "study", kinds.SCALING)  # whose cells may come from another machine, file by file
+    shutil.copytree(tmp_path / "run", tmp_path / "study" / "cells" / "one")
+    claim_folder(tmp_path / "study" / "cells" / "one", kinds.RUN)
+    with pytest.raises(UserError, match="one/config.yaml is there already"):
+        claim_folder(tmp_path / "study" / "cells" / "one", kinds.COMPARISON)
+    for name, kind in (("data", kinds.DATA_SET), ("run", kinds.RUN), ("run", kinds.COMPARISON)):
+        with pytest.raises(UserError, match=f"{name}/.* is there already, but no .kind .*; choose another --out$"):
+            claim_folder(tmp_path / name, kind)
 
 
 @pytest.mark.parametrize("files", [[], ["notes.txt"], [".lock"], [".lock", "provenance.json", ".work-0123456789abcdef/a"]])
@@ -309,7 +309,7 @@ def test_other_folders_may_be_written_to(tmp_path, files):
 
 
 def test_folders_in_a_store_are_claimed_too(world, tmp_path, store):  # noqa: F811
-    for name in ("data", "data_begun", "run", "run_begun", "run_without_config"):
+    for name in ("data", "data_begun", "run", "run_begun"):
         shutil.copytree(world / name, tmp_path / "store" / "bucket" / name)
     write(tmp_path / "store" / "bucket" / "foreign" / "config.yaml", "model: 5\n")
     before, bucket = content(tmp_path / "store"), RemotePath("s3", "bucket")
@@ -318,9 +318,12 @@ def test_folders_in_a_store_are_claimed_too(world, tmp_path, store):  # noqa: F8
         (bucket / "data_begun", ["train_wmt.py", "--sample"], "is a data set, and"),
         (bucket / "run", ["preprocess.py", "--sample"], "is a training run, and this command would write a data set there"),
         (bucket / "run_begun", ["preprocess.py", "--sample"], "is a training run, and"),
-        (bucket / "run_without_config", ["preprocess.py", "--sample"], "is a training run, and"),
         (bucket / "run" / "checkpoints", ["preprocess.py", "--sample"], "is a place for files of a training run"),
-        (bucket / "foreign", ["train_wmt.py", "--sample"], "config.yaml is there already, but is not of a training run"),
+        (
+            bucket / "foreign",
+            ["train_wmt.py", "--sample"],
+            "config.yaml is there already, but no .kind says that it is of a training run",
+        ),
         (bucket / "data", ["evaluate.py"], "is a data set, and this command would write results of a run there"),
     ):
         more = [f"data={world / 'data'}"] if "train" in arguments[0] else []
@@ -334,6 +337,8 @@ def test_folders_in_a_store_are_claimed_too(world, tmp_path, store):  # noqa: F8
     claim_folder(bucket / "run", kinds.RUN)
     claim_folder(bucket / "new", kinds.RUN)
     assert content(tmp_path / "store") == before
+    mark_folder(bucket / "new", kinds.RUN)
+    assert kind_of(bucket / "new") is kinds.RUN and len(content(tmp_path / "store")) == len(before) + 1
 
 
 @pytest.mark.parametrize("as_what", ["itself", "link", "hard link", "other spelling"])

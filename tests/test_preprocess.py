@@ -19,6 +19,7 @@ from treenet.config import TrainConfig
 from treenet.data.splits import read_references
 from treenet.jobs.train_run import run_training
 from treeproc.common.files import locked
+from treeproc.common.folder_kinds import DATA_SET, mark_folder
 from treeproc.common.provenance import PROVENANCE, read_sessions
 from treeproc.common.settings import UserError, load_settings
 from treeproc.inspect import describe, draw_line
@@ -420,6 +421,7 @@ def test_a_job_without_a_pair_leaves_no_folder(text, tmp_path):
 
 
 def test_an_empty_config_is_named(data, text, tmp_path):
+    mark_folder(tmp_path, DATA_SET)
     (tmp_path / "config.yaml").touch()
     with pytest.raises(UserError, match=r"config.yaml is empty: write the settings"):
         preprocess(config_of(text), tmp_path)

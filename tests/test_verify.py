@@ -26,6 +26,7 @@ from treeproc.inspection import shard_verifier
 from treeproc.inspection.checks import arc_problems, tree_problems
 from treeproc.shards.shard import SplitShards, check_hashes
 from treeproc.shards.store import ShardRecord, read_index, write_index, write_shard
+from treeproc.stages import run_jobs
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.trees.flat_trees import node_depths
 from treeproc.trees.spans import SpanTree, check_tree, parents_and_subtree_ends
@@ -269,7 +270,7 @@ def test_the_last_count_has_the_problems_of_files_that_are_no_shards(job, tmp_pa
 
 def test_a_process_that_is_killed_is_one_line(job, monkeypatch):
     monkeypatch.setattr("treeproc.verify._FEW_ROWS", 0)
-    monkeypatch.setattr(shard_verifier, "_run", kill_this_process)
+    monkeypatch.setattr(run_jobs, "_run_job", kill_this_process)
     with pytest.raises(UserError, match="^the system killed a process that verified shards; free memory"):
         verify(job[1])
 

@@ -15,6 +15,7 @@ from treenet.config import DecodingConfig, ModelConfig, TrainConfig
 from treenet.evaluation.evaluate import evaluate_run
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.jobs.train_run import run_training
+from treeproc.common.folder_kinds import RUN, mark_folder
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.yaml_reader import read_yaml
 from treeproc.inspect import describe
@@ -228,11 +229,12 @@ def test_tokens_for_a_data_set_of_plain_text_are_refused(data):
 
 
 def test_the_folder_of_a_run_is_no_data_set(text, tmp_path):
-    for name, kind in (("run.json", "a training run"), ("export.json", "an export")):
-        (tmp_path / name).write_text('{"files": {}}')
-        (tmp_path / "metrics.jsonl").touch()
-        with pytest.raises(UserError, match=f"is {kind}; give the data set that it was trained on"):
-            PreprocessConfig.model_validate(new_settings(text, tmp_path))
+    mark_folder(tmp_path / "run", RUN)
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "export.json").write_text("{}")
+    for folder, kind in (("run", "a training run"), ("export", "an export")):
+        with pytest.raises(UserError, match=f"{folder} is {kind}; give the data set that it was trained on"):
+            PreprocessConfig.model_validate(new_settings(text, tmp_path / folder))
 
 
 def test_a_changed_copy_of_a_pretrained_tokenizer_is_named_and_made_again(tmp_path):

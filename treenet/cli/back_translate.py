@@ -37,7 +37,7 @@ from treenet.translation.settings import TranslateSettings
 from treeproc.common.command_line import build_arg_parser, command, loading
 from treeproc.common.errors import CommandEnded, quoted
 from treeproc.common.files import atomic_write, file_sha256, locked, remove_leftovers
-from treeproc.common.folder_kinds import BACK_TRANSLATION, claim_folder, is_same_file
+from treeproc.common.folder_kinds import BACK_TRANSLATION, claim_folder, is_same_file, mark_folder
 from treeproc.common.messages import tell, warn
 from treeproc.common.settings import (
     Effect,
@@ -315,8 +315,8 @@ def main(args: argparse.Namespace) -> None:
     paths |= {f"translate.ensemble.{i}": path for i, path in enumerate(config.translate.ensemble)}
     refuse_relative_in_job(paths)
     out = args.out.absolute()
-    claim_folder(out, BACK_TRANSLATION, BackTranslateConfig)
-    out.mkdir(parents=True, exist_ok=True)
+    claim_folder(out, BACK_TRANSLATION)
+    mark_folder(out, BACK_TRANSLATION)
     with locked(out):
         work = BackTranslation(config, out)  # it refuses settings that do not fit, which the user may then correct
         claim(config, out)

@@ -26,7 +26,7 @@ from treenet.experiments.study_grid import add_records_option
 from treeproc.common.command_line import ArgumentParser, build_arg_parser, command, loading
 from treeproc.common.errors import CommandEnded, require
 from treeproc.common.files import atomic_write, json_bytes, read_text
-from treeproc.common.folder_kinds import CONTROL, claim_folder
+from treeproc.common.folder_kinds import CONTROL, claim_folder, mark_folder
 from treeproc.common.settings import load_settings, refuse_relative_in_job
 from treeproc.readers import read_lines
 from treeproc.stages.preprocess import PreprocessConfig, preprocess, sample_splits
@@ -59,6 +59,7 @@ def main(args: argparse.Namespace) -> None:
         from treenet.experiments.study import run_study
 
     systems = systems_of(settings)
+    mark_folder(out, CONTROL)
     print(f"data sets in {out / 'data'}", flush=True)
     corpora = parse_and_reverse(settings, out / "data") if settings.rung == "c" else draw_corpora(settings)
     make_data(systems, corpora, settings, out / "data")

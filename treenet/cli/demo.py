@@ -26,7 +26,7 @@ from treenet.tasks.translation_metrics import MAIN, SECOND
 from treeproc.common.command_line import build_arg_parser, command, loading
 from treeproc.common.errors import PROGRAM, CommandEnded, require
 from treeproc.common.files import atomic_write
-from treeproc.common.folder_kinds import DEMO, claim_folder
+from treeproc.common.folder_kinds import DEMO, claim_folder, mark_folder
 from treeproc.common.messages import tell
 from treeproc.common.settings import Settings, UserError, load_settings
 from treeproc.shards.schema import SPLITS
@@ -156,6 +156,7 @@ def main(args: argparse.Namespace) -> None:
     with loading():
         from treenet.jobs.train_run import STOPPED_BY_SIGTERM
 
+    mark_folder(out, DEMO)
     tell(f"1/4  sentences to trees to shards, in {out / 'data'}")
     overrides = [f"subwords.vocab_size={settings.vocab_size}"] if settings.vocab_size else []
     overrides += ["workers=0"] if settings.workers == 0 else []

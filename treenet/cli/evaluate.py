@@ -47,7 +47,7 @@ from treenet.runs.result_entries import name_data, read_scores
 from treenet.runs.run_folder import checkpoint_names
 from treeproc.common.command_line import ArgumentParser, build_arg_parser, command, loading
 from treeproc.common.files import atomic_write, json_bytes
-from treeproc.common.folder_kinds import COMPARISON, claim_folder
+from treeproc.common.folder_kinds import COMPARISON, claim_folder, mark_folder
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath, RemotePath, as_path
@@ -100,7 +100,7 @@ def run_compare(paths: Sequence[AnyPath], settings: EvaluateSettings, given: "Gi
             found = compare_predictions(baseline, system, settings)
     print(format_comparison(found))
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+        mark_folder(out, COMPARISON)
         atomic_write(out / "comparison.json", json_bytes(found))
         print(f"\n{out / 'comparison.json'}")
 

@@ -19,7 +19,7 @@ from treenet.extras.tuning.trials import Trials, TuningConfig, check_systems, en
 from treeproc.common.command_line import ArgumentParser, build_arg_parser, command, loading
 from treeproc.common.errors import require
 from treeproc.common.files import atomic_write, locked
-from treeproc.common.folder_kinds import CONFIG, SEARCH, claim_folder
+from treeproc.common.folder_kinds import CONFIG, SEARCH, claim_folder, mark_folder
 from treeproc.common.settings import UserError, dump_settings, load_settings, refuse_relative_in_job
 
 SAMPLE = CONFIGS / "tune_sample.yaml"
@@ -47,13 +47,12 @@ def main(args: argparse.Namespace) -> None:
             states = ", ".join(f"{trial.number}: {trial.entry.status}" for trial in trials.trials) or "none yet"
             print(f"{name}: {len(trials.ended())} of {config.tune.trials_of(name)} trials ended ({states})")
         return
-    claim_folder(out, SEARCH, TuningConfig)
+    claim_folder(out, SEARCH)
     with loading():
         from treenet.extras.tuning.ray_trials import run_trials  # here, as below, because it loads Ray and PyTorch
         from treenet.extras.tuning.report import write_tuning
-        from treenet.jobs.train_run import make_run_folder
 
-    make_run_folder(out)
+    mark_folder(out, SEARCH)
     with locked(out):
         systems = {name: Trials(out, config, name) for name in config.tune.systems}
         check_systems(systems)

@@ -18,10 +18,10 @@ from treenet.experiments.grid import CellWork, Follow, describe_unexpected, end_
 from treenet.experiments.ledger import FAILED, INTERRUPTED, Cell, CellResult, Ledger, last_step
 from treenet.jobs.ray_room import ON_HEAD, Room, Rooms, bundles_of, given_to_training, refuse_more_than_there_is
 from treenet.jobs.train_job import on_sigterm
-from treenet.jobs.train_run import make_run_folder
 from treenet.runs.mirror import STOP_FILE
 from treenet.runs.ray_metrics import count_failure
 from treeproc.common.files import atomic_write, locked
+from treeproc.common.folder_kinds import RUN, mark_folder
 from treeproc.common.ray_internals import nodes_called_back
 from treeproc.common.ray_session import start_ray
 from treeproc.common.settings import UserError
@@ -68,7 +68,7 @@ def run_cells_with_ray(cells: Sequence[Cell], work: CellWork, ledger: Ledger, pa
             rooms.want(min(len(waiting), (parallel or len(cells)) - len(running)))
             while room := rooms.take():
                 cell = waiting.popleft()
-                make_run_folder(cell.folder)
+                mark_folder(cell.folder, RUN)
                 ledger.start(cell)
                 running[_start(cell, work, room)] = room, cell
             ready, _ = ray.wait(list(running), timeout=POLL_S) if running else ([], stop.wait(POLL_S * bool(waiting)))

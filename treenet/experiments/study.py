@@ -18,7 +18,7 @@ from treenet.experiments.results import Results
 from treenet.experiments.study_grid import StudyConfig, study_cells
 from treenet.jobs.dry_run import disk_of_run, show_size
 from treenet.jobs.train_job import check_model
-from treenet.jobs.train_run import STOPPED_BY_SIGTERM, make_run_folder
+from treenet.jobs.train_run import STOPPED_BY_SIGTERM
 from treenet.loggers.feed import check_loggers
 from treenet.models.paired_weights import matrix_draws
 from treenet.models.registry import only_shapes
@@ -30,7 +30,7 @@ from treenet.tasks.base import build_task
 from treenet.tasks.learning import say_unlearned, why_unlearned
 from treeproc.common.errors import CommandEnded, require
 from treeproc.common.files import atomic_write, file_lock, json_bytes, lock_place, locked, read_json
-from treeproc.common.folder_kinds import RECORDS, Kind, claim_folder
+from treeproc.common.folder_kinds import RECORDS, Kind, claim_folder, mark_folder
 from treeproc.common.messages import warn
 from treeproc.common.provenance import commit_of
 from treeproc.common.settings import UserError, dump_settings
@@ -291,7 +291,7 @@ def run_study(study: Study) -> None:
     `_check_cells`, before anything is written.
     """
     out, recording = study.out, study.recording
-    claim_folder(out, study.form.kind, type(study.config))
+    claim_folder(out, study.form.kind)
     if recording.folder is not None:
         claim_folder(recording.folder, RECORDS, option="--records")
     needed, free = _check_cells(study), _free_space(out)
@@ -299,7 +299,7 @@ def run_study(study: Study) -> None:
         warn(f"warning: the cells that are not done may take {show_size(needed)}, and {out} has {show_size(free)} free")
     for line in describe_pairing(study):
         warn(f"note: {line}")
-    make_run_folder(out)
+    mark_folder(out, study.form.kind)
     with locked(out, shared=not need_ray(study.cells)):
         recorded = recording.find_done(study.cells)
         cells = [cell for cell in study.cells if cell.name not in recorded or _is_scored(cell.folder)]

@@ -37,6 +37,7 @@ from treenet.runs.checkpoint import stored_weights
 from treenet.structure.base import Ragged
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_output, atomic_write, json_bytes, locked, remove_leftovers
+from treeproc.common.folder_kinds import STATES, mark_folder
 from treeproc.common.hub import HubModel
 from treeproc.common.messages import tell
 from treeproc.common.provenance import recorded
@@ -71,7 +72,8 @@ def write_states(
         "width": leaves.width,
     }
     folder, shards = out / SHARDS, index.records()
-    folder.mkdir(parents=True, exist_ok=True)
+    mark_folder(out, STATES)
+    folder.mkdir(exist_ok=True)
     with locked(out), recorded(out, COMMAND) as record:
         _claim(out, facts)
         _check_room(out, shards, leaves)

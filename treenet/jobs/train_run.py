@@ -25,7 +25,7 @@ from treenet.tasks.base import build_task, describe_windows
 from treenet.training.ranks import expand_segments
 from treeproc.common.errors import CommandEnded, how_to_install, is_installed
 from treeproc.common.files import atomic_write, json_bytes, read_json
-from treeproc.common.folder_kinds import RUN, claim_folder
+from treeproc.common.folder_kinds import RUN, claim_folder, mark_folder
 from treeproc.common.messages import format_seconds, tell, warn
 from treeproc.common.provenance import recorded
 from treeproc.common.settings import UserError, dump_settings, load_settings, refuse_relative_in_job
@@ -91,11 +91,11 @@ def run_training(config: TrainConfig, out: AnyPath) -> RunSummary:
     others = {"init": config.init, "model.pretrained.folder": encoder, "frozen_states": config.frozen_states}
     refuse_relative_in_job({"data": config.data, **others, "--out": out})
     out = out.resolve()
-    claim_folder(out, RUN, TrainConfig)
+    claim_folder(out, RUN)
     check_loggers(config, out)
     job = check_job(config.with_pinned_encoder(out))
     config = job.config
-    make_run_folder(out)
+    mark_folder(out, RUN)
     with open_run(out) as mirror:
         run_dir = mirror.folder
         config = keep_recorded_init(choose_for_gpu(config, run_dir), run_dir)
@@ -196,13 +196,6 @@ def describe_run(summary: RunSummary) -> str:
         out.append(f"  numbers: {run_dir / 'metrics.jsonl'}")
     out += [f"  {line}" for line in summary.loggers]
     return "\n".join(out)
-
-
-def make_run_folder(run_dir: AnyPath) -> None:
-    try:
-        run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the run folder {run_dir}: {error.strerror}; choose another --out") from None
 
 
 def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: AnyPath) -> None:

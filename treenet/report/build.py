@@ -41,7 +41,7 @@ from treenet.report.settings import ReportSettings
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import draw_curves
 from treeproc.common.files import atomic_write, json_bytes, read_json, remove_leftovers
-from treeproc.common.folder_kinds import REPORT, claim_folder
+from treeproc.common.folder_kinds import REPORT, claim_folder, mark_folder
 from treeproc.common.messages import tell
 from treeproc.common.settings import UserError
 
@@ -140,13 +140,8 @@ def write_report(settings: ReportSettings, out: Path) -> list[Path]:
         inside=inside,
         scored=scored,
     )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if not (out / NUMBERS).exists():  # it says whose folder this is, also if the command is killed
-            atomic_write(out / NUMBERS, json_bytes({"figures": []}))
-        (out / FIGURES).mkdir(exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {out / FIGURES}: {error.strerror}; choose another --out") from None
+    mark_folder(out, REPORT)
+    (out / FIGURES).mkdir(exist_ok=True)
     remove_leftovers(out / FIGURES)
     tell("drawing figures")
     figures = _draw(report, out / FIGURES)

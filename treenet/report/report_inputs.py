@@ -26,7 +26,7 @@ from treenet.runs.run_results import read_system
 from treenet.tasks.base import TASKS, task_of
 from treeproc.common.errors import quoted
 from treeproc.common.files import check_form, is_plausible, read_json, read_text
-from treeproc.common.folder_kinds import SEARCH, kind_of
+from treeproc.common.folder_kinds import CONFIG, SEARCH, kind_of
 from treeproc.common.settings import UserError, read_yaml
 from treeproc.common.storage import AnyPath, as_path, inside
 from treeproc.shards.store import describe_agreement, describe_trees, pieces_fingerprint, read_index
@@ -131,11 +131,11 @@ def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = 
         mirror = mirror_of(as_path(text), only=(AVERAGED,))
         mirror.pull()
         folder = mirror.folder
-        kind = kind_of(folder)
+        kind = kind_of(as_path(text))
         if (folder / LEDGER).is_file() and kind is not SEARCH:
-            form = next((form for form in FORMS if form.kind is kind), FORMS[0])
+            form = next((form for form in FORMS if form.kind is kind or (folder / form.report).is_file()), FORMS[0])
             found.studies.append(_read_study(name, text, folder, form))
-        elif kind is None and (records := list(read_records(folder).values())):
+        elif kind is None and not (folder / CONFIG).is_file() and (records := list(read_records(folder).values())):
             known.update(systems_of(records))
             found.studies.append(_in_order(name, text, form_of(records), report_records(records, baseline, main)))
         else:

@@ -1,9 +1,9 @@
-"""The kinds of folders that commands write: how to recognise each, and which command may write where.
+"""The kinds of folders that commands write, and which command may write where.
 
-The content of a folder tells its kind. So folders of every version are recognised, and those of commands that were killed.
+FOLDER/.kind names the kind. A command writes this marker before anything else, so a killed command leaves it. Reading needs no
+marker. An export has none, because it appears whole, with its export.json.
 """
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -12,12 +12,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 from treeproc.common.errors import UserError
-from treeproc.common.files import is_stream, remove_leftovers
-from treeproc.common.settings import Settings, load_settings
+from treeproc.common.files import atomic_write, is_stream, remove_leftovers
 from treeproc.common.storage import AnyPath, RemotePath
-from treeproc.common.yaml_reader import MOST_BYTES, read_yaml
 
 CONFIG = "config.yaml"
+MARKER = ".kind"
+_MOST_BYTES = 100  # of a marker
 _LOCKS = ".*lock"
 
 
@@ -25,13 +25,11 @@ _LOCKS = ".*lock"
 class Kind:
     """A kind of folder.
 
-    A folder is of this kind if it has everything in one of `marks`: names of files and folders. FILE#KEY is a key of a file of
-    JSON or YAML. `written` has patterns of the names that its command replaces or removes, and `kept` those of its other
-    files. `inner` has the kinds of the folders in it. Its files may also be added to folders of the kinds `beside`.
+    `written` has patterns of the names that its command replaces or removes, and `kept` those of its other files. `inner` has
+    the kinds of the folders in it. Its files may also be added to folders of the kinds `beside`.
     """
 
     name: str
-    marks: tuple[tuple[str, ...], ...] = ()
     written: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     inner: Mapping[str, "Kind"] = field(default_factory=dict)
@@ -39,23 +37,17 @@ class Kind:
 
     def owns(self, name: str) -> bool:
         """Return whether a name right below such a folder belongs to it."""
-        return any(fnmatchcase(name, pattern) for pattern in (*self.written, *self.kept, _LOCKS))
+        return any(fnmatchcase(name, pattern) for pattern in (*self.written, *self.kept, MARKER, _LOCKS))
 
 
 DATA_SET = Kind(
     "a data set",
-    (("text/index.json",), ("parsed/index.json",), ("encoded/index.json",), (f"{CONFIG}#splits", f"{CONFIG}#subwords")),
     (CONFIG, "text", "parsed", "encoded"),
     ("provenance*.json", ".work-*"),
 )
-ENCODER = Kind("a pretrained encoder", (("config.json#model_type",),))  # which no command of ours writes
-STATES = Kind("states of an encoder", (("states.json#encoder_sha256",),), ("states.json", "shards"), ("provenance*.json",))
+STATES = Kind("states of an encoder", ("states.json", "shards"), ("provenance*.json",))
 RUN = Kind(
     "a training run",
-    (
-        (f"{CONFIG}#max_steps", f"{CONFIG}#checkpoint_every"), ("run.json", "metrics.jsonl"), ("averaged/meta.json",),
-        ("initial/meta.json",),
-    ),
     (CONFIG, "run.json", "checkpoints", "averaged", "initial", "metrics.jsonl", "curves.png", "tensorboard", "ray"),
     (
         "stop-requested", "provenance*.json", "loggers.json", "wandb", "scores.json", "translations.*.txt", "predictions.*.tsv",
@@ -64,7 +56,6 @@ RUN = Kind(
 )  # fmt: skip
 EXPORT = Kind(
     "an export",
-    (("export.json#files",),),
     (
         "export.json", "README.md", CONFIG, "run.json", "averaged", "data", "vocab", "encoder.onnx", "decoder.onnx",
         "config.json", "model.bin", "shared_vocabulary.json",
@@ -72,28 +63,24 @@ EXPORT = Kind(
 )  # fmt: skip
 SCALING = Kind(
     "a scaling study",
-    ((f"{CONFIG}#grid.fractions",), ("ledger.json", "scaling.json")),
     (CONFIG, "scaling.json", "scaling.png", "scaling.svg"),
     ("ledger.json", "cells"),
     {"cells/*": RUN},
 )
 SEEDS = Kind(
     "a comparison over seeds",
-    ((f"{CONFIG}#grid.systems",), ("ledger.json", "comparison.json")),
     (CONFIG, "comparison.json", "comparison.png"),
     ("ledger.json", "cells"),
     {"cells/*": RUN},
 )
 SEARCH = Kind(
     "a search over settings",
-    ((f"{CONFIG}#tune.space",), ("trials.json#systems",), ("tuning.json#systems",)),
     (CONFIG, "tuning.json", "importance.png", "best-*.yaml"),
     ("ledger.json", "trials.json", "cells"),
     {"cells/*": RUN},
 )
 BACK_TRANSLATION = Kind(
     "a back-translation",
-    (("made.json",), (f"{CONFIG}#ratio", f"{CONFIG}#backward")),
     (
         CONFIG, "real", "synthetic.source", "synthetic.target", "train.source", "train.target", "text.target", "text.translated",
         "backward_data", "backward", "data",
@@ -101,14 +88,9 @@ BACK_TRANSLATION = Kind(
     ("made.json",),
     {"backward_data": DATA_SET, "backward": RUN, "data": DATA_SET},
 )  # fmt: skip
-PARSER = Kind(
-    "a training of parsers",
-    ((f"{CONFIG}#constituency", f"{CONFIG}#depparse"), ("run.json#texts", "models")),
-    (CONFIG, "run.json", "training", "models"),
-)
+PARSER = Kind("a training of parsers", (CONFIG, "run.json", "training", "models"))
 DEMO = Kind(
     "a demo",
-    (("report.txt", "data", "tree_transformer"),),
     ("report.txt", "learning_curves.png"),
     ("data", "tree_transformer", "transformer"),
     {"data": DATA_SET, "tree_transformer": RUN, "transformer": RUN},
@@ -116,66 +98,57 @@ DEMO = Kind(
 _CORPORA = ("labels", "shape", "arcs", "damaged_*")  # of a positive control, each with a study
 CONTROL = Kind(
     "a positive control",
-    (("control.json#verdict",), ("data/text/labels",), ("data/text/english",)),
     ("control.json", "data"),
     _CORPORA,
     {"data/*": DATA_SET, **dict.fromkeys(_CORPORA, SCALING)},
 )
-REPORT = Kind(
-    "a report",
-    (("report.json#figures",), ("report.json", "index.html", "figures")),
-    ("report.json", "index.html", "figures"),
-)
-COMPARISON = Kind(
-    "a comparison of two systems", (("comparison.json#system_origin",),), ("comparison.json",), beside=(RUN, EXPORT)
-)
+REPORT = Kind("a report", ("report.json", "index.html", "figures"))
+# A config.yaml would be that of a run without a marker, which must not become a comparison.
+COMPARISON = Kind("a comparison of two systems", ("comparison.json", CONFIG), beside=(RUN, EXPORT))
 RESULTS = Kind("results of a run", beside=(RUN, EXPORT))
 RECORDS = Kind("records of a study")
 
-# A folder with marks of several kinds is of the first: an export also looks like a run, and so do the settings of studies.
 KINDS = (
-    EXPORT,
-    SCALING,
-    SEEDS,
-    SEARCH,
-    BACK_TRANSLATION,
-    DATA_SET,
-    STATES,
-    PARSER,
-    RUN,
-    DEMO,
-    CONTROL,
-    REPORT,
-    COMPARISON,
-    ENCODER,
-)
+    DATA_SET, STATES, RUN, EXPORT, SCALING, SEEDS, SEARCH, BACK_TRANSLATION, PARSER, DEMO, CONTROL, REPORT, COMPARISON,
+)  # fmt: skip
 
 
-def claim_folder(out: AnyPath, kind: Kind, settings: type[Settings] | None = None, option: str = "--out") -> None:
+def claim_folder(out: AnyPath, kind: Kind, option: str = "--out") -> None:
     """Check that a command may write a folder of this kind as `out`, which `option` names. Every writer calls this first.
 
     It also removes temporary files of commands that were killed. Raises UserError if `out` is a folder of another kind, or lies
-    at a place for files of another kind, or is a file. It also does so for a file in `out` that is not ours and that the command
-    would replace. A config.yaml is ours if it holds `settings`.
+    at a place for files of another kind, or is a file. It also does so for a file that the command would replace in a folder
+    without a marker. Cells of a study that has one need none.
     """
     if isinstance(out, Path):
         there = next(path for path in (out, *out.absolute().parents) if path.exists())
         if not there.is_dir():
             raise UserError(f"{option}: {there} is a file, but must be a folder; choose another {option}")
-    _refuse_owned(out, kind, option)
+    is_inner = _refuse_owned(out, kind, option)
     found = kind_of(out)
     if found is not None and found not in (kind, *kind.beside):
         raise UserError(f"{out} is {found.name}, and this command would write {kind.name} there; choose another {option}")
-    if found is None:
-        for name in sorted(_names(out)):
-            would_go = any(fnmatchcase(name, pattern) for pattern in kind.written) and not _is_empty(out / name)
-            if would_go and not _holds(out / name, settings):
-                raise UserError(
-                    f"{out / name} is there already, but is not of {kind.name}, and the command would replace it; choose another "
-                    f"{option}"
-                )
+    names = _names(out) if found is None and not is_inner else ()
+    if name := min((name for name in names if any(fnmatchcase(name, pattern) for pattern in kind.written)), default=None):
+        raise UserError(
+            f"{out / name} is there already, but no {MARKER} says that it is of {kind.name}, and the command would replace it; "
+            f"choose another {option}"
+        )
     if isinstance(out, Path):
         remove_leftovers(out)
+
+
+def mark_folder(out: AnyPath, kind: Kind) -> None:
+    """Make a folder that `claim_folder` allowed, and its marker if it has none, before the command writes anything else.
+
+    Raises UserError if the folder cannot be made.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
+    if kind_of(out) is None:
+        atomic_write(out / MARKER, f"{kind.name}\n".encode())
 
 
 def claim_output(path: AnyPath, inputs: Mapping[str, AnyPath | None], option: str = "output") -> None:
@@ -208,56 +181,15 @@ def is_same_file(one: AnyPath, other: AnyPath) -> bool:
 
 
 def kind_of(folder: AnyPath) -> Kind | None:
-    """Return the kind of a folder, partly written ones too; None for a folder of something else, an empty or a missing one."""
-    names = _names(folder)
-    values: dict[str, object] = {}
-    return next((kind for kind in KINDS if any(_has(folder, names, mark, values) for mark in kind.marks)), None)
-
-
-def _has(folder: AnyPath, names: set[str], mark: tuple[str, ...], values: dict[str, object]) -> bool:
-    """Return whether a folder with these `names` has everything of a mark. `values` are the files that were read already."""
-    for one in mark:
-        name, _, keys = one.partition("#")
-        top, _, below = name.partition("/")
-        if top not in names or (below and not (folder / name).exists()):
-            return False
-        if keys:
-            if name not in values:
-                values[name] = _read(folder / name)
-            value = values[name]
-            for key in keys.split("."):
-                if not isinstance(value, dict) or key not in value:
-                    return False
-                value = value[key]
-    return True
-
-
-def _read(path: AnyPath) -> object:
-    """Return the content of a file of JSON or settings; None if it cannot be read."""
-    try:
-        if path.suffix == ".json":
-            return json.loads(path.read_bytes()) if path.is_file() else None
-        with path.open("rb") as file:
-            return read_yaml(file.read(MOST_BYTES + 1).decode(), str(path))
-    except (OSError, ValueError, RecursionError, UserError):
-        return None
-
-
-def _is_empty(path: AnyPath) -> bool:
-    """Return whether a path is a folder without a file at any depth."""
-    if isinstance(path, RemotePath):
-        return path.is_dir() and not path.objects()
-    return path.is_dir() and all(one.is_dir() and not one.is_symlink() for one in path.rglob("*"))
-
-
-def _holds(path: AnyPath, settings: type[Settings] | None) -> bool:
-    """Return whether a file is a config.yaml of these settings."""
-    if settings is None or path.name != CONFIG:
-        return False
-    with suppress(UserError):
-        load_settings(settings, path)
-        return True
-    return False
+    """Return the kind that a folder's marker names; None without one."""
+    with suppress(OSError):
+        if (folder / MARKER).is_file():
+            with (folder / MARKER).open("rb") as file:
+                name = file.read(_MOST_BYTES).decode(errors="replace").strip()
+            return next((kind for kind in KINDS if kind.name == name), None)
+        if (folder / "export.json").is_file():
+            return EXPORT
+    return None
 
 
 def _names(folder: AnyPath) -> set[str]:
@@ -269,9 +201,9 @@ def _names(folder: AnyPath) -> set[str]:
     return set()
 
 
-def _refuse_owned(path: AnyPath, kind: Kind | None, option: str) -> None:
-    """Raise UserError if `path` is a place for the files of a folder above it, unless that one has inner folders of `kind`."""
-    allowed = () if kind is None else (kind, *kind.beside)
+def _refuse_owned(path: AnyPath, kind: Kind | None, option: str) -> bool:
+    """Return whether a folder above has a folder of `kind` at `path`. Raise UserError if it has other files there."""
+    is_inner, allowed = False, () if kind is None else (kind, *kind.beside)
     places = {path} if isinstance(path, RemotePath) else {Path(os.path.abspath(path)), Path(os.path.realpath(path))}
     for place in places:
         for folder, parts in _above(place):
@@ -285,11 +217,13 @@ def _refuse_owned(path: AnyPath, kind: Kind | None, option: str) -> None:
             for pattern, inner in found.inner.items():
                 length = pattern.count("/") + 1
                 if fnmatchcase("/".join(parts[:length]), pattern) and (len(parts) > length or inner in allowed):
+                    is_inner = inner is kind and len(parts) == length
                     break
             else:
                 if found.owns(parts[0]):
                     raise UserError(f"{option}: {path} is a place for files of {found.name}, {folder}; choose another {option}")
             break
+    return is_inner
 
 
 def _above(path: AnyPath) -> Iterator[tuple[AnyPath, tuple[str, ...]]]:

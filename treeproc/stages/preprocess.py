@@ -9,7 +9,7 @@ from pathlib import Path
 from treeproc.common.cache import find_changed
 from treeproc.common.errors import is_installed, quoted, require
 from treeproc.common.files import atomic_write, locked
-from treeproc.common.folder_kinds import DATA_SET, claim_folder
+from treeproc.common.folder_kinds import DATA_SET, MARKER, claim_folder, mark_folder
 from treeproc.common.hub import pin
 from treeproc.common.messages import phase, tell
 from treeproc.common.provenance import Recorder, recorded
@@ -49,7 +49,7 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     Raises UserError on bad input, on a full disk, and when `out` belongs to other settings or
     other text.
     """
-    claim_folder(out, DATA_SET, PreprocessConfig)
+    claim_folder(out, DATA_SET)
     if config.workers is None:
         # Without the parser's package, one process is no way out.
         lacks_parser = config.parsed is None and config.parser.runs_stanza and not is_installed("stanza")
@@ -64,9 +64,9 @@ def preprocess(config: PreprocessConfig, out: AnyPath) -> dict:
     with phase("checking settings and parser", after=30.0):
         parser, target_parser = check_settings(config)
     made = [folder for folder in (out, *out.parents) if not folder.exists()] if isinstance(out, Path) else []
-    out.mkdir(parents=True, exist_ok=True)
+    there = [name for name in (MARKER, "config.yaml", "text") if (out / name).exists()]
+    mark_folder(out, DATA_SET)
     with locked(out), recorded(out, COMMAND) as record:
-        there = [name for name in ("config.yaml", "text") if (out / name).exists()]
         try:
             stage = TextStage(config, out, record)
             config = stage.settle()
@@ -108,7 +108,7 @@ def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[PreprocessCon
 
 def _forget(out: AnyPath, made: Sequence[Path], there: Sequence[str]) -> None:
     """Remove the files and folders of a job that found no example to keep, but not a config.yaml that was `there` before it."""
-    for path in [*(out / "text").glob("*"), *(out / name for name in ("config.yaml", ".lock") if name not in there)]:
+    for path in [*(out / "text").glob("*"), *(out / name for name in ("config.yaml", ".lock", MARKER) if name not in there)]:
         path.unlink(missing_ok=True)
     if isinstance(out, Path):
         for folder in (out / "text", *made):
@@ -149,7 +149,7 @@ def _encode_again(config: PreprocessConfig, data: AnyPath, out: AnyPath) -> dict
     if (config.vocab_from is None or config.new_pieces is not None) and "train" not in stages[0]["totals"]:
         needed = "give vocab_from=DATA as well" if config.vocab_from is None else "leave out new_pieces"
         raise UserError(f"parsed: {base} has no train split to learn a vocabulary from; {needed}")
-    out.mkdir(parents=True, exist_ok=True)
+    mark_folder(out, DATA_SET)
     with locked(out), recorded(out, COMMAND) as record:
         write_settings_once(config, out)
         kept = ("parser", "target_parser", "normalization", "format", "labels", "labelled")

@@ -54,11 +54,14 @@ Run = Callable[[Callable[..., Any], dict, Sequence[dict]], Iterator[tuple[int, A
 
 
 def run_here(
-    worker: Callable[..., Any], arguments: dict, jobs: Sequence[dict], processes: int = 1, label: str = "jobs"
+    worker: Callable[..., Any], arguments: dict, jobs: Sequence[dict], processes: int = 1, did: str = "ran jobs"
 ) -> Iterator[tuple[int, Any]]:
-    """Run the jobs in this process, one after the other, or in several. Raises UserError with the `label` if one of them dies."""
+    """Run the jobs in this process, one after the other, or in several.
+
+    Raises UserError if one of several dies. The message has `did`, its work.
+    """
     if processes > 1:
-        yield from enumerate(map_in_processes(_run_job, jobs, processes, label, _build_worker, (worker, arguments)))
+        yield from enumerate(map_in_processes(_run_job, jobs, processes, did, _build_worker, (worker, arguments)))
     elif jobs:
         built = worker(**arguments)
         yield from ((number, built(**job)) for number, job in enumerate(jobs))

@@ -30,9 +30,10 @@ from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, STOPPED, Cell,
 from treenet.experiments.ray_cells import train_in
 from treenet.extras.tuning.trials import Dimension, Trial, Trials, TuningConfig, describe_values
 from treenet.jobs.ray_room import Room, Rooms, bundles_of, refuse_more_than_there_is
-from treenet.jobs.train_run import make_run_folder, run_training
+from treenet.jobs.train_run import run_training
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.base import build_task
+from treeproc.common.folder_kinds import RUN, mark_folder
 from treeproc.common.messages import tell
 from treeproc.common.ray_session import refuse_without_gpu, start_ray
 from treeproc.common.settings import UserError
@@ -221,7 +222,7 @@ def _run_trial(values: dict, trials: Trials, cpus: int) -> None:
         return
     try:
         trials.config_of(trial.values)  # whose error says what no run accepts
-        make_run_folder(cell.folder)
+        mark_folder(cell.folder, RUN)
     except UserError as error:
         _end(FAILED, [], str(error))
         return

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from treeproc.common.files import MADE_AGAIN, atomic_write, file_sha256, json_bytes, locked, read_json, remove_leftovers
-from treeproc.common.folder_kinds import PARSER, claim_folder
+from treeproc.common.folder_kinds import PARSER, claim_folder, mark_folder
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError, differences, dump_settings, load_settings, refuse_relative_in_job
 from treeproc.extras.parser_training.config import MODELS, ModelName, TrainParserConfig
@@ -62,7 +62,7 @@ def train_parser(config: TrainParserConfig, out: Path) -> Path:
     Raises UserError for bad treebanks before any training, and for a folder of other settings or other treebanks.
     """
     refuse_relative_in_job({"--out": out, **{f"treebanks: {path}": path for path in _paths(config)}})
-    claim_folder(out, PARSER, TrainParserConfig)
+    claim_folder(out, PARSER)
     treebanks = read_treebanks(config)
     unlabelled = hashlib.sha256("\n".join(read_lines(config.unlabelled)).encode()).hexdigest()[:16]
     plan = possible_models(config, treebanks)
@@ -70,10 +70,7 @@ def train_parser(config: TrainParserConfig, out: Path) -> Path:
     # Before the first weights: the word vectors of a continued run must have the sums of an undisturbed one.
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot make the folder {out}: {error.strerror}; choose another --out") from None
+    mark_folder(out, PARSER)
     with locked(out):
         digests = {name: digest for treebank in treebanks for name, digest in treebank.digests().items()}
         _claim(config, digests | {"unlabelled": unlabelled}, out)
