@@ -8,7 +8,7 @@ from treenet.evaluation.buckets import FrequencyBucket
 from treenet.report.compare import ScoreRow, ScoreTable, _note_buckets, bucket_tables
 from treenet.report.figures import SERIES, save_chart, style
 from treenet.report.lines import Frequencies
-from treenet.report.score_sections import charted_metric, draw_scores
+from treenet.report.score_sections import draw_scores
 
 
 def entry(first: int, last: int | None, bleu: float) -> dict:
@@ -60,7 +60,7 @@ def test_every_dot_is_a_number_of_the_table(charts):
     frequency = charts["scores_by_frequency_1"]
     assert rows_of(frequency) == ["0 (12)", "1,000 and more (3,456)"]
     assert list(dots(frequency).values()) == [[10.0, 50.0], [None, 40.0]]
-    assert charted_metric(bucket_tables(make_table())["words"]) == "bleu"
+    assert words.axes[0].get_xlabel() == "BLEU on test"  # the first metric
 
 
 def test_runs_on_other_trees_share_no_bucket_of_depth():

@@ -148,13 +148,14 @@ def run(wheel, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_wheel_has_what_a_user_needs(wheel):
+def test_the_wheel_has_what_a_user_needs(wheel, repository):
     names = set(ZipFile(wheel).namelist())
     assert {name.partition("/")[0] for name in names} == {"treenet", "treeproc", f"tree_attention-{__version__}.dist-info"}
     for name in ("treenet/cli/configs/sample.yaml", "treenet/py.typed", "treeproc/py.typed"):
         assert name in names
     pages = [(folder, f"page.{kind}") for folder in ("report", "extras/serving") for kind in ("css", "js")]
-    for folder, name in (*pages, ("report", "lines.js"), ("extras/serving", "page.html")):
+    templates = [("report/templates", path.name) for path in (repository / "treenet/report/templates").iterdir()]
+    for folder, name in (*pages, ("report", "lines.js"), ("extras/serving", "page.html"), *templates):
         assert f"treenet/{folder}/{name}" in names
     assert {"treeproc/models/en/constituency.pt", "treeproc/sample/train.en.gz"} <= names
     licences = f"tree_attention-{__version__}.dist-info/licenses"

@@ -394,7 +394,7 @@ def test_attention_of_the_encoder_for_which_there_is_no_room_is_left_out(folder,
     sentence_views = json.loads(text.partition('id="views">')[2].partition("</script>")[0])
     kept = [view["encoder"] for view in sentence_views if view["encoder"]]
     assert len(sentence_views) == 8 and 0 < len(kept) < 8 and sum(len(one["weights"]) for one in kept) <= 1500
-    assert f"The encoder&#x27;s attention of {8 - len(kept)} sentences is left out" in text
+    assert f"The encoder's attention of {8 - len(kept)} sentences is left out" in text
     assert text.count('class="source"') == len(kept)
 
 

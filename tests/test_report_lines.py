@@ -8,8 +8,8 @@ import pytest
 from browser import MISSING, browser
 
 from treenet.report import lines as module
-from treenet.report.build import render_page
 from treenet.report.lines import Lines
+from treenet.report.page import render_page
 from treenet.report.report_model import Inside, Report, Scored
 
 pytestmark = pytest.mark.slow

@@ -1,17 +1,11 @@
 """The answer, on the first screen of a page, and the sections of studies: of data sizes, and of comparisons over seeds."""
 
-import shlex
-from collections.abc import Callable
-from html import escape
+from operator import itemgetter
 
 from matplotlib.figure import Figure
 
-from treenet.evaluation.significance import (
-    EXPLAINED,
-    EXPLORATORY,
-    FEWEST_SEEDS,
-    SeedTest,
-)
+from treenet.evaluation.significance import EXPLORATORY, FEWEST_SEEDS, SeedTest
+from treenet.experiments import scaling_report, seeds_report
 from treenet.experiments.scaling_table import (
     EXPLAIN_POINTS,
     describe_slopes,
@@ -23,12 +17,11 @@ from treenet.experiments.scaling_table import (
 )
 from treenet.experiments.seeds import MEASURES
 from treenet.experiments.seeds_report import explain, headline_test, shown_columns
-from treenet.experiments.study import StudyForm, notes_about_cells, say_unlearned_cells
-from treenet.report.answer import Answer, SystemResult
+from treenet.experiments.study import notes_about_cells, say_unlearned_cells
+from treenet.report.answer import Answer
 from treenet.report.figures import FAINT, INK, SERIES
-from treenet.report.markup import TableCell, bullets, code, number, paragraph, show_p_value, tag, text
-from treenet.report.report_inputs import Missing, ReportStudy
-from treenet.report.report_model import Page
+from treenet.report.report_model import Report
+from treenet.report.tables import NONE, Column, number, numbers, show_interval, show_p_value, shown
 from treenet.tasks.translation_metrics import METRIC_TITLES
 
 ANSWER = "answer"
@@ -36,80 +29,30 @@ ANSWER = "answer"
 _LEAST = 0.5
 
 
-def show_answer(page: Page) -> list[str]:
-    """Show the sentence and table of every answer, then doubts about them, then the plot."""
-    report, out = page.report, []
-    for answer in report.answers:
-        out += [paragraph(answer.sentence, class_="answer"), _table(page, answer)]
-    if report.warnings:
-        message = paragraph("The runs differ in more than the model:") + bullets([escape(line) for line in report.warnings])
-        out.append(tag("div", message, class_="callout", role="note"))
-    stale = [(run.name, one) for run in report.runs for one in run.stale]
-    if stale:
-        lines = [escape(f"{name}: {one.said}") + _command("; to renew: ", one) for name, one in stale]
-        message = paragraph("Stale results: the weights, data or settings of the run have changed since then.")
-        out.append(tag("div", message + bullets(lines), class_="callout", role="note"))
-    if ANSWER in page.figures:
-        said = (
-            "Difference of each system from the baseline. Short lines are single seeds. Bars are the 95 % intervals of the "
-            f"table; they need {FEWEST_SEEDS} seeds."
-        )
-        out.append(page.figure(ANSWER, said))
-    if missing := [(run.name, one) for run in report.runs for one in run.missing]:
-        message = paragraph("Parts of this report are missing:")
-        lines = [escape(f"{name}: {one.said}") + _command("; to add it: ", one) for name, one in missing]
-        out.append(tag("div", message + bullets(lines), class_="callout", role="note"))
-    return out
+def answer_section(report: Report) -> dict:
+    """Return every answer with its table, and what the caption says of differences and tests."""
+    return {"answers": [(answer, *_table(answer)) for answer in report.answers], "fewest_seeds": FEWEST_SEEDS}
 
 
-def _command(before: str, missing: Missing) -> str:
-    return before + code(missing.command) if missing.command else ""
-
-
-def _table(page: Page, answer: Answer) -> str:
-    tested = any(row.test is not None and row.test.p_value is not None for row in answer.shown_rows)
-    several = len({row.against for row in answer.rows if row.against}) > 1
-    with_chrf = any(row.chrf is not None for row in answer.rows)
-    head = [text("system"), TableCell(answer.title, "n")]
-    head += [TableCell(name, "n") for name in ("difference", "95 % interval")] if len(answer.rows) > 1 else []
-    head += [text("from")] if several else []
-    head += [TableCell("p, Holm", "n")] if tested else []
-    head += [TableCell("seeds", "n")]
-    head += [TableCell("chrF", "n")] if with_chrf else []
-    rows = []
-    for row in answer.shown_rows:
-        is_baseline = row.system == answer.baseline and len(answer.rows) > 1
-        cells = [text(f"{row.system} (baseline)" if is_baseline else row.system)]
-        is_best = row.system == answer.best.system and not answer.unlearned
-        cells.append(number(row.score, f".{answer.digits}f", "n best" if is_best else "n"))
-        if len(answer.rows) > 1:
-            cells.append(number(row.difference, f"+.{answer.digits}f"))
-            cells.append(_interval(row.test.interval if row.test else None, answer.digits))
-        cells += [text(row.against or "–")] if several else []
-        cells += [_p_value(row)] if tested else []
-        cells.append(number(len(row.seeds)))
-        rows.append([*cells, number(row.chrf, ".2f")] if with_chrf else cells)
-    against = {row.against for row in answer.rows if row.against}
-    after = ", after the baseline" if answer.baseline else ""
-    caption = f"{answer.about}. Means over seeds, {answer.extreme} {answer.title} first{after}."
-    if len(against) == 1:
-        shared = (
-            ", over the seeds that both have if there are any" if len({frozenset(row.seeds) for row in answer.rows}) > 1 else ""
-        )
-        caption += f" Differences are in {answer.title}, from {next(iter(against))}{shared}."
-    caption += f" Interval and p: {EXPLAINED}." if tested else ""
-    return page.table(caption, head, rows)
-
-
-def _interval(interval: tuple[float, float] | None, digits: int = 2) -> TableCell:
-    return TableCell(" to ".join(f"{end:+.{digits}f}" for end in interval).replace("-", "−") if interval else "–", "n")
-
-
-def _p_value(row: SystemResult) -> TableCell:
-    if row.test is None or row.test.p_value is None:
-        return TableCell("–", "n")
-    value = row.test.p_value if row.test.holm_p_value is None else row.test.holm_p_value
-    return TableCell(show_p_value(value) + "*" * row.test.starred, "n")
+def _table(answer: Answer) -> tuple[list[Column], list[str], bool]:
+    """Return the columns, the systems from which differences are, and whether there are tests."""
+    rows, form, against = answer.shown_rows, f".{answer.digits}f", {row.against for row in answer.rows if row.against}
+    several, tests = len(rows) > 1, [row.test for row in rows]
+    names = [row.system + " (baseline)" * (several and row.system == answer.baseline) for row in rows]
+    best = [] if answer.unlearned else [[row.system for row in rows].index(answer.best.system)]
+    columns = [Column("system", names), numbers(answer.title, [row.score for row in rows], form, best)]
+    if several:
+        columns.append(numbers("difference", [row.difference for row in rows], f"+{form}"))
+        columns.append(Column("95 % interval", [show_interval(test and test.interval, f"+{form}") for test in tests], "n"))
+    if len(against) > 1:
+        columns.append(Column("from", [row.against or NONE for row in rows]))
+    if tested := any(test and test.p_value is not None for test in tests):
+        p_values = [show_p_values(test)[test.holm_p_value is not None] if test else NONE for test in tests]
+        columns.append(Column("p, Holm", p_values, "n"))
+    columns.append(numbers("seeds", [len(row.seeds) for row in rows]))
+    if any(row.chrf is not None for row in rows):
+        columns.append(numbers("chrF", [row.chrf for row in rows], ".2f"))
+    return columns, list(against), tested
 
 
 def draw_answer(answer: Answer) -> Figure | None:
@@ -136,101 +79,80 @@ def draw_answer(answer: Answer) -> Figure | None:
     return figure
 
 
+def show_p_values(test: SeedTest) -> list[str]:
+    """Return p and Holm's p over seeds. A star is of the p that counts."""
+    p_values = [show_p_value(value) if value is not None else NONE for value in (test.p_value, test.holm_p_value)]
+    p_values[test.holm_p_value is not None] += "*" * test.starred
+    return [p_values[0], "exploratory"] if test.family == EXPLORATORY else p_values
+
+
 _NAMES = ("model", "unpaired", "metric", "by nll on valid")  # columns of names in the tables below the first
 
 
-def show_studies(page: Page, form: StudyForm, show: Callable[[Page, str, str, dict], list[str]]) -> list[str]:
-    """Return picture, table and notes of every study of a form; `show` makes those of its report, with the figure's name."""
-    out = []
-    for figure, study in page.report.of_form(form):
-        if study.report is None:
-            message = f"{escape(study.name)}: no cell of the study is done yet; the command of the study continues it."
-            out.append(tag("div", tag("p", message), class_="callout"))
-        else:
-            out += [*_tell_stale(study), *show(page, figure, study.name, study.report)]
-    return out
+def scaling_section(report: Report) -> dict:
+    """Return figure, tables and notes of every study of the size of the training data."""
+    return {"studies": [(*one, _scaling(one[1].report)) for one in report.of_form(scaling_report.FORM)]}
 
 
-def show_scaling(page: Page, figure: str, name: str, report: dict) -> list[str]:
-    """Return picture, table and notes of a study of the size of the training data."""
-    metric = report["metric"]
-    title = METRIC_TITLES[metric]
-    about = f"{name}: {title} on {report['split']} by training pairs. Bars are the 95 % intervals of the table."
-    out = [page.figure(figure, about)]
-    head = [text("model"), *(TableCell(name, "n") for name in ("pairs", "share", "seeds", title, "± 95 %"))]
-    others = [name for name in others_of(metric) if all(name in point for point in report["points"])]
-    head += [TableCell(METRIC_TITLES[name], "n") for name in others]
-    head += [
-        TableCell("difference", "n"),
-        text("from"),
-        *(TableCell(name, "n") for name in ("95 %", "p", "p, Holm", "p, weights")),
+def _scaling(report: dict | None) -> dict:
+    if report is None:
+        return {}
+    points, metric = report["points"], report["metric"]
+    found = [read_comparison(point) for point in points]
+    tests = [one and one[0] for one in found]
+    means = [metric, *(name for name in others_of(metric) if all(name in point for point in points))]
+    first, *others = (numbers(METRIC_TITLES[name], [point[name]["mean"] for point in points], ".2f") for name in means)
+    columns = [
+        Column("model", [point["model"] for point in points]),
+        numbers("pairs", [point["pairs"] for point in points], ",.0f"),
+        numbers("share", [point["fraction"] for point in points], ".4g"),
+        numbers("seeds", [len(point["seeds"]) for point in points]),
+        first,
+        numbers("± 95 %", [point[metric]["half_interval"] for point in points], ".2f"),
+        *others,
+        shown("difference", tests, lambda test: number(test.difference, "+.2f")),
+        Column("from", [point.get("comparison", {}).get("against", "") for point in points]),
+        shown("95 %", tests, lambda test: show_interval(test.interval)),
+        *_p_columns(tests),
+        shown("p, weights", found, lambda one: NONE if one[1] is None else show_p_value(one[1])),
     ]
-    rows, rules, last = [], [], None
-    for point in report["points"]:
-        if point["fraction"] != last and rows:
-            rules.append(len(rows))
-        last, found = point["fraction"], read_comparison(point)
-        cells = [text(point["model"]), number(point["pairs"], ",.0f"), number(point["fraction"], ".4g")]
-        cells += [number(len(point["seeds"])), number(point[metric]["mean"], ".2f")]
-        cells.append(number(point[metric]["half_interval"], ".2f"))
-        cells += [number(point[name]["mean"], ".2f") for name in others]
-        rows.append(cells + (_study_test(*found, point["comparison"]["against"]) if found else [TableCell("", "n")] * 6))
-    out.append(page.table(f"{name}. {EXPLAIN_POINTS}.", head, rows, rules=rules))
-    out += [paragraph(f"{line}.", class_="note") for line in (*describe_slopes(report), *say_unlearned_cells(report))]
-    for titles, values, message in (list_pooled(report), list_by_seed(report), list_nll(report)):
-        if values:
-            classes = ["" if name in _NAMES else "n" for name in titles]
-            head, *cells = ([TableCell(escape(x), c) for x, c in zip(row, classes, strict=True)] for row in (titles, *values))
-            out.append(page.table(f"{name}. {message.removesuffix('.')}.", head, cells))
-    out += [paragraph(f"{note}.", class_="note") for note in notes_about_cells(report)]
-    return out
+    tables = [(columns, EXPLAIN_POINTS, [*describe_slopes(report), *say_unlearned_cells(report)])]
+    for titles, rows, message in (list_pooled(report), list_by_seed(report), list_nll(report)):
+        if rows:
+            cells = zip(titles, zip(*rows, strict=True), strict=True)
+            tables.append(([Column(title, column, "n" * (title not in _NAMES)) for title, column in cells], message, []))
+    tables[-1][-1].extend(notes_about_cells(report))
+    rules = [place for place in range(1, len(points)) if points[place]["fraction"] != points[place - 1]["fraction"]]
+    said = f"{METRIC_TITLES[metric]} on {report['split']} by training pairs. Bars are the 95 % intervals of the table."
+    return {"said": said, "tables": tables, "rules": rules}
 
 
-def _study_test(test: SeedTest, of_weights: float | None, against: str) -> list[TableCell]:
-    """Show difference, from what, interval, p and Holm's p over seeds, p of weights alone. A star is of the p that counts."""
-    weights = "–" if of_weights is None else show_p_value(of_weights)
-    cells = (TableCell(one, "n") for one in (*show_p_values(test), weights))
-    return [number(test.difference, "+.2f"), text(against), _interval(test.interval), *cells]
+def _p_columns(tests: list[SeedTest | None]) -> list[Column]:
+    p_values = [test and show_p_values(test) for test in tests]
+    return [shown(title, p_values, itemgetter(place)) for place, title in enumerate(("p", "p, Holm"))]
 
 
-def show_p_values(test: SeedTest) -> list[str]:
-    """Return the markup of p and Holm's p over seeds. A star is of the p that counts."""
-    p_values = [show_p_value(value) if value is not None else "–" for value in (test.p_value, test.holm_p_value)]
-    p_values[test.holm_p_value is not None] += "*" * test.starred
-    if test.family == EXPLORATORY:
-        p_values[1] = "exploratory"
-    return p_values
+def seeds_section(report: Report) -> dict:
+    """Return figure, table and notes of every comparison over seeds."""
+    return {"studies": [(*one, _comparison(one[1].report)) for one in report.of_form(seeds_report.FORM)]}
 
 
-def _tell_stale(study: ReportStudy) -> list[str]:
-    """Return the markup of a note if cells of a study have other weights now, with the command that renews the numbers."""
-    if not study.stale:
-        return []
-    message = f"{study.name} is stale: the weights of {', '.join(study.stale)} have changed since its numbers; to renew: "
-    config = shlex.quote(f"{study.given}/config.yaml")
-    command = code(f"tree-attention {study.form.command} --config {config} --out {shlex.quote(study.given)}")
-    return [tag("div", tag("p", escape(message) + command), class_="callout", role="note")]
-
-
-def show_comparison(page: Page, figure: str, name: str, report: dict) -> list[str]:
-    """Return picture, table and notes of a comparison over seeds."""
-    measures = MEASURES[report["task"]]
-    shown = shown_columns(report)
-    out = [page.figure(figure, f"{name}: {measures.title} on test, every seed of every system.")]
-    titles = ["seeds", *shown.values(), f"− {report['baseline']}", "95 %", "seen", "p", "p, Holm", "parameters", "minutes"]
-    head = [text("system"), *(TableCell(title, "n") for title in titles)]
-    rows = []
-    for row in report["systems"]:
-        cells = [text(row["system"]), number(len(row["seeds"]))]
-        cells += [TableCell(measures.show_mean(row[key]) if key in row else "", "n") for key in shown]
-        if test := headline_test(row, measures):
-            signed = (measures.show(test.difference, "+"), measures.show_interval(test.interval), measures.show_seen(test))
-            cells += [TableCell(value.replace("-", "−"), "n") for value in signed]
-            cells += [TableCell(value, "n") for value in show_p_values(test)]
-        else:
-            cells += [TableCell("", "n")] * 5
-        rows.append([*cells, number(row["parameters"]), number(row["seconds"] / 60, ".1f")])
+def _comparison(report: dict | None) -> dict:
+    if report is None:
+        return {}
+    measures, rows = MEASURES[report["task"]], report["systems"]
+    tests = [headline_test(row, measures) for row in rows]
+    columns = [
+        Column("system", [row["system"] for row in rows]),
+        numbers("seeds", [len(row["seeds"]) for row in rows]),
+        *(shown(title, [row.get(key) for row in rows], measures.show_mean) for key, title in shown_columns(report).items()),
+        shown(f"− {report['baseline']}", tests, lambda test: measures.show(test.difference, "+").replace("-", "−")),
+        shown("95 %", tests, lambda test: measures.show_interval(test.interval).replace("-", "−")),
+        shown("seen", tests, lambda test: measures.show_seen(test).replace("-", "−")),
+        *_p_columns(tests),
+        numbers("parameters", [row["parameters"] for row in rows]),
+        numbers("minutes", [row["seconds"] / 60 for row in rows], ".1f"),
+    ]
     first, *notes = explain(report)
-    out.append(page.table(f"{name}. {first}.", head, rows))
-    out += [paragraph(f"{note.removesuffix('.')}.", class_="note") for note in (*say_unlearned_cells(report), *notes)]
-    return out
+    said = f"{measures.title} on test, every seed of every system."
+    return {"said": said, "tables": [(columns, first, [*say_unlearned_cells(report), *notes])], "rules": []}

@@ -1,9 +1,6 @@
 """The builder of reports: from run folders to index.html, report.json, figures/*.png and *.svg."""
 
-import json
-from collections.abc import Mapping
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 
 import matplotlib
@@ -11,31 +8,22 @@ from matplotlib.figure import Figure
 
 from treenet.analysis.attention_stats import run_attention
 from treenet.analysis.encoder_attention import has_self_attention, run_encoder_attention
-from treenet.experiments import scaling_report, seeds_report
 from treenet.experiments.recorded_study import FORMS
 from treenet.layers.backend import choose_device
 from treenet.models.decoders.transformer import TransformerDecoder
-from treenet.probing.probe_results import draw_layers
 from treenet.report.answer import answer_runs, answer_study
-from treenet.report.answer_sections import ANSWER, draw_answer, show_answer, show_comparison, show_scaling, show_studies
+from treenet.report.answer_sections import ANSWER, draw_answer
+from treenet.report.class_sections import CLASSIFICATION, choose_class_examples
 from treenet.report.compare import ablations, choose_baseline, score_tables, settings_of, warnings
-from treenet.report.example_sections import (
-    CLASSIFICATION,
-    choose_class_examples,
-    pack,
-    show_class_examples,
-    show_classes,
-    show_lines,
-    show_sentences,
-)
+from treenet.report.example_sections import pack
 from treenet.report.figures import draw_tree, run_colors, save_chart, save_figure, style
-from treenet.report.inside_sections import draw_attention, probes_name, show_attention, show_encoder, show_probes
+from treenet.report.inside_sections import draw_inside
 from treenet.report.lines import collect_lines, score_frequencies
-from treenet.report.markup import code, paragraph, tag
+from treenet.report.page import render_page
 from treenet.report.report_inputs import Missing, ReportRun, own_index, read_report_inputs
-from treenet.report.report_model import Inside, Page, Report, Scored, report_numbers
-from treenet.report.run_sections import read_making, show_curves, show_making, show_runs
-from treenet.report.score_sections import draw_scores, show_ablations, show_scores
+from treenet.report.report_model import Inside, Report, Scored, report_numbers
+from treenet.report.run_sections import read_making
+from treenet.report.score_sections import draw_scores
 from treenet.report.sentence_views import View, build_views, choose_examples, lay_out
 from treenet.report.settings import ReportSettings
 from treenet.runs.loading import load_run
@@ -44,59 +32,6 @@ from treeproc.common.files import atomic_write, json_bytes, read_json, remove_le
 from treeproc.common.folder_kinds import REPORT, claim_folder, mark_folder
 from treeproc.common.messages import tell
 from treeproc.common.settings import UserError
-
-_HERE = Path(__file__).parent
-# Nothing is loaded, and nothing but this page's own script runs.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-
-
-def render_page(report: Report, figures: Mapping[str, str]) -> str:
-    """Render the whole document."""
-    page = Page(report, figures)
-    page.add("answer", "The answer", *show_answer(page))
-    page.add("scores", "Scores", *show_scores(page), *show_classes(page))
-    page.add("examples", "Examples", show_class_examples(page))
-    page.add("ablations", "Ablations", show_ablations(page))
-    page.add("size", "Size of the training data", *show_studies(page, scaling_report.FORM, show_scaling))
-    page.add("seeds", "Comparisons over seeds", *show_studies(page, seeds_report.FORM, show_comparison))
-    page.add("lines", "All sentences", *show_lines(page))
-    page.add("sentences", "Attention, sentence by sentence", *show_sentences(page))
-    page.add("attention", "Attention to phrases and words", *show_attention(page))
-    page.add("encoder", "Self-attention of the encoder", *show_encoder(page))
-    page.add("probes", "Probes of the encoder", *show_probes(page))
-    page.add("curves", "Learning curves", show_curves(page))
-    page.add("runs", "What was run", *show_runs(page))
-    page.add("making", "How each run was made", show_making(page))
-
-    links = "".join(tag("li", tag("a", escape(title), href=f"#{anchor}")) for anchor, title, _ in page.sections)
-    names = ", ".join(one.name for one in [*report.runs, *report.studies])
-    body = tag("header", tag("h1", escape(report.title)) + paragraph(names, class_="lead"))
-    body += tag("nav", tag("ol", links), aria_label="Contents")
-    body += tag("main", "".join(tag("section", tag("h2", escape(title)) + content, id=a) for a, title, content in page.sections))
-    body += tag(
-        "footer",
-        f"Made by {code('tree-attention report')}; the numbers are in {code('report.json')} beside this page.",
-    )
-    if page.views:
-        body += _data("views", page.views) + f"<script>{_read('page.js')}</script>"
-    if page.lines is not None:
-        body += _data("lines-data", page.lines) + f"<script>{_read('lines.js')}</script>"
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-    head += f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-    head += f'<title>{escape(report.title)}</title><link rel="icon" href="data:,"><style>{_read("page.css")}</style>'
-    return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head><body>{body}</body></html>\n'
-
-
-def _data(name: str, value: object) -> str:
-    """Return JSON in which nothing is markup, for a script of the page."""
-    content = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    content = content.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
-    return f'<script type="application/json" id="{name}">{content}</script>'
-
-
-def _read(name: str) -> str:
-    return (_HERE / name).read_text(encoding="utf-8")
-
 
 PAGE, NUMBERS, FIGURES = "index.html", "report.json", "figures"
 # Bytes of attention weights in a page; with more, it would pass 3 MB.
@@ -235,11 +170,8 @@ def _draw(report: Report, folder: Path) -> dict[str, str]:
                 draw(name, study.form.picture(study.report))
         for name, figure in draw_scores(report.scored.tables, report.scored.frequencies, colors):
             draw(name, figure)
-        for name, figure in draw_attention(report, colors):
+        for name, figure in draw_inside(report, colors):
             draw(name, figure)
-        for index, run in enumerate(report.runs):
-            if run.probes and (figure := draw_layers(run.probes)):
-                draw(probes_name(index), figure)
         for views in report.inside.views.values():
             for view in views:
                 save_figure(draw_tree(view, lay_out(view)), folder, view.figure)

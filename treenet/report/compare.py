@@ -101,6 +101,12 @@ class ScoreRow:
     status: ResultStatus = field(default_factory=ResultStatus)
     tests: dict[str, Comparison] = field(default_factory=dict)
 
+    def name(self, split: str) -> str:
+        """Return the name of the result beside its run: `test.untrained` -> `untrained`; and its status."""
+        rest = self.result.removeprefix(split).lstrip(".").replace("_", " ").replace(".", ", ")
+        notes = ", ".join(filter(None, (rest, self.status.mark)))
+        return f"{self.run} ({notes})" if notes else self.run
+
     @property
     def unlearned(self) -> str:
         """Why the model learned nothing; empty if it learned something."""

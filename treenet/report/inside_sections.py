@@ -1,17 +1,18 @@
 """The sections of what is inside the models: cross-attention of the decoder, self-attention of the encoder, and linear probes."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from html import escape
+from collections.abc import Collection, Iterator, Mapping
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from treenet.analysis.attention_stats import AttentionStats, Group
 from treenet.analysis.encoder_attention import EncoderStats
-from treenet.probing.probe_results import COLUMNS, table_rows, task_name
+from treenet.probing.probe_results import COLUMNS, draw_layers, table_rows, task_name
 from treenet.report.figures import draw_groups, gather, group_names
-from treenet.report.markup import TableCell, number, paragraph, show_hash, status_name, table, tag, text
-from treenet.report.report_model import Page, Report
+from treenet.report.report_inputs import ReportRun
+from treenet.report.report_model import Report
+from treenet.report.tables import NONE, Column, fact_columns, number, numbers, show_hash
 from treenet.runs.result_provenance import describe_origin
 
 # Prefixes of the names of charts.
@@ -21,197 +22,122 @@ _KINDS = {"label": "phrase label", "height": "height above the leaves, which hav
 Stats = AttentionStats | EncoderStats
 
 
-def draw_attention(report: Report, colors: Mapping[str, str]) -> Iterator[tuple[str, Figure]]:
-    """Yield charts by name, of the runs that attend to nodes."""
+def draw_inside(report: Report, colors: Mapping[str, str]) -> Iterator[tuple[str, Figure]]:
+    """Yield charts by name: of the attention of runs that attend to nodes, then of probes."""
     for prefix, stats in ((CROSS, report.inside.attention), (ENCODER, report.inside.encoder)):
         for kind in _KINDS:
-            if groups := groups_of(stats, kind):
+            if groups := _groups_of(stats, kind):
                 yield f"{prefix}_by_{kind}", draw_groups(groups, colors, "" if kind == "label" else kind)
+    for name, run in _probed(report).items():
+        if figure := draw_layers(run.probes):
+            yield name, figure
 
 
-def groups_of(stats: Mapping[str, Stats], kind: str) -> dict[str, list[Group]]:
+def _groups_of(stats: Mapping[str, Stats], kind: str) -> dict[str, list[Group]]:
     """Return groups by label or height, of the runs that attend to nodes."""
     return {name: getattr(one, f"by_{kind}") for name, one in stats.items() if one.by_label}
 
 
-def show_groups(page: Page, prefix: str, stats: Mapping[str, Stats]) -> list[str]:
-    """Show a chart for each kind of position, and its numbers below."""
-    out = []
+def _groups(stats: Mapping[str, Stats]) -> Iterator[tuple[str, str, list[Column]]]:
+    """Yield each kind of position, its title and its numbers."""
     for kind, title in _KINDS.items():
-        groups = groups_of(stats, kind)
-        if not groups:
-            continue
-        out.append(page.figure(f"{prefix}_by_{kind}", f"Share of all attention by {title}."))
+        groups = _groups_of(stats, kind)
         names = group_names(list(groups.values()))
-        head = [
-            text(kind),
-            *(TableCell(escape(f"{name}: {what}"), "n") for name in groups for what in ("positions", "%", "even %")),
-        ]
-        found = [gather(one, names) for one in groups.values()]
-        rows = []
-        for name in names:
-            cells = [text(name)]
-            for one in found:
-                group = one.get(name)
-                cells += [number(group and group.positions), number(group and 100 * group.mass.mean(), ".2f")]
-                cells.append(number(group and 100 * group.even, ".2f"))
-            rows.append(cells)
-        numbers = table("Even: the share if attention were equal at all positions of a tree.", head, rows)
-        out.append(tag("details", tag("summary", f"The same as a table, by {kind}") + numbers))
-    return out
+        columns = [Column(kind, names)]
+        for run, of_run in groups.items():
+            gathered = gather(of_run, names)
+            found = [gathered.get(name) for name in names]
+            columns.append(numbers(f"{run}: positions", [group and group.positions for group in found]))
+            columns.append(numbers(f"{run}: %", [group and 100 * group.mass.mean() for group in found], ".2f"))
+            columns.append(numbers(f"{run}: even %", [group and 100 * group.even for group in found], ".2f"))
+        if groups:
+            yield kind, title, columns
 
 
-def show_heads(shares: Mapping[str, np.ndarray]) -> str:
-    """Return a small table of shares [A, H] for each caption."""
-    tables = "".join(_heads(caption, found) for caption, found in shares.items())
-    return tag("details", tag("summary", "By layer and head") + tag("div", tables, class_="pair"))
+def _heads(shares: np.ndarray) -> list[Column]:
+    """Return a table of shares [A, H], shaded by their squares."""
+    style = "background: color-mix(in srgb, var(--node) {:.0f}%, transparent); padding: .1rem .35rem"
+    cell = Markup(f'<span style="{style}">{{:.1f}}</span>')
+    columns = [Column("layer", [str(layer + 1) for layer in range(len(shares))])]
+    for head, of_head in enumerate(shares.T, 1):
+        columns.append(Column(f"head {head}", [cell.format(100 * share**2, 100 * share) for share in of_head], "n"))
+    return columns
 
 
-def _heads(caption: str, found: np.ndarray) -> str:
-    head = [text("layer"), *(TableCell(f"head {i + 1}", "n") for i in range(found.shape[1]))]
-    rows: list[Sequence[TableCell]] = []
-    for layer, shares in enumerate(found):
-        rows.append([text(layer + 1), *(TableCell(_shaded(share), "n") for share in shares)])
-    return table(caption, head, rows)
-
-
-def _shaded(share: float) -> str:
-    mix = f"background: color-mix(in srgb, var(--node) {100 * share**2:.0f}%, transparent); padding: .1rem .35rem"
-    return tag("span", f"{100 * share:.1f}", style=mix)
-
-
-def show_attention(page: Page) -> list[str]:
-    report = page.report
+def attention_section(report: Report) -> dict:
+    """Return shares of cross-attention, by layer and head, and by kind of phrase, of the runs that read trees."""
     of_trees = {name: stats for name, stats in report.inside.attention.items() if stats.nodes}
-    if not of_trees:
-        return []
-    any_stats = next(iter(of_trees.values()))
-    what = "references" if any_stats.targets == "reference" else "model's own translations"
-    out = [
-        paragraph(
-            f"Cross-attention of the decoder on {report.split}. The decoder reads the {what}. Every predicted piece is a target "
-            "position, and so is the end of the sentence. The table leaves out models without trees, which attend only to leaves."
-        )
-    ]
-    head = [text("share"), *(TableCell(escape(name), "n") for name in of_trees)]
-    share = [TableCell(f"{100 * (1 - s.node_share):.1f} / {100 * s.node_share:.1f}", "n") for s in of_trees.values()]
-    mean = [TableCell(f"{100 * s.mean:.1f} ± {100 * s.deviation:.1f}", "n") for s in of_trees.values()]
-    even = [number(100 * sum(g.even for g in s.by_label), ".1f") for s in of_trees.values()]
-    sha256 = {run.name: run.weights_sha256 for run in report.runs}
-    rows = [
-        [text("weights, sha256"), *(show_hash(sha256[name]) for name in of_trees)],
-        [text("Leaves / nodes of the source trees"), *share],
-        [text("Target → nodes"), *mean],
-        [text("the same with even attention"), *even],
-        [text("target positions"), *(number(s.target_positions) for s in of_trees.values())],
-    ]
-    caption = "Attention to phrases in % (as Table 4 of the paper); mean and standard deviation over layers and heads."
-    out.append(page.table(caption, head, rows))
-    out.append(show_heads({f"{name}: attention on nodes in %.": stats.node_mass for name, stats in of_trees.items()}))
-    return out + show_groups(page, CROSS, of_trees)
+    found = of_trees.values()
+    facts = _hashes(report, of_trees) | {
+        "Leaves / nodes of the source trees": [f"{100 * (1 - s.node_share):.1f} / {100 * s.node_share:.1f}" for s in found],
+        "Target → nodes": [_share(stats.node_mass) for stats in found],
+        "the same with even attention": [number(100 * sum(group.even for group in stats.by_label), ".1f") for stats in found],
+        "target positions": [number(stats.target_positions) for stats in found],
+    }
+    heads = {name: _heads(stats.node_mass) for name, stats in of_trees.items()}
+    targets = next((stats.targets for stats in found), "")
+    return {"facts": fact_columns("share", of_trees, facts), "targets": targets, "heads": heads, "groups": _groups(of_trees)}
 
 
-def show_encoder(page: Page) -> list[str]:
-    """Show shares by kind of query for every run, then charts and tables of the runs that attend to nodes."""
-    report = page.report
-    if not report.inside.encoder:
-        return []
-    said = (
-        f"Self-attention of the encoder on {report.split}. A query is a leaf or a node of the source. It attends to leaves, and "
-        "in tree models to nodes too. Under the subtree mask, a leaf attends only to leaves, and a node attends to its subtree."
-    )
-    out = [paragraph(said)]
-    sha256 = {run.name: run.weights_sha256 for run in report.runs}
-    head = [text("share"), *(TableCell(escape(name), "n") for name in report.inside.encoder)]
-    rows = [[text("weights, sha256"), *(show_hash(sha256[name]) for name in report.inside.encoder)]]
-    shares = [_shares(stats) for stats in report.inside.encoder.values()]
-    for title in shares[0]:
-        rows.append([text(title), *(_share(found[title][0]) for found in shares)])
-        rows.append([text(f"{title}, with even attention"), *(_even(found[title]) for found in shares)])
-    for title in ("leaves", "nodes"):
-        counts = (getattr(stats, title).queries for stats in report.inside.encoder.values())
-        rows.append([text(f"queries that are {title}"), *(number(count) for count in counts)])
-    caption = (
-        "Self-attention of the encoder in %; mean and standard deviation over layers and heads. Even attention is uniform over "
-        "the positions that a query may attend to."
-    )
-    out.append(page.table(caption, head, rows))
-    if others := [
-        run.name for run in report.runs if run.name in report.inside.attention and run.name not in report.inside.encoder
-    ]:
-        out.append(paragraph(f"The table leaves out runs whose encoders have other layers: {', '.join(others)}.", class_="note"))
-    of_trees = {name: stats for name, stats in report.inside.encoder.items() if stats.by_label}
-    if not of_trees:
-        return out
-    out.append(show_heads({f"{name}: attention of nodes on nodes in %.": s.nodes.node_mass for name, s in of_trees.items()}))
-    return out + show_groups(page, ENCODER, of_trees)
+def encoder_section(report: Report) -> dict:
+    """Return shares by kind of query for every run, then as `attention_section` does of the runs that attend to nodes."""
+    encoders, of = report.inside.encoder, {"Leaf": "leaves", "Node": "nodes"}
+    found = encoders.values()
+    facts = _hashes(report, encoders)
+    for kind, name in of.items():
+        queries = [getattr(stats, name) for stats in found]
+        # The share and the even share; none stands for queries that the model does not have.
+        to_nodes = [
+            (one.node_mass, one.even_node_mass) if one.queries and stats.by_label else None
+            for one, stats in zip(queries, found, strict=True)
+        ]
+        to_itself = [(one.own_mass, one.even_own_mass) if one.queries else None for one in queries]
+        for target, shares in (("nodes", to_nodes), ("itself", to_itself)):
+            facts[f"{kind} → {target}"] = [_share(one[0]) if one else NONE for one in shares]
+            facts[f"{kind} → {target}, with even attention"] = [number(one and 100 * one[1], ".1f") for one in shares]
+    facts |= {f"queries that are {name}": [number(getattr(stats, name).queries) for stats in found] for name in of.values()}
+    others = [run.name for run in report.runs if run.name in report.inside.attention and run.name not in encoders]
+    of_trees = {name: stats for name, stats in encoders.items() if stats.by_label}
+    heads = {name: _heads(stats.nodes.node_mass) for name, stats in of_trees.items()}
+    return {"facts": fact_columns("share", encoders, facts), "others": others, "heads": heads, "groups": _groups(of_trees)}
 
 
-def _shares(stats: EncoderStats) -> dict[str, tuple[np.ndarray | None, float]]:
-    """Return shares [A, H] and the even share by title. None stands for queries that the model does not have."""
-
-    def found() -> Iterator[tuple[str, tuple[np.ndarray | None, float]]]:
-        for name, queries in (("Leaf", stats.leaves), ("Node", stats.nodes)):
-            there = queries.queries > 0
-            yield f"{name} → nodes", (queries.node_mass if there and stats.by_label else None, queries.even_node_mass)
-            yield f"{name} → itself", (queries.own_mass if there else None, queries.even_own_mass)
-
-    return dict(found())
+def _hashes(report: Report, names: Collection[str]) -> dict[str, list[str]]:
+    return {"weights, sha256": [show_hash(run.weights_sha256) for run in report.runs if run.name in names]}
 
 
-def _share(mass: np.ndarray | None) -> TableCell:
-    return TableCell("–" if mass is None else f"{100 * mass.mean():.1f} ± {100 * mass.std():.1f}", "n")
+def _share(mass: np.ndarray) -> str:
+    return f"{100 * mass.mean():.1f} ± {100 * mass.std():.1f}"
 
 
-def _even(found: tuple[np.ndarray | None, float]) -> TableCell:
-    return number(None if found[0] is None else 100 * found[1], ".1f")
+def _probed(report: Report) -> dict[str, ReportRun]:
+    """Return the runs with probes by the names of their figures."""
+    return {f"probes_{number}": run for number, run in enumerate(report.runs, 1) if run.probes}
 
 
-def probes_name(index: int) -> str:
-    """Return the name of the figure of a run."""
-    return f"probes_{index + 1}"
-
-
-def show_probes(page: Page) -> list[str]:
-    runs = [run for run in page.report.runs if run.probes]
-    if not runs:
-        return []
-    out = [
-        paragraph(
-            f"Linear classifiers on frozen states of the encoder ({'tree-attention probe'}), trained on sentences of "
-            "train and scored on test. Compare a trained model with its untrained version, which reads the same trees: the "
-            "difference is what it has learned. ± is half of the 95 % interval of a trained model, over sentences. Selectivity "
-            "is the accuracy of the trained model minus that of the control, in which each form of a word has a random label."
-        )
-    ]
-    found = [{(task, of, layer): values for task, layer, of, values in table_rows(run.probes)} for run in runs]
-    # The last layer of each; the others are in the figure.
-    last = [max((layer for _, _, layer in one if layer), default=0) for one in found]
-    shown = [{(t, of): v for (t, of, layer), v in one.items() if layer == top} for one, top in zip(found, last, strict=True)]
-    names = [", ".join(filter(None, [run.name, status_name(run.probes_status)])) for run in runs]
-    head = [text("task"), text("state")]
-    alone = len(runs) == 1 and names == [runs[0].name]
-    head += [TableCell(escape(name if alone else f"{run}: {name}"), "n") for run in names for name in COLUMNS]
-    rows = []
-    for task, of in dict.fromkeys(key for one in shown for key in one):
-        values = [one.get((task, of), {}) for one in shown]
-        accuracies = [value.get(name) for value in values for name in COLUMNS]
-        rows.append([text(task_name(task)), text(of), *(number(one and 100 * one, ".2f") for one in accuracies)])
-    layers = ", ".join(f"{name} {top}" for name, top in zip(names, last, strict=True))
-    out.append(page.table(f"Accuracy of probes in %, at the highest layer that was probed ({layers}).", head, rows))
-    for index, run in enumerate(page.report.runs):
-        if probes_name(index) in page.figures:
-            name = names[runs.index(run)]
-            out.append(page.figure(probes_name(index), f"{name}: accuracy of probes by encoder layer."))
-    made = "; ".join(f"{name}: {describe_origin(run.probes)}" for name, run in zip(names, runs, strict=True))
-    out.append(paragraph(f"Made with: {made}.", class_="note"))
-    if any(_basis(run.probes) != _basis(runs[0].probes) for run in runs):
-        out.append(
-            paragraph(
-                "Do not compare these numbers: the probes of the runs have different settings, or other text.", class_="note"
-            )
-        )
-    return out
+def probes_section(report: Report) -> dict:
+    """Return accuracies at the last layer that was probed, and the names of the figures of all layers."""
+    runs = _probed(report)
+    named = {", ".join(filter(None, [run.name, run.probes_status.mark])): run for run in runs.values()}
+    alone = len(runs) == 1 and not any(run.probes_status.mark for run in runs.values())
+    columns, tops = {}, {}
+    for name, run in named.items():
+        rows = list(table_rows(run.probes))
+        tops[name] = max((layer for _, layer, *_ in rows if layer), default=0)  # the other layers are in the figure
+        last = {(task, of): values for task, layer, of, values in rows if layer == tops[name]}
+        for title in COLUMNS:
+            columns[title if alone else f"{name}: {title}"] = {key: values.get(title) for key, values in last.items()}
+    tasks = list(dict.fromkeys(key for column in columns.values() for key in column))
+    table = [Column("task", [task_name(task) for task, _ in tasks]), Column("state", [of for _, of in tasks])]
+    for title, column in columns.items():
+        table.append(numbers(title, [100 * column[task] if column.get(task) is not None else None for task in tasks], ".2f"))
+    return {
+        "columns": table,
+        "tops": tops,
+        "drawn": zip(runs, named, strict=True),
+        "made": {name: describe_origin(run.probes) for name, run in named.items()},
+        "comparable": all(_basis(run.probes) == _basis(next(iter(runs.values())).probes) for run in runs.values()),
+    }
 
 
 def _basis(entry: dict) -> tuple:

@@ -111,6 +111,12 @@ class ReportStudy:
     report: dict | None
     stale: tuple[str, ...] = ()
 
+    @property
+    def command(self) -> str:
+        """Return the command that renews the results."""
+        config = shlex.quote(f"{self.given}/config.yaml")
+        return f"tree-attention {self.form.command} --config {config} --out {shlex.quote(self.given)}"
+
 
 class ReportInputs(NamedTuple):
     """The folders of a report by their kind, each in the order given."""

@@ -1,9 +1,7 @@
-"""The contents of a page: the facts of a report, their numbers as report.json holds them, and its sections."""
+"""The facts of a report, and their numbers as report.json holds them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from html import escape
-from urllib.parse import quote
 
 from treenet.analysis.attention_stats import AttentionStats
 from treenet.analysis.encoder_attention import EncoderStats
@@ -12,7 +10,6 @@ from treenet.experiments.study import StudyForm
 from treenet.report.answer import Answer
 from treenet.report.compare import ScoreTable
 from treenet.report.lines import Frequencies, Lines
-from treenet.report.markup import TableCell, table, tag
 from treenet.report.report_inputs import ReportRun, ReportStudy
 from treenet.report.sentence_views import View
 from treenet.runs.result_provenance import recorded_origin
@@ -68,38 +65,6 @@ class Report:
     def of_classes(self) -> bool:
         """Return whether the runs are classifiers."""
         return any(run.config.get("task") == "classification" for run in self.runs)
-
-
-class Page:
-    """Sections in order, with tables and figures numbered as they come. `figures` are SVG by name."""
-
-    def __init__(self, report: Report, figures: Mapping[str, str]):
-        self.report, self.figures = report, figures
-        self.sections: list[tuple[str, str, str]] = []
-        self.views: list[dict] = []
-        self.lines: dict | None = None
-        self._tables = self._figures = 0
-
-    def table(self, caption: str, head: list[TableCell], rows: list[list[TableCell]], **more) -> str:
-        """Return a numbered table; those inside of details have no number."""
-        self._tables += 1
-        return table(caption, head, rows, title=f"Table {self._tables}", **more)
-
-    def figure(self, name: str, caption: str) -> str:
-        self._figures += 1
-        picture = self.figures[name].replace('role="img"', f'role="img" aria-label="{escape(caption)}"')
-        box = tag("div", picture, class_="box", tabindex=0, role="group", aria_label=name.replace("_", " "))
-        return tag("figure", box + tag("figcaption", f"<b>Figure {self._figures}.</b> {escape(caption)} {links(name)}"))
-
-    def add(self, anchor: str, title: str, *content: str) -> None:
-        if any(content):
-            self.sections.append((anchor, title, "".join(content)))
-
-
-def links(figure: str) -> str:
-    """Return links to the files of a figure."""
-    place = escape(quote(f"figures/{figure}"))
-    return f'<a href="{place}.svg">SVG</a>, <a href="{place}.png">PNG</a>'
 
 
 def report_numbers(report: Report) -> dict:

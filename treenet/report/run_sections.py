@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from html import escape
+
+from markupsafe import Markup
 
 from treenet.report.compare import speed
-from treenet.report.markup import TableCell, code, number, show_hash, table, tag, text
 from treenet.report.report_inputs import FINGERPRINTS, ReportRun
-from treenet.report.report_model import Page, Report
+from treenet.report.report_model import Report
+from treenet.report.tables import NONE, Column, code, fact_columns, number, show_hash
 from treenet.runs.metrics_log import best_validation
 from treeproc.common.messages import format_seconds
 from treeproc.common.provenance import Session, describe_machines, describe_packages, describe_software, read_sessions
@@ -23,17 +24,65 @@ def read_making(runs: Sequence[ReportRun]) -> dict[str, list[Session]]:
     return made | {f"data of {', '.join(names)}": read_sessions(data) for data, names in trained.items()}
 
 
-def show_training(report: Report) -> list[list[TableCell]]:
-    """Return the rows of the table of runs: time, machines and software of all sessions that trained each run."""
-    trained = [[one for one in report.made.get(run.name, ()) if one.command.startswith("train")] for run in report.runs]
-    if not any(trained):
-        return []
-    wall = [sum(one.wall_s or 0.0 for one in sessions) for sessions in trained]
-    rows = [[text("wall time of training"), *(_seconds(seconds or None) for seconds in wall)]]
-    for title, describe in (("trained on", describe_machines), ("packages", _main_packages)):
-        found = ["; ".join(dict.fromkeys(describe(one) for one in sessions)) for sessions in trained]
-        rows.append([text(title), *(TableCell(escape(one or "–"), "wrap") for one in found)])
-    return rows
+def making_section(report: Report) -> dict:
+    """Return a table with one row a command, oldest first."""
+    rows = []
+    for name, sessions in report.made.items():
+        if not sessions:
+            rows.append((name, "without provenance", *[NONE] * 7))
+        for one in sessions:
+            began = one.started.replace("T", " ").replace("Z", " UTC")
+            did = ", ".join(f"{what} {count:,}" for what, count in one.did.items())
+            made_by = describe_software(one.software), describe_packages(one.packages), describe_machines(one)
+            command = f"{one.command}: {did}" if did else one.command
+            rows.append((name, began, command, one.outcome, *made_by, _seconds(one.wall_s), _seconds(one.cpu_s)))
+    titles = ("run or data set", "began", "did", "ended", "software", "packages", "machine", "time", "CPU time")
+    columns = [
+        Column(title, cells, "n" * ("time" in title)) for title, cells in zip(titles, zip(*rows, strict=True), strict=False)
+    ]
+    return {"columns": rows and columns, "caption": "Every command that worked on a run or its data set, from provenance.json."}
+
+
+def _seconds(value: float | None) -> str:
+    return NONE if value is None else format_seconds(value)
+
+
+def runs_section(report: Report) -> dict:
+    """Return the facts and settings that differ, what all data sets share, and the settings that all runs share."""
+    runs, facts, same = report.runs, {}, {}
+    if not runs:
+        return {}
+    facts["model"] = [str(run.config["model"].get("name", "")) for run in runs]
+    examples, targets = ("training examples", "classes") if report.of_classes else ("training pairs", "target tokens")
+    for key, title in (("parameters", "parameters"), ("examples", examples), ("target_tokens", f"{targets} an epoch")):
+        facts[title] = [number(run.facts.get(key)) for run in runs]
+    facts["updates"] = [number(run.step) for run in runs]
+    if any(run.weights_sha256 for run in runs):
+        facts["averaged weights, sha256"] = [show_hash(run.weights_sha256) for run in runs]
+    # The nll of a classifier that learns the classes of phrases is over phrases, that of others over texts.
+    sign, score, title, form = (-1, "accuracy", "accuracy", ".2%") if report.of_classes else (1, "nll", "NLL", ".3f")
+    best = [best_validation(run.metrics, lambda line: sign * line.get(score, math.nan)) for run in runs]
+    facts[f"best validation {title}"] = [number(line and line[score], form) for line in best]
+    facts["at update"] = [number(line and line["step"]) for line in best]
+    facts[f"{targets} a second, median"] = [number(speed(run), ",.0f") for run in runs]
+    trained = [[one for one in report.made.get(run.name, ()) if one.command.startswith("train")] for run in runs]
+    if any(trained):
+        facts["wall time of training"] = [_seconds(sum(one.wall_s or 0.0 for one in sessions) or None) for sessions in trained]
+        for title, describe in (("trained on", describe_machines), ("packages", _main_packages)):
+            facts[title] = [_wrapped("; ".join(dict.fromkeys(map(describe, sessions))) or NONE) for sessions in trained]
+    rule = len(facts)
+    if any(run.trees for run in runs):
+        facts["trees of the data"] = [run.trees or NONE for run in runs]
+    for key, title in FINGERPRINTS.items():
+        found = [run.fingerprints.get(key) for run in runs]
+        if len(set(found)) == 1 and found[0]:
+            same[title] = found[0]
+        elif any(found):
+            facts[f"{title}, fingerprint"] = [code(value) if value else NONE for value in found]
+    facts |= {code(key): map(_value, values) for key, values in report.differing.items() if key != "model.name"}
+    settings = [Column("setting", list(map(code, report.shared))), Column("value", list(map(_value, report.shared.values())))]
+    facts = fact_columns("fact or setting", [run.name for run in runs], facts)
+    return {"facts": facts, "rule": rule, "same": same, "settings": settings}
 
 
 def _main_packages(session: Session) -> str:
@@ -41,99 +90,14 @@ def _main_packages(session: Session) -> str:
     return "; ".join(dict.fromkeys(map(describe_packages, found)))
 
 
-def show_making(page: Page) -> str:
-    """Show one row a command, oldest first."""
-    if not page.report.made:
-        return ""
-    titles = ("run or data set", "began", "did", "ended", "software", "packages", "machine")
-    head = [*map(text, titles), TableCell("time", "n"), TableCell("CPU time", "n")]
-    rows = []
-    for name, sessions in page.report.made.items():
-        if not sessions:
-            rows.append([text(name), text("without provenance"), *[text("–")] * (len(head) - 2)])
-        for session in sessions:
-            began = session.started.replace("T", " ").replace("Z", " UTC")
-            did = ", ".join(f"{what} {count:,}" for what, count in session.did.items())
-            made_by = (describe_software(session.software), describe_packages(session.packages), describe_machines(session))
-            cells = [name, began, f"{session.command}: {did}" if did else session.command, session.outcome, *made_by]
-            rows.append([*map(text, cells), _seconds(session.wall_s), _seconds(session.cpu_s)])
-    return page.table("Every command that worked on a run or its data set, from provenance.json.", head, rows)
-
-
-def _seconds(value: float | None) -> TableCell:
-    return TableCell("–" if value is None else format_seconds(value), "n")
-
-
-def show_runs(page: Page) -> list[str]:
-    """Show facts, settings that differ, and the settings that all runs share."""
-    report, out = page.report, []
-    if not report.runs:
-        return out
-    rows = [[text("model"), *(TableCell(escape(str(run.config["model"].get("name", ""))), "n") for run in report.runs)]]
-    examples, targets = ("training examples", "classes") if report.of_classes else ("training pairs", "target tokens")
-    facts = (("parameters", "parameters"), ("examples", examples), ("target_tokens", f"{targets} an epoch"))
-    for key, title in facts:
-        rows.append([text(title), *(number(run.facts.get(key)) for run in report.runs)])
-    rows.append([text("updates"), *(number(run.step) for run in report.runs)])
-    if any(run.weights_sha256 for run in report.runs):
-        rows.append([text("averaged weights, sha256"), *(show_hash(run.weights_sha256) for run in report.runs)])
-    title, best = _best_validations(report)
-    rows.append([text(title), *(value for value, _ in best)])
-    rows.append([text("at update"), *(number(step) for _, step in best)])
-    rows.append([text(f"{targets} a second, median"), *(number(speed(run), ",.0f") for run in report.runs)])
-    rows += show_training(report)
-    rules = [len(rows)]
-    if any(run.trees for run in report.runs):
-        rows.append([text("trees of the data"), *(TableCell(escape(run.trees or "–"), "n") for run in report.runs)])
-    same = {}
-    for key, title in FINGERPRINTS.items():
-        found = [run.fingerprints.get(key) for run in report.runs]
-        if len(set(found)) == 1 and found[0]:
-            same[title] = found[0]
-        elif any(found):
-            rows.append([text(f"{title}, fingerprint"), *(TableCell(code(value) if value else "–", "n") for value in found)])
-    for key, values in report.differing.items():
-        if key != "model.name":
-            rows.append([TableCell(code(key)), *(TableCell(escape(_value(value)), "n") for value in values)])
-    head = [text("fact or setting"), *(TableCell(escape(run.name), "n") for run in report.runs)]
-    caption = "The runs, and every setting in which they differ." if len(report.runs) > 1 else "The run."
-    out.append(page.table(caption, head, rows, rules=[rule for rule in rules if rule < len(rows)]))
-    if same:
-        who = "All runs have the same data" if len(report.runs) > 1 else "The data"
-        message = ", ".join(f"{escape(title)} {code(value)}" for title, value in same.items())
-        out.append(tag("p", f"{who}, by fingerprint: {message}.", class_="note"))
-    shared = [[TableCell(code(key)), TableCell(escape(_value(value)))] for key, value in report.shared.items()]
-    count = f"{len(shared)} settings " + ("that all runs share" if len(report.runs) > 1 else "of the run")
-    settings = table("Values as in config.yaml.", [text("setting"), text("value")], shared)
-    out.append(tag("details", tag("summary", count) + settings))
-    return out
+def _wrapped(text: str) -> Markup:
+    """Return a text of several lines for a column of numbers."""
+    return Markup('<span class="wrap">{}</span>').format(text)
 
 
 def _value(value: object) -> str:
     if value is None:
-        return "–"
+        return NONE
     if isinstance(value, bool):
         return str(value).lower()  # as in YAML
     return ", ".join(map(_value, value)) if isinstance(value, list) else str(value)
-
-
-def show_curves(page: Page) -> str:
-    """Show the figure of learning curves, if a run has metrics."""
-    if "learning_curves" not in page.figures:
-        return ""
-    below = "target tokens a second, by update."
-    if page.report.of_classes:
-        below = "accuracy there, by update. Compare accuracies: the first is over phrases if a model learns their classes."
-    said = f"Negative log-likelihood of training batches (thin) and of the validation split, and {below}"
-    return page.figure("learning_curves", said)
-
-
-def _best_validations(report: Report) -> tuple[str, list[tuple[TableCell, int | None]]]:
-    """Return a title, and for each run its best value on valid and the update of it.
-
-    Classifiers have their accuracy: the nll of a model that learns the classes of phrases is over phrases, that of others over
-    texts.
-    """
-    sign, score, title, form = (-1, "accuracy", "accuracy", ".2%") if report.of_classes else (1, "nll", "NLL", ".3f")
-    best = [best_validation(run.metrics, lambda line: sign * line.get(score, math.nan)) for run in report.runs]
-    return f"best validation {title}", [(number(line and line[score], form), line and line["step"]) for line in best]

@@ -1,39 +1,25 @@
 """The sections of scores and of ablations, and the charts of scores by buckets."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from treenet.evaluation.significance import EXPLAINED
-from treenet.report.compare import Bucket, ScoreTable, bucket_tables
+from treenet.report.class_sections import classes_section
+from treenet.report.compare import ScoreTable, bucket_tables
 from treenet.report.figures import FAINT
 from treenet.report.lines import Frequencies
-from treenet.report.markup import (
-    TableCell,
-    bullets,
-    code,
-    metric_name,
-    number,
-    paragraph,
-    result_name,
-    show_p_value,
-    show_status,
-    table,
-    tag,
-    text,
-)
-from treenet.report.report_model import Page
+from treenet.report.report_model import Report
+from treenet.report.tables import NONE, Column, number, numbers, show_p_value, shown
 from treenet.runs.result_provenance import ResultStatus, data_fingerprint, describe_decoding, describe_weights, short
-from treenet.tasks.translation_metrics import MAIN, METRICS
+from treenet.tasks.translation_metrics import MAIN, METRIC_TITLES, METRICS
 from treeproc.common.provenance import describe_software
 
 _MARKERS = "os^DvP"
 _LEAST_SPAN = 1.0  # of the axis of scores
 _WHAT = {"words": "words of the source", "depth": "depth of the source's tree", "parse_score": "score of the source's parse"}
-FREQUENCY = "frequency"
 
 
 @dataclass(frozen=True)
@@ -46,47 +32,65 @@ class ScoreSeries:
     values: list[float | None]
 
 
-def chart_name(number: int, kind: str) -> str:
-    """Return the name of the chart of one kind of bucket, of a table of scores."""
-    return f"scores_by_{kind}_{number + 1}"
+@dataclass(frozen=True)
+class Breakdown:
+    """Scores by bucket: the name and axes of their chart, the names of buckets, what it shows by row of scores, and a table."""
+
+    chart: str
+    what: str
+    axis: str
+    value: str
+    names: list[str]
+    rows: dict[int, list[float | None]]
+    columns: list[Column]
 
 
-def charted_metric(buckets: Sequence[Bucket]) -> str:
-    """Return the metric that a chart shows: the first one. The table beside it has all."""
-    return next((metric for bucket in buckets for values in bucket.values.values() for metric in values), MAIN)
+def metric_name(name: str) -> str:
+    """Return `tokenised BLEU` for `bleu_tokenized`. Metrics that are not known here keep the words of their names."""
+    return METRIC_TITLES.get(name, name.replace("_", " "))
+
+
+def _break_down(number: int, scores: ScoreTable, frequencies: Frequencies) -> Iterator[Breakdown]:
+    """Yield the scores of table `number` by every kind of bucket, then those of words by their frequency."""
+    names = [row.name(scores.split) for row in scores.rows]
+    for kind, buckets in bucket_tables(scores).items():
+        metrics = list(dict.fromkeys(name for bucket in buckets for values in bucket.values.values() for name in values))
+        rows = [row for row in range(len(names)) if any(row in bucket.values for bucket in buckets)]
+        found = {(row, m): [bucket.values.get(row, {}).get(m) for bucket in buckets] for row in rows for m in metrics}
+        first, what = metrics[0] if metrics else MAIN, _WHAT.get(kind, kind)  # the chart has the first one, the table has all
+        columns = [Column(kind, [bucket.name for bucket in buckets]), numbers("sentences", [one.num_examples for one in buckets])]
+        for (row, metric), values in found.items():
+            columns.append(numbers(names[row] + f", {metric_name(metric)}" * (len(metrics) > 1), values, ".2f"))
+        shown = f"{what} (sentences)", f"{metric_name(first)} on {scores.split}"
+        counts = [f"{bucket.name} ({bucket.num_examples:,})" for bucket in buckets]
+        of_rows = {row: found.get((row, first), []) for row in rows}
+        yield Breakdown(f"scores_by_{kind}_{number}", what, *shown, counts, of_rows, columns)
+    if frequencies.missing:
+        return
+    buckets = frequencies.buckets
+    of_rows = {row: [bucket.f1[place] for bucket in buckets] for place, row in enumerate(frequencies.rows)}
+    different = [{value for value in bucket.f1 if value is not None} for bucket in buckets]
+    best = [max(values) if len(values) > 1 else math.nan for values in different]
+    columns = [Column("times in training", [bucket.name for bucket in buckets]), numbers("words", [one.words for one in buckets])]
+    for row, values in of_rows.items():
+        bold = [place for place, value in enumerate(values) if value == best[place]]
+        columns.append(numbers(names[row], values, ".2f", bold))
+    shown, counts = ("times in training (words)", f"F1 on {scores.split}"), [f"{one.name} ({one.words:,})" for one in buckets]
+    yield Breakdown(f"scores_by_frequency_{number}", "", *shown, counts, of_rows, columns)
 
 
 def draw_scores(
     tables: Sequence[ScoreTable], frequencies: Sequence[Frequencies], colors: Mapping[str, str]
 ) -> Iterator[tuple[str, Figure]]:
     """Yield charts by name. A kind with a single bucket gets no chart: it would show nothing."""
-    for order, (scores, found) in enumerate(zip(tables, frequencies, strict=True)):
-        for kind, buckets in bucket_tables(scores).items():
-            if len(buckets) > 1:
-                metric = charted_metric(buckets)
-                places = [place for place in range(len(scores.rows)) if any(place in bucket.values for bucket in buckets)]
-                values = [[bucket.values.get(place, {}).get(metric) for bucket in buckets] for place in places]
-                names = [f"{bucket.name} ({bucket.num_examples:,})" for bucket in buckets]
-                title = f"{metric_name(metric)} on {scores.split}"
-                figure = draw_buckets(
-                    names, _series(scores, places, values, colors), f"{_WHAT.get(kind, kind)} (sentences)", title
-                )
-                yield chart_name(order, kind), figure
-        if len(found.buckets) > 1:
-            values = [[bucket.f1[column] for bucket in found.buckets] for column in range(len(found.rows))]
-            names = [f"{bucket.name} ({bucket.words:,})" for bucket in found.buckets]
-            series = _series(scores, found.rows, values, colors)
-            yield chart_name(order, FREQUENCY), draw_buckets(names, series, "times in training (words)", f"F1 on {scores.split}")
-
-
-def _series(
-    scores: ScoreTable, places: Sequence[int], values: Sequence[list[float | None]], colors: Mapping[str, str]
-) -> list[ScoreSeries]:
-    rows = [scores.rows[place] for place in places]
-    return [
-        ScoreSeries(result_name(row, scores.split), colors[row.run], row.result != scores.split, own)
-        for row, own in zip(rows, values, strict=True)
-    ]
+    for order, (scores, found) in enumerate(zip(tables, frequencies, strict=True), 1):
+        for one in _break_down(order, scores, found):
+            rows = [(scores.rows[row], values) for row, values in one.rows.items()]
+            series = [
+                ScoreSeries(row.name(scores.split), colors[row.run], row.result != scores.split, values) for row, values in rows
+            ]
+            if len(one.names) > 1:
+                yield one.chart, draw_buckets(one.names, series, one.axis, one.value)
 
 
 def draw_buckets(names: Sequence[str], series: Sequence[ScoreSeries], axis: str, value: str) -> Figure:
@@ -111,48 +115,36 @@ def draw_buckets(names: Sequence[str], series: Sequence[ScoreSeries], axis: str,
     return figure
 
 
-def show_scores(page: Page) -> list[str]:
-    out = []
-    for place, (scores, frequencies) in enumerate(zip(page.report.scored.tables, page.report.scored.frequencies, strict=True)):
-        shown = [row for row in scores.rows if not (row.unlearned or (scores.baseline and scores.baseline.unlearned))]
-        tested = [metric for metric in scores.metrics if any(metric in row.tests for row in shown)]
-        head = [text("result")]
-        for metric in scores.metrics:
-            head.append(TableCell(escape(metric_name(metric)), "n"))
-            head += [TableCell("difference", "n"), TableCell("p", "n")] if metric in tested else []
-        rows, signatures = [], scores.signatures()
-        comparable = [name for name in scores.metrics if len(scores.rows) > 1 and len(signatures.get(name, ())) < 2]
-        fresh = [row for row in scores.rows if not row.status.changed and not row.unlearned]
-        best = {name: best_value(name, [row.values[name] for row in fresh if name in row.values]) for name in comparable}
-        for row in scores.rows:
-            cells = [text(result_name(row, scores.split))]
-            for metric in scores.metrics:
-                value = row.values.get(metric)
-                is_best = value is not None and value == best.get(metric) and row in fresh
-                cells.append(number(value, ".3f" if metric == "nll" else ".2f", "n best" if is_best else "n"))
-                if metric in tested:
-                    test = row.tests.get(metric) if row in shown else None
-                    cells.append(number(test and test.difference, "+.2f") if test else TableCell("", "n"))
-                    cells.append(TableCell(show_p_value(test.p_two_sided), "n") if test else TableCell("", "n"))
-            rows.append(cells)
-        count = max((row.record.get("num_examples", 0) for row in scores.rows), default=0)
-        caption = f"Scores on {scores.split}, {count:,} sentences."
-        if tested:
-            caption += (
-                f" Differences are from {result_name(scores.baseline, scores.split)}. p is of these weights alone: {EXPLAINED}. "
-                "The best value of a column is bold, also with a high p."
-            )
-        out.append(page.table(caption, head, rows))
-        out += [paragraph(note, class_="note") for note in scores.notes]
-        out.append(_origins(scores))
-        lines = [f"{escape(metric_name(metric))}: {', '.join(map(code, found))}" for metric, found in signatures.items()]
-        test = next((row.tests[metric] for metric in tested[:1] for row in scores.rows if metric in row.tests), None)
-        lines += [f"test: {code(test.signature)}"] if test else []
-        out.append(tag("details", tag("summary", "Signatures") + bullets(lines)) if lines else "")
-        for kind, buckets in bucket_tables(scores).items():
-            out += _buckets(page, scores, chart_name(place, kind), kind, buckets)
-        out += _frequencies(page, scores, chart_name(place, FREQUENCY), frequencies)
-    return out
+def scores_section(report: Report) -> dict:
+    """Return scores, their origins, signatures and charts, by table; and what is known of classifiers."""
+    pairs = zip(report.scored.tables, report.scored.frequencies, strict=True)
+    return {"scores": [(*one, _show(place, *one)) for place, one in enumerate(pairs, 1)], **classes_section(report)}
+
+
+def _show(place: int, scores: ScoreTable, frequencies: Frequencies) -> dict:
+    rows, base, signatures = scores.rows, scores.baseline, scores.signatures()
+    learned = [not (row.unlearned or (base and base.unlearned)) for row in rows]
+    fresh = [not row.status.changed and not row.unlearned for row in rows]
+    columns, signed = [Column("result", [row.name(scores.split) for row in rows])], []
+    for metric in scores.metrics:
+        values = [row.values.get(metric) for row in rows]
+        best = best_value(metric, [value for value, own in zip(values, fresh, strict=True) if own and value is not None])
+        comparable = len(rows) > 1 and len(signatures.get(metric, ())) < 2
+        bold = [row for row, value in enumerate(values) if comparable and fresh[row] and value is not None and value == best]
+        columns.append(numbers(metric_name(metric), values, ".3f" if metric == "nll" else ".2f", bold))
+        tests = [row.tests.get(metric) if own else None for row, own in zip(rows, learned, strict=True)]
+        if any(tests):
+            columns.append(shown("difference", tests, lambda test: number(test.difference, "+.2f")))
+            columns.append(shown("p", tests, lambda test: show_p_value(test.p_two_sided)))
+            signed = signed or [("test", [next(row.tests[metric].signature for row in rows if metric in row.tests)])]
+    return {
+        "columns": columns,
+        "count": max((row.record.get("num_examples", 0) for row in rows), default=0),
+        "tested": signed,
+        "origins": _origins(scores),
+        "signatures": [(metric_name(metric), found) for metric, found in signatures.items()] + signed,
+        "breakdowns": _break_down(place, scores, frequencies),
+    }
 
 
 def best_value(metric: str, values: list[float]) -> float | None:
@@ -161,87 +153,28 @@ def best_value(metric: str, values: list[float]) -> float | None:
     return (min if lower else max)(values, default=None)
 
 
-def _origins(scores: ScoreTable) -> str:
-    """Show the table of the origins of results."""
-    head = [text(name) for name in ("result", "weights", "data", "decoding", "software")]
-    rows = []
-    for row in scores.rows:
-        made_by = row.record.get("software")
-        cells = [describe_weights(row.record), short(data_fingerprint(row.record)), describe_decoding(row.record) or "–"]
-        cells.append(describe_software(made_by) if isinstance(made_by, dict) else "not recorded")
-        rows.append([text(result_name(row, scores.split)), *map(text, cells)])
-    caption = "Weights: first digits of the sha256. Data: first digits of the fingerprint."
-    return tag("details", tag("summary", "Origin of each result") + table(caption, head, rows))
-
-
-def _buckets(page: Page, scores: ScoreTable, chart: str, kind: str, buckets: list[Bucket]) -> list[str]:
-    """Return one column a result and metric."""
-    metrics = list(dict.fromkeys(name for bucket in buckets for values in bucket.values.values() for name in values))
-    results = [result for result in range(len(scores.rows)) if any(result in bucket.values for bucket in buckets)]
-    columns = [(result, metric) for result in results for metric in metrics]
-    names = [result_name(scores.rows[r], scores.split) + (f", {metric_name(m)}" if len(metrics) > 1 else "") for r, m in columns]
-    head = [text(kind), TableCell("sentences", "n"), *(TableCell(escape(name), "n") for name in names)]
-    rows = []
-    for bucket in buckets:
-        values = (number(bucket.values.get(result, {}).get(metric), ".2f") for result, metric in columns)
-        rows.append([text(bucket.name), number(bucket.num_examples), *values])
-    message = f"by {_WHAT.get(kind, kind)}"
-    shown, what = metric_name(charted_metric(buckets)), metric_name(metrics[0]) if len(metrics) == 1 else "Scores"
-    caption = f"{what} on {scores.split} {message}."
-    return _chart(
-        page, chart, f"{shown} on {scores.split} {message}, with the number of sentences.", message, caption, head, rows
-    )
-
-
-def _chart(
-    page: Page, chart: str, said: str, summary: str, caption: str, head: list[TableCell], rows: list[list[TableCell]]
-) -> list[str]:
-    """Return a figure and its numbers below; the table alone where nothing was drawn."""
-    if chart not in page.figures:
-        return [page.table(caption, head, rows)]
-    numbers = tag("details", tag("summary", f"The same as a table, {summary}") + table(caption, head, rows))
-    return [page.figure(chart, said), numbers]
-
-
-def _frequencies(page: Page, scores: ScoreTable, chart: str, found: Frequencies) -> list[str]:
-    if found.missing:
-        return [paragraph(f"No scores by frequency of words on {scores.split}: {found.missing}.", class_="note")]
-    names = [result_name(scores.rows[place], scores.split) for place in found.rows]
-    head = [text("times in training"), TableCell("words", "n"), *(TableCell(escape(name), "n") for name in names)]
-    rows = []
-    for bucket in found.buckets:
-        values = {value for value in bucket.f1 if value is not None}
-        best = max(values) if len(values) > 1 else None
-        cells = (number(value, ".2f", "n best" if value is not None and value == best else "n") for value in bucket.f1)
-        rows.append([text(bucket.name), number(bucket.words), *cells])
-    said = (
-        f"F1 of words on {scores.split} by how often they occur in the {found.training_lines:,} lines of the training text, with "
-        f"the number of words in the references. Words are tokens of sacrebleu's {found.tokenizer}. A word counts as right at "
-        "most as often as the reference has it."
-    )
-    caption = f"{said} The highest value of a row is bold."
-    out = _chart(page, chart, said, "by frequency of words", caption, head, rows)
-    return [*out, *(paragraph(note, class_="note") for note in found.notes)]
-
-
-def show_ablations(page: Page) -> str:
-    """Show Table 3 of the paper."""
-    chosen = page.report.ablations
-    found = [(name, run, run.scores.get(page.report.split, {})) for name, run in chosen]
-    metrics = list(dict.fromkeys(m for scores in page.report.scored.tables for m in scores.metrics))
-    metrics = [metric for metric in metrics if any(metric in record for _, _, record in found)]
-    if not metrics:
-        return ""
-    head = [
-        text("model"),
-        text("run"),
-        TableCell("updates", "n"),
-        *(TableCell(escape(metric_name(metric)), "n") for metric in metrics),
+def _origins(scores: ScoreTable) -> list[Column]:
+    records = [row.record for row in scores.rows]
+    software = [record.get("software") for record in records]
+    return [
+        Column("result", [row.name(scores.split) for row in scores.rows]),
+        Column("weights", list(map(describe_weights, records))),
+        Column("data", [short(data_fingerprint(record)) for record in records]),
+        Column("decoding", [describe_decoding(record) or NONE for record in records]),
+        Column("software", [describe_software(one) if isinstance(one, dict) else "not recorded" for one in software]),
     ]
-    rows = []
-    for name, run, record in found:
-        shown = run.name + show_status(run.statuses.get(page.report.split, ResultStatus()))
-        cells = [text(name), text(shown), number(run.step)]
-        rows.append([*cells, *(number(record.get(metric), ".2f") for metric in metrics)])
-    caption = f"What each part of the tree attention gives (as Table 3 of the paper), on {page.report.split}."
-    return page.table(caption, head, rows)
+
+
+def ablations_section(report: Report) -> dict:
+    """Return Table 3 of the paper."""
+    names, runs = zip(*report.ablations, strict=True) if report.ablations else ((), ())
+    records = [run.scores.get(report.split, {}) for run in runs]
+    metrics = dict.fromkeys(m for scores in report.scored.tables for m in scores.metrics if any(m in one for one in records))
+    columns = [
+        Column("model", names),
+        Column("run", [run.statuses.get(report.split, ResultStatus()).marked(run.name) for run in runs]),
+        numbers("updates", [run.step for run in runs]),
+        *(numbers(metric_name(metric), [record.get(metric) for record in records], ".2f") for metric in metrics),
+    ]
+    caption = f"What each part of the tree attention gives (as Table 3 of the paper), on {report.split}."
+    return {"columns": metrics and columns, "caption": caption}

@@ -8,7 +8,6 @@ of DejaVu Sans, which is wider than most fonts of a browser.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from html import escape
 from urllib.parse import quote
 
 import numpy as np
@@ -245,23 +244,3 @@ def lay_out(view: View) -> TreeLayout:
 
 def _words(pieces: list[str]) -> list[str]:
     return "".join(pieces).replace(WORD_START, " ").split()
-
-
-def draw_svg(layout: TreeLayout, label: str) -> str:
-    """Draw the tree for the page; what has `data-p` is shaded by the script."""
-    out = [
-        f'<svg class="tree" role="img" aria-label="{escape(label)}" width="{layout.width:.0f}" height="{layout.height:.0f}" '
-        f'viewBox="0 0 {layout.width:.0f} {layout.height:.0f}">'
-    ]
-    lines = ["M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in line) for line in layout.corners()]
-    out.append(f'<path class="edges" d="{"".join(lines)}"/>')
-    for position, box in enumerate(layout.boxes):
-        kind = "leaf" if box.is_leaf else "node"
-        title = box.text if box.is_leaf else f"{box.text}: {box.phrase}"
-        place = f'x="{box.x - box.half:.1f}" y="{box.y - BOX_HEIGHT / 2:.1f}" width="{2 * box.half:.1f}" height="{BOX_HEIGHT}"'
-        out.append(
-            f'<g class="{kind}" data-p="{position}"><title>{escape(title)}</title><rect {place} rx="{3 if box.is_leaf else 9}"/>'
-            f'<text class="name" x="{box.x:.1f}" y="{box.y - 1.5:.1f}">{escape(box.text)}</text>'
-            f'<text class="share" x="{box.x:.1f}" y="{box.y + 10:.1f}"></text></g>'
-        )
-    return "".join([*out, "</svg>"])

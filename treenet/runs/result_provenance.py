@@ -65,6 +65,15 @@ class ResultStatus:
     command: str = ""
     recorded: bool = True
 
+    @property
+    def mark(self) -> str:
+        """Return a mark for a result that is not known to be of the run as it is; empty for all others."""
+        return "stale" if self.changed else "" if self.recorded else "without provenance"
+
+    def marked(self, name: str) -> str:
+        """Return the name of the result with the mark behind it."""
+        return f"{name} ({self.mark})" if self.mark else name
+
     def describe(self) -> str:
         """Describe a stale result for a person, after its name and a verb."""
         return f"stale: the run has changed since then ({self.changed}); to renew it: {self.command}"
