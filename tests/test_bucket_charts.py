@@ -5,7 +5,7 @@ import math
 import pytest
 
 from treenet.evaluation.buckets import FrequencyBucket
-from treenet.report.compare import ScoreRow, ScoreTable, _note_buckets, bucket_tables
+from treenet.report.compare import ScoreRow, ScoreTable, _notes, bucket_tables
 from treenet.report.figures import SERIES, save_chart, style
 from treenet.report.lines import Frequencies
 from treenet.report.score_sections import draw_scores
@@ -67,8 +67,7 @@ def test_runs_on_other_trees_share_no_bucket_of_depth():
     table = make_table()
     for row, trees in zip(table.rows, ("parsed", "shuffled", "parsed"), strict=True):
         row.record["data"] = {"fingerprint": trees, "parsed_fingerprint": "same"}
-    _note_buckets(table)
-    assert table.notes == ["plain, test: no scores by depth; its data set has other sentences in a bucket."]
+    assert list(_notes(table, [])) == ["plain, test: no scores by depth; its data set has other sentences in a bucket."]
     found = bucket_tables(table)
     assert [list(bucket.values) for bucket in found["depth"]] == [[0]] and list(found["words"][0].values) == [0, 1, 2]
 

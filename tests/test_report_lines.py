@@ -41,7 +41,7 @@ def make_lines(count: int, systems: Sequence[str] = ("plain", "tree", "other"), 
 
 
 def render(lines: Lines) -> str:
-    report = Report("Title", "test", [], [], None, {}, {}, [], [], {}, [], Inside(), Scored(lines=lines))
+    report = Report("Title", "test", [], [], {}, {}, [], [], {}, [], Inside(), Scored(lines=lines))
     return render_page(report, {})
 
 

@@ -275,13 +275,9 @@ def _of_cells(cells: Iterable[Mapping], system: str) -> dict[str, str]:
 
 
 def _in_unit(test: SeedTest, unit: float) -> SeedTest:
-    seeds, sentences, seen = (
-        None if value is None else unit * value for value in (test.seeds_error, test.sentences_error, test.seen)
-    )
+    numbers = {name: getattr(test, name) for name in ("difference", "seeds_error", "sentences_error", "seen")}
     interval = (unit * test.interval[0], unit * test.interval[1]) if test.interval else None
-    return replace(
-        test, difference=unit * test.difference, interval=interval, seeds_error=seeds, sentences_error=sentences, seen=seen
-    )
+    return replace(test, interval=interval, **{name: value and unit * value for name, value in numbers.items()})
 
 
 def _answer_scaling(study: ReportStudy) -> Answer:

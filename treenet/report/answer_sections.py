@@ -1,11 +1,11 @@
 """The answer, on the first screen of a page, and the sections of studies: of data sizes, and of comparisons over seeds."""
 
+from collections.abc import Callable
 from operator import itemgetter
 
 from matplotlib.figure import Figure
 
 from treenet.evaluation.significance import EXPLORATORY, FEWEST_SEEDS, SeedTest
-from treenet.experiments import scaling_report, seeds_report
 from treenet.experiments.scaling_table import (
     EXPLAIN_POINTS,
     describe_slopes,
@@ -17,9 +17,9 @@ from treenet.experiments.scaling_table import (
 )
 from treenet.experiments.seeds import MEASURES
 from treenet.experiments.seeds_report import explain, headline_test, shown_columns
-from treenet.experiments.study import notes_about_cells, say_unlearned_cells
+from treenet.experiments.study import StudyForm, notes_about_cells, say_unlearned_cells
 from treenet.report.answer import Answer
-from treenet.report.figures import FAINT, INK, SERIES
+from treenet.report.figures import FAINT, INK, SERIES, name_rows
 from treenet.report.report_model import Report
 from treenet.report.tables import NONE, Column, number, numbers, show_interval, show_p_value, shown
 from treenet.tasks.translation_metrics import METRIC_TITLES
@@ -71,11 +71,8 @@ def draw_answer(answer: Answer) -> Figure | None:
         axes.plot(row.difference, place, "o", color=SERIES[0], ms=6)
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, -_LEAST), max(high, _LEAST))
-    axes.set_yticks(range(len(rows)), [row.system for row in rows])
+    name_rows(axes, range(len(rows)), [row.system for row in rows])
     axes.set(xlabel=f"{answer.title}, difference from {rows[0].against}", ylim=(-0.6, len(rows) - 0.4))
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
     return figure
 
 
@@ -89,14 +86,13 @@ def show_p_values(test: SeedTest) -> list[str]:
 _NAMES = ("model", "unpaired", "metric", "by nll on valid")  # columns of names in the tables below the first
 
 
-def scaling_section(report: Report) -> dict:
-    """Return figure, tables and notes of every study of the size of the training data."""
-    return {"studies": [(*one, _scaling(one[1].report)) for one in report.of_form(scaling_report.FORM)]}
+def study_section(form: StudyForm, show: Callable[[dict], dict], report: Report) -> dict:
+    """Return name of the figure, the study, and what `show` makes of its results, for each study of a form."""
+    return {"studies": [(figure, one, one.report and show(one.report)) for figure, one in report.of_form(form)]}
 
 
-def _scaling(report: dict | None) -> dict:
-    if report is None:
-        return {}
+def show_scaling(report: dict) -> dict:
+    """Return caption, tables and notes of a study of the size of the training data."""
     points, metric = report["points"], report["metric"]
     found = [read_comparison(point) for point in points]
     tests = [one and one[0] for one in found]
@@ -132,14 +128,8 @@ def _p_columns(tests: list[SeedTest | None]) -> list[Column]:
     return [shown(title, p_values, itemgetter(place)) for place, title in enumerate(("p", "p, Holm"))]
 
 
-def seeds_section(report: Report) -> dict:
-    """Return figure, table and notes of every comparison over seeds."""
-    return {"studies": [(*one, _comparison(one[1].report)) for one in report.of_form(seeds_report.FORM)]}
-
-
-def _comparison(report: dict | None) -> dict:
-    if report is None:
-        return {}
+def show_comparison(report: dict) -> dict:
+    """Return caption, table and notes of a comparison over seeds."""
     measures, rows = MEASURES[report["task"]], report["systems"]
     tests = [headline_test(row, measures) for row in rows]
     columns = [

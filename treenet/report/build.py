@@ -1,5 +1,6 @@
 """The builder of reports: from run folders to index.html, report.json, figures/*.png and *.svg."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,7 +66,6 @@ def write_report(settings: ReportSettings, out: Path) -> list[Path]:
         split=settings.split,
         runs=runs,
         studies=studies,
-        baseline=baseline,
         differing=differing,
         shared=shared,
         warnings=warnings(runs, baseline) if baseline else [],
@@ -80,7 +80,7 @@ def write_report(settings: ReportSettings, out: Path) -> list[Path]:
     remove_leftovers(out / FIGURES)
     tell("drawing figures")
     figures = _draw(report, out / FIGURES)
-    names = sorted([*figures, *(view.figure for views in inside.views.values() for view in views)])
+    names = sorted([*figures, *(view.figure for view in inside.pictures)])
     files = [out / FIGURES / f"{name}.{end}" for name in names for end in ("png", "svg")]
     _remove_old(out, {path.name for path in files})
     atomic_write(out / NUMBERS, json_bytes({**report_numbers(report), "figures": [path.name for path in files]}))
@@ -133,49 +133,43 @@ def _look_inside(runs: list[ReportRun], baseline: ReportRun | None, settings: Re
 
 def _fit(views: dict[int, list[View]]) -> tuple[dict[int, list[View]], int, int]:
     """Return the views whose weights have room in the page, and the numbers of lines left out or without self-attention."""
-    total = left_out = without_encoder = 0
-    for count, of_line in enumerate(views.values()):
-        total += sum(len(pack(view.weights)) for view in of_line)
-        if total > _MOST_WEIGHTS and count:
-            left_out = len(views) - count
-            views = dict(list(views.items())[:count])
-            break
-    total = 0
+    kept: dict[int, list[View]] = {}
+    total = total_of_self = without_encoder = 0
     for number, of_line in views.items():
-        total += sum(len(pack(view.self_weights)) for view in of_line if view.self_weights is not None)
-        if total > _MOST_SELF_WEIGHTS:
-            views[number] = [replace(view, self_weights=None) for view in of_line]
-            without_encoder += any(view.self_weights is not None for view in of_line)
-    return views, left_out, without_encoder
+        total += sum(len(pack(view.weights)) for view in of_line)
+        if total > _MOST_WEIGHTS and kept:
+            break
+        own = [len(pack(view.self_weights)) for view in of_line if view.self_weights is not None]
+        total_of_self += sum(own)
+        full = total_of_self > _MOST_SELF_WEIGHTS
+        without_encoder += full and bool(own)
+        kept[number] = [replace(view, self_weights=None) for view in of_line] if full else of_line
+    return kept, len(views) - len(kept), without_encoder
 
 
 def _draw(report: Report, folder: Path) -> dict[str, str]:
     """Write all figures. Return the SVG of those that the page shows, by name."""
-    figures: dict[str, str] = {}
-
-    def draw(name: str, figure: Figure) -> None:
-        figures[name] = save_chart(figure, folder, name)
-
-    colors = run_colors([run.name for run in report.runs])
     with style():
-        for answer in report.answers:
-            if not answer.of_study and (chart := draw_answer(answer)):
-                draw(ANSWER, chart)
-        if curves := {run.name: run.metrics for run in report.runs if run.metrics}:
-            with matplotlib.rc_context({"axes.prop_cycle": matplotlib.cycler(color=[colors[name] for name in curves])}):
-                below = ("accuracy", "validation\naccuracy") if report.of_classes else ("tokens_per_s", "target tokens/s")
-                draw("learning_curves", draw_curves(curves, "", *below))
-        for name, study in (found for form in FORMS for found in report.of_form(form)):
-            if study.report:
-                draw(name, study.form.picture(study.report))
-        for name, figure in draw_scores(report.scored.tables, report.scored.frequencies, colors):
-            draw(name, figure)
-        for name, figure in draw_inside(report, colors):
-            draw(name, figure)
-        for views in report.inside.views.values():
-            for view in views:
-                save_figure(draw_tree(view, lay_out(view)), folder, view.figure)
+        figures = {name: save_chart(figure, folder, name) for name, figure in _charts(report)}
+        for view in report.inside.pictures:
+            save_figure(draw_tree(view, lay_out(view)), folder, view.figure)
     return figures
+
+
+def _charts(report: Report) -> Iterator[tuple[str, Figure]]:
+    colors = run_colors([run.name for run in report.runs])
+    for answer in report.answers:
+        if not answer.of_study and (chart := draw_answer(answer)):
+            yield ANSWER, chart
+    if curves := {run.name: run.metrics for run in report.runs if run.metrics}:
+        with matplotlib.rc_context({"axes.prop_cycle": matplotlib.cycler(color=[colors[name] for name in curves])}):
+            below = ("accuracy", "validation\naccuracy") if report.of_classes else ("tokens_per_s", "target tokens/s")
+            yield "learning_curves", draw_curves(curves, "", *below)
+    for name, study in (found for form in FORMS for found in report.of_form(form)):
+        if study.report:
+            yield name, study.form.picture(study.report)
+    yield from draw_scores(report.scored.tables, report.scored.frequencies, colors)
+    yield from draw_inside(report, colors)
 
 
 def _remove_old(out: Path, kept: set[str]) -> None:

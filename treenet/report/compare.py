@@ -3,7 +3,7 @@
 import math
 import re
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from treenet.config import OPERATIONAL, ArchitectureSection, ModelConfig, TreeAttentionConfig, flatten
@@ -72,10 +72,8 @@ def warnings(runs: Sequence[ReportRun], baseline: ReportRun) -> list[str]:
         differing = (key for key in own | other if own.get(key) != other.get(key))
         changed = [key for key in differing if _DROPOUT.fullmatch(key) or not is_below(key, _NAMED_ELSEWHERE)]
         batches = [key for key in changed if key == "seed" or key.startswith("batch.")]
-        for what, keys in (
-            ("saw other batches", batches),
-            ("has other settings", [key for key in changed if key not in batches]),
-        ):
+        settings = [key for key in changed if key not in batches]
+        for what, keys in (("saw other batches", batches), ("has other settings", settings)):
             if keys:
                 listed = ", ".join(f"{key} is {own.get(key, 'the default')}, not {other.get(key, 'the default')}" for key in keys)
                 out.append(f"{run.name} {what} than {baseline.name}: {listed}.")
@@ -161,11 +159,7 @@ def score_tables(runs: Sequence[ReportRun], baseline: ReportRun | None, num_samp
                 table.baseline = row
     for table in tables.values():
         _test(table, {run.name: run for run in runs}, num_samples)
-        _note_unlearned(table)
-        _note_decoding(table)
-        _note_signatures(table)
-        _note_control_trees(table, runs)
-        _note_buckets(table)
+        table.notes += _notes(table, runs)
     return list(tables.values())
 
 
@@ -178,41 +172,34 @@ def table_of(tables: Sequence[ScoreTable], split: str) -> ScoreTable | None:
 def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int) -> None:
     if table.baseline is None or len(table.rows) < 2:
         return
-    found = references_of(table, runs.values())
-    if found is None:
+    if (found := references_of(table, runs.values())) is None:
         table.notes.append(f"No tests: no data set of a run has the references of {table.split} any more.")
         return
-    references = found[1]
-    if table.baseline.status.changed:
-        table.notes.append(f"No tests: the scores of {table.baseline.run} are stale.")
+    systems = [(row, runs[row.run].translations.get(row.result)) for row in table.rows]
+    base = next(lines for row, lines in systems if row is table.baseline)
+    if why := _why_untested(table.baseline, base, found[1]):
+        table.notes.append(f"No tests: {why[1]}")
         return
-    if table.baseline.more_references:
-        table.notes.append(f"No tests: the scores of {table.baseline.run} are of more references. evaluate --compare takes them.")
-        return
-    base = runs[table.baseline.run].translations.get(table.baseline.result)
-    if base is None or len(base) != len(references):
-        table.notes.append(
-            f"No tests: the translations of {table.baseline.run} are missing, or have changed since they were scored."
-        )
-        return
-    for row in table.rows:
-        lines = runs[row.run].translations.get(row.result)
-        if row is table.baseline:
-            continue
-        if row.status.changed:
-            table.notes.append(f"{row.run}, {row.result}: no test, because it is stale.")
-            continue
-        if row.more_references:
-            table.notes.append(f"{row.run}, {row.result}: no test, because its scores are of more references.")
-            continue
-        if lines is None or len(lines) != len(references):
-            table.notes.append(
-                f"{row.run}, {row.result}: no test, because its translations are missing, or have changed since they were scored."
-            )
-            continue
-        tell(f"paired bootstrap: {row.run}, {row.result}, against {table.baseline.run}")
-        tokenizer = needed_tokenizer([table.baseline.record, row.record])
-        row.tests = compare_systems(base, lines, references, num_samples, tokenizer=tokenizer)
+    for row, lines in systems:
+        if why := _why_untested(row, lines, found[1]):
+            table.notes.append(f"{row.run}, {row.result}: no test, because {why[0]}.")
+        elif row is not table.baseline:
+            tell(f"paired bootstrap: {row.run}, {row.result}, against {table.baseline.run}")
+            tokenizer = needed_tokenizer([table.baseline.record, row.record])
+            row.tests = compare_systems(base, lines, found[1], num_samples, tokenizer=tokenizer)
+
+
+def _why_untested(row: ScoreRow, lines: list[str] | None, references: list[str]) -> tuple[str, str] | None:
+    """Return why a result has no test, and why a table has none if the result is its baseline."""
+    if row.status.changed:
+        return "it is stale", f"the scores of {row.run} are stale."
+    if row.more_references:
+        why = f"the scores of {row.run} are of more references. evaluate --compare takes them."
+        return "its scores are of more references", why
+    if lines is None or len(lines) != len(references):
+        changed = "are missing, or have changed since they were scored"
+        return f"its translations {changed}", f"the translations of {row.run} {changed}."
+    return None
 
 
 def references_of(table: ScoreTable, runs: Iterable[ReportRun]) -> tuple[ReportRun, list[str]] | None:
@@ -227,33 +214,6 @@ def has_text(run: ReportRun, table: ScoreTable) -> bool:
     return index is not None and index.get("text_fingerprint") == table.text and table.split in index["totals"]
 
 
-def _note_unlearned(table: ScoreTable) -> None:
-    table.notes += say_unlearned({f"{row.run}, {row.result}": row.unlearned for row in table.rows if row.unlearned})
-
-
-def _note_decoding(table: ScoreTable) -> None:
-    rows = [row for row in table.rows if isinstance(row.record.get("decoding"), dict)]
-    for row in rows[1:]:
-        changed = differences(rows[0].record["decoding"], row.record["decoding"])
-        if changed := [line for line in changed if not line.startswith("max_tokens:")]:
-            listed = "; ".join(changed).replace(" -> ", ", now ")
-            table.notes.append(f"{row.run}, {row.result}: decoded with other settings than {rows[0].run}, {listed}.")
-
-
-def _note_signatures(table: ScoreTable) -> None:
-    for metric, signatures in table.signatures().items():
-        if len(signatures) > 1:
-            title = METRIC_TITLES.get(metric, metric)
-            table.notes.append(f"Do not compare the values of {title}: their signatures differ: {', '.join(signatures)}.")
-
-
-def _note_control_trees(table: ScoreTable, runs: Sequence[ReportRun]) -> None:
-    for run in runs:
-        model = ARCHITECTURES.get(run.config["model"].get("name"))
-        if run.agreement and model and model.encoder.reads.constituents and any(row.run == run.name for row in table.rows):
-            table.notes.append(f"{run.name} has {run.trees} trees: {run.agreement}.")
-
-
 # The fingerprint of a data set that decides which sentences are in a bucket.
 _BUCKETS_BY = {"words": "parsed_fingerprint", "depth": "fingerprint", "parse_score": "parsed_fingerprint"}
 
@@ -266,11 +226,26 @@ def _in_other_buckets(table: ScoreTable, kind: str) -> list[int]:
     return [number for number in known if data[number] != data[known[0]]]
 
 
-def _note_buckets(table: ScoreTable) -> None:
+def _notes(table: ScoreTable, runs: Sequence[ReportRun]) -> Iterator[str]:
+    """Yield what makes rows hard to compare, and what was learned or scored in part."""
+    yield from say_unlearned({f"{row.run}, {row.result}": row.unlearned for row in table.rows if row.unlearned})
+    rows = [row for row in table.rows if isinstance(row.record.get("decoding"), dict)]
+    for row in rows[1:]:
+        changed = differences(rows[0].record["decoding"], row.record["decoding"])
+        if changed := [line for line in changed if not line.startswith("max_tokens:")]:
+            listed = "; ".join(changed).replace(" -> ", ", now ")
+            yield f"{row.run}, {row.result}: decoded with other settings than {rows[0].run}, {listed}."
+    for metric, signatures in table.signatures().items():
+        if len(signatures) > 1:
+            title = METRIC_TITLES.get(metric, metric)
+            yield f"Do not compare the values of {title}: their signatures differ: {', '.join(signatures)}."
+    for run in runs:
+        model = ARCHITECTURES.get(run.config["model"].get("name"))
+        if run.agreement and model and model.encoder.reads.constituents and any(row.run == run.name for row in table.rows):
+            yield f"{run.name} has {run.trees} trees: {run.agreement}."
     for kind in _BUCKETS_BY:
-        for number in _in_other_buckets(table, kind):
-            row = table.rows[number]
-            table.notes.append(f"{row.run}, {row.result}: no scores by {kind}; its data set has other sentences in a bucket.")
+        for row in (table.rows[number] for number in _in_other_buckets(table, kind)):
+            yield f"{row.run}, {row.result}: no scores by {kind}; its data set has other sentences in a bucket."
 
 
 def ablations(runs: Sequence[ReportRun]) -> list[tuple[str, ReportRun]]:

@@ -17,8 +17,7 @@ def lines_section(report: Report) -> dict:
 
 def sentences_section(report: Report) -> dict:
     """Return the pictures of sentences, in order."""
-    views = [view for views in report.inside.views.values() for view in views]
-    return {"pictures": [_picture(view) for view in views], "box_height": BOX_HEIGHT}
+    return {"pictures": list(map(_picture, report.inside.pictures)), "box_height": BOX_HEIGHT}
 
 
 def _picture(view: View) -> dict:

@@ -11,6 +11,7 @@ import matplotlib
 import matplotlib.colors
 import numpy as np
 from matplotlib import font_manager
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
 from matplotlib.ticker import MaxNLocator
@@ -36,27 +37,16 @@ OTHERS = "others"
 def style() -> Iterator[None]:
     """Apply the settings under which every figure of a report is drawn and saved."""
     rules = {
+        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+        **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), FAINT),
+        **dict.fromkeys(("figure.facecolor", "axes.facecolor"), "#ffffff"),
+        **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.6),
+        **dict.fromkeys(("font.size", "axes.titlesize"), 9),
+        **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
         "font.family": ["DejaVu Sans", *(font for font in _MORE_FONTS if font in font_manager.get_font_names())],
         "text.parse_math": False,  # a dollar is a dollar
-        "font.size": 9,
         "axes.prop_cycle": matplotlib.cycler(color=SERIES),
-        "axes.edgecolor": FAINT,
-        "axes.labelcolor": INK,
-        "axes.titlecolor": INK,
-        "axes.titlesize": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.linewidth": 0.6,
         "grid.color": LINE,
-        "grid.linewidth": 0.6,
-        "text.color": INK,
-        "xtick.color": FAINT,
-        "ytick.color": FAINT,
-        "xtick.labelcolor": INK,
-        "ytick.labelcolor": INK,
-        "figure.facecolor": "#ffffff",
-        "axes.facecolor": "#ffffff",
-        "legend.frameon": False,
         "svg.fonttype": "none",
     }
     with matplotlib.rc_context(rules):
@@ -135,6 +125,14 @@ def inline_svg(text: str, name: str, classes: str) -> str:
     return re.sub(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', rf'<svg class="{classes}" viewBox="\1" role="img">', text, count=1)
 
 
+def name_rows(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None:
+    """Name the rows of a chart, and draw lines for the numbers below them."""
+    axes.set_yticks(places, names)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+    axes.set_axisbelow(True)
+
+
 def run_colors(names: Sequence[str]) -> dict[str, str]:
     """Return the colour of each run, which is the same in all figures."""
     return {name: SERIES[number % len(SERIES)] for number, name in enumerate(names)}
@@ -157,11 +155,8 @@ def draw_groups(stats: Mapping[str, Sequence[Group]], colors: Mapping[str, str],
         even = [100 * found[name].even if name in found else np.nan for name in names]
         label = "even attention" if number == len(stats) - 1 else None
         axes.plot(even, at, "|", ms=20 * height + 4, mew=1.6, color=INK, label=label)
-    axes.set_yticks(places, names)
     axes.set(xlabel="share of attention, % (mean and deviation over layers and heads)", ylabel=axis, xlim=(0, None))
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    axes.tick_params(axis="y", length=0)
+    name_rows(axes, places, names)
     axes.legend(loc="lower right")
     return figure
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -52,14 +52,10 @@ class Lines:
 
     def keep(self, rows: Sequence[int]) -> "Lines":
         """Keep the sentences `rows` alone."""
-
-        def chosen(column: list) -> list:
-            return [column[row] for row in rows]
-
         names = ("line", "words", "depth", "source", "reference")
-        columns = {name: chosen(getattr(self, name)) for name in names}
-        by_system = {name: [chosen(column) for column in getattr(self, name)] for name in ("translations", "chrf")}
-        return Lines(self.total, self.measured, self.baseline, self.systems, **columns, **by_system)
+        columns = {name: [getattr(self, name)[row] for row in rows] for name in names}
+        by_system = {name: [[column[row] for row in rows] for column in getattr(self, name)] for name in ("translations", "chrf")}
+        return replace(self, **columns, **by_system)
 
 
 def collect_lines(tables: Sequence[ScoreTable], runs: Sequence[ReportRun], split: str) -> Lines | None:

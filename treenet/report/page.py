@@ -1,13 +1,15 @@
 """The page of a report, one file that loads nothing: each section is a template and a function that computes its data."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from treenet.evaluation.significance import EXPLAINED
-from treenet.report.answer_sections import answer_section, scaling_section, seeds_section
+from treenet.experiments import scaling_report, seeds_report
+from treenet.report.answer_sections import answer_section, show_comparison, show_scaling, study_section
 from treenet.report.class_sections import class_examples_section
 from treenet.report.example_sections import lines_section, sentences_section
 from treenet.report.inside_sections import attention_section, encoder_section, probes_section
@@ -23,8 +25,8 @@ _SECTIONS = (
     ("scores", "Scores", "scores", scores_section),
     ("examples", "Examples", "table", class_examples_section),
     ("ablations", "Ablations", "table", ablations_section),
-    ("size", "Size of the training data", "studies", scaling_section),
-    ("seeds", "Comparisons over seeds", "studies", seeds_section),
+    ("size", "Size of the training data", "studies", partial(study_section, scaling_report.FORM, show_scaling)),
+    ("seeds", "Comparisons over seeds", "studies", partial(study_section, seeds_report.FORM, show_comparison)),
     ("lines", "All sentences", "lines", lines_section),
     ("sentences", "Attention, sentence by sentence", "sentences", sentences_section),
     ("attention", "Attention to phrases and words", "attention", attention_section),

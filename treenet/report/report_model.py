@@ -26,6 +26,11 @@ class Inside:
     left_out: int = 0  # examples for which there was no room
     without_encoder: int = 0  # examples of `views` whose encoder self-attention had no room
 
+    @property
+    def pictures(self) -> list[View]:
+        """Return all views."""
+        return [view for of_example in self.views.values() for view in of_example]
+
 
 @dataclass(frozen=True)
 class Scored:
@@ -46,7 +51,6 @@ class Report:
     split: str
     runs: list[ReportRun]
     studies: list[ReportStudy]
-    baseline: ReportRun | None
     differing: dict[str, list]
     shared: dict[str, object]
     warnings: list[str]
@@ -123,7 +127,6 @@ def report_numbers(report: Report) -> dict:
         "probes": {run.name: run.probes for run in report.runs if run.probes},
         "sentences": [
             {name: getattr(view, name) for name in ("line", "example_id", "run", "source", "reference", "translation", "chrf")}
-            for views in report.inside.views.values()
-            for view in views
+            for view in report.inside.pictures
         ],
     }

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from treenet.report.class_sections import classes_section
 from treenet.report.compare import ScoreTable, bucket_tables
-from treenet.report.figures import FAINT
+from treenet.report.figures import FAINT, name_rows
 from treenet.report.lines import Frequencies
 from treenet.report.report_model import Report
 from treenet.report.tables import NONE, Column, number, numbers, show_p_value, shown
@@ -20,16 +20,6 @@ from treeproc.common.provenance import describe_software
 _MARKERS = "os^DvP"
 _LEAST_SPAN = 1.0  # of the axis of scores
 _WHAT = {"words": "words of the source", "depth": "depth of the source's tree", "parse_score": "score of the source's parse"}
-
-
-@dataclass(frozen=True)
-class ScoreSeries:
-    """The scores of one result, one a bucket; None if it has none. A control of a run is `hollow`."""
-
-    name: str
-    color: str
-    hollow: bool
-    values: list[float | None]
 
 
 @dataclass(frozen=True)
@@ -85,32 +75,30 @@ def draw_scores(
     """Yield charts by name. A kind with a single bucket gets no chart: it would show nothing."""
     for order, (scores, found) in enumerate(zip(tables, frequencies, strict=True), 1):
         for one in _break_down(order, scores, found):
-            rows = [(scores.rows[row], values) for row, values in one.rows.items()]
-            series = [
-                ScoreSeries(row.name(scores.split), colors[row.run], row.result != scores.split, values) for row, values in rows
-            ]
             if len(one.names) > 1:
-                yield one.chart, draw_buckets(one.names, series, one.axis, one.value)
+                yield one.chart, _draw(one, scores, colors)
 
 
-def draw_buckets(names: Sequence[str], series: Sequence[ScoreSeries], axis: str, value: str) -> Figure:
-    """Draw a row a bucket, the first on top, and a dot a result. The axis does not begin at 0: differences are what counts."""
-    figure = Figure(figsize=(7.2, 0.9 + len(names) * max(0.32, 0.15 * len(series))), layout="constrained")
+def _draw(shown: Breakdown, scores: ScoreTable, colors: Mapping[str, str]) -> Figure:
+    """Draw a row a bucket, the first on top, and a dot a result, hollow for a control of a run.
+
+    The axis does not begin at 0: differences are what counts.
+    """
+    names, count = shown.names, max(1, len(shown.rows))
+    figure = Figure(figsize=(7.2, 0.9 + len(names) * max(0.32, 0.15 * len(shown.rows))), layout="constrained")
     axes = figure.add_subplot()
     rows = np.arange(len(names))[::-1]
-    for order, one in enumerate(series):
-        at = rows + (0.6 / max(1, len(series))) * ((len(series) - 1) / 2 - order)
-        shares = np.array([np.nan if score is None else score for score in one.values])
-        marker = {"marker": _MARKERS[order % len(_MARKERS)], "ms": 5, "mfc": "#ffffff" if one.hollow else one.color}
-        axes.plot(shares, at, color=one.color, lw=0.8, label=one.name, **marker)
+    for order, (place, values) in enumerate(shown.rows.items()):
+        row, at = scores.rows[place], rows + (0.6 / count) * ((len(shown.rows) - 1) / 2 - order)
+        shares = np.array([np.nan if score is None else score for score in values])
+        fill = colors[row.run] if row.result == scores.split else "#ffffff"
+        marker = {"marker": _MARKERS[order % len(_MARKERS)], "ms": 5, "mfc": fill}
+        axes.plot(shares, at, color=colors[row.run], lw=0.8, label=row.name(scores.split), **marker)
     middle, span = np.mean(axes.get_xlim()), max(_LEAST_SPAN, np.ptp(axes.get_xlim()))  # small differences look small
     axes.set_xlim(middle - span / 2, middle + span / 2)
-    axes.set_yticks(rows, names)
-    axes.set(xlabel=value, ylim=(-0.6, len(names) - 0.4))
-    axes.set_title(axis, loc="left", color=FAINT)  # beside the rows it would be longer than they are high
-    axes.grid(axis="x")
-    axes.set_axisbelow(True)
-    axes.tick_params(axis="y", length=0)
+    name_rows(axes, rows, names)
+    axes.set(xlabel=shown.value, ylim=(-0.6, len(names) - 0.4))
+    axes.set_title(shown.axis, loc="left", color=FAINT)  # beside the rows it would be longer than they are high
     axes.legend(loc="best")
     return figure
 
