@@ -107,7 +107,7 @@ def show_scaling(report: dict) -> dict:
         numbers("± 95 %", [point[metric]["half_interval"] for point in points], ".2f"),
         *others,
         shown("difference", tests, lambda test: number(test.difference, "+.2f")),
-        Column("from", [point.get("comparison", {}).get("against", "") for point in points]),
+        Column("from", [(point.get("comparison") or {}).get("against", "") for point in points]),
         shown("95 %", tests, lambda test: show_interval(test.interval)),
         *_p_columns(tests),
         shown("p, weights", found, lambda one: NONE if one[1] is None else show_p_value(one[1])),

@@ -206,7 +206,7 @@ def draw_tree(view: View, layout: TreeLayout) -> Figure:
 
 
 def shade(share: float) -> float:
-    """Return the opacity of a share; the square root keeps small ones apart. page.js has the same."""
+    """Return the opacity of a share; the square root keeps small ones apart. page.js and sentences.html have the same."""
     return float(np.sqrt(share))
 
 

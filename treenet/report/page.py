@@ -40,13 +40,8 @@ _SECTIONS = (
 
 def render_page(report: Report, figures: Mapping[str, str]) -> str:
     """Render the whole document; `figures` are our SVG by name. Every other text is escaped."""
-    pages = Environment(
-        loader=FileSystemLoader(_HERE / "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    loader = FileSystemLoader(_HERE / "templates")
+    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     pages.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     pages.filters |= {"number": number, "labelled": _labelled}
     pages.globals |= {"report": report, "figures": figures, "asset": _asset, "explained": EXPLAINED}

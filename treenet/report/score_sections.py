@@ -40,8 +40,8 @@ def metric_name(name: str) -> str:
     return METRIC_TITLES.get(name, name.replace("_", " "))
 
 
-def _break_down(number: int, scores: ScoreTable, frequencies: Frequencies) -> Iterator[Breakdown]:
-    """Yield the scores of table `number` by every kind of bucket, then those of words by their frequency."""
+def _break_down(order: int, scores: ScoreTable, frequencies: Frequencies) -> Iterator[Breakdown]:
+    """Yield the scores of table `order` by every kind of bucket, then those of words by their frequency."""
     names = [row.name(scores.split) for row in scores.rows]
     for kind, buckets in bucket_tables(scores).items():
         metrics = list(dict.fromkeys(name for bucket in buckets for values in bucket.values.values() for name in values))
@@ -54,7 +54,7 @@ def _break_down(number: int, scores: ScoreTable, frequencies: Frequencies) -> It
         shown = f"{what} (sentences)", f"{metric_name(first)} on {scores.split}"
         counts = [f"{bucket.name} ({bucket.num_examples:,})" for bucket in buckets]
         of_rows = {row: found.get((row, first), []) for row in rows}
-        yield Breakdown(f"scores_by_{kind}_{number}", what, *shown, counts, of_rows, columns)
+        yield Breakdown(f"scores_by_{kind}_{order}", what, *shown, counts, of_rows, columns)
     if frequencies.missing:
         return
     buckets = frequencies.buckets
@@ -66,7 +66,7 @@ def _break_down(number: int, scores: ScoreTable, frequencies: Frequencies) -> It
         bold = [place for place, value in enumerate(values) if value == best[place]]
         columns.append(numbers(names[row], values, ".2f", bold))
     shown, counts = ("times in training (words)", f"F1 on {scores.split}"), [f"{one.name} ({one.words:,})" for one in buckets]
-    yield Breakdown(f"scores_by_frequency_{number}", "", *shown, counts, of_rows, columns)
+    yield Breakdown(f"scores_by_frequency_{order}", "", *shown, counts, of_rows, columns)
 
 
 def draw_scores(
