@@ -63,12 +63,13 @@ def write_run(
     name: str = "tree_transformer",
     seed: int = 1,
     checkpoint: str = "averaged",
+    task: str = "translation",
     **settings: object,
 ) -> Path:
     """Write a run folder with one checkpoint of random weights. They have twice the usual size, so that translations differ."""
     sizes = dict(d_model=16, d_ff=32, num_heads=2, num_encoder_layers=1, num_decoder_layers=1)
-    model = ModelConfig(name=name, **sizes, **settings)
-    config = TrainConfig(data=data, model=model, decoding={"beam_size": 3}, workers=0)
+    model = ModelConfig(name=name, **(sizes | settings))
+    config = TrainConfig(data=data, task=task, model=model, decoding={"beam_size": 3}, workers=0)
     index = read_index(data / "encoded")
     facts = {"vocab_fingerprint": index["vocab_fingerprint"], "data_fingerprint": index["fingerprint"]}
     folder.mkdir(exist_ok=True)

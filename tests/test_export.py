@@ -146,7 +146,7 @@ def test_what_is_neither_free_nor_an_export_is_refused(world):
         ("lightconv", ["--to", "onnx"], "ONNX takes transformer and tree_transformer, but the run is lightconv"),
         ("tree_transformer", ["--to", "ctranslate2"], "takes only transformer, but the run is tree_transformer"),
         ("transformer", ["--to", "onnx", "quantization=int8"], "needs to = 'ctranslate2', but to is 'onnx'"),
-        ("transformer", ["max_positions=9"], "max_positions needs to = 'onnx' or 'ctranslate2', but to is 'safetensors'"),
+        ("transformer", ["max_positions=9"], "max_positions needs to = 'onnx', 'ctranslate2' or 'gpt2', but to is 'safetensors'"),
         ("transformer", ["--to", "onnx", "max_positions=7"], "max_positions: must be greater than or equal to 8, but is 7"),
         ("transformer", ["checkpoint=9"], "model.safetensors is missing"),
         ("data", [], "is not a run"),

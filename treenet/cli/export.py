@@ -3,10 +3,12 @@
     tree-attention export RUN --out FOLDER --to safetensors
     tree-attention export RUN --out FOLDER --to onnx
     tree-attention export RUN --out FOLDER --to ctranslate2 quantization=int8
+    tree-attention export RUN --out FOLDER --to gpt2
 
 RUN is the folder of a training run. `safetensors` takes every model: FOLDER is a run folder with the weights, the settings, the
 vocabulary and a model card, and all commands that use a model read it. `onnx` takes the plain Transformer and the Tree
-Transformer: a graph of the encoder and one of the decoder's step. `ctranslate2` takes the plain Transformer alone.
+Transformer: a graph of the encoder and one of the decoder's step. `ctranslate2` takes the plain Transformer alone. `gpt2` takes
+causal language models with pre-norm, for `transformers`.
 """
 
 import argparse
@@ -29,16 +31,17 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "safetensors": (),
     "onnx": ("onnx", "onnxruntime", "onnxscript"),
     "ctranslate2": ("ctranslate2",),
+    "gpt2": (),
 }
 
 
 class ExportSettings(Settings):
     """Settings of export.py."""
 
-    to: Literal["safetensors", "onnx", "ctranslate2"] = Field("safetensors", description="the format; --to sets it too")
+    to: Literal["safetensors", "onnx", "ctranslate2", "gpt2"] = Field("safetensors", description="the format; --to sets it too")
     checkpoint: Checkpoint = AVERAGED
     max_positions: int = Field(
-        1024, ge=8, le=65_536, description="onnx, ctranslate2: the most pieces of a sentence or of a translation"
+        1024, ge=8, le=65_536, description="all except safetensors: the most pieces of a sentence or of a translation"
     )  # the example that a graph is made of has fewer
     quantization: Literal["none", "int8"] = Field(
         "none", description="ctranslate2: 'int8' stores the weights of linear maps and embeddings in 8 bits"
@@ -49,7 +52,9 @@ class ExportSettings(Settings):
         if self.quantization != "none" and self.to != "ctranslate2":
             raise ValueError(f"quantization = '{self.quantization}' needs to = 'ctranslate2', but to is '{self.to}'")
         if self.max_positions != type(self).model_fields["max_positions"].default and self.to == "safetensors":
-            raise ValueError("max_positions needs to = 'onnx' or 'ctranslate2', but to is 'safetensors', which has no limit")
+            raise ValueError(
+                "max_positions needs to = 'onnx', 'ctranslate2' or 'gpt2', but to is 'safetensors', which has no limit"
+            )
         return self
 
 
@@ -73,14 +78,15 @@ def main(args: argparse.Namespace) -> None:
     refuse_relative_in_job({"RUN": source, "--out": out, "checkpoint": own})
     with loading():
         from treenet.extras.export.ctranslate2_files import export_ctranslate2  # here, as below, because it loads PyTorch
+        from treenet.extras.export.gpt2_files import export_gpt2
         from treenet.extras.export.onnx_files import export_onnx
         from treenet.runs.exported_run import export_run
         from treenet.runs.loading import load_model, load_run
 
     with read_run(source, *checkpoint_names(settings.checkpoint)) as folder:
-        if settings.to == "safetensors":
+        if settings.to in ("safetensors", "gpt2"):
             run = load_model(folder, checkpoint=settings.checkpoint)
-            export_run(run, out)
+            export_run(run, out) if settings.to == "safetensors" else export_gpt2(run, out, settings.max_positions)
         else:
             run = translation = load_run(folder, checkpoint=settings.checkpoint)
             if settings.to == "onnx":

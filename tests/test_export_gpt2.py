@@ -1,0 +1,91 @@
+"""Causal language models as GPT-2: `transformers` gives the logits of the model, and the pieces of the job."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from search_runs import SEARCH_WORDS, write_run, write_vocabulary
+from tokenizers import Tokenizer
+
+from treenet.cli import export
+from treenet.data.batch import TreeBatch
+from treenet.extras.export.gpt2_files import tokenizer_of
+from treenet.runs.loading import load_model
+from treeproc.common.settings import UserError
+from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
+from treeproc.subwords import SubwordConfig, Subwords, train_pieces
+
+pytestmark = pytest.mark.slow
+
+
+def pieces_of(subwords: Subwords, line: str) -> list[int]:
+    return subwords.encode_lines(pa.array([line]))[0].tolist()
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory) -> Path:
+    """A folder with a run of two layers and its export."""
+    world = tmp_path_factory.mktemp("gpt2")
+    data = write_vocabulary(world / "data")
+    write_run(world / "run", data, name="causal_transformer", task="causal_lm", norm="pre", num_encoder_layers=2)
+    export.main([str(world / "run"), "--out", str(world / "out"), "--to", "gpt2", "max_positions=40"])
+    return world
+
+
+def test_transformers_computes_the_logits_of_the_model(exported):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(exported / "out")
+    theirs = AutoModelForCausalLM.from_pretrained(exported / "out").eval()
+    ours = load_model(exported / "run")
+    subwords = Subwords(ours.data / "encoded" / "vocab" / "pieces.model")
+    lines = ["ba de", "gu ki bo da", "ke", " ".join(SEARCH_WORDS[:10])]
+    batch = tokenizer(lines, return_tensors="pt", padding=True)
+    rows = [[BOS_ID, *pieces_of(subwords, line)] for line in lines]
+    assert [row[: len(mine)] for row, mine in zip(batch.input_ids.tolist(), rows, strict=True)] == rows
+    assert tokenizer.batch_decode(batch.input_ids, skip_special_tokens=True) == lines
+    ids, none = batch.input_ids, batch.input_ids[:, :0]
+    assert int((ids == PAD_ID).sum()) and theirs.config.eos_token_id == EOS_ID
+    with torch.no_grad():
+        states, _ = ours.model(TreeBatch(ids[:, 0], none, none == 0, none, none == 0, None, ids, ids))
+        expected, found = ours.model.encoder.embedding.logits(states), theirs(**batch).logits
+    real = batch.attention_mask.bool()
+    assert expected[real].std() > 0.1
+    torch.testing.assert_close(found[real], expected[real], atol=1e-5, rtol=1e-5)
+
+
+_TEXT = "The children do not sleep . A child, who laughs, can't stop laughing . Überall schläft ein Kind ; naïve cafés ."
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_the_tokenizer_has_the_pieces_of_sentencepiece(lowercase, tmp_path):
+    model = train_pieces(dict.fromkeys(_TEXT.split(), 3), SubwordConfig(vocab_size=330, lowercase=lowercase))
+    (tmp_path / "pieces.model").write_bytes(model)
+    subwords = Subwords(tmp_path / "pieces.model")
+    tokenizer = Tokenizer.from_str(json.dumps(tokenizer_of(model)))
+
+    @given(st.lists(st.sampled_from([*_TEXT.split(), "laughed", "NAÏVE", "日本", "\U0001f600", "x"]), min_size=1).map(" ".join))
+    @settings(max_examples=50)
+    def check(line: str) -> None:
+        assert tokenizer.encode(line).ids == [BOS_ID, *pieces_of(subwords, line)]
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"norm": "post"}, "GPT-2 is a causal_transformer with norm=pre, but the run has norm=post"),
+        ({"name": "transformer_grammar"}, "GPT-2 is a causal_transformer with norm=pre, but the run is transformer_grammar"),
+    ],
+)
+def test_other_models_are_refused_in_a_line(options, problem, tmp_path):
+    data = write_vocabulary(tmp_path / "data")
+    write_run(tmp_path / "run", data, **({"name": "causal_transformer", "task": "causal_lm"} | options))
+    with pytest.raises(UserError, match=problem):
+        export.main([str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--to", "gpt2"])
+    assert not (tmp_path / "out").exists()
