@@ -202,8 +202,10 @@ def make_shards(
                 progress.show_phase(f"starting actors, {work.loading}, then in the first shards, {first} each")
                 texts = (work.arguments.get("base") or work.arguments["data"]) / "text"
                 describe = lambda number: _describe_shard(texts, text[missing[number]])  # noqa: E731
-                options = {"gpus_per_actor": work.gpus_per_actor, "count_usage": count_usage, "describe": describe}
-                run = run_on_ray(work.worker, work.arguments, todo, folder=folder, **options)
+                run = run_on_ray(
+                    work.worker, work.arguments, todo,
+                    folder=folder, gpus_per_actor=work.gpus_per_actor, count_usage=count_usage, describe=describe,
+                )  # fmt: skip
             for number, (_, shard) in enumerate(run, start=1):
                 first_shard.close()
                 place = places[shard.name]
