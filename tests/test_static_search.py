@@ -210,7 +210,7 @@ class TwoGpus:
 
     def CUDAGraph(self):
         number = len(self.begun)
-        begin = lambda *pools, capture_error_mode: self.begun.append((self.stream_now, pools))  # noqa: E731
+        begin = lambda pool, capture_error_mode: self.begun.append((self.stream_now, pool))  # noqa: E731
         return SimpleNamespace(pool=lambda: number, capture_begin=begin, capture_end=lambda: None)
 
 
@@ -225,7 +225,7 @@ def test_a_step_is_captured_on_its_own_gpu(monkeypatch):
     assert steps == [1, 0, 1, 0] and gpus.gpu == 0
     first, second, third, fourth = gpus.begun
     assert first[0] is third[0] and second[0] is fourth[0]
-    assert [pools for _, pools in gpus.begun] == [(), (), (0,), (1,)]
+    assert [pool for _, pool in gpus.begun] == [None, None, 0, 1]
 
 
 def test_the_cache_has_the_type_of_products_under_autocast():

@@ -74,13 +74,12 @@ def capture(step: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGr
     with torch.cuda.device(device):
         gpu = torch.cuda.current_device()
         stream = _last.streams[gpu] = _last.streams.get(gpu) or torch.cuda.Stream()
-        graph = torch.cuda.CUDAGraph()
-        pool: dict[str, Any] = {"pool": _last.graphs[gpu].pool()} if gpu in _last.graphs else {}
+        graph, pool = torch.cuda.CUDAGraph(), _last.graphs[gpu].pool() if gpu in _last.graphs else None
         stream.wait_stream(torch.cuda.current_stream())
         # Not `torch.cuda.graph`, which gives all free memory back first: the next batch would have to ask for it again.
         with torch.cuda.stream(stream):
             # Other threads may go on to use the GPU, for example to copy batches.
-            graph.capture_begin(**pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool, capture_error_mode="thread_local")
             try:
                 step()
             finally:
