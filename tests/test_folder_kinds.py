@@ -263,6 +263,13 @@ def test_files_that_are_not_ours_are_not_replaced(world, tmp_path, name, file):
     assert content(tmp_path) == before
 
 
+def test_empty_folders_hold_nothing_to_lose(tmp_path):
+    for name in ("text", "checkpoints/step_00000005", "figures"):
+        (tmp_path / name).mkdir(parents=True)
+    for kind in (kinds.DATA_SET, kinds.RUN, kinds.REPORT):
+        claim_folder(tmp_path, kind)
+
+
 @pytest.mark.parametrize("marker", ["", "a folder\n", "\xff" * 1000])
 def test_a_folder_whose_marker_is_damaged_has_none(tmp_path, marker):
     write(tmp_path / "config.yaml", "max_steps: 3\n")

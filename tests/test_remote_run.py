@@ -90,8 +90,8 @@ def test_killed_on_one_machine_and_finished_on_another(bucket, data, undisturbed
     assert [number for number, _ in found] == list(range(1, step + 21))
     assert found[:STEPS] == undisturbed[: len(found)]
     names = set(out.objects())
-    assert {"config.yaml", "run.json", "metrics.jsonl", "averaged/meta.json", "averaged/model.safetensors"} <= names
-    assert not any(name.startswith(("ray/", ".", STOP_FILE)) or "/.tmp-" in name for name in names)
+    assert {".kind", "config.yaml", "run.json", "metrics.jsonl", "averaged/meta.json", "averaged/model.safetensors"} <= names
+    assert not any(name.startswith(("ray/", ".", STOP_FILE)) or "/.tmp-" in name for name in names - {".kind"})
     assert not any(SECRET.encode() in (out / name).read_bytes() for name in names)
 
 

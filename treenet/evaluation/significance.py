@@ -22,7 +22,6 @@ import numpy as np
 ABOUT_WEIGHTS = "these two sets of weights on these sentences"
 ABOUT_WEIGHTS_OF_SEEDS = "the weights of these very seeds on these sentences"
 PAIRED_BOOTSTRAP = "two-sided paired bootstrap over sentences"
-SEEDS_TEST = "two-sided t over paired seeds, with the variance over sentences added, and the critical value of Cochran and Cox"
 ABOUT_SEEDS = "training with other seeds, scored on other sentences"
 PRIMARY, SYSTEMS, EXPLORATORY = "primary", "systems", "exploratory"  # families of comparisons
 SIGNIFICANT = 0.05

@@ -40,11 +40,7 @@ class Kind:
         return any(fnmatchcase(name, pattern) for pattern in (*self.written, *self.kept, MARKER, _LOCKS))
 
 
-DATA_SET = Kind(
-    "a data set",
-    (CONFIG, "text", "parsed", "encoded"),
-    ("provenance*.json", ".work-*"),
-)
+DATA_SET = Kind("a data set", (CONFIG, "text", "parsed", "encoded"), ("provenance*.json", ".work-*"))
 STATES = Kind("states of an encoder", ("states.json", "shards"), ("provenance*.json",))
 RUN = Kind(
     "a training run",
@@ -62,17 +58,9 @@ EXPORT = Kind(
     ),
 )  # fmt: skip
 SCALING = Kind(
-    "a scaling study",
-    (CONFIG, "scaling.json", "scaling.png", "scaling.svg"),
-    ("ledger.json", "cells"),
-    {"cells/*": RUN},
+    "a scaling study", (CONFIG, "scaling.json", "scaling.png", "scaling.svg"), ("ledger.json", "cells"), {"cells/*": RUN}
 )
-SEEDS = Kind(
-    "a comparison over seeds",
-    (CONFIG, "comparison.json", "comparison.png"),
-    ("ledger.json", "cells"),
-    {"cells/*": RUN},
-)
+SEEDS = Kind("a comparison over seeds", (CONFIG, "comparison.json", "comparison.png"), ("ledger.json", "cells"), {"cells/*": RUN})
 SEARCH = Kind(
     "a search over settings",
     (CONFIG, "tuning.json", "importance.png", "best-*.yaml"),
@@ -128,12 +116,12 @@ def claim_folder(out: AnyPath, kind: Kind, option: str = "--out") -> None:
     found = kind_of(out)
     if found is not None and found not in (kind, *kind.beside):
         raise UserError(f"{out} is {found.name}, and this command would write {kind.name} there; choose another {option}")
-    names = _names(out) if found is None and not is_inner else ()
-    if name := min((name for name in names if any(fnmatchcase(name, pattern) for pattern in kind.written)), default=None):
-        raise UserError(
-            f"{out / name} is there already, but no {MARKER} says that it is of {kind.name}, and the command would replace it; "
-            f"choose another {option}"
-        )
+    for name in sorted(_names(out)) if found is None and not is_inner else ():
+        if any(fnmatchcase(name, pattern) for pattern in kind.written) and not _is_empty(out / name):
+            raise UserError(
+                f"{out / name} is there already, but no {MARKER} says that it is of {kind.name}, and the command would replace "
+                f"it; choose another {option}"
+            )
     if isinstance(out, Path):
         remove_leftovers(out)
 
@@ -190,6 +178,13 @@ def kind_of(folder: AnyPath) -> Kind | None:
         if (folder / "export.json").is_file():
             return EXPORT
     return None
+
+
+def _is_empty(path: AnyPath) -> bool:
+    """Return whether a path is a folder without a file at any depth."""
+    if isinstance(path, RemotePath):
+        return path.is_dir() and not path.objects()
+    return path.is_dir() and all(one.is_dir() and not one.is_symlink() for one in path.rglob("*"))
 
 
 def _names(folder: AnyPath) -> set[str]:
