@@ -15,6 +15,7 @@ from treenet.evaluation.evaluate import evaluate_run
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.runs import exported_run
 from treeproc.common.files import file_sha256, json_bytes, read_json
+from treeproc.common.folder_kinds import RUN, mark_folder
 from treeproc.common.settings import UserError
 
 pytestmark = pytest.mark.slow
@@ -129,6 +130,7 @@ def test_what_is_neither_free_nor_an_export_is_refused(world):
         run_export(world, "exported")
     (world / "mine").mkdir()
     (world / "mine" / "notes.txt").write_text("mine")
+    mark_folder(world / "lightconv", RUN)
     for other, message in (
         ("mine", "must be a new folder or an earlier export"),
         ("lightconv", "is a training run, and this command would write an export there"),
