@@ -89,7 +89,9 @@ def start_forkserver(modules: list[str]) -> None:
     multiprocessing.set_forkserver_preload(modules)
     kept = [os.dup(stream) for stream in (1, 2)]
     print_to(Path(os.devnull))
-    forkserver.ensure_running()
+    # Ray's C++ side reads these once, when Ray is loaded: its forks may work for any job, of a node that lives.
+    with mock.patch.dict(os.environ, RAY_JOB_ID="f" * 8, RAY_RAYLET_PID=str(os.getpid())):
+        forkserver.ensure_running()
     for stream, file in zip((1, 2), kept, strict=True):
         os.dup2(file, stream)
         os.close(file)

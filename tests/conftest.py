@@ -82,8 +82,15 @@ def pytest_xdist_setupnodes() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Fork trials of files too, where the process to fork from is there anyway. `own_trials` is the fixture against it."""
+    """Fork trials of files and processes of Ray too, where the process to fork from is there anyway.
+
+    `own_trials` and `own_workers` are the fixtures against it.
+    """
     if hasattr(config, "workerinput"):
+        from forked_ray import fork_processes_of_ray
+
+        config.add_cleanup((folder := tempfile.TemporaryDirectory(prefix="forks-")).cleanup)
+        fork_processes_of_ray(Path(folder.name))
         trial.subprocess = SimpleNamespace(**vars(subprocess) | {"run": forked_trial})
 
 
@@ -185,6 +192,18 @@ def forked_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
 def own_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials of files start a program, as those of users do."""
     monkeypatch.setattr(trial, "subprocess", subprocess)
+
+
+@pytest.fixture
+def own_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A Ray of this test alone starts programs as workers and agents, as those of users do."""
+    import ray
+    from ray._private import services
+
+    ray.shutdown()
+    monkeypatch.setattr(services, "start_raylet", getattr(services.start_raylet, "__wrapped__", services.start_raylet))
+    yield
+    ray.shutdown()
 
 
 @pytest.fixture(scope="module")

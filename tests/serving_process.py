@@ -2,14 +2,14 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
-import sys
+import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -28,9 +28,13 @@ class Server:
     """The command in a process of its own."""
 
     def __init__(self, run: Path, log: Path, *settings: str):
-        command = [sys.executable, str(ROOT / "workflows" / "serve.py"), "--out", str(run), "port=0", *settings]
+        import forked_ray  # loads Ray
+
+        command = [forked_ray.python, str(ROOT / "workflows" / "serve.py"), "--out", str(run), "port=0", *settings]
+        self._of_ray = tempfile.TemporaryDirectory(prefix="serve-", dir="/tmp")  # a short name: it has sockets
+        environment = os.environ | {"RAY_TMPDIR": self._of_ray.name}
         with log.open("w") as errors:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
         self.model = self.process.stdout.readline()
         self.address = self.process.stdout.readline().strip()
         assert self.address.startswith("http://127.0.0.1:"), log.read_text()
@@ -54,23 +58,22 @@ class Server:
         assert self.process.wait(timeout=200) == 0
 
     def replicas(self) -> list[int]:
-        """Process numbers of replicas: Ray names their processes after the deployment."""
+        """Process numbers of replicas: Ray names their processes after the deployment, and they write its logs."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
-            try:
-                if b"ServeReplica" in (folder / "cmdline").read_bytes() and self.process.pid in ancestors(int(folder.name)):
+            with suppress(OSError):
+                if b"ServeReplica" in (folder / "cmdline").read_bytes() and self._of_ray.name in open_files(folder):
                     found.append(int(folder.name))
-            except OSError:
-                continue
         return found
 
 
-def ancestors(process: int) -> list[int]:
-    found = []
-    while process > 1:
-        process = int(re.search(r"^PPid:\s+(\d+)", Path(f"/proc/{process}/status").read_text(), re.MULTILINE)[1])
-        found.append(process)
-    return found
+def open_files(process: Path) -> str:
+    """The names of the files that a process has open; `process` is its folder in /proc."""
+    names = []
+    for file in (process / "fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            names.append(os.readlink(file))
+    return "\n".join(names)
 
 
 def answers_while_killing(server: Server, lines: list[str], replica: int) -> list[list[str]]:

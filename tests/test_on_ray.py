@@ -250,7 +250,13 @@ def test_in_tasks_shuffled_trees_have_the_same_bytes(to_shuffle, tmp_path, stage
         assert path.read_bytes() == (tmp_path / "ray" / "encoded" / path.name).read_bytes()
 
 
-def test_no_ray_worker_runs_the_pickles_of_a_shard(tmp_path, one_core_of_ray, monkeypatch):
+def test_more_workers_than_cores_are_refused(tmp_path, one_core_of_ray):
+    config = make_config(write_toy_data(tmp_path / "data"), "workers=1000")
+    with pytest.raises(UserError, match="workers = 1000 need as many CPUs, but Ray on this machine has 1; lower workers"):
+        run_training(config, tmp_path / "run")
+
+
+def test_no_ray_worker_runs_the_pickles_of_a_shard(tmp_path, one_core_of_ray, own_workers, monkeypatch):
     """The encode stage in an actor, as preprocess.py runs it, and the reader of training in a worker."""
     form = HOSTILE_FORMS[0]  # readers know no other way for the others
     data, marker = make_job(tmp_path), tmp_path / "marker"
@@ -279,12 +285,6 @@ def test_no_ray_worker_runs_the_pickles_of_a_shard(tmp_path, one_core_of_ray, mo
     ray_job.start_ray()
     one_line(ray.get(ray.remote(num_cpus=0)(read_in_worker).remote(encoded)), "column leaves must be", "extension type")
     assert not marker.exists()
-
-
-def test_more_workers_than_cores_are_refused(tmp_path, one_core_of_ray):
-    config = make_config(write_toy_data(tmp_path / "data"), "workers=1000")
-    with pytest.raises(UserError, match="workers = 1000 need as many CPUs, but Ray on this machine has 1; lower workers"):
-        run_training(config, tmp_path / "run")
 
 
 LARGE = """
