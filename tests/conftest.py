@@ -196,12 +196,15 @@ def own_trials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def own_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A Ray of this test alone starts programs as workers and agents, as those of users do."""
+    """A Ray of this test alone starts programs as workers, as those of users do. Its agents are forks: Ray waits 15 seconds."""
+    import forked_ray
     import ray
     from ray._private import services
 
     ray.shutdown()
     monkeypatch.setattr(services, "start_raylet", getattr(services.start_raylet, "__wrapped__", services.start_raylet))
+    agents = [forked_ray.python, "-u"]
+    monkeypatch.setattr(services, "_build_python_executable_command_memory_profileable", lambda *arguments: agents)
     yield
     ray.shutdown()
 

@@ -81,6 +81,8 @@ def fork_processes_of_ray(folder: Path) -> None:
 
     The folder gets the program.
     """
+    if sys.version_info >= (3, 14):  # the process to fork from asks for a key
+        return
     program = folder / "python"
     address, preparation = forkserver._forkserver._forkserver_address, pickle.dumps({"sys_path": sys.path})
     program.write_text(PROGRAM.format(python=sys.executable, address=address, preparation=preparation))

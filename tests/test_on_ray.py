@@ -118,10 +118,10 @@ def test_in_tasks_pieces_of_a_pretrained_tokenizer_are_those_of_one_process(tmp_
 
 def test_a_whole_job_in_tasks_has_the_bytes_of_one_process(inputs, tmp_path, small_is_large, stages):
     """With the shipped parser, whose models the worker loads."""
-    inputs |= {"parser": {"name": "shipped"}, "rows_per_shard": 20}
+    inputs |= {"parser": {"name": "shipped"}, "rows_per_shard": 15}
     for side in ("source", "target"):
         (path,) = inputs["splits"]["train"][side]
-        path.write_text("".join(path.read_text().splitlines(keepends=True)[:120]))
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:80]))
     preprocess(PreprocessConfig.model_validate(inputs | {"workers": 0}), tmp_path / "here")
     assert not stages
     config = PreprocessConfig.model_validate(inputs)
@@ -256,8 +256,8 @@ def test_more_workers_than_cores_are_refused(tmp_path, one_core_of_ray):
         run_training(config, tmp_path / "run")
 
 
-def test_no_ray_worker_runs_the_pickles_of_a_shard(tmp_path, one_core_of_ray, own_workers, monkeypatch):
-    """The encode stage in an actor, as preprocess.py runs it, and the reader of training in a worker."""
+def test_no_actor_of_ray_runs_the_pickles_of_a_shard(tmp_path, one_core_of_ray, monkeypatch):
+    """The encode stage, as preprocess.py runs it."""
     form = HOSTILE_FORMS[0]  # readers know no other way for the others
     data, marker = make_job(tmp_path), tmp_path / "marker"
     text, parsed = first_record(data / "text"), first_record(data / "parsed")
@@ -271,6 +271,12 @@ def test_no_ray_worker_runs_the_pickles_of_a_shard(tmp_path, one_core_of_ray, ow
     with monkeypatch.context() as patch, pytest.raises(UserError, match="column parse_status must be string"):
         tasks_here(patch)
         preprocess(PreprocessConfig(parsed=data, tree=TreeConfig(tree_source="left")), tmp_path / "other")
+    assert not marker.exists()
+
+
+def test_no_worker_of_ray_runs_the_pickles_of_a_shard(tmp_path, one_core_of_ray, own_workers):
+    """The reader of training, in a process that Ray starts as it does for users."""
+    marker = tmp_path / "marker"
 
     def read_in_worker(folder: Path) -> str:
         import ray.data  # noqa: F401
@@ -280,8 +286,9 @@ def test_no_ray_worker_runs_the_pickles_of_a_shard(tmp_path, one_core_of_ray, ow
         except UserError as error:
             return str(error)
 
-    encoded = data / "encoded"
-    put(encoded, parsed.name, hostile(read_table(encoded / parsed.name), "leaves", form, marker))
+    encoded = make_job(tmp_path) / "encoded"
+    name = first_record(encoded).name
+    put(encoded, name, hostile(read_table(encoded / name), "leaves", HOSTILE_FORMS[0], marker))
     ray_job.start_ray()
     one_line(ray.get(ray.remote(num_cpus=0)(read_in_worker).remote(encoded)), "column leaves must be", "extension type")
     assert not marker.exists()

@@ -46,7 +46,8 @@ pytestmark = pytest.mark.slow
 def one_gpu():
     ray.shutdown()  # of a module that ran before in this process
     with without_cluster_processes():
-        ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False)
+        fast = {"metrics_report_interval_ms": 1000}  # a test waits for metrics
+        ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False, _system_config=fast)
     yield
     ray.shutdown()
 

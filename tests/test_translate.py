@@ -324,7 +324,7 @@ def test_a_killed_command_goes_on_after_what_it_had_done(translate, run, lines, 
     parts = tmp_path / "out.txt.parts"
     killed = Started(tmp_path / ".log", "translate.py", "--out", run, *arguments)
     while killed.is_alive() and len(list(parts.glob("*.json"))) < 30:
-        time.sleep(0.001)
+        time.sleep(0.01)
     killed.kill()
     killed.join()
     assert killed.exitcode == -signal.SIGKILL
