@@ -28,10 +28,11 @@ server = _socket.socket(_socket.AF_UNIX)
 server.connect({address!r})
 numbers = b"".join(number.to_bytes(4, sys.byteorder) for number in files)
 server.sendmsg([bytes([len(files)])], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, numbers)])
+os.close(theirs)
+os.close(statuses)
 command = marshal.dumps([sys.argv, dict(os.environ)])
 with open(ours, "wb") as pickled:
     pickled.write({preparation!r} + b"cforked_ray\\nFork\\nB" + len(command).to_bytes(4, "little") + command + b"\\x85R.")
-os.close(statuses)
 pid = int.from_bytes(os.read(status, 8), sys.byteorder)
 for number in (_signal.SIGINT, _signal.SIGTERM):
     _signal.signal(number, lambda number, frame: os.kill(pid, number))
