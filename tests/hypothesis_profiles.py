@@ -5,13 +5,13 @@ from hypothesis import HealthCheck, register_random, settings
 
 _NO_CLOCK = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}  # a busy machine is no failure
 # What passed once passes again.
-settings.register_profile("fixed", derandomize=True, max_examples=60, **_NO_CLOCK)
+settings.register_profile("fixed", derandomize=True, max_examples=40, **_NO_CLOCK)
 settings.register_profile("search", derandomize=False, max_examples=1000, print_blob=True, **_NO_CLOCK)
 settings.load_profile("fixed")
 
 
 def num_examples(count: int, **options: object) -> settings:
-    """Return the decorator of a test with `count` examples for every 100 of the profile: 60 in `fixed`, 1,000 in `search`."""
+    """Return the decorator of a test with `count` examples for every 100 of the profile: 40 in `fixed`, 1,000 in `search`."""
     return settings(max_examples=max(1, count * settings().max_examples // 100), **options)
 
 

@@ -239,7 +239,7 @@ def test_models_are_compared_over_seeds(data, tmp_path):
     systems = {name: {"model": dict([overrides[0].removeprefix("model.").split("=")])} for name, overrides in MODELS.items()}
     systems["tree_reg"]["model"]["tree_reg"] = {"weight": 0.5}
     config = make_config(data).model_dump(mode="json", exclude_unset=True)
-    config |= {"max_steps": 2, "grid": {"systems": systems, "baseline": "causal", "seeds": [1, 2, 3]}}
+    config |= {"max_steps": 2, "grid": {"systems": systems, "baseline": "causal", "seeds": [1, 2]}}
     (tmp_path / "study.yaml").write_text(json.dumps(config))
     study, records = tmp_path / "study", tmp_path / "records"
     arguments = ("--config", tmp_path / "study.yaml", "--out", study, "--records", records, "workers=0")
@@ -252,10 +252,10 @@ def test_models_are_compared_over_seeds(data, tmp_path):
         pieces = np.array([int(row[2]) for row in rows])
         nll[cell.name] = np.array([float(row[3]) + float(row[4]) for row in rows])
     for row in report["systems"][1:]:
-        differences = np.array([nll[f"{row['system']}-seed{seed}"] - nll[f"causal-seed{seed}"] for seed in (1, 2, 3)])
-        test, ratio = row["tests"]["test.nll"], differences.sum() / (3 * pieces.sum())
+        differences = np.array([nll[f"{row['system']}-seed{seed}"] - nll[f"causal-seed{seed}"] for seed in (1, 2)])
+        test, ratio = row["tests"]["test.nll"], differences.sum() / (2 * pieces.sum())
         rest = differences.mean(0) - ratio * pieces
-        errors = (differences.sum(1) / pieces.sum()).std(ddof=1) / 3**0.5, rest.std(ddof=1) / len(pieces) ** 0.5 / pieces.mean()
+        errors = (differences.sum(1) / pieces.sum()).std(ddof=1) / 2**0.5, rest.std(ddof=1) / len(pieces) ** 0.5 / pieces.mean()
         assert test["difference"] == pytest.approx(ratio, abs=1e-4)
         assert (test["seeds_error"], test["sentences_error"]) == pytest.approx(errors, abs=1e-4)
     shutil.rmtree(study)  # the records are enough

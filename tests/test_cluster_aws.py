@@ -17,6 +17,7 @@ boto3 = pytest.importorskip("boto3", reason="boto3 is not installed; it comes wi
 moto = pytest.importorskip("moto", reason="moto is not installed; it comes with the extra 'test'")
 pytest.importorskip("ray.autoscaler._private.aws.config", reason="this Ray has no bootstrap of AWS to call")
 
+CANONICAL = "099720109477"  # images of Ubuntu
 REGION = "eu-central-1"  # not the region of the file, so that a place that keeps it shows
 
 
@@ -46,7 +47,7 @@ def cloud(tmp_path_factory):
         group = ec2.create_security_group(GroupName="tree-attention", Description="all", VpcId=subnet["VpcId"])["GroupId"]
         files = efs.create_file_system()["FileSystemId"]
         target = efs.create_mount_target(FileSystemId=files, SubnetId=subnet["SubnetId"], SecurityGroups=[group])
-        ubuntu, gpu = (image["ImageId"] for image in ec2.describe_images()["Images"][:2])
+        ubuntu, gpu = (image["ImageId"] for image in ec2.describe_images(Owners=[CANONICAL])["Images"][:2])
         yield {
             "us-west-2": REGION,
             "address-CHANGE": target["IpAddress"],

@@ -220,10 +220,10 @@ def test_selected_hypotheses_continue_their_own_sentence(name):
         history = torch.cat([history, tokens[:, None]], dim=1)
         logits, state = model.decode_step(tokens, state)
         assert state.step == history.shape[1]
-        for row, source in enumerate(sources.tolist()):
-            alone = collate([example_of(right_branching(lengths[source]), seed=source, target_length=5)], model.reads)
-            alone.tgt_in = history[row : row + 1]
-            torch.testing.assert_close(logits[row], model(alone)[0, -1], rtol=1e-12, atol=1e-12)
+        examples = [example_of(right_branching(lengths[one]), seed=one, target_length=5) for one in sources.tolist()]
+        whole = collate(examples, model.reads)
+        whole.tgt_in = history
+        torch.testing.assert_close(logits, model(whole)[:, -1], rtol=1e-12, atol=1e-12)
 
 
 def test_old_states_stay_valid():
@@ -255,11 +255,13 @@ DEGENERATE = {
 def test_degenerate_trees_train(name):
     model = tiny_model(name)
     parameters = list(model.parameters())
-    for what, tree in DEGENERATE.items():
-        for sentences in ([tree], [tree, right_branching(3)]):
-            logits = model(batch_of(sentences, model.reads))
-            grads = torch.autograd.grad(logits.square().sum(), parameters, allow_unused=True)
-            assert logits.isfinite().all() and all(grad.isfinite().all() for grad in grads if grad is not None), what
+    short = [tree for tree in DEGENERATE.values() if tree.num_leaves < 10]
+    batches = {what: [tree] for what, tree in DEGENERATE.items()}
+    batches |= {"together": [*short, right_branching(3)], "deep beside short": [right_branching(130), right_branching(3)]}
+    for what, sentences in batches.items():
+        logits = model(batch_of(sentences, model.reads))
+        grads = torch.autograd.grad(logits.square().sum(), parameters, allow_unused=True)
+        assert logits.isfinite().all() and all(grad.isfinite().all() for grad in grads if grad is not None), what
 
 
 def test_longer_than_the_position_table():

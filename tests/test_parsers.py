@@ -89,7 +89,7 @@ def test_words_tags_and_trees_are_those_of_stanza(parser, plain):
 
 
 def test_words_tags_and_trees_are_those_of_stanzas_bulk_call(parser, plain):
-    lines = sample_lines(300)
+    lines = sample_lines(120)
     offset = 0
     for line, parsed, sentence in zip(lines, parser.parse(lines), plain(lines).sentences, strict=True):
         check_against_stanza(line, parsed, sentence, offset)

@@ -194,7 +194,7 @@ def test_a_board_that_cannot_be_flushed_hides_no_error(tmp_path, monkeypatch):
 
 
 def test_every_gradient_counts_its_tokens_once_and_training_learns(data, tmp_path):
-    config = make_config(data, "max_steps=150", "log_every=50", "checkpoint_every=150", "model.dropout=0")
+    config = make_config(data, "max_steps=90", "log_every=30", "checkpoint_every=90", "model.dropout=0")
     train(build_task(config), tmp_path)
     first, *_, last = losses(tmp_path)
     assert last[1] < first[1] - 0.7
