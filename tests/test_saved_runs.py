@@ -1,6 +1,7 @@
 """Runs of every task as one folder: the same results to the bit, a model card, nothing of the machine that made it."""
 
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -25,6 +26,7 @@ from treenet.runs.result_entries import read_scores
 from treeproc.common.files import file_sha256, json_bytes, read_json
 from treeproc.common.settings import load_settings
 from treeproc.parsers import ParserConfig, describe_parser
+from treeproc.parsers.model_files import SHIPPED_MODELS
 from treeproc.stages.preprocess import preprocess
 
 pytestmark = pytest.mark.slow
@@ -172,7 +174,7 @@ def test_a_trained_parser_is_looked_for_in_the_folder(tmp_path):
     data = write_vocabulary(tmp_path / "data", parser="shipped", tree_source="parsed")
     index = read_json(data / "encoded" / "index.json")
     own = tmp_path / "mine"
-    shutil.copytree(Path(describe_parser.__code__.co_filename).parents[1] / "models" / "en", own)
+    shutil.copytree(SHIPPED_MODELS / "en", own, copy_function=os.symlink)  # links are loaded once (tests/conftest.py)
     config = ParserConfig(name="shipped", models=own)
     settings = {"parser": describe_parser(config), "parser_settings": config.model_dump(mode="json")}
     (data / "encoded" / "index.json").write_bytes(json_bytes(index | settings))
@@ -184,7 +186,7 @@ def test_a_trained_parser_is_looked_for_in_the_folder(tmp_path):
     own.rename(tmp_path / "elsewhere")
     with pytest.raises(UserError, match="saved/data/parser has no tokenizer.pt"):
         from_pretrained(tmp_path / "saved").translate(LINES)
-    shutil.copytree(tmp_path / "elsewhere", tmp_path / "saved" / "data" / "parser")
+    shutil.copytree(tmp_path / "elsewhere", tmp_path / "saved" / "data" / "parser", copy_function=os.symlink)
     assert from_pretrained(tmp_path / "saved").candidates(LINES, num_best=3) == expected
 
 

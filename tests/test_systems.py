@@ -43,11 +43,11 @@ def test_other_trees_for_a_model_that_reads_none_are_refused(tmp_path, data):
 
 @pytest.mark.parametrize("name", names_for("translation"))
 def test_a_run_trains_resumes_averages_and_translates(tmp_path, data, name):
-    config = make_config(data, "max_steps=10")
+    config = make_config(data, "max_steps=6", "checkpoint_every=3")
     model = ModelConfig(**config.model.model_dump() | {"name": name} | SETTINGS.get(name, {}))
     config = config.model_copy(update={"model": model})
     summary = run_training(config, tmp_path / "whole")
-    stop = iter([False] * 7 + [True])
+    stop = iter([False] * 3 + [True])
     (tmp_path / "parts").mkdir()
     train(build_task(config), tmp_path / "parts", should_stop=lambda: next(stop))
     train(build_task(config), tmp_path / "parts")
