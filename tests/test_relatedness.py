@@ -308,7 +308,7 @@ def test_a_pair_that_lost_a_sentence_is_refused(tmp_path):
 def test_a_comparison_over_seeds_tests_pearson_on_shared_pairs(data, tmp_path, capsys):
     systems = {"trees": {}, "words": {"model": {"name": "bilstm", "recurrent": {"directions": "forward"}}}}
     grid = {"systems": systems, "baseline": "words", "seeds": [1, 2, 3], "peak_on_test": True}
-    values = json.loads(make_config(data).model_dump_json())
+    values = json.loads(make_config(data, "max_steps=10").model_dump_json())
     config = load_settings(SeedsConfig, None, **{**values, "data": data, "grid": grid})
     run_study(make_study(FORM, config, tmp_path / "out", tmp_path / "records"))
     report = json.loads((tmp_path / "out" / "comparison.json").read_text())
