@@ -102,22 +102,28 @@ def steps_of(out: Path) -> dict[str, int]:
     return {name: lines[-1]["step"] for name, lines in logs.items() if lines}
 
 
-@pytest.mark.parametrize("parallel", [1, pytest.param(2, marks=pytest.mark.cluster)])
-def test_a_study_needs_neither_ray_nor_stanza(tmp_path, environment, parallel):
-    data = write_toy_data(tmp_path / "toy")
-    settings = [*TINY, "max_steps=4", "checkpoint_every=2", "grid.seeds=[1]", f"grid.parallel={parallel}", f"data={data}"]
+def two_cells(folder: Path, parallel: int) -> list[str]:
+    """Arguments of `scaling` for a study of two cells, beside its data in `folder`."""
     models = (
         "grid.models={relative: {model: {name: relation_transformer}}, relative_tree: {model: {tree: {relative_positions: 4}}}}"
     )
-    command = [sys.executable, REPOSITORY / "workflows" / "scaling.py", "--config", "scaling_iwslt14_relative", "--out"]
-    done = subprocess.run(
-        [*command, tmp_path / "study", "--records", tmp_path / "records", *settings, models],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    settings = ["max_steps=4", "checkpoint_every=2", "grid.seeds=[1]", f"grid.parallel={parallel}", models]
+    data = write_toy_data(folder / "toy")
+    places = ["--out", str(folder / "study"), "--records", str(folder / "records")]
+    return ["--config", "scaling_iwslt14_relative", *places, *TINY, *settings, f"data={data}"]
+
+
+def check_two_cells(folder: Path) -> None:
+    assert sorted(path.stem for path in (folder / "records").iterdir()) == ["relative-1-seed1", "relative_tree-1-seed1"]
+
+
+@pytest.mark.cluster
+def test_two_cells_at_a_time_need_neither_ray_nor_stanza(tmp_path, environment):
+    """`tests/test_light_imports.py` runs one at a time."""
+    command = [sys.executable, REPOSITORY / "workflows" / "scaling.py", *two_cells(tmp_path, parallel=2)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert sorted(path.stem for path in (tmp_path / "records").iterdir()) == ["relative-1-seed1", "relative_tree-1-seed1"]
+    check_two_cells(tmp_path)
 
 
 @pytest.mark.cluster

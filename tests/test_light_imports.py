@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from search_runs import write_vocabulary
+from test_carried_study import WITHOUT, check_two_cells, two_cells
 
 from treenet.cli.main import COMMANDS
 
@@ -45,7 +46,7 @@ print(json.dumps(found))
 
 
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280)
 
 
 def test_help_loads_no_heavy_library():
@@ -91,14 +92,21 @@ assert encoder.notices(encoded) == {{}} and next(model.parameters()).is_meta
 note("one line")
 import treenet.jobs.train_run
 note("training without Ray")
+{without}
+import contextlib
+from treenet.cli.main import run_command
+with contextlib.redirect_stdout(sys.stderr):
+    run_command("scaling", {study!r})
 print(json.dumps(found))
 """
 
 
-def test_the_library_loads_nothing_that_it_does_not_need(tmp_path):
+def test_the_library_loads_nothing_that_it_does_not_need_and_a_study_needs_neither_ray_nor_stanza(tmp_path):
     data = write_vocabulary(tmp_path / "data", parser="shipped")
-    done = run_python(STEPS.format(data=str(data), heavy=[*HEAVY[1:], "torch._dynamo", "py3langid", "sympy"]))
+    heavy = [*HEAVY[1:], "torch._dynamo", "py3langid", "sympy"]
+    done = run_python(STEPS.format(data=str(data), heavy=heavy, without=WITHOUT, study=two_cells(tmp_path, parallel=1)))
     assert done.returncode == 0, done.stderr
+    check_two_cells(tmp_path)
     found = json.loads(done.stdout)
     assert "ray" not in found.pop("training without Ray")
     assert found == {step: [] for step in ("processes that make batches", "the first names of the library", "one line")}
