@@ -1,6 +1,7 @@
-"""Runs the tutorial with an installed wheel: `python tutorial_outside.py DOCS FOLDER`, with the Python of its environment.
+"""Runs the demo and the tutorial with an installed wheel: `python tutorial_outside.py DOCS FOLDER DEMO_CONFIG`.
 
-Its `tree-attention` commands run in this process: each would load PyTorch again. They get few sentences and updates.
+The Python is that of the environment of the wheel. The `tree-attention` commands run in this process: each would load PyTorch
+again. They get few sentences and updates.
 """
 
 import contextlib
@@ -48,4 +49,7 @@ def run_here(block: run_tutorial.Block, folder: Path) -> tuple[int, str]:
     return status, said.read()
 
 
-run_tutorial.run(Path(sys.argv[2]), run_here, lambda text: WORDS.sub(lambda word: FEWER[word[0]], text))
+folder, demo_config = sys.argv[2:]
+sys.argv = ["tree-attention", "demo", "--config", demo_config]
+main()
+run_tutorial.run(Path(folder), run_here, lambda text: WORDS.sub(lambda word: FEWER[word[0]], text))
