@@ -93,7 +93,13 @@ note("one line")
 import treenet.jobs.train_run
 note("training without Ray")
 {without}
-import contextlib
+import contextlib, importlib
+for name in ("ray", "stanza"):
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        continue
+    raise AssertionError(name + " is still there")
 from treenet.cli.main import run_command
 with contextlib.redirect_stdout(sys.stderr):
     run_command("scaling", {study!r})
