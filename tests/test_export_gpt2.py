@@ -79,8 +79,8 @@ def test_the_tokenizer_has_the_pieces_of_sentencepiece(lowercase, tmp_path):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"norm": "post"}, "GPT-2 is a causal_transformer with norm=pre, but the run has norm=post"),
-        ({"name": "transformer_grammar"}, "GPT-2 is a causal_transformer with norm=pre, but the run is transformer_grammar"),
+        ({"norm": "post"}, "GPT-2 is a causal_transformer with pre-norm, but the run has post-norm"),
+        ({"name": "transformer_grammar"}, "GPT-2 is a causal_transformer with pre-norm, but the run is transformer_grammar"),
     ],
 )
 def test_other_models_are_refused_in_a_line(options, problem, tmp_path):

@@ -32,7 +32,7 @@ def export_gpt2(run: LoadedModel, out: Path, max_positions: int) -> None:
     Raises UserError for every model but the plain causal Transformer with pre-norm, and for pieces that the job has not learned.
     """
     if problem := _why_not(run.config):
-        raise UserError(f"GPT-2 is a causal_transformer with norm=pre, but {problem}; --to safetensors takes every model")
+        raise UserError(f"GPT-2 is a causal_transformer with pre-norm, but {problem}; --to safetensors takes every model")
     vocabulary = read_vocabulary(run)
     if _PIECES not in vocabulary or read_index(run.data / "encoded").get("normalization", "none") != "none":
         raise UserError("--to gpt2 takes learned pieces of text as it is, but the data set changes its text or has a tokenizer")
@@ -58,7 +58,7 @@ def _why_not(config: TrainConfig) -> str:
     model = config.model
     if model.name != _NAME:
         return f"the run is {model.name}"
-    return "" if model.norm == "pre" else f"the run has norm={model.norm}"
+    return "" if model.norm == "pre" else f"the run has {model.norm}-norm"
 
 
 def _config(config: TrainConfig, encoder: CausalTransformerEncoder, max_positions: int) -> dict:
