@@ -71,7 +71,7 @@ def test_text_without_blanks_goes_from_lines_to_scores_a_comparison_and_a_page(m
     command("report.py", "--out", folder / "page", f"runs=[{','.join(map(str, runs))}]", "bootstrap_samples=20", "sentences=1")
     page = (folder / "page" / "index.html").read_text()
     assert "tokenised BLEU on test by depth" in page and "Differences are in tokenised BLEU" in page
-    assert f"Words are tokens of sacrebleu&#x27;s {TOKENS[language].strip('-|')}" in page
+    assert f"Words are tokens of sacrebleu&#39;s {TOKENS[language].strip('-|')}" in page
 
 
 def test_a_study_compares_the_tokens_of_the_language(made):

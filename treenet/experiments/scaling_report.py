@@ -14,6 +14,7 @@ A study is a training configuration with a grid. Each cell is the training run o
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import chain
 from operator import or_
 from pathlib import Path
 from shlex import quote
@@ -228,7 +229,7 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
         sides = [table.where(system=name) for name in (against[model], model)]
         if found := _slope(*sides, grid.metric, num_examples):
             slopes.append({"model": model, **found[0]})
-            add(slopes[-1], found[1], PRIMARY if model == primary else EXPLORATORY, **unlearned_in(sum(sides, Results())))
+            add(slopes[-1], found[1], PRIMARY if model == primary else EXPLORATORY, **unlearned_in(Results(chain(*sides))))
     for family, comparisons in families.items():
         for one, test in zip(comparisons, correct_family([*map(read_test, comparisons)], family), strict=True):
             one |= asdict(test)
