@@ -1,7 +1,7 @@
 """Minimal pairs of subject-verb agreement as Penn Treebank trees, made from templates.
 
     python benchmarks/agreement_pairs.py simple > simple.mrg
-    python workflows/score_lm.py --out RUN 'treebank=[simple.mrg]' pairs=true
+    python workflows/score_lm.py --out RUN 'pairs.files=[simple.mrg]'
 
 Lines 2n - 1 and 2n are a pair: the right sentence, and the same with the verb in the other number. Both have the same tree, so it
 gives a grammar no hint. The tags differ, and no language model reads them. The kinds:

@@ -140,7 +140,7 @@ def configurations(inputs: Path, world: Path) -> dict[str, dict]:
         "report": {"runs": [str(world / "run")], "sentences": 1, "bootstrap_samples": 20},
         "average_checkpoints": {"last": 1},
         "unsupervised_parse": {"parsing": {"min_layer": 0}},
-        "score_lm": {"split": "valid", "pairs": True},
+        "score_lm": {"split": "valid"},
         "align": {name: str(inputs / f"test.{end}") for name, end in (("input", "en"), ("target", "de"), ("trees", "mrg"))},
         "export": {"to": "safetensors", "checkpoint": "averaged"},
         "back_translate": {

@@ -1,5 +1,6 @@
-"""Training of causal language models: the same batches for all, resume, scores by sentence, minimal pairs, the commands."""
+"""Training of causal language models: the same batches for all, resume, scores by sentence, the commands."""
 
+import itertools
 import json
 import math
 import shutil
@@ -12,12 +13,13 @@ import pytest
 import torch
 from commands import run_here
 from safetensors.torch import load_file, save_file
-from toydata import with_given_trees, write_toy_data
+from toydata import WORDS, with_given_trees, write_toy_data
 from toyruns import TINY_RUN, check_stop_and_resume, losses
 
 from treenet.config import TrainConfig
 from treenet.data.splits import read_split
-from treenet.evaluation.language_models import Scored, example_batches, score_batches, score_pairs, source_batches
+from treenet.evaluation.language_models import example_batches, score_batches, source_batches
+from treenet.evaluation.significance import compare_examples
 from treenet.jobs.train_run import run_training
 from treenet.runs.checkpoint import WEIGHTS, publish, read_meta
 from treenet.runs.loading import load_trained
@@ -26,10 +28,8 @@ from treenet.tasks.base import build_task, vocab_sizes
 from treenet.training.batch_stream import plan_batches
 from treenet.training.trainer import train
 from treeproc.common.files import atomic_write, json_bytes, read_json
-from treeproc.common.settings import UserError, load_settings
-from treeproc.online.line_encoder import read_treebank
+from treeproc.common.settings import load_settings
 from treeproc.shards.schema import PAD_ID
-from treeproc.stages.inputs import TreeConfig
 
 pytestmark = pytest.mark.slow
 
@@ -139,27 +139,6 @@ def test_scores_that_are_not_finite_are_refused_and_nothing_is_written(finished,
     assert {path.name for path in run.iterdir() if not path.name.startswith(".")} == before
 
 
-def test_scores_of_pairs():
-    scored = [Scored(0, 3, 4, 5.0), Scored(1, 3, 4, 4.0, 2.0), Scored(2, 3, 4, 5.0), Scored(3, 3, 4, 5.0), Scored(6, 1, 1, 1.0)]
-    assert score_pairs(scored, "test") == {"pair_accuracy": 0.5, "num_pairs": 2, "lines_without_pair": 1}
-    with pytest.raises(UserError, match="minimal pair"):
-        score_pairs(scored[:1], "test")
-
-
-def test_trees_of_a_pair_are_drawn_alike(data, tmp_path):
-    """Equal sentences have equal random trees. A tree without words, which is left out, does not shift the pairs after it."""
-    shutil.copytree(data, random := tmp_path / "random")
-    index = random / "encoded" / "index.json"
-    atomic_write(index, json_bytes(read_json(index) | {"tree_settings": TreeConfig(tree_source="random").model_dump()}))
-    treebank, tree = tmp_path / "pairs.mrg", "(S (X ba) (X be) (X bibo) (X ba) (X be) (X ba) (X be))\n"
-    treebank.write_text(f"{tree}(S (-NONE- *))\n{tree * 6}")
-    alone, paired = (read_treebank([treebank], random, pairs=pairs)[0] for pairs in (False, True))
-    assert [[row["example_id"] for row in rows] for rows in (alone, paired)] == [[0, 2, 3, 4, 5, 6, 7]] * 2
-    shapes, of_pairs = ([row["spans"]["end"].tolist() for row in rows] for rows in (alone, paired))
-    assert of_pairs[1::2] == of_pairs[2::2] and shapes[1::2] != shapes[2::2]
-    assert len({tuple(shape) for shape in of_pairs}) > 1
-
-
 def run(script: str, *arguments: object) -> tuple[int, str, str]:
     done = run_here(script, *arguments)
     return done.returncode, done.stdout, done.stderr
@@ -167,8 +146,8 @@ def run(script: str, *arguments: object) -> tuple[int, str, str]:
 
 def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
     config, _ = load_trained(finished)
-    status, message, error = run("score_lm.py", "--out", finished, "pairs=true")
-    assert status == 0 and "right in minimal pairs" in message, error
+    status, message, error = run("score_lm.py", "--out", finished)
+    assert status == 0, error
     assert ("with the given trees: an upper bound" in message) == (config.model.name == "transformer_grammar")
     entry = read_json(finished / "scores.json")["test"]
     rows = [line.split("\t") for line in (finished / "language_model.test.tsv").read_text().splitlines()[1:]]
@@ -176,40 +155,34 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
     assert entry["perplexity"] == pytest.approx(math.exp(total / sum(int(row[2]) for row in rows)), rel=1e-6)
     assert entry["kind"] == ("joint" if config.model.name == "transformer_grammar" else "exact")
     assert ("perplexity_given_tree" in entry) == (entry["kind"] == "joint")
-    assert (entry["num_examples"], entry["num_pairs"], entry["checkpoint"]) == (10, 5, "averaged")
+    assert (entry["num_examples"], entry["checkpoint"]) == (10, "averaged")
     treebank = tmp_path / "two.mrg"
     treebank.write_text("(S (NP (X ba) (X be)) (VP (X bibo) (X ba)))\n(S (NP (X ba) (X be)) (VP (X bibo) (X be)))\n")
-    status, message, error = run("score_lm.py", "--out", finished, f"treebank=[{treebank}]", "pairs=true")
-    assert status == 0 and "1 pairs" in message, error
-    entry = read_json(finished / "scores.json")["treebank-two"]
-    assert entry["num_words"] == 8
+    status, message, error = run("score_lm.py", "--out", finished, f"pairs.files=[{treebank}]")
+    assert status == 0 and "right in minimal pairs" in message, error
+    entry = read_json(finished / "scores.json")["pairs-two"]
+    assert (entry["num_words"], entry["num_pairs"]) == (8, 1)
     shutil.copytree(config.data, shuffled := tmp_path / "shuffled")
     index = read_json(shuffled / "encoded" / "index.json")
     index["tree_settings"]["tree_source"] = "shuffled"
     atomic_write(shuffled / "encoded" / "index.json", json_bytes(index))
-    status, _, error = run("score_lm.py", "--out", finished, f"data={shuffled}", f"treebank=[{treebank}]")
+    status, _, error = run("score_lm.py", "--out", finished, f"data={shuffled}", f"pairs.files=[{treebank}]")
     if config.model.name == "transformer_grammar":
         assert status == 2 and error.count("\n") == 1 and "has shuffled trees" in error
     else:  # the trees of the file are words for these models
-        again = read_json(finished / "scores.json")["treebank-two"]
+        again = read_json(finished / "scores.json")["pairs-two"]
         assert status == 0 and again["nll"] == entry["nll"] and str(shuffled) in again["asked"]["data"], error
     treebank.write_text("(S (X ba)\n")
-    status, _, error = run("score_lm.py", "--out", finished, f"treebank=[{treebank}]")
+    status, _, error = run("score_lm.py", "--out", finished, f"pairs.files=[{treebank}]")
     assert status == 2 and "two.mrg, line 1: 1 bracket(s) of this tree are not closed" in error
     status, _, error = run("train_lm.py", "--config", finished / "config.yaml", "--out", finished, "max_steps=31")
     assert status == 0 and "scores.json, test is stale: the run has changed since then" in error.replace(f"{finished}/", "")
-    assert f"tree-attention score-lm --out {finished} split=test pairs=true" in error
+    assert f"tree-attention score-lm --out {finished} split=test" in error
     for other in ("evaluate.py", "probe.py"):
         status, _, error = run(other, "--out", finished)
         assert status == 2 and error.count("\n") == 1 and "is a run of causal_lm" in error
     status, _, error = run("train_lm.py", "--config", finished / "config.yaml", "--out", tmp_path, "model.name=bilstm")
     assert status == 2 and "model.name must be one of causal_transformer, transformer_grammar" in error
-    shutil.copytree(config.data, random := tmp_path / "random")
-    index = read_json(random / "encoded" / "index.json")
-    index["tree_settings"]["tree_source"] = "random"
-    atomic_write(random / "encoded" / "index.json", json_bytes(index))
-    status, _, error = run("score_lm.py", "--out", finished, f"data={random}", "pairs=true")
-    assert status == 0 and ("different random trees" in error) == (config.model.name == "transformer_grammar")
 
 
 def test_a_masked_model_scores_each_piece_from_all_others(data, tmp_path):
@@ -239,7 +212,9 @@ def test_models_are_compared_over_seeds(data, tmp_path):
     systems = {name: {"model": dict([overrides[0].removeprefix("model.").split("=")])} for name, overrides in MODELS.items()}
     systems["tree_reg"]["model"]["tree_reg"] = {"weight": 0.5}
     config = make_config(data).model_dump(mode="json", exclude_unset=True)
-    config |= {"max_steps": 2, "grid": {"systems": systems, "baseline": "causal", "seeds": [1, 2]}}
+    (tmp_path / "eight.mrg").write_text("".join(f"(S (X ba) (X {word}))\n" for word in WORDS[:16]))
+    pairs = {"files": [str(tmp_path / "eight.mrg")]}
+    config |= {"max_steps": 2, "grid": {"systems": systems, "baseline": "causal", "seeds": [1, 2], "pairs": pairs}}
     (tmp_path / "study.yaml").write_text(json.dumps(config))
     study, records = tmp_path / "study", tmp_path / "records"
     arguments = ("--config", tmp_path / "study.yaml", "--out", study, "--records", records, "workers=0")
@@ -258,6 +233,17 @@ def test_models_are_compared_over_seeds(data, tmp_path):
         errors = (differences.sum(1) / pieces.sum()).std(ddof=1) / 2**0.5, rest.std(ddof=1) / len(pieces) ** 0.5 / pieces.mean()
         assert test["difference"] == pytest.approx(ratio, abs=1e-4)
         assert (test["seeds_error"], test["sentences_error"]) == pytest.approx(errors, abs=1e-4)
+    for row in report["systems"][1:]:
+        right = {}
+        for seed, name in itertools.product((1, 2), (row["system"], "causal")):
+            lines = (study / "cells" / f"{name}-seed{seed}" / "language_model.pairs.tsv").read_text().splitlines()[1:]
+            right[name, seed] = np.array([int(line.split("\t")[2]) for line in lines])
+        expected = compare_examples(np.array([right[row["system"], seed] - right["causal", seed] for seed in (1, 2)]))
+        test = row["tests"]["pairs.pair_accuracy"]
+        assert test["difference"] == expected.difference and test["p_value"] == expected.p_value
+        assert f"{row['system']} - causal, right in minimal pairs (%): {100 * expected.difference:+.2f}" in message
+    record = read_json(records / "causal-seed1.json")
+    assert len(record["sentences"]["pairs"].split()) == 8 and str(tmp_path) not in json.dumps(record)
     shutil.rmtree(study)  # the records are enough
     status, again, error = run("compare_seeds.py", *arguments)
     assert status == 0 and again.split("\n\n")[0] == message.split("\n\n")[0], error

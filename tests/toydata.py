@@ -8,6 +8,7 @@ import sentencepiece
 
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.parsers import ParserConfig, describe_parser
+from treeproc.parsers.config import ParserName
 from treeproc.shards.schema import (
     BOS_ID,
     ENCODED_SCHEMA,
@@ -154,9 +155,9 @@ def _train_pieces(path: Path, lines: list[str]) -> sentencepiece.SentencePiecePr
     return sentencepiece.SentencePieceProcessor(model_file=str(path))
 
 
-def with_given_trees(data: Path) -> Path:
+def with_given_trees(data: Path, parser_name: ParserName = "given") -> Path:
     """Record the parser and the settings of trees, so that commands encode treebanks and lines for the data set."""
     index = data / "encoded" / "index.json"
-    parser = {"parser": describe_parser(ParserConfig(name="given")), "parser_settings": {"name": "given"}}
+    parser = {"parser": describe_parser(ParserConfig(name=parser_name)), "parser_settings": {"name": parser_name}}
     atomic_write(index, json_bytes(read_json(index) | parser | {"tree_settings": TreeConfig().model_dump()}))
     return data

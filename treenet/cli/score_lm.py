@@ -1,17 +1,23 @@
-"""Score a language model: its perplexity on a split, and its choices in minimal pairs.
+"""Score a language model: its perplexity on a split, its choices in minimal pairs, the surprisal of words.
 
     tree-attention score-lm --out RUN
     tree-attention score-lm --out RUN split=valid
-    tree-attention score-lm --out RUN 'treebank=[pairs.mrg]' pairs=true
+    tree-attention score-lm --out RUN blimp=BLiMP.zip
+    tree-attention score-lm --out RUN 'pairs={files: [pairs.tsv], good: good, bad: bad, by: [group]}'
+    tree-attention score-lm --out RUN surprisal=story.txt
 
 RUN is the folder of a training run of tree-attention train. A causal model gives the probability of a sentence. A grammar gives
 that of a sentence with its tree of the data set: its perplexity is an upper bound. A masked model gives a pseudo-perplexity,
 which compares with no other kind.
 
-`treebank` scores trees of files, encoded with the vocabulary of the run. With pairs=true, the sentences of the input are pairs,
-the right one first. The command counts how often the right one has the higher probability.
+`blimp` and `pairs` score minimal pairs: how often the good sentence has the higher probability, for each group of pairs. A
+grammar reads pairs of trees, or the trees of the run's parser. evaluate --compare A B split=pairs-blimp tests two runs.
 
-It writes RUN/language_model.<split>.tsv, an example a line, and adds the scores to RUN/scores.json.
+`surprisal` gives the bits of each word of a file, and of the end of each line. A word needs the probability that the next piece
+begins a word; their sum is the nll.
+
+The command writes RUN/language_model.NAME.tsv, a row for each example, pair or word, and adds the scores to RUN/scores.json. NAME
+is the split, pairs-blimp, pairs-FILE or surprisal-FILE.
 """
 
 from treenet.cli.shipped import on_a_run
@@ -26,7 +32,6 @@ TITLES = {
     "word_perplexity": "perplexity per word",
     "perplexity_given_tree": "perplexity per piece, given the tree so far",
     "pseudo_perplexity": "pseudo-perplexity per piece",
-    "pair_accuracy": "right in minimal pairs",
 }
 _KINDS = {"exact": "", "joint": ", with the given trees: an upper bound", "pseudo": ", from the pieces on both sides"}
 
@@ -47,12 +52,15 @@ def main(out: AnyPath, settings: ScoreLMSettings) -> None:
 
 def format_scores(name: str, scores: dict) -> str:
     """Return a small table of an entry."""
+    from treenet.evaluation.minimal_pairs import format_pairs  # here, because it loads readers of trees
+
     rows = [f"{name}: {scores['num_examples']:,} examples, {scores['num_targets']:,} pieces{_KINDS[scores['kind']]}"]
     for key, title in TITLES.items():
         if key in scores:
-            value = f"{100 * scores[key]:.2f} %" if key == "pair_accuracy" else f"{scores[key]:.2f}"
-            rows.append(f"  {title:44}{value:>10}")
+            rows.append(f"  {title:44}{scores[key]:10.2f}")
     if "num_pairs" in scores:
-        left_out = f"; {scores['lines_without_pair']:,} lines have no partner"
-        rows.append(f"  {scores['num_pairs']:,} pairs" + (left_out if scores["lines_without_pair"] else ""))
+        rows += format_pairs(scores)
+    if "other_first_pieces" in scores:
+        share = f"{scores['other_first_pieces']:.2%}"
+        rows.append(f"  {share} of the probability of first pieces is of pieces that begin no word; first words include it")
     return "\n".join(rows)

@@ -9,6 +9,7 @@ from treenet.data.splits import read_sources, read_split
 from treenet.evaluation.bootstrap import Comparison
 from treenet.evaluation.comparison import describe
 from treenet.evaluation.evaluate import data_of
+from treenet.evaluation.minimal_pairs import compare_groups
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.evaluation.significance import SEED, correlate
 from treenet.runs.result_provenance import data_fingerprint
@@ -77,6 +78,14 @@ _LANGUAGE_MODELS = _Form(
     lambda columns: (columns["nll"] + columns["tree_nll"]) / np.maximum(columns["pieces"], 1),
     _sample_nll,
 )
+_MINIMAL_PAIRS = _Form(
+    "pair",
+    {},
+    {"right": int},
+    "right",
+    lambda columns: columns["right"].astype(float),
+    lambda columns, side, counts: {"pair_accuracy": counts @ columns["right"][side] / counts[0].sum()},
+)
 _FORMS = {"classification": _CLASSES, "relatedness": _PAIRS, "causal_lm": _LANGUAGE_MODELS, "masked_lm": _LANGUAGE_MODELS}
 
 
@@ -90,13 +99,17 @@ def compare_predictions(baseline: System, system: System, settings: EvaluateSett
         said = " and ".join(f"{one.name} is of {one.task}" for one in sides)
         raise UserError(f"--compare takes two results of one task, but {said}")
     assert baseline.scores is not None and system.scores is not None
-    form, split = _FORMS[system.task], baseline.scores.get("split", settings.split)
+    of_pairs = [one.scores.get("pairs_fingerprint") for one in sides]
+    form, split = _MINIMAL_PAIRS if any(of_pairs) else _FORMS[system.task], baseline.scores.get("split", settings.split)
+    if of_pairs[0] != of_pairs[1]:
+        raise UserError(f"{baseline.name} and {system.name} are of other minimal pairs; score both runs on the same files")
     for one in sides:
         one.check_split(split)
     columns = {form.example: int, **form.shared, **form.own}
     read = [parse_columns("\n".join(one.lines), one.name, columns, f"run {one.status.command}") for one in sides]
     given = 1 + len(form.shared)
-    if differing := [*_other_data(*sides), *(["the sentences"] if read[0][:given] != read[1][:given] else [])]:
+    differing = [] if any(of_pairs) else [*_other_data(*sides)]
+    if differing := differing + (["the sentences"] if read[0][:given] != read[1][:given] else []):
         raise UserError(
             f"{baseline.name} and {system.name} differ in {differing[0]}; score both on one data set, made with vocab_from or "
             "parsed set to that of the other"
@@ -109,12 +122,14 @@ def compare_predictions(baseline: System, system: System, settings: EvaluateSett
     if "joint" in (kinds := {one.scores.get("kind") for one in (baseline, system) if one.scores}) and len(kinds) > 1:
         warn("note: the nll of one run is of sentence and tree together: an upper bound of that of the sentence")
     metrics = _test(form, every, settings.compare.samples)
-    shown = {"source": _texts(system, settings, split, numbers)}
+    shown = {"source": [] if any(of_pairs) else _texts(system, settings, split, numbers)}
     if "label" in every:
         names = dict(enumerate(baseline.scores.get("classes", ())))
         classes = {"reference": every["label"][0], "baseline": every["predicted"][0], "system": every["predicted"][1]}
         shown |= {name: [names.get(one, str(one)) for one in column.tolist()] for name, column in classes.items()}
     facts = {"unlearned": find_unlearned({"baseline": baseline.scores, "system": system.scores})}
+    if any(of_pairs):
+        facts["groups"] = compare_groups("\n".join(baseline.lines), "\n".join(system.lines))
     found = describe(baseline, system, metrics, form.by, form.values(every), shown, split, settings.compare.num, numbers, facts)
     for one in found["metrics"].values():
         del one["p_sacrebleu"]  # sacrebleu has no such metric

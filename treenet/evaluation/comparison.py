@@ -6,6 +6,7 @@ from dataclasses import asdict
 import numpy as np
 
 from treenet.evaluation.bootstrap import Comparison, compare_systems
+from treenet.evaluation.minimal_pairs import format_groups
 from treenet.evaluation.settings import CompareConfig
 from treenet.evaluation.significance import ABOUT_WEIGHTS, OF_PREDICTIONS, PAIRED_BOOTSTRAP, Score
 from treenet.runs.result_provenance import describe_origin, recorded_origin
@@ -143,6 +144,8 @@ def format_comparison(found: dict) -> str:
         about = f"interval and p ({PAIRED_BOOTSTRAP}) hold only for {ABOUT_WEIGHTS}, not for models trained with other seeds"
         studies = "scaling" if found["task"] == "translation" else "compare-seeds"
         lines.append(f"{about}; tree-attention {studies} compares over seeds")
+    if is_tested:
+        lines += format_groups(found.get("groups", {}))
     lines += [one["signature"] for one in found["metrics"].values()]
     equal, by = found["num_examples"] - found["num_better"] - found["num_worse"], _OF_SENTENCES[found["by"]]
     lines.append(

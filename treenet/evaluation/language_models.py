@@ -1,4 +1,4 @@
-"""Scores of language models: log-probabilities of examples, perplexities, and choices in minimal pairs.
+"""Scores of language models: log-probabilities of examples and words, perplexities, and choices in minimal pairs.
 
 A causal model gives log p(sentence). A grammar gives log p(sentence, tree) for the tree of the data set. It is a lower bound of
 log p(sentence), because p(sentence) is the sum over all trees. That sum, or a sum over sampled trees, is not computed.
@@ -9,6 +9,7 @@ Shapes: B batch, T positions, L leaves.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,10 @@ from treenet.data.batch import TreeBatch, collate, count_leaves
 from treenet.data.examples import SourceSide
 from treenet.data.input_kinds import ACTIONS, LEAVES, SPLIT_POINTS, InputKind
 from treenet.data.plan import plan_in_order
+from treenet.evaluation.minimal_pairs import PairInput, open_pairs, pair_facts, pair_rows, summarize_pairs
+from treenet.evaluation.prefix_trees import reads_prefix_trees, score_pieces
 from treenet.evaluation.settings import ScoreLMSettings
+from treenet.evaluation.surprisal import END, score_words
 from treenet.layers.backend import choose_device, scoring
 from treenet.models import CausalLM, MaskedLM, VocabSizes
 from treenet.runs.loading import load_model, scored_splits
@@ -31,16 +35,16 @@ from treenet.runs.run_results import LANGUAGE_MODEL, stale_scores, write_predict
 from treenet.tasks.base import build_task, vocab_sizes
 from treenet.tasks.causal_lm import to_causal
 from treenet.tasks.learning import LEARNING, facts_of_nll
-from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
-from treeproc.common.storage import AnyPath
-from treeproc.online.line_encoder import read_treebank
+from treeproc.online.minimal_pairs import encode_pairs
+from treeproc.online.spaced_words import encode_spaced
 from treeproc.shards.schema import PAD_ID
 from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import read_index
 
 _BATCH_TOKENS = 4096
 _ROWS = 1024  # positions whose logits are computed at once
+_UNKNOWN = {"<unk>", *(f"<0x{byte:02X}>" for byte in range(256))}  # names of the unknown piece, and of bytes of rare characters
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,11 @@ class Scored:
         return self.nll + self.tree_nll
 
 
-def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
+def score_lm_run(folder: Path, settings: ScoreLMSettings, name: str = "") -> tuple[str, dict]:
     """Write `language_model.NAME.tsv`, an example a line, and the entry NAME of `scores.json` into the run folder.
 
     Returns NAME and the entry. Raises UserError if the folder is not a run of a language model, or if run and data do not fit.
-    It also does so if a score is not finite, and if pairs are asked for, and the input has none.
+    It also does so if a score is not finite. The result of pairs or words has another name than a split; `name` replaces it.
     """
     device = choose_device(settings.use_gpu)
     run = load_model(folder, checkpoint=settings.checkpoint, data=settings.data, device=device)
@@ -73,37 +77,93 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings) -> tuple[str, dict]:
     index = read_index(run.data / "encoded")
     task.check(index)
     reads = LEAVES if run.model.reads is SPLIT_POINTS else run.model.reads  # split points are for the training alone
-    if settings.treebank:
-        text = f"treebank-{settings.treebank[0].name.partition('.')[0]}"
-        examples, _ = read_treebank(settings.treebank, run.data, reads_trees=reads.constituents, pairs=settings.pairs)
-        batches = example_batches(examples, reads.for_device(device), vocab_sizes(index))
+    is_pseudo = isinstance(run.model, MaskedLM)
+    about: dict = {"pseudo": is_pseudo, "with_trees": reads is ACTIONS}
+    scorer = Scorer(run.model, reads.for_device(device), vocab_sizes(index))
+    if given := open_pairs(settings):
+        text = given.name
+        rows, entry = score_pairs(scorer, given, run.data, about)
+    elif settings.surprisal:
+        text = f"surprisal-{settings.surprisal.name.partition('.')[0]}"
+        rows, entry = score_text(scorer, settings.surprisal, run.data, about)
     else:
         text = settings.split
         check_hashes(run.data / "encoded", text)
-        if settings.pairs:
-            _warn_of_trees(run.data, index["tree_settings"]["tree_source"], reads)
         source = task.open(text, device=device)
         assert isinstance(source, SourceSide)
-        batches = source_batches(source)
-    scored = sorted(score_batches(run.model, batches, index["num_pieces"]), key=lambda one: one.example)
-    if not all(math.isfinite(one.total) for one in scored):
+        scored = check_finite(score_batches(run.model, source_batches(source), index["num_pieces"]))
+        facts = facts_of_nll(run.config.data, run.data, text, "leaves", ends=not is_pseudo)
+        entry = summarize(scored, **about) | {"split": text, **({LEARNING: facts} if facts else {})}
+        lines = [f"{one.example}\t{one.words}\t{one.pieces}\t{one.nll:.6f}\t{one.tree_nll:.6f}\n" for one in scored]
+        rows = ["example\twords\tpieces\tnll\ttree_nll\n", *lines]
+    name = name_result(name or text, run.checkpoint, run.data, own_data=run.own_data)
+    return name, write_predictions(folder, name, rows, entry | origin(run, settings), LANGUAGE_MODEL)
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A model with what turns encoded rows into its batches."""
+
+    model: CausalLM | MaskedLM
+    reads: InputKind
+    sizes: VocabSizes
+
+    def score(self, rows: Iterable[dict]) -> list[Scored]:
+        """Return the scores of rows of a shard, which are numbered from 0."""
+        if not reads_prefix_trees(self.model):
+            return check_finite(score_batches(self.model, example_batches([*rows], self.reads, self.sizes), self.sizes.pieces))
+        kept = [(row["leaves"]["piece"].tolist(), len(np.unique(row["leaves"]["word_index"]))) for row in rows]
+        found = score_pieces(self.model, [pieces for pieces, _ in kept])
+        return check_finite(Scored(n, kept[n][1], len(one.nll), math.fsum(one.nll)) for n, one in found)
+
+
+def check_finite(scored: Iterable[Scored]) -> list[Scored]:
+    """Return the scores by the numbers of their examples. Raises UserError if one is not finite."""
+    found = sorted(scored, key=lambda one: one.example)
+    if not all(math.isfinite(one.total) for one in found):
         raise UserError(
             "the scores of the model are not finite, because its training diverged; score an earlier checkpoint, or train again "
             "with a lower optimizer.learning_rate and another --out"
         )
-    is_pseudo = isinstance(run.model, MaskedLM)
-    facts = {} if settings.treebank else facts_of_nll(run.config.data, run.data, text, "leaves", ends=not is_pseudo)
-    name = name_result(text, run.checkpoint, run.data, own_data=run.own_data)
-    entry = {
-        **summarize(scored, pseudo=is_pseudo, with_trees=reads is ACTIONS),
-        **(score_pairs(scored, text) if settings.pairs else {}),
-        "split": text,
-        **({LEARNING: facts} if facts else {}),
-        **origin(run, settings),
-    }
-    lines = [f"{one.example}\t{one.words}\t{one.pieces}\t{one.nll:.6f}\t{one.tree_nll:.6f}\n" for one in scored]
-    rows = ["example\twords\tpieces\tnll\ttree_nll\n", *lines]
-    return name, write_predictions(folder, name, rows, entry, LANGUAGE_MODEL)
+    return found
+
+
+def score_pairs(scorer: Scorer, given: PairInput, data: Path, about: dict) -> tuple[list[str], dict]:
+    """Return the lines of the file of scores, and the entry, of minimal pairs."""
+    counts, reads = Counter[str](), scorer.reads
+
+    def counted() -> Iterator[dict]:
+        words_only = not (reads.constituents or reads.columns)
+        encoded = encode_pairs(given.pairs, data, reads_trees=reads.constituents, words_only=words_only)
+        for number, (row, names) in enumerate(encoded):
+            text, pieces = given.pairs[number // 2].sentences[number % 2], "".join(names)
+            unknown = sum(name in _UNKNOWN for name in names)
+            lowered = not unknown and text != text.lower() and pieces == pieces.lower()
+            counts.update(num_unknown_pieces=unknown, num_with_unknown=unknown > 0, num_lowercased=lowered)
+            yield row
+
+    scored = scorer.score(counted())
+    nll, pieces = (np.array([getattr(one, name) for one in scored]).reshape(-1, 2) for name in ("total", "pieces"))
+    equal = [pair.sentences[0] == pair.sentences[1] and not pair.trees for pair in given.pairs]
+    nll[equal, 1] = nll[equal, 0]  # in two batches, sums of a sentence may round in two ways
+    entry = {name: value for name, value in summarize(scored, **about).items() if "perplexity" not in name}
+    entry |= {**counts, **summarize_pairs(given, nll, pieces)}
+    return pair_rows(given, nll, pieces), entry | pair_facts(given)
+
+
+def score_text(scorer: Scorer, path: Path, data: Path, about: dict) -> tuple[list[str], dict]:
+    """Return the lines of the file of words, and the entry, of a file of text."""
+    if not reads_prefix_trees(scorer.model):
+        raise UserError("surprisal: needs a run of model.name=causal_transformer, which gives p(word) from the words before it")
+    lines, beginners = encode_spaced(path, data)
+    scored, rows, start = [], {}, 0.0
+    for number, scores, bits in score_words(scorer.model, lines, beginners):
+        line = lines[number]
+        scored.append(Scored(number, len(line.words), len(scores.nll), math.fsum(scores.nll)))
+        rows[number] = [f"{line.number}\t{word}\t{one:.6f}\n" for word, one in zip([*line.words, END], bits, strict=True)]
+        start = -math.expm1(-scores.begins[0])  # the same before every line
+    entry = summarize(check_finite(scored), **about) | {"other_first_pieces": start}
+    return ["line\tword\tbits\n", *(row for number in sorted(rows) for row in rows[number])], entry
 
 
 def score_splits(folder: Path, *, use_gpu: bool = False) -> dict[str, dict]:
@@ -113,13 +173,6 @@ def score_splits(folder: Path, *, use_gpu: bool = False) -> dict[str, dict]:
         if split not in done or split in stale:
             score_lm_run(folder, ScoreLMSettings(split=split, use_gpu=use_gpu))
     return read_scores(folder)
-
-
-def _warn_of_trees(data: AnyPath, trees: str, reads: InputKind) -> None:
-    """Warn if the lines of a pair have different control trees, and the model reads them."""
-    if trees in ("random", "shuffled", "permuted_labels", "other_shape") and reads.constituents:
-        remedy = "; give the pairs as treebank=[FILE]: there, both get the same one" if trees == "random" else ""
-        warn(f"warning: {data}: two lines of a pair have different {trees} trees, so the model compares trees, too{remedy}")
 
 
 def source_batches(source: SourceSide) -> Iterator[tuple[TreeBatch, list[int]]]:
@@ -204,16 +257,3 @@ def summarize(scored: Sequence[Scored], *, pseudo: bool, with_trees: bool) -> di
 def perplexity(nll: float, count: float) -> float:
     """Return exp(nll / count), at most exp(700)."""
     return math.exp(min(nll / max(count, 1), 700.0))
-
-
-def score_pairs(scored: Sequence[Scored], split: str) -> dict:
-    """Return how often the first line of a pair has the higher probability. Equal ones count as wrong.
-
-    Raises UserError if no pair has both lines.
-    """
-    nll = {one.example: one.total for one in scored}
-    pairs = [(nll[number], nll[number + 1]) for number in nll if number % 2 == 0 and number + 1 in nll]
-    if not pairs:
-        raise UserError(f"{split} has no lines 2n - 1 and 2n, which are a minimal pair; leave out pairs=true")
-    right = sum(good < bad for good, bad in pairs)
-    return {"pair_accuracy": right / len(pairs), "num_pairs": len(pairs), "lines_without_pair": len(nll) - 2 * len(pairs)}

@@ -168,20 +168,50 @@ class ClassifyLinesSettings(LineSettings):
         return [self.checkpoint]
 
 
-class ScoreLMSettings(Settings):
+class PairsConfig(Settings):
+    """Minimal pairs of any files."""
+
+    files: tuple[Path, ...] = Field(
+        (),
+        description="score minimal pairs: JSON Lines, or tables with a header (.tsv, .csv), also in folders and archives; or "
+        "Penn Treebank trees: 1 and 2 are a pair, 3 and 4 the next, the good sentence first",
+    )
+    good: str = Field("good", description="name of the column, or key, with the good sentence")
+    bad: str = Field("bad", description="name of the column, or key, with the bad sentence")
+    by: tuple[str, ...] = Field((), description="columns or keys with groups of pairs; the paradigm comes first")
+
+
+class PairsInput(Settings):
+    """The minimal pairs that a language model is scored on."""
+
+    blimp: Path | None = later_field(
+        None, description="score minimal pairs: a folder or zip archive of BLiMP, or of pairs in its format"
+    )
+    pairs: PairsConfig = later_field(PairsConfig())
+
+    @model_validator(mode="after")
+    def _one_kind(self):
+        if self.blimp and self.pairs.files:
+            raise ValueError("pairs.files: leave it out, or leave blimp out; score them one after the other")
+        return self
+
+
+class ScoreLMSettings(PairsInput):
     """Settings of scoring a language model."""
 
     split: str = Field("test", description="split of the data set")
     data: OtherData = None
     checkpoint: Checkpoint = AVERAGED
-    treebank: tuple[Path, ...] = Field(
-        (), description="instead of a split: files, folders or archives of Penn Treebank trees, encoded with the run's vocabulary"
-    )
-    pairs: bool = Field(
-        False,
-        description="lines or trees 1 and 2 of the input are a minimal pair, 3 and 4 the next, and so on; the first is right",
+    surprisal: Path | None = Field(
+        None, description="write the surprisal of every word of a file of text, one sentence a line; words stand between blanks"
     )
     use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="score on the GPU")
+
+    @model_validator(mode="after")
+    def _one_input(self):
+        if self.surprisal and (self.blimp or self.pairs.files):
+            raise ValueError("surprisal: leave it out, or leave blimp and pairs out; score them one after the other")
+        return self
 
 
 class ParsingConfig(Settings):

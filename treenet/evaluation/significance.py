@@ -56,6 +56,7 @@ OF_PREDICTIONS = {
     "accuracy": Score(title="accuracy (%)", unit=100, digits=2),
     "macro_f1": Score(title="macro F1 (%)", unit=100, digits=2),
     "pearson": Score(title="Pearson's r", digits=4),
+    "pair_accuracy": Score(title="right in minimal pairs (%)", unit=100, digits=2),
     "nll": Score(title="nll of a piece (nats)", digits=3, lower_is_better=True),
 }
 
@@ -173,17 +174,20 @@ def correlate(predicted: np.ndarray, scores: np.ndarray, counts: np.ndarray) -> 
 
 
 def correct_family(tests: Sequence[SeedTest], family: str) -> list[SeedTest]:
-    """Add Holm's p-values to the tests of a family: m p for the smallest of m, (m - 1) p for the next. They never decrease.
-
-    Exploratory tests get none.
-    """
+    """Add Holm's p-values to the tests of a family. Exploratory tests get none."""
     p_values = [test.p_value for test in tests if test.p_value is not None and family != EXPLORATORY]
+    corrected: dict[float | None, float] = dict(zip(p_values, holm(p_values), strict=True))
+    return [replace(test, family=family, holm_p_value=corrected.get(test.p_value)) for test in tests]
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return Holm's p-values of a family: m p for the smallest of m, (m - 1) p for the next. They never decrease."""
+    corrected: dict[float, float] = {}
     reached = 0.0
-    corrected: dict[float | None, float] = {}
     for rank, p_value in enumerate(sorted(p_values)):
         reached = max(reached, min(1.0, (len(p_values) - rank) * p_value))
         corrected.setdefault(p_value, reached)
-    return [replace(test, family=family, holm_p_value=corrected.get(test.p_value)) for test in tests]
+    return [corrected[p_value] for p_value in p_values]
 
 
 def slopes(values: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ correlation of relatedness, or nll of language models.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
+from treenet.evaluation.settings import PairsInput, ScoreLMSettings
 from treenet.evaluation.significance import OF_PREDICTIONS, Score, SeedTest, compare_correlations, compare_examples
 from treenet.experiments.ledger import Cell
 from treenet.experiments.records import show_numbers
@@ -23,7 +24,7 @@ from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
 from treenet.runs.result_entries import read_scores
 from treeproc.common.messages import warn
-from treeproc.common.settings import Settings, UserError
+from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ Numbers = Mapping[str, np.ndarray]  # of examples, by the name that `Measures.re
 # Records hold whole numbers: scores of pairs have six digits, as files of predictions, and an nll four.
 _SCALE, _NLL_SCALE = 1_000_000, 10_000
 TESTED = ("test", "test.last")  # entries of scores.json
+PAIRS = "pairs"  # the entry of minimal pairs in a cell
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +49,7 @@ class Measures(Score):
     compare: Callable[[Sequence[Numbers], Sequence[Numbers], str], SeedTest]  # of a result of baselines and of systems, by seed
     score: Callable[[Path, bool], dict[str, dict]]  # scores a finished run, on a GPU or not, and returns its scores.json
     results: tuple[str, ...] = TESTED
+    others: Mapping[str, str] = field(default_factory=dict)  # further results that may be tested, each with its score
 
     def show_mean(self, summary: Mapping) -> str:
         """Format mean and deviation over seeds."""
@@ -58,7 +61,8 @@ class Measures(Score):
 
     def tested(self) -> dict[str, str]:
         """Return the tested measures, and the result of each."""
-        return {f"{result}.{self.headline}": result for result in self.results}
+        scores = dict.fromkeys(self.results, self.headline) | self.others
+        return {f"{result}.{score}": result for result, score in scores.items()}
 
 
 _AGAIN = "remove its folder and run the same command again"
@@ -86,7 +90,9 @@ def _read_scores(folder: AnyPath, result: str) -> dict[str, str]:
 
 
 def _read_nll(folder: AnyPath, result: str) -> dict[str, str]:
-    """Read the nll of each sentence, of a grammar with that of its tree, and the number of pieces."""
+    """Read the nll of each sentence, of a grammar with that of its tree, and the number of pieces; of pairs which are right."""
+    if result == PAIRS:
+        return {result: show_numbers(*_read_columns(folder, result, {"right": int}, "language_model"))}
     nll, tree_nll, pieces = _read_columns(folder, result, {"nll": float, "tree_nll": float, "pieces": int}, "language_model")
     both = show_numbers(round(_NLL_SCALE * (one + tree)) for one, tree in zip(nll, tree_nll, strict=True))
     return {result: both, f"{result}.pieces": show_numbers(pieces)}
@@ -103,7 +109,12 @@ def _compare_correlations(baselines: Sequence[Numbers], systems: Sequence[Number
 
 
 def _compare_nll(baselines: Sequence[Numbers], systems: Sequence[Numbers], result: str) -> SeedTest:
-    """Test the nll of a piece: a ratio of two sums over sentences. Their variance is that of its linear approximation."""
+    """Test the nll of a piece: a ratio of two sums over sentences. Their variance is that of its linear approximation.
+
+    Of minimal pairs, test the accuracy.
+    """
+    if result == PAIRS:
+        return _compare_accuracies(baselines, systems, result)
     theirs, ours = (np.array([one[result] for one in side], dtype=float) / _NLL_SCALE for side in (baselines, systems))
     differences, pieces = ours - theirs, systems[0][f"{result}.pieces"]
     ratios = differences.sum(1, keepdims=True) / pieces.sum()
@@ -133,12 +144,15 @@ _LANGUAGE_MODELS = Measures(
         ("valid", "pseudo_perplexity"): "valid, pseudo-ppl",
         ("test", "pseudo_perplexity"): "test, pseudo-ppl",
         ("test", "nll"): "test, nll",
+        (PAIRS, "pair_accuracy"): "pairs",
+        (PAIRS, "paradigm_accuracy"): "paradigms",
     },
     headline="nll",
     read=_read_nll,
     compare=_compare_nll,
     score=_score_language_model,
     results=TESTED[:1],
+    others={PAIRS: "pair_accuracy"},
 )
 MEASURES = {
     "classification": Measures(
@@ -177,10 +191,10 @@ MEASURES = {
 
 
 # Entries of scores.json that a cell has.
-SCORED = ("valid", "test", "valid.last", "test.last")
+SCORED = ("valid", "test", "valid.last", "test.last", PAIRS)
 
 
-class SeedGridConfig(Settings):
+class SeedGridConfig(PairsInput):
     """Settings of a comparison: the systems, their baselines and the seeds."""
 
     systems: Systems = Field(
@@ -237,6 +251,8 @@ class SeedsConfig(StudyConfig):
             names = ", ".join(MEASURES)
             raise UserError(f"{where}: task must be one of {names}, the same for all systems, but is {run.task}")
         measures = MEASURES[run.task]
+        if pairs_of(self) and not measures.others:
+            raise UserError(f"grid.blimp and grid.pairs are for language models, but task is {run.task}; leave them out")
         if self.grid.peak_on_test and ("test.peak", measures.headline) not in measures.columns:
             raise UserError("grid.peak_on_test: must be false for language models; leave it out")
 
@@ -260,22 +276,31 @@ def seed_work(config: SeedsConfig, more: "References" = ()) -> "CellWork":
     from treenet.experiments.grid import CellWork
     from treenet.jobs.train_run import run_training
 
-    peak = config.grid.peak_on_test
-    score = partial(score_cell, config.task, peak, config.use_gpu)
-    return CellWork(run_training, score, partial(describe_stale_cell, peak))
+    peak, pairs = config.grid.peak_on_test, pairs_of(config)
+    score = partial(score_cell, config.task, peak, config.use_gpu, pairs)
+    return CellWork(run_training, score, partial(describe_stale_cell, peak, pairs))
 
 
-def describe_stale_cell(peak_on_test: bool, folder: AnyPath) -> str:
+def pairs_of(config: SeedsConfig) -> ScoreLMSettings | None:
+    """Return the settings with which every cell is scored on minimal pairs; None if there are none."""
+    given = config.grid.model_dump(include={*PairsInput.model_fields}, exclude_unset=True)
+    return ScoreLMSettings(**given, use_gpu=config.use_gpu) if config.grid.blimp or config.grid.pairs.files else None
+
+
+def describe_stale_cell(peak_on_test: bool, pairs: ScoreLMSettings | None, folder: AnyPath) -> str:
     """Describe why scores of a cell do not fit its model or the study; empty if they fit."""
     from treenet.evaluation.classify import PEAK
     from treenet.experiments.study import describe_stale
+    from treenet.runs.result_provenance import asked_for
 
     if peak_on_test and f"test.{PEAK}" not in read_scores(folder):
         return f"none of test.{PEAK}"
+    if pairs and read_scores(folder).get(PAIRS, {}).get("asked") != asked_for(pairs):
+        return "none of these minimal pairs"
     return describe_stale(SCORED, folder)
 
 
-def score_cell(task: str, peak_on_test: bool, use_gpu: bool, folder: AnyPath) -> dict:
+def score_cell(task: str, peak_on_test: bool, use_gpu: bool, pairs: ScoreLMSettings | None, folder: AnyPath) -> dict:
     """Score a trained cell. Returns its headline scores for the log, in the unit of the table."""
     from treenet.evaluation.classify import score_peak
     from treenet.loggers.feed import log_scores
@@ -284,6 +309,10 @@ def score_cell(task: str, peak_on_test: bool, use_gpu: bool, folder: AnyPath) ->
     needed = ("checkpoints/*",) if measures.results == TESTED else ()
     with open_results(folder, AVERAGED, *needed) as run:
         scores = measures.score(run, use_gpu)
+        if pairs and describe_stale_cell(False, pairs, run):
+            from treenet.evaluation.language_models import score_lm_run
+
+            scores |= dict([score_lm_run(run, pairs, PAIRS)])
         if peak_on_test:
             score_peak(run, "test", use_gpu=use_gpu)
         log_scores(run)

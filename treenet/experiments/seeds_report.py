@@ -15,6 +15,7 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 
 from treenet.evaluation.significance import (
     EXPLAINED,
+    OF_PREDICTIONS,
     SYSTEMS,
     SeedTest,
     correct_family,
@@ -49,9 +50,11 @@ def read_result(measures: Measures, folder: AnyPath) -> tuple[dict[str, dict], d
     """Read the recorded results of a cell's predictions: their scores, and the numbers of single examples."""
     scores = read_fresh_scores(SCORED, folder)
     lines: dict[str, str] = {}
-    for result in measures.results:
+    for result in (*measures.results, *measures.others):
         if result in scores:
             lines |= measures.read(folder, result)
+    for result in measures.others.keys() & scores.keys():  # a record names no files
+        scores[result] = {name: value for name, value in scores[result].items() if name != "asked"}
     return scores, lines
 
 
@@ -126,7 +129,8 @@ def _summarize_system(own: Results, base: Results, examples: Mapping[str, Number
     pairs = base.paired(own, "cell")
     if own != base and pairs and f"test.{measures.headline}" in row:
         sides = list(zip(*pairs, strict=True))
-        row["tests"] = {measure: _compare(*sides, examples, result, measures) for measure, result in measures.tested().items()}
+        tested = {measure: result for measure, result in measures.tested().items() if measure in row}
+        row["tests"] = {measure: _compare(*sides, examples, result, measures) for measure, result in tested.items()}
         row |= unlearned_in(Results(own + base))
     return row
 
@@ -164,6 +168,8 @@ def explain(report: dict) -> list[str]:
     about = {
         "test.last.": "last: the last checkpoint, on test",
         "test.pearson": "r, rho: Pearson, Spearman",
+        "pairs.pair_accuracy": "pairs: share of right minimal pairs",
+        "pairs.paradigm_accuracy": "paradigms: the mean of its paradigms",
         ".binary_accuracy": "two: read as two classes",
         "perplexity": "ppl: perplexity of pieces; low is good, as for the nll",
         ".word_perplexity": "of words: of words and ends of sentences",
@@ -197,7 +203,24 @@ def format_table(report: dict) -> str:
     first, _, *scores = (max(map(len, column)) for column in list(zip(*lines, strict=True))[: 2 + len(shown)])
     widths = "".join(f"{{:>{max(11 + 2 * measures.digits, 2 + width)}}}" for width in scores)
     layout = f"{{:{first}}} {{:>5}}{widths}{{:>20}}{{:>20}}{{:>8}}{{:>9}}{{:>10}}{{:>9}}"
-    return "\n".join([*(layout.format(*line) for line in lines), *say_unlearned_cells(report), *explain(report)])
+    rest = [*_other_tests(report), *say_unlearned_cells(report), *explain(report)]
+    return "\n".join([*(layout.format(*line) for line in lines), *rest])
+
+
+def _other_tests(report: dict) -> list[str]:
+    """Return a line for each system's test of a score that is not the headline: of minimal pairs."""
+    lines = []
+    for result, name in MEASURES[report["task"]].others.items():
+        for row in report["systems"]:
+            if found := row.get("tests", {}).get(f"{result}.{name}"):
+                score, test = OF_PREDICTIONS[name], SeedTest(**found)
+                seen = "-" if test.seen is None else score.show(test.seen)
+                p_value, holm = show_p_values(test)
+                values = f"{score.show(test.difference, '+')} {score.show_interval(test.interval)}"
+                lines.append(
+                    f"{row['system']} - {report['baseline']}, {score.title}: {values}; seen {seen}; p {p_value}; p, Holm {holm}"
+                )
+    return lines
 
 
 def draw(report: dict) -> "Figure":

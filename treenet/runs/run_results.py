@@ -204,7 +204,8 @@ def read_system(run: AnyPath, name: str, given: AnyPath | None = None) -> System
     task, scores = task_of(state.task), everything.get(name)
     is_lines = task.results == "translations"
     path = translations_path(run, name) if is_lines else predictions_path(run, name, task.results)
-    redo = f"run tree-attention {task.scorer} --out {given} split={name.partition('.')[0]}"
+    what = "blimp=FOLDER, or pairs.files=[FILE]" if name.startswith("pairs-") else f"split={name.partition('.')[0]}"
+    redo = f"run tree-attention {task.scorer} --out {given} {what}"
     if not path.is_file() or not isinstance(scores, dict):
         kind = _content_of(state.task)
         raise UserError(f"{given} has no {kind} of {name} (it has scores of: {', '.join(everything) or 'none'}); {redo}")

@@ -22,6 +22,7 @@ from treeproc.shards.store import read_index, stage_folder
 from treeproc.stages.encode import RowEncoder
 from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.text_warnings import is_noticed
+from treeproc.subwords import Pieces
 
 
 def _endpoint(data: AnyPath, recorded: str) -> str:
@@ -57,12 +58,12 @@ class LineEncoder:
     """Parses and encodes lines with the parser and vocabulary of the data set in folder `data`.
 
     With `given_trees`, the lines come with their trees, and no parser is loaded. Unless the model `reads_trees`, the trees of the
-    rows are the parser's or the given ones, also if `data` has others. Raises UserError if the parser's models are not the ones
-    in the index of `data`. It also does so if the data set has given trees and these lines have none. The same holds if its trees
-    are made of arcs and these lines get none.
+    rows are the parser's or the given ones, also if `data` has others. With `words_only`, tags, trees and arcs need not be the
+    parser's. Raises UserError if the parser's models are not the ones in the index of `data`. It also does so if the data set has
+    given trees and these lines have none. The same holds if its trees are made of arcs and these lines get none.
     """
 
-    def __init__(self, data: AnyPath, *, given_trees: bool = False, reads_trees: bool = True):
+    def __init__(self, data: AnyPath, *, given_trees: bool = False, reads_trees: bool = True, words_only: bool = False) -> None:
         index = read_index(data / "encoded")
         parser = dict(index["parser_settings"])
         if (models := parser.get("models")) and not Path(models).is_absolute():  # of an exported run
@@ -90,13 +91,18 @@ class LineEncoder:
         if config.name == "corenlp":
             config = config.model_copy(update={"endpoint": _endpoint(data, config.endpoint)})
         with phase("loading the parser"):
-            self._parser: Parser = build_parser(config)
+            self._parser: Parser = build_parser(config, words_only=words_only)
         self.gives_arcs = config.dependencies
         self.tags = config.tags  # that may stand in front of lines
         self.language = config.language if config.reads_language else None  # of the parser; None if no parser reads the lines
         self.notice_kinds = _notice_kinds(data, index["tree_settings"].get("side", "source"))
         self.normalize = FORMS[index.get("normalization", "none")]  # of the text of the data set
         self._encoder = RowEncoder(data / "encoded" / "vocab", tree)
+
+    @property
+    def subwords(self) -> Pieces:
+        """The pieces of the leaves' side."""
+        return self._encoder.subwords
 
     def knows(self, word: str) -> bool:
         """Return whether the parser learned the word; False if it cannot tell."""
@@ -142,13 +148,11 @@ class LineEncoder:
         return np.split(flat, np.cumsum(counts)[:-1]) if len(lines) else []
 
 
-def read_treebank(
-    files: Sequence[Path], data: AnyPath, *, reads_trees: bool = True, pairs: bool = False
-) -> tuple[list[dict], list[str]]:
+def read_treebank(files: Sequence[Path], data: AnyPath, *, reads_trees: bool = True) -> tuple[list[dict], list[str]]:
     """Return the examples of the trees of Penn Treebank files, and the trees as they are written.
 
-    Trees without words are left out, and the others keep their numbers. In `pairs`, trees 1 and 2 are a pair, and so on: random
-    trees of the two are drawn alike. Raises UserError with file and line on bad input, and as `LineEncoder` does.
+    Trees without words are left out, and the others keep their numbers. Raises UserError with file and line on bad input, and as
+    `LineEncoder` does.
     """
     normalization = read_index(data / "encoded").get("normalization", "none")
     every = read_rows("brackets", files, (), normalization=normalization)
@@ -156,9 +160,7 @@ def read_treebank(
     numbers, rows = [number for number, _ in found], [row for _, row in found]
     lines, given = [row["source"] for row in rows], [Given(row["words"], row["trees"]) for row in rows]
     encoder = LineEncoder(data, given_trees=True, reads_trees=reads_trees)
-    drawn = [number // 2 for number in numbers] if pairs else numbers
-    examples = encoder.encode_parsed(lines, encoder.parse(lines, given), drawn)
-    examples = [row | {"example_id": number} for row, number in zip(examples, numbers, strict=True)]
+    examples = encoder.encode_parsed(lines, encoder.parse(lines, given), numbers)
     return examples, [row["trees"][0] for row in rows]
 
 

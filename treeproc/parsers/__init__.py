@@ -7,7 +7,7 @@ gets a flat tree and a `parse_status` with the reason.
 import json
 
 from treeproc.common.trial import try_first
-from treeproc.parsers.config import Given, ParsedLine, Parser, ParserConfig, fallback, read_trees
+from treeproc.parsers.config import CutsWords, Given, ParsedLine, Parser, ParserConfig, fallback, read_trees
 from treeproc.parsers.given import TagReader
 from treeproc.parsers.model_files import arc_rule, describe_in_words, describe_parser, find_models, parser_class
 
@@ -15,10 +15,15 @@ from treeproc.parsers.model_files import arc_rule, describe_in_words, describe_p
 _TRIAL_BYTES, _TRIAL_FACTOR = 4 << 30, 8
 
 
-def build_parser(config: ParserConfig) -> Parser:
-    """Build the parser of the settings. Raises UserError if it cannot run here, or if its models take too much memory or time."""
+def build_parser(config: ParserConfig, *, words_only: bool = False) -> Parser:
+    """Build the parser of the settings; for `words_only`, one that may give flat trees, if that saves time.
+
+    Raises UserError if it cannot run here, or if its models take too much memory or time.
+    """
     _try_models(config)
     parser: Parser = parser_class(config.name)(config)
+    if words_only and isinstance(parser, CutsWords):
+        parser.cut_only()
     return TagReader(parser, config.tags) if config.tags else parser
 
 

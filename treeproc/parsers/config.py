@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, Self, runtime_checkable
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, PlainSerializer, PositiveInt, model_validator
@@ -272,6 +272,15 @@ class Parser(Protocol):
 
     def knows(self, word: str) -> bool:
         """Return whether the parser learned the word; False if it cannot tell."""
+        ...
+
+
+@runtime_checkable
+class CutsWords(Protocol):
+    """A parser that can stop after the words of a line."""
+
+    def cut_only(self) -> None:
+        """Give flat trees from now on, over the same words."""
         ...
 
 

@@ -266,6 +266,10 @@ class StanzaParser(LineParser):
         """Return whether the tagger learned the word; False for one of Stanza's own."""
         return isinstance(self._tagger, tagger.Tagger) and self._tagger.knows(word)
 
+    def cut_only(self) -> None:
+        """Give flat trees from now on, over the same words: no tags, no arcs."""
+        self._tagger = self._arcs = self._parser = None
+
     def _sentences(self, lines: Sequence[Line]) -> list[list[Sentence]]:
         # Given words are only read to find the ends of sentences.
         raw = [line.text for line in lines if line.words is None or (line.words and self._config.split_sentences)]
@@ -296,6 +300,10 @@ class StanzaParser(LineParser):
 
     def _parse(self, sentences: list[Sentence]) -> None:
         words = [s.words for s in sentences]
+        if self._tagger is None:
+            for sentence in sentences:
+                sentence.tree = flat_tree(len(sentence.words))
+            return
         tags, arcs = self._tagger.tag(words, self._batch_words)
         if self._arcs:
             arcs = self._arcs.parse(words, tags, self._batch_words)

@@ -10,7 +10,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple, Protocol, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -48,6 +48,16 @@ class Record(NamedTuple):
     row: str  # its lines, without the last line end
     names: Sequence[str]  # of all columns or keys; none without a header
     header: str = ""
+
+
+class Columns(Protocol):
+    """The columns or keys that are wanted of a table."""
+
+    @property
+    def wanted(self) -> tuple[str, ...]: ...
+    @property
+    def texts(self) -> tuple[str, ...]: ...  # of new rows, which may lack the others
+    def setting_of(self, column: str) -> str: ...  # the setting that names it
 
 
 class LabelledConfig(Settings):
@@ -88,6 +98,10 @@ class LabelledConfig(Settings):
         """Return the names of the columns of an example: its label, then its texts."""
         return (self.label, *self.texts)
 
+    def setting_of(self, column: str) -> str:
+        """Return the setting that names a column."""
+        return next(f"labelled.{name}" for name in ("label", "text", "second_text") if getattr(self, name) == column)
+
     @field_validator("classes")
     @classmethod
     def _names_that_differ(cls, names: list[str] | None) -> list[str] | None:
@@ -107,9 +121,9 @@ def read_labelled(source: Sequence[AnyPath], columns: LabelledConfig) -> Iterato
     """
     numbers = None if columns.classes is None else {name: number for number, name in enumerate(columns.classes)}
     for name, lines in read_texts(source, stripped=False):
-        for record in _records(lines, name, columns):
+        for record in records_of(lines, name, columns):
             where = f"{name}, line {record.number}"
-            label, *texts = (_clean(*field, where) for field in zip(record.fields, columns.wanted, strict=True))
+            label, *texts = (clean_field(*field, where) for field in zip(record.fields, columns.wanted, strict=True))
             if wrong := _wrong_label(label):
                 raise UserError(f"{where}: the {columns.label} {quoted(label[:_SHOWN])} {wrong}")
             if numbers is not None and label not in numbers:
@@ -206,7 +220,7 @@ def read_new_records(path: AnyPath, columns: LabelledConfig) -> Iterator[tuple[R
     Raises UserError with file and line as `read_labelled` does.
     """
     for name, lines in read_texts([path], stripped=False):
-        for record in _records(lines, name, columns, with_label=False):
+        for record in records_of(lines, name, columns, with_label=False):
             where = f"{name}, line {record.number}"
             yield record, [_text_of(*field, where) for field in zip(record.fields, columns.texts, strict=True)]
 
@@ -227,27 +241,34 @@ def form_of_line(line: str, columns: LabelledConfig) -> TableForm | None:
     return None
 
 
-def _records(lines: Iterator[str], name: str, columns: LabelledConfig, *, with_label: bool = True) -> Iterator[Record]:
-    """Yield the examples of one file, with or without their labels."""
+def records_of(
+    lines: Iterator[str], name: str, columns: Columns, *, with_label: bool = True, needs_header: bool = False
+) -> Iterator[Record]:
+    """Yield the examples of one file, with or without their labels. A table with tabs may lack a header unless it needs one."""
     form = table_form(name)
     if form == "jsonl":
         yield from _objects(lines, name, columns, with_label)
     elif form == "csv":
-        yield from _of_table(_csv_rows(lines, name), name, columns, with_label, needs_header=True)
+        yield from _of_table(_csv_rows(lines, name), name, columns, with_label, needs_header=True, between="commas")
     else:
         rows = ((number, [f.strip() for f in line.split("\t")], line) for number, line in enumerate(lines, start=1))
-        yield from _of_table(rows, name, columns, with_label, needs_header=False)
+        yield from _of_table(rows, name, columns, with_label, needs_header=needs_header, between="tabs")
 
 
 def _of_table(
-    rows: Iterator[tuple[int, list[str], str]], name: str, columns: LabelledConfig, with_label: bool, *, needs_header: bool
+    rows: Iterator[tuple[int, list[str], str]],
+    name: str,
+    columns: Columns,
+    with_label: bool,
+    *,
+    needs_header: bool,
+    between: str,
 ) -> Iterator[Record]:
     """Yield the examples of the rows of a table. Without a header, its columns are the label and the texts.
 
     Rows whose label is not wanted may lack it.
     """
     wanted = columns.wanted if with_label else columns.texts
-    between = "commas" if needs_header else "tabs"
     width, expected = len(wanted), ", tab, ".join(wanted)
     places: Sequence[int] = range(len(wanted))
     header: list[str] | None = None
@@ -263,7 +284,7 @@ def _of_table(
                     f"{quoted(fields[0][: 2 * _SHOWN])}; write {between} between the columns of all lines"
                 )
             if missing := [column for column in wanted if column not in fields]:
-                remedy = f"{f'set {_setting_of(missing[0], columns)}, or ' if with_label else ''}rename its column"
+                remedy = f"{f'set {columns.setting_of(missing[0])}, or ' if with_label else ''}rename its column"
                 raise UserError(
                     f"{where}: must be a header with the columns {' and '.join(wanted)}, separated by {between}, but "
                     f"{quoted(missing[0])} is missing: {quoted(', '.join(fields)[: 2 * _SHOWN])}; {remedy}"
@@ -278,18 +299,13 @@ def _of_table(
         if fields == header:
             warn_once(f"{where}: the line repeats the header, and is read as an example; remove it")
         if len(fields) != width:
-            is_pair = with_label and len(fields) == 3 and width == 2
+            is_pair = isinstance(columns, LabelledConfig) and with_label and len(fields) == 3 and width == 2
             pair = "; for pairs of texts, set labelled.second_text=NAME" if is_pair else ""
             raise UserError(
                 f"{where}: expected {width} columns separated by {between} ({expected}), but found {len(fields)}: "
                 f"{quoted(' | '.join(fields)[:_SHOWN])}{pair}"
             )
         yield Record(number, [fields[place] for place in places], text, header or (), header_row)
-
-
-def _setting_of(column: str, columns: LabelledConfig) -> str:
-    """Return the setting that names a column."""
-    return next(f"labelled.{name}" for name in ("label", "text", "second_text") if getattr(columns, name) == column)
 
 
 def _csv_rows(lines: Iterator[str], name: str) -> Iterator[tuple[int, list[str], str]]:
@@ -315,7 +331,7 @@ def _csv_rows(lines: Iterator[str], name: str) -> Iterator[tuple[int, list[str],
         taken.clear()
 
 
-def _objects(lines: Iterator[str], name: str, columns: LabelledConfig, with_label: bool) -> Iterator[Record]:
+def _objects(lines: Iterator[str], name: str, columns: Columns, with_label: bool) -> Iterator[Record]:
     wanted = columns.wanted if with_label else columns.texts
     for number, line in enumerate(lines, start=1):
         where = f"{name}, line {number}"
@@ -330,7 +346,7 @@ def _objects(lines: Iterator[str], name: str, columns: LabelledConfig, with_labe
         for key in wanted:
             if key not in found:
                 keys = ", ".join(map(str, found))[: 2 * _SHOWN]
-                remedy = f"set {_setting_of(key, columns)}" if with_label else "rename its key"
+                remedy = f"set {columns.setting_of(key)}" if with_label else "rename its key"
                 raise UserError(f"{where}: the object has no key {quoted(key)}, but {quoted(keys)}; {remedy}")
         yield Record(number, [found[key] for key in wanted], line, [*found])
 
@@ -342,7 +358,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict:
     return dict(pairs)
 
 
-def _clean(value: object, column: str, where: str) -> str:
+def clean_field(value: object, column: str, where: str) -> str:
     """Return a label or text on one line, without outer blanks. Raises UserError if it is none, or empty."""
     if is_blank(text := _text_of(value, column, where)):
         raise UserError(f"{where}: the {column} is empty; write one, or remove the example")

@@ -266,7 +266,7 @@ def read_texts(
 ) -> Iterator[tuple[str, Iterator[str]]]:
     """Return (name, lines as `decoded_lines` gives them) of every text.
 
-    A path is a file, a folder, a tar archive, or a folder in one (`a.tar.gz/wsj/02`).
+    A path is a file, a folder, an archive, or a folder in one (`a.tar.gz/wsj/02`).
 
     The files below a folder or in an archive are sorted by name, without hidden ones. The requested part of an archive is held in
     memory, because an archive can only be read from front to back.

@@ -1,7 +1,7 @@
-"""Compressed files and tar archives. Each is read to its end, and everything that it gives to check is checked.
+"""Compressed files, tar and zip archives. Each is read to its end, and everything that it gives to check is checked.
 
-gzip, bzip2 and xz have a checksum of their content. Tar has one for each header, but none for data, so damage to the data of a
-plain `.tar` stays unseen. `tarfile` and the file objects of `gzip`, `bz2` and `lzma` take some damage for the end of the file.
+gzip, bzip2, xz and zip have a checksum of their content. Tar has one for each header, but none for data, so damage to the data
+of a plain `.tar` stays unseen. `tarfile` and the file objects of `gzip`, `bz2` and `lzma` take some damage for the end of a file.
 """
 
 import bz2
@@ -9,10 +9,13 @@ import io
 import logging
 import lzma
 import re
+import stat
 import tarfile
+import zipfile
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import PurePath, PurePosixPath
@@ -86,7 +89,8 @@ _GZIP = _Packing("gzip", b"\x1f\x8b", _GzipMember)
 _BZIP2 = _Packing("bzip2", b"BZh", bz2.BZ2Decompressor)
 _XZ = _Packing("xz", b"\xfd7zXZ\0", lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY))
 _PACKINGS = {".gz": _GZIP, ".tgz": _GZIP, ".bz2": _BZIP2, ".tbz2": _BZIP2, ".xz": _XZ, ".txz": _XZ}
-_ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+_ZIP, _ZIP_END, _MOST_IN_ZIP_END = ".zip", b"PK\x05\x06", 0xFFFF
+_ARCHIVES = (_ZIP, ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
 
 
 def is_packed(name: str) -> bool:
@@ -100,7 +104,7 @@ def plain_name(name: str) -> str:
 
 
 def is_archive(path: AnyPath) -> bool:
-    """Return whether a path is a tar archive, by its name."""
+    """Return whether a path is a tar or zip archive, by its name."""
     return path.name.endswith(_ARCHIVES) and path.is_file()
 
 
@@ -172,7 +176,7 @@ def _after_zeros(file: IO[bytes], rest: bytes) -> bytes:
 
 
 def members(archive: AnyPath, folder: str) -> list[tuple[str, bytes]]:
-    """Return names and contents of the files below `folder` of a tar archive, sorted by name. `.` is the whole archive.
+    """Return names and contents of the files below `folder` of an archive, sorted by name. `.` is the whole archive.
 
     Compressed files are unpacked. A warning counts what is left out: links, devices, hidden files. Raises UserError for an
     archive that is damaged or too large, or has two files of one name, a name with `..`, or a sparse file.
@@ -182,19 +186,18 @@ def members(archive: AnyPath, folder: str) -> list[tuple[str, bytes]]:
     left = MOST_ARCHIVE_BYTES
     try:
         with open_input(archive) as file:
-            tape = _Tape(file)
-            for member, size in _headers(tape):
-                name = str(PurePosixPath(member.name.lstrip("/")))  # one spelling for a/b, ./a/b and a//b
-                if member.isdir() or not (folder == "." or name == folder or name.startswith(f"{folder}/")):
+            for given, kind, blocks in (_zipped if archive.name.endswith(_ZIP) else _taped)(file):
+                name = str(PurePosixPath(given.lstrip("/")))  # one spelling for a/b, ./a/b and a//b
+                if not (folder == "." or name == folder or name.startswith(f"{folder}/")):
                     continue
-                if kind := _kind_left_out(member, PurePosixPath(name).relative_to(folder)):
+                if kind := kind or ("hidden files" if is_hidden(PurePosixPath(name).relative_to(folder)) else ""):
                     left_out[kind] += 1
                     continue
                 if name in found:
                     raise Damaged(f"two of its files have the name {quoted(name)}; pack it again")
                 if ".." in PurePosixPath(name).parts:
                     raise Damaged(f"the name {quoted(name)} of a file leads out of it; pack it again")
-                packed = io.BytesIO(_joined(tape.blocks(size), left))
+                packed = io.BytesIO(_joined(blocks(), left))
                 found[name] = _joined(iter(partial(unpacked(packed, name).read, _READ_BYTES), b""), left)
                 left -= len(found[name])
     except OSError as error:
@@ -202,7 +205,7 @@ def members(archive: AnyPath, folder: str) -> list[tuple[str, bytes]]:
     if not found:
         raise UserError(f"{archive} holds no files below {folder}; paths in an archive start at its top folder")
     say_left_out(archive, left_out)
-    if not is_packed(archive.name):
+    if not is_packed(archive.name) and not archive.name.endswith(_ZIP):
         warn_once(f"{archive} has no checksum of its data, so damage there stays unseen; a .tar.gz has one")
     names = sorted(found, key=lambda name: PurePosixPath(name).parts)  # as files of a folder: a/x comes before a-b
     return [(f"{archive}/{name}", found[name]) for name in names]
@@ -219,12 +222,43 @@ def _joined(blocks: Iterable[bytes], most: int) -> bytes:
     return b"".join(found)
 
 
-def _kind_left_out(member: tarfile.TarInfo, path: PurePosixPath) -> str:
-    if member.islnk() or member.issym():
-        return "links"
-    if not member.isreg():
-        return "devices or pipes"
-    return "hidden files" if is_hidden(path) else ""
+_Entry = tuple[str, str, Callable[[], Iterable[bytes]]]  # name, the kind of what is left out or nothing, content in blocks
+
+
+def _taped(file: IO[bytes]) -> Iterator[_Entry]:
+    """Yield the entries of a tar archive without its folders."""
+    tape = _Tape(file)
+    for member, size in _headers(tape):
+        kind = "links" if member.islnk() or member.issym() else "" if member.isreg() else "devices or pipes"
+        if not member.isdir():
+            yield member.name, kind, partial(tape.blocks, size)
+
+
+def _zipped(file: IO[bytes]) -> Iterator[_Entry]:
+    """Yield the entries of a zip archive without its folders. Raises Damaged, also while they are read."""
+    content = file.read()
+    with _zip_damage("it is not a zip archive, or is damaged"):
+        archive = zipfile.ZipFile(io.BytesIO(content))
+    end = content.rfind(_ZIP_END)  # zipfile does not compare the number of entries there; large archives have the most
+    if (count := int.from_bytes(content[end + 10 : end + 12], "little")) not in (len(archive.infolist()), _MOST_IN_ZIP_END):
+        raise Damaged(f"it has {len(archive.infolist()):,} entries, but must have {count:,}; copy it again")
+    for one in archive.infolist():
+        if not one.is_dir():
+            yield one.filename, "links" if stat.S_ISLNK(one.external_attr >> 16) else "", partial(_zip_blocks, archive, one)
+
+
+def _zip_blocks(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> Iterator[bytes]:
+    with _zip_damage(f"cannot unpack {quoted(entry.filename)}"), archive.open(entry) as file:
+        yield from iter(partial(file.read, _READ_BYTES), b"")
+
+
+@contextmanager
+def _zip_damage(what: str) -> Iterator[None]:
+    """Raise Damaged for what zipfile raises if an archive is damaged, encrypted, or packed in a way that Python lacks."""
+    try:
+        yield
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, ValueError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise Damaged(f"{what} ({error}); copy it again, or pack it again") from None
 
 
 def is_hidden(path: PurePath) -> bool:

@@ -8,6 +8,7 @@ Shapes: B batch, L leaves, T = L + 1 positions from BOS on, A actions, D model.
 
 import math
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from treenet.config import ModelConfig
@@ -65,6 +66,16 @@ class CausalTransformerEncoder(TransformerEncoder):
             return memory, None
         losses = tree_reg_losses(states[:, 1:, : self.width], batch.structure)
         return memory, self.weight * (losses * (~memory.pad_mask).sum(1)).sum()
+
+    def states_of_trees(self, pieces: Tensor, depth: Tensor, attend_mask: Tensor) -> Tensor:
+        """Return the states [B, T, D] of trees of pieces [B, T]: sentences that share their beginnings, from BOS on.
+
+        A position is at the place `depth` [B, T] of its sentences. It attends where `attend_mask` [B, T, T] is True.
+        """
+        x = self.embedding(pieces) + F.embedding(depth, self.positions.rows(int(depth.max()) + 1))
+        for layer in self.layers:
+            x = layer(x, attend_mask[:, None])
+        return x
 
     def _encode(self, batch: TreeBatch) -> tuple[Memory, Tensor]:
         """Return the memory, and the output of the regularised layer."""

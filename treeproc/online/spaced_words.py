@@ -1,0 +1,70 @@
+"""Lines of a file as pieces, and where in them the words begin that stand between blanks.
+
+The parser's words are others: it cuts `don't` and full stops without a blank.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
+from treeproc.online.line_encoder import LineEncoder
+from treeproc.pretrained_pieces import TokenizerPieces
+from treeproc.readers import read_lines
+from treeproc.readers.line_forms import is_blank
+from treeproc.shards.schema import line_end_in
+
+_MARK = "\u2581"  # stands for a blank in the names of pieces, and is read as one in texts
+_BLANKS = re.compile(f"[ {_MARK}]+")
+_LINES = 8192  # encoded at once
+
+
+@dataclass(frozen=True)
+class SpacedLine:
+    """A line with its words, its pieces, and the first piece of each word, which has the blank before it."""
+
+    number: int  # from 1
+    words: list[str]
+    pieces: list[int]
+    starts: list[int]
+
+
+def encode_spaced(path: AnyPath, data: AnyPath) -> tuple[list[SpacedLine], list[int]]:
+    """Return the lines of a file that are not empty, and all pieces that begin a word.
+
+    Raises UserError with the line for a tab, which a table of words cannot hold, if no line has words, and as `LineEncoder` does.
+    """
+    encoder = LineEncoder(data, reads_trees=False, words_only=True)
+    if isinstance(encoder.subwords, TokenizerPieces):
+        raise UserError(f"surprisal: needs pieces with the blank before a word, but {data} has those of a pretrained tokenizer")
+    every = list(enumerate(map(encoder.normalize, read_lines([path], "texts")), start=1))
+    for number, line in every:
+        if "\t" in line or line_end_in([line]):
+            raise UserError(f"{path}, line {number}: expected words between blanks, but found a tab or line end; write a blank")
+    full = [(number, line) for number, line in every if not is_blank(line)]
+    if not full:
+        raise UserError(f"{path} has no words; give a file with one sentence a line")
+    found = []
+    for first in range(0, len(full), _LINES):
+        part = full[first : first + _LINES]
+        for (number, line), row in zip(part, encoder.encode([line for _, line in part]), strict=True):
+            pieces = row["leaves"]["piece"].tolist()
+            words, starts = [word for word in _BLANKS.split(line) if word], _starts(encoder.subwords.names(pieces))
+            if len(words) != len(starts):
+                raise UserError(f"{path}, line {number}: expected pieces of {len(words)} words, but found {len(starts)}")
+            found.append(SpacedLine(number, words, pieces, starts))
+    names = encoder.subwords.names(range(len(encoder.subwords)))
+    return found, [piece for piece, name in enumerate(names) if name.startswith(_MARK)]
+
+
+def _starts(names: Sequence[str]) -> list[int]:
+    """Return the places of the pieces that begin words. Further blanks before a word belong to it."""
+    starts: list[int] = []
+    has_text = True
+    for place, name in enumerate(names):
+        if name.startswith(_MARK) and has_text:
+            starts.append(place)
+            has_text = False
+        has_text = has_text or bool(name.strip(_MARK))
+    return starts
