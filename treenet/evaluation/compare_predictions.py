@@ -99,7 +99,7 @@ def compare_predictions(baseline: System, system: System, settings: EvaluateSett
         said = " and ".join(f"{one.name} is of {one.task}" for one in sides)
         raise UserError(f"--compare takes two results of one task, but {said}")
     assert baseline.scores is not None and system.scores is not None
-    of_pairs = [one.scores.get("pairs_fingerprint") for one in sides]
+    of_pairs = [scores.get("pairs_fingerprint") for scores in (baseline.scores, system.scores)]
     form, split = _MINIMAL_PAIRS if any(of_pairs) else _FORMS[system.task], baseline.scores.get("split", settings.split)
     if of_pairs[0] != of_pairs[1]:
         raise UserError(f"{baseline.name} and {system.name} are of other minimal pairs; score both runs on the same files")
@@ -127,7 +127,7 @@ def compare_predictions(baseline: System, system: System, settings: EvaluateSett
         names = dict(enumerate(baseline.scores.get("classes", ())))
         classes = {"reference": every["label"][0], "baseline": every["predicted"][0], "system": every["predicted"][1]}
         shown |= {name: [names.get(one, str(one)) for one in column.tolist()] for name, column in classes.items()}
-    facts = {"unlearned": find_unlearned({"baseline": baseline.scores, "system": system.scores})}
+    facts: dict = {"unlearned": find_unlearned({"baseline": baseline.scores, "system": system.scores})}
     if any(of_pairs):
         facts["groups"] = compare_groups("\n".join(baseline.lines), "\n".join(system.lines))
     found = describe(baseline, system, metrics, form.by, form.values(every), shown, split, settings.compare.num, numbers, facts)

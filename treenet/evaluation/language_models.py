@@ -36,6 +36,7 @@ from treenet.tasks.base import build_task, vocab_sizes
 from treenet.tasks.causal_lm import to_causal
 from treenet.tasks.learning import LEARNING, facts_of_nll
 from treeproc.common.settings import UserError
+from treeproc.common.storage import AnyPath
 from treeproc.online.minimal_pairs import encode_pairs
 from treeproc.online.spaced_words import encode_spaced
 from treeproc.shards.schema import PAD_ID
@@ -128,7 +129,7 @@ def check_finite(scored: Iterable[Scored]) -> list[Scored]:
     return found
 
 
-def score_pairs(scorer: Scorer, given: PairInput, data: Path, about: dict) -> tuple[list[str], dict]:
+def score_pairs(scorer: Scorer, given: PairInput, data: AnyPath, about: dict) -> tuple[list[str], dict]:
     """Return the lines of the file of scores, and the entry, of minimal pairs."""
     counts, reads = Counter[str](), scorer.reads
 
@@ -151,7 +152,7 @@ def score_pairs(scorer: Scorer, given: PairInput, data: Path, about: dict) -> tu
     return pair_rows(given, nll, pieces), entry | pair_facts(given)
 
 
-def score_text(scorer: Scorer, path: Path, data: Path, about: dict) -> tuple[list[str], dict]:
+def score_text(scorer: Scorer, path: Path, data: AnyPath, about: dict) -> tuple[list[str], dict]:
     """Return the lines of the file of words, and the entry, of a file of text."""
     if not reads_prefix_trees(scorer.model):
         raise UserError("surprisal: needs a run of model.name=causal_transformer, which gives p(word) from the words before it")

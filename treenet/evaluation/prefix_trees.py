@@ -9,6 +9,7 @@ Shapes: B trees, T positions, V pieces.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -41,15 +42,15 @@ class _Tree:
     paths: dict[int, list[int]] = field(default_factory=dict)  # positions of each sentence, from the root
 
 
-def reads_prefix_trees(model: object) -> bool:
+def reads_prefix_trees(model: object) -> TypeGuard[CausalLM]:
     """Return whether `score_pieces` can score with a model."""
     return isinstance(model, CausalLM) and isinstance(model.encoder, CausalTransformerEncoder)
 
 
-def plant(sentences: Sequence[Sequence[int]], most: int = _MOST_POSITIONS) -> list[_Tree]:
+def plant(sentences: Sequence[list[int]], most: int = _MOST_POSITIONS) -> list[_Tree]:
     """Return trees that have every sentence once, of at most `most` positions unless one sentence has more."""
     trees, tree, path = list[_Tree](), _Tree(), [0]
-    before: Sequence[int] = ()
+    before: list[int] = []
     for number in sorted(range(len(sentences)), key=sentences.__getitem__):
         pieces = sentences[number]
         shared = next((i for i, pair in enumerate(zip(before, pieces, strict=False)) if pair[0] != pair[1]), None)
@@ -68,7 +69,7 @@ def plant(sentences: Sequence[Sequence[int]], most: int = _MOST_POSITIONS) -> li
 
 @torch.no_grad()
 def score_pieces(
-    model: CausalLM, sentences: Sequence[Sequence[int]], beginners: Sequence[int] = ()
+    model: CausalLM, sentences: Sequence[list[int]], beginners: Sequence[int] = ()
 ) -> Iterator[tuple[int, PieceScores]]:
     """Yield the number of each sentence with its scores, in any order. `beginners` are the pieces of `PieceScores.begins`."""
     trees = sorted(plant(sentences), key=lambda tree: len(tree.pieces))
@@ -78,7 +79,7 @@ def score_pieces(
 
 
 def _score_trees(
-    model: CausalLM, trees: Sequence[_Tree], sentences: Sequence[Sequence[int]], beginners: Sequence[int]
+    model: CausalLM, trees: Sequence[_Tree], sentences: Sequence[list[int]], beginners: Sequence[int]
 ) -> Iterator[tuple[int, PieceScores]]:
     device, (pieces, padding) = next(model.parameters()).device, pad([np.array(tree.pieces) for tree in trees], PAD_ID)
     above, depth = (pad([np.array(getattr(tree, name)) for tree in trees], 0)[0] for name in ("above", "depth"))
@@ -92,6 +93,7 @@ def _score_trees(
     flat = np.concatenate([row * width + np.array(path) for row, _, path in asked])
     targets = np.concatenate([[*sentences[number], EOS_ID] for _, number, _ in asked])
     with scoring(model):
+        assert isinstance(model.encoder, CausalTransformerEncoder)
         states = model.encoder.states_of_trees(*(torch.from_numpy(one).to(device) for one in (pieces, depth, attends)))
         nll, begins = _scores(model, states.flatten(0, 1), np.flatnonzero(~padding), flat, targets, beginners)
     edges = np.cumsum([len(path) for _, _, path in asked])[:-1]

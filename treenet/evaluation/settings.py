@@ -190,7 +190,7 @@ class PairsInput(Settings):
     pairs: PairsConfig = later_field(PairsConfig())
 
     @model_validator(mode="after")
-    def _one_kind(self):
+    def _one_kind(self) -> Self:
         if self.blimp and self.pairs.files:
             raise ValueError("pairs.files: leave it out, or leave blimp out; score them one after the other")
         return self
@@ -208,7 +208,7 @@ class ScoreLMSettings(PairsInput):
     use_gpu: Annotated[bool, Effect.NONE] = Field(False, description="score on the GPU")
 
     @model_validator(mode="after")
-    def _one_input(self):
+    def _one_input(self) -> Self:
         if self.surprisal and (self.blimp or self.pairs.files):
             raise ValueError("surprisal: leave it out, or leave blimp and pairs out; score them one after the other")
         return self

@@ -252,7 +252,8 @@ class StanzaParser(LineParser):
         models = find_models(config)
         loaded = load_processors(config, models)
         assert loaded.tokenizer is not None and loaded.tagger is not None  # of a complete set of models
-        self._tokenizer, self._tagger, self._arcs = loaded.tokenizer, loaded.tagger, loaded.arcs
+        self._tokenizer, self._arcs = loaded.tokenizer, loaded.arcs
+        self._tagger: tagger.Tagger | DocumentTagger | None = loaded.tagger
         self._parser, self._uses_xpos, self._readers = loaded.parser, loaded.uses_xpos, loaded.readers
         self._scored = None
         if config.scores:
@@ -268,7 +269,7 @@ class StanzaParser(LineParser):
 
     def cut_only(self) -> None:
         """Give flat trees from now on, over the same words: no tags, no arcs."""
-        self._tagger = self._arcs = self._parser = None
+        self._tagger, self._arcs, self._parser = None, None, None
 
     def _sentences(self, lines: Sequence[Line]) -> list[list[Sentence]]:
         # Given words are only read to find the ends of sentences.
