@@ -123,7 +123,7 @@ def _run(cell: Cell, work: CellWork, address: str | None, room: Room) -> CellRes
         if not room.node():  # lost workers may have had another one
             place = {"num_cpus": 1, "num_gpus": int(cell.config.use_gpu)}
         try:
-            return ray.get(ray.remote(_score).options(name=f"score {cell.name}", **place).remote(work, folder))
+            return ray.get(ray.remote(lambda: work.score(folder)).options(name=f"score {cell.name}", **place).remote())
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
 
@@ -150,10 +150,6 @@ def train_in(
         return CellResult(FAILED, 0.0, error=str(error))
     with given_to_training(room):
         return run_cell(cell, work, unexpected=unexpected)
-
-
-def _score(work: CellWork, folder: AnyPath) -> dict:
-    return work.score(folder)
 
 
 def _result(reference: ray.ObjectRef, cell: Cell) -> CellResult:

@@ -208,7 +208,11 @@ def run_on_ray(
             del rows
             given = (worker_class, arguments, token)
             gpus = gpus_per_actor if gpus_per_actor and ray.cluster_resources().get("GPU") else None
-            results = _map_in_tasks(source, given) if in_tasks else _map_in_actors(source, given, len(numbers), gpus)
+            # Both ways ask for a whole CPU for each process, so that no core gets two. Nothing else of these pipelines needs one.
+            if in_tasks:
+                results = source.map(_run_in_task, fn_args=given, compute=ray.data.TaskPoolStrategy(), num_cpus=1.0)
+            else:
+                results = _map_in_actors(source, given, len(numbers), gpus)
             results.set_name(worker_class.__name__)  # in Ray's dashboard
 
             def try_again(number: int, median: float, given: tuple = given, gpus: float | None = gpus) -> ray.ObjectRef:
@@ -222,13 +226,6 @@ def run_on_ray(
                     raise UserError(row["error"])
                 count_usage(json.loads(row["usage"]))
                 yield row["number"], _unpacked(json.loads(row["result"]))
-
-
-# Both ways ask for a whole CPU for each process, so that no core gets two. Nothing else of these pipelines needs one.
-
-
-def _map_in_tasks(source: ray.data.Dataset, given: tuple) -> ray.data.Dataset:
-    return source.map(_run_in_task, fn_args=given, compute=ray.data.TaskPoolStrategy(), num_cpus=1.0)
 
 
 def _map_in_actors(source: ray.data.Dataset, given: tuple, jobs: int, gpus: float | None) -> ray.data.Dataset:
