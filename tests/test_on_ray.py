@@ -163,14 +163,8 @@ def test_a_result_keeps_the_number_of_its_job_in_whatever_order_it_comes(tmp_pat
         def __call__(self, value: int) -> int:
             return 2 * value
 
-    class LastFirst(list):
-        set_name = staticmethod(lambda name: None)
-
-        def iter_rows(self):
-            return reversed(self)
-
-    in_tasks = ray_job._map_in_tasks
-    monkeypatch.setattr(ray_job, "_map_in_tasks", lambda source, given: LastFirst(in_tasks(source, given).iter_rows()))
+    first_first = ray.data.Dataset.iter_rows
+    monkeypatch.setattr(ray.data.Dataset, "iter_rows", lambda rows: reversed([*first_first(rows)]))
     jobs = [{"value": value} for value in range(7, 11)]
     assert list(ray_job.run_on_ray(Double, {}, jobs, folder=tmp_path, in_tasks=True)) == [(3, 20), (2, 18), (1, 16), (0, 14)]
 

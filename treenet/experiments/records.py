@@ -183,8 +183,8 @@ def _read_record(path: AnyPath) -> Record:
         raise UserError(f"{path} is damaged: the score {wrong} is not finite; {hint}")
     if "parameters" not in record["facts"]:
         raise UserError(f"{path} is damaged: facts has no parameters; {hint}")
-    sizes = {(name.partition(".")[0], len(line.split())) for name, line in record["sentences"].items()}
-    if len(sizes) > len(dict(sizes)):  # of one split, or of pairs
+    of_split = [line for name, line in record["sentences"].items() if name != "pairs"]
+    if len({len(line.split()) for line in of_split}) > 1:
         raise UserError(f"{path} is damaged: lines of sentences have different numbers of sentences; {hint}")
     return record
 
