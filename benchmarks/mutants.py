@@ -99,11 +99,13 @@ def mutants_of(copy: Path, room: str) -> dict[tuple[str, tuple[int, int]], list[
 
     found = defaultdict(list)
     for path in files_of(copy, room):
-        name, parsed, kept = str(path.relative_to(copy)), get_ast_from_path(path), left_alone(ast.parse(path.read_text()))
+        name, kept = str(path.relative_to(copy)), left_alone(ast.parse(path.read_text()))
+        nodes = list(ast_nodes(get_ast_from_path(path)))
         for operator, kind in _OPERATORS.items():
             if operator.startswith("Variable") or re.search(r"_Is(Not)?$", operator):
                 continue
-            positions = (position for node in ast_nodes(parsed) for position in kind().mutation_positions(node))
+            change = kind()
+            positions = (position for node in nodes for position in change.mutation_positions(node))
             for occurrence, (start, end) in enumerate(positions):
                 if not any(first <= start and end <= last for first, last in kept):
                     found[name, start].append(Mutant(room, name, start[0], operator, occurrence))

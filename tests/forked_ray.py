@@ -44,7 +44,7 @@ python = sys.executable
 
 
 class Fork:
-    """What `multiprocessing` runs in the fork: the command of a program."""
+    """The command of a program, which `multiprocessing` runs in the fork."""
 
     def __init__(self, command: bytes):
         (self._program, *argv), self._environment = marshal.loads(command)

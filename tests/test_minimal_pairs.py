@@ -22,12 +22,13 @@ from test_packed_files import zipped
 from toydata import with_given_trees, write_toy_data
 
 from treenet.config import ModelConfig
-from treenet.evaluation.minimal_pairs import PairInput, compare_groups, mcnemar, open_pairs, pair_rows, summarize_pairs, wilson
+from treenet.evaluation.minimal_pairs import PairInput, compare_groups, mcnemar, open_pairs, pair_rows, summarize_pairs
 from treenet.evaluation.prefix_trees import plant, score_pieces
 from treenet.evaluation.settings import ScoreLMSettings
 from treenet.jobs.train_run import run_training
 from treenet.models import CausalLM, build_causal_lm
 from treenet.tasks.causal_lm import CausalBatch
+from treenet.tasks.class_scores import wilson_interval
 from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.settings import UserError
 from treeproc.online.minimal_pairs import MinimalPair, PairColumns, encode_pairs, read_pairs
@@ -186,7 +187,7 @@ def test_trees_have_every_sentence_once(sentences, most):
 
 @pytest.mark.parametrize("options", [{}, {"norm": "pre"}, {"tree_reg": {"weight": 0.5}}])
 def test_scores_are_those_of_single_sentences(options, monkeypatch):
-    monkeypatch.setattr("treenet.evaluation.prefix_trees._ROWS", 7)
+    monkeypatch.setattr("treenet.evaluation.prefix_trees.ROWS", 7)
     random = np.random.default_rng(0)
     sentences = [random.integers(4, 7, size).tolist() for size in random.integers(0, 9, 40)]
     sentences += [sentences[0], [5] * 300]  # longer than a tree, and than the first table of positions
@@ -206,7 +207,7 @@ def test_scores_are_those_of_single_sentences(options, monkeypatch):
 def test_intervals_and_tests_are_those_of_scipy():
     for right, count in itertools.product((0, 1, 7, 40), (40, 1000)):
         expected = stats.binomtest(right, count).proportion_ci(method="wilson")
-        assert wilson(right, count) == pytest.approx((expected.low, expected.high), abs=1e-12)
+        assert wilson_interval(right, count) == pytest.approx((expected.low, expected.high), abs=1e-12)
     for better, worse in itertools.product((0, 1, 5, 30), repeat=2):
         expected = stats.binomtest(better, better + worse).pvalue if better + worse else 1.0
         assert mcnemar(better, worse) == pytest.approx(expected)

@@ -898,7 +898,7 @@ def test_a_star_needs_three_seeds_and_the_table_says_what_p_is_about():
 
 
 def test_the_long_table_selects_groups_and_pairs():
-    """Of cells in the order of their names, in which seed 10 is before seed 2."""
+    """The cells are in the order of their names, in which seed 10 is before seed 2."""
     cells = [
         {"cell": f"{model}-{seed}", "model": model, "fraction": size, "seed": seed, "test.last.bleu": 100 * size + seed}
         for model, size, seed in (("a", 0.5, 10), ("a", 0.5, 2), ("a", 1, 2), ("b", 0.5, 10), ("b", 0.5, 3))

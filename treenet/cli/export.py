@@ -84,9 +84,12 @@ def main(args: argparse.Namespace) -> None:
         from treenet.runs.loading import load_model, load_run
 
     with read_run(source, *checkpoint_names(settings.checkpoint)) as folder:
-        if settings.to in ("safetensors", "gpt2"):
+        if settings.to == "safetensors":
             run = load_model(folder, checkpoint=settings.checkpoint)
-            export_run(run, out) if settings.to == "safetensors" else export_gpt2(run, out, settings.max_positions)
+            export_run(run, out)
+        elif settings.to == "gpt2":
+            run = load_model(folder, checkpoint=settings.checkpoint)
+            export_gpt2(run, out, settings.max_positions)
         else:
             run = translation = load_run(folder, checkpoint=settings.checkpoint)
             if settings.to == "onnx":

@@ -99,16 +99,17 @@ def compare_predictions(baseline: System, system: System, settings: EvaluateSett
         said = " and ".join(f"{one.name} is of {one.task}" for one in sides)
         raise UserError(f"--compare takes two results of one task, but {said}")
     assert baseline.scores is not None and system.scores is not None
-    of_pairs = [scores.get("pairs_fingerprint") for scores in (baseline.scores, system.scores)]
-    form, split = _MINIMAL_PAIRS if any(of_pairs) else _FORMS[system.task], baseline.scores.get("split", settings.split)
-    if of_pairs[0] != of_pairs[1]:
+    ours, theirs = (scores.get("pairs_fingerprint") for scores in (baseline.scores, system.scores))
+    if ours != theirs:
         raise UserError(f"{baseline.name} and {system.name} are of other minimal pairs; score both runs on the same files")
+    of_pairs = ours is not None
+    form, split = _MINIMAL_PAIRS if of_pairs else _FORMS[system.task], baseline.scores.get("split", settings.split)
     for one in sides:
         one.check_split(split)
     columns = {form.example: int, **form.shared, **form.own}
     read = [parse_columns("\n".join(one.lines), one.name, columns, f"run {one.status.command}") for one in sides]
     given = 1 + len(form.shared)
-    differing = [] if any(of_pairs) else [*_other_data(*sides)]
+    differing = [] if of_pairs else [*_other_data(*sides)]
     if differing := differing + (["the sentences"] if read[0][:given] != read[1][:given] else []):
         raise UserError(
             f"{baseline.name} and {system.name} differ in {differing[0]}; score both on one data set, made with vocab_from or "
@@ -122,13 +123,13 @@ def compare_predictions(baseline: System, system: System, settings: EvaluateSett
     if "joint" in (kinds := {one.scores.get("kind") for one in (baseline, system) if one.scores}) and len(kinds) > 1:
         warn("note: the nll of one run is of sentence and tree together: an upper bound of that of the sentence")
     metrics = _test(form, every, settings.compare.samples)
-    shown = {"source": [] if any(of_pairs) else _texts(system, settings, split, numbers)}
+    shown = {"source": [] if of_pairs else _texts(system, settings, split, numbers)}
     if "label" in every:
         names = dict(enumerate(baseline.scores.get("classes", ())))
         classes = {"reference": every["label"][0], "baseline": every["predicted"][0], "system": every["predicted"][1]}
         shown |= {name: [names.get(one, str(one)) for one in column.tolist()] for name, column in classes.items()}
     facts: dict = {"unlearned": find_unlearned({"baseline": baseline.scores, "system": system.scores})}
-    if any(of_pairs):
+    if of_pairs:
         facts["groups"] = compare_groups("\n".join(baseline.lines), "\n".join(system.lines))
     found = describe(baseline, system, metrics, form.by, form.values(every), shown, split, settings.compare.num, numbers, facts)
     for one in found["metrics"].values():

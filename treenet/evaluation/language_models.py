@@ -23,7 +23,7 @@ from treenet.data.examples import SourceSide
 from treenet.data.input_kinds import ACTIONS, LEAVES, SPLIT_POINTS, InputKind
 from treenet.data.plan import plan_in_order
 from treenet.evaluation.minimal_pairs import PairInput, open_pairs, pair_facts, pair_rows, summarize_pairs
-from treenet.evaluation.prefix_trees import reads_prefix_trees, score_pieces
+from treenet.evaluation.prefix_trees import ROWS, reads_prefix_trees, score_pieces
 from treenet.evaluation.settings import ScoreLMSettings
 from treenet.evaluation.surprisal import END, score_words
 from treenet.layers.backend import choose_device, scoring
@@ -44,7 +44,6 @@ from treeproc.shards.shard import check_hashes
 from treeproc.shards.store import read_index
 
 _BATCH_TOKENS = 4096
-_ROWS = 1024  # positions whose logits are computed at once
 _UNKNOWN = {"<unk>", *(f"<0x{byte:02X}>" for byte in range(256))}  # names of the unknown piece, and of bytes of rare characters
 
 
@@ -233,7 +232,7 @@ def _nll(model: CausalLM | MaskedLM, states: Tensor, targets: Tensor) -> Tensor:
     """Return the nll of targets [B, T] from states [B, T, D], float64; 0 for padding."""
     out = torch.zeros(targets.shape, dtype=torch.float64, device=targets.device)
     counted = targets != PAD_ID
-    parts = zip(states[counted].split(_ROWS), targets[counted].split(_ROWS), strict=True)
+    parts = zip(states[counted].split(ROWS), targets[counted].split(ROWS), strict=True)
     found = [-model.compute_logits(x).log_softmax(-1).gather(1, target[:, None])[:, 0].double() for x, target in parts]
     out[counted] = torch.cat(found) if found else out.new_zeros(0)
     return out

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from treenet.evaluation.settings import ScoreLMSettings
-from treenet.evaluation.significance import LEVEL, holm
+from treenet.evaluation.significance import holm
+from treenet.tasks.class_scores import wilson_interval
 from treeproc.common.messages import warn
 from treeproc.online.minimal_pairs import MinimalPair, PairColumns, read_pairs
 from treeproc.shards.store import fingerprint_of
@@ -59,15 +60,6 @@ def open_pairs(settings: ScoreLMSettings) -> PairInput | None:
     return PairInput(name, pairs, columns.by, published)
 
 
-def wilson(right: int, count: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval (1927) of a share."""
-    from scipy.special import ndtri  # here, because other scores do not need it
-
-    z = float(ndtri((1 + LEVEL) / 2))
-    middle, half = right + z * z / 2, z * math.sqrt(right * (count - right) / count + z * z / 4)
-    return max(0.0, (middle - half) / (count + z * z)), min(1.0, (middle + half) / (count + z * z))
-
-
 def summarize_pairs(given: PairInput, nll: np.ndarray, pieces: np.ndarray) -> dict:
     """Return the accuracy of all pairs and of every group, from nll and numbers of pieces [pairs, 2].
 
@@ -78,7 +70,7 @@ def summarize_pairs(given: PairInput, nll: np.ndarray, pieces: np.ndarray) -> di
 
     def summarize(rows: np.ndarray) -> dict:
         count, correct = len(rows), int(right[rows].sum())
-        found: dict = {"num_pairs": count, "pair_accuracy": correct / count, "interval": wilson(correct, count)}
+        found: dict = {"num_pairs": count, "pair_accuracy": correct / count, "interval": wilson_interval(correct, count)}
         found |= {"num_ties": int(ties[rows].sum()), "num_unequal": int(unequal[rows].sum())}
         if found["num_unequal"]:
             found["accuracy_per_piece"] = float((per_piece[rows, 0] < per_piece[rows, 1]).mean())
@@ -88,16 +80,20 @@ def summarize_pairs(given: PairInput, nll: np.ndarray, pieces: np.ndarray) -> di
     if not given.by:
         return out
     groups: dict[str, dict] = {}
+    paradigms = np.array([pair.groups[0] for pair in given.pairs])
     for place, column in enumerate(given.by):
         of_pairs = np.array([pair.groups[place] for pair in given.pairs])
-        groups[column] = {name: summarize(np.flatnonzero(of_pairs == name)) for name in dict.fromkeys(of_pairs.tolist())}
+        of_names = {name: np.flatnonzero(of_pairs == name) for name in dict.fromkeys(of_pairs.tolist())}
+        groups[column] = {name: summarize(rows) for name, rows in of_names.items()}
         for name, one in groups[column].items():
-            inside = {pair.groups[0] for pair in given.pairs if pair.groups[place] == name} if given.published else set()
-            if inside and inside <= given.published.keys():
-                rows = [given.published[paradigm] for paradigm in inside]
-                one["published"] = {model: math.fsum(row[model] for row in rows) / len(rows) for model in rows[0]}
-    first = groups[given.by[0]].values()
-    return out | {"paradigm_accuracy": math.fsum(one["pair_accuracy"] for one in first) / len(first), "groups": groups}
+            if (inside := set(paradigms[of_names[name]].tolist())) <= given.published.keys():
+                found = [given.published[paradigm] for paradigm in inside]
+                one["published"] = {model: math.fsum(row[model] for row in found) / len(found) for model in found[0]}
+    return out | {"paradigm_accuracy": _mean_accuracy(groups[given.by[0]]), "groups": groups}
+
+
+def _mean_accuracy(groups: Mapping[str, Mapping]) -> float:
+    return math.fsum(one["pair_accuracy"] for one in groups.values()) / len(groups)
 
 
 def pair_rows(given: PairInput, nll: np.ndarray, pieces: np.ndarray) -> list[str]:
@@ -175,8 +171,9 @@ def format_pairs(scores: Mapping) -> list[str]:
     lines.append(show("all", scores))
     for column, groups in columns.items():
         if len(groups) > SHOWN:
-            mean = math.fsum(one["pair_accuracy"] for one in groups.values()) / len(groups)
-            lines.append(f"  {f'mean of {len(groups)} {column}':{width}}{100 * mean:16.2f}; scores.json has each")
+            lines.append(
+                f"  {f'mean of {len(groups)} {column}':{width}}{100 * _mean_accuracy(groups):16.2f}; scores.json has each"
+            )
     lines += [show(f"  {name}", one) for groups in short.values() for name, one in groups.items()]
     if scores["num_unequal"]:
         lines.append(f"  a piece: by the mean of pieces; {scores['num_unequal']:,} pairs differ in their number")

@@ -23,7 +23,7 @@ from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
 
 _MOST_POSITIONS = 192  # of a tree: attention costs more with each, and few trees can share less
 _BATCH_POSITIONS = 4096
-_ROWS = 1024  # positions whose logits are computed at once
+ROWS = 1024  # positions whose logits are computed at once
 
 
 @dataclass
@@ -111,8 +111,8 @@ def _scores(
     order = np.argsort(places, kind="stable")
     nll, begins = np.zeros((2, len(places)))
     chosen = torch.tensor(beginners, device=states.device)
-    for first in range(0, len(real), _ROWS):
-        part = real[first : first + _ROWS]
+    for first in range(0, len(real), ROWS):
+        part = real[first : first + ROWS]
         logits = model.compute_logits(states[torch.from_numpy(part).to(states.device)])
         total = logits.logsumexp(1)
         mine = order[slice(*np.searchsorted(places, [part[0], part[-1] + 1], sorter=order))]

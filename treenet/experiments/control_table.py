@@ -65,11 +65,11 @@ def build_result(
 ) -> Result:
     """Return the result of finished studies. `records` has those of each corpus, `f1` the quality of each data set's trees."""
     rows, largest = [], settings.all_sizes[-1]
+    tables = {name: Results.of(({**one["labels"], "record": one} for one in found), "model") for name, found in records.items()}
     for system in systems:
         corpus = corpora[system.corpus]
         bounds = np.array([system.bound(len(one.words)) for one in corpus.splits["test"]] if system.bound else corpus.bounds)
-        cells = Results.of(({**one["labels"], "record": one} for one in records[system.corpus]), "model")
-        own = cells.where(system=system.name, metric="record")
+        own = tables[system.corpus].where(system=system.name, metric="record")
         for size in settings.all_sizes:
             found = [row.value for row in own if round(row.size * largest) == size and row.seed in settings.seeds]
             nll = np.mean([sentence_nll(record) for record in found], axis=0)

@@ -14,7 +14,6 @@ A study is a training configuration with a grid. Each cell is the training run o
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import chain
 from operator import or_
 from pathlib import Path
 from shlex import quote
@@ -214,7 +213,7 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
             point["seeds"] = list(names)
             if shared := here.paired(there, "cell"):
                 found = compare_seeds(*zip(*there.paired(here, grid.metric, SAMPLED), strict=True), num_examples)
-                unlearned = unlearned_in(Results([*here, *there]))
+                unlearned = unlearned_in(here, there)
                 family = EXPLORATORY if fraction < largest else PRIMARY if model == primary else SYSTEMS
                 weights = {"p_two_sided": found.weights_p_two_sided, "test": PAIRED_BOOTSTRAP, "about": ABOUT_WEIGHTS_OF_SEEDS}
                 add(point, found.over_seeds, family, weights=weights, **unlearned)
@@ -229,7 +228,7 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
         sides = [table.where(system=name) for name in (against[model], model)]
         if found := _slope(*sides, grid.metric, num_examples):
             slopes.append({"model": model, **found[0]})
-            add(slopes[-1], found[1], PRIMARY if model == primary else EXPLORATORY, **unlearned_in(Results(chain(*sides))))
+            add(slopes[-1], found[1], PRIMARY if model == primary else EXPLORATORY, **unlearned_in(*sides))
     for family, comparisons in families.items():
         for one, test in zip(comparisons, correct_family([*map(read_test, comparisons)], family), strict=True):
             one |= asdict(test)

@@ -131,7 +131,7 @@ def _summarize_system(own: Results, base: Results, examples: Mapping[str, Number
         sides = list(zip(*pairs, strict=True))
         tested = {measure: result for measure, result in measures.tested().items() if measure in row}
         row["tests"] = {measure: _compare(*sides, examples, result, measures) for measure, result in tested.items()}
-        row |= unlearned_in(Results(own + base))
+        row |= unlearned_in(own, base)
     return row
 
 

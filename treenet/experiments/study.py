@@ -91,9 +91,9 @@ def note_unlearned(scores: Mapping) -> dict[str, str]:
     return {UNLEARNED: why} if (why := why_unlearned(scores)) else {}
 
 
-def unlearned_in(rows: Results) -> dict[str, bool]:
-    """Return the mark of a comparison of the cells of these rows in a report; nothing if all of them learned something."""
-    return {UNLEARNED: True} if rows.where(metric=UNLEARNED) else {}
+def unlearned_in(*sides: Results) -> dict[str, bool]:
+    """Return the mark of a comparison of the cells of all sides in a report; nothing if all of them learned something."""
+    return {UNLEARNED: True} if any(side.where(metric=UNLEARNED) for side in sides) else {}
 
 
 def say_unlearned_cells(report: Mapping) -> list[str]:
