@@ -41,14 +41,17 @@ from treeproc.common.storage import AnyPath, as_path
 REPOSITORY = Path(__file__).resolve().parent.parent
 LIMITS = {"start_s": 900, "update_s": 40, "stop_s": 80}
 START_S = 300  # where a worker is stopped in its start
-# Settings of rows that have a command of their own. With these, a validation takes longer than an update may take.
+# Settings of rows with a command of their own. With these, a validation takes longer than an update may take.
 OWN: dict[str, tuple[str, ...]] = {
     "the end": ("max_steps=300",),
     "compiling": ("compile=true",),
+    "everything for 120 s of a start": (),
+    "the start": (),
+    "load 40": (),
     "start": (f"watch.start_s={START_S}",),
     "a long validation": ("model.d_model=768", "model.num_encoder_layers=4", "validate_every=10", "watch.update_s=15"),
 }
-LATE_S = 900  # a row that takes longer has hung
+LATE_S = 1_800  # a row that takes longer has hung
 WORKER, CONTROLLER = "RayTrainWorker", "TrainController"
 SETTINGS = {
     "model": {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 1, "num_decoder_layers": 1},
@@ -78,7 +81,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """Return 30 stops and the healthy rows."""
+    """Return 30 stops and 20 healthy rows."""
     found = []
     for place in ("local", "s3"):
         plan = [("rank 1", "update"), ("rank 0", "validation"), ("rank 1", "checkpoint"), ("SynchronizationActor", "update")]
@@ -88,9 +91,11 @@ def rows() -> list[Row]:
         after = [("rank 1", "update"), (CONTROLLER, "update"), ("a worker", "start"), ("rank 0", "validation")]
         found += [Row(process, f"{moment}, then SIGTERM", place, "143") for process, moment in after]
         found.append(Row(CONTROLLER, "the end", place, "continues"))
-    healthy = [("the start", "local"), ("everything for 120 s", "local"), ("a long validation", "local"), ("compiling", "local")]
-    healthy += [("a room after 300 s", "local"), ("the start, requests of 5 s", "slow s3")]
-    return found + [Row("nothing", what, place, "undisturbed") for what, place in healthy]
+    healthy = ["load 40", "the start", "everything for 600 s", "a long validation", "a room after 300 s", "compiling"]
+    places = ["local", "s3", "slow s3"]
+    plan = [(what, place) for place in places for what in healthy]
+    plan += [("everything for 120 s of a start", place) for place in places[:2]]
+    return found + [Row("nothing", what, place, "undisturbed") for what, place in plan]
 
 
 class Training:
@@ -191,17 +196,33 @@ def healthy(training: Training, row: Row) -> tuple[str, float]:
         time.sleep(300)
         held.give_back()
     elif row.moment.startswith("everything"):
-        training.until(lambda: training.step() > 20)
+        if row.moment.endswith("start"):
+            training.find("a worker", "start")
+        else:
+            training.until(lambda: training.step() > 20)
         everything = " ".join(map(str, {*processes(), os.getpid()}))  # this process, too, because Ray has stopped
-        subprocess.run(["sh", "-c", f"kill -STOP {everything}; sleep 120; kill -CONT {everything}"], check=False)
+        subprocess.run(["sh", "-c", f"kill -STOP {everything}; sleep {row.moment.split()[2]}; kill -CONT {everything}"], check=False)
     elif row.moment == "a long validation":
         count = len(training.validations())
         training.until(lambda: len(training.validations()) > count)
         print(f"validations of {training.validations()} s", file=sys.stderr)
-    step = training.step()
-    training.until(lambda: training.step() > step + 20)
+    with busy(40 * (row.moment == "load 40")):
+        step = training.step()
+        training.until(lambda: training.step() > step + 20)
     is_ended = "the command ends the workers\n" in training.log.read_text()[said:]
     return "ended" if is_ended else "undisturbed", time.monotonic() - began
+
+
+@contextmanager
+def busy(count: int) -> Iterator[None]:
+    """Keep so many processes busy."""
+    loops = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
 
 
 @contextmanager
@@ -227,16 +248,16 @@ def measure(chosen: Sequence[int], scratch: Path) -> bool:
             training: Training | None = None
             for number in [number for number in chosen if all_rows[number].place == place]:
                 row, outcome, seconds = all_rows[number], "hung", 0.0
-                own = OWN.get(row.moment, ())
+                own = OWN.get(row.moment)
                 try:
-                    if training and own:
+                    if training and own is not None:
                         training.end()
-                    if own or not training:
-                        training = Training(out / f"run{number}", data, folder, address, *own)
+                    if own is not None or not training:
+                        training = Training(out / f"run{number}", data, folder, address, *(own or ()))
                     outcome, seconds = (healthy if row.process == "nothing" else stop)(training, row)
                 except TimeoutError as error:
                     print(error, file=sys.stderr)
-                if row.ends or own or outcome == "hung":
+                if row.ends or own is not None or outcome == "hung":
                     training.end()
                     training = None
                 facts = {"moment": row.moment, "place": place, "outcome": outcome, "load": round(os.getloadavg()[0])}
