@@ -47,7 +47,6 @@ OWN: dict[str, tuple[str, ...]] = {
     "compiling": ("compile=true",),
     "everything for 120 s of a start": (),
     "the start": (),
-    "load 40": (),
     "start": (f"watch.start_s={START_S}",),
     "a long validation": ("model.d_model=768", "model.num_encoder_layers=4", "validate_every=10", "watch.update_s=15"),
 }
@@ -201,11 +200,14 @@ def healthy(training: Training, row: Row) -> tuple[str, float]:
         else:
             training.until(lambda: training.step() > 20)
         everything = " ".join(map(str, {*processes(), os.getpid()}))  # this process, too, because Ray has stopped
-        subprocess.run(["sh", "-c", f"kill -STOP {everything}; sleep {row.moment.split()[2]}; kill -CONT {everything}"], check=False)
+        stop_all = f"kill -STOP {everything}; sleep {row.moment.split()[2]}; kill -CONT {everything}"
+        subprocess.run(["sh", "-c", stop_all], check=False)
     elif row.moment == "a long validation":
         count = len(training.validations())
         training.until(lambda: len(training.validations()) > count)
         print(f"validations of {training.validations()} s", file=sys.stderr)
+    elif row.moment == "load 40":
+        training.until(lambda: training.step() > 20)
     with busy(40 * (row.moment == "load 40")):
         step = training.step()
         training.until(lambda: training.step() > step + 20)

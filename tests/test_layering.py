@@ -255,7 +255,7 @@ def test_the_page_names_the_tests_of_every_room():
     inits = [path for package in PACKAGES for path in (REPOSITORY / package).glob("*/__init__.py")]
     rooms = {f"`{path.parent.relative_to(REPOSITORY)}`" for path in inits}
     assert rooms - {room for room, _ in rows} <= {"`treeproc/sample`", "`treeproc/models`"}  # files of data
-    named = sorted(name for _, names in rows for name in re.split(r",\s+", names))
+    named = sorted({name for _, names in rows for name in re.split(r",\s+", names)})
     assert named == sorted(path.stem.removeprefix("test_") for path in (REPOSITORY / "tests").glob("test_*.py"))
 
 
