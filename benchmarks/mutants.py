@@ -7,8 +7,9 @@ The changes are those of cosmic-ray: operators, comparisons, numbers, conditions
 docstrings stay as they are, and no comparison becomes `is`. Every room gets a share by its code lines. The draw takes a place
 first, then one of its changes.
 
-Each change runs in a copy of this checkout, in a process forked from one that has loaded the libraries. A mutant is killed if a
-test fails, or if the tests take three times their usual CPU seconds, twice.
+Each change runs in a copy of this checkout, in a process forked from one that has loaded the libraries. A mutant is killed if
+a test fails, or if the tests take three times their usual CPU seconds, twice. The tests of `treenet/training` train, so none is
+quick; there, all run but those of the mark `cluster`.
 """
 
 import argparse
@@ -51,6 +52,7 @@ _MESSAGES = {"tell", "warn", "print", "phase", "note", "describe"}
 _PRELOADED = (
     "hypothesis", "matplotlib.figure", "numpy", "pyarrow", "pytest", "sacrebleu", "sentencepiece", "torch", "torch._dynamo",
 )  # fmt: skip
+_TRAINS = "treenet/training"  # whose tests train, so that they are slow ones
 # CPU seconds and bytes that the tests of a mutant may take beside the usual seconds.
 _SECONDS, _BYTES = 30, 8 * 2**30
 
@@ -164,7 +166,8 @@ def run_tests(copy: Path, room: str, limit_s: float | None) -> tuple[str, str, f
                 resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s), int(limit_s)))
             import pytest
 
-            options = ["-m", "quick", "-x", "-q", "-p", "no:cacheprovider", f"--rootdir={copy}"]
+            marks = "not cluster" if room == _TRAINS else "quick"
+            options = ["-m", marks, "-x", "-q", "-p", "no:cacheprovider", f"--rootdir={copy}"]
             os._exit(pytest.main([*options, *tests_of(room)]))
         _, status, used = os.wait4(process, 0)
         text = Path(output.name).read_text(errors="replace")

@@ -40,6 +40,10 @@ RUN = {
     "workers": 0,
 }
 MODEL = {"d_model": 32, "d_ff": 32, "num_heads": 4, "num_encoder_layers": 2, "num_decoder_layers": 2, "dropout": 0.1}
+SETTINGS = {
+    "classification": {"classifier": {"supervision": "root"}},
+    "relatedness": {"optimizer": {"warmup_steps": 4, "label_smoothing": 0.0}},
+}
 USES = {"relatedness": "classification"}  # the use of models for a task of another name
 
 
@@ -62,8 +66,8 @@ def cases(data: dict[str, Path]) -> Iterator[tuple[str, dict]]:
         models = {name: {"name": name} for name in names_for(use) if name != "pretrained"}  # its folder is nowhere
         for name, own in (models | (VARIANTS[use] if use == task else {})).items():
             model = {key: value for key, value in MODEL.items() if use == "translation" or key != "num_decoder_layers"}
-            settings = RUN | {"task": task, "data": str(place), "model": model | NEEDED.get(own["name"], {}) | own}
-            yield f"{task} {name}", settings
+            model |= NEEDED.get(own["name"], {}) | own
+            yield f"{task} {name}", RUN | SETTINGS.get(task, {}) | {"task": task, "data": str(place), "model": model}
 
 
 def train(checkout: Path, folder: Path, settings: dict) -> str:
