@@ -17,12 +17,8 @@ from sample_lines import sample_lines
 from treenet.cli.main import COMMANDS
 from treenet.cli.shipped import CONFIGS, shipped_names
 from treenet.config import TrainConfig
-from treenet.translation.settings import TranslateSettings
-from treeproc.common.errors import UserError
 from treeproc.common.setting_errors import has_setting, nearest
-from treeproc.common.settings import load_settings
 from treeproc.common.synonyms import SYNONYMS, settings_in
-from treeproc.stages.config import PreprocessConfig
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 SETTING = re.compile(r"(?:(?<=[\s(])|^)([a-z][a-z_]*(?:\.[a-z_]+)*)=(?!\")")
@@ -194,28 +190,6 @@ def test_words_of_other_toolkits_name_our_settings():
         assert names or "--out" in advice, word
         assert any(all(has_setting(cls, name) for name in names) for cls in classes), (word, advice)
         assert word == word.lower() and len(advice) < 120
-
-
-@pytest.mark.parametrize(
-    ("cls", "override", "message"),
-    [
-        (TrainConfig, "lr=1", "lr: unknown key; did you mean optimizer.learning_rate?"),
-        (TrainConfig, "optim.lr=1", "optim: unknown key; did you mean optimizer.learning_rate?"),
-        (TrainConfig, "epochs=3", "epochs: unknown key; training counts updates, not epochs: set max_steps"),
-        (TrainConfig, "batch_size=64", "batch_size: unknown key; a batch counts pieces, not sentences: set batch.max_tokens"),
-        (TrainConfig, "device=cuda", "device: unknown key; write use_gpu=true to compute on a GPU"),
-        (TrainConfig, "optim=adam", "optim: unknown key; the optimiser is Adam; set optimizer.learning_rate, "),
-        (TrainConfig, "num_beams=4", "num_beams: unknown key; did you mean decoding.beam_size?"),
-        (TrainConfig, "model.hidden_size=4", "model.hidden_size: unknown key; did you mean model.d_model?"),
-        (TranslateSettings, "num_beams=4", "num_beams: unknown key; did you mean decoding.beam_size?"),
-        (PreprocessConfig, "source_lang=de", "source_lang: unknown key; did you mean parser.language?"),
-        (PreprocessConfig, "device=cpu", "device: unknown key; did you mean parser.device or target_parser.device?"),
-    ],
-)
-def test_a_word_of_another_toolkit_is_answered_with_our_setting(cls, override, message):
-    with pytest.raises(UserError) as error:
-        load_settings(cls, None, ["data=x", override] if cls is TrainConfig else [override])
-    assert str(error.value).startswith(f"the command line: {message}")
 
 
 def test_an_option_of_another_toolkit_is_answered_with_our_setting():

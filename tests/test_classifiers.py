@@ -115,15 +115,6 @@ def test_attention_pooling_follows_its_equation_in_any_batch(data, name):
     assert model.query.grad.abs().max() > 0
 
 
-def test_other_positions_than_the_root_need_a_root_supervision():
-    with pytest.raises(UserError, match=r"classifier\.pooling must be own .* set classifier\.supervision=root"):
-        tiny_model("tree_transformer", "all_phrases", "mean")
-    with pytest.raises(UserError, match=r"classifier\.supervision must be root, because .* = linearized_transformer reads"):
-        tiny_model("linearized_transformer")
-    with pytest.raises(UserError, match=r"model\.name must be one of bilstm, .*, but is lstm instead"):
-        tiny_model("lstm")
-
-
 @pytest.mark.parametrize("name", OF_PHRASES)
 def test_dropped_words_are_the_unknown_piece_in_training_alone(data, name):
     model, source = tiny_model(name, word_dropout=0.4).double(), open_source(data, name)

@@ -27,8 +27,6 @@ from treeproc.common.settings import UserError
 
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[1]
-
 
 @pytest.fixture(scope="module")
 def main():
@@ -251,25 +249,6 @@ def test_a_data_set_of_one_side_has_no_references(runs, main):
     index.write_text(json.dumps({**facts, "columns": [name for name in facts["columns"] if name != "tgt_pieces"]}))
     with pytest.raises(UserError, match="data holds no translations: its examples have one side"):
         main([f"hypotheses={runs / 'references.txt'}", f"data={runs / 'data'}"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["hypotheses=h"], "needs references; give data=DATA, references=FILE, or the folder of a run"),
-        (["--compare", "h", "h"], "two files need references"),
-        (["--compare", "h", "h", "hypotheses=h"], "leave hypotheses out"),
-        (["hypotheses=h", "references=h", "data=d"], "leave data out, or references"),
-        (["--out", "a", "references=h"], "needs hypotheses=FILE or --compare"),
-        (["--out", "a", "target_language=German"], "target_language: String should match pattern"),
-        (["--out", "a", "buckets.depth=[4,2]"], "must be ascending numbers"),
-    ],
-)
-def test_settings_that_do_not_go_together(arguments, message, main, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("h").write_text("a\n")
-    with pytest.raises(UserError, match=message):
-        main(arguments)
 
 
 def write_predicted(run: Path, task: str, head: str, rows: list[tuple], **entry: object) -> Path:

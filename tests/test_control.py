@@ -43,7 +43,6 @@ from treenet.experiments.control_trees import (
 from treenet.experiments.settings import ControlSettings
 from treenet.models.registry import build_model, find_encoder, names_for
 from treenet.tasks.base import vocab_sizes
-from treeproc.common.settings import UserError, load_settings
 from treeproc.shards.schema import SPLITS
 from treeproc.shards.store import read_index
 from treeproc.trees.conllu import read_leaves
@@ -233,23 +232,6 @@ def test_every_translation_model_that_reads_a_tree_is_in_the_control():
         reads = find_encoder(config, "translation").reads_with(config)
         assert (reads.constituents or reads.reads_arcs) == (system.trees != NONE), system.name
         assert reads.reads_arcs == (system.corpus == "arcs" and system.trees != NONE)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("all=true", "all: only rung a has trees in every form, but rung is b"),
-        ("words=4", "words: is for rung a, but rung is b"),
-        ("words=9", "words"),
-        ("sizes=[5,5]", "must hold every value once"),
-        ("training.seed=3", "training: leave seed out"),
-    ],
-)
-def test_wrong_settings_are_refused(override, message):
-    with pytest.raises(UserError, match=message):
-        load_settings(ControlSettings, None, ["rung=b", override])
-    with pytest.raises(UserError, match="words must be at least 3 with all, but is 2"):  # whose bound would be 0
-        load_settings(ControlSettings, None, ["all=true", "words=2"])
 
 
 def test_sizes_are_shares_of_the_largest(tmp_path):

@@ -154,11 +154,6 @@ def test_odd_yaml_is_one_line(text):
     assert "\n" not in str(error.value)
 
 
-def test_not_a_number_is_no_setting(data):
-    with pytest.raises(UserError, match=r"optimizer\.learning_rate"):
-        config_of(data, "optimizer.learning_rate=.nan")
-
-
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [

@@ -255,11 +255,6 @@ def test_a_parser_without_constituency_gives_arcs_and_universal_tags():
         assert {"NOUN", "VERB", "PUNCT", "DET", "ADP", "PRON", "AUX", "PART"} >= set(own.words["pos_tag"])
 
 
-def test_constituency_is_left_out_where_arcs_are_made_alone():
-    with pytest.raises(ValueError, match="constituency: false needs dependencies: true, and name: stanza, shipped"):
-        ParserConfig(name="shipped", constituency=False)
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A data set of the shipped dependency parser, and a tiny run on it."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 
-from treeproc.common.settings import UserError, load_settings
+from treeproc.common.settings import UserError
 from treeproc.shards.shard import Shard
 from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.filters import FilterConfig, drop_reason, script_share
@@ -171,19 +171,6 @@ def test_classes_can_be_joined_and_left_out(tmp_path):
     assert [(row["example_id"], row["label"]) for row in rows["train"]] == [(0, 1), (2, 0)]
     assert rows["train"][0]["node_labels"].tolist() == [1] and rows["train"][0]["leaf_labels"].tolist() == [-1, 1]
     assert counts == {"dropped.label_2": 1, "class.0": 1, "class.1": 1}
-
-
-@pytest.mark.parametrize("number", [-1, 128])
-def test_classes_that_shards_cannot_hold_are_refused(number):
-    message = f"labels: a class of the data set must be a number from 0 to 127, but one is {number}"
-    with pytest.raises(UserError, match=message):
-        PreprocessConfig(format="sst", labels={0: 0, 4: number})
-
-
-@pytest.mark.parametrize("value", ["2024", "[a]"])
-def test_a_data_set_that_is_no_path_is_one_line(value):
-    with pytest.raises(UserError, match=r"^the command line: vocab_from: must be a path or a URI, but is .*; write ./NAME for a"):
-        load_settings(PreprocessConfig, None, [f"vocab_from={value}"])
 
 
 def test_more_splits_than_lengths_can_number_are_refused(tmp_path):

@@ -265,12 +265,3 @@ def test_the_regularised_model_is_the_plain_one_with_a_loss():
         words = rows.words[b].tolist()
         expected += (tree.num_leaves + 1) * reference_tree_reg(tree, words, inner[b, 1 : tree.num_leaves + 1, :8])
     torch.testing.assert_close(loss, 0.5 * expected, rtol=1e-12, atol=1e-12)
-
-
-def test_settings_that_do_not_fit():
-    for options, message in (({"layer": 3}, "at most model.num_encoder_layers = 2, but is 3"), ({"heads": 3}, "num_heads = 2")):
-        config = ModelConfig(d_model=16, num_heads=2, num_encoder_layers=2, name="causal_transformer", tree_reg=options)
-        with pytest.raises(UserError, match=message):
-            build_causal_lm(config, VOCAB)
-    with pytest.raises(UserError, match="model.name must be one of causal_transformer, transformer_grammar"):
-        build_causal_lm(ModelConfig(name="transformer"), VOCAB)

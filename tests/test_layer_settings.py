@@ -20,8 +20,6 @@ from treenet.layers.blocks import EncoderLayer, FeedForward, end_stack
 from treenet.layers.core import DropoutKeys, WordDropout, share_dropout_keys
 from treenet.layers.relations import RelativeTreeSelfAttention
 from treenet.models import build_model
-from treenet.models.registry import build_causal_lm, build_classifier
-from treeproc.common.settings import UserError
 
 SIZES = dict(d_model=8, d_ff=16, num_heads=2, num_encoder_layers=2, num_decoder_layers=2)
 
@@ -208,12 +206,3 @@ def test_records_hold_a_setting_only_if_it_is_set(settings):
     if name == "tree":
         plain, changed, name, value = plain["tree"], changed["tree"], "relative_positions", 4
     assert name not in plain and changed == plain | {name: value}
-
-
-def test_settings_that_a_model_does_not_read_are_refused():
-    with pytest.raises(UserError, match=r"model.norm is for models of Transformer layers, but model.name is bilstm"):
-        build_model(ModelConfig(name="bilstm", norm="pre", **SIZES), VOCAB)
-    with pytest.raises(UserError, match=r"model.source_word_dropout is for translation"):
-        build_classifier(ModelConfig(source_word_dropout=0.1, **SIZES), VOCAB, None, 2)
-    with pytest.raises(UserError, match=r"model.decoder_layer_drop is for models with a decoder"):
-        build_causal_lm(ModelConfig(name="causal_transformer", decoder_layer_drop=0.1, **SIZES), VOCAB)

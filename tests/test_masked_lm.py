@@ -95,11 +95,6 @@ def test_a_text_does_not_see_its_batch(name):
     assert torch.autograd.grad(states.square().sum(), model.encoder.embedding.mask)[0].abs().min() > 0
 
 
-def test_shares_must_fit():
-    with pytest.raises(UserError, match="mask \\+ random must be at most 1, but is 1.1"):
-        load_settings(MaskedLMConfig, None, ["mask=0.9", "random=0.2"])
-
-
 # Training, on data with targets and without.
 
 

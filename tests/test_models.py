@@ -234,11 +234,6 @@ def test_old_states_stay_valid():
     assert torch.equal(first, again)
 
 
-def test_unknown_model_name():
-    with pytest.raises(UserError, match=r"one of .*transformer, .*tree_transformer, but is tree_former"):
-        build_model(ModelConfig(name="tree_former"), VOCAB)
-
-
 DEGENERATE = {
     "one word": Tree(1, [[0, 1, 1]], [-1]),
     "one word without nodes": Tree(1),

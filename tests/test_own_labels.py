@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from treeproc.common.messages import messages_shown
-from treeproc.common.settings import UserError, build_settings
+from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
 from treeproc.readers import read_rows
 from treeproc.readers.labelled import LabelledConfig, find_classes
@@ -243,30 +243,6 @@ def test_a_first_line_that_is_perhaps_a_header(tmp_path, capsys):
         (tmp_path / "a.csv").write_text("label,text\nmood,c\nx,d\ny,e\n")  # such a file has a header, and JSON Lines have none
         assert find_classes([tmp_path / "a.csv"], LabelledConfig()) == ["mood", "x", "y"]
     assert not capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"labelled": {"classes": ["x"]}}, "labelled.classes: must be at least two names that differ"),
-        ({"labelled": {"classes": ["x", "x"]}}, "labelled.classes: must be at least two names that differ"),
-        ({"labelled": {"classes": ["x", "a\tb"]}}, "labelled.classes: the name .* has a tab or a line end"),
-        ({"labelled": {"text": "label"}}, "labelled: label and text must be two columns, but both are 'label'"),
-        ({"labels": {0: 1}}, "labels: classes of format labelled have names"),
-        (
-            {"labelled": {"second_text": "text"}},
-            "second_text must be another column than label and text, but is .text.",
-        ),
-        (
-            {"labelled": {"second_text": "b"}, "splits": {"train": {"source": ["a"]}, "valid": {"hold_out": 2}}},
-            "hold_out: would separate the two sentences of a pair of format labelled",
-        ),
-        ({"format": "imdb", "labelled": {"text": "x"}}, "labelled: is for format labelled, but format is imdb"),
-    ],
-)
-def test_settings_that_do_not_fit(values, message):
-    with pytest.raises(UserError, match=message):
-        build_settings(PreprocessConfig, {"splits": {"train": {"source": ["a"]}}, "format": "labelled", **values}, "settings")
 
 
 # Data sets

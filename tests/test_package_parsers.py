@@ -425,26 +425,6 @@ def test_a_missing_package_is_one_line(name, monkeypatch, tmp_path):
         describe_parser(ParserConfig(name=name, device="cpu", **needs))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"name": "spacy"}, "gives only arcs; set package, constituency: false"),
-        ({"name": "spacy", "package": "x y"}, "must be the name of an installed spaCy pipeline"),
-        ({"name": "benepar"}, "needs the path of its model"),
-        ({"name": "benepar", "models": "x", "dependencies": True}, "set package"),
-        (
-            {"name": "benepar", "models": "x", "dependencies": True, "package": "x", "constituency": False},
-            "constituency: false needs",
-        ),
-        ({"name": "stanza", "package": "en_core_web_sm"}, "package: needs name: spacy, benepar or supar"),
-        ({"name": "spacy", "models": "x"}, "models: needs name: stanza, shipped, benepar or supar"),
-    ],
-)
-def test_settings_of_packages_that_contradict_each_other(settings, message):
-    with pytest.raises(ValueError, match=message):
-        ParserConfig(**settings)
-
-
 def test_settings_of_older_data_sets_are_described_as_then():
     assert "package" not in ParserConfig().facts()
     assert "package" in ParserConfig(name="benepar", models="x", package="en_x").facts()

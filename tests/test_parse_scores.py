@@ -127,26 +127,6 @@ def test_a_line_has_the_mean_of_its_sentences_by_words(parser):
     parser._scored = kept
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"name": "corenlp"}, "scores: needs name: shipped or stanza, and constituency: true, but name is corenlp"),
-        ({"name": "given", "given_labels": "parsed"}, "but name is given; leave scores out"),
-        ({"name": "words"}, "but name is words"),
-        (
-            {"name": "spacy", "package": "en", "constituency": False, "dependencies": True},
-            "but name is spacy|constituency is false",
-        ),
-        ({"name": "benepar", "models": "m"}, "but name is benepar"),
-        ({"name": "supar", "models": "m"}, "but name is supar"),
-        ({"name": "shipped", "constituency": False, "dependencies": True}, "constituency is false"),
-    ],
-)
-def test_parsers_without_scores_are_refused(settings, message):
-    with pytest.raises(UserError, match=message):
-        ParserConfig(scores=True, **settings)
-
-
 def test_models_without_scores_are_refused(tmp_path, monkeypatch):
     write_resources(tmp_path, size=12, tagger_hidden=130, parser_hidden=132, noise=0.1)
     monkeypatch.setenv("STANZA_RESOURCES_DIR", str(tmp_path))

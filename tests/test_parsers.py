@@ -43,7 +43,6 @@ from treeproc.trees.spans import SpanTree, draw, write_brackets
 pytestmark = pytest.mark.slow
 
 SHIPPED = ParserConfig(name="shipped", device="cpu")
-ARCS_ALONE = {"dependencies": True, "constituency": False}
 ODD = [
     "see http://a.b.com/x. and me@x.org!",
     "two  spaces,\u00a0a hard one, \x85 and (brackets) ...",
@@ -345,54 +344,6 @@ def test_shipped_models_without_a_dependency_parser(tmp_path, monkeypatch):
         match="no dependency parser for 'en'; shipped languages: none; choose one of these: parser.name=stanza: ",
     ):
         find_models(ParserConfig(dependencies=True))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"language": "de"}, "no constituency parser for 'de'; shipped languages: en; install Stanza's own"),
-        ({"language": "hu"}, "models that .*train.* on a treebank; .* or words with a control tree"),
-        (
-            {"language": "fr"},
-            "choose .*: parser.dependencies=true parser.constituency=false, for trees of arcs .shipped: de en fr",
-        ),
-        ({"language": "fr"}, "Stanza publishes none; parser.name=corenlp has one.*parser.name=given with .*, or words"),
-        (
-            {"language": "nl", **ARCS_ALONE},
-            "no dependency parser for 'nl'; shipped .*; choose one of these: parser.name=stanza: install Stanza's own",
-        ),
-        (
-            {"language": "xx", **ARCS_ALONE},
-            "no dependency parser for 'xx'; .* Stanza publishes none; models that .*train.* on a treebank",
-        ),
-        ({"models": "/nowhere"}, "/nowhere has no tokenizer.pt, pos.pt, constituency.pt, vectors.pt; give the folder OUT/models"),
-        ({"name": "corenlp", "language": "pt"}, "CoreNLP has no constituency parser for 'pt'"),
-        ({"name": "corenlp", "endpoint": "http://localhost:1"}, r"no server answers at .* and \$CORENLP_HOME holds no CoreNLP"),
-        pytest.param(
-            {"device": "cuda"}, "PyTorch sees no GPU", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
-        ),
-    ],
-)
-def test_refused_before_anything_runs(settings, message, monkeypatch, tmp_path):
-    monkeypatch.setenv("STANZA_RESOURCES_DIR", str(tmp_path))
-    monkeypatch.delenv("CORENLP_HOME", raising=False)
-    with pytest.raises(UserError, match=message) as error:
-        describe_parser(ParserConfig(**settings))
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"given_labels": "parsed"},
-        {"name": "given", "split_sentences": True},
-        {"name": "words", "dependencies": True},
-        {"name": "corenlp", "models": "somewhere"},
-    ],
-)
-def test_settings_that_contradict_each_other(settings):
-    with pytest.raises(ValueError, match="choose|needs name: (given|stanza)"):
-        ParserConfig(**settings)
 
 
 def test_description_tells_settings_apart():

@@ -14,7 +14,7 @@ from strategies import Tree, right_branching, trees
 from toydata import write_toy_data
 from toyruns import make_config, make_task, train_ranks
 
-from treenet.config import PHRASE_LEVELS, ModelConfig, PhraseConfig, TrainConfig
+from treenet.config import PHRASE_LEVELS, ModelConfig, TrainConfig
 from treenet.data.input_kinds import PHRASES
 from treenet.layers.phrase_attention import COMPOSITIONS, PhraseAttention
 from treenet.models import VocabSizes, build_model
@@ -22,7 +22,7 @@ from treenet.runs.metrics_log import read_metrics
 from treenet.structure import NO_TAG, Partition, PhraseLevels, SpanTable
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer, train
-from treeproc.common.settings import UserError, load_settings
+from treeproc.common.settings import load_settings
 
 Phrase = tuple[int, int, int]  # first leaf, one past the last, tag
 
@@ -284,35 +284,3 @@ def test_shipped_systems_are_as_large_as_the_transformer(repository, system):
             model = build_model(config.model, VocabSizes(pieces=10_000, labels=100))
         counts.append(sum(parameter.numel() for parameter in model.parameters()))
     assert counts[0] == pytest.approx(counts[1], rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"ngrams": [2, 3], "levels": [1, 2]}, "1 to 3 granularities together, but name 4"),
-        ({"ngrams": [], "levels": [], "tag_loss": 0}, "but name 0"),
-        ({"num_layers": 3}, "model.phrases.num_layers must be at most model.num_encoder_layers = 2, but is 3"),
-        ({"chunk_size": 3}, r"chunk_size of an ON-LSTM .* must divide its width 4, and be smaller, but is 3"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(options, message):
-    with pytest.raises(UserError, match=message):
-        tiny_model("multi_granularity", phrases={"ngrams": [2], "levels": [1], "chunk_size": 2} | options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"ngrams": [2, 2]}, r"ngrams must all be different, but are \[2, 2\]"),
-        ({"levels": []}, "tag_loss must be 0 without levels, .* but is 1"),
-    ],
-)
-def test_phrases_that_cannot_be_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        PhraseConfig(**options)
-
-
-@pytest.mark.parametrize("layers", [{"num_encoder_layers": 1}, {"hybrid": {"num_recurrent_layers": 2}}])
-def test_a_hybrid_has_both_kinds_of_layers(layers):
-    with pytest.raises(UserError, match="num_recurrent_layers must be less than model.num_encoder_layers = ., because the other"):
-        tiny_model("lstm_hybrid", **layers)

@@ -59,11 +59,6 @@ def test_a_gpu_computes_attention_without_cudnn_and_float32_exactly_if_asked():
         cuda.enable_cudnn_sdp(before[2])
 
 
-def test_float16_is_refused_on_cpus(data):
-    with pytest.raises(UserError, match="precision = 'fp16' needs use_gpu = true"):
-        make_config(data, "precision=fp16")
-
-
 def test_a_run_keeps_the_precision_that_it_began_with(data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(train_run, "_best_precision", lambda config: "bf16")
     wanted = make_config(data, "use_gpu=true")

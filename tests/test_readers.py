@@ -11,12 +11,11 @@ import pyarrow as pa
 import pytest
 from data_beside import DATA
 
-from treeproc.common.settings import UserError, build_settings
+from treeproc.common.settings import UserError
 from treeproc.readers import FORMATS, read_lines, read_rows
 from treeproc.readers.line_forms import compose_row
 from treeproc.readers.numbered_lines import read_byte_lines, refuse_pipes
 from treeproc.readers.treebanks import read_sentences
-from treeproc.stages.preprocess import PreprocessConfig
 from treeproc.trees.flat_trees import read_flat_trees
 from treeproc.trees.spans import check_tree, read_brackets
 
@@ -465,35 +464,6 @@ def test_a_sentence_of_10000_chained_words():
     began = time.process_time()
     (row,) = read_sentences(lines, "a")
     assert row["arcs"]["governor"] == list(range(-1, 9_999)) and time.process_time() - began < 20
-
-
-# Settings
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (
-            {"splits": {"train": {"source": ["a"]}}},
-            "format parallel needs target files, .*; for text without translations, set format=text$",
-        ),
-        ({"splits": {"train": {"source": ["a"], "target": ["b"]}}, "format": "sst"}, "format sst takes no target files"),
-        (
-            {"splits": {"train": {"source": ["a"]}, "valid": {"source": ["a"], "target": ["b"]}}, "format": "conllu"},
-            "in all splits",
-        ),
-        (
-            {"splits": {"train": {"source": ["a"]}}, "format": "sst", "tokenized": "moses"},
-            "tokenized: must be none for format sst",
-        ),
-        ({"splits": {"train": {"source": ["a"], "target": ["b"]}}, "labels": {0: 1}}, "labels: format parallel has no labels"),
-        ({"splits": {"train": {"hold_out": 5}}, "format": "sst"}, "hold_out can make only the valid split"),
-        ({"splits": {"train": {}}, "format": "sst"}, "must have either source files or hold_out"),
-    ],
-)
-def test_splits_that_do_not_fit_the_format(values, message):
-    with pytest.raises(UserError, match=message):
-        build_settings(PreprocessConfig, values, "settings")
 
 
 # Real data

@@ -180,31 +180,6 @@ def test_a_size_has_its_own_schedule_for_all_models(data, tmp_path):
         assert (cell.config.max_steps, cell.config.optimizer.decay_steps) == ((12, 12) if small else (30, None))
 
 
-@pytest.mark.parametrize(
-    ("grid", "message"),
-    [
-        ({"fractions": [0.1, 0.1]}, "must hold every value once"),
-        ({"fractions": [0.1, 0.1000000001]}, r"must hold every value once, but is \['0.1', '0.1'\]"),
-        ({"models": {"transformer": {"batch": None}}}, r"models\.transformer\.batch must be a section, .*, but is None"),
-        ({"sizes": {0.3: {"batch": 3}}}, r"sizes\.0\.3\.batch must be a section, .*, but is 3"),
-        ({"fractions": [1.5]}, r"grid\.fractions\.0: must be less than or equal to 1"),
-        ({"seeds": []}, r"grid\.seeds"),
-        ({"baseline": "lstm"}, "baseline must be one of tree_transformer, transformer, but is lstm"),
-        ({"models": {"a/b": {}}, "baseline": "a/b"}, "must be letters, digits"),
-        ({"models": {"transformer": {"seed": 3}}}, "leave seed, batch.fraction and batch.subset out"),
-        ({"models": {"transformer": {"batch": {"subset": "by_seed"}}}}, "batch.subset is for all models"),
-        ({"models": {"transformer": {"model": {"nme": 3}}}}, r"grid\.models\.transformer: model\.nme: unknown key"),
-        ({"split": "dev"}, "has no split 'dev'; there are: train, valid, test"),
-        ({"sizes": {0.5: {"max_steps": 3}}}, r"sizes: 0\.5 must be one of fractions = \[0\.3, 1\.0\]"),
-        ({"sizes": {0.3: {"model": {}}}}, r"sizes\.0\.3: leave seed, data, model, batch\.fraction and batch\.subset out"),
-        ({"sizes": {0.3: {"max_step": 3}}}, r"max_step: unknown key"),
-    ],
-)
-def test_wrong_grids_are_refused(data, tmp_path, grid, message):
-    with pytest.raises(UserError, match=message):
-        study_cells(make_config(data, **grid), tmp_path)
-
-
 def test_values_that_the_grid_would_replace_are_refused(data):
     for setting, wanted in (
         ("seed=5", r"set grid.seeds=\[5\] and seed=1"),
@@ -292,11 +267,6 @@ def test_a_model_changes_and_takes_back_single_patterns_of_the_study(data, tmp_p
     cells = study_cells(scaled(data, given), tmp_path)
     scales = {cell.labels["model"]: list(cell.config.lr_scale.items()) for cell in cells}
     assert scales == {"tree_transformer": [("*norm*", 0.0), ("encoder.*", 0.5)], "transformer": merged}
-
-
-def test_a_model_cannot_take_back_a_pattern_that_the_study_lacks(data, tmp_path):
-    with pytest.raises(UserError, match=r"grid.models.transformer: lr_scale.encodr.*: must be a valid number, but is None"):
-        study_cells(scaled(data, {"encodr.*": None}), tmp_path)
 
 
 def scaled(data, given) -> ScalingConfig:

@@ -1,10 +1,8 @@
 """`rows_per_shard: auto`: a pure function of the number of rows, which keeps every data set as it was."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treeproc.common.settings import UserError, load_settings
 from treeproc.shards.schema import LARGEST, ROWS_PER_RECORD_BATCH, SMALLEST, auto_rows_per_shard
 from treeproc.stages.config import PreprocessConfig
 
@@ -29,11 +27,3 @@ def test_a_number_is_kept_and_a_data_set_that_was_begun_keeps_its_own():
     begun = auto.settled({"rows_per_shard": 30})
     assert begun.with_shard_size(10**8).rows_per_shard == 30
     assert auto.settled().with_shard_size(5).rows_per_shard == 2000
-
-
-@pytest.mark.parametrize("value", ["0", "-1", "1.5", "some", "null"])
-def test_an_invalid_shard_size_gives_one_line(value):
-    allowed = r"(greater than 0|a valid integer) or 'auto', but is"
-    with pytest.raises(UserError, match=f"^the command line: rows_per_shard: must be {allowed}") as error:
-        load_settings(PreprocessConfig, None, [f"rows_per_shard={value}"])
-    assert "\n" not in str(error.value)

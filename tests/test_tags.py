@@ -12,7 +12,6 @@ from treenet.data.splits import read_references
 from treenet.evaluation.buckets import format_tags, score_tags
 from treenet.evaluation.evaluate import score_lines
 from treenet.evaluation.settings import EvaluateSettings
-from treeproc.common.settings import UserError, load_settings
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
 from treeproc.parsers import Given, ParserConfig, build_parser
@@ -76,25 +75,6 @@ def test_the_tag_is_a_word_under_a_root_over_the_first_tree():
 def test_arcs_of_a_sentence_that_was_not_parsed_stay_roots():
     (tagged,) = TagReader(OneParse("(X (A a) (B b) (C c))", governors=[-1, -1, -1]), ["<bt>"]).parse(["<bt> a b c"])
     assert tagged.arcs["governor"] == [-1, -1, -1, -1]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"parser": {"tags": ["2de"]}}, "parser.tags"),
-        ({"parser": {"tags": ["<a b>"]}}, "parser.tags"),
-        ({"parser": {"tags": ["<2de>"], "name": "given"}}, "needs a parser that finds the words of a line"),
-        ({"parser": {"tags": ["<2de>"]}, "tokenized": "moses"}, "needs text whose words the parser finds"),
-        (
-            {"parser": {"tags": ["<2de>", "<2fr>", "<2DE>", "<2FR>"]}, "subwords": {"lowercase": True}},
-            "parser.tags: <2DE> and <2de> are one piece with subwords.lowercase",
-        ),
-        ({"parser": {"tags": ["<2de>"]}, "format": "agreement"}, "needs text whose words the parser finds"),
-    ],
-)
-def test_refusals(settings, message):
-    with pytest.raises(UserError, match=message):
-        load_settings(PreprocessConfig, None, [], **settings)
 
 
 def test_descriptions_without_tags_are_as_before():

@@ -383,13 +383,6 @@ def test_lines_that_were_not_parsed_can_be_inspected_where_valid_is_held_out(tmp
         assert f"source: word {number} more" in draw_line(data, split, int(line))
 
 
-def test_pairs_of_sentences_must_not_lose_one(tmp_path):
-    with pytest.raises(ValueError, match="drop_leaks must be false"):
-        PreprocessConfig.model_validate(
-            {"format": "sick", "splits": {"train": {"source": ["a"]}}, "filters": {"drop_leaks": True}}
-        )
-
-
 def test_no_language_model_is_loaded_where_no_parser_reads_the_lines():
     code = (
         "import sys; from treeproc.stages.config import PreprocessConfig as C\n"

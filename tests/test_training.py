@@ -62,18 +62,6 @@ def test_schedule_rises_linearly_and_falls_by_the_square_root():
     assert rates == pytest.approx([learning_rate(config, 50), 1e-3, 7.5e-4, 2.5e-6, 0])
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        (["optimizer.decay_steps=10"], "decay_steps must be more than warmup_steps = 10, but is 10"),
-        (["optimizer.decay_steps=15"], "max_steps must be at most optimizer.decay_steps = 15, where the rate is 0, but is 20"),
-    ],
-)
-def test_a_linear_schedule_ends_after_warm_up_and_not_before_the_last_update(data, values, message):
-    with pytest.raises(UserError, match=message):
-        make_config(data, "optimizer.warmup_steps=10", "max_steps=20", *values)
-
-
 def test_matrices_decay_and_vectors_do_not():
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3))
     decaying, constant = build_optimizer(model, OptimizerConfig(weight_decay=0.5)).param_groups

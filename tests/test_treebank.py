@@ -303,11 +303,6 @@ def test_a_treebank_with_the_name_of_another_in_lower_case_is_refused(tmp_path):
     assert len(read_treebanks(config.model_copy(update={"lower_case": 0}))) == 2
 
 
-def test_words_of_a_rule_must_be_a_regular_expression():
-    with pytest.raises(ValueError, match=r"must be a regular expression, but '\(' is none: missing \)"):
-        Retag(tag="NN", words="(", to="X")
-
-
 def test_models_learn_from_data_that_train_and_valid_have(tmp_path):
     """A split that only scores teaches nothing, and a model without data to choose its weights is left out."""
     trees, lines = write(tmp_path, "a.mrg", bracket_file("ab")), write(tmp_path, "a.conllu", conllu_file("a"))

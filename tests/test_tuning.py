@@ -42,39 +42,6 @@ def settings(data: Path, **tune) -> TuningConfig:
     return build_settings(TuningConfig, {**SEARCH, "data": str(data), "tune": {**SEARCH["tune"], **tune}}, "here")
 
 
-@pytest.mark.parametrize(
-    "tune, message",
-    [
-        ({"space": {"model.dropout": {"choices": [0.1], "low": 0}}}, "give choices, or low and high, not both"),
-        ({"space": {"model.dropout": {"low": 0.3, "high": 0.3}}}, "give choices, or low and a larger high"),
-        ({"space": {"model.dropout": {"low": 0, "high": 0.3, "scale": "log"}}}, "a log scale needs a low above 0"),
-        ({"space": {"model.dropout": {"choices": [0.1, 0.1]}}}, "must hold every value once"),
-        (
-            {"space": {"model.phrases.ngrams": {"choices": [[2], [2, 3]]}}},
-            r"choices must be single values, but one is \[2\]; give tune.systems one of them each",
-        ),
-        ({"space": {"seed": {"choices": [1, 2]}}}, "space.seed: trials differ in no such setting"),
-        ({"space": {"masked_lm.rate": {"low": 0.1, "high": 0.3}}}, "space.masked_lm.rate: trials differ in no such setting"),
-        ({"space": {"decoding.beam_size": {"low": 1, "high": 5}}}, "space.decoding.beam_size: does not change the training"),
-        ({"systems": {"a": {}, "b": {"max_steps": 60}}}, "systems.b.max_steps: trials differ in no such setting"),
-        (
-            {"space": {"model.name": {"choices": ["transformer"]}}},
-            "systems.tree_transformer sets model.name, which the space draws",
-        ),
-        ({"systems": {"a/b": {}}}, "systems: a name is part of a folder's"),
-        ({"more_trials": {"other": 3}}, "more_trials must be of tree_transformer, transformer"),
-    ],
-)
-def test_a_space_that_makes_no_sense_is_refused(tune, message, data):
-    with pytest.raises(UserError, match=message):
-        settings(data, **tune)
-
-
-def test_a_setting_that_does_not_exist_is_refused_before_the_first_trial(data, tmp_path):
-    with pytest.raises(UserError, match="tune.systems.transformer with model.dropot=0.1.*model.dropot"):
-        Trials(tmp_path, settings(data, space={"model.dropot": {"choices": [0.1, 0.2]}}), "transformer")
-
-
 def test_settings_of_the_space_that_a_system_does_not_read_are_told(data, tmp_path, capsys):
     space = {
         "model.dropout": {"choices": [0.1, 0.2]},

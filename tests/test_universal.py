@@ -6,7 +6,6 @@ import pytest
 
 from treeproc.common.settings import UserError
 from treeproc.extras.parser_training.config import TrainParserConfig, ud_treebanks
-from treeproc.extras.parser_training.corpus import Files, TreebankConfig
 from treeproc.extras.parser_training.job import possible_models, read_treebanks
 from treeproc.extras.parser_training.treebank import lowered, sentences_in
 from treeproc.readers.numbered_lines import read_texts
@@ -87,24 +86,9 @@ def test_a_folder_without_the_language_is_one_line(folder, tmp_path):
         ud_treebanks(tmp_path / "nowhere", "es")
 
 
-@pytest.mark.parametrize("values", [{}, {"treebank": "x", "treebanks": {"a": {"conllu": {"train": ["y"]}}}}])
-def test_treebanks_are_named_in_one_way(values):
-    with pytest.raises(ValueError, match="must have either treebanks, with at least one, or treebank, a folder"):
-        TrainParserConfig.model_validate(values)
-
-
 def test_a_treebank_of_test_files_alone_is_scored_and_teaches_nothing(folder):
     values = {"conllu": {"test": [folder / "de_two-ud-test.conllu"]}}
     found = {t.name: t for t in read_treebanks(config_of(folder, treebank=None, treebanks={"only": values}))}
     assert {split: len(part) for split, part in found["only"].sentences.items()} == {"test": 6}
     with pytest.raises(UserError, match="no model can be trained"):
         possible_models(config_of(folder, treebank=None, treebanks={"only": values}, models=["pos", "depparse"]), [found["only"]])
-
-
-def test_files_have_one_origin():
-    with pytest.raises(ValueError, match="either train files, or documents, or sentences"):
-        Files(train=["a"], sentences=["b"])
-    with pytest.raises(ValueError, match="sentences make valid and test themselves"):
-        Files(sentences=["a"], test=["b"])
-    with pytest.raises(ValueError, match="would split brackets and conllu differently"):
-        TreebankConfig(brackets=Files(sentences=["a"]), conllu=Files(sentences=["b"]))

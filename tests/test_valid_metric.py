@@ -118,19 +118,6 @@ def test_another_metric_continues_no_run(data, judged):
         run_training(make_config(data, *CHRF, "valid_metric=bleu"), judged)
 
 
-@pytest.mark.parametrize(
-    "overrides, message",
-    [
-        (["task=classification"], "needs task = 'translation', but task is 'classification'"),
-        (["shard_weights=true", "compile=false"], "must be nll where shard_weights is true"),
-        (["valid_metric=nll", "valid_metric_every=2"], "valid_metric_every needs another valid_metric than 'nll'"),
-    ],
-)
-def test_valid_metric_refuses_unfit_settings(data, overrides, message):
-    with pytest.raises(UserError, match=message):
-        make_config(data, "valid_metric=bleu", *overrides)
-
-
 def test_a_data_set_without_validation_is_refused(data):
     with pytest.raises(UserError, match="valid_metric=bleu needs a validation split"):
         make_task(data, "valid_metric=bleu").check({"columns": ["tgt_pieces"], "totals": {"train": {}}})

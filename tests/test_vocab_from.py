@@ -253,22 +253,6 @@ def test_a_changed_copy_of_a_pretrained_tokenizer_is_named_and_made_again(tmp_pa
         assert copy.read_text() == whole and PreprocessConfig.model_validate(new).subwords.tokenizer == copy.parent
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        (["test"], "splits: must be train, and any of valid, test and other names, but are 'test'; vocab_from=DATA"),
-        (["train", "vald"], "splits.vald: did you mean valid?"),
-        (["train", "Test"], "splits: a name must have at most 50 characters, of a to z, 0 to 9 and _, but is 'Test'"),
-        (["train", "../x"], "but is '../x'"),
-    ],
-)
-def test_names_of_splits(text, tmp_path, names, message):
-    settings = {"splits": files(text, **dict.fromkeys(names, "test")), "parser": {"name": "words"}}
-    with pytest.raises(UserError) as error:
-        preprocess(PreprocessConfig.model_validate(settings), tmp_path / "out")
-    assert message in str(error.value)
-
-
 def test_splits_have_one_order():
     assert in_order(["test_2017", "valid", "newstest", "test", "train"]) == ["train", "valid", "test", "newstest", "test_2017"]
 
