@@ -1,6 +1,5 @@
 """Damaged files are found before they are used, and what can be repaired is."""
 
-import json
 import subprocess
 import sys
 
@@ -12,11 +11,9 @@ from treenet.config import TrainConfig
 from treenet.jobs.train_run import run_training
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
-from treenet.runs.result_entries import read_scores
-from treenet.runs.run_folder import read_facts
 from treeproc.common.command_line import build_arg_parser, run_cli
 from treeproc.common.errors import CommandEnded
-from treeproc.common.settings import Settings, UserError, load_settings, read_yaml
+from treeproc.common.settings import Settings, UserError, load_settings
 from treeproc.shards.store import read_index
 
 pytestmark = pytest.mark.slow
@@ -100,38 +97,6 @@ def test_reading_stops_at_a_line_that_is_no_metric(tmp_path, line):
     assert [line["step"] for line in read_metrics(tmp_path)] == [1]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"data_fingerprint": 3}', r"run.json is damaged: data_fingerprint: .*but is 3; restore it"),
-        ("{}", r"run.json is damaged: it has no parameters; restore it"),
-        ('{"parameters": "\\ud800"}', r"cannot read .*run.json"),
-        ("[" * 100_000, r"cannot read .*run.json"),
-        ("[]", r"run.json must hold a JSON object"),
-    ],
-)
-def test_edited_facts_of_a_run_are_one_line(tmp_path, text, message):
-    (tmp_path / "run.json").write_text(text)
-    with pytest.raises(UserError, match=message) as error:
-        read_facts(tmp_path, needed=("parameters",))
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("scores", "message"),
-    [
-        ({"test": 3}, r"scores.json is damaged: test: .*but is 3; restore it, or move it away"),
-        ({"test": {"bleu": "high"}}, r"scores.json is damaged: test.bleu: .*'high'"),
-        ({"test": {"steps": [1, "2"]}}, r"scores.json is damaged: test.steps.1"),
-        ({"test": {"buckets": {"words": [{"from": 0}]}}}, r"scores.json is damaged: test.buckets.words.0"),
-    ],
-)
-def test_edited_scores_are_one_line(tmp_path, scores, message):
-    (tmp_path / "scores.json").write_text(json.dumps(scores))
-    with pytest.raises(UserError, match=message):
-        read_scores(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["config.yaml", "vocab/labels.txt"])
 def test_text_of_other_encodings_is_one_line(data, tmp_path, name):
     run_training(config_of(data), tmp_path / "run")
@@ -145,13 +110,6 @@ def test_a_refused_setting_can_be_mended_in_the_same_folder(data, tmp_path):
     with pytest.raises(UserError, match=r"batch\.max_tokens"):
         run_training(config_of(data, "batch.max_tokens=1"), tmp_path / "run")
     assert run_training(config_of(data), tmp_path / "run").finished
-
-
-@pytest.mark.parametrize("text", ["? [a]\n: b", "a: " + "9" * 5000, "{a: nan: b}"])
-def test_odd_yaml_is_one_line(text):
-    with pytest.raises(UserError, match="x, line 1|not valid YAML") as error:
-        read_yaml(text, "x")
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

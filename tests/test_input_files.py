@@ -90,32 +90,6 @@ def test_lines_are_bytes_as_they_stand(tmp_path):
         assert [line.text for line in lines] == content.split(b"\n")
 
 
-BAD = [
-    ("a.csv", "id,sentence\n1,a\n", "line 1: must be a header with the columns text, .*'text' is missing: .*; rename its column"),
-    ("a.csv", "text,id\na\n", "line 2: expected 2 columns"),
-    ("a.csv", "text,id\n\n", "line 2: the line is empty"),
-    ("a.csv", "text\n", "has no row, but must have one for each text"),
-    ("a.csv", "text,probability\na,1\n", "has the column 'probability', which the output would have twice; rename it"),
-    ("a.tsv", "a\tb\tc\n", "line 1: expected 1 columns separated by tabs .text., but found 3"),
-    ("a.tsv", b"x\ta\nx\t\xff\n", "line 2: not valid UTF-8"),
-    ("a.jsonl", '{"sentence": "a"}\n', "line 1: the object has no key 'text', but 'sentence'; rename its key"),
-    ("a.jsonl", '{"text": "a"}\ntext\n', "line 2: not JSON"),
-    ("a.jsonl", '{"text": "a", "predicted": 1}\n', "has the column 'predicted'"),
-    ("a.txt", "id,text,label\n1,a,x\n", "line 1: expected a text, but found the header of a table: 'id,text,label'; .*=FILE.csv"),
-    ("a", '"id","text"\n1,a\n', "the header of a table.*=FILE.csv"),
-    ("a", "my id\tlabel\ttext\n1\tx\ta\n", "the header of a table.*=FILE.tsv"),
-    ("a", '{"sentence": "a"}\n', "found a JSON object.*=FILE.jsonl"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "content", "message"), BAD)
-def test_a_bad_table_and_a_hidden_one_are_one_line(name, content, message, tmp_path):
-    path = write(tmp_path, name, content)
-    with pytest.raises(UserError, match=message) as found:
-        list(read_raw_lines(path, None, None, LABELLED))
-    assert str(found.value).startswith(str(path)) and "\n" not in str(found.value)
-
-
 @pytest.mark.parametrize("name", ["a.csv", "a.TSV", "a.jsonl", "a.json.gz"])
 def test_a_table_is_refused_where_the_data_set_has_lines(name, tmp_path):
     lines, table = write(tmp_path, "a.txt", "a\n"), write(tmp_path, name, "a\n")

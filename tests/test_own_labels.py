@@ -72,22 +72,6 @@ def test_a_pair_is_two_rows_with_one_class(name, tmp_path):
     assert find_classes([tmp_path / name], LabelledConfig(text="a", second_text="b")) == ["other", "same"]
 
 
-BAD_PAIRS = [
-    ("a.tsv", "x\tone\n", r"line 1: expected 3 columns separated by tabs \(label, tab, a, tab, b\), but found 2"),
-    ("a.tsv", "x\tone\t\n", "line 1: the b is empty; write one, or remove the example"),
-    ("a.tsv", "x\t\ttwo\n", "line 1: the a is empty; write one, or remove the example"),
-    ("a.csv", "label,a\nx,one\n", "line 1: must be a header .*label and a and b.*'b' is missing.*set labelled.second_text"),
-    ("a.jsonl", '{"label": "x", "a": "one"}\n', "line 1: the object has no key 'b', .*set labelled.second_text"),
-]
-
-
-@pytest.mark.parametrize(("name", "content", "message"), BAD_PAIRS)
-def test_a_bad_pair_is_one_line(name, content, message, tmp_path):
-    with pytest.raises(UserError, match=message) as found:
-        rows_of(tmp_path, name, content, text="a", second_text="b")
-    assert "\n" not in str(found.value)
-
-
 def test_texts_of_several_lines_and_with_quotes(tmp_path):
     rows = rows_of(tmp_path, "a.csv", 'text,label\n"He said ""no"",\r\n\r\nand left.",x\nb,y\n')
     assert [(row["source"], row["label"]) for row in rows] == [('He said "no", and left.', "x"), ("b", "y")]
@@ -114,47 +98,6 @@ def test_trees_as_texts(tmp_path):
     for text, message in (("(S (NN a)) (S (NN b))", "one tree with words, but has 2"), ("a dog", "text outside of brackets")):
         with pytest.raises(UserError, match=f"/a, line 1: .*{message}"):
             rows_of(tmp_path, "a", f"x\t{text}", brackets=True)
-
-
-BAD = [
-    ("a.tsv", "x\ta\n\ny\tb\n", "line 2: the line is empty; remove it"),
-    ("a.tsv", "x\ta\nonly text\n", "line 2: expected 2 columns separated by tabs .label, tab, text., but found 1: .only text"),
-    ("a.tsv", "x\ta\tb\n", "line 1: expected 2 columns .*, but found 3.*; for pairs of texts, set labelled.second_text=NAME"),
-    ("a.tsv", "x\ta\n\tb\n", "line 2: the label is empty; write one, or remove the example"),
-    ("a.tsv", "x\ta\ny\t \u200b\n", "line 2: the text is empty"),
-    ("a.tsv", "x\ta\0b\n", "line 1: the text has a NUL byte"),
-    ("a.tsv", b"x\ta\ny\t\xff\n", "line 2: not valid UTF-8"),
-    ("a.tsv", "label\tsentence\nx\ta\n", "line 1: must be a header .*label and text, .*.text. is missing: .*set labelled.text"),
-    ("a.tsv", "label\ttext\ttext\nx\ta\tb\n", "line 1: the header names the column .text. twice"),
-    ("a.csv", "x,a\ny,b\n", "line 1: must be a header .*label and text, separated by commas, .*set labelled.label"),
-    ("a.csv", "label;text\nx;a\n", "but is 'label;text'; write commas between the columns of all lines$"),
-    ("a.csv", "label\ttext\nx\ta\n", "but is 'label.*text'; write commas between the columns of all lines$"),
-    ("a.csv", "label,text\nx,a,b\n", "line 2: expected 2 columns separated by commas .as the header has., but found 3"),
-    ("a.csv", "label,text\nx\n", "line 2: expected 2 columns .*, but found 1"),
-    ("a.csv", 'label,text\nx,"a\ny,b\n', "line 2: not a row of a table with commas .*unexpected end of data"),
-    ("a.csv", 'label,text\nx,"a"b\n', "line 2: not a row of a table with commas"),
-    ("a.csv", "label,text\nx,a\n\n", "line 3: the line is empty"),
-    ("a.csv", 'label,text\n"x\ty",a\n', "line 2: the label .* has a tab or a line end"),
-    ("a.jsonl", '{"label": "x", "text": "a"}\nx\n', "line 2: not JSON"),
-    ("a.jsonl", '{"label": "x", "text": "a", "label": "y"}\n', "line 1: not JSON .the key .label. occurs twice"),
-    ("a.jsonl", "[1, 2]\n", "line 1: must be a JSON object, but is"),
-    ("a.jsonl", '{"label": "x", "sentence": "a"}\n', "line 1: the object has no key .text., but .label, sent.*set labelled.text"),
-    ("a.jsonl", '{"label": null, "text": "a"}\n', "line 1: the label must be a string, but is .null"),
-    ("a.jsonl", '{"label": true, "text": "a"}\n', "line 1: the label must be a string, but is .true"),
-    ("a.jsonl", '{"label": "x", "text": ["a"]}\n', "line 1: the text must be a string"),
-    ("a.jsonl", '{"label": "x", "text": "a\\u0000"}\n', "line 1: the text has a NUL byte"),
-    ("a.jsonl", '{"label": "x", "text": "\\ud800"}\n', "line 1: the text has .*half of a character"),
-    ("a.jsonl", '{"label": "x", "text": ""}\n', "line 1: the text is empty"),
-    ("a.jsonl", "[" * 100_000 + "\n", "line 1: not JSON"),
-    ("a.jsonl", '{"label": "x", "text": "a"}\n\n', "line 2: the line is empty"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "content", "message"), BAD)
-def test_bad_input_is_one_line_with_file_and_line(name, content, message, tmp_path):
-    with pytest.raises(UserError, match=message) as found:
-        rows_of(tmp_path, name, content)
-    assert str(found.value).startswith(str(tmp_path / name)) and "\n" not in str(found.value) and len(str(found.value)) < 600
 
 
 PARTS = st.sampled_from(
@@ -195,20 +138,6 @@ def test_any_text_gives_examples_or_one_line(name, text, brackets):
         for row in rows:
             for value in (row["source"], row["label"]):
                 assert value and value == value.strip() and not set("\n\r\0") & set(value) and value.encode()
-
-
-def test_an_unknown_class_and_a_single_class(tmp_path):
-    message = r"line 2: the label 'z' is none of the 2 classes \('x', 'y'\); correct it, or leave it out; labelled.classes"
-    with pytest.raises(UserError, match=message):
-        rows_of(tmp_path, "a", "x\ta\nz\tb\n", classes=["x", "y"])
-    rows_of(tmp_path, "a", "x\ta\nx\tb\n")
-    with pytest.raises(UserError, match="all examples have the class 'x'; a classifier needs two"):
-        find_classes([tmp_path / "a"], LabelledConfig())
-    rows_of(tmp_path, "a", "".join(f"text {i}\tx\n" for i in range(1001)))
-    with pytest.raises(
-        UserError, match="more than 1,000 classes, for example 'text 1000'; is the text in the place of the label"
-    ):
-        find_classes([tmp_path / "a"], LabelledConfig())
 
 
 def test_classes_that_differ_only_in_case_or_blanks_are_told(tmp_path, capsys):

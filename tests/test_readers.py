@@ -91,12 +91,6 @@ def test_other_length_names_both_files_and_counts(left, right, counts, tmp_path)
         rows_of(tmp_path, "parallel", left, right)
 
 
-def test_bad_utf8_names_file_line_and_column(tmp_path):
-    path = write(tmp_path, "a", b"fine\n" * 20_000 + b"bad \xff byte\n")
-    with pytest.raises(UserError, match=r"a, line 20001: not valid UTF-8 \(byte 0xff at column 5\)"):
-        list(read_lines([path]))
-
-
 def test_missing_and_broken_files_and_pipes(tmp_path):
     write(tmp_path, "plain", b"")
     (tmp_path / "broken.gz").write_bytes(gzip.compress(b"x" * 1000)[:20])
@@ -135,20 +129,6 @@ def test_sgm_sides_must_match(tmp_path):
         rows_of(tmp_path, "sgm", SGM.format(doc="a", last=""), SGM.format(doc="z", last=""))
     with pytest.raises(UserError, match="has 1 segments, but .* has 3"):
         rows_of(tmp_path, "sgm", '<doc docid="a"><seg id=1>x</seg>', SGM.format(doc="a", last=""))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("<seg>x</seg>", "line 1: a segment without an id"),
-        ("\n</seg>", "line 2: </seg> without <seg>"),
-        ('<seg id="7">x\n<seg id="8">y</seg>', "line 1: segment 7 has no </seg> before line 2"),
-        ('\n<seg id="7">x', "line 2: segment 7 has no </seg>"),
-    ],
-)
-def test_bad_segments(text, message, tmp_path):
-    with pytest.raises(UserError, match=message):
-        rows_of(tmp_path, "sgm", text, text)
 
 
 def test_iwslt_training_files_lose_their_metadata(tmp_path):
@@ -308,23 +288,6 @@ def test_folders_and_archives_come_in_order_of_names(tmp_path):
     assert sources(tmp_path / "y") == sources(archive(tmp_path / "y.tar.gz", files)) == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("(S (NN a))\n(S (NN b)", "line 2: 1 bracket.* not closed"),
-        ("\n(S (NN a)))", r"line 2: unbalanced '\)' at character 11"),
-        ("(NN a)\nword (NN b)", "line 2: text outside of brackets: 'word'"),
-        ("(S (NN a) b)", "line 1: a word beside brackets"),
-        ("(S\n(NP))", "line 1: empty bracket"),
-        ("(S (NN a))\n(S (Z\u2028B (NN b\u2028)))", r"line 2: the tree has the label 'Z\\u2028B' with the line end U\+2028"),
-        ("(S (N\x1cN a))", r"line 1: the tree has the label 'N\\x1cN' with the line end U\+001C"),
-    ],
-)
-def test_bad_brackets(text, message, tmp_path):
-    with pytest.raises(UserError, match=f"source/a, {message}"):
-        rows_of(tmp_path, "brackets", text)
-
-
 @pytest.mark.parametrize("form", ["brackets", "sst"])
 def test_deep_nesting_is_read_in_linear_time(form, tmp_path):
     def seconds(depth):
@@ -429,34 +392,6 @@ def test_conllu_multiword_tokens_and_empty_nodes(tmp_path):
     assert words_of(row) == ["do", "n't", "go", "zum", "Ende", "x"] and row["source"] == "don't go zum Ende x"
     assert row["arcs"]["governor"] == [2, 2, -1, 2, 2, 3] and row["arcs"]["deprel"][3] == "dep5"
     assert "(T4 zum)" in row["trees"][0]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (sentence("1|a|2", "2|b|1"), "line 2: the arcs form a cycle"),
-        (
-            sentence("1|a|0", "2|b|1") + sentence("1|a|2", "2|b|0", "3|c|0"),
-            "line 6: expected one word with governor 0, but this is one of 2",
-        ),
-        (sentence("1|a|0", "2|b|9"), "line 2: governor 9, but there are 2 words"),
-        (sentence("1|a|0", "3|b|1"), "line 2: word 2 must come next, but 3 does"),
-        (sentence("1|a|_"), "line 1: column 7 must be the number of the governor, but is '_'"),
-        (sentence("1|a|0", "2-3|bc|_", "2|b|1"), "line 3: the sentence ends inside the range up to word 3"),
-        (sentence("1|a|0", text="b"), "line 1: expected token 1, 'a', at character 1 of '# text'"),
-        (sentence("1|a|0", text="a b"), "line 1: '# text' has more text than the tokens, from character 2"),
-        ("1\ta\n", "line 1: expected 10 columns after a number, but found 2"),
-        ("# a comment\n", "line 1: a sentence without words"),
-        (sentence("1||0"), "line 1: the word is empty"),
-        (sentence("\u0661|a|0"), "line 1: expected 10 columns after a number, but found 10"),
-        (sentence("1|a|\u0660"), "line 1: column 7 must be the number of the governor"),
-        (sentence("1|a|2", "2|b|0").replace("dep2", "de\x85p"), r"line 2: the word has the tag or relation .* end U\+0085"),
-        (sentence("1|a|0").replace("T1", "T\u20291"), r"line 1: the word has the tag or relation .* end U\+2029"),
-    ],
-)
-def test_bad_conllu(text, message, tmp_path):
-    with pytest.raises(UserError, match=f"source/a, {message}"):
-        rows_of(tmp_path, "conllu", text)
 
 
 def test_a_sentence_of_10000_chained_words():

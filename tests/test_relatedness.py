@@ -61,23 +61,6 @@ def test_every_two_rows_are_the_sentences_of_a_pair(tmp_path):
     assert read(tmp_path, TABLE, "TRIAL") == rows[2:4] and read(tmp_path, TABLE, "TRAIN") == rows[:2] + rows[4:]
 
 
-@pytest.mark.parametrize(
-    ("text", "part", "message"),
-    [
-        ("a\tb\n", "", r"SICK\.txt, line 1: the header has no column 'sentence_A'"),
-        (TABLE.replace("SemEval_set", "set"), "TRAIN", "line 1: the header has no column 'SemEval_set'"),
-        (TABLE, "TEST", "no row with SemEval_set TEST, but with TRAIN, TRIAL"),
-        (HEADER + "1\ta\tb\n", "", "line 2: expected 6 fields, but there are 3"),
-        (HEADER + "1\ta\tb\tX\t5.1\tTRAIN\n", "", "line 2: relatedness_score must be a number from 1 to 5, but is '5.1'"),
-        (HEADER + "1\ta\tb\tX\tnan\tTRAIN\n", "", "relatedness_score must be a number from 1 to 5, but is 'nan'"),
-        (HEADER + "1\ta\t\tX\t5\tTRAIN\n", "", "line 2: a sentence is empty"),
-    ],
-)
-def test_bad_tables_are_refused(tmp_path, text, part, message):
-    with pytest.raises(UserError, match=message):
-        read(tmp_path, text, part)
-
-
 def test_a_table_becomes_a_data_set_of_pairs(tmp_path):
     (tmp_path / "SICK.txt").write_text(TABLE, encoding="utf-8")
     config = {

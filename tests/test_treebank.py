@@ -101,19 +101,6 @@ def test_notation_by_phrase_and_words_taken_out(tmp_path):
     assert trees_of(read(tmp_path, raw, notation)) == plain  # nothing is left of the second tree
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("(S (NN a))\n\n(S (NN a)))", r"a.mrg, line 3: unbalanced '\)' at character 11"),
-        ("(S (NN a))\n(S (NN a)", r"a.mrg, line 2: 1 bracket\(s\) of this tree are not closed"),
-        ("(S (NN a))\n(S (NN a) b)", "a.mrg, line 2: a word beside brackets or a second word at character 11 of the tree"),
-    ],
-)
-def test_bad_brackets(tmp_path, text, message):
-    with pytest.raises(UserError, match=message):
-        read(tmp_path, text)
-
-
 LABELS = st.sampled_from(["NP", "NP-SBJ", "VP", "", "ROOT", "NML", "S"])
 
 
@@ -168,20 +155,6 @@ def test_sentences_of_conllu(tmp_path):
     assert sentence.deprels == ["nsubj", "aux", "advmod", "root", "punct", "case", "obl:to", "punct", "punct"]
     again = sentences_in(read_texts([write(tmp_path, "b.conllu", conllu_of([sentence]))]))
     assert conllu_of(again) == conllu_of([sentence])
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "message"),
-    [
-        ("4\tobl:to", "9\tobl:to", "line 12: the arcs form a cycle"),
-        ("\tobl:to\t_", "\tobl:to", "line 11: expected 10 columns after a number, but found 9"),
-        ("\t8\tpunct", "\t18\tpunct", "line 7: governor 18, but there are 10 words"),
-    ],
-)
-def test_bad_conllu(tmp_path, before, after, message):
-    assert before in CONLLU
-    with pytest.raises(UserError, match=message):
-        sentences_in(read_texts([write(tmp_path, "a.conllu", CONLLU.replace(before, after))]))
 
 
 WORDS = [f"w{i}" for i in range(200)]
