@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from model_cases import batch_of as batch_of_trees
 from test_constrained_search import repeats
-from test_search import Rows, TableModel, batch_of, decoding, enumerate_all, random_model
+from test_search import Rows, batch_of, decoding, enumerate_all, random_model
 from test_static_search import DECODING, SENTENCES, graphs, model_of, same, small_capacity  # noqa: F401 (fixtures)
 
 from treenet.config import UNRECORDED, DecodingConfig
@@ -99,12 +99,6 @@ def test_a_search_without_hypotheses_says_why():
             "line 2: no translation within the limits of length is allowed; lower decoding.min_length, or set "
             "decoding.no_repeat_ngram=0"
         )
-    table = random_model(0).table
-    table[2] = torch.nan
-    lines = BatchConstraints([LineConstraints(), LineConstraints(prefix=(4, 5))], None, "cpu")
-    for constraints in (None, lines):
-        with pytest.raises(UserError, match="line 3: the model's scores are not finite"):
-            search_batch(TableModel(table), batch_of(1, 2), decoding(no_repeat_ngram=1), constraints=constraints)
 
 
 def test_a_prefix_that_repeats_has_no_translation_and_the_message_names_the_setting():

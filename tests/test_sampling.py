@@ -17,7 +17,6 @@ from treenet.translation.line_constraints import LineConstraints
 from treenet.translation.sampling import choose_pieces, draw_keys, gumbel_noise
 from treenet.translation.search import search_batch
 from treenet.translation.translate import score_targets
-from treeproc.common.settings import UserError
 from treeproc.shards.schema import EOS_ID
 
 # One model for each form of a decoder's state.
@@ -184,13 +183,6 @@ def test_lengths_stay_within_their_limits():
     assert [[len(one.ids) for one in samples] for samples in search_batch(TableModel(table), batch, config, num_best=2)] == [
         [4] * 2
     ] * 2
-
-
-def test_broken_models_are_refused():
-    table = random_model(0).table
-    table[2] = torch.nan
-    with pytest.raises(UserError, match="line 3: the model's scores are not finite"):
-        search_batch(TableModel(table), batch_of(1, 2, 3), sampling(), num_best=2)
 
 
 def test_records_of_beam_search_are_as_before_and_those_of_samples_are_complete():

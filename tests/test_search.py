@@ -336,10 +336,16 @@ def test_log_probabilities_of_a_few_hypotheses_at_a_time_change_nothing(rows_of_
         assert found[0] == found[1]
 
 
-def test_bad_requests_and_broken_models_are_refused():
+def test_more_translations_than_hypotheses_are_refused():
     with pytest.raises(UserError, match="from 1 to beam_size = 2, but is 3"):
         search_batch(random_model(0), batch_of(0), decoding(beam_size=2), num_best=3)
-    table = random_model(0).table
-    table[2] = torch.nan
+
+
+@pytest.mark.parametrize("values", [{}, {"diversity_groups": 2}, {"method": "sampling"}, {"no_repeat_ngram": 1}], ids=str)
+@pytest.mark.parametrize("prefix", [(), (4, 5)])
+def test_scores_that_are_not_finite_are_refused(values, prefix):
+    model, lines = random_model(0), (LineConstraints(), LineConstraints(prefix=prefix), LineConstraints())
+    model.table[2] = torch.nan
+    constraints = BatchConstraints(lines, None, "cpu") if prefix else None
     with pytest.raises(UserError, match="line 3: the model's scores are not finite"):
-        search_batch(TableModel(table), batch_of(1, 2, 3), decoding(beam_size=2))
+        search_batch(model, batch_of(1, 2, 3), decoding(beam_size=4, **values), num_best=2, constraints=constraints)
