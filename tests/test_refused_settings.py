@@ -1,8 +1,8 @@
 """What a user is told about settings that are wrong, or do not go together: who reads them, the settings, the message."""
 
-import json
 import re
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -32,8 +32,8 @@ SIZES = {"d_model": 16, "d_ff": 32, "num_heads": 2, "num_encoder_layers": 2, "nu
 
 
 def settings(cls: type[Settings], use: Callable = lambda config: None, **given) -> Callable[[list[str]], object]:
-    """Read settings of a class as a command does, and use them as it does first."""
-    return lambda overrides: use(load_settings(cls, None, overrides, **json.loads(json.dumps(given))))
+    """Read settings of a class as a command does, and give them to its next function."""
+    return lambda overrides: use(load_settings(cls, None, overrides, **deepcopy(given)))
 
 
 def classifier(**given) -> Callable[[list[str]], object]:
@@ -291,7 +291,7 @@ def test_settings_are_refused(read, line, message, data, tmp_path, monkeypatch):
     monkeypatch.setenv("STANZA_RESOURCES_DIR", str(tmp_path))
     monkeypatch.delenv("CORENLP_HOME", raising=False)
     with pytest.raises(UserError, match=message) as error:
-        read(re.split(r" (?=[\w.]+=)", line))
+        read(re.split(r" (?=[\w.]+=)", line))  # values may have blanks
     one_line(error.value)
 
 
