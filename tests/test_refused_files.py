@@ -54,6 +54,7 @@ REFUSED: dict[Read, dict[str | bytes | tuple[str, str | bytes], str]] = {
         sentence("1|a|_"): "line 1: column 7 must be the number of the governor, but is '_'",
         sentence("1|a|0", "2-3|bc|_", "2|b|1"): "line 3: the sentence ends inside the range up to word 3",
         sentence("1|a|0", text="b"): "line 1: expected token 1, 'a', at character 1 of '# text'",
+        sentence("1|a|0", "2|b|1", text="a"): "line 1: expected token 2, 'b', at character 2 of '# text'",
         sentence("1|a|0", text="a b"): "line 1: '# text' has more text than the tokens, from character 2",
         "1\ta\n": "line 1: expected 10 columns after a number, but found 2",
         "# a comment\n": "line 1: a sentence without words",
