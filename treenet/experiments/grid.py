@@ -65,19 +65,19 @@ def run_cell(cell: Cell, work: CellWork, unexpected: str = FAILED) -> CellResult
     """
     started = time.monotonic()
 
-    def result(status: str, **facts) -> CellResult:
-        return CellResult(status, time.monotonic() - started, **facts)
+    def result(status: str, error: str = "", scores: dict | None = None) -> CellResult:
+        return CellResult(status, time.monotonic() - started, scores or {}, error)
 
     try:
         if not work.train(cell.config, cell.folder).finished:
             return result(INTERRUPTED)
-        return result(DONE, result=work.score(cell.folder))
+        return result(DONE, scores=work.score(cell.folder))
     except UserError as error:
-        return result(FAILED, error=str(error))
+        return result(FAILED, str(error))
     except Exception as error:
         if isinstance(error, OSError) and (reason := describe_refusal(error)):
-            return result(FAILED, error=reason)
-        return result(unexpected, error=describe_unexpected(error, cell.folder))
+            return result(FAILED, reason)
+        return result(unexpected, describe_unexpected(error, cell.folder))
 
 
 def describe_unexpected(error: Exception, folder: AnyPath) -> str:
@@ -250,6 +250,6 @@ def printing_to_log(folder: AnyPath) -> Iterator[None]:
         yield
     finally:
         sys.stdout.flush()
-        for descriptor, before in zip((1, 2), kept, strict=True):
-            os.dup2(before, descriptor)
-            os.close(before)
+        for descriptor, copy in zip((1, 2), kept, strict=True):
+            os.dup2(copy, descriptor)
+            os.close(copy)

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Required
 
-from pydantic import ConfigDict
+from pydantic import with_config
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.config import OPERATIONAL, TrainConfig
@@ -69,10 +69,9 @@ class Entry:
     encoder: str = ""
 
 
+@with_config(extra="forbid")
 class _EntryForm(TypedDict, total=False):
     """The fields of `Entry`, as JSON."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
 
     labels: Required[dict[str, Any]]
     settings: Required[dict]

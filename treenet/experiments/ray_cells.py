@@ -45,7 +45,8 @@ def run_cells_with_ray(cells: Sequence[Cell], work: CellWork, ledger: Ledger, pa
         return
     start_ray()
     refuse_more_than_there_is(cells[0].config)
-    waiting, running, stopped_at, stop = deque(cells), {}, None, threading.Event()
+    waiting, stopped_at, stop = deque(cells), None, threading.Event()
+    running: dict[ray.ObjectRef, tuple[Room, Cell]] = {}
     losses: Counter[str] = Counter()  # of each cell, since its last new checkpoint
     leaving: set[str] = set()  # cells on nodes that announced their end
     with (
@@ -66,11 +67,11 @@ def run_cells_with_ray(cells: Sequence[Cell], work: CellWork, ledger: Ledger, pa
                 if stop.is_set() or cell.name in leaving:
                     atomic_write(cell.folder / STOP_FILE, b"")  # repeatedly, because a run that starts removes it
             rooms.want(min(len(waiting), (parallel or len(cells)) - len(running)))
-            while room := rooms.take():
+            while free := rooms.take():
                 cell = waiting.popleft()
                 mark_folder(cell.folder, RUN)
                 ledger.start(cell)
-                running[_start(cell, work, room)] = room, cell
+                running[_start(cell, work, free)] = free, cell
             ready, _ = ray.wait(list(running), timeout=POLL_S) if running else ([], stop.wait(POLL_S * bool(waiting)))
             for reference in ready:
                 room, cell = running.pop(reference)

@@ -121,7 +121,7 @@ class Recording:
         """Return the names of cells that have a record. Raises UserError for a record of other settings, data or encoder."""
         kept = self.kept()
         for cell in cells:
-            if record := kept.get(cell.name):
+            if self.folder is not None and (record := kept.get(cell.name)):
                 before = _with_places(record["settings"], cell.config.model_dump(mode="json"))
                 fingerprints, path = (record["data_fingerprint"], record.get("encoder", "")), self.folder / f"{cell.name}.json"
                 if changed := changed_settings(record["labels"], before, *fingerprints, cell, str(path)):

@@ -24,9 +24,10 @@ class Results(list[Result]):
     def of(cls, cells: Iterable[Mapping], system: str) -> "Results":
         """Make the table from the values of cells by their names, METRIC or SPLIT.METRIC. `system` is the label of a cell's."""
         return cls(
-            Result(cell[system], cell.get("fraction", 1.0), cell["seed"], *name.rpartition(".")[::2], value)
+            Result(cell[system], cell.get("fraction", 1.0), cell["seed"], split, metric, value)
             for cell in cells
             for name, value in cell.items()
+            for split, _, metric in (name.rpartition("."),)
         )
 
     def where(self, **wanted: object) -> "Results":

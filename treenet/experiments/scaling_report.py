@@ -18,7 +18,7 @@ from operator import or_
 from pathlib import Path
 from shlex import quote
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
@@ -61,7 +61,7 @@ from treenet.experiments.scaling_table import (
     format_table,
     read_test,
 )
-from treenet.experiments.settings import GridConfig, ScalingConfig
+from treenet.experiments.settings import GridConfig, ScalingConfig, StudyMetric
 from treenet.experiments.study import StudyForm, describe_stale, note_unlearned, read_fresh_scores, unlearned_in
 from treenet.jobs.train_run import run_training
 from treenet.loggers.feed import log_scores
@@ -70,7 +70,7 @@ from treenet.runs.mirror import open_results
 from treenet.runs.result_entries import Finite, read_scores
 from treenet.runs.result_provenance import recorded_origin
 from treenet.runs.run_results import read_nll, read_system
-from treenet.tasks.translation_metrics import COMPARED, MAIN, METRICS, OF_STUDIES, SECOND, named_tokenizers, tokenizer_of
+from treenet.tasks.translation_metrics import COMPARED, MAIN, METRICS, SECOND, named_tokenizers, tokenizer_of
 from treeproc.common import folder_kinds
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -142,7 +142,7 @@ class ScalingReport(TypedDict):
     """The fields of scaling.json that a report reads."""
 
     split: str
-    metric: Literal[OF_STUDIES]  # type: ignore[valid-type]
+    metric: StudyMetric
     baseline: str
     cells: list[dict]
     points: list[_Point]
@@ -194,7 +194,8 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
     metrics = [name for name in dict.fromkeys((grid.metric, *COMPARED)) if all(name in cell for cell in cells)]
     table = Results.of(map(or_, cells, sample_scores(records, grid)), "model")
     num_examples = len(numbers(records[0], statistics_of(grid.metric)[-1])) if records else 0
-    points, pairs, families = [], [], {PRIMARY: [], SYSTEMS: [], EXPLORATORY: []}
+    points, pairs = [], []
+    families: dict[str, list[dict]] = {PRIMARY: [], SYSTEMS: [], EXPLORATORY: []}
 
     def add(place: dict, test: SeedTest, family: str, **facts: object) -> None:
         place["comparison"] = asdict(test) | {"against": against[place["model"]], **facts}
@@ -212,7 +213,8 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
                     point[metric] = summarize([*values.values()])
             point["seeds"] = list(names)
             if shared := here.paired(there, "cell"):
-                found = compare_seeds(*zip(*there.paired(here, grid.metric, SAMPLED), strict=True), num_examples)
+                theirs, ours = zip(*there.paired(here, grid.metric, SAMPLED), strict=True)
+                found = compare_seeds(theirs, ours, num_examples)
                 unlearned = unlearned_in(here, there)
                 family = EXPLORATORY if fraction < largest else PRIMARY if model == primary else SYSTEMS
                 weights = {"p_two_sided": found.weights_p_two_sided, "test": PAIRED_BOOTSTRAP, "about": ABOUT_WEIGHTS_OF_SEEDS}
@@ -225,10 +227,10 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
             points.append(point)
     slopes = []
     for model in against:
-        sides = [table.where(system=name) for name in (against[model], model)]
-        if found := _slope(*sides, grid.metric, num_examples):
-            slopes.append({"model": model, **found[0]})
-            add(slopes[-1], found[1], PRIMARY if model == primary else EXPLORATORY, **unlearned_in(*sides))
+        here, there = (table.where(system=name) for name in (model, against[model]))
+        if slope := _slope(there, here, grid.metric, num_examples):
+            slopes.append({"model": model, **slope[0]})
+            add(slopes[-1], slope[1], PRIMARY if model == primary else EXPLORATORY, **unlearned_in(here, there))
     for family, comparisons in families.items():
         for one, test in zip(comparisons, correct_family([*map(read_test, comparisons)], family), strict=True):
             one |= asdict(test)
@@ -278,18 +280,18 @@ def _of_training(record: Record) -> dict[str, float]:
 
 def _read_sentences(records: Sequence[Record], grid: GridConfig) -> Iterator[np.ndarray]:
     """Yield `sentence_statistics` of every cell. Raises UserError if two were scored against different references."""
-    first = None
+    first: tuple[str, object] | None = None
     for record in records:
         columns = [numbers(record, name) for name in statistics_of(grid.metric)]
         # With several references, the length is that of the closest one, which differs from cell to cell.
         scores = record["scores"][grid.split]
         used = scores.get("more_references_fingerprint") or (
-            columns[-1] if METRICS[grid.metric].kind == "BLEU" else scores.get("references_fingerprint")
+            columns[-1].tolist() if METRICS[grid.metric].kind == "BLEU" else scores.get("references_fingerprint")
         )
-        first = (record["cell"], used) if first is None else first
+        first = first or (record["cell"], used)
         if not all(len(column) == len(columns[-1]) for column in columns):
             raise UserError(f"the record of {record['cell']} is damaged: its lists of sentences differ in length; restore it")
-        if not np.array_equal(used, first[1]):
+        if used != first[1]:
             raise UserError(
                 f"{record['cell']} and {first[0]} have scores against different references; keep the records of one split"
             )
@@ -300,7 +302,7 @@ def sample_scores(records: Sequence[Record], grid: GridConfig) -> Iterator[dict]
     """Yield the SAMPLED scores of each cell: of the grid's metric, and the nll a token if all records have it, also itself."""
     samples, has_nll = grid.bootstrap_samples, all(NLL in record["sentences"] for record in records)
     for record, statistics in zip(records, _read_sentences(records, grid), strict=True):
-        found = {f"{SAMPLED}.{grid.metric}": sample_metric(grid.metric, statistics, samples)}
+        found: dict[str, np.ndarray | float] = {f"{SAMPLED}.{grid.metric}": sample_metric(grid.metric, statistics, samples)}
         if has_nll:
             sentences, tokens = numbers(record, NLL, 10**9) / NLL_SCALE, numbers(record, TARGET_TOKENS)
             found[f"{SAMPLED}.{NLL}"] = sampled = sample_nll(sentences, tokens, samples)
@@ -314,8 +316,8 @@ def _slope(baselines: Results, systems: Results, metric: str, num_examples: int)
     Small shares of few examples may have the same size.
     """
     fractions = sorted(systems.by("size"))
-    sides = [[side.where(size=fraction) for fraction in fractions] for side in (baselines, systems)]
-    seeds = sorted(set.intersection(*(set(here.by("seed")) for side in sides for here in side))) if fractions else []
+    theirs, ours = ([side.where(size=fraction) for fraction in fractions] for side in (baselines, systems))
+    seeds = sorted(set.intersection(*(set(here.by("seed")) for here in (*theirs, *ours)))) if fractions else []
     if len(fractions) < 2 or not seeds:
         return None
 
@@ -323,11 +325,11 @@ def _slope(baselines: Results, systems: Results, metric: str, num_examples: int)
         by_size = [here.by_seed(*name) for here in side]
         return np.array([[values[seed] for values in by_size] for seed in seeds])
 
-    pairs = stacked(sides[1], "pairs")
+    pairs = stacked(ours, "pairs")
     if not np.ptp(pairs, axis=1).all():
         return None
-    scores = (stacked(side, metric, SAMPLED) for side in sides)
-    return {"fractions": fractions, "seeds": seeds}, compare_slopes(*scores, pairs, num_examples)
+    test = compare_slopes(stacked(theirs, metric, SAMPLED), stacked(ours, metric, SAMPLED), pairs, num_examples)
+    return {"fractions": fractions, "seeds": seeds}, test
 
 
 FORM = StudyForm(

@@ -139,8 +139,8 @@ def format_table(report: dict) -> str:
         lines.append(line)
     lines += [*describe_slopes(report), *say_unlearned_cells(report), EXPLAIN_POINTS]
     lines.append(f"{report['num_examples']:,} examples of {report['split']}; {report[f'{metric}_signature']}")
-    for head, rows, message in (list_pooled(report), list_by_seed(report), list_nll(report)):
-        lines += [*align(head, rows), message] if rows else []
+    for titles, rows, message in (list_pooled(report), list_by_seed(report), list_nll(report)):
+        lines += [*align(titles, rows), message] if rows else []
     lines += notes_about_cells(report)
     return "\n".join(lines)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 from pydantic import Field, PositiveInt, field_validator, model_validator
@@ -61,7 +61,7 @@ class Measures(Score):
 
     def tested(self) -> dict[str, str]:
         """Return the tested measures, and the result of each."""
-        scores = dict.fromkeys(self.results, self.headline) | self.others
+        scores = {**dict.fromkeys(self.results, self.headline), **self.others}
         return {f"{result}.{score}": result for result, score in scores.items()}
 
 
@@ -98,14 +98,17 @@ def _read_nll(folder: AnyPath, result: str) -> dict[str, str]:
     return {result: both, f"{result}.pieces": show_numbers(pieces)}
 
 
+def _stack(side: Sequence[Numbers], result: str) -> np.ndarray:
+    """Return the numbers of a result [seeds, examples]."""
+    return np.array([one[result] for one in side], dtype=float)
+
+
 def _compare_accuracies(baselines: Sequence[Numbers], systems: Sequence[Numbers], result: str) -> SeedTest:
-    sides = [np.array([one[result] for one in side], dtype=float) for side in (baselines, systems)]
-    return compare_examples(sides[1] - sides[0])
+    return compare_examples(_stack(systems, result) - _stack(baselines, result))
 
 
 def _compare_correlations(baselines: Sequence[Numbers], systems: Sequence[Numbers], result: str) -> SeedTest:
-    sides = [np.array([one[result] for one in side], dtype=float) for side in (baselines, systems)]
-    return compare_correlations(*sides, scores=systems[0][f"{result}.scores"])
+    return compare_correlations(_stack(baselines, result), _stack(systems, result), systems[0][f"{result}.scores"])
 
 
 def _compare_nll(baselines: Sequence[Numbers], systems: Sequence[Numbers], result: str) -> SeedTest:
@@ -115,7 +118,7 @@ def _compare_nll(baselines: Sequence[Numbers], systems: Sequence[Numbers], resul
     """
     if result == PAIRS:
         return _compare_accuracies(baselines, systems, result)
-    theirs, ours = (np.array([one[result] for one in side], dtype=float) / _NLL_SCALE for side in (baselines, systems))
+    theirs, ours = (_stack(side, result) / _NLL_SCALE for side in (baselines, systems))
     differences, pieces = ours - theirs, systems[0][f"{result}.pieces"]
     ratios = differences.sum(1, keepdims=True) / pieces.sum()
     return compare_examples(ratios + (differences - ratios * pieces) / pieces.mean())
@@ -220,7 +223,7 @@ class SeedGridConfig(PairsInput):
     _check_values = field_validator("seeds")(check_once)
 
     @model_validator(mode="after")
-    def _check_systems(self):
+    def _check_systems(self) -> Self:
         for name, settings in self.systems.items():
             check_name("systems", name)
             if "seed" in settings:
@@ -256,7 +259,7 @@ class SeedsConfig(StudyConfig):
         if self.grid.peak_on_test and ("test.peak", measures.headline) not in measures.columns:
             raise UserError("grid.peak_on_test: must be false for language models; leave it out")
 
-    def check_data(self, cells: Sequence[Cell], indices: Mapping[Path, Mapping]) -> None:
+    def check_data(self, cells: Sequence[Cell], indices: Mapping[AnyPath, Mapping]) -> None:
         """Raise UserError if their classes differ, or for a data set that a system cannot learn from."""
         (first, index), *others = indices.items()
         if "test" not in index["totals"]:

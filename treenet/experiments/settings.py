@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -26,6 +26,7 @@ from treenet.tasks.translation_metrics import (
 )
 from treeproc.common.messages import warn
 from treeproc.common.settings import Settings, UserError
+from treeproc.common.storage import AnyPath
 
 if TYPE_CHECKING:
     StudyMetric = str
@@ -86,7 +87,7 @@ class GridConfig(Settings):
         return values
 
     @model_validator(mode="after")
-    def _check_models(self):
+    def _check_models(self) -> Self:
         for name, settings in self.models.items():
             check_name("models", name)
             if _sets(settings, f"models.{name}", "seed"):
@@ -121,7 +122,7 @@ class ScalingConfig(StudyConfig):
     grid: GridConfig = GridConfig()
 
     @model_validator(mode="after")
-    def _check_share(self):
+    def _check_share(self) -> Self:
         """Refuse a value that the grid would replace."""
         if (share := self.batch.fraction) != BatchConfig.model_fields["fraction"].default:
             raise ValueError(
@@ -133,7 +134,7 @@ class ScalingConfig(StudyConfig):
         """Yield the whole curve of one seed, then that of the next."""
         for seed, fraction, (model, settings) in product(self.grid.seeds, self.grid.fractions, self.grid.models.items()):
             chosen = {"seed": seed, "batch": {"fraction": fraction}}
-            labels = {"model": model, "fraction": fraction, "seed": seed}
+            labels: dict[str, str | float] = {"model": model, "fraction": fraction, "seed": seed}
             yield Place(f"models.{model}", labels, (self.grid.sizes.get(fraction, {}), settings, chosen))
 
     def check_task(self, run: TrainConfig, where: str) -> None:
@@ -142,7 +143,7 @@ class ScalingConfig(StudyConfig):
                 f"{where}: task must be translation, but is {run.task}; for other tasks run tree-attention compare-seeds"
             )
 
-    def check_data(self, cells: Sequence[Cell], indices: Mapping[Path, Mapping]) -> None:
+    def check_data(self, cells: Sequence[Cell], indices: Mapping[AnyPath, Mapping]) -> None:
         first = next(iter(indices))
         if self.grid.split not in indices[first]["totals"]:
             there = ", ".join(indices[first]["totals"])
@@ -206,7 +207,7 @@ class ControlSettings(Settings):
     _check_values = field_validator("seeds", "sizes")(lambda values: values and check_once(values))
 
     @model_validator(mode="after")
-    def _check_rung(self):
+    def _check_rung(self) -> Self:
         if self.all and self.rung != "a":
             raise ValueError(f"all: only rung a has trees in every form, but rung is {self.rung}; leave all out")
         if self.all and self.words < 3:

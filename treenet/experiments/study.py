@@ -59,7 +59,7 @@ def run_cells(cells: Iterable[Cell], work: CellWork, ledger: Ledger, parallel: i
         from treenet.experiments.ray_cells import run_cells_with_ray  # a grid without Ray must not import it
 
         run_cells_with_ray(cells, work, ledger, parallel)
-    elif cells and (parallel or 1) > 1:
+    elif cells and parallel and parallel > 1:
         run_cells_in_processes(cells, work, ledger, parallel)
     else:
         run_cells_here(cells, work, ledger)

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_origin
+from typing import Annotated, Any, NamedTuple, Self, get_origin
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
@@ -69,7 +69,7 @@ def check_name(field: str, name: str) -> None:
         raise ValueError(f"{field}: a name is part of a folder's and must be letters, digits, _ and ., but is {name!r}")
 
 
-def check_model_name(name: str, systems: Iterable[Mapping[str, Any]]) -> None:
+def check_model_name(name: str, systems: Iterable[dict]) -> None:
     """Raise ValueError for a model.name of the whole study that no system has, because all have another one."""
     models = [settings.get("model") for settings in systems]
     names = [model.get("name", name) if isinstance(model, dict) else name for model in models]
@@ -117,7 +117,7 @@ class StudyConfig(TrainConfig):
     grid: Any
 
     @model_validator(mode="after")
-    def _check_axes(self):
+    def _check_axes(self) -> Self:
         """Refuse values that the grid would replace."""
         if self.seed != TrainConfig.model_fields["seed"].default:
             raise ValueError(f"seed: the grid has the seeds of a study; set grid.seeds=[{self.seed}] and seed=1")
@@ -133,7 +133,7 @@ class StudyConfig(TrainConfig):
         """Raise UserError if the study cannot score the run of a cell. `where` names its settings."""
 
     @abstractmethod
-    def check_data(self, cells: Sequence[Cell], indices: Mapping[Path, Mapping]) -> None:
+    def check_data(self, cells: Sequence[Cell], indices: Mapping[AnyPath, Mapping]) -> None:
         """Raise UserError if the data sets of the cells, each with its index, do not fit the study. Their pieces are the same."""
 
 
@@ -145,7 +145,7 @@ def study_cells(config: StudyConfig, out: AnyPath) -> list[Cell]:
     """
     shared = config.model_dump(mode="json", exclude={"grid"})
     cells, indices = [], {config.data.resolve(): read_index(config.data / "encoded")}
-    encoders: dict[AnyPath | HubModel | None, str] = {None: ""}
+    encoders: dict[AnyPath | HubModel | None, str] = {}
     for system, labels, settings in config.places():
         run = build_settings(TrainConfig, reduce(overlay, settings, shared), f"grid.{system}")
         config.check_task(run, f"grid.{system}")
@@ -162,12 +162,12 @@ def study_cells(config: StudyConfig, out: AnyPath) -> list[Cell]:
     return cells
 
 
-def hash_encoder(place: AnyPath | HubModel) -> str:
+def hash_encoder(place: AnyPath | HubModel | None) -> str:
     """Return the hashes of the files of a pretrained encoder, which may change between two commands; empty without weights.
 
     It is empty too for a model of the hub, whose files its commit decides.
     """
-    if isinstance(place, HubModel):
+    if place is None or isinstance(place, HubModel):
         return ""
     from treenet.models.pretrained_folder import hash_files  # here, because it loads PyTorch
 
@@ -193,7 +193,7 @@ def check_same_pieces(indices: Mapping[AnyPath, Mapping]) -> None:
                 )
 
 
-def check_other_shapes(indices: Mapping[Path, Mapping]) -> None:
+def check_other_shapes(indices: Mapping[AnyPath, Mapping]) -> None:
     """Raise UserError for a control of other shapes in which too many lines of a split keep their own."""
     for data, index in indices.items():
         for split, total in index["totals"].items():

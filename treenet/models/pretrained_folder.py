@@ -52,12 +52,12 @@ def encoder_folder(
     return folder
 
 
-def hash_files(folder: Path) -> str:
+def hash_files(folder: AnyPath) -> str:
     """Return the sha256 of weights, config.json and tokenizer.json, with blanks between them; empty if there are no weights.
 
     A file that is missing has "-". In config.json, place and writer do not count. The encoder is not loaded.
     """
-    weights = sorted(folder.glob("*.safetensors"))
+    weights = sorted([*folder.glob("*.safetensors")])
     if not weights:
         return ""
     config = folder / "config.json"

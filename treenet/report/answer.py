@@ -210,9 +210,8 @@ def _in_order(rows: Sequence[SystemResult], baseline: str | None, lowest_first: 
 
 def _corrected(rows: Sequence[SystemResult]) -> list[SystemResult]:
     """Return the rows with p-values that are corrected for the number of systems."""
-    tested = [row for row in rows if row.test is not None]
-    corrected = correct_family([row.test for row in tested], SYSTEMS) if tested else []
-    tests = {row.system: test for row, test in zip(tested, corrected, strict=True)}
+    tested = {row.system: row.test for row in rows if row.test is not None}
+    tests = dict(zip(tested, correct_family([*tested.values()], SYSTEMS), strict=True)) if tested else {}
     return [replace(row, test=tests.get(row.system)) for row in rows]
 
 
@@ -242,13 +241,12 @@ def group_systems(runs: Sequence[ReportRun]) -> dict[str, dict[int, ReportRun]]:
 
 def answer_study(study: ReportStudy) -> Answer | None:
     """Return the answer of a study: of one over data sizes, at its largest share. None before a cell is done."""
-    if study.report is None:
-        return None
-    return _answer_comparison(study) if study.form.kind is SEEDS else _answer_scaling(study)
+    answer = _answer_comparison if study.form.kind is SEEDS else _answer_scaling
+    return None if study.report is None else answer(study.name, study.report)
 
 
-def _answer_comparison(study: ReportStudy) -> Answer | None:
-    report, measures = study.report, MEASURES[study.report["task"]]
+def _answer_comparison(name: str, report: dict) -> Answer | None:
+    measures = MEASURES[report["task"]]
     headline, unit, base = f"test.{measures.headline}", measures.unit, report["baseline"]
     rows = []
     for system in (system for system in report["systems"] if headline in system):
@@ -265,9 +263,7 @@ def _answer_comparison(study: ReportStudy) -> Answer | None:
     note = f"The nll of {' and '.join(joint)} is of sentence and tree together: an upper bound of that of the sentence."
     note = note if 0 < len(joint) < len(rows) else ""
     unlearned = _of_cells(report.get("cells", ()), "system")
-    return Answer(
-        f"{study.name}, test", measures.headline, measures.title, base, rows, True, measures.digits, lower, note, unlearned
-    )
+    return Answer(f"{name}, test", measures.headline, measures.title, base, rows, True, measures.digits, lower, note, unlearned)
 
 
 def _of_cells(cells: Iterable[Mapping], system: str) -> dict[str, str]:
@@ -280,8 +276,8 @@ def _in_unit(test: SeedTest, unit: float) -> SeedTest:
     return replace(test, interval=interval, **{name: value and unit * value for name, value in numbers.items()})
 
 
-def _answer_scaling(study: ReportStudy) -> Answer:
-    report, metric = study.report, study.report["metric"]
+def _answer_scaling(name: str, report: dict) -> Answer:
+    metric = report["metric"]
     largest = max(point["fraction"] for point in report["points"])
     rows = []
     for point in (point for point in report["points"] if point["fraction"] == largest):
@@ -290,7 +286,7 @@ def _answer_scaling(study: ReportStudy) -> Answer:
             row = replace(row, difference=found[0].difference, against=point["comparison"]["against"], test=found[0])
         rows.append(row)
     pairs = max(point["pairs"] for point in report["points"] if point["fraction"] == largest)
-    about = f"{study.name}, {report['split']}, {pairs:,.0f} training pairs"
+    about = f"{name}, {report['split']}, {pairs:,.0f} training pairs"
     unlearned = _of_cells((cell for cell in report.get("cells", ()) if cell["fraction"] == largest), "model")
     rows = _in_order(rows, report["baseline"])
     return Answer(about, metric, METRIC_TITLES[metric], report["baseline"], rows, True, unlearned=unlearned)

@@ -43,7 +43,8 @@ def _table(answer: Answer) -> tuple[list[Column], list[str], bool]:
     columns = [Column("system", names), numbers(answer.title, [row.score for row in rows], form, best)]
     if several:
         columns.append(numbers("difference", [row.difference for row in rows], f"+{form}"))
-        columns.append(Column("95 % interval", [show_interval(test and test.interval, f"+{form}") for test in tests], "n"))
+        intervals = [test.interval if test else None for test in tests]
+        columns.append(Column("95 % interval", [show_interval(one, f"+{form}") for one in intervals], "n"))
     if len(against) > 1:
         columns.append(Column("from", [row.against or NONE for row in rows]))
     if tested := any(test and test.p_value is not None for test in tests):
@@ -57,22 +58,22 @@ def _table(answer: Answer) -> tuple[list[Column], list[str], bool]:
 
 def draw_answer(answer: Answer) -> Figure | None:
     """Draw the differences to the baseline, the best system on top; None without a difference."""
-    rows = [row for row in answer.shown_rows if row.difference is not None][::-1]
+    rows = [(row, row.difference) for row in answer.shown_rows if row.difference is not None][::-1]
     if not rows:
         return None
     figure = Figure(figsize=(7.2, 0.85 + 0.32 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     axes.axvline(0, color=FAINT, lw=1)
-    for place, row in enumerate(rows):
+    for place, (row, difference) in enumerate(rows):
         if row.test is not None and row.test.interval is not None:
             axes.plot(row.test.interval, (place, place), color=SERIES[0], lw=2, solid_capstyle="butt")
         if len(row.seed_differences) > 1:
             axes.plot(row.seed_differences, [place] * len(row.seed_differences), "|", color=INK, ms=9, mew=1)
-        axes.plot(row.difference, place, "o", color=SERIES[0], ms=6)
+        axes.plot(difference, place, "o", color=SERIES[0], ms=6)
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, -_LEAST), max(high, _LEAST))
-    name_rows(axes, range(len(rows)), [row.system for row in rows])
-    axes.set(xlabel=f"{answer.title}, difference from {rows[0].against}", ylim=(-0.6, len(rows) - 0.4))
+    name_rows(axes, range(len(rows)), [row.system for row, _ in rows])
+    axes.set(xlabel=f"{answer.title}, difference from {rows[0][0].against}", ylim=(-0.6, len(rows) - 0.4))
     return figure
 
 
@@ -124,7 +125,7 @@ def show_scaling(report: dict) -> dict:
 
 
 def _p_columns(tests: list[SeedTest | None]) -> list[Column]:
-    p_values = [test and show_p_values(test) for test in tests]
+    p_values = [show_p_values(test) if test else None for test in tests]
     return [shown(title, p_values, itemgetter(place)) for place, title in enumerate(("p", "p, Holm"))]
 
 

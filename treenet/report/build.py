@@ -6,6 +6,7 @@ from pathlib import Path
 
 import matplotlib
 from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
 
 from treenet.analysis.attention_stats import run_attention
 from treenet.analysis.encoder_attention import has_self_attention, run_encoder_attention
@@ -162,7 +163,7 @@ def _charts(report: Report) -> Iterator[tuple[str, Figure]]:
         if not answer.of_study and (chart := draw_answer(answer)):
             yield ANSWER, chart
     if curves := {run.name: run.metrics for run in report.runs if run.metrics}:
-        with matplotlib.rc_context({"axes.prop_cycle": matplotlib.cycler(color=[colors[name] for name in curves])}):
+        with matplotlib.rc_context({"axes.prop_cycle": cycler(color=[colors[name] for name in curves])}):
             below = ("accuracy", "validation\naccuracy") if report.of_classes else ("tokens_per_s", "target tokens/s")
             yield "learning_curves", draw_curves(curves, "", *below)
     for name, study in (found for form in FORMS for found in report.of_form(form)):

@@ -175,7 +175,7 @@ def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int) -> No
     if (found := references_of(table, runs.values())) is None:
         table.notes.append(f"No tests: no data set of a run has the references of {table.split} any more.")
         return
-    systems = [(row, runs[row.run].translations.get(row.result)) for row in table.rows]
+    systems = [(row, runs[row.run].translations.get(row.result, [])) for row in table.rows]
     base = next(lines for row, lines in systems if row is table.baseline)
     if why := _why_untested(table.baseline, base, found[1]):
         table.notes.append(f"No tests: {why[1]}")
@@ -189,14 +189,14 @@ def _test(table: ScoreTable, runs: dict[str, ReportRun], num_samples: int) -> No
             row.tests = compare_systems(base, lines, found[1], num_samples, tokenizer=tokenizer)
 
 
-def _why_untested(row: ScoreRow, lines: list[str] | None, references: list[str]) -> tuple[str, str] | None:
+def _why_untested(row: ScoreRow, lines: list[str], references: list[str]) -> tuple[str, str] | None:
     """Return why a result has no test, and why a table has none if the result is its baseline."""
     if row.status.changed:
         return "it is stale", f"the scores of {row.run} are stale."
     if row.more_references:
         why = f"the scores of {row.run} are of more references. evaluate --compare takes them."
         return "its scores are of more references", why
-    if lines is None or len(lines) != len(references):
+    if not lines or len(lines) != len(references):
         changed = "are missing, or have changed since they were scored"
         return f"its translations {changed}", f"the translations of {row.run} {changed}."
     return None

@@ -14,7 +14,9 @@ from matplotlib import font_manager
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
+from matplotlib.rcsetup import cycler
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
 
 from treenet.analysis.attention_stats import Group
 from treenet.report.sentence_views import BOX_HEIGHT, FONT_SIZE, TreeLayout, View
@@ -36,20 +38,21 @@ OTHERS = "others"
 @contextmanager
 def style() -> Iterator[None]:
     """Apply the settings under which every figure of a report is drawn and saved."""
-    rules = {
-        **dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
-        **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), FAINT),
-        **dict.fromkeys(("figure.facecolor", "axes.facecolor"), "#ffffff"),
-        **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.6),
-        **dict.fromkeys(("font.size", "axes.titlesize"), 9),
-        **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
-        "font.family": ["DejaVu Sans", *(font for font in _MORE_FONTS if font in font_manager.get_font_names())],
-        "text.parse_math": False,  # a dollar is a dollar
-        "axes.prop_cycle": matplotlib.cycler(color=SERIES),
-        "grid.color": LINE,
-        "svg.fonttype": "none",
-    }
-    with matplotlib.rc_context(rules):
+    with matplotlib.rc_context(
+        {
+            **dict.fromkeys(("text.color", "axes.labelcolor", "axes.titlecolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+            **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), FAINT),
+            **dict.fromkeys(("figure.facecolor", "axes.facecolor"), "#ffffff"),
+            **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.6),
+            **dict.fromkeys(("font.size", "axes.titlesize"), 9),
+            **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+            "font.family": ["DejaVu Sans", *(font for font in _MORE_FONTS if font in font_manager.get_font_names())],
+            "text.parse_math": False,  # a dollar is a dollar
+            "axes.prop_cycle": cycler(color=SERIES),
+            "grid.color": LINE,
+            "svg.fonttype": "none",
+        }
+    ):
         yield
 
 
@@ -125,7 +128,7 @@ def inline_svg(text: str, name: str, classes: str) -> str:
     return re.sub(r'<svg [^>]*viewBox="([^"]*)"[^>]*>', rf'<svg class="{classes}" viewBox="\1" role="img">', text, count=1)
 
 
-def name_rows(axes: Axes, places: Sequence[float], names: Sequence[str]) -> None:
+def name_rows(axes: Axes, places: ArrayLike, names: Sequence[str]) -> None:
     """Name the rows of a chart, and draw lines for the numbers below them."""
     axes.set_yticks(places, names)
     axes.tick_params(axis="y", length=0)
@@ -150,8 +153,8 @@ def draw_groups(stats: Mapping[str, Sequence[Group]], colors: Mapping[str, str],
         at = places + (len(stats) / 2 - number - 0.5) * height
         shares = [100 * found[name].mass.mean() if name in found else 0 for name in names]
         spread = [100 * found[name].mass.std() if name in found else 0 for name in names]
-        error = {"xerr": spread, "error_kw": {"lw": 0.8, "ecolor": FAINT}}
-        axes.barh(at, shares, 0.82 * height, color=colors[run], label=run, **error)
+        stroke = {"lw": 0.8, "ecolor": FAINT}
+        axes.barh(at, shares, 0.82 * height, color=colors[run], label=run, xerr=spread, error_kw=stroke)
         even = [100 * found[name].even if name in found else np.nan for name in names]
         label = "even attention" if number == len(stats) - 1 else None
         axes.plot(even, at, "|", ms=20 * height + 4, mew=1.6, color=INK, label=label)
@@ -178,7 +181,8 @@ def gather(groups: Sequence[Group], names: Sequence[str]) -> dict[str, Group]:
     found = {group.name: group for group in groups if group.name in names}
     rest = [group for group in groups if group.name not in names]
     if rest:
-        found[OTHERS] = Group(OTHERS, sum(g.positions for g in rest), sum(g.mass for g in rest), sum(g.even for g in rest))
+        mass = sum((group.mass for group in rest[1:]), rest[0].mass)
+        found[OTHERS] = Group(OTHERS, sum(group.positions for group in rest), mass, sum(group.even for group in rest))
     return found
 
 
@@ -195,13 +199,12 @@ def draw_tree(view: View, layout: TreeLayout) -> Figure:
     points = 72 * inch
     for box, share in zip(layout.boxes, shares, strict=True):
         corner = (box.x - box.half, box.y - BOX_HEIGHT / 2)
-        patch = {"boxstyle": f"round,pad=0,rounding_size={3 if box.is_leaf else 9}", "mutation_aspect": 1}
-        color = LEAF if box.is_leaf else NODE
-        for fill in ({"fc": "#ffffff"}, {"fc": (*matplotlib.colors.to_rgb(color), shade(share))}):
-            axes.add_patch(FancyBboxPatch(corner, 2 * box.half, BOX_HEIGHT, **patch, ec=LINE, lw=0.7, zorder=2, **fill))
-        name, number = {"size": FONT_SIZE * points, "ha": "center", "va": "baseline"}, {"size": 8.5 * points, "ha": "center"}
-        axes.text(box.x, box.y - 1.5, box.text, **name, zorder=3)
-        axes.text(box.x, box.y + 10, share_text(share), **number, color=FAINT, zorder=3)
+        outline = f"round,pad=0,rounding_size={3 if box.is_leaf else 9}"
+        shaded = *matplotlib.colors.to_rgb(LEAF if box.is_leaf else NODE), shade(share)
+        for fill in ("#ffffff", shaded):
+            axes.add_patch(FancyBboxPatch(corner, 2 * box.half, BOX_HEIGHT, outline, ec=LINE, lw=0.7, zorder=2, fc=fill))
+        axes.text(box.x, box.y - 1.5, box.text, size=FONT_SIZE * points, ha="center", va="baseline", zorder=3)
+        axes.text(box.x, box.y + 10, share_text(share), size=8.5 * points, ha="center", color=FAINT, zorder=3)
     return figure
 
 

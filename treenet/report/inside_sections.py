@@ -47,9 +47,9 @@ def _groups(stats: Mapping[str, Stats]) -> Iterator[tuple[str, str, list[Column]
         for run, of_run in groups.items():
             gathered = gather(of_run, names)
             found = [gathered.get(name) for name in names]
-            columns.append(numbers(f"{run}: positions", [group and group.positions for group in found]))
-            columns.append(numbers(f"{run}: %", [group and 100 * group.mass.mean() for group in found], ".2f"))
-            columns.append(numbers(f"{run}: even %", [group and 100 * group.even for group in found], ".2f"))
+            columns.append(numbers(f"{run}: positions", [group.positions if group else None for group in found]))
+            columns.append(numbers(f"{run}: %", [100 * group.mass.mean() if group else None for group in found], ".2f"))
+            columns.append(numbers(f"{run}: even %", [100 * group.even if group else None for group in found], ".2f"))
         if groups:
             yield kind, title, columns
 
@@ -130,7 +130,7 @@ def probes_section(report: Report) -> dict:
     tasks = list(dict.fromkeys(key for column in columns.values() for key in column))
     table = [Column("task", [task_name(task) for task, _ in tasks]), Column("state", [of for _, of in tasks])]
     for title, column in columns.items():
-        table.append(numbers(title, [100 * column[task] if column.get(task) is not None else None for task in tasks], ".2f"))
+        table.append(numbers(title, [None if (one := column.get(task)) is None else 100 * one for task in tasks], ".2f"))
     return {
         "columns": table,
         "tops": tops,

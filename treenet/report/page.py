@@ -1,6 +1,6 @@
 """The page of a report, one file that loads nothing: each section is a template and a function that computes its data."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from treenet.report.tables import number
 
 _HERE = Path(__file__).parent
 # The id, title, template and data of each section, in order. The page leaves out those that are empty.
-_SECTIONS = (
+_SECTIONS: tuple[tuple[str, str, str, Callable[[Report], dict]], ...] = (
     ("answer", "The answer", "answer", answer_section),
     ("scores", "Scores", "scores", scores_section),
     ("examples", "Examples", "table", class_examples_section),

@@ -1,7 +1,7 @@
 """Run folders and studies as it reads them, with the commands that add missing results."""
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import mirror_of
 from treenet.runs.result_entries import PROBES, SCORES, read_scores
 from treenet.runs.result_provenance import LAST, PARSE, ResultStatus, RunState
-from treenet.runs.run_folder import FACTS, read_facts, recorded_sha256
+from treenet.runs.run_folder import FACTS, RunFacts, read_facts, recorded_sha256
 from treenet.runs.run_results import read_system
 from treenet.tasks.base import TASKS, task_of
 from treeproc.common.errors import quoted
@@ -72,7 +72,7 @@ class ReportRun:
     folder: Path
     given: str  # as the user wrote it, for commands
     config: dict
-    facts: dict
+    facts: RunFacts
     metrics: list[dict]
     scores: dict[str, dict]
     translations: dict[str, list[str]]  # by name of the result
@@ -85,7 +85,7 @@ class ReportRun:
     statuses: dict[str, ResultStatus] = field(default_factory=dict)  # of the scores, by name of the result
     missing: list[Missing] = field(default_factory=list)
     stale: list[Missing] = field(default_factory=list)
-    probes: dict | None = None  # the entry of probes.json of the averaged model
+    probes: dict = field(default_factory=dict)  # the entry of probes.json of the averaged model, if there is one
     probes_status: ResultStatus = field(default_factory=ResultStatus)
 
     @property
@@ -218,7 +218,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         )
     check_weights(folder, folder / AVERAGED, name=as_path(given))
     scores = {name: one for name, one in read_scores(folder).items() if isinstance(one, dict) and not name.startswith(PARSE)}
-    state, probes, facts = RunState(folder, given), read_probes(folder).get(AVERAGED), read_facts(folder, _TRAIN_AGAIN)
+    state, probes, facts = RunState(folder, given), read_probes(folder).get(AVERAGED, {}), read_facts(folder, _TRAIN_AGAIN)
     for values, file in ((scores, SCORES), (probes, PROBES), (facts, FACTS)):
         _check_numbers(values, folder / file)
     run = ReportRun(
@@ -305,7 +305,7 @@ def _fingerprints(run: ReportRun, index: dict | None) -> dict[str, str]:
     """Return the fingerprints of a run: from its data set where it is still the one of the training, else from scores."""
     own = run.facts.get("data_fingerprint")
     scored = [record["data"] for record in run.scores.values() if isinstance(record.get("data"), dict)]
-    found = index or next((record for record in scored if record.get("fingerprint") == own), run.facts)
+    found: Mapping = index or next((record for record in scored if record.get("fingerprint") == own), run.facts)
     known = {key: found[key] for key in FINGERPRINTS if key in found}
     return known | {"pieces_fingerprint": pieces_fingerprint(index)} if index else known
 

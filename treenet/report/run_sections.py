@@ -49,21 +49,22 @@ def _seconds(value: float | None) -> str:
 
 def runs_section(report: Report) -> dict:
     """Return the facts and settings that differ, what all data sets share, and the settings that all runs share."""
-    runs, facts, same = report.runs, {}, {}
+    runs, facts, same = report.runs, dict[str, list[str]](), {}
     if not runs:
         return {}
     facts["model"] = [str(run.config["model"].get("name", "")) for run in runs]
     examples, targets = ("training examples", "classes") if report.of_classes else ("training pairs", "target tokens")
-    for key, title in (("parameters", "parameters"), ("examples", examples), ("target_tokens", f"{targets} an epoch")):
-        facts[title] = [number(run.facts.get(key)) for run in runs]
+    facts["parameters"] = [number(run.facts.get("parameters")) for run in runs]
+    facts[examples] = [number(run.facts.get("examples")) for run in runs]
+    facts[f"{targets} an epoch"] = [number(run.facts.get("target_tokens")) for run in runs]
     facts["updates"] = [number(run.step) for run in runs]
     if any(run.weights_sha256 for run in runs):
         facts["averaged weights, sha256"] = [show_hash(run.weights_sha256) for run in runs]
     # The nll of a classifier that learns the classes of phrases is over phrases, that of others over texts.
     sign, score, title, form = (-1, "accuracy", "accuracy", ".2%") if report.of_classes else (1, "nll", "NLL", ".3f")
-    best = [best_validation(run.metrics, lambda line: sign * line.get(score, math.nan)) for run in runs]
-    facts[f"best validation {title}"] = [number(line and line[score], form) for line in best]
-    facts["at update"] = [number(line and line["step"]) for line in best]
+    best = [best_validation(run.metrics, lambda line: sign * line.get(score, math.nan)) or {} for run in runs]
+    facts[f"best validation {title}"] = [number(line.get(score), form) for line in best]
+    facts["at update"] = [number(line.get("step")) for line in best]
     facts[f"{targets} a second, median"] = [number(speed(run), ",.0f") for run in runs]
     trained = [[one for one in report.made.get(run.name, ()) if one.command.startswith("train")] for run in runs]
     if any(trained):
@@ -79,10 +80,10 @@ def runs_section(report: Report) -> dict:
             same[title] = found[0]
         elif any(found):
             facts[f"{title}, fingerprint"] = [code(value) if value else NONE for value in found]
-    facts |= {code(key): map(_value, values) for key, values in report.differing.items() if key != "model.name"}
+    facts |= {code(key): list(map(_value, values)) for key, values in report.differing.items() if key != "model.name"}
     settings = [Column("setting", list(map(code, report.shared))), Column("value", list(map(_value, report.shared.values())))]
-    facts = fact_columns("fact or setting", [run.name for run in runs], facts)
-    return {"facts": facts, "rule": rule, "same": same, "settings": settings}
+    columns = fact_columns("fact or setting", [run.name for run in runs], facts)
+    return {"facts": columns, "rule": rule, "same": same, "settings": settings}
 
 
 def _main_packages(session: Session) -> str:

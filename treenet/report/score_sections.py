@@ -57,15 +57,16 @@ def _break_down(order: int, scores: ScoreTable, frequencies: Frequencies) -> Ite
         yield Breakdown(f"scores_by_{kind}_{order}", what, *shown, counts, of_rows, columns)
     if frequencies.missing:
         return
-    buckets = frequencies.buckets
-    of_rows = {row: [bucket.f1[place] for bucket in buckets] for place, row in enumerate(frequencies.rows)}
-    different = [{value for value in bucket.f1 if value is not None} for bucket in buckets]
+    groups = frequencies.buckets
+    of_rows = {row: [group.f1[place] for group in groups] for place, row in enumerate(frequencies.rows)}
+    different = [{value for value in group.f1 if value is not None} for group in groups]
     best = [max(values) if len(values) > 1 else math.nan for values in different]
-    columns = [Column("times in training", [bucket.name for bucket in buckets]), numbers("words", [one.words for one in buckets])]
+    columns = [Column("times in training", [group.name for group in groups]), numbers("words", [group.words for group in groups])]
     for row, values in of_rows.items():
         bold = [place for place, value in enumerate(values) if value == best[place]]
         columns.append(numbers(names[row], values, ".2f", bold))
-    shown, counts = ("times in training (words)", f"F1 on {scores.split}"), [f"{one.name} ({one.words:,})" for one in buckets]
+    shown = "times in training (words)", f"F1 on {scores.split}"
+    counts = [f"{group.name} ({group.words:,})" for group in groups]
     yield Breakdown(f"scores_by_frequency_{order}", "", *shown, counts, of_rows, columns)
 
 
@@ -92,8 +93,8 @@ def _draw(shown: Breakdown, scores: ScoreTable, colors: Mapping[str, str]) -> Fi
         row, at = scores.rows[place], rows + (0.6 / count) * ((len(shown.rows) - 1) / 2 - order)
         shares = np.array([np.nan if score is None else score for score in values])
         fill = colors[row.run] if row.result == scores.split else "#ffffff"
-        marker = {"marker": _MARKERS[order % len(_MARKERS)], "ms": 5, "mfc": fill}
-        axes.plot(shares, at, color=colors[row.run], lw=0.8, label=row.name(scores.split), **marker)
+        marker, label = _MARKERS[order % len(_MARKERS)], row.name(scores.split)
+        axes.plot(shares, at, color=colors[row.run], lw=0.8, label=label, marker=marker, ms=5, mfc=fill)
     middle, span = np.mean(axes.get_xlim()), max(_LEAST_SPAN, np.ptp(axes.get_xlim()))  # small differences look small
     axes.set_xlim(middle - span / 2, middle + span / 2)
     name_rows(axes, rows, names)
@@ -113,7 +114,7 @@ def _show(place: int, scores: ScoreTable, frequencies: Frequencies) -> dict:
     rows, base, signatures = scores.rows, scores.baseline, scores.signatures()
     learned = [not (row.unlearned or (base and base.unlearned)) for row in rows]
     fresh = [not row.status.changed and not row.unlearned for row in rows]
-    columns, signed = [Column("result", [row.name(scores.split) for row in rows])], []
+    columns, signed = [Column("result", [row.name(scores.split) for row in rows])], list[tuple[str, list[str]]]()
     for metric in scores.metrics:
         values = [row.values.get(metric) for row in rows]
         best = best_value(metric, [value for value, own in zip(values, fresh, strict=True) if own and value is not None])

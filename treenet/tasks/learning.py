@@ -7,6 +7,7 @@ fact that also holds for the right outputs.
 import math
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from treeproc.shards.schema import EOS_ID
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import pieces_fingerprint, read_index
 
+Name = TypeVar("Name", bound=Hashable)
 LEARNING = "learning"  # of an entry of scores.json
 _FEWEST = 20  # lines, right outputs that differ, or examples of other classes than the most frequent one
 _MOST_PIECE, _MOST_CLASS = 0.9, 0.99  # shares of one piece in translations, and of one class in predictions
@@ -128,7 +130,7 @@ def why_unlearned(entry: Mapping) -> str:
     return ""
 
 
-def find_unlearned(entries: Mapping[str, Mapping]) -> dict[str, str]:
+def find_unlearned(entries: Mapping[Name, Mapping]) -> dict[Name, str]:
     """Return why models learned nothing, by the names of their entries of scores.json; without the others."""
     return {name: why for name, entry in entries.items() if (why := why_unlearned(entry))}
 
