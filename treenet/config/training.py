@@ -27,7 +27,7 @@ FileName = Annotated[str, StringConstraints(min_length=1)]
 # Those besides TensorBoard are the files of `treenet/extras/loggers`.
 _LOGGERS = Path(__file__).parents[1] / "extras" / "loggers"
 LOGGER_NAMES = ("tensorboard", *sorted(path.stem for path in _LOGGERS.glob("[!_]*.py")))
-LoggerName = Literal[LOGGER_NAMES]  # type: ignore[valid-type]
+LoggerName = Literal[LOGGER_NAMES]  # type: ignore[valid-type]  # names of files
 Workers = Annotated[
     int,
     Effect.NONE,

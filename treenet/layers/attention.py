@@ -248,7 +248,7 @@ class SelfAttention(_Attention):
 class PrefixAttention(SelfAttention):
     """Self-attention of language models: every position attends to itself and to earlier ones. It keeps no past."""
 
-    def forward(self, x: Tensor, attend_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, attend_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]  # no trees
         """Map x [B, T, D] -> [B, T, D]. Padding that comes last needs no mask. With an `attend_mask`, that decides alone."""
         queries, keys, values = map(self.split_heads, self.project(x))
         return self.attend(queries, keys, values, attend_mask, causal=attend_mask is None)

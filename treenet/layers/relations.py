@@ -163,7 +163,7 @@ class RelatedSelfAttention(SelfAttention):
         self.key_relations = build_relation_table(relations.num_keys, width) if relations.num_keys else None
         self.value_relations = build_relation_table(relations.num_values, width) if relations.num_values else None
 
-    def forward(  # type: ignore[override]  # of relations
+    def forward(  # type: ignore[override]  # relations instead of trees
         self, x: Tensor, attend_mask: Tensor | None, structure: Related
     ) -> Tensor:
         """Map x [B, S, D] -> [B, S, D]."""
@@ -197,7 +197,7 @@ class RelativeTreeSelfAttention(SelfAttention):
         self.key_relations = build_relation_table(2 * self.clip + 1, width)
         self.value_relations = build_relation_table(2 * self.clip + 1, width)
 
-    def forward(  # type: ignore[override]
+    def forward(  # type: ignore[override]  # trees always
         self, x: Tensor, attend_mask: Tensor | None, structure: TreeStructure
     ) -> Tensor:
         """Map x [B, S, D], leaves, then nodes, -> [B, S, D]. Without an `attend_mask`, positions attend by the trees."""
@@ -274,7 +274,9 @@ class DepthAttention(SelfAttention):
         self.positions = build_linear(d_model, d_model, bias=False)
         self.content_bias, self.position_bias = (nn.Parameter(torch.zeros(num_heads, 1, d_model // num_heads)) for _ in range(2))
 
-    def forward(self, x: Tensor, attend_mask: Tensor, difference: Tensor, sinusoids: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]  # depths instead of trees
+        self, x: Tensor, attend_mask: Tensor, difference: Tensor, sinusoids: Tensor
+    ) -> Tensor:
         """Map x [B, A, D] -> [B, A, D], with `attend_mask` and `difference` [B, A, A], and the sinusoids [R, D] of its rows."""
         queries, keys, values = map(self.split_heads, self.project(x))
         relative = self.split_heads(self.positions(sinusoids)[None])  # [1, H, R, K]

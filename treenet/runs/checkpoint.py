@@ -20,7 +20,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from safetensors import SafetensorError
 
@@ -32,21 +32,22 @@ from treeproc.common.storage import RemotePath
 if TYPE_CHECKING:  # commands read the names of checkpoints before they load PyTorch
     import torch
     from torch import Tensor, nn
+    from torch.distributed.tensor import DTensor
 
 
-def is_sharded(value: Any) -> bool:
+def is_sharded(value: object) -> "TypeGuard[DTensor]":
     """Return whether a tensor is in parts."""
     return hasattr(value, "full_tensor")
 
 
 def complete(tensor: "Tensor") -> "Tensor":
     """Return the complete tensor. All ranks must call this for the same tensors in the same order."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def local_part(tensor: "Tensor") -> "Tensor":
     """Return this rank's part of a tensor, in the same memory. For a tensor that is not in parts, it is the whole."""
-    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return tensor.to_local() if is_sharded(tensor) else tensor
 
 
 def in_parts_like(value: "Tensor", like: "Tensor") -> "Tensor":
@@ -55,7 +56,7 @@ def in_parts_like(value: "Tensor", like: "Tensor") -> "Tensor":
         return value
     from torch.distributed.tensor import distribute_tensor
 
-    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)  # type: ignore[attr-defined]
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def copy_complete(value: "Tensor", into: "Tensor") -> None:

@@ -36,7 +36,7 @@ _Bucket = TypedDict(
         "from": Required[int | float | None],
         "to": Required[int | float | None],
         "num_examples": Required[int],
-        **dict.fromkeys(METRICS, float),  # type: ignore[misc]
+        **dict.fromkeys(METRICS, float),  # type: ignore[misc]  # names of a table
     },
     total=False,
 )

@@ -140,13 +140,13 @@ def parse_columns(content: str, path: AnyPath | str, columns: Mapping[str, type]
     """Return columns of predictions, each as numbers of its type. Raises UserError, which ends in `hint`, if they are damaged."""
     found: list[list] = [[] for _ in columns]
     for number, row in enumerate(csv.DictReader(io.StringIO(content), delimiter="\t"), start=2):
-        for values, (name, cast) in zip(found, columns.items(), strict=True):
+        for values, (name, kind) in zip(found, columns.items(), strict=True):
             try:
-                values.append(cast(row[name]))
+                values.append(kind(row[name]))
             except (KeyError, TypeError, ValueError):
                 values.append(math.nan)
-            if not math.isfinite(values[-1]) or (cast is int and values[-1] < 0):
-                what = "a whole number, not below 0" if cast is int else "a finite number"
+            if not math.isfinite(values[-1]) or (kind is int and values[-1] < 0):
+                what = "a whole number, not below 0" if kind is int else "a finite number"
                 raise UserError(f"{path}, line {number}: {name} must be {what}, but is {row.get(name)!r}; {hint}")
     return found
 

@@ -195,7 +195,7 @@ class RemotePath:
         stream = self._ask(lambda files: files.open_output_stream(written.key, compression=_AS_IT_IS), in_parts=True)
         try:
             with io.BufferedWriter(OutputStream(self, stream), _REQUEST_BYTES) as file:
-                yield cast(IO[bytes], file)
+                yield file
         except BaseException:
             written.unlink(missing_ok=True)
             raise
@@ -275,6 +275,7 @@ AnyPath = Path | RemotePath
 
 def open_seekable(path: AnyPath) -> IO[bytes]:
     """Open a file or an object that is read at any place. Every read of an object is a request."""
+    # The stream has all that `IO[bytes]` has.
     return path.open("rb") if isinstance(path, Path) else cast(IO[bytes], path.open_seekable())
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
@@ -110,8 +110,8 @@ def stamp_of(path: AnyPath) -> Stamp:
 def look_at_ends(path: AnyPath, kind: str, start: int, stop: int, chunk: int) -> list:
     """Look at the ends of examples in every chunk of bytes [start, stop) of a file. Raises UserError if it cannot be read."""
     try:
-        with open_seekable(path) as file:
-            return ENDS[kind].look(file if isinstance(path, Path) else buffered(file), start, stop, chunk)
+        with path.open("rb") if isinstance(path, Path) else buffered(path.open_seekable()) as file:
+            return ENDS[kind].look(file, start, stop, chunk)
     except OSError as error:
         raise cannot_read(path, error) from None
 
@@ -249,9 +249,9 @@ def _open(path: AnyPath, piece: Piece) -> IO[bytes]:
     return file
 
 
-def buffered(file: IO[bytes] | io.RawIOBase) -> IO[bytes]:
+def buffered(file: io.RawIOBase) -> IO[bytes]:
     """Return a file whose reads are few and large."""
-    return io.BufferedReader(cast(io.RawIOBase, file), _READ_BYTES)
+    return io.BufferedReader(file, _READ_BYTES)
 
 
 def _changed(piece: Piece) -> FilesChanged:

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import PurePath, PurePosixPath
-from typing import IO, Protocol, cast
+from typing import IO, Any, Protocol
 
 from treeproc.common.errors import UserError, quoted
 from treeproc.common.files import cannot_read
@@ -120,7 +120,7 @@ def open_input(path: AnyPath) -> IO[bytes]:
 def unpacked(file: IO[bytes], name: str) -> IO[bytes]:
     """Return the content of an open file, unpacked if its name says that it is compressed."""
     packing = _PACKINGS.get(PurePosixPath(name).suffix)
-    return file if packing is None else cast(IO[bytes], io.BufferedReader(_Content(file, packing), _READ_BYTES))
+    return file if packing is None else io.BufferedReader(_Content(file, packing), _READ_BYTES)
 
 
 class _Content(io.RawIOBase):
@@ -132,7 +132,7 @@ class _Content(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer) -> int:  # type: ignore[no-untyped-def]
+    def readinto(self, buffer: Any) -> int:
         block = self._block or next(self._blocks, b"")
         count = min(len(block), len(buffer))
         buffer[:count], self._block = block[:count], block[count:]

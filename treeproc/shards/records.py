@@ -204,8 +204,6 @@ class PackedRecords(Sequence[ShardRecord]):
             return NotImplemented
         return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 class RecordSlots(Sequence[ShardRecord | None]):
     """Records by place, which come in any order. A place has None until its record comes."""

@@ -71,7 +71,7 @@ class PlainEncoderStep(nn.Module):
 class TreeEncoderStep(PlainEncoderStep):
     """The same for models that read trees."""
 
-    def forward(  # type: ignore[override]  # with trees
+    def forward(  # type: ignore[override]  # leaves and trees
         self, leaves: Tensor, labels: Tensor, spans: Tensor
     ) -> Encoded:
         """Map leaves [B, L] and nodes to keys and values [Y, B, H, S, K] and a mask [B, S].

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ValidationError
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from treenet import report
 from treenet.extras.serving.messages import (
@@ -217,8 +217,8 @@ def describe_interface(request: type[BaseModel], served: Served) -> dict:
     models: list = [(request, "validation"), *((one, "serialization") for one in (answer, Health, Problem))]
     references, schemas = models_json_schema(models, ref_template="#/components/schemas/{model}")
 
-    def holds(model: type[BaseModel], mode: str = "serialization") -> dict:
-        return {"content": {"application/json": {"schema": references[model, mode]}}}  # type: ignore[index]
+    def holds(model: type[BaseModel], mode: JsonSchemaMode = "serialization") -> dict:
+        return {"content": {"application/json": {"schema": references[model, mode]}}}
 
     problems = {status: {"description": what, **holds(Problem)} for status, what in _PROBLEMS.items()}
     question = {
