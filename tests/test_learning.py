@@ -190,7 +190,7 @@ def test_a_comparison_over_seeds_shows_no_p_of_a_system_that_learned_nothing():
     lines, several = seeds_report.format_table(report).split("\n"), len(report["systems"])
     table = {line.split()[0]: line for line in lines[1 : 1 + several]}
     whole = {line.split()[0]: line for line in seeds_report.format_table(before).split("\n")[1 : 1 + several]}
-    assert "[" in whole["layer"] and "[" not in table["layer"] and table["layer"].split()[-5:-1] == ["-"] * 4
+    assert "[" in whole["layer"] and "[" not in table["layer"] and table["layer"].split()[-6:-2] == ["–"] * 4
     others = {row["system"] for row in report["systems"]} - {"layer"}
     assert {name: table[name] for name in others} == {name: whole[name] for name in others}
     assert "nothing was learned; train longer: layer-seed2 (one class has 100.0% of the predictions)" in lines
@@ -210,8 +210,8 @@ def test_a_study_of_sizes_shows_no_p_of_a_model_that_learned_nothing():
     facts = {"distinct": 1, "reference_distinct": 900, "piece_share": 0.5, "reference_piece_share": 0.1}
     before, report = of_records("multi30k", {f"shuffled-1-seed{seed}" for seed in (1, 2, 3)}, facts, 3)
     assert without_marks(report) == before == without_marks(before)
-    rows = {line.split()[2]: line for line in scaling_report.format_table(report).split("\n")[1:4]}
-    assert "[" not in rows["shuffled"] and "[" in rows["tree_transformer"]
+    rows = {line.split()[0]: line for line in scaling_report.format_table(report).split("\n")[1:4]}
+    assert " to " not in rows["shuffled"] and " to " in rows["tree_transformer"]
     table = scaling_report.format_table(report)
     assert "nothing was learned; train longer: shuffled-1-seed1 (different outputs: 1, different references: 900), " in table
     pooled = table.partition("unpaired")[2].partition("Dunnett")[0].split("\n")[1:-1]

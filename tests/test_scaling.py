@@ -29,7 +29,7 @@ from treenet.data.splits import read_references
 from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, EXPLAINED, compare_over_seeds
 from treenet.experiments import records
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
-from treenet.experiments.records import READ_NO_TREES, Recording, numbers, read_curve, record_bytes
+from treenet.experiments.records import READ_NO_TREES, Recording, read_curve, read_numbers, record_bytes
 from treenet.experiments.results import Results
 from treenet.experiments.scaling_report import FORM, LABELS, NLL, NLL_SCALE, TARGET_TOKENS, build_report, read_result
 from treenet.experiments.scaling_table import describe_slopes, draw, format_table
@@ -522,7 +522,7 @@ def test_a_record_is_small_and_says_what_its_cell_was(recorded, undisturbed, dat
         assert len(text) < 20_000 and len(text.splitlines()) < 20 and str(data) not in text and str(undisturbed) not in text
         scores = json.loads((folder / "scores.json").read_text())["test"]
         assert record["scores"] == {"test": scores} and scores["bleu_signature"] and scores["software"]
-        nll, tokens = numbers(record, NLL, 10**9), numbers(record, TARGET_TOKENS)
+        nll, tokens = read_numbers(record, NLL, 10**9), read_numbers(record, TARGET_TOKENS)
         assert nll.sum() / NLL_SCALE == pytest.approx(scores["reference_nll"]["total"], abs=1e-4 * len(nll))
         assert tokens.sum() == scores["reference_nll"]["tokens"] and len(nll) == len(tokens) == scores["num_examples"]
         assert record["facts"]["parameters"] and record["settings"]["model"]["d_model"] == 16
@@ -727,7 +727,8 @@ def test_primary_comparisons_and_other_systems_are_families_and_all_else_is_expl
         assert tests[0]["holm_p_value"] == pytest.approx(min(1, 2 * tests[0]["p_value"]))
     assert all((test["holm_p_value"] is None) == (test["family"] == "exploratory") for test in compared.values())
     table = format_table(report)
-    assert "slope of tree - transformer, 3 seeds, 3 sizes: " in table and table.count("explor.") == 4
+    assert "slope of tree - transformer, 3 seeds, 3 sizes: " in table
+    assert table.count(" exploratory") == 5  # of four tests, and in a message
     slope = report["slopes"][0] | {"comparison": asdict(compare_over_seeds([0.25, 0.5], 1e-4, 8)) | {"against": "transformer"}}
     (line,) = describe_slopes(report | {"slopes": [slope]})  # without an interval, there is no "95 % -, p -"
     assert line == "slope of tree - transformer, 2 seeds, 3 sizes: +0.38 BLEU a doubling; an interval needs 3 seeds"
@@ -860,9 +861,9 @@ def test_a_star_needs_three_seeds_and_the_table_says_what_p_is_about():
         test = compare_over_seeds([2.0, 2.1, 1.9][:seeds], 1e-4, 500)
         lines[seeds] = format_table(make_report(asdict(test) | weights)).split("\n")
     for seeds in (1, 2):
-        assert "*" not in lines[seeds][1] and "[" not in lines[seeds][1] and "12.7" not in lines[seeds][1]
-        assert lines[seeds][1].split()[-4:] == ["-", "-", "-", "0.001"]
-    assert lines[3][1].split()[-6:-3] == ["plain", "[+1.75,", "+2.25]"] and lines[3][1].split()[-3].endswith("*")
+        assert "*" not in lines[seeds][1] and " to " not in lines[seeds][1] and "12.7" not in lines[seeds][1]
+        assert lines[seeds][1].split()[-4:] == ["–", "–", "–", "0.001"]
+    assert "  plain  +1.75 to +2.25  < 0.001*  " in lines[3][1]
     message = "\n".join(lines[3][2:])
     assert f"stars mean: {EXPLAINED}" in message and max(len(line.split()) for line in lines[3][2:]) < 25
 

@@ -17,7 +17,7 @@ from treenet.evaluation.significance import (
     summarize,
     t_quantile,
 )
-from treenet.experiments.study import show_p_values
+from treenet.experiments.tables import show_p_values
 
 SENTENCES = 200
 # Deviations of what differs between systems: of a seed on all sentences, of a sentence for all seeds, of a seed on a sentence.
@@ -98,7 +98,7 @@ def test_one_sentence_tells_nothing_about_others():
 
 def test_a_p_value_is_never_shown_as_0():
     shown = show_p_values(replace(make_tests(1e-5)[0], family="systems", holm_p_value=2e-4))
-    assert shown == ("<0.001 ", "<0.001*")
+    assert shown == ["< 0.001", "< 0.001*"]
 
 
 def test_t_quantiles_are_those_of_the_tables():

@@ -29,6 +29,7 @@ from treenet.experiments.seeds import MEASURES, SCORED, SeedsConfig
 from treenet.experiments.seeds_report import FORM, LABELS, build_report, draw, format_table, read_result
 from treenet.experiments.study import make_study, read_fresh_scores, run_study
 from treenet.experiments.study_grid import study_cells
+from treenet.experiments.tables import number
 from treenet.jobs.train_run import run_training
 from treenet.runs.averaging import average_checkpoints, choose_checkpoints
 from treenet.runs.checkpoint import (
@@ -423,7 +424,7 @@ def test_accuracies_are_tested_over_paired_seeds_and_shared_sentences(tmp_path):
     table = format_table(report).split("\n")
     assert table[2].startswith("words") and "*" in table[2] and f"seen, p, p, Holm and stars: {EXPLAINED}" in table
     assert "read as two classes" not in "".join(table)  # without such a column
-    low, high = (f"{100 * end:+.2f}" for end in expected.interval)
+    low, high = (number(100 * end, "+.2f") for end in expected.interval)
     assert f"[{low}, {high}]" in table[2]
     assert report["unlike"] == {"compared": 3, "device": [], "packages": [], "software": []}
     for record, processor in zip(records, "xxyxxzx", strict=True):  # four cells of trees, three of words

@@ -8,10 +8,11 @@ import numpy as np
 
 from treenet.experiments.control import NONE, RIGHT, WORSE, System
 from treenet.experiments.control_data import Corpus
-from treenet.experiments.records import Record, numbers
+from treenet.experiments.records import Record, read_numbers
 from treenet.experiments.results import Results
 from treenet.experiments.scaling_report import NLL, NLL_SCALE
 from treenet.experiments.settings import RUNGS, ControlSettings
+from treenet.experiments.tables import number
 from treenet.tasks.translation_metrics import MAIN, SECOND
 from treeproc.common.settings import UserError
 
@@ -101,15 +102,15 @@ def sentence_nll(record: Record) -> np.ndarray:
     """Return the nll of every test sentence in nats. Raises UserError for a record without it."""
     if NLL not in record["sentences"]:
         raise UserError(f"the record of {record['cell']} has no nll of sentences; remove it and run the same command again")
-    return numbers(record, NLL, most=10**9) / NLL_SCALE
+    return read_numbers(record, NLL, most=10**9) / NLL_SCALE
 
 
 def _is_exact(record: Record) -> np.ndarray:
     """Return whether each sentence is the reference: all n-grams match, and so does the length."""
-    length, reference = (numbers(record, f"{MAIN}.{name}") for name in ("length", "reference_length"))
+    length, reference = (read_numbers(record, f"{MAIN}.{name}") for name in ("length", "reference_length"))
     exact = length == reference
     for order in range(1, 5):
-        exact &= numbers(record, f"{MAIN}.matches_{order}") == np.maximum(reference - order + 1, 0)
+        exact &= read_numbers(record, f"{MAIN}.matches_{order}") == np.maximum(reference - order + 1, 0)
     return exact
 
 
@@ -163,7 +164,7 @@ def judge_parses(rows: Sequence[Row]) -> tuple[bool, str]:
     """Judge rung c by its largest size: right trees must be best, and the nll must rise as the trees get worse."""
     rows = [row for row in rows if row.pairs == rows[-1].pairs]
     doses = [row for row in rows if row.trees in (RIGHT, WORSE)]
-    shown = ", ".join(f"F1 {_show(row.f1, 0)}: {row.nll:.2f}" for row in doses)
+    shown = ", ".join(f"F1 {number(row.f1, '.0f')}: {row.nll:.2f}" for row in doses)
     close = [row for row in rows if row not in doses and doses[0].nll > (1 - _LEAST_GAIN) * row.nll]
     if close:
         names = ", ".join(f"{row.system} ({row.nll:.2f})" for row in close)
@@ -186,8 +187,8 @@ def format_result(settings: ControlSettings, result: Result) -> str:
     lines = [f"rung {settings.rung}: {RUNGS[settings.rung].shows}", "", head]
     for row in result.rows:
         line = f"{_name(row):<{wide}}  {row.trees:<6} {row.reads:<24} {row.pairs:>7,} {row.seeds:>5} {row.nll:>7.2f}"
-        line += f" {row.half:>7.2f} {_show(row.bound, 2):>6} {row.exact:>6.1f}% {_show(row.chrf, 1):>6}"
-        lines.append(line + (f"{_show(row.f1, 1):>7}" if has_f1 else ""))
+        line += f" {row.half:>7.2f} {number(row.bound, '.2f'):>6} {row.exact:>6.1f}% {number(row.chrf, '.1f'):>6}"
+        lines.append(line + (f"{number(row.f1, '.1f'):>7}" if has_f1 else ""))
     lines += ["", "nll: nats a sentence with its end, on test. The interval is over test sentences, not over seeds."]
     if any(row.bound is not None for row in result.rows):
         lines.append(
@@ -197,7 +198,3 @@ def format_result(settings: ControlSettings, result: Result) -> str:
     if has_f1:
         lines.append("F1: unlabelled brackets of the test trees, against the trees that made the target.")
     return "\n".join([*lines, "", result.verdict])
-
-
-def _show(value: float | None, digits: int) -> str:
-    return "–" if value is None else f"{value:.{digits}f}"

@@ -200,7 +200,7 @@ def show_numbers(values: Iterable[int]) -> str:
     return " ".join(map(str, values))
 
 
-def numbers(record: Record, name: str, most: int = _MOST) -> np.ndarray:
+def read_numbers(record: Record, name: str, most: int = _MOST) -> np.ndarray:
     """Return the numbers [sentences] that `show_numbers` wrote. Raises UserError if they are missing, damaged or above `most`."""
     try:
         found = np.array([int(one) for one in record["sentences"][name].split()], dtype=np.int64)

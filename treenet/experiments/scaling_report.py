@@ -46,7 +46,7 @@ from treenet.evaluation.significance import (
     summarize,
 )
 from treenet.experiments.grid import CellWork
-from treenet.experiments.records import Record, find_confounded, find_unlike, numbers, show_numbers
+from treenet.experiments.records import Record, find_confounded, find_unlike, read_numbers, show_numbers
 from treenet.experiments.results import SAMPLED, Results
 from treenet.experiments.scaling_table import (
     ABOUT_VALID,
@@ -193,7 +193,7 @@ def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
     largest = max([*grid.fractions, *(cell["fraction"] for cell in cells)])
     metrics = [name for name in dict.fromkeys((grid.metric, *COMPARED)) if all(name in cell for cell in cells)]
     table = Results.of(map(or_, cells, sample_scores(records, grid)), "model")
-    num_examples = len(numbers(records[0], statistics_of(grid.metric)[-1])) if records else 0
+    num_examples = len(read_numbers(records[0], statistics_of(grid.metric)[-1])) if records else 0
     points, pairs = [], []
     families: dict[str, list[dict]] = {PRIMARY: [], SYSTEMS: [], EXPLORATORY: []}
 
@@ -282,7 +282,7 @@ def _read_sentences(records: Sequence[Record], grid: GridConfig) -> Iterator[np.
     """Yield `sentence_statistics` of every cell. Raises UserError if two were scored against different references."""
     first: tuple[str, object] | None = None
     for record in records:
-        columns = [numbers(record, name) for name in statistics_of(grid.metric)]
+        columns = [read_numbers(record, name) for name in statistics_of(grid.metric)]
         # With several references, the length is that of the closest one, which differs from cell to cell.
         scores = record["scores"][grid.split]
         used = scores.get("more_references_fingerprint") or (
@@ -304,7 +304,7 @@ def sample_scores(records: Sequence[Record], grid: GridConfig) -> Iterator[dict]
     for record, statistics in zip(records, _read_sentences(records, grid), strict=True):
         found: dict[str, np.ndarray | float] = {f"{SAMPLED}.{grid.metric}": sample_metric(grid.metric, statistics, samples)}
         if has_nll:
-            sentences, tokens = numbers(record, NLL, 10**9) / NLL_SCALE, numbers(record, TARGET_TOKENS)
+            sentences, tokens = read_numbers(record, NLL, 10**9) / NLL_SCALE, read_numbers(record, TARGET_TOKENS)
             found[f"{SAMPLED}.{NLL}"] = sampled = sample_nll(sentences, tokens, samples)
             found[NLL] = float(sampled[0])
         yield found

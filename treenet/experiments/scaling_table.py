@@ -19,8 +19,19 @@ from treenet.evaluation.significance import (
     compare_with_baseline,
 )
 from treenet.experiments.results import SAMPLED, Results
-from treenet.experiments.study import UNLEARNED, notes_about_cells, say_unlearned_cells, show_p_value, show_p_values, unlearned_in
-from treenet.tasks.translation_metrics import COMPARED, MAIN, MAIN_OF_TOKENS, METRIC_TITLES, METRICS
+from treenet.experiments.study import UNLEARNED, notes_about_cells, say_unlearned_cells, unlearned_in
+from treenet.experiments.tables import (
+    Column,
+    align,
+    number,
+    numbers,
+    p_columns,
+    show_interval,
+    show_p_value,
+    show_p_values,
+    shown,
+)
+from treenet.tasks.translation_metrics import COMPARED, MAIN, METRIC_TITLES, METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,12 +82,6 @@ def list_pooled(report: Mapping) -> Table:
     return _HEAD, rows, EXPLAIN_POOLED
 
 
-def align(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table, its columns aligned on the right."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    return ["  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)) for row in (head, *rows)]
-
-
 SCALING = "scaling.json"  # in the folder of a study
 # Values of a cell, and of a point over its seeds: the lowest nll on valid, the last of training batches, the time of training.
 VALID_NLL, TRAIN_NLL, SECONDS = OF_TRAINING = ("valid_nll", "train_nll", "seconds")
@@ -87,7 +92,7 @@ EXPLAIN_BY_SEED = (
     "Values of each seed: the scores, the lowest nll on valid, the last nll of training batches, minutes of training."
 )
 EXPLAIN_NLL = f"The lowest nll on valid: exploratory, over seeds alone. A low nll is good. More: {EXPLAINED}"
-_WIDTH, _WIDTHS = 8, {MAIN_OF_TOKENS: 16}  # of columns
+_NAMES = ("model", "unpaired", "metric", "by nll on valid")  # columns of names in the tables below the first
 
 
 def read_test(comparison: Mapping) -> SeedTest:
@@ -114,35 +119,47 @@ def others_of(metric: str) -> list[str]:
     return [name for name in COMPARED if name not in (MAIN, metric)]
 
 
+def point_columns(report: dict) -> list[Column]:
+    """Return the table: for each size and model its scores, and the tested difference. A star marks p < 0.05 over seeds."""
+    points, metric = report["points"], report["metric"]
+    found = [read_comparison(point) for point in points]
+    tests = [one and one[0] for one in found]
+    means = [metric, *(name for name in others_of(metric) if all(name in point for point in points))]
+    first, *others = (numbers(METRIC_TITLES[name], [point[name]["mean"] for point in points], ".2f") for name in means)
+    return [
+        Column("model", [point["model"] for point in points]),
+        numbers("pairs", [point["pairs"] for point in points], ",.0f"),
+        numbers("share", [point["fraction"] for point in points], ".4g"),
+        numbers("seeds", [len(point["seeds"]) for point in points]),
+        first,
+        numbers("± 95 %", [point[metric]["half_interval"] for point in points], ".2f"),
+        *others,
+        shown("difference", tests, lambda test: number(test.difference, "+.2f")),
+        Column("from", [(point.get("comparison") or {}).get("against", "") for point in points]),
+        shown("95 %", tests, lambda test: show_interval(test.interval)),
+        *p_columns(tests),
+        shown("p, weights", found, lambda one: show_p_value(one[1])),
+    ]
+
+
+def more_tables(report: dict) -> Iterator[tuple[list[Column], str]]:
+    """Yield the tables below: their columns, and their meaning."""
+    for titles, rows, message in (list_pooled(report), list_by_seed(report), list_nll(report)):
+        if rows:
+            table = zip(titles, *rows, strict=True)
+            yield [Column(title, cells, "n" * (title not in _NAMES)) for title, *cells in table], message
+
+
 def format_table(report: dict) -> str:
-    """Return one line per size and model, the slopes, and notes about the numbers. A star marks p < 0.05 over seeds."""
+    """Return all tables for a terminal, the slopes, and notes about the numbers."""
     if not report["points"]:
         return "no cell is done yet"
-    metric = report["metric"]
-    others = [name for name in COMPARED if name != metric and all(name in point for point in report["points"])]
-    width_of_metric = _WIDTHS.get(metric, _WIDTH)
-    width = max(20, *(2 + len(point["model"]) for point in report["points"]))
-    head = f"{'pairs':>10} {'share':>6}  {'model':<{width}}{'seeds':>6}{METRIC_TITLES[metric]:>{width_of_metric}}{'± 95 %':>8}"
-    head += "".join(f"{METRIC_TITLES[name]:>8}" for name in others)
-    lines = [f"{head}  {'difference':>10} {'from':<18}{'95 %':>16}{'p':>8}{'p, Holm':>10}{'p, weights':>12}"]
-    for point in report["points"]:
-        half = point[metric]["half_interval"]
-        line = f"{point['pairs']:>10,.0f} {point['fraction']:>6.4g}  {point['model']:<{width}}{len(point['seeds']):>6}"
-        line += f"{point[metric]['mean']:>{width_of_metric}.2f}{'-' if half is None else f'{half:.2f}':>8}"
-        line += "".join(f"{point[name]['mean']:>8.2f}" for name in others)
-        if found := read_comparison(point):
-            test, of_weights = found
-            p_value, holm = show_p_values(test)
-            against = point["comparison"]["against"]
-            line += f"  {test.difference:>+10.2f} {against:<18}{_show_interval(test):>16}{p_value:>9}{holm:>10}"
-            line += f"{'-' if of_weights is None else show_p_value(of_weights):>11}"
-        lines.append(line)
-    lines += [*describe_slopes(report), *say_unlearned_cells(report), EXPLAIN_POINTS]
-    lines.append(f"{report['num_examples']:,} examples of {report['split']}; {report[f'{metric}_signature']}")
-    for titles, rows, message in (list_pooled(report), list_by_seed(report), list_nll(report)):
-        lines += [*align(titles, rows), message] if rows else []
-    lines += notes_about_cells(report)
-    return "\n".join(lines)
+    lines = [*align(point_columns(report)), *describe_slopes(report), *say_unlearned_cells(report), EXPLAIN_POINTS]
+    signature = report[f"{report['metric']}_signature"]
+    lines.append(f"{report['num_examples']:,} examples of {report['split']}; {signature}")
+    for columns, message in more_tables(report):
+        lines += [*align(columns), message]
+    return "\n".join([*lines, *notes_about_cells(report)])
 
 
 def list_by_seed(report: Mapping) -> Table:
@@ -173,9 +190,8 @@ def list_nll(report: Mapping) -> Table:
         if NLL_COMPARISON in point:
             test = shown_test(point[NLL_COMPARISON])
             interval = "[{:+.3f}, {:+.3f}]".format(*test.interval) if test.interval else "-"
-            p_value = show_p_value(test.p_value) if test.p_value is not None else "-"
             name = f"{point['model']} - {point['comparison']['against']}"
-            rows.append((f"{point['pairs']:,.0f}", name, f"{test.difference:+.3f}", interval, p_value))
+            rows.append((f"{point['pairs']:,.0f}", name, f"{test.difference:+.3f}", interval, show_p_value(test.p_value)))
     return NLL_HEAD, rows, EXPLAIN_NLL
 
 
@@ -188,16 +204,12 @@ def describe_slopes(report: dict) -> list[str]:
         what = f"{slope['model']} - {slope['comparison']['against']}, {test.seeds} seeds, {len(slope['fractions'])} sizes"
         values = f"{test.difference:+.2f} {unit} a doubling"
         if test.interval:
-            p_value, holm = (value.strip() for value in show_p_values(test))
-            values += f", 95 % {_show_interval(test)}, p {p_value}, p, Holm {holm}"
+            (low, high), (p_value, holm) = test.interval, show_p_values(test)
+            values += f", 95 % [{low:+.2f}, {high:+.2f}], p {p_value}, p, Holm {holm}"
         elif test.seeds < FEWEST_SEEDS:
             values += f"; an interval needs {FEWEST_SEEDS} seeds"
         lines.append(f"slope of {what}: {values}")
     return lines
-
-
-def _show_interval(test: SeedTest) -> str:
-    return f"[{test.interval[0]:+.2f}, {test.interval[1]:+.2f}]" if test.interval else "-"
 
 
 def draw(report: dict) -> "Figure":

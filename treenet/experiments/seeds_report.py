@@ -21,7 +21,7 @@ from treenet.evaluation.significance import (
     correct_family,
     summarize,
 )
-from treenet.experiments.records import Record, find_confounded, find_unlike, numbers
+from treenet.experiments.records import Record, find_confounded, find_unlike, read_numbers
 from treenet.experiments.results import Results
 from treenet.experiments.seeds import MEASURES, SCORED, Measures, Numbers, SeedGridConfig, seed_work
 from treenet.experiments.study import (
@@ -31,9 +31,9 @@ from treenet.experiments.study import (
     notes_about_cells,
     read_fresh_scores,
     say_unlearned_cells,
-    show_p_values,
     unlearned_in,
 )
+from treenet.experiments.tables import Column, align, numbers, p_columns, show_p_values, shown, typeset
 from treenet.runs.result_provenance import recorded_origin
 from treeproc.common import folder_kinds
 from treeproc.common.settings import UserError
@@ -62,7 +62,9 @@ def build_report(task: str, grid: SeedGridConfig, records: Sequence[Record]) -> 
     """Build the content of comparison.json from the records."""
     measures = MEASURES[task]
     cells = [_read_cell(record, measures) for record in records]
-    examples = {record["cell"]: {name: numbers(record, name, most=10**9) for name in record["sentences"]} for record in records}
+    examples = {
+        record["cell"]: {name: read_numbers(record, name, most=10**9) for name in record["sentences"]} for record in records
+    }
     table = Results.of(cells, "system")
     base, of_system = table.where(system=grid.baseline), table.by("system")
     systems = [system for system in dict.fromkeys([*grid.systems, *of_system]) if system in of_system]
@@ -186,25 +188,28 @@ def explain(report: dict) -> list[str]:
     return [*lines, f"seen, p, p, Holm and stars: {EXPLAINED}", *notes_about_cells(report)]
 
 
+def system_columns(report: dict) -> list[Column]:
+    """Return the table: for each system mean and deviation over seeds, the difference from the baseline, and its test."""
+    measures, rows = MEASURES[report["task"]], report["systems"]
+    tests = [headline_test(row, measures) for row in rows]
+    return [
+        Column("system", [row["system"] for row in rows]),
+        numbers("seeds", [len(row["seeds"]) for row in rows]),
+        *(shown(title, [row.get(key) for row in rows], measures.show_mean) for key, title in shown_columns(report).items()),
+        shown(f"− {report['baseline']}", tests, lambda test: typeset(measures.show(test.difference, "+"))),
+        shown("95 %", tests, lambda test: typeset(measures.show_interval(test.interval))),
+        shown("seen", tests, lambda test: typeset(measures.show_seen(test))),
+        *p_columns(tests),
+        numbers("parameters", [row["parameters"] for row in rows]),
+        numbers("minutes", [row["seconds"] / 60 for row in rows], ".1f"),
+    ]
+
+
 def format_table(report: dict) -> str:
-    """Return one line per system: mean and deviation over seeds, the difference from the baseline, and notes."""
-    rows, measures = report["systems"], MEASURES[report["task"]]
-    if not rows:
+    """Return the table for a terminal, and its notes."""
+    if not report["systems"]:
         return "no cell is done yet"
-    shown = shown_columns(report)
-    lines = [("system", "seeds", *shown.values(), f"- {report['baseline']}", "95 %", "seen", "p", "p, Holm", "minutes")]
-    for row in rows:
-        means = [measures.show_mean(row[key]) if key in row else "" for key in shown]
-        test, inference = headline_test(row, measures), ("",) * 5
-        if test:
-            difference, interval = measures.show(test.difference, "+"), measures.show_interval(test.interval)
-            inference = (difference, interval, measures.show_seen(test), *show_p_values(test))
-        lines.append((row["system"], str(len(row["seeds"])), *means, *inference, f"{row['seconds'] / 60:.1f}"))
-    first, _, *scores = (max(map(len, column)) for column in list(zip(*lines, strict=True))[: 2 + len(shown)])
-    widths = "".join(f"{{:>{max(11 + 2 * measures.digits, 2 + width)}}}" for width in scores)
-    layout = f"{{:{first}}} {{:>5}}{widths}{{:>20}}{{:>20}}{{:>8}}{{:>9}}{{:>10}}{{:>9}}"
-    rest = [*_other_tests(report), *say_unlearned_cells(report), *explain(report)]
-    return "\n".join([*(layout.format(*line) for line in lines), *rest])
+    return "\n".join([*align(system_columns(report)), *_other_tests(report), *say_unlearned_cells(report), *explain(report)])
 
 
 def _other_tests(report: dict) -> list[str]:

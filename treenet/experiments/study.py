@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treenet.evaluation.evaluate import References
-from treenet.evaluation.significance import EXPLORATORY, SeedTest
 from treenet.experiments.grid import CellWork, run_cells_here, run_cells_in_processes
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
 from treenet.experiments.records import Record, Recording, describe_unlike
@@ -106,21 +105,6 @@ def notes_about_cells(report: Mapping) -> list[str]:
     cells = report.get("cells", ())
     count = sum(cell.get("weights_sha256") is None for cell in cells)
     return [*([f"{count} of {len(cells)} cells {NOT_RECORDED}"] if count else []), *describe_unlike(report)]
-
-
-def show_p_value(value: float) -> str:
-    """Format a p-value. A small one is not shown as 0."""
-    return "<0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def show_p_values(test: SeedTest) -> tuple[str, str]:
-    """Format p and the corrected p of its family. The width is the same with and without a star."""
-    star = "*" if test.starred else " "
-    if test.p_value is None:
-        return "- ", "- "
-    if test.holm_p_value is None:
-        return f"{show_p_value(test.p_value)}{star}", "explor. " if test.family == EXPLORATORY else "- "
-    return f"{show_p_value(test.p_value)} ", f"{show_p_value(test.holm_p_value)}{star}"
 
 
 Read = Callable[[AnyPath], tuple[dict[str, dict], dict[str, str]]]  # see `Recording`

@@ -1,27 +1,18 @@
 """The answer, on the first screen of a page, and the sections of studies: of data sizes, and of comparisons over seeds."""
 
 from collections.abc import Callable
-from operator import itemgetter
 
 from matplotlib.figure import Figure
 
-from treenet.evaluation.significance import EXPLORATORY, FEWEST_SEEDS, SeedTest
-from treenet.experiments.scaling_table import (
-    EXPLAIN_POINTS,
-    describe_slopes,
-    list_by_seed,
-    list_nll,
-    list_pooled,
-    others_of,
-    read_comparison,
-)
+from treenet.evaluation.significance import FEWEST_SEEDS
+from treenet.experiments.scaling_table import EXPLAIN_POINTS, describe_slopes, more_tables, point_columns
 from treenet.experiments.seeds import MEASURES
-from treenet.experiments.seeds_report import explain, headline_test, shown_columns
+from treenet.experiments.seeds_report import explain, system_columns
 from treenet.experiments.study import StudyForm, notes_about_cells, say_unlearned_cells
+from treenet.experiments.tables import NONE, Column, numbers, show_interval, show_p_values
 from treenet.report.answer import Answer
 from treenet.report.figures import FAINT, INK, SERIES, name_rows
 from treenet.report.report_model import Report
-from treenet.report.tables import NONE, Column, number, numbers, show_interval, show_p_value, shown
 from treenet.tasks.translation_metrics import METRIC_TITLES
 
 ANSWER = "answer"
@@ -77,16 +68,6 @@ def draw_answer(answer: Answer) -> Figure | None:
     return figure
 
 
-def show_p_values(test: SeedTest) -> list[str]:
-    """Return p and Holm's p over seeds. A star is of the p that counts."""
-    p_values = [show_p_value(value) if value is not None else NONE for value in (test.p_value, test.holm_p_value)]
-    p_values[test.holm_p_value is not None] += "*" * test.starred
-    return [p_values[0], "exploratory"] if test.family == EXPLORATORY else p_values
-
-
-_NAMES = ("model", "unpaired", "metric", "by nll on valid")  # columns of names in the tables below the first
-
-
 def study_section(form: StudyForm, show: Callable[[dict], dict], report: Report) -> dict:
     """Return name of the figure, the study, and what `show` makes of its results, for each study of a form."""
     return {"studies": [(figure, one, one.report and show(one.report)) for figure, one in report.of_form(form)]}
@@ -95,55 +76,16 @@ def study_section(form: StudyForm, show: Callable[[dict], dict], report: Report)
 def show_scaling(report: dict) -> dict:
     """Return caption, tables and notes of a study of the size of the training data."""
     points, metric = report["points"], report["metric"]
-    found = [read_comparison(point) for point in points]
-    tests = [one and one[0] for one in found]
-    means = [metric, *(name for name in others_of(metric) if all(name in point for point in points))]
-    first, *others = (numbers(METRIC_TITLES[name], [point[name]["mean"] for point in points], ".2f") for name in means)
-    columns = [
-        Column("model", [point["model"] for point in points]),
-        numbers("pairs", [point["pairs"] for point in points], ",.0f"),
-        numbers("share", [point["fraction"] for point in points], ".4g"),
-        numbers("seeds", [len(point["seeds"]) for point in points]),
-        first,
-        numbers("± 95 %", [point[metric]["half_interval"] for point in points], ".2f"),
-        *others,
-        shown("difference", tests, lambda test: number(test.difference, "+.2f")),
-        Column("from", [(point.get("comparison") or {}).get("against", "") for point in points]),
-        shown("95 %", tests, lambda test: show_interval(test.interval)),
-        *_p_columns(tests),
-        shown("p, weights", found, lambda one: NONE if one[1] is None else show_p_value(one[1])),
-    ]
-    tables = [(columns, EXPLAIN_POINTS, [*describe_slopes(report), *say_unlearned_cells(report)])]
-    for titles, rows, message in (list_pooled(report), list_by_seed(report), list_nll(report)):
-        if rows:
-            cells = zip(titles, zip(*rows, strict=True), strict=True)
-            tables.append(([Column(title, column, "n" * (title not in _NAMES)) for title, column in cells], message, []))
+    tables = [(point_columns(report), EXPLAIN_POINTS, [*describe_slopes(report), *say_unlearned_cells(report)])]
+    tables += [(columns, message, []) for columns, message in more_tables(report)]
     tables[-1][-1].extend(notes_about_cells(report))
     rules = [place for place in range(1, len(points)) if points[place]["fraction"] != points[place - 1]["fraction"]]
     said = f"{METRIC_TITLES[metric]} on {report['split']} by training pairs. Bars are the 95 % intervals of the table."
     return {"said": said, "tables": tables, "rules": rules}
 
 
-def _p_columns(tests: list[SeedTest | None]) -> list[Column]:
-    p_values = [show_p_values(test) if test else None for test in tests]
-    return [shown(title, p_values, itemgetter(place)) for place, title in enumerate(("p", "p, Holm"))]
-
-
 def show_comparison(report: dict) -> dict:
     """Return caption, table and notes of a comparison over seeds."""
-    measures, rows = MEASURES[report["task"]], report["systems"]
-    tests = [headline_test(row, measures) for row in rows]
-    columns = [
-        Column("system", [row["system"] for row in rows]),
-        numbers("seeds", [len(row["seeds"]) for row in rows]),
-        *(shown(title, [row.get(key) for row in rows], measures.show_mean) for key, title in shown_columns(report).items()),
-        shown(f"− {report['baseline']}", tests, lambda test: measures.show(test.difference, "+").replace("-", "−")),
-        shown("95 %", tests, lambda test: measures.show_interval(test.interval).replace("-", "−")),
-        shown("seen", tests, lambda test: measures.show_seen(test).replace("-", "−")),
-        *_p_columns(tests),
-        numbers("parameters", [row["parameters"] for row in rows]),
-        numbers("minutes", [row["seconds"] / 60 for row in rows], ".1f"),
-    ]
     first, *notes = explain(report)
-    said = f"{measures.title} on test, every seed of every system."
-    return {"said": said, "tables": [(columns, first, [*say_unlearned_cells(report), *notes])], "rules": []}
+    said = f"{MEASURES[report['task']].title} on test, every seed of every system."
+    return {"said": said, "tables": [(system_columns(report), first, [*say_unlearned_cells(report), *notes])], "rules": []}

@@ -8,11 +8,12 @@ from matplotlib.figure import Figure
 
 from treenet.analysis.attention_stats import AttentionStats, Group
 from treenet.analysis.encoder_attention import EncoderStats
+from treenet.experiments.tables import NONE, Column, number, numbers
 from treenet.probing.probe_results import COLUMNS, draw_layers, table_rows, task_name
 from treenet.report.figures import draw_groups, gather, group_names
 from treenet.report.report_inputs import ReportRun
 from treenet.report.report_model import Report
-from treenet.report.tables import NONE, Column, fact_columns, number, numbers, show_hash
+from treenet.report.tables import fact_columns, show_hash
 from treenet.runs.result_provenance import describe_origin
 
 # Prefixes of the names of charts.

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
+from treenet.experiments.tables import NONE, Column, number
 from treenet.report.compare import speed
 from treenet.report.report_inputs import FINGERPRINTS, ReportRun
 from treenet.report.report_model import Report
-from treenet.report.tables import NONE, Column, code, fact_columns, number, show_hash
+from treenet.report.tables import code, fact_columns, show_hash
 from treenet.runs.metrics_log import best_validation
 from treeproc.common.messages import format_seconds
 from treeproc.common.provenance import Session, describe_machines, describe_packages, describe_software, read_sessions

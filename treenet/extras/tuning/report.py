@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from treenet.experiments.study import UNLEARNED
+from treenet.experiments.tables import Column, align
 from treenet.extras.tuning.trials import ENDS, Trial, Trials, TuningConfig, best_trial, describe_values
 from treenet.runs.metrics_log import write_png
 from treenet.tasks.base import build_task
@@ -108,13 +109,8 @@ def format_table(report: dict) -> str:
         best = facts["best"]
         shown = (f"{best['criterion']:.4f}", describe_values(best["values"])) if best else ("-", "no trial is done")
         rows.append((name, *(f"{facts[key]:,.0f}" for key in (*ENDS, "updates")), *shown))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    lines = [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:-1], widths[1:], strict=True)), row[-1]]
-        )
-        for row in rows
-    ]
+    columns = zip(*rows, strict=True)
+    lines = align([Column(title, cells, "n" * (title not in ("system", "best settings"))) for title, *cells in columns])
     lines += say_unlearned({name: facts[UNLEARNED] for name, facts in report["systems"].items() if UNLEARNED in facts})
     if len({sum(facts[status] for status in ENDS) for facts in report["systems"].values()}) > 1:
         lines.append("warning: the systems had different numbers of trials, so a comparison of their best is not fair")

@@ -1,0 +1,71 @@
+"""Tables of studies as columns of texts, for a terminal and for a page, and numbers as every table writes them."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TypeVar
+
+from treenet.evaluation.significance import EXPLORATORY, SeedTest
+
+NONE = "–"
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. `kind` is the class of its cells: "n" aligns numbers. The rows `best` are bold."""
+
+    title: str
+    cells: Sequence[str]
+    kind: str = ""
+    best: Collection[int] = ()
+
+
+def number(value: float | None, form: str = ",") -> str:
+    """Return a number with a true minus sign; a dash where there is none."""
+    return NONE if value is None else typeset(format(value, form))
+
+
+def typeset(text: str) -> str:
+    """Return a text of numbers with true minus signs; of a lone hyphen, the dash of a number that is not there."""
+    return NONE if text == "-" else text.replace("-", "−")
+
+
+def numbers(title: str, values: Iterable[float | None], form: str = ",", best: Collection[int] = ()) -> Column:
+    return Column(title, [number(value, form) for value in values], "n", best)
+
+
+def shown(title: str, items: Iterable[Item | None], show: Callable[[Item], str]) -> Column:
+    """Return a column of what `show` says of each item; nothing where there is none."""
+    return Column(title, ["" if item is None else show(item) for item in items], "n")
+
+
+def align(columns: Sequence[Column]) -> list[str]:
+    """Return the lines of a table for a terminal, with its titles. Numbers are on the right of their columns."""
+    padded = []
+    for column in columns:
+        cells = [column.title, *column.cells]
+        width, side = max(map(len, cells)), ">" if column.kind == "n" else "<"
+        padded.append([f"{cell:{side}{width}}" for cell in cells])
+    return ["  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
+
+
+def show_p_value(value: float | None) -> str:
+    """Format a p-value. A small one is not shown as 0."""
+    return NONE if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def show_p_values(test: SeedTest) -> list[str]:
+    """Return p and Holm's p over seeds. A star is of the p that counts."""
+    p_values = [show_p_value(value) for value in (test.p_value, test.holm_p_value)]
+    p_values[test.holm_p_value is not None] += "*" * test.starred
+    return [p_values[0], "exploratory"] if test.family == EXPLORATORY else p_values
+
+
+def p_columns(tests: Iterable[SeedTest | None]) -> list[Column]:
+    p_values = [show_p_values(test) if test else None for test in tests]
+    return [shown(title, p_values, itemgetter(place)) for place, title in enumerate(("p", "p, Holm"))]
+
+
+def show_interval(interval: Sequence[float] | None, form: str = "+.2f") -> str:
+    return " to ".join(number(end, form) for end in interval) if interval else NONE
