@@ -24,7 +24,7 @@ from treeproc.shards.schema import lower_case
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import read_index, stage_folder
 
-Cell = TypeVar("Cell")
+Value = TypeVar("Value")
 # Bytes of the sentences in a page: 3,000 of 25 words with four translations. A browser filters them in an instant.
 _MOST_BYTES = 4_000_000
 
@@ -66,7 +66,7 @@ class Lines:
         )
 
 
-def _take(column: Sequence[Cell], rows: Sequence[int]) -> list[Cell]:
+def _take(column: Sequence[Value], rows: Sequence[int]) -> list[Value]:
     return [column[row] for row in rows]
 
 
