@@ -5,6 +5,7 @@
     tree-attention score-lm --out RUN blimp=BLiMP.zip
     tree-attention score-lm --out RUN 'pairs={files: [pairs.tsv], good: good, bad: bad, by: [group]}'
     tree-attention score-lm --out RUN surprisal=story.txt
+    tree-attention score-lm --out RUN trees=beam
 
 RUN is the folder of a training run of tree-attention train. A causal model gives the probability of a sentence. A grammar gives
 that of a sentence with its tree of the data set: its perplexity is an upper bound. A masked model gives a pseudo-perplexity,
@@ -16,8 +17,11 @@ grammar reads pairs of trees, or the trees of the run's parser. evaluate --compa
 `surprisal` gives the bits of each word of a file, and of the end of each line. A word needs the probability that the next piece
 begins a word; their sum is the nll.
 
+With `trees=beam`, a grammar needs no trees: a beam search finds trees, and sums up their probabilities. That is a lower bound of
+the probability of the sentence. On a split, the file has the best parses, and their labelled F1 is printed.
+
 The command writes RUN/language_model.NAME.tsv, a row for each example, pair or word, and adds the scores to RUN/scores.json. NAME
-is the split, pairs-blimp, pairs-FILE or surprisal-FILE.
+is the split, pairs-blimp, pairs-FILE or surprisal-FILE, then .beam with trees=beam and .every_N with every=N.
 """
 
 from treenet.cli.shipped import on_a_run
@@ -33,7 +37,12 @@ TITLES = {
     "perplexity_given_tree": "perplexity per piece, given the tree so far",
     "pseudo_perplexity": "pseudo-perplexity per piece",
 }
-_KINDS = {"exact": "", "joint": ", with the given trees: an upper bound", "pseudo": ", from the pieces on both sides"}
+_KINDS = {
+    "exact": "",
+    "joint": ", with the given trees: an upper bound",
+    "beam": ", summed over the trees of a beam: an upper bound",
+    "pseudo": ", from the pieces on both sides",
+}
 
 
 @on_a_run(__doc__, ScoreLMSettings, "train-lm")
@@ -58,6 +67,9 @@ def format_scores(name: str, scores: dict) -> str:
     for key, title in TITLES.items():
         if key in scores:
             rows.append(f"  {title:44}{scores[key]:10.2f}")
+    if "bracket_f1" in scores:
+        figures = "".join(f"{100 * scores[f'bracket_{name}']:10.2f}" for name in ("f1", "precision", "recall"))
+        rows.append(f"  {'best parses: labelled F1, precision, recall (%)':44}{figures}")
     if "num_pairs" in scores:
         rows += format_pairs(scores)
     if "other_first_pieces" in scores:

@@ -120,8 +120,9 @@ def compare_predictions(baseline: System, system: System, settings: EvaluateSett
     numbers = [number + 1 for number in read[0][0]]
     every = dict(zip(columns, np.array(read, dtype=float).swapaxes(0, 1), strict=True))
     every = {name: both.astype(columns[name]) for name, both in every.items()}
-    if "joint" in (kinds := {one.scores.get("kind") for one in (baseline, system) if one.scores}) and len(kinds) > 1:
-        warn("note: the nll of one run is of sentence and tree together: an upper bound of that of the sentence")
+    kinds = {one.scores.get("kind") for one in (baseline, system) if one.scores}
+    if kinds & {"joint", "beam"} and len(kinds) > 1:
+        warn("note: the nll of one run is of given trees, or of those of a beam: an upper bound of that of the sentence")
     metrics = _test(form, every, settings.compare.samples)
     shown = {"source": [] if of_pairs else _texts(system, settings, split, numbers)}
     if "label" in every:

@@ -1,7 +1,7 @@
 """Scores of language models: log-probabilities of examples and words, perplexities, and choices in minimal pairs.
 
-A causal model gives log p(sentence). A grammar gives log p(sentence, tree) for the tree of the data set. It is a lower bound of
-log p(sentence), because p(sentence) is the sum over all trees. That sum, or a sum over sampled trees, is not computed.
+A causal model gives log p(sentence). A grammar gives log p(sentence, tree) for the tree of the data set, or the log of the sum
+over the trees of a beam. Both are lower bounds of log p(sentence), which is the sum over all trees.
 
 A masked model gives a pseudo-log-likelihood (Salazar et al., 2020): each piece is masked alone, and its log-probability added up.
 
@@ -20,12 +20,15 @@ from torch import Tensor
 
 from treenet.data.batch import TreeBatch, collate, count_leaves
 from treenet.data.examples import SourceSide
-from treenet.data.input_kinds import ACTIONS, LEAVES, SPLIT_POINTS, InputKind
+from treenet.data.input_kinds import LEAVES, SPLIT_POINTS, InputKind
 from treenet.data.plan import plan_in_order
+from treenet.data.splits import read_split
 from treenet.evaluation.minimal_pairs import PairInput, open_pairs, pair_facts, pair_rows, summarize_pairs
 from treenet.evaluation.prefix_trees import ROWS, reads_prefix_trees, score_pieces
 from treenet.evaluation.settings import ScoreLMSettings
 from treenet.evaluation.surprisal import END, score_words
+from treenet.evaluation.tree_beam import SentenceScore, TreeBeam, cut_words, reads_grammar, spans_of
+from treenet.evaluation.unsupervised_parse import gold_trees
 from treenet.layers.backend import choose_device, scoring
 from treenet.models import CausalLM, MaskedLM, VocabSizes
 from treenet.runs.loading import load_model, scored_splits
@@ -39,9 +42,12 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.online.minimal_pairs import encode_pairs
 from treeproc.online.spaced_words import encode_spaced
-from treeproc.shards.schema import PAD_ID
-from treeproc.shards.shard import check_hashes
+from treeproc.shards.schema import PAD_ID, SPLIT_WORD_PREFIX
+from treeproc.shards.shard import check_hashes, read_names
 from treeproc.shards.store import read_index
+from treeproc.trees.flat_trees import BINARY_PREFIX
+from treeproc.trees.scores import BracketScore, score_sentence
+from treeproc.trees.spans import ROOT_LABELS, SpanTree, write_brackets
 
 _BATCH_TOKENS = 4096
 _UNKNOWN = {"<unk>", *(f"<0x{byte:02X}>" for byte in range(256))}  # names of the unknown piece, and of bytes of rare characters
@@ -56,6 +62,7 @@ class Scored:
     pieces: int  # targets: pieces, and the end of the sentence of causal models
     nll: float  # of these targets
     tree_nll: float = 0.0  # of the nonterminals of a grammar
+    found: SentenceScore | None = None  # by a beam over trees, whose sum is then the nll
 
     @property
     def total(self) -> float:
@@ -77,26 +84,36 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings, name: str = "") -> tup
     index = read_index(run.data / "encoded")
     task.check(index)
     reads = LEAVES if run.model.reads is SPLIT_POINTS else run.model.reads  # split points are for the training alone
-    is_pseudo = isinstance(run.model, MaskedLM)
-    about: dict = {"pseudo": is_pseudo, "with_trees": reads is ACTIONS}
     scorer = Scorer(run.model, reads.for_device(device), vocab_sizes(index))
+    if settings.trees == "beam":
+        if not reads_grammar(run.model):
+            raise UserError(f"trees must be given for {folder}, a run of model.name={run.config.model.name}, but is beam")
+        scorer = replace(scorer, beam=TreeBeam(run.model, scorer.sizes, settings.beam))
     if given := open_pairs(settings):
         text = given.name
-        rows, entry = score_pairs(scorer, given, run.data, about)
+        rows, entry = score_pairs(scorer, given, run.data)
     elif settings.surprisal:
         text = f"surprisal-{settings.surprisal.name.partition('.')[0]}"
-        rows, entry = score_text(scorer, settings.surprisal, run.data, about)
+        rows, entry = score_text(scorer, settings.surprisal, run.data)
     else:
         text = settings.split
         check_hashes(run.data / "encoded", text)
-        source = task.open(text, device=device)
-        assert isinstance(source, SourceSide)
-        scored = check_finite(score_batches(run.model, source_batches(source), index["num_pieces"]))
-        facts = facts_of_nll(run.config.data, run.data, text, "leaves", ends=not is_pseudo)
-        entry = summarize(scored, **about) | {"split": text, **({LEARNING: facts} if facts else {})}
-        lines = [f"{one.example}\t{one.words}\t{one.pieces}\t{one.nll:.6f}\t{one.tree_nll:.6f}\n" for one in scored]
-        rows = ["example\twords\tpieces\tnll\ttree_nll\n", *lines]
-    name = name_result(name or text, run.checkpoint, run.data, own_data=run.own_data)
+        if scorer.beam:
+            examples = list(read_split(run.data, "encoded", text))
+            scored = scorer.score(examples)
+            columns, scores = describe_parses(scored, examples, run.data)
+        else:
+            source = task.open(text, device=device)
+            assert isinstance(source, SourceSide)
+            scored = check_finite(score_batches(run.model, source_batches(source), index["num_pieces"]))
+            columns, scores = [""] * len(scored), {}
+        facts = facts_of_nll(run.config.data, run.data, text, "leaves", ends=scorer.kind != "pseudo")
+        entry = summarize(scored, scorer.kind) | {"split": text, **scores, **({LEARNING: facts} if facts else {})}
+        rows = ["\t".join(["example\twords\tpieces\tnll\ttree_nll", *["trees\tbest_nll\tparse"] * bool(scorer.beam)]) + "\n"]
+        for one, more in zip(scored, columns, strict=True):
+            rows.append(f"{one.example}\t{one.words}\t{one.pieces}\t{one.nll:.6f}\t{one.tree_nll:.6f}{more}\n")
+    part = [*["beam"] * bool(scorer.beam), *[f"every_{settings.every}"] * (settings.every > 1)]
+    name = name_result(name or text, run.checkpoint, run.data, *part, own_data=run.own_data)
     return name, write_predictions(folder, name, rows, entry | origin(run, settings), LANGUAGE_MODEL)
 
 
@@ -107,9 +124,21 @@ class Scorer:
     model: CausalLM | MaskedLM
     reads: InputKind
     sizes: VocabSizes
+    beam: TreeBeam | None = None
+
+    @property
+    def kind(self) -> str:
+        """What the scores are of sentences."""
+        if isinstance(self.model, MaskedLM):
+            return "pseudo"
+        return "beam" if self.beam else "joint" if reads_grammar(self.model) else "exact"
 
     def score(self, rows: Iterable[dict]) -> list[Scored]:
         """Return the scores of rows of a shard, which are numbered from 0."""
+        if self.beam:
+            every = [(row["example_id"], cut_words(row["leaves"]["piece"], row["leaves"]["word_index"])) for row in rows]
+            searched = zip(every, self.beam.score_all([words for _, words in every]), strict=True)
+            return check_finite(Scored(n, len(ws), len(one.nll), math.fsum(one.nll), found=one) for (n, ws), one in searched)
         if not reads_prefix_trees(self.model):
             return check_finite(score_batches(self.model, example_batches([*rows], self.reads, self.sizes), self.sizes.pieces))
         kept = [(row["leaves"]["piece"].tolist(), len(np.unique(row["leaves"]["word_index"]))) for row in rows]
@@ -128,9 +157,9 @@ def check_finite(scored: Iterable[Scored]) -> list[Scored]:
     return found
 
 
-def score_pairs(scorer: Scorer, given: PairInput, data: AnyPath, about: dict) -> tuple[list[str], dict]:
+def score_pairs(scorer: Scorer, given: PairInput, data: AnyPath) -> tuple[list[str], dict]:
     """Return the lines of the file of scores, and the entry, of minimal pairs."""
-    counts, reads = Counter[str](), scorer.reads
+    counts, reads = Counter[str](), LEAVES if scorer.beam else scorer.reads
 
     def counted() -> Iterator[dict]:
         words_only = not (reads.constituents or reads.columns)
@@ -146,24 +175,47 @@ def score_pairs(scorer: Scorer, given: PairInput, data: AnyPath, about: dict) ->
     nll, pieces = (np.array([getattr(one, name) for one in scored]).reshape(-1, 2) for name in ("total", "pieces"))
     equal = [pair.sentences[0] == pair.sentences[1] and not pair.trees for pair in given.pairs]
     nll[equal, 1] = nll[equal, 0]  # in two batches, sums of a sentence may round in two ways
-    entry = {name: value for name, value in summarize(scored, **about).items() if "perplexity" not in name}
+    entry = {name: value for name, value in summarize(scored, scorer.kind).items() if "perplexity" not in name}
     entry |= {**counts, **summarize_pairs(given, nll, pieces)}
     return pair_rows(given, nll, pieces), entry | pair_facts(given)
 
 
-def score_text(scorer: Scorer, path: Path, data: AnyPath, about: dict) -> tuple[list[str], dict]:
+def score_text(scorer: Scorer, path: Path, data: AnyPath) -> tuple[list[str], dict]:
     """Return the lines of the file of words, and the entry, of a file of text."""
-    if not reads_prefix_trees(scorer.model):
-        raise UserError("surprisal: needs a run of model.name=causal_transformer, which gives p(word) from the words before it")
+    model = scorer.beam or (scorer.model if reads_prefix_trees(scorer.model) else None)
+    if model is None:
+        raise UserError(
+            "surprisal: needs a run of model.name=causal_transformer, which gives p(word) from the words before it, or a grammar "
+            "with trees=beam"
+        )
     lines, beginners = encode_spaced(path, data)
     scored, rows, start = [], {}, 0.0
-    for number, scores, bits in score_words(scorer.model, lines, beginners):
+    for number, scores, bits in score_words(model, lines, beginners):
         line = lines[number]
         scored.append(Scored(number, len(line.words), len(scores.nll), math.fsum(scores.nll)))
         rows[number] = [f"{line.number}\t{word}\t{one:.6f}\n" for word, one in zip([*line.words, END], bits, strict=True)]
         start = -math.expm1(-scores.begins[0])  # the same before every line
-    entry = summarize(check_finite(scored), **about) | {"other_first_pieces": start}
+    entry = summarize(check_finite(scored), scorer.kind) | ({} if scorer.beam else {"other_first_pieces": start})
     return ["line\tword\tbits\n", *(row for number in sorted(rows) for row in rows[number])], entry
+
+
+def describe_parses(scored: Sequence[Scored], examples: Sequence[dict], data: AnyPath) -> tuple[list[str], dict]:
+    """Return more columns for the line of each example: the trees found, and the best; and the best trees' scores by brackets.
+
+    As in the trees of the data set, nodes that make a tree binary, or a word of pieces, are left out.
+    """
+    names, rows, total = read_names(data / "encoded" / "vocab" / "labels.txt"), list[str](), BracketScore()
+
+    def as_tree(words: int, spans: Iterable[tuple[tuple[int, int], str]]) -> SpanTree:
+        kept = [(name, *span) for span, name in spans if not name.startswith((BINARY_PREFIX, SPLIT_WORD_PREFIX))]
+        return SpanTree(*map(list, zip((ROOT_LABELS[0], 0, words), *kept, strict=True)))
+
+    for one, gold in zip(scored, gold_trees(data, examples), strict=True):
+        assert one.found
+        best = as_tree(one.words, spans_of(one.found.best, names))
+        total += score_sentence(gold.tags, as_tree(one.words, gold.spans), best)
+        rows.append(f"\t{one.found.trees}\t{one.found.best_nll:.6f}\t{write_brackets(best, gold.words, gold.tags)}")
+    return rows, {f"bracket_{name}": getattr(total, name) for name in ("f1", "precision", "recall")}
 
 
 def score_splits(folder: Path, *, use_gpu: bool = False) -> dict[str, dict]:
@@ -238,20 +290,16 @@ def _nll(model: CausalLM | MaskedLM, states: Tensor, targets: Tensor) -> Tensor:
     return out
 
 
-def summarize(scored: Sequence[Scored], *, pseudo: bool, with_trees: bool) -> dict:
+def summarize(scored: Sequence[Scored], kind: str) -> dict:
     """Return nll and perplexities of all examples. Those of words count the end of a sentence as a word."""
     nll, pieces, total = (math.fsum(getattr(one, name) for one in scored) for name in ("nll", "pieces", "total"))
     words = sum(one.words for one in scored)
     counts = {"num_examples": len(scored), "num_targets": int(pieces), "num_words": words}
-    out: dict[str, float | str] = {"nll": total / max(pieces, 1), **counts}
-    if pseudo:
-        return out | {"kind": "pseudo", "pseudo_perplexity": perplexity(total, pieces)}
-    out |= {
-        "kind": "joint" if with_trees else "exact",
-        "perplexity": perplexity(total, pieces),
-        "word_perplexity": perplexity(total, words + len(scored)),
-    }
-    return out | {"perplexity_given_tree": perplexity(nll, pieces)} if with_trees else out
+    out: dict[str, float | str] = {"nll": total / max(pieces, 1), **counts, "kind": kind}
+    if kind == "pseudo":
+        return out | {"pseudo_perplexity": perplexity(total, pieces)}
+    out |= {"perplexity": perplexity(total, pieces), "word_perplexity": perplexity(total, words + len(scored))}
+    return out | {"perplexity_given_tree": perplexity(nll, pieces)} if kind == "joint" else out
 
 
 def perplexity(nll: float, count: float) -> float:

@@ -57,7 +57,7 @@ def open_pairs(settings: ScoreLMSettings) -> PairInput | None:
             warn(
                 f"warning: {settings.blimp}: {name} has {count:,} pairs, but others up to {max(sizes.values()):,}; copy it again"
             )
-    return PairInput(name, pairs, columns.by, published)
+    return PairInput(name, pairs[:: settings.every], columns.by, published)
 
 
 def summarize_pairs(given: PairInput, nll: np.ndarray, pieces: np.ndarray) -> dict:

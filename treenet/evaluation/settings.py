@@ -1,7 +1,7 @@
 """Settings of scoring and of classifying lines, without the code that they run."""
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, field_validator, model_validator
 
@@ -196,12 +196,30 @@ class PairsInput(Settings):
         return self
 
 
+class TreeBeamConfig(Settings):
+    """Settings of the search for the trees of a sentence."""
+
+    actions: PositiveInt = Field(100, description="partial trees that are kept after each action between two words")
+    words: PositiveInt = Field(10, description="partial trees that are kept after each word")
+    fast_track: int = Field(
+        1, ge=0, description="partial trees that reach the next word although `actions` better ones are there"
+    )
+    max_depth: PositiveInt = Field(50, description="most nodes that are open at once; the sum has no deeper tree")
+    max_opens: PositiveInt = Field(10, description="most nodes that open between two words; the sum has no tree with more")
+
+
 class ScoreLMSettings(PairsInput):
     """Settings of scoring a language model."""
 
     split: str = Field("test", description="split of the data set")
+    every: PositiveInt = Field(1, description="score only every n-th minimal pair, from the first on")
     data: OtherData = None
     checkpoint: Checkpoint = AVERAGED
+    trees: Literal["given", "beam"] = Field(
+        "given",
+        description="what a grammar scores: sentence and given tree; or the sentence alone, as the sum over the trees of a beam",
+    )
+    beam: TreeBeamConfig = TreeBeamConfig()
     surprisal: Path | None = Field(
         None, description="write the surprisal of every word of a file of text, one sentence a line; words stand between blanks"
     )
@@ -209,8 +227,13 @@ class ScoreLMSettings(PairsInput):
 
     @model_validator(mode="after")
     def _one_input(self) -> Self:
-        if self.surprisal and (self.blimp or self.pairs.files):
+        pairs = self.blimp or self.pairs.files
+        if self.surprisal and pairs:
             raise ValueError("surprisal: leave it out, or leave blimp and pairs out; score them one after the other")
+        if self.every > 1 and not pairs:
+            raise ValueError("every: leave it out, or give blimp or pairs, of which it takes a part")
+        if self.beam != TreeBeamConfig() and self.trees != "beam":
+            raise ValueError("beam: leave it out, or set trees=beam")
         return self
 
 

@@ -260,6 +260,21 @@ def depth_differences(depth: Tensor) -> Tensor:
     return (depth[:, :, None] - depth[:, None, :]).clamp(NEAREST, FARTHEST) - NEAREST
 
 
+@dataclass
+class StackPast:
+    """The past of one layer in a search: positions of many partial trees, which share what they begin with."""
+
+    keys: Tensor  # [P, H, K]
+    values: Tensor  # [P, H, K]
+    rows: Tensor  # [B, S] which of them each tree reads, with its A next positions as the last
+
+    def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add keys and values of next positions [B, H, A, K] as the last B * A. Returns those of `rows` [B, H, S, K]."""
+        flat = (x.transpose(1, 2).flatten(0, 1) for x in (keys, values))
+        self.keys, self.values = (torch.cat(pair) for pair in zip((self.keys, self.values), flat, strict=True))
+        return self.keys[self.rows].transpose(1, 2), self.values[self.rows].transpose(1, 2)
+
+
 class DepthAttention(SelfAttention):
     """Self-attention within a mask, by differences of depth in a tree (Sartran et al., 2022; Dai et al., 2019).
 
@@ -275,10 +290,15 @@ class DepthAttention(SelfAttention):
         self.content_bias, self.position_bias = (nn.Parameter(torch.zeros(num_heads, 1, d_model // num_heads)) for _ in range(2))
 
     def forward(  # type: ignore[override]  # depths instead of trees
-        self, x: Tensor, attend_mask: Tensor, difference: Tensor, sinusoids: Tensor
+        self, x: Tensor, attend_mask: Tensor, difference: Tensor, sinusoids: Tensor, past: StackPast | None = None
     ) -> Tensor:
-        """Map x [B, A, D] -> [B, A, D], with `attend_mask` and `difference` [B, A, A], and the sinusoids [R, D] of its rows."""
+        """Map x [B, A, D] -> [B, A, D], with `attend_mask` and `difference` [B, A, S], and the sinusoids [R, D] of its rows.
+
+        Without a `past`, S = A.
+        """
         queries, keys, values = map(self.split_heads, self.project(x))
+        if past is not None:
+            keys, values = past.write(keys, values)
         relative = self.split_heads(self.positions(sinusoids)[None])  # [1, H, R, K]
         by_row = (queries + self.position_bias) @ relative.transpose(2, 3) / math.sqrt(queries.shape[3])
         bias = by_row.gather(3, difference[:, None].expand(-1, self.num_heads, -1, -1))

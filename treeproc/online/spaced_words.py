@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.online.line_encoder import LineEncoder
@@ -28,6 +30,7 @@ class SpacedLine:
     words: list[str]
     pieces: list[int]
     starts: list[int]
+    parsed: np.ndarray  # the parser's word of each piece
 
 
 def encode_spaced(path: AnyPath, data: AnyPath) -> tuple[list[SpacedLine], list[int]]:
@@ -53,7 +56,7 @@ def encode_spaced(path: AnyPath, data: AnyPath) -> tuple[list[SpacedLine], list[
             words, starts = [word for word in _BLANKS.split(line) if word], _starts(encoder.subwords.names(pieces))
             if len(words) != len(starts):
                 raise UserError(f"{path}, line {number}: expected pieces of {len(words)} words, but found {len(starts)}")
-            found.append(SpacedLine(number, words, pieces, starts))
+            found.append(SpacedLine(number, words, pieces, starts, row["leaves"]["word_index"]))
     names = encoder.subwords.names(range(len(encoder.subwords)))
     return found, [piece for piece, name in enumerate(names) if name.startswith(_MARK)]
 

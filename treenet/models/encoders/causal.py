@@ -7,6 +7,7 @@ Shapes: B batch, L leaves, T = L + 1 positions from BOS on, A actions, D model.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,7 +18,7 @@ from treenet.data.input_kinds import ACTIONS, LEAVES, SPLIT_POINTS, InputKind
 from treenet.layers.attention import PrefixAttention
 from treenet.layers.blocks import compute_sinusoids
 from treenet.layers.constituents import tree_reg_losses
-from treenet.layers.relations import FARTHEST, NEAREST, DepthAttention, depth_differences
+from treenet.layers.relations import FARTHEST, NEAREST, DepthAttention, StackPast, depth_differences
 from treenet.models.encoders.base import Encoder, Memory, PieceEmbedding, TransformerEncoder, VocabSizes, build_layers
 from treenet.models.registry import Architecture, register
 from treenet.structure import SplitPoints
@@ -114,11 +115,16 @@ class GrammarEncoder(Encoder):
     def forward(self, batch: TreeBatch) -> Memory:
         """Return the states of all actions: S = A."""
         actions: Actions = batch.structure
-        attend_mask, difference = actions.attend_mask(), depth_differences(actions.depth)
-        x = self.dropout(self.embedding(batch.tgt_in))
-        for layer in self.layers:
-            x = layer(x, attend_mask, difference, self.sinusoids)
-        return Memory(x, actions.kind == PADDING)
+        return Memory(self.extend(batch.tgt_in, actions, [None] * len(self.layers)), actions.kind == PADDING)
+
+    def extend(self, ids: Tensor, actions: Actions, pasts: Sequence[StackPast | None]) -> Tensor:
+        """Return the states [B, A, D] of `ids` [B, A], which are the last of `actions`. The pasts of layers have those before."""
+        last = slice(-ids.shape[1], None)
+        attend_mask, difference = actions.attend_mask()[:, last], depth_differences(actions.depth)[:, last]
+        x = self.dropout(self.embedding(ids))
+        for layer, past in zip(self.layers, pasts, strict=True):
+            x = layer(x, attend_mask, difference, self.sinusoids, past)
+        return x
 
 
 register("transformer_grammar", Architecture(GrammarEncoder, uses=("causal_lm",)))
