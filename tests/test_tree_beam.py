@@ -116,18 +116,20 @@ def slow_beam(beginnings: dict, words: Sequence[Sequence[int]], limits: TreeBeam
     live, sums = [()], []
     for number, word in enumerate([*words, [EOS_ID]], start=1):
         waiting: list[tuple] = []
+        wanted = limits.words if number < len(words) else limits.actions
         while live and len(waiting) < limits.actions:
             ranked = sorted((ids for one in live for ids in after[one] if ids), key=beginnings.__getitem__, reverse=True)
             best, rest = ranked[: limits.actions], ranked[limits.actions :]
             waiting += [ids for ids in best if ids[-1] == word[0]]
             waiting += [ids for ids in rest if ids[-1] == word[0]][: limits.fast_track]
-            live = [ids for ids in best if ids[-1] != word[0]]
-        sums.append(log_sum(beginnings[ids] for ids in waiting))
+            enough = sorted(beginnings[ids] for ids in waiting)[-wanted] if len(waiting) >= wanted else -np.inf
+            live = [ids for ids in best if ids[-1] != word[0] and beginnings[ids] > enough]
         for piece in word[1:]:
-            waiting = [(*ids, piece) for ids in waiting]
             sums.append(log_sum(beginnings[ids] for ids in waiting))
+            waiting = [(*ids, piece) for ids in waiting]
         live = sorted(waiting, key=beginnings.__getitem__, reverse=True)
-        live = live[: limits.actions if number == len(words) else limits.words]
+        live = live[:wanted]
+        sums.append(log_sum(beginnings[ids] for ids in live))
     return sums, {ids: beginnings[ids] for ids in waiting}
 
 

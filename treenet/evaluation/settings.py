@@ -205,7 +205,7 @@ class TreeBeamConfig(Settings):
         1, ge=0, description="partial trees that reach the next word although `actions` better ones are there"
     )
     max_depth: PositiveInt = Field(50, description="most nodes that are open at once; the sum has no deeper tree")
-    max_opens: PositiveInt = Field(10, description="most nodes that open between two words; the sum has no tree with more")
+    max_opens: PositiveInt = Field(8, description="most nodes that open between two words; the sum has no tree with more")
 
 
 class ScoreLMSettings(PairsInput):
@@ -231,7 +231,7 @@ class ScoreLMSettings(PairsInput):
         if self.surprisal and pairs:
             raise ValueError("surprisal: leave it out, or leave blimp and pairs out; score them one after the other")
         if self.every > 1 and not pairs:
-            raise ValueError("every: leave it out, or give blimp or pairs, of which it takes a part")
+            raise ValueError("every: leave it out, or give blimp or pairs too; it takes a part of them")
         if self.beam != TreeBeamConfig() and self.trees != "beam":
             raise ValueError("beam: leave it out, or set trees=beam")
         return self

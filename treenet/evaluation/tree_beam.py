@@ -3,17 +3,17 @@
 A grammar gives p(sentence, tree). Here p(sentence) is the sum over the trees that a beam finds: a lower bound. A partial tree
 competes with those that have as many words, and as many opened and closed nodes since the last word. In each step, the best
 `actions` successors are kept. Those that write the next word wait. The best `fast_track` of those that write it, but are not
-kept, wait too. The step of a word ends when `actions` partial trees wait, or none is left. The best `words` of them go on; after
-the last word, the best `actions`.
+kept, wait too. What scores below the best `words` that wait is dropped: more actions never raise a score. The step of a word
+ends when `actions` partial trees wait, or no other is left. The best `words` go on; after the last word, the best `actions`.
 
 Trees are all that a grammar can write: labels of closing nonterminals match, a node has a word, no node ends within a word. A
 tree may have several roots, and words without a node. At most `max_depth` nodes are open, and at most `max_opens` nodes open
 between two words. What the model gives to other sequences of actions is lost, as in the scores of given trees. A tree is one
 sequence of actions, so the beam finds no tree twice.
 
-Let S(n) be the log of the sum of p(first n pieces, partial tree) over the partial trees that wait at piece n. The nll of piece n
-is S(n - 1) - S(n), that of the end S(last) - log p(sentence). Together they are the nll of the sentence. That of a word is an
-estimate: both sums are lower bounds, of p(the words so far).
+Let S(n) be the log of the sum of p(first n pieces, partial tree) over the partial trees that go on after piece n, or within a
+word wait there. The nll of piece n is S(n - 1) - S(n), that of the end S(last) - log p(sentence). Together they are the nll of
+the sentence. That of a word is an estimate: both sums are lower bounds, of p(the words so far).
 
 Shapes: R partial trees, A next positions of each, S all positions that it reads, K log-probabilities of each, L labels, D model.
 """
@@ -56,7 +56,6 @@ class _Partial:
     score: float = 0.0  # log p(actions)
     actions: tuple[int, ...] = ()
     stack: tuple[int, ...] = ()  # rows of `StackPast` of what is on the stack
-    depths: tuple[int, ...] = ()  # of these
     opened: tuple[tuple[int, int], ...] = ()  # place on the stack and label of each open node
     opens: int = 0  # nodes opened since the last word
 
@@ -120,29 +119,29 @@ class TreeBeam:
         live, states = self._write([_Partial()], [BOS_ID])
         sums = [0.0]
         for number, (first, *others) in enumerate(words, start=1):
-            waiting = self._reach(live, states, first, is_end=False)
-            sums.append(_log_sum(waiting))
+            most = self._settings.words if number < len(words) else self._settings.actions  # each has one way to its end
+            waiting = self._reach(live, states, first, most, is_end=False)
             if others and waiting:
-                before = [first, *others[:-1]]
-                waiting, states = self._write(waiting, before)
+                sums.append(_log_sum(waiting))
+                waiting, states = self._write(waiting, [first, *others[:-1]])
                 found = self._log_probs(states.flatten(0, 1), np.tile(others, len(waiting))[:, None])
                 steps = np.array([one.score for one in waiting])[:, None] + found.reshape(len(waiting), -1).cumsum(1)
-                sums += np.logaddexp.reduce(steps, axis=0).tolist()
+                sums += np.logaddexp.reduce(steps, axis=0)[:-1].tolist()
                 waiting = [replace(one, score=score) for one, score in zip(waiting, steps[:, -1].tolist(), strict=True)]
+            chosen = sorted(waiting, key=lambda one: -one.score)[:most]
+            sums.append(_log_sum(chosen))
             if not np.isfinite(sums[-1]):
                 return SentenceScore(np.full(1 + sum(map(len, words)), np.nan), 0, np.nan, ())
-            most = self._settings.words if number < len(words) else self._settings.actions  # each has one way to its end
-            chosen = sorted(waiting, key=lambda one: -one.score)[:most]
             live, states = self._write(self._forget_others(chosen), [others[-1] if others else first])
-        whole = self._reach(live, states, EOS_ID, is_end=True)
+        whole = self._reach(live, states, EOS_ID, self._settings.actions, is_end=True)
         sums.append(_log_sum(whole))
         best = max(whole, key=lambda one: one.score, default=_Partial(np.nan))
         return SentenceScore(-np.diff(sums), len(whole), -best.score, best.actions)
 
-    def _reach(self, live: list[_Partial], states: Tensor, target: int, *, is_end: bool) -> list[_Partial]:
+    def _reach(self, live: list[_Partial], states: Tensor, target: int, wanted: int, *, is_end: bool) -> list[_Partial]:
         """Return the partial trees that wait at `target`, the first piece of the next word or EOS. They have not read it yet.
 
-        `states` [R, A, D] are of `live`; the last position predicts.
+        `wanted` of them will go on. `states` [R, A, D] are of `live`; the last position predicts.
         """
         most, waiting, word = self._settings.actions, list[_Partial](), () if is_end else (_WORD,)
         while True:
@@ -155,7 +154,8 @@ class TreeBeam:
             for place in [*writes[kept[writes]], *fast]:
                 one = live[rows[place]]
                 waiting.append(replace(one, score=float(scores.flat[order[place]]), actions=(*one.actions, *word)))
-            others = np.flatnonzero(kept & (kinds > 0))
+            worst = sorted((one.score for one in waiting), reverse=True)[wanted - 1 : wanted] or [-np.inf]
+            others = np.flatnonzero(kept & (kinds > 0) & (scores.flat[order] > worst[0]))
             if len(waiting) >= most or not len(others):
                 return waiting
             parts = []
@@ -170,7 +170,7 @@ class TreeBeam:
     def _successors(self, live: Sequence[_Partial], states: Tensor, target: int, is_end: bool) -> np.ndarray:
         """Return the scores [R, 2 + L] of partial trees after `target`, a closed node, and an opened node of each label.
 
-        -inf stands for what is no tree, or beyond the limits.
+        -inf stands for what is not a tree, or beyond the limits.
         """
         ids = np.empty((len(live), 2 + self._labels), dtype=np.int64)
         ids[:, 0], ids[:, 2:] = target, np.arange(self._first_open, self._first_close)
@@ -190,70 +190,62 @@ class TreeBeam:
         return torch.cat(found).cpu().numpy()
 
     def _write(self, live: Sequence[_Partial], pieces: Sequence[int]) -> tuple[list[_Partial], Tensor]:
-        """Let partial trees read pieces. Returns them and the states [R, A, D] of these positions."""
-        depths = [len(one.opened) + bool(one.stack) for one in live]
-        rows, states = self._read(live, [PIECE] * len(pieces), [pieces] * len(live), depths)
-        return [
-            replace(one, stack=(*one.stack, *new), depths=(*one.depths, *[depth] * len(pieces)), opens=0)
-            for one, new, depth in zip(live, rows, depths, strict=True)
-        ], states
+        """Let partial trees read pieces. Returns them and the states [R, A, D] of these positions; so do the next two."""
+        rows, states = self._read(live, [PIECE] * len(pieces), [pieces] * len(live))
+        return [replace(one, stack=(*one.stack, *new), opens=0) for one, new in zip(live, rows, strict=True)], states
 
     def _open(self, live: Sequence[_Partial], labels: Sequence[int]) -> tuple[list[_Partial], Tensor]:
-        depths = [len(one.opened) + 1 for one in live]
-        rows, states = self._read(live, [OPEN], [[self._first_open + label] for label in labels], depths)
+        rows, states = self._read(live, [OPEN], [[self._first_open + label] for label in labels])
         return [
             replace(
                 one,
                 actions=(*one.actions, label),
                 stack=(*one.stack, *new),
-                depths=(*one.depths, depth),
                 opened=(*one.opened, (len(one.stack), label)),
                 opens=one.opens + 1,
             )
-            for one, new, label, depth in zip(live, rows, labels, depths, strict=True)
+            for one, new, label in zip(live, rows, labels, strict=True)
         ], states
 
     def _close(self, live: Sequence[_Partial]) -> tuple[list[_Partial], Tensor]:
-        depths = [len(one.opened) for one in live]
-        ids = [[self._first_close + one.opened[-1][1]] * 2 for one in live]
-        rows, states = self._read(live, [COMPOSE, STACK], ids, depths)
+        rows, states = self._read(live, [COMPOSE, STACK], [[self._first_close + one.opened[-1][1]] * 2 for one in live])
         return [
             replace(
                 one,
                 actions=(*one.actions, _CLOSE),
                 stack=(*one.stack[: one.opened[-1][0]], new[0]),
-                depths=(*one.depths[: one.opened[-1][0]], depth),
                 opened=one.opened[:-1],
             )
-            for one, new, depth in zip(live, rows, depths, strict=True)
+            for one, new in zip(live, rows, strict=True)
         ], states
 
     def _read(
-        self, live: Sequence[_Partial], kinds: Sequence[int], ids: Sequence[Sequence[int]], depths: Sequence[int]
+        self, live: Sequence[_Partial], kinds: Sequence[int], ids: Sequence[Sequence[int]]
     ) -> tuple[list[list[int]], Tensor]:
-        """Return rows of the pasts, and states [R, A, D], of the next positions of partial trees.
+        """Return rows of the pasts, and states [R, A, D], of next positions of partial trees, by `kinds` [A] and `ids` [R, A].
 
-        They have the same `kinds` [A], `ids` [R, A], and the depth of each tree [R]. The mask is that of the training: a sequence
-        has what is on the stack, padding, and the next positions.
+        The mask and the differences of depth are those of the training, of a sequence of what is on the stack, padding, and the
+        next positions.
         """
-        most, count, known = max(len(one.stack) for one in live), len(kinds), len(self._pasts[0].keys)
+        most, count = max(len(one.stack) for one in live), len(kinds)
         kind, depth, leaves, rows = np.zeros((4, len(live), most + count), dtype=np.int64)
-        kind[:], leaves[:] = PADDING, -1
+        kind[:], kind[:, most:] = PADDING, kinds
+        leaves[:], leaves[:, most:] = -1, [-1 if one == STACK else most + count for one in kinds]
+        rows[:, most:] = len(self._pasts[0].keys) + np.arange(len(live) * count).reshape(len(live), count)
         for r, one in enumerate(live):
-            on_stack = slice(len(one.stack))
-            rows[r, on_stack], depth[r, on_stack] = one.stack, one.depths
-            kind[r, on_stack], leaves[r, on_stack] = PIECE, most + count
+            opened, place = [place for place, _ in one.opened], np.arange(len(one.stack))
+            rows[r, place], kind[r, place], leaves[r, place] = one.stack, PIECE, most + count
+            depth[r, place] = np.searchsorted(opened, place) + (place > 0)
+            depth[r, most:] = len(opened) + bool(one.stack)
             if kinds[0] == COMPOSE:
-                leaves[r, one.opened[-1][0] : len(one.stack)] = most
-        rows[:, most:] = known + np.arange(len(live) * count).reshape(len(live), count)
-        kind[:, most:], depth[:, most:] = kinds, np.array(depths)[:, None]
-        leaves[:, most:] = [-1 if one == STACK else most + count for one in kinds]
-        tensors = (torch.from_numpy(x).to(self._device) for x in (kind, kind, depth, leaves))
-        places = torch.from_numpy(rows).to(self._device)
+                leaves[r, opened[-1] : len(place)] = most
+                depth[r, most:] -= 1
+        to_device = [torch.from_numpy(x).to(self._device) for x in (kind, depth, leaves, rows, np.array(ids))]
+        kinds_there, depths, leaving, places, next_ids = to_device
         for past in self._pasts:
             past.rows = places
-        states = self._encoder.extend(torch.tensor(ids, device=self._device), Actions(*tensors), self._pasts)
-        return rows[:, most:].tolist(), states
+        actions = Actions(kinds_there, torch.zeros_like(kinds_there), depths, leaving)  # symbols do not matter here
+        return rows[:, most:].tolist(), self._encoder.extend(next_ids, actions, self._pasts)
 
     def _forget_others(self, live: Sequence[_Partial]) -> list[_Partial]:
         """Keep only the positions that are on a stack of `live`."""
