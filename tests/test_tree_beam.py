@@ -269,7 +269,7 @@ def test_the_command_parses_a_split_and_scores_pairs(tmp_path):
     rows = [line.split("\t") for line in (run / "language_model.test.beam.tsv").read_text().splitlines()]
     table = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
     nll, best = (np.array([float(row[name]) for row in table]) for name in ("nll", "best_nll"))
-    assert entry["kind"] == "beam" and "perplexity_given_tree" not in entry
+    assert entry["kind"] == "beam" and entry["beam"]["actions"] == 40 and "perplexity_given_tree" not in entry
     assert entry["nll"] * entry["num_targets"] == pytest.approx(nll.sum(), rel=1e-6) and (nll < best).all()
     _, model = load_trained(run)
     index, examples = read_json(data / "encoded" / "index.json"), [*read_split(data, "encoded", "test")]

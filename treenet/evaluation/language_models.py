@@ -112,8 +112,10 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings, name: str = "") -> tup
         rows = ["\t".join(["example\twords\tpieces\tnll\ttree_nll", *["trees\tbest_nll\tparse"] * bool(scorer.beam)]) + "\n"]
         for one, more in zip(scored, columns, strict=True):
             rows.append(f"{one.example}\t{one.words}\t{one.pieces}\t{one.nll:.6f}\t{one.tree_nll:.6f}{more}\n")
-    part = [*["beam"] * bool(scorer.beam), *[f"every_{settings.every}"] * (settings.every > 1)]
-    name = name_result(name or text, run.checkpoint, run.data, *part, own_data=run.own_data)
+    more = [f"every_{settings.every}"] if settings.every > 1 else []
+    if scorer.beam:
+        more, entry = ["beam", *more], entry | {"beam": settings.beam.model_dump()}
+    name = name_result(name or text, run.checkpoint, run.data, *more, own_data=run.own_data)
     return name, write_predictions(folder, name, rows, entry | origin(run, settings), LANGUAGE_MODEL)
 
 
