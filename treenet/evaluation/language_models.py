@@ -110,8 +110,8 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings, name: str = "") -> tup
         facts = facts_of_nll(run.config.data, run.data, text, "leaves", ends=scorer.kind != "pseudo")
         entry = summarize(scored, scorer.kind) | {"split": text, **scores, **({LEARNING: facts} if facts else {})}
         rows = ["\t".join(["example\twords\tpieces\tnll\ttree_nll", *["trees\tbest_nll\tparse"] * bool(scorer.beam)]) + "\n"]
-        for one, more in zip(scored, columns, strict=True):
-            rows.append(f"{one.example}\t{one.words}\t{one.pieces}\t{one.nll:.6f}\t{one.tree_nll:.6f}{more}\n")
+        for one, column in zip(scored, columns, strict=True):
+            rows.append(f"{one.example}\t{one.words}\t{one.pieces}\t{one.nll:.6f}\t{one.tree_nll:.6f}{column}\n")
     more = [f"every_{settings.every}"] if settings.every > 1 else []
     if scorer.beam:
         more, entry = ["beam", *more], entry | {"beam": settings.beam.model_dump()}

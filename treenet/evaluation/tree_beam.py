@@ -11,9 +11,9 @@ tree may have several roots, and words without a node. At most `max_depth` nodes
 between two words. What the model gives to other sequences of actions is lost, as in the scores of given trees. A tree is one
 sequence of actions, so the beam finds no tree twice.
 
-Let S(n) be the log of the sum of p(first n pieces, partial tree) over the partial trees that go on after piece n, or within a
-word wait there. The nll of piece n is S(n - 1) - S(n), that of the end S(last) - log p(sentence). Together they are the nll of
-the sentence. That of a word is an estimate: both sums are lower bounds, of p(the words so far).
+Let S(n) be the log of the sum of p(first n pieces, partial tree). At the end of a word, the sum is over the partial trees that go
+on; within a word, over those that wait. The nll of piece n is S(n - 1) - S(n), that of the end S(last) - log p(sentence).
+Together they are the nll of the sentence. That of a word is an estimate: both sums are lower bounds, of p(the words so far).
 
 Shapes: R partial trees, A next positions of each, S all positions that it reads, K log-probabilities of each, L labels, D model.
 """
