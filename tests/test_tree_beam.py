@@ -279,6 +279,9 @@ def test_the_command_parses_a_split_and_scores_pairs(tmp_path):
     assert 0 <= entry["bracket_f1"] <= 1
     done = run_here("score_lm.py", "--out", run)  # the other result stays, and is an upper bound too
     assert done.returncode == 0 and {"test", "test.beam"} <= read_json(run / "scores.json").keys(), done.stderr
+    results = [run / f"language_model.{name}.tsv" for name in ("test", "test.beam")]
+    done = run_here("evaluate.py", "--compare", *results, "--out", tmp_path / "compared")
+    assert done.returncode == 0 and "of those of a beam: an upper bound" in done.stderr, done.stderr
     treebank = tmp_path / "six.mrg"
     trees = ["(S (NP (X ba) (X be)) (X bibo))", "(S (X ba) (X be) (X bibobi))", "(S (X ba))"]
     treebank.write_text("".join(f"{tree}\n" for tree in trees for _ in range(2)))

@@ -230,7 +230,7 @@ class TreeBeam:
         most, count = max(len(one.stack) for one in live), len(kinds)
         kind, depth, leaves, rows = np.zeros((4, len(live), most + count), dtype=np.int64)
         kind[:], kind[:, most:] = PADDING, kinds
-        leaves[:], leaves[:, most:] = -1, [-1 if one == STACK else most + count for one in kinds]
+        leaves[:], leaves[:, most:] = -1, most + count
         rows[:, most:] = len(self._pasts[0].keys) + np.arange(len(live) * count).reshape(len(live), count)
         for r, one in enumerate(live):
             opened, place = [place for place, _ in one.opened], np.arange(len(one.stack))
