@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, pairwise
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,7 +17,7 @@ from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_pars
 from treeproc.parsers.config import PARSED, check_endpoint, flat_arcs, public_endpoint
 from treeproc.readers import read_rows
 from treeproc.readers.line_forms import FORMS, is_blank
-from treeproc.shards.rows import arrow_array, batch_views, pick, record_batches
+from treeproc.shards.rows import WordEnds, arrow_array, batch_views, edges_of, pick, record_batches
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, select
 from treeproc.shards.store import read_index, stage_folder
 from treeproc.stages.encode import RowEncoder
@@ -137,6 +138,18 @@ class LineEncoder:
             encoded = batch_views(self._encoder.encode(text, views))
             rows += [{name: pick(column, i) for name, column in encoded.items()} for i in range(len(batch))]
         return [row | {"tgt_pieces": np.zeros(0, dtype=np.int32)} for row in rows]
+
+    def encode_leaves(self, lines: Sequence[str], parsed: Sequence[ParsedLine], ids: Sequence[int]) -> list[dict]:
+        """Return rows as `encode_parsed` does, but without nodes, tags and arcs: for models that read the leaves alone."""
+        edges = edges_of([len(line.words["end_char"]) for line in parsed])
+        ends = np.fromiter(chain.from_iterable(line.words["end_char"] for line in parsed), np.int64, edges[-1])
+        pieces, counts = self.subwords.encode_words(arrow_array(lines, pa.string()), WordEnds(edges, ends))
+        word_index = np.repeat(np.arange(edges[-1]) - np.repeat(edges[:-1], np.diff(edges)), counts)
+        cuts = edges_of(counts)[edges].tolist()
+        leaves = ({"piece": pieces[slice(*cut)], "word_index": word_index[slice(*cut)]} for cut in pairwise(cuts))
+        none = np.zeros(0, dtype=np.int32)
+        empty = {"nodes": {"label": none}, "spans": dict.fromkeys(("start", "end", "subtree_end"), none), "tgt_pieces": none}
+        return [{"example_id": number, "leaves": own, **empty} for number, own in zip(ids, leaves, strict=True)]
 
     def decode(self, pieces: Sequence[int]) -> str:
         """Return the text of pieces of the leaves' side."""

@@ -6,6 +6,7 @@ BLiMP's summary of published accuracies, a line for each paradigm and model, may
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import NamedTuple
@@ -127,7 +128,8 @@ def encode_pairs(
 ) -> Iterator[tuple[dict, list[str]]]:
     """Yield the row and the pieces' names of every sentence, the good one of a pair before the bad one.
 
-    Row 2n and row 2n + 1 are a pair, whose random trees are drawn alike. Raises UserError as `LineEncoder` does.
+    Row 2n and row 2n + 1 are a pair, whose random trees are drawn alike. With `words_only`, rows have leaves alone. Raises
+    UserError as `LineEncoder` does.
     """
     trees = [row for pair in pairs for row in pair.trees or ()]
     if trees and len(trees) < 2 * len(pairs):
@@ -135,10 +137,12 @@ def encode_pairs(
     encoder = LineEncoder(data, given_trees=bool(trees), reads_trees=reads_trees, words_only=words_only)
     rows = convert_rows(iter(trees), "none", read_index(data / "encoded").get("normalization", "none"))
     sentences = [sentence for pair in pairs for sentence in pair.sentences]
+    encode = encoder.encode_leaves if words_only else encoder.encode_parsed
+    name_of = cache(lambda piece: encoder.subwords.names([piece])[0])
     for first in range(0, len(sentences), _LINES):
         numbers = range(first, min(first + _LINES, len(sentences)))
         lines = [encoder.normalize(sentences[number]) for number in numbers]
         given = [Given(row["words"], row["trees"]) for row in islice(rows, len(numbers))]
         parsed = encoder.parse(lines, given or None)
-        for number, row in zip(numbers, encoder.encode_parsed(lines, parsed, [n // 2 for n in numbers]), strict=True):
-            yield row | {"example_id": number}, encoder.subwords.names(row["leaves"]["piece"])
+        for number, row in zip(numbers, encode(lines, parsed, [n // 2 for n in numbers]), strict=True):
+            yield row | {"example_id": number}, [*map(name_of, row["leaves"]["piece"].tolist())]

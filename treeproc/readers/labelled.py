@@ -31,6 +31,7 @@ _FORMS: dict[str, "TableForm"] = {
     ".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".json": "jsonl", ".ndjson": "jsonl"
 }  # fmt: skip
 _LINE_ENDS = re.compile(r"[\r\n]+")
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _DECIMAL = re.compile(r"[-+]?[0-9]{1,15}(?:\.[0-9]{0,15})?")
 _BETWEEN_CLASSES = re.compile(r"[,;|+]")
@@ -371,7 +372,7 @@ def _text_of(value: object, column: str, where: str) -> str:
         value = str(value)
     if not isinstance(value, str):
         raise UserError(f"{where}: the {column} must be a string, but is {quoted(json.dumps(value)[:_SHOWN])}")
-    if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+    if _NO_TEXT.search(value):
         raise UserError(f"{where}: the {column} has a NUL byte or half of a character; remove it")
     return _LINE_ENDS.sub(" ", value.strip())
 

@@ -8,6 +8,7 @@ node whose span is still open, so unary chains need no extra mark.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 
 from treeproc.shards.schema import UNANALYSED
@@ -156,6 +157,7 @@ def _character(match: re.Match[str]) -> str:
     return character if character in "-\\" or (character.isspace() and character != "\n") else match[0]
 
 
+@lru_cache(4096)
 def _escape_tag(tag: str) -> str:
     # A tag stands for itself: models and tables know it in this form.
     return re.sub(r"[\s()]", "_", _ROUND.get(tag, tag)) or "_"
