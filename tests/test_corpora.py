@@ -204,6 +204,7 @@ def test_examples_of_a_file_are_counted_in_every_format(name, tmp_path):
     texts = {
         "parallel": ["a\nb\n", "c"],
         "text": ["a\nb\n", "c"],
+        "documents": ["a\n\nb\n", "c"],
         "sgm": ['<seg id="1">a</seg><seg id="2">b</seg>', '<seg id="3">c</seg>'],
         "iwslt_xml": ["<url>u</url>\na\nb\n", "c\n"],
         "brackets": ["(S (A a))(S\n(A b))", "(S (A c))"],

@@ -190,6 +190,7 @@ FILES = {
 TAKEN = {
     "parallel": {"agreement", "linzen", "sick", "brackets", "sst", "json"},
     "text": {"parallel", "agreement", "linzen", "sick", "brackets", "sst", "json"},
+    "documents": {"parallel", "agreement", "linzen", "sick", "brackets", "sst", "json"},
     "iwslt_xml": {"parallel", "segments", "sgm", "agreement", "linzen", "sick", "brackets", "sst", "json"},
     "sgm": {"segments"},
     "brackets": {"sst"},

@@ -1,17 +1,22 @@
-"""Lines of several sentences: each is parsed by itself, and one root stands over them, in data sets and in translating."""
+"""Lines of several sentences: each is parsed by itself, and one root stands over them; or each is a row, of running text."""
 
 import gzip
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from treeproc.common.settings import UserError
 from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
-from treeproc.parsers import Given, ParserConfig, build_parser, read_trees
+from treeproc.parsers import Given, ParsedLine, ParserConfig, build_parser, read_trees
 from treeproc.readers.line_forms import undo_moses
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
+from treeproc.stages import text_blocks
 from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
+from treeproc.stages.sentences import sentences_of
 from treeproc.subwords import LabelVocab
 from treeproc.verify import verify
 
@@ -97,3 +102,94 @@ def test_the_users_choice_for_several_trees_holds(data):
         assert PreprocessConfig.model_validate(values).settled().tree.documents == expected
     begun = {"tree": {"documents": "separate"}}
     assert PreprocessConfig.model_validate(pairs).settled(begun).tree.documents == "separate"
+
+
+# Running text, cut to a row a sentence.
+
+RUNNING = {
+    "b.train": "= = = A dog = = =\n\nI saw a dog. It was old.\nShe is\there, Mr. Smith.Go home!  We know it.\n \n\nWho is it?",
+    "a.train": "Tom said: \u201cNo.\u201d He left; \u00fcber all.\u2028It rained. " + "very " * 500 + "much.\n\n\n",
+    "sub/c.train": "\nThe end.\r\nIt was late... Was it? Yes.\r\n",
+}
+DOCUMENTS = [  # the lines of each, in the order of the files' names
+    RUNNING["a.train"].split("\n")[:1],
+    RUNNING["b.train"].split("\n")[:1],
+    RUNNING["b.train"].split("\n")[2:4],
+    RUNNING["b.train"].split("\n")[-1:],
+    RUNNING["sub/c.train"].split("\n")[1:],
+]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("running")
+    for name, text in RUNNING.items():
+        (folder / "train" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "train" / name).write_bytes(text.encode())
+    preprocess(PreprocessConfig.model_validate(settings_of(folder)), folder / "data")
+    return folder
+
+
+def settings_of(folder: Path, **more) -> dict:
+    values = {"format": "documents", "splits": {"train": {"source": [folder / "train"]}}, "subwords": {"vocab_size": None}}
+    return {**values, "parser": {"name": "shipped"}, "rows_per_shard": 4, "workers": 0} | more
+
+
+def text_rows(data: Path) -> list[dict]:
+    return [row for shard in SplitShards(data / "text", "train") for row in shard.rows()]
+
+
+def test_running_text_becomes_a_row_a_sentence_with_the_number_of_its_document(running):
+    rows = text_rows(running / "data")
+    found: dict[int, list[str]] = {}
+    for row in rows:
+        found.setdefault(row["document"], []).append(row["source"])
+    assert [*found] == list(range(len(DOCUMENTS)))
+    for number, lines in enumerate(DOCUMENTS):
+        assert " ".join(found[number]).split() == " ".join(lines).split()
+    assert found[2][:2] == ["I saw a dog.", "It was old."] and found[4][0] == "The end." and len(found[0]) >= 3
+    statuses = [row["parse_status"] for shard in SplitShards(running / "data" / "parsed", "train") for row in shard.rows()]
+    assert len(statuses) == len(rows) and {*statuses} == {"parsed", "flat_too_long"}
+    assert not verify(running / "data").problems
+
+
+def test_a_sentence_ends_before_a_blank_alone():
+    words = {"text": ["a.", "b", "c"], "start_char": [0, 2, 4], "end_char": [2, 3, 5]}
+    parsed = ParsedLine(words, ["(X (X a.))", "(X (X b))", "(X (X c))"], "parsed")
+    assert sentences_of("a.b c", parsed) == ["a.b", "c"]
+
+
+def test_a_killed_job_on_running_text_ends_as_one_at_once(running, tmp_path, monkeypatch):
+    whole = {path.name: path.read_bytes() for path in (running / "data" / "text").glob("*.arrow")}
+    assert len(whole) > 2
+    again = Path(shutil.copytree(running, tmp_path / "again", ignore=shutil.ignore_patterns("data")))
+    kill_after = [3]
+
+    def killed(*arguments, **options):
+        kill_after[0] -= 1
+        if not kill_after[0]:
+            raise KeyboardInterrupt
+        return write(*arguments, **options)
+
+    write = text_blocks.write_shard
+    with monkeypatch.context() as patch:
+        patch.setattr(text_blocks, "write_shard", killed)
+        with pytest.raises(KeyboardInterrupt):
+            preprocess(PreprocessConfig.model_validate(settings_of(again)), again / "data")
+    preprocess(PreprocessConfig.model_validate(settings_of(again)), again / "data")
+    assert {path.name: path.read_bytes() for path in (again / "data" / "text").glob("*.arrow")} == whole
+
+
+def test_documents_are_not_torn_or_read_without_a_parser(running):
+    train = {"source": [running / "train"]}
+    for more, message in (
+        ({"splits": {"train": train, "valid": {"hold_out": 2}}}, "would separate the sentences of a document"),
+        ({"parser": {"name": "words"}}, "parser.name: must be a parser that finds sentences"),
+        ({"splits": {"train": train | {"target": [running / "train"]}}}, "takes no target files"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            PreprocessConfig.model_validate(settings_of(running, **more))
+    (running / "empty").write_text("\n \n")
+    config = PreprocessConfig.model_validate(settings_of(running, splits={"train": {"source": [running / "empty"]}}))
+    with pytest.raises(UserError, match="no example of format documents in .*empty"):
+        preprocess(config, running / "none")

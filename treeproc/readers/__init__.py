@@ -11,13 +11,13 @@ from treeproc.common.errors import check_choice
 from treeproc.common.storage import AnyPath
 from treeproc.readers.labelled import LabelledConfig, read_labelled
 from treeproc.readers.labelled_corpora import read_imdb, read_linzen, read_prefixes, read_sick
-from treeproc.readers.line_forms import Normalization, compose_row, undo_moses
+from treeproc.readers.line_forms import Normalization, compose_row, is_blank, undo_moses
 from treeproc.readers.numbered_lines import Reading, join_names, pair_up, read_lines, read_texts
 from treeproc.readers.segments import read_iwslt, read_iwslt_side, read_sgm, read_sgm_side
 from treeproc.readers.treebanks import read_sentences, read_sentiment, read_trees
 
 FormatName = Literal[
-    "parallel", "text", "sgm", "iwslt_xml", "brackets", "sst", "imdb", "agreement", "linzen", "labelled", "sick", "conllu"
+    "parallel", "text", "documents", "sgm", "iwslt_xml", "brackets", "sst", "imdb", "agreement", "linzen", "labelled", "sick", "conllu"
 ]
 
 Rows = Iterator[dict]
@@ -66,6 +66,19 @@ def _plain(lines: Iterator[str], name: str) -> Rows:
     return ({"source": line} for line in lines)
 
 
+def _read_documents(source: Sequence[AnyPath], target: Sequence[AnyPath]) -> Rows:
+    """Read lines that are not blank, with the number of their document: a blank line or the end of a file ends one."""
+    number, inside = -1, False
+    for _, lines in read_texts(source, "parallel"):
+        inside = False
+        for line in lines:
+            if is_blank(line):
+                inside = False
+                continue
+            number, inside = number + (not inside), True
+            yield {"source": line, "document": number}
+
+
 def _of_texts(
     ranges: Ranges, target: Literal["optional", "none"], columns: tuple[str, ...], classes: tuple[str, ...] = ()
 ) -> Format:
@@ -91,6 +104,7 @@ def _labelled(settings: LabelledConfig) -> Format:
 FORMATS: dict[str, Format] = {
     "parallel": Format(_read_parallel, "required", (), Ranges("lines", _plain, "parallel")),
     "text": _of_texts(Ranges("lines", _plain, "parallel"), "none", ()),
+    "documents": Format(_read_documents, "none", ("document",)),
     "sgm": Format(read_sgm, "required", read_side=read_sgm_side),
     "iwslt_xml": Format(read_iwslt, "required", read_side=read_iwslt_side),
     "brackets": _of_texts(Ranges("trees", read_trees, "brackets"), "optional", ("words", "trees")),

@@ -69,7 +69,8 @@ def select(schema: pa.Schema, names: Collection[str]) -> pa.Schema:
 # after `source` are there or not there for a whole data set. `words` of an input that came tokenised
 # hold character offsets into `source`; `trees` are PTB brackets over them, `node_labels` their
 # nonterminals in pre-order, `leaf_labels` and `arcs` one per word (governor 0-based, -1 for a root). `score` is that of
-# a pair of sentences: examples 2k and 2k + 1 are the sentences of pair k, and have its score both.
+# a pair of sentences: examples 2k and 2k + 1 are the sentences of pair k, and have its score both. `document` is the number of
+# the document of a sentence, from 0 over the inputs of a split.
 FULL_TEXT_SCHEMA = _schema(
     example_id=pa.int64(),
     source=pa.string(),
@@ -81,6 +82,7 @@ FULL_TEXT_SCHEMA = _schema(
     node_labels=pa.list_(pa.field("item", pa.int8(), nullable=False)),
     leaf_labels=pa.list_(pa.field("item", pa.int8(), nullable=False)),
     arcs=_list_of(governor=pa.int32(), deprel=pa.string()),
+    document=pa.int64(),
 )
 
 # The text of translation pairs.

@@ -106,11 +106,13 @@ class PreprocessConfig(Settings):
         for tag in self.tags() if self.subwords.lowercase else ():
             if (other := of_lower.setdefault(lower_case(tag), tag)) != tag:
                 raise ValueError(f"parser.tags: {other} and {tag} are one piece with subwords.lowercase; rename one of them")
-        if form.has_pairs and any(files.hold_out for files in self.splits.values()):
+        whole = "the two sentences of a pair" if form.has_pairs else "the sentences of a document"
+        if (form.has_pairs or self.format == "documents") and any(files.hold_out for files in self.splits.values()):
             raise ValueError(
-                f"splits.valid.hold_out: would separate the two sentences of a pair of format {self.format}; give the files of "
-                "valid instead"
+                f"splits.valid.hold_out: would separate {whole} of format {self.format}; give the files of valid instead"
             )
+        if self.format == "documents" and self.parser.name in ("given", "words"):
+            raise ValueError(f"parser.name: must be a parser that finds sentences, for format documents, but is {self.parser.name}")
         filters = self.filters
         if form.has_pairs and (filters.drop_duplicates or filters.drop_leaks or filters.drop_overlap != "none"):
             raise ValueError(
@@ -136,7 +138,8 @@ class PreprocessConfig(Settings):
 
     def inputs(self) -> Inputs:
         """Return the inputs of the text stage."""
-        return Inputs(self.splits, self.format, self.tokenized, self.labels, self.normalization, self.labelled)
+        cuts = self.parser if self.format == "documents" else None
+        return Inputs(self.splits, self.format, self.tokenized, self.labels, self.normalization, self.labelled, cuts)
 
     def classes(self) -> list[str]:
         """Return the names of the classes in the order of their numbers; none if they are numbers alone."""

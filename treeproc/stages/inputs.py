@@ -7,7 +7,7 @@ also holds the number of examples and the digest of every split.
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Self, get_args
@@ -20,11 +20,13 @@ from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.settings import Settings, UserError, later_field
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.common.store_requests import StoreRefuses
+from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.readers import Format, find_format, read_rows
 from treeproc.readers.labelled import LabelledConfig, find_classes
 from treeproc.readers.line_forms import Normalization
 from treeproc.readers.numbered_lines import refuse_pipes
 from treeproc.shards.schema import FULL_TEXT_SCHEMA
+from treeproc.stages.sentences import cut_sentences
 from treeproc.trees.controls import ControlTree
 from treeproc.trees.dependency_trees import PhraseLabels, PhraseShape
 
@@ -57,6 +59,7 @@ class Inputs:
     labels: Mapping[int, int] | None  # class in the file -> class of the data set; examples of others are dropped
     normalization: Normalization = "none"
     labelled: LabelledConfig = field(default_factory=LabelledConfig)
+    parser: ParserConfig | None = None  # that cuts lines into sentences, for format `documents`
 
     @property
     def form(self) -> Format:
@@ -94,8 +97,11 @@ class Inputs:
     def rows(self, split: str) -> Iterator[dict]:
         """Return the examples of a split in order, without `example_id`. Raises UserError on bad input."""
         files = self.files(split)
-        rows = read_rows(self.format, files.source, files.target, self.tokenized, self.normalization, self.labelled)
-        return self.of_split(split, rows)
+        return self.of_split(split, self._rows(files.source, files.target))
+
+    def _rows(self, source: Sequence[AnyPath], target: Sequence[AnyPath]) -> Iterator[dict]:
+        rows = read_rows(self.format, source, target, self.tokenized, self.normalization, self.labelled)
+        return rows if self.parser is None else cut_sentences(rows, self.parser)
 
     def of_split(self, split: str, rows: Iterator[dict], start: int = 0) -> Iterator[dict]:
         """Return the rows of the split among those of its files from line `start` on."""
@@ -127,7 +133,7 @@ class Inputs:
         for path in self.splits["train"].source:
             files = [path]
             try:
-                counts.append(sum(1 for _ in self.form.read(files, files * beside)))
+                counts.append(sum(1 for _ in self._rows(files, files * beside)))
             except StoreRefuses:
                 raise
             except UserError:  # all files together were read before, so this one has no example
@@ -148,8 +154,10 @@ class Inputs:
         )
 
     def paths_of_lines(self) -> list[AnyPath]:
-        """Return the files that are read as plain lines of text: both sides of `parallel`, `text`, the targets of trees."""
-        formats = {"source": ("parallel", "text"), "target": ("parallel", "brackets", "conllu")}
+        """Return the files that are read as plain lines of text: both sides of `parallel`, `text`, `documents`, the targets of
+        trees.
+        """
+        formats = {"source": ("parallel", "text", "documents"), "target": ("parallel", "brackets", "conllu")}
         sides = [side for side, names in formats.items() if self.format in names]
         return [path for files in self.splits.values() for side in sides for path in getattr(files, side)]
 
@@ -185,6 +193,8 @@ def input_stamp(inputs: Inputs) -> str | None:
         facts.append(inputs.normalization)
     if inputs.format == "labelled":
         facts.append(inputs.labelled.model_dump())
+    if inputs.parser is not None:
+        facts.append(describe_parser(inputs.parser))
     try:
         for split, files in sorted(inputs.splits.items()):
             facts.append([split, files.hold_out])

@@ -231,7 +231,7 @@ def check_vocab_from(
         return
     text, parsed = stages
     columns = encoded_columns(text, parsed, config.tree).names
-    if config.format == "text":  # asks for nothing else; a task that needs more says so
+    if config.format in ("text", "documents"):  # asks for nothing else; a task that needs more says so
         columns = [*columns, "tgt_pieces", "label", "score", "node_labels", "leaf_labels"]
     index = check_reuse(
         data.absolute(),
