@@ -1,11 +1,15 @@
 """Causal language models as GPT-2: `transformers` gives the logits of the model, and the pieces of the job."""
 
 import json
+import shlex
+import zipfile
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 import torch
+from commands import run_installed_here
+from conftest import REPOSITORY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_runs import SEARCH_WORDS, write_run, write_vocabulary
@@ -20,6 +24,7 @@ from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
 from treeproc.subwords import SubwordConfig, Subwords, train_pieces
 
 pytestmark = pytest.mark.slow
+SMALL = ("d_model=16", "d_ff=32", "num_heads=2", "num_encoder_layers=1")
 
 
 def pieces_of(subwords: Subwords, line: str) -> list[int]:
@@ -89,3 +94,25 @@ def test_other_models_are_refused_in_a_line(options, problem, tmp_path):
     with pytest.raises(UserError, match=problem):
         export.main([str(tmp_path / "run"), "--out", str(tmp_path / "out"), "--to", "gpt2"])
     assert not (tmp_path / "out").exists()
+
+
+def test_the_page_leads_from_running_text_to_gpt2(tmp_path, monkeypatch):
+    """The commands of docs/training.md on tiny text, with less training."""
+    page = (REPOSITORY / "docs" / "training.md").read_text(encoding="utf-8")
+    block = page.partition("**From running text**")[2].partition("```bash\n")[2].partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    for folder in ("train_10M", "dev"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.train").write_text("The cat sees a dog. It runs!\n\nA dog sees the cat. They run.\n" * 3)
+    pair = {"sentence_good": "The cat runs.", "sentence_bad": "The cat run.", "UID": "u", "linguistics_term": "t", "field": "f"}
+    with zipfile.ZipFile("BLiMP.zip", "w") as file:
+        file.writestr("u.jsonl", json.dumps(pair))
+    less = {"preprocess": ["workers=0", "subwords.vocab_size=300"], "train-lm": [f"model.{name}" for name in SMALL]}
+    less["train-lm"] += ["workers=0", "max_steps=2", "checkpoint_every=1", "validate_every=2"]
+    for line in block.splitlines():
+        _, command, *words = shlex.split(line)
+        done = run_installed_here(command, *words, *less.get(command, ()))
+        assert done.returncode == 0, (line, done.stderr)
+    scores = json.loads((tmp_path / "runs" / "gpt2" / "scores.json").read_text())
+    assert scores["valid"]["num_examples"] == 12 and scores["pairs-blimp"]["num_pairs"] == 1
+    assert "GPT2LMHeadModel" in (tmp_path / "GPT2" / "config.json").read_text()

@@ -184,7 +184,7 @@ def test_documents_are_not_torn_or_read_without_a_parser(running):
     train = {"source": [running / "train"]}
     for more, message in (
         ({"splits": {"train": train, "valid": {"hold_out": 2}}}, "would separate the sentences of a document"),
-        ({"parser": {"name": "words"}}, "parser.name: must be a parser that finds sentences"),
+        ({"parser": {"name": "words"}}, "parser.name: must find sentences for format documents"),
         ({"splits": {"train": train | {"target": [running / "train"]}}}, "takes no target files"),
     ):
         with pytest.raises(ValueError, match=message):

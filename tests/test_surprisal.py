@@ -96,3 +96,8 @@ def test_the_command_writes_words_and_ends(run, tmp_path):
         assert done.returncode == 2 and message in done.stderr and done.stderr.count("error") == 1
     done = run_here("score_lm.py", "--out", run, f"surprisal={text}", f"blimp={text}")
     assert done.returncode == 2 and "surprisal: leave it out, or leave" in done.stderr
+    file = run / "language_model.surprisal-story.tsv"
+    done = run_here("evaluate.py", "--compare", file, file, "--out", tmp_path / "compared")
+    assert done.returncode == 2 and "has the surprisal of words, but --compare takes scores of sentences" in done.stderr
+    done = run_here("evaluate.py", "--compare", run, run, "split=surprisal-story", "--out", tmp_path / "compared")
+    assert done.returncode == 2 and "has the surprisal of words, but --compare takes scores of sentences" in done.stderr

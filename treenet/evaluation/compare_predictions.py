@@ -99,6 +99,11 @@ def compare_predictions(baseline: System, system: System, settings: EvaluateSett
         said = " and ".join(f"{one.name} is of {one.task}" for one in sides)
         raise UserError(f"--compare takes two results of one task, but {said}")
     assert baseline.scores is not None and system.scores is not None
+    for one in (one for one in sides if one.scores and "other_first_pieces" in one.scores):
+        raise UserError(
+            f"{one.name} has the surprisal of words, but --compare takes scores of sentences or pairs; run tree-attention score-lm "
+            "without surprisal on both runs"
+        )
     ours, theirs = (scores.get("pairs_fingerprint") for scores in (baseline.scores, system.scores))
     if ours != theirs:
         raise UserError(f"{baseline.name} and {system.name} are of other minimal pairs; score both runs on the same files")

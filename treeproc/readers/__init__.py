@@ -17,7 +17,19 @@ from treeproc.readers.segments import read_iwslt, read_iwslt_side, read_sgm, rea
 from treeproc.readers.treebanks import read_sentences, read_sentiment, read_trees
 
 FormatName = Literal[
-    "parallel", "text", "documents", "sgm", "iwslt_xml", "brackets", "sst", "imdb", "agreement", "linzen", "labelled", "sick", "conllu"
+    "parallel",
+    "text",
+    "documents",
+    "sgm",
+    "iwslt_xml",
+    "brackets",
+    "sst",
+    "imdb",
+    "agreement",
+    "linzen",
+    "labelled",
+    "sick",
+    "conllu",
 ]
 
 Rows = Iterator[dict]

@@ -112,7 +112,7 @@ class PreprocessConfig(Settings):
                 f"splits.valid.hold_out: would separate {whole} of format {self.format}; give the files of valid instead"
             )
         if self.format == "documents" and self.parser.name in ("given", "words"):
-            raise ValueError(f"parser.name: must be a parser that finds sentences, for format documents, but is {self.parser.name}")
+            raise ValueError(f"parser.name: must find sentences for format documents, but is {self.parser.name}; choose stanza")
         filters = self.filters
         if form.has_pairs and (filters.drop_duplicates or filters.drop_leaks or filters.drop_overlap != "none"):
             raise ValueError(
