@@ -5,6 +5,7 @@ import shlex
 import zipfile
 from pathlib import Path
 
+import exported_pieces
 import pyarrow as pa
 import pytest
 import torch
@@ -96,8 +97,8 @@ def test_other_models_are_refused_in_a_line(options, problem, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_page_leads_from_running_text_to_gpt2(tmp_path, monkeypatch):
-    """The commands of docs/training.md on tiny text, with less training."""
+def test_the_page_leads_from_running_text_to_gpt2(tmp_path, monkeypatch, capsys):
+    """The commands of docs/training.md on tiny text, with less training; then the pieces of the export."""
     page = (REPOSITORY / "docs" / "training.md").read_text(encoding="utf-8")
     block = page.partition("**From running text**")[2].partition("```bash\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path)
@@ -116,3 +117,9 @@ def test_the_page_leads_from_running_text_to_gpt2(tmp_path, monkeypatch):
     scores = json.loads((tmp_path / "runs" / "gpt2" / "scores.json").read_text())
     assert scores["valid"]["num_examples"] == 12 and scores["pairs-blimp"]["num_pairs"] == 1
     assert "GPT2LMHeadModel" in (tmp_path / "GPT2" / "config.json").read_text()
+    monkeypatch.setattr("sys.argv", ["exported_pieces.py", "runs/gpt2", "GPT2", "BLiMP.zip"])
+    capsys.readouterr()
+    exported_pieces.main()
+    figures = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["metric"] for one in figures] == ["differ", "pair_accuracy", "pair_accuracy", "changed"]
+    assert figures[0]["value"] in (0, 0.5, 1) and figures[1]["value"] == scores["pairs-blimp"]["pair_accuracy"]

@@ -101,8 +101,8 @@ def compare_predictions(baseline: System, system: System, settings: EvaluateSett
     assert baseline.scores is not None and system.scores is not None
     for one in (one for one in sides if one.scores and "other_first_pieces" in one.scores):
         raise UserError(
-            f"{one.name} has the surprisal of words, but --compare takes scores of sentences or pairs; run tree-attention score-lm "
-            "without surprisal on both runs"
+            f"{one.name} has the surprisal of words, but --compare takes scores of sentences or pairs; run "
+            "tree-attention score-lm without surprisal on both runs"
         )
     ours, theirs = (scores.get("pairs_fingerprint") for scores in (baseline.scores, system.scores))
     if ours != theirs:

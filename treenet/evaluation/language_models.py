@@ -143,7 +143,7 @@ class Scorer:
             return check_finite(Scored(n, len(ws), len(one.nll), math.fsum(one.nll), found=one) for (n, ws), one in searched)
         if not reads_prefix_trees(self.model):
             return check_finite(score_batches(self.model, example_batches([*rows], self.reads, self.sizes), self.sizes.pieces))
-        kept = [(row["leaves"]["piece"].tolist(), len(np.unique(row["leaves"]["word_index"]))) for row in rows]
+        kept = [(row["leaves"]["piece"].tolist(), len({*row["leaves"]["word_index"].tolist()})) for row in rows]
         found = score_pieces(self.model, [pieces for pieces, _ in kept])
         return check_finite(Scored(n, kept[n][1], len(one.nll), math.fsum(one.nll)) for n, one in found)
 
