@@ -17,20 +17,9 @@ from treeproc.readers.segments import read_iwslt, read_iwslt_side, read_sgm, rea
 from treeproc.readers.treebanks import read_sentences, read_sentiment, read_trees
 
 FormatName = Literal[
-    "parallel",
-    "text",
-    "documents",
-    "sgm",
-    "iwslt_xml",
-    "brackets",
-    "sst",
-    "imdb",
-    "agreement",
-    "linzen",
-    "labelled",
-    "sick",
+    "parallel", "text", "documents", "sgm", "iwslt_xml", "brackets", "sst", "imdb", "agreement", "linzen", "labelled", "sick",
     "conllu",
-]
+]  # fmt: skip
 
 Rows = Iterator[dict]
 Reader = Callable[[Sequence[AnyPath], Sequence[AnyPath]], Rows]
@@ -80,15 +69,13 @@ def _plain(lines: Iterator[str], name: str) -> Rows:
 
 def _read_documents(source: Sequence[AnyPath], target: Sequence[AnyPath]) -> Rows:
     """Read lines that are not blank, with the number of their document: a blank line or the end of a file ends one."""
-    number, inside = -1, False
+    number = -1
     for _, lines in read_texts(source, "parallel"):
         inside = False
         for line in lines:
-            if is_blank(line):
-                inside = False
-                continue
-            number, inside = number + (not inside), True
-            yield {"source": line, "document": number}
+            number += not (inside or is_blank(line))
+            if inside := not is_blank(line):
+                yield {"source": line, "document": number}
 
 
 def _of_texts(
