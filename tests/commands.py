@@ -86,7 +86,7 @@ PROCESSES = multiprocessing.get_context("forkserver")
 
 def start_forkserver(modules: list[str]) -> None:
     """Start the process that those of `PROCESSES` come from, with these modules. What they write is not for the terminal."""
-    multiprocessing.set_forkserver_preload(modules)
+    multiprocessing.set_forkserver_preload([*modules, "tests.frozen_modules"])
     kept = [os.dup(stream) for stream in (1, 2)]
     print_to(Path(os.devnull))
     # Ray's C++ side reads these once, when Ray is loaded: its forks may work for any job, of a node that lives.

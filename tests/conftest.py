@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import CodeType, ModuleType, SimpleNamespace
+from typing import Any
 
 import hypothesis_profiles  # noqa: F401 (loads the profile of all tests)
+import jinja2
 import numpy as np
 import pytest
 import torch
@@ -27,10 +28,9 @@ from toydata import write_toy_data
 
 from treenet.data import loader_processes
 from treeproc.common import trial
-from treeproc.common.files import load_archive
 from treeproc.common.messages import messages_shown
 from treeproc.common.provenance import software
-from treeproc.parsers import stanza_parser
+from treeproc.parsers import ParserConfig, model_files, stanza_parser
 from treeproc.parsers.model_files import SHIPPED_MODELS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -56,16 +56,39 @@ logging.getLogger("treeproc").setLevel(logging.WARNING)
 logging.getLogger("treeproc.common.messages").setLevel(logging.INFO)
 # pytest listens to loggers that do not propagate. This one describes each step of a compilation as soon as anybody listens.
 logging.getLogger("torch.__trace").propagate = True
-# A shipped parser is loaded in 0.8 CPU seconds, by dozens of tests in a process. They share what its files hold.
-_load_once = cache(load_archive)
 
 
-def _load_shipped_once(path: Path, hint: str) -> object:
-    shipped = path.resolve()  # folders of tests have links to shipped files
-    return _load_once(shipped, hint) if shipped.is_relative_to(SHIPPED_MODELS.resolve()) else load_archive(path, hint)
+# A shipped parser is built in a CPU second, by hundreds of tests. Those in a process share its steps, and what its files hold.
+def _once_if_shipped(module: ModuleType, name: str, files: Callable[..., Iterable[Path]]) -> None:
+    """Let a function of a module return again what it returned for the same arguments, if it reads shipped files alone."""
+    function, known = getattr(module, name), {}
+
+    def call(*arguments: Any) -> Any:
+        read = [path.resolve() for path in files(*arguments)]  # folders of tests have links to shipped files
+        if not all(path.is_relative_to(SHIPPED_MODELS.resolve()) for path in read):
+            return function(*arguments)
+        key = (*read, *(one.model_dump_json() for one in arguments if isinstance(one, ParserConfig)))
+        if key not in known:
+            known[key] = function(*arguments)
+        return known[key]
+
+    setattr(module, name, call)
 
 
-stanza_parser.load_archive = _load_shipped_once
+_once_if_shipped(stanza_parser, "load_processors", lambda config, models: models.read().values())
+for _module, _name in ((stanza_parser, "load_archive"), (model_files, "check_archive"), (model_files, "file_sha256")):
+    _once_if_shipped(_module, _name, lambda path, *hint: [path])
+# Dozens of pages of reports have the same templates.
+_compile_template, _compiled = jinja2.Environment.compile, {}
+
+
+def _compile_template_once(environment: jinja2.Environment, *source_and_names: str) -> CodeType:
+    if source_and_names not in _compiled:
+        _compiled[source_and_names] = _compile_template(environment, *source_and_names)
+    return _compiled[source_and_names]
+
+
+jinja2.Environment.compile = _compile_template_once
 # Ray's workers are nice to other processes, and get next to nothing where these are busy.
 os.environ.setdefault("RAY_worker_niceness", "0")
 # Ray ends a worker that has been idle for a second if it has more workers than cores, and starts another for the next task.

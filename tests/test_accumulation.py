@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def build_accumulation(seed: int = 0, **config) -> HierarchicalAccumulation:
     return HierarchicalAccumulation(D_MODEL, HEADS, TreeAttentionConfig(**config)).double()
 
 
+@cache
 def golden_cases() -> list:
     return [pytest.param(case, id=case["name"]) for case in torch.load(GOLDEN, weights_only=True)]
 

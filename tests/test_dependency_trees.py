@@ -85,7 +85,7 @@ def test_arcs_are_lifted_as_one_sentence_at_a_time(examples):
     assert governors.tolist() == flat
 
 
-@num_examples(400)
+@num_examples(200)
 @given(sentences(), st.data())
 def test_contracted_arcs_are_those_of_the_topmost_words_and_a_tree(sentence, data):
     governors = sentence[0]

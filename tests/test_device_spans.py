@@ -45,7 +45,7 @@ def intervals(count: int) -> st.SearchStrategy[list[list[int]]]:
 
 
 @given(trees=st.lists(st.integers(1, 5).flatmap(intervals), min_size=1, max_size=3))
-@num_examples(300)
+@num_examples(150)
 def test_the_fast_check_refuses_what_the_complete_one_refuses(trees):
     """Both hold every node against all nodes above it, the fast one by its parent alone."""
     table = SpanTable.build([5] * len(trees), [np.array(tree) for tree in trees])

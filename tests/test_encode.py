@@ -108,7 +108,7 @@ def rows_of(batch: pa.RecordBatch) -> list[dict]:
 
 
 @pytest.mark.slow
-@num_examples(150)
+@num_examples(75)
 @given(st.lists(examples(), min_size=1, max_size=4), configs)
 def test_batches_agree_with_the_slow_oracle(vocab, cases, config):
     text, parsed = [case[0] for case in cases], [case[1] for case in cases]

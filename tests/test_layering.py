@@ -262,7 +262,7 @@ def test_the_page_names_the_tests_of_every_room():
 def test_every_python_file_has_a_docstring():
     for package in (*PACKAGES, "workflows", "tests"):
         for path in files(package):
-            assert ast.get_docstring(parsed(path)), path
+            assert re.match(r'r?"""\S', path.read_text(encoding="utf-8")), path  # faster than to parse it
 
 
 def test_every_workflow_explains_every_setting(monkeypatch, capsys):

@@ -42,7 +42,7 @@ def check(row: dict) -> None:
     assert read_flat_trees(pa.array(row["trees"], pa.string())).leaf_edges[-1] == len(row["words"]["text"])
 
 
-@num_examples(500)
+@num_examples(250)
 @given(st.lists(TEXTS, min_size=1, max_size=4))
 @example(["t(est)", "10 000", "-LRB-", "\\/", "-LRB(", "(-RRB-", "-U+0020\\/", "\\\\*", "-U+002D-LRB-"])
 def test_any_word_is_written_and_read(words):
@@ -69,7 +69,7 @@ def test_notation():
     assert read_brackets("(N x-U+000A-y-U+0041-)")[0] == ["x-U+000A-y-U+0041-"]  # only white space, - and \ have numbers
 
 
-@num_examples(300)
+@num_examples(150)
 @given(st.lists(TOKENS, min_size=1, max_size=5))
 def test_readers_of_brackets(tokens):
     """Files hold any escape; labelled texts and sentiment trees are read in the same way, and NFC composes leaves and words."""
@@ -136,7 +136,7 @@ class RandomTokens(LineParser):
         return sentences
 
 
-@num_examples(400)
+@num_examples(200)
 @given(LINES, st.booleans(), st.booleans(), st.data())
 def test_parsers(line, dependencies, split_sentences, data):
     """Also those of spaCy, benepar, SuPar and CoreNLP, which give their tokens to the same method."""

@@ -30,7 +30,7 @@ def command(*arguments: object) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module", params=["ja", "zh"])
+@pytest.fixture(scope="module", params=["ja", pytest.param("zh", marks=pytest.mark.cluster)])
 def made(request, tmp_path_factory) -> tuple[str, Path]:
     """A data set and two runs of one language."""
     folder, column = tmp_path_factory.mktemp(request.param), {"ja": 1, "zh": 2}[request.param]

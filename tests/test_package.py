@@ -163,7 +163,7 @@ def test_the_wheel_has_what_a_user_needs(wheel, repository):
     assert {f"{licences}/LICENSE", f"{licences}/NOTICE"} <= names
 
 
-@pytest.mark.cluster
+@pytest.mark.slow
 def test_the_installed_command_works_without_the_extras(run):
     """Preprocess trees that are given, train in one process and translate; what needs an extra says so in a line."""
     command, run_all, folder = run
@@ -209,7 +209,7 @@ def test_the_installed_command_works_without_the_extras(run):
     assert not (folder / "x").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.cluster
 @pytest.mark.timeout(900)
 def test_the_first_pages_run_outside_a_checkout(wheel, tmp_path, tmp_path_factory, repository):
     """All shell blocks of a page in turn: in an empty folder and environment, with borrowed packages, and without a network.

@@ -16,7 +16,7 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 
 from tiny_pretrained import WIDTH, write_encoder
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.cluster
 
 PAGE = (REPOSITORY / "docs" / "pretrained.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("## From your text to an answer\n")[2].partition("\n## ")[0]
@@ -60,7 +60,7 @@ def write_lines(folder: Path) -> None:
 
 
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("encoder", ["tiny", pytest.param("minilm", marks=pytest.mark.cluster)])
+@pytest.mark.parametrize("encoder", ["tiny", "minilm"])
 def test_the_page_leads_from_text_to_an_answer(encoder, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_lines(tmp_path)

@@ -92,6 +92,13 @@ def out(folder) -> Path:
     return folder / "out"
 
 
+@pytest.fixture
+def nothing_inside(monkeypatch) -> None:
+    """The page lacks attention and scores of sentences, which take seconds."""
+    monkeypatch.setattr(build, "_look_inside", lambda *_: build.Inside())
+
+
+@pytest.mark.usefixtures("nothing_inside")
 def test_metrics_of_another_run_are_told(folder, tmp_path):
     shutil.copytree(folder / "tree", tmp_path / "run")
     write_report(report_settings(folder, str(tmp_path / "run"), sentences=0), tmp_path / "own")
@@ -211,6 +218,7 @@ def test_all_sentences_are_those_of_the_runs(folder, out):
     assert any(EVIL in line for line in data["source"])
 
 
+@pytest.mark.usefixtures("nothing_inside")
 def test_every_metric_that_scores_hold_gets_a_column(folder, tmp_path):
     for name in ("tree", "plain"):
         shutil.copytree(folder / name, tmp_path / name)
@@ -284,6 +292,7 @@ def test_the_report_shows_differences_and_warns_of_unfair_comparisons(folder, pa
     assert "another vocabulary" in warnings([replace(labels, fingerprints=scored)], runs[1])[0]
 
 
+@pytest.mark.usefixtures("nothing_inside")
 def test_trees_of_the_data_are_named(folder, out, page, tmp_path):
     assert ["trees of the data", "random", "random", "random"] in page.rows
     shutil.copytree(folder / "data", tmp_path / "data")
@@ -398,6 +407,7 @@ def test_attention_of_the_encoder_for_which_there_is_no_room_is_left_out(folder,
     assert text.count('class="source"') == len(kept)
 
 
+@pytest.mark.usefixtures("nothing_inside")
 def test_a_study_brings_its_table_and_plot(folder, tmp_path):
     study = tmp_path / "study"
     config = ScalingConfig(data=folder / "data", grid={"fractions": (1.0,), "seeds": (1,), "bootstrap_samples": 50})
@@ -424,6 +434,7 @@ def test_a_study_brings_its_table_and_plot(folder, tmp_path):
     assert (tmp_path / "out" / "figures" / "scaling_1.svg").is_file()
 
 
+@pytest.mark.usefixtures("nothing_inside")
 @pytest.mark.parametrize("task", ["sick", "sst5_whole_words"])
 def test_a_comparison_over_seeds_brings_its_table_and_picture(task, folder, tmp_path):
     """The comparison of real records, with a run beside it. Before its first cell is done, the page says so."""
@@ -601,8 +612,8 @@ def test_numbers_whose_sums_overflow_are_one_line(folder, tmp_path, file, key, v
 
 @pytest.mark.parametrize("value", ["-9e99", "Infinity", "NaN"])
 @pytest.mark.filterwarnings("ignore")  # of matplotlib
-def test_unlikely_numbers_are_drawn_and_shown(folder, tmp_path, value, monkeypatch, rendered):
-    monkeypatch.setattr(build, "_look_inside", lambda *_: build.Inside())  # it takes seconds, and reads no numbers of these files
+@pytest.mark.usefixtures("nothing_inside", "rendered")
+def test_unlikely_numbers_are_drawn_and_shown(folder, tmp_path, value):
     for name in ("plain", "tree"):
         shutil.copytree(folder / name, tmp_path / name)
     file = tmp_path / "tree" / "scores.json"

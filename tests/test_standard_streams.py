@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import run_installed_here
+from commands import run_here, run_installed_here
 
 from treenet.cli import main as cli
 from treeproc.common import command_line
@@ -31,21 +31,13 @@ def content(data: Path) -> dict[str, bytes]:
 
 
 def test_a_command_without_standard_streams_does_its_work(repository, tmp_path):
-    script, arguments = str(repository / "workflows" / "preprocess.py"), make_inputs(tmp_path)
-    for closed in ("2>&-", "<&- >&- 2>&-", ""):
-        command = [
-            "sh",
-            "-c",
-            f'exec "$@" {closed}',
-            "sh",
-            sys.executable,
-            script,
-            *arguments,
-            "--out",
-            str(tmp_path / f"d{closed}"),
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    arguments = [*make_inputs(tmp_path), "--out"]
+    command = [sys.executable, str(repository / "workflows" / "preprocess.py"), *arguments]
+    for closed in ("2>&-", "<&- >&- 2>&-"):
+        shell = ["sh", "-c", f'exec "$@" {closed}', "sh", *command, str(tmp_path / f"d{closed}")]
+        done = subprocess.run(shell, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stderr
+    assert run_here("preprocess.py", *arguments, tmp_path / "d").returncode == 0
     assert content(tmp_path / "d2>&-") == content(tmp_path / "d<&- >&- 2>&-") == content(tmp_path / "d") != {}
 
 

@@ -55,16 +55,16 @@ def mean_probability(models, example: dict, ids: tuple[int, ...]) -> float:
 
 @pytest.mark.parametrize(("form", "exponent", "min_length"), [("length", 1.0, 0), ("gnmt", 0.6, 2)])
 def test_an_ensemble_of_two_models_finds_the_best_of_all_hypotheses(form, exponent, min_length):
-    """All hypotheses of up to 5 pieces of two kinds, by a tree model and a plain one together."""
+    """All hypotheses of up to 4 pieces of two kinds, by a tree model and a plain one together."""
     models = [real_model("tree_transformer", 1, pieces=6), real_model("transformer", 2, pieces=6)]
     examples = random_examples(2, pieces=6)
     decoding = DecodingConfig(
-        beam_size=64, max_length_factor=1e-6, max_length_offset=5, length_penalty=exponent, length_penalty_form=form,
+        beam_size=32, max_length_factor=1e-6, max_length_offset=4, length_penalty=exponent, length_penalty_form=form,
         min_length=min_length,
     )  # fmt: skip
-    for example, found in zip(examples, search_batch(Ensemble(models), collate(examples), decoding, num_best=64), strict=True):
+    for example, found in zip(examples, search_batch(Ensemble(models), collate(examples), decoding, num_best=32), strict=True):
         expected = []
-        for length in range(min_length, 6):
+        for length in range(min_length, 5):
             divisor = (length + 1 if form == "length" else (5 + length + 1) / 6) ** exponent
             for ids in product((4, 5), repeat=length):
                 expected.append((mean_probability(models, example, ids) / divisor, ids))

@@ -147,7 +147,7 @@ def write_stages(folder: Path, cases, rows_per_shard: int) -> list[tuple]:
     return list(zip(*found, strict=True))
 
 
-@num_examples(60)
+@num_examples(30)
 @given(st.lists(examples(), min_size=2, max_size=9), forms, st.integers(1, 4), st.integers(0, 3), st.booleans())
 def test_other_shapes_are_those_of_the_definition_in_any_shards(vocab, cases, form, rows_per_shard, seed, of_split):
     """The window may be that `of_split` or of all shards."""

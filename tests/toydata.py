@@ -1,5 +1,7 @@
 """A small data set without a parser: random trees over a toy language whose target reverses the source."""
 
+import io
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +88,8 @@ def write_toy_data(
     for stage in (text, encoded / "vocab"):
         stage.mkdir(parents=True)
     lines = [line for pairs in splits.values() for pair in pairs for line in pair]
-    pieces = _train_pieces(encoded / "vocab" / "pieces.model", lines)
+    (encoded / "vocab" / "pieces.model").write_bytes(_train_pieces(*lines))
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(encoded / "vocab" / "pieces.model"))
     (encoded / "vocab" / "labels.txt").write_text("".join(label + "\n" for label in LABELS))
     (encoded / "vocab" / "pos_tags.txt").write_text(UNKNOWN_LABEL + "\n")
     schema = select(FULL_ENCODED_SCHEMA, [*ENCODED_SCHEMA.names, *(["arcs"] if arcs else [])])
@@ -137,22 +140,23 @@ def write_toy_data(
     return folder
 
 
-def _train_pieces(path: Path, lines: list[str]) -> sentencepiece.SentencePieceProcessor:
+@cache
+def _train_pieces(*lines: str) -> bytes:
     """A small BPE model with the project's special ids."""
-    with open(path, "wb") as file:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
-            model_writer=file,
-            model_type="bpe",
-            vocab_size=48,
-            hard_vocab_limit=False,
-            pad_id=PAD_ID,
-            unk_id=UNK_ID,
-            bos_id=BOS_ID,
-            eos_id=EOS_ID,
-            minloglevel=2,
-        )
-    return sentencepiece.SentencePieceProcessor(model_file=str(path))
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=48,
+        hard_vocab_limit=False,
+        pad_id=PAD_ID,
+        unk_id=UNK_ID,
+        bos_id=BOS_ID,
+        eos_id=EOS_ID,
+        minloglevel=2,
+    )
+    return model.getvalue()
 
 
 def with_given_trees(data: Path, parser_name: ParserName = "given") -> Path:
