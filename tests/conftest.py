@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import CodeType, ModuleType, SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import hypothesis_profiles  # noqa: F401 (loads the profile of all tests)
@@ -79,16 +79,8 @@ _once_if_shipped(stanza_parser, "load_processors", lambda config, models: models
 for _module, _name in ((stanza_parser, "load_archive"), (model_files, "check_archive"), (model_files, "file_sha256")):
     _once_if_shipped(_module, _name, lambda path, *hint: [path])
 # Dozens of pages of reports have the same templates.
-_compile_template, _compiled = jinja2.Environment.compile, {}
-
-
-def _compile_template_once(environment: jinja2.Environment, *source_and_names: str) -> CodeType:
-    if source_and_names not in _compiled:
-        _compiled[source_and_names] = _compile_template(environment, *source_and_names)
-    return _compiled[source_and_names]
-
-
-jinja2.Environment.compile = _compile_template_once
+_compile, _compiled = jinja2.Environment.compile, {}
+jinja2.Environment.compile = lambda pages, *text: _compiled.get(text) or _compiled.setdefault(text, _compile(pages, *text))
 # Ray's workers are nice to other processes, and get next to nothing where these are busy.
 os.environ.setdefault("RAY_worker_niceness", "0")
 # Ray ends a worker that has been idle for a second if it has more workers than cores, and starts another for the next task.

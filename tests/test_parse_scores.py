@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 
 PLAIN = ParserConfig(name="shipped", device="cpu")
 SCORED = PLAIN.model_copy(update={"scores": True})
-LINES = [*sample_lines(60), "No.", "?!?! 12,5 %", "x" * 300]
+LINES = [*sample_lines(40), "No.", "?!?! 12,5 %", "x" * 300]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def test_scores_are_those_of_a_slow_replay(parser):
 def test_batches_and_neighbours_do_not_matter(parser):
     expected = parser.parse(LINES)
     assert [replace(one, parse_score=UNSCORED) for one in expected] == build_parser(PLAIN).parse(LINES)
-    assert parser.parse([*LINES[::-1], *sample_lines(80)])[: len(LINES)] == expected[::-1]
+    assert parser.parse([*LINES[::-1], *sample_lines(30)])[: len(LINES)] == expected[::-1]
     assert [parser.parse([line])[0] for line in LINES[::12]] == expected[::12]
     assert build_parser(SCORED.model_copy(update={"batch_words": 40})).parse(LINES) == expected
 

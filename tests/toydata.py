@@ -63,17 +63,9 @@ def encode_row(example_id: int, leaves: list[int], target: list[int], random: np
 
 
 def write_toy_data(
-    folder: Path,
-    *,
-    train: int = 60,
-    valid: int = 12,
-    test: int = 8,
-    shards: int = 2,
-    longest: int = 9,
-    seed: int = 0,
-    arcs: bool = False,
-    every: int = 1,
-) -> Path:
+    folder: Path, *, train: int = 60, valid: int = 12, test: int = 8, shards: int = 2, longest: int = 9, seed: int = 0,
+    arcs: bool = False, every: int = 1,
+) -> Path:  # fmt: skip
     """Write text/, encoded/ with vocab/ and lengths.arrow of a toy data set into `folder` and return it.
 
     With `arcs`, a word is governed by the one before it, and its relation is that of its piece. The examples are lines 1,
@@ -126,17 +118,10 @@ def write_toy_data(
     atomic_write(encoded / "lengths.arrow", sink.getvalue().to_pybytes())
     write_index(text, records[text], fingerprint=fingerprints["text"], text_fingerprint=fingerprints["text"])
     write_index(
-        encoded,
-        records[encoded],
-        fingerprint=fingerprints["encoded"],
-        text_fingerprint=fingerprints["text"],
-        tree_fingerprint=fingerprints["tree"],
-        vocab_fingerprint=fingerprints["vocab"],
-        columns=schema.names,
-        tree_source="random",
-        num_pieces=pieces.get_piece_size(),
-        num_labels=len(LABELS),
-    )
+        encoded, records[encoded], fingerprint=fingerprints["encoded"], text_fingerprint=fingerprints["text"],
+        tree_fingerprint=fingerprints["tree"], vocab_fingerprint=fingerprints["vocab"], columns=schema.names,
+        tree_source="random", num_pieces=pieces.get_piece_size(), num_labels=len(LABELS),
+    )  # fmt: skip
     return folder
 
 
@@ -145,17 +130,9 @@ def _train_pieces(*lines: str) -> bytes:
     """A small BPE model with the project's special ids."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=48,
-        hard_vocab_limit=False,
-        pad_id=PAD_ID,
-        unk_id=UNK_ID,
-        bos_id=BOS_ID,
-        eos_id=EOS_ID,
-        minloglevel=2,
-    )
+        sentence_iterator=iter(lines), model_writer=model, model_type="bpe", vocab_size=48, hard_vocab_limit=False,
+        pad_id=PAD_ID, unk_id=UNK_ID, bos_id=BOS_ID, eos_id=EOS_ID, minloglevel=2,
+    )  # fmt: skip
     return model.getvalue()
 
 
