@@ -66,7 +66,7 @@ def slow_score(model, sentence: list[tuple[str, str]]) -> float:
 
 def test_scores_are_those_of_a_slow_replay(parser):
     model = stanza.Pipeline(**stanza_options(PLAIN, find_models(PLAIN))).processors["constituency"].trainer.model
-    sentences = tagged(parser, LINES[::4])
+    sentences = tagged(parser, LINES[::3])
     expected = [slow_score(model, sentence) for sentence in sentences]
     assert len({round(one, 3) for one in expected}) > 5
     derivations = parser._parser.derive(sentences, 300, scored=True)
