@@ -389,7 +389,7 @@ CHOICES = {
     "name must be depth, top_constituents, ": lambda: build_probe_task("foo", {}),
     "budget_counts must be leaves or leaves_and_nodes": lambda: example_costs({}, "foo"),
     "split_words must be pieces, node or both": lambda: LabelledSource(None, "train", None, phrases=False, split_words="foo"),
-    "format_name must be parallel, text, sgm, ": lambda: read_rows("foo", [], []),
+    "format_name must be parallel, text, documents, sgm, ": lambda: read_rows("foo", [], []),
     "tokenized must be none or moses": lambda: read_rows("parallel", [], [], "foo"),
     "precision must be bf16, fp16, float32, tf32 or auto": lambda: computing_in("foo", torch.device("cpu")),
     "use must be translation, classification, masked_lm or causal_lm": lambda: names_for("foo"),
