@@ -123,6 +123,8 @@ def start_ray(instead: str = "or give workers=0, which needs no Ray") -> None:
         options["include_dashboard"] = False
         # Ray's C++ side writes notes about its own actors to the terminal.
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+        # A suspended machine or a paused container answers late. After two minutes, Ray would end its own node.
+        os.environ.setdefault("RAY_grpc_client_keepalive_timeout_ms", str(7 * 86_400_000))
     shorten_notices(_lose_node)  # the notice comes a moment before the node ends
     with phase("starting Ray", after=0), sigterm_kept():
         try:
