@@ -33,14 +33,13 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    run, given = load_model(args.run), open_pairs(ScoreLMSettings(blimp=args.blimp))
+    run, given = load_model(args.run), open_pairs(ScoreLMSettings(blimp=args.blimp, every=args.every))
     if given is None or not reads_prefix_trees(run.model):
         parser.error(f"{args.run} must be a run of a causal model")
-    pairs = given.pairs[:: args.every]
-    encoded = encode_pairs(pairs, run.data, reads_trees=False, words_only=True)
+    encoded = encode_pairs(given.pairs, run.data, reads_trees=False, words_only=True)
     words = [row["leaves"]["piece"].tolist() for row, _ in encoded]
     tokenizer = Tokenizer.from_file(str(args.export / "tokenizer.json"))
-    lines = [sentence for pair in pairs for sentence in pair.sentences]
+    lines = [sentence for pair in given.pairs for sentence in pair.sentences]
     raw = [one.ids for one in tokenizer.encode_batch(lines, add_special_tokens=False)]
     emit("exported_pieces", args.run.name, "differ", float(np.mean([a != b for a, b in zip(words, raw, strict=True)])))
     right = {}
@@ -49,7 +48,7 @@ def main() -> None:
         for number, scores in score_pieces(run.model, pieces):
             nll[number] = math.fsum(scores.nll)
         right[form] = nll[::2] < nll[1::2]
-        emit("exported_pieces", args.run.name, "pair_accuracy", float(right[form].mean()), pieces=form, pairs=len(pairs))
+        emit("exported_pieces", args.run.name, "pair_accuracy", float(right[form].mean()), pieces=form, pairs=len(given.pairs))
     emit("exported_pieces", args.run.name, "changed", float((right["words"] != right["raw"]).mean()))
 
 

@@ -121,7 +121,9 @@ def test_the_summary_of_blimp_is_no_paradigm_and_its_totals_are_none(tmp_path, c
     assert groups["linguistics_term"]["t"]["published"] == {"lstm": 0.625} and groups["UID"]["one"]["published"] == {"lstm": 0.5}
     with (tmp_path / "one.jsonl").open("a") as file:
         file.write(f"\n{json.dumps(pair | {'UID': 'one', 'field': 'x'})}\n")
-    assert open_pairs(ScoreLMSettings(blimp=tmp_path)) and "two has 1 pairs, but others up to 2; copy it again" in caplog.text
+    uneven = open_pairs(ScoreLMSettings(blimp=tmp_path))
+    assert uneven is not None and uneven.name == "pairs-blimp"
+    assert "two has 1 pairs, but others up to 2; copy it again" in caplog.text
     (tmp_path / "one.jsonl").write_text(json.dumps(pair))
     with pytest.raises(UserError, match="no key 'UID', .*; set pairs.by with pairs.files instead of blimp"):
         open_pairs(ScoreLMSettings(blimp=tmp_path))

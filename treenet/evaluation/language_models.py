@@ -130,7 +130,7 @@ class Scorer:
 
     @property
     def kind(self) -> str:
-        """What the scores are of sentences."""
+        """Return which log-probability of a sentence the scores are."""
         if isinstance(self.model, MaskedLM):
             return "pseudo"
         return "beam" if self.beam else "joint" if reads_grammar(self.model) else "exact"

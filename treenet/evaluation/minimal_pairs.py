@@ -53,9 +53,9 @@ def open_pairs(settings: ScoreLMSettings) -> PairInput | None:
         pairs = [pair._replace(groups=tuple(group.replace("/", "_") for group in pair.groups)) for pair in pairs]
         sizes = Counter(pair.groups[0] for pair in pairs)
         if min(sizes.values()) < max(sizes.values()):
-            name, count = min(sizes.items(), key=lambda one: one[1])
+            group, count = min(sizes.items(), key=lambda one: one[1])
             warn(
-                f"warning: {settings.blimp}: {name} has {count:,} pairs, but others up to {max(sizes.values()):,}; copy it again"
+                f"warning: {settings.blimp}: {group} has {count:,} pairs, but others up to {max(sizes.values()):,}; copy it again"
             )
     return PairInput(name, pairs[:: settings.every], columns.by, published)
 
