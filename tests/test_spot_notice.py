@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 # In place of Ray's command: it notes its arguments, and fails the first time.
 RAY = """#!/bin/bash
-echo "$@" >> {folder}/called
+echo "$@ $RAY_ADDRESS" >> {folder}/called
 [[ $(wc -l < {folder}/called) -gt 1 ]]
 """
 
@@ -48,7 +48,8 @@ def test_the_node_drains_at_the_notice_and_is_tried_again(service, poller, tmp_p
     assert poller.wait(30) == 0
     calls = [line.split() for line in (tmp_path / "called").read_text().splitlines()]
     assert len(calls) == 2
-    for *drain, left, node in calls:
+    for *drain, left, node, address in calls:
+        assert address == "auto"  # Ray never starts a cluster of its own here
         assert drain[:2] == ["drain-node", "--reason=DRAIN_NODE_REASON_PREEMPTION"] and node == "--node-id=abc"
         assert 90 < int(left.removeprefix("--deadline-remaining-seconds=")) < 119
 

@@ -48,8 +48,11 @@ def drain(end: datetime) -> bool:
     """Return whether Ray's node on this machine drains."""
     left = max(0, int((end - datetime.now(UTC)).total_seconds()))
     print(f"EC2 takes this node back in {left} seconds", flush=True)
+    command = [*DRAIN, f"--deadline-remaining-seconds={left}", *sys.argv[1:]]
+    # Without an address, Ray may start a cluster of its own, drain nothing and return 0.
+    environment = os.environ | {"RAY_ADDRESS": "auto"}
     try:
-        return subprocess.run([*DRAIN, f"--deadline-remaining-seconds={left}", *sys.argv[1:]], timeout=DRAIN_S).returncode == 0
+        return subprocess.run(command, env=environment, timeout=DRAIN_S).returncode == 0
     except subprocess.TimeoutExpired:
         return False
 
