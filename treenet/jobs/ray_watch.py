@@ -78,11 +78,10 @@ class Heart:
     def _beat(self, key: str, group: str, ranks: int) -> None:
         store, machine = store_of_keys(), ray.util.get_node_ip_address()
         for number in count(1):
-            is_last = self._stop.is_set()
-            phase = ENDED if is_last else under_way() or self.phase
+            phase = ENDED if self._stop.is_set() else under_way() or self.phase
             with suppress(*FAILURES):
                 store and store[0](key, json.dumps(Beat(group, number, phase, self.updates, ranks, os.getpid(), machine)))
-            if is_last:
+            if phase == ENDED:
                 return
             self._stop.wait(BEAT_S)
 
@@ -140,9 +139,8 @@ class Watch:
     def _look(self) -> None:
         last = time.monotonic()
         while not self._end.wait(TICK_S):
-            now = time.monotonic()
-            self.tick(min(now - last, LONGEST_TICK_S))
-            last = now
+            before, last = last, time.monotonic()
+            self.tick(min(last - before, LONGEST_TICK_S))
 
     def tick(self, seconds: float) -> None:
         """Count `seconds`, and do what is due."""
