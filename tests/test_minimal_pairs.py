@@ -27,6 +27,9 @@ from treenet.evaluation.prefix_trees import plant, score_pieces
 from treenet.evaluation.settings import ScoreLMSettings
 from treenet.jobs.train_run import run_training
 from treenet.models import CausalLM, build_causal_lm
+from treenet.report.build import write_report
+from treenet.report.settings import ReportSettings
+from treenet.runs.run_results import read_scores
 from treenet.tasks.causal_lm import CausalBatch
 from treenet.tasks.class_scores import wilson_interval
 from treeproc.common.files import atomic_write, json_bytes, read_json
@@ -308,6 +311,35 @@ def test_a_run_is_scored_and_compared_with_another(run, data, tmp_path):
     assert "blimp=FOLDER, or pairs.files=[FILE]" in done.stderr
     done = run_here("score_lm.py", "--out", run, *arguments, f"blimp={file}")
     assert done.returncode == 2 and "pairs.files: leave it out, or leave blimp out" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("rendered")
+def test_a_report_shows_groups_of_pairs_with_their_intervals(run, tmp_path):
+    file = write(tmp_path, "kinds.jsonl", "".join(json.dumps(row) + "\n" for row in toy_pairs()))
+    arguments, unscored = [f"pairs.files=[{file}]", "pairs.by=[kind]"], shutil.ignore_patterns("scores.json", "language_model.*")
+    run = Path(shutil.copytree(run, tmp_path / "run", ignore=unscored))
+    score(run, *arguments)
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    score(run, "split=valid")
+    write_report(ReportSettings(runs=(str(run), str(other)), split="valid"), tmp_path / "out")
+    page, numbers = (tmp_path / "out" / "index.html").read_text(), read_json(tmp_path / "out" / "report.json")
+    entries = numbers["language"]
+    assert entries == {folder.name: read_scores(folder) for folder in (run, other)}
+    assert "<title>Language models</title>" in page and "tree-attention score-lm --out" in page  # `other` lacks valid
+    groups = entries["run"]["pairs-kinds"]["groups"]["kind"]
+    for one in (*groups.values(), entries["run"]["pairs-kinds"]):
+        low, high = one["interval"]
+        assert f">{100 * one['pair_accuracy']:.2f}<" in page and f">{100 * low:.2f} to {100 * high:.2f}<" in page
+    assert f">{entries['run']['valid']['nll']:.3f}<" in page
+    charts = [name for name in numbers["figures"] if name.startswith("pairs_")]
+    assert charts == ["pairs_1.png", "pairs_1.svg"]
+    svg = (tmp_path / "out" / "figures" / "pairs_1.svg").read_text()
+    assert all(f">{name}<" in svg for name in (*groups, "run", "other"))
+    file.write_text("".join(json.dumps(row) + "\n" for row in toy_pairs()[1:]))
+    score(other, *arguments)  # other pairs stand in a chart of their own
+    write_report(ReportSettings(runs=(str(run), str(other)), split="valid"), tmp_path / "out")
+    assert {"pairs_1.svg", "pairs_2.svg"} < {*read_json(tmp_path / "out" / "report.json")["figures"]}
 
 
 def test_trees_of_a_pair_are_drawn_alike(data, tmp_path):

@@ -476,8 +476,6 @@ def test_a_comparison_over_seeds_brings_its_table_and_picture(task, folder, tmp_
     [
         ("relatedness", True, "its scores are in {run}/scores.json"),
         ("relatedness", False, "tree-attention evaluate --out {run} scores it"),
-        ("masked_lm", False, "tree-attention score-lm --out {run} scores it"),
-        ("causal_lm", True, "its scores are in {run}/scores.json"),
         ("chess", False, "train it again with a task that this version has"),
     ],
 )
@@ -489,8 +487,8 @@ def test_a_run_of_another_task_is_refused_with_the_place_of_its_scores(tmp_path,
         (tmp_path / "scores.json").write_text("{}")
     with pytest.raises(UserError) as raised:
         read_report_inputs([f"{tmp_path}/"], "test")
-    wanted = f"{tmp_path}/ is a run of {task}, and a report reads runs of translation and classification, and studies of all "
-    assert str(raised.value) == f"{wanted}tasks; {said.format(run=tmp_path)}"
+    wanted = f"{tmp_path}/ is a run of {task}, and a report reads runs of translation, classification and language models, and "
+    assert str(raised.value) == f"{wanted}studies of all tasks; {said.format(run=tmp_path)}"
 
 
 def test_bad_input_is_one_line_and_writes_nothing(folder, tmp_path, monkeypatch):

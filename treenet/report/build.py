@@ -20,6 +20,7 @@ from treenet.report.compare import ablations, choose_baseline, score_tables, set
 from treenet.report.example_sections import pack
 from treenet.report.figures import draw_tree, run_colors, save_chart, save_figure, style
 from treenet.report.inside_sections import draw_inside
+from treenet.report.language_sections import LANGUAGE, draw_pairs
 from treenet.report.lines import collect_lines, score_frequencies
 from treenet.report.page import render_page
 from treenet.report.report_inputs import Missing, ReportRun, own_index, read_report_inputs
@@ -36,6 +37,7 @@ from treeproc.common.messages import tell
 from treeproc.common.settings import UserError
 
 PAGE, NUMBERS, FIGURES = "index.html", "report.json", "figures"
+_TITLES = {CLASSIFICATION: "Classifiers", **dict.fromkeys(LANGUAGE, "Language models")}
 # Bytes of attention weights in a page; with more, it would pass 3 MB.
 _MOST_WEIGHTS = 2_200_000
 # The same of encoder self-attention, which grows with the square of a sentence.
@@ -55,22 +57,24 @@ def write_report(settings: ReportSettings, out: Path) -> list[Path]:
     runs, studies = read_report_inputs(settings.runs, settings.split, settings.baseline, settings.main)
     baseline = choose_baseline(runs, settings.baseline)
     runs.sort(key=lambda run: run is not baseline)  # the first one of all tables and figures
-    of_classes = any(run.config.get("task") == CLASSIFICATION for run in runs)
-    if of_classes:
+    task = next((run.task for run in runs), "translation")
+    if task in LANGUAGE:
+        inside, scored = Inside(), Scored()
+    elif task == CLASSIFICATION:
         inside, scored = Inside(), Scored(examples=choose_class_examples(runs, settings))
     else:
         inside = _look_inside(runs, baseline, settings)  # first: it is what finds wrong settings
         scored = _score(runs, baseline, settings)
     differing, shared = settings_of(runs)
     report = Report(
-        title="Classifiers" if of_classes and "title" not in settings.model_fields_set else settings.title,
+        title=settings.title if "title" in settings.model_fields_set else _TITLES.get(task, settings.title),
         split=settings.split,
         runs=runs,
         studies=studies,
         differing=differing,
         shared=shared,
         warnings=warnings(runs, baseline) if baseline else [],
-        ablations=[] if of_classes else ablations(runs),
+        ablations=ablations(runs) if task == "translation" else [],
         made=read_making(runs),
         answers=[answer for answer in (scored.answer, *map(answer_study, studies)) if answer],
         inside=inside,
@@ -171,6 +175,8 @@ def _charts(report: Report) -> Iterator[tuple[str, Figure]]:
             yield name, study.form.picture(study.report)
     yield from draw_scores(report.scored.tables, report.scored.frequencies, colors)
     yield from draw_inside(report, colors)
+    if report.task in LANGUAGE:
+        yield from draw_pairs(report, colors)
 
 
 def _remove_old(out: Path, kept: set[str]) -> None:

@@ -14,6 +14,7 @@ from treenet.report.answer_sections import answer_section, show_comparison, show
 from treenet.report.class_sections import class_examples_section
 from treenet.report.example_sections import lines_section, sentences_section
 from treenet.report.inside_sections import attention_section, encoder_section, probes_section
+from treenet.report.language_sections import language_section
 from treenet.report.report_model import Report
 from treenet.report.run_sections import making_section, runs_section
 from treenet.report.score_sections import ablations_section, scores_section
@@ -23,6 +24,7 @@ _HERE = Path(__file__).parent
 _SECTIONS: tuple[tuple[str, str, str, Callable[[Report], dict]], ...] = (
     ("answer", "The answer", "answer", answer_section),
     ("scores", "Scores", "scores", scores_section),
+    ("language", "Scores", "language", language_section),
     ("examples", "Examples", "table", class_examples_section),
     ("ablations", "Ablations", "table", ablations_section),
     ("size", "Size of the training data", "studies", partial(study_section, scaling_report.FORM, show_scaling)),

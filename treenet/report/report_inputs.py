@@ -92,6 +92,10 @@ class ReportRun:
     def data(self) -> AnyPath:
         return as_path(self.config["data"])
 
+    @property
+    def task(self) -> str:
+        return self.config.get("task", "translation")
+
     def current_translations(self, result: str) -> list[str] | None:
         """Return the lines of a result; None if there are none, or if they are not of the run as it is."""
         status = self.statuses.get(result)
@@ -147,7 +151,7 @@ def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = 
         else:
             found.runs.append(_read_run(name, text, folder, split))
     found.studies.sort(key=lambda study: FORMS.index(study.form))
-    if len(tasks := {run.config.get("task", "translation"): run.given for run in found.runs}) > 1:
+    if len(tasks := {run.task: run.given for run in found.runs}) > 1:
         raise UserError(f"runs must be of one task, but are {' and '.join(f'{run} of {task}' for task, run in tasks.items())}")
     known.update(run.name for run in found.runs)
     for setting, value in (("baseline", baseline), ("main", main)):
@@ -211,10 +215,10 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
                 "or tree-attention scaling"
             )
     config = _read_config(folder / "config.yaml")
-    if (task := config.get("task", "translation")) not in ("translation", "classification"):
+    if (task := config.get("task", "translation")) not in TASKS or task == "relatedness":
         raise UserError(
-            f"{given} is a run of {task}, and a report reads runs of translation and classification, and studies of all tasks; "
-            + _place_of_scores(task, given.rstrip("/"), is_scored=(folder / SCORES).is_file())
+            f"{given} is a run of {task}, and a report reads runs of translation, classification and language models, and "
+            "studies of all tasks; " + _place_of_scores(task, given.rstrip("/"), is_scored=(folder / SCORES).is_file())
         )
     check_weights(folder, folder / AVERAGED, name=as_path(given))
     scores = {name: one for name, one in read_scores(folder).items() if isinstance(one, dict) and not name.startswith(PARSE)}
@@ -258,8 +262,10 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
     what, there = ("translations", run.translations) if task == "translation" else ("scores", run.scores)
     if split not in there:
         name = split.removesuffix(f".{LAST}")
-        command = f"tree-attention evaluate --out {out} split={name}" + (f" checkpoint={LAST}" if name != split else "")
-        run.missing.append(Missing(f"no {what} of {split}", command))
+        command = f"tree-attention {task_of(task).scorer} --out {out} split={name}" + (
+            f" checkpoint={LAST}" if name != split else ""
+        )
+        run.missing.append(Missing(f"no {what} of {split}", "" if "-" in split else command))  # pairs need their files
     return run
 
 

@@ -66,9 +66,14 @@ class Report:
         return [(f"{form.name}_{number}", study) for number, study in enumerate(found, 1)]
 
     @property
+    def task(self) -> str:
+        """Return the task of all runs."""
+        return next((run.task for run in self.runs), "translation")
+
+    @property
     def of_classes(self) -> bool:
         """Return whether the runs are classifiers."""
-        return any(run.config.get("task") == "classification" for run in self.runs)
+        return self.task == "classification"
 
 
 def report_numbers(report: Report) -> dict:
@@ -110,6 +115,7 @@ def report_numbers(report: Report) -> dict:
         "warnings": report.warnings,
         "answers": [answer.to_json() for answer in report.answers],
         **({"classes": {run.name: run.scores for run in report.runs}} if report.of_classes else {}),
+        **({"language": {run.name: run.scores for run in report.runs}} if report.task.endswith("_lm") else {}),
         **({"examples": [asdict(one) for one in report.scored.examples]} if report.scored.examples else {}),
         "scores": tables,
         "word_frequency": [asdict(found) for found in report.scored.frequencies],

@@ -54,7 +54,8 @@ def runs_section(report: Report) -> dict:
     if not runs:
         return {}
     facts["model"] = [str(run.config["model"].get("name", "")) for run in runs]
-    examples, targets = ("training examples", "classes") if report.of_classes else ("training pairs", "target tokens")
+    examples = "training pairs" if report.task == "translation" else "training examples"
+    targets = "classes" if report.of_classes else "target tokens"
     facts["parameters"] = [number(run.facts.get("parameters")) for run in runs]
     facts[examples] = [number(run.facts.get("examples")) for run in runs]
     facts[f"{targets} an epoch"] = [number(run.facts.get("target_tokens")) for run in runs]

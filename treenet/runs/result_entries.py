@@ -5,9 +5,9 @@ This module loads no PyTorch.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Required
+from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, Required
 
-from annotated_types import MinLen
+from annotated_types import Len, MinLen
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
@@ -50,6 +50,14 @@ class _ReferenceNll(TypedDict):
 
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+_Interval = Annotated[list[Finite], Len(2, 2)]
+
+
+class _Pairs(TypedDict):
+    num_pairs: int
+    pair_accuracy: Finite
+    interval: _Interval
+    published: NotRequired[dict[str, Finite]]
 
 
 class _Entry(TypedDict, total=False):
@@ -71,6 +79,10 @@ class _Entry(TypedDict, total=False):
     spearman: Finite
     mse: Finite
     sentence_f1: float
+    pair_accuracy: Finite
+    interval: _Interval
+    pairs_fingerprint: str
+    groups: dict[str, Annotated[dict[str, _Pairs], MinLen(1)]]
     learning: dict[str, float]  # see treenet/tasks/learning.py
     buckets: dict[str, list[Annotated[_Bucket, AfterValidator(_check_metric)]]]
     data: dict[str, str | None] | str | None

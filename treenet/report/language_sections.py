@@ -1,0 +1,112 @@
+"""The section of language models: their loss on text, and their choices in minimal pairs by groups of pairs."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from treenet.evaluation.minimal_pairs import SHOWN
+from treenet.experiments.tables import NONE, Column, numbers
+from treenet.report.figures import FAINT, name_rows
+from treenet.report.report_inputs import ReportRun
+from treenet.report.report_model import Report
+
+LANGUAGE = ("causal_lm", "masked_lm")
+_SCORES = {"nll": "nll a piece", "perplexity": "perplexity", "word_perplexity": "perplexity of words"}
+
+
+@dataclass(frozen=True)
+class PairGroups:
+    """Groups of the pairs of a result: the name of their chart, and titles and groups of the runs with these pairs."""
+
+    chart: str
+    result: str
+    kind: str
+    titles: dict[str, str] = field(default_factory=dict)  # of the runs, by name
+    rows: dict[str, Mapping[str, Mapping]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return list(next(iter(self.rows.values())))
+
+    @property
+    def columns(self) -> list[Column]:
+        of_runs = {run: [groups[name] for name in self.names] for run, groups in self.rows.items()}
+        first = next(iter(of_runs.values()))
+        columns = [Column(self.kind, self.names), numbers("pairs", [one["num_pairs"] for one in first])]
+        for run, groups in of_runs.items():
+            columns.append(numbers(f"{self.titles[run]}, %", [100 * one["pair_accuracy"] for one in groups], ".2f"))
+            columns.append(Column("95 %", [_interval(one["interval"]) for one in groups], "n"))
+        for model in first[0].get("published", ()):
+            published = [one.get("published", {}).get(model) for one in first]
+            columns.append(numbers(f"{model}, published", published, ".1f"))
+        return columns
+
+
+def _interval(interval: tuple[float, float]) -> str:
+    return "{:.2f} to {:.2f}".format(*(100 * end for end in interval))
+
+
+def _results(report: Report) -> list[tuple[ReportRun, str, dict]]:
+    return [(run, result, entry) for run in report.runs for result, entry in run.scores.items() if "nll" in entry]
+
+
+def pair_groups(report: Report) -> list[PairGroups]:
+    """Return the groups of every result of pairs, by its columns. Runs with other pairs of one name stand apart."""
+    found: dict[tuple, PairGroups] = {}
+    for run, result, entry in _results(report):
+        for kind, groups in entry.get("groups", {}).items():
+            key = result, kind, entry.get("pairs_fingerprint"), *groups
+            one = found.setdefault(key, PairGroups(f"pairs_{len(found) + 1}", result, kind))
+            one.titles[run.name], one.rows[run.name] = run.statuses[result].marked(run.name), groups
+    return [*found.values()]
+
+
+def draw_pairs(report: Report, colors: Mapping[str, str]) -> Iterator[tuple[str, Figure]]:
+    """Yield a chart by name for each column with few groups: accuracies, 95 % intervals, and a line where chance is."""
+    for one in pair_groups(report):
+        if len(one.names) <= SHOWN:
+            yield one.chart, _draw(one, colors)
+
+
+def _draw(shown: PairGroups, colors: Mapping[str, str]) -> Figure:
+    names, count = shown.names, len(shown.rows)
+    figure = Figure(figsize=(7.2, 0.9 + len(names) * max(0.32, 0.15 * count)), layout="constrained")
+    axes = figure.add_subplot()
+    rows = np.arange(len(names))[::-1]
+    for order, (run, groups) in enumerate(shown.rows.items()):
+        at = rows + (0.6 / count) * ((count - 1) / 2 - order)
+        right = 100 * np.array([groups[name]["pair_accuracy"] for name in names])
+        low, high = 100 * np.array([groups[name]["interval"] for name in names]).T
+        axes.hlines(at, low, high, color=colors[run], lw=1)
+        axes.plot(right, at, "o", color=colors[run], ms=4, label=shown.titles[run])
+    axes.axvline(50, color=FAINT, lw=0.8, ls=":")
+    name_rows(axes, rows, names)
+    axes.set(xlabel="right, %", ylim=(-0.6, len(names) - 0.4))
+    axes.set_title(shown.kind, loc="left", color=FAINT)
+    axes.legend(loc="best")
+    return figure
+
+
+def language_section(report: Report) -> dict:
+    """Return the scores of language models, and their minimal pairs by group."""
+    if report.task not in LANGUAGE:
+        return {"columns": [], "groups": []}
+    found = _results(report)
+    entries = [entry for *_, entry in found]
+    columns = [
+        Column("run", [run.name for run, *_ in found]),
+        Column("result", [run.statuses[result].marked(result) for run, result, _ in found]),
+        numbers("sentences", [entry.get("num_examples") for entry in entries]),
+    ]
+    columns += [
+        numbers(title, [one.get(key) for one in entries], ".3f")
+        for key, title in _SCORES.items()
+        if any(key in one for one in entries)
+    ]
+    if any("pair_accuracy" in entry for entry in entries):
+        right = [100 * one["pair_accuracy"] if "pair_accuracy" in one else None for one in entries]
+        intervals = [_interval(one["interval"]) if "interval" in one else NONE for one in entries]
+        columns += [numbers("right in minimal pairs, %", right, ".2f"), Column("95 %", intervals, "n")]
+    return {"columns": found and columns, "groups": pair_groups(report)}
