@@ -80,3 +80,15 @@ def test_long_trees_keep_index_lists():
     assert isinstance(structure.branches, BranchMaps) and structure.attention is None
     with pytest.raises(UserError, match="must lie within its own"):
         TreeStructure.build_compact([4], [np.array([[0, 2, 2], [0, 4, 2]])])
+
+
+def test_the_first_node_that_is_no_span_is_named():
+    """A node without a leaf, one that ends behind the last leaf or node, or before it begins; the second one is not named."""
+    whole = [0, 3, 3]
+    for wrong in ([2, 2, 2], [0, 4, 2], [-1, 1, 2], [0, 1, 1], [0, 1, 4]):
+        with pytest.raises(
+            UserError, match=r"^tree 1 of the batch, node 1: .* <= 3 leaves and 1 < subtree_end <= 3 nodes"
+        ) as found:
+            SpanTable.build([5, 3], [np.array([[0, 5, 1]]), np.array([whole, wrong, [3, 3, 3]])])
+        assert f"start, end, subtree_end are {', '.join(map(str, wrong))}; encode the data again" in str(found.value)
+    SpanTable.build([5, 3], [np.array([[0, 5, 1]]), np.array([whole, [0, 1, 2], [2, 3, 3]])])

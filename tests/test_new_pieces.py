@@ -20,8 +20,6 @@ from treeproc.stages.preprocess import SAMPLE, preprocess
 from treeproc.subwords import SubwordConfig, train_pieces
 from treeproc.verify import verify
 
-pytestmark = pytest.mark.slow
-
 
 def slow_pieces(sequences: dict, known: set[str], most: int, may_join) -> list[str]:
     """Byte-pair encoding that counts all pairs again before each merge."""
@@ -56,6 +54,7 @@ SYMBOLS = st.sampled_from(["a", "b", "ab", "c", "\u2581", "1", ""])
 WORDS = st.dictionaries(st.lists(SYMBOLS, min_size=1, max_size=8).map(tuple), st.integers(1, 5), max_size=8)
 
 
+@pytest.mark.slow
 @num_examples(150)
 @given(words=WORDS, most=st.integers(0, 8), may_join=st.sampled_from([_may_join, lambda left, right: True]))
 def test_pieces_equal_those_of_a_slow_encoder(words, most, may_join):
@@ -97,6 +96,7 @@ def test_old_pieces_keep_their_numbers_and_new_ones_follow(grown):
     assert "ž" in [new.id_to_piece(i) for i in range(len(old), len(new))]
 
 
+@pytest.mark.slow
 @num_examples(200)
 @given(text=st.text(alphabet="abcdefghimnorstuwzž 190,.", max_size=30))
 def test_new_pieces_join_old_ones_and_lose_nothing(grown, text):
@@ -119,6 +119,7 @@ def test_new_text_gets_shorter(grown):
     assert new.encode("the dog ran") == old.encode("the dog ran")
 
 
+@pytest.mark.slow
 def test_lower_case_stays_lower_case():
     config = SubwordConfig(vocab_size=300, lowercase=True)
     model, _ = add_pieces(train_pieces(OLD, config), Counter(["Zebra", "ZEBRA", "zebra"] * 2), 4, config)
@@ -166,6 +167,7 @@ def grow(old_data: Path, folder: Path, **changes) -> dict:
     return {"splits": {"train": lines}, "vocab_from": str(old_data), "new_pieces": 50, "workers": 0} | changes
 
 
+@pytest.mark.slow
 def test_a_data_set_gains_pieces_and_keeps_the_others(old_data, tmp_path):
     values = grow(old_data, tmp_path)
     index = preprocess(PreprocessConfig.model_validate(values), tmp_path / "data")
@@ -183,6 +185,7 @@ def test_a_data_set_gains_pieces_and_keeps_the_others(old_data, tmp_path):
     assert {path.name: path.read_bytes() for path in (tmp_path / "data" / "encoded").rglob("*.arrow")} == shards
 
 
+@pytest.mark.slow
 def test_a_later_test_set_takes_the_grown_vocabulary_as_it_is(old_data, tmp_path):
     preprocess(PreprocessConfig.model_validate(grow(old_data, tmp_path)), tmp_path / "data")
     test = {"splits": {"test": write_lines(tmp_path, "test", 120, 130)}, "vocab_from": str(tmp_path / "data"), "workers": 0}
@@ -191,6 +194,7 @@ def test_a_later_test_set_takes_the_grown_vocabulary_as_it_is(old_data, tmp_path
     assert names(tmp_path / "test") == names(tmp_path / "data")
 
 
+@pytest.mark.slow
 def test_an_encoding_of_parsed_text_grows_too(old_data, tmp_path):
     values = grow(old_data, tmp_path)
     plain = {name: value for name, value in values.items() if name not in ("vocab_from", "new_pieces")}

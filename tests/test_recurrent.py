@@ -18,8 +18,6 @@ from treenet.tasks.base import build_task
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
 
-pytestmark = pytest.mark.slow
-
 # Names of models, and settings of `model.recurrent`, so that each value of each is there.
 SYSTEMS = [
     ("tree2seq", {}),
@@ -79,6 +77,7 @@ def test_both_directions_are_those_of_loops_over_single_sentences(lengths):
         torch.testing.assert_close(last_states(states[0], pad_mask)[row], expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "recurrent"), SYSTEMS)
 @num_examples(5)
 @given(trees=st.lists(binary_trees(max_leaves=6), min_size=1, max_size=3))

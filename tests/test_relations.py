@@ -50,8 +50,6 @@ from treeproc.parsers import build_parser
 from treeproc.parsers.config import ParserConfig
 from treeproc.shards.store import read_index
 
-pytestmark = pytest.mark.slow
-
 CONFIGS = Path(__file__).resolve().parent.parent / "workflows" / "configs"
 
 
@@ -72,6 +70,7 @@ TEXTS = st.lists(governors().map(tuple), min_size=1, max_size=2)
 # Ways between words.
 
 
+@pytest.mark.slow
 @given(texts=TEXTS)
 @num_examples(25)
 def test_ways_and_depths_are_those_of_the_trees(texts):
@@ -306,6 +305,7 @@ def test_classifiers_of_phrases_without_relations_and_of_whole_examples_with_the
 # Data.
 
 
+@pytest.mark.slow
 def test_batches_of_a_data_set(tmp_path):
     rows = make_rows(12)
     folder = write_labelled(tmp_path / "arcs", {"train": rows})
@@ -335,6 +335,7 @@ def test_vocabulary_sizes_are_those_of_the_files(tmp_path):
     assert vocab_sizes({"num_pieces": 300, "num_labels": 5}) == VocabSizes(300, 5)  # checkpoints of earlier times
 
 
+@pytest.mark.slow
 def test_data_that_a_model_cannot_read_is_refused(tmp_path):
     changes = ["model.name=relation_transformer", "model.relations.tree_traversal.clip=3"]
     data, bare = write_toy_data(tmp_path / "data", arcs=True), write_toy_data(tmp_path / "bare")
@@ -359,6 +360,7 @@ def test_data_that_a_model_cannot_read_is_refused(tmp_path):
         evaluate_run(tmp_path / "run", EvaluateSettings(data=control))
 
 
+@pytest.mark.slow
 def test_raw_lines_have_the_arcs_of_the_parser(tmp_path):
     data = write_vocabulary(tmp_path / "data", parser="shipped", tree_source="parsed", dependencies=True)
     relations = {"tree_traversal": {"clip": 4}, "label_head": "deprel"}
@@ -382,6 +384,7 @@ def test_raw_lines_have_the_arcs_of_the_parser(tmp_path):
 SYSTEMS = ("relative_positions", "structural_positions", "tree_distance", "tree_traversal", "pos_tag_head", "deprel_head")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_experiments_differ_from_the_base_model_in_relations_alone(system):
     base, other = (

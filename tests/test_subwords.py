@@ -139,7 +139,7 @@ def test_training_is_deterministic():
 
 
 def test_too_large_vocabulary_is_a_user_error():
-    with pytest.raises(UserError, match=r"vocab_size = 9999 .*<= \d+"):
+    with pytest.raises(UserError, match=r"vocab_size = 9999 does not suit the training text: Vocabulary size .*<= \d+"):
         train_pieces(COUNTS, SubwordConfig(vocab_size=9999))
     with pytest.raises(UserError, match=r"vocab_size = 10000000 .*<= \d+"):
         train_pieces(COUNTS, SubwordConfig(vocab_size=10_000_000))
