@@ -31,10 +31,10 @@ from test_tree_attention import randomise
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.data.input_kinds import TREES
 from treenet.layers.attention import SelfAttention
-from treenet.layers.blocks import find_intervals, prepare
+from treenet.layers.blocks import find_intervals, prepare, prepare_trees
 from treenet.models import build_model
 from treenet.structure import TreeStructure
-from treenet.structure.attention_maps import Blocks
+from treenet.structure.attention_maps import Blocks, OneCall
 from treenet.structure.branches import BranchMaps, BranchMatrices
 from treeproc.shards.schema import PAD_ID
 
@@ -139,6 +139,16 @@ def build_long(sentences: list[Tree], config: TreeAttentionConfig, blocks: bool)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("treenet.structure.maps.COMPACT_BELOW_POSITIONS", 0)
         return prepare(build_compact(sentences), config, torch.float64, torch.float64, blocks)
+
+
+@pytest.mark.parametrize("drops_weights", [False, True])
+def test_models_on_a_cpu_have_no_blocks(drops_weights):
+    """FlexAttention has no backward pass there."""
+    config = TreeAttentionConfig(**TABLES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("treenet.structure.maps.COMPACT_BELOW_POSITIONS", 0)
+        structure = prepare_trees(build_compact([UNARY]), config, torch.zeros(1), drops_weights=drops_weights)
+    assert isinstance(structure.attention, OneCall) and isinstance(structure.branches, BranchMaps)
 
 
 @pytest.mark.slow
