@@ -63,6 +63,18 @@ def test_only_the_parts_that_are_asked_for_are_read(tmp_path, small_limits):
     one_line(error.value, "cannot read", "index-00001.json", "run tree-attention preprocess again")
 
 
+def test_two_parts_are_held(tmp_path, small_limits):
+    """Parts that were read last stay, as long as no third one is read."""
+    write_index(tmp_path, ORDERED)
+    found = read_index(tmp_path).records("train")
+    assert found[0] == ORDERED[0] and found[3] == ORDERED[3]
+    for number in (0, 1):
+        (tmp_path / f"index-0000{number}.json").unlink()
+    assert found[:6] == ORDERED[:6] and found[6] == ORDERED[6] and found[5] == ORDERED[5]
+    with pytest.raises(UserError, match="index-00000"):
+        found[0]
+
+
 def change_record(part, **changes) -> None:
     part.write_bytes(json_bytes([json.loads(part.read_bytes())[0] | changes, *json.loads(part.read_bytes())[1:]]))
 

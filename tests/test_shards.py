@@ -1,7 +1,9 @@
 """Shards: round trip, zero-copy views, canonical bytes, damage, full disk."""
 
 import errno
+import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +19,7 @@ from treeproc.common.settings import UserError
 from treeproc.shards.rows import ipc_bytes, strings_of
 from treeproc.shards.schema import ENCODED_SCHEMA, PARSED_SCHEMA, ROWS_PER_RECORD_BATCH
 from treeproc.shards.shard import MOST_NAMES, Shard, SplitShards, names_bytes, tables
-from treeproc.shards.store import finished_shard, read_index, sidecar_path, write_index, write_shard
+from treeproc.shards.store import finished_shard, read_index, sidecar_path, stage_folder, write_index, write_shard
 
 
 def encoded_row(example_id: int, num_leaves: int = 3) -> dict:
@@ -106,6 +108,7 @@ def test_damage_is_found(tmp_path):
     path.unlink()
     with pytest.raises(UserError, match="is missing"):
         Shard(tmp_path, record)
+    assert finished_shard(tmp_path, record.name, "f") is None
     sidecar_path(path).write_text("{")
     assert finished_shard(tmp_path, record.name, "f") is None
 
@@ -150,6 +153,36 @@ def test_shards_are_opened_when_they_are_asked_for(tmp_path, monkeypatch):
     assert opened == [0, 0, 4], "a rank opens its shards, and each reader the first"
     with pytest.raises(UserError, match="is missing"):
         list(read_shards(data).to_torch())
+
+
+def test_an_example_is_found_by_its_number(tmp_path):
+    """Its place in the encoded stage is a guess: that stage may lack rows."""
+    record = write(tmp_path, [encoded_row(number) for number in (2, 3, 5, 9)])
+    shard = Shard(tmp_path, record)
+    assert shard.ids.tolist() == [2, 3, 5, 9]
+    for place in (0, 1, 2, 3, 4, 100):
+        for number in range(11):
+            row = shard.find(number, place)
+            assert (row["example_id"] if row else None) == (number if number in (2, 3, 5, 9) else None)
+
+
+def test_stages_are_beside_the_data_set_or_where_its_index_says(tmp_path):
+    data = tmp_path / "data"
+    (data / "encoded").mkdir(parents=True)
+
+    def place(stage: str, **stages: str):
+        (data / "encoded" / "index.json").write_text(
+            json.dumps({"schema_version": 1, "totals": {}, "shards": [], "stages": stages})
+        )
+        return stage_folder(data, stage)
+
+    assert place("text") == place("text", text="text", parsed="/a/parsed") == data / "text"
+    assert place("encoded", encoded="../other/encoded") == data / "encoded"
+    assert place("text", text="../other/text") == tmp_path / "other" / "text"
+    assert place("parsed", parsed="/a/b/parsed") == Path("/a/b/parsed")
+    for wrong in ("../text", "../a/b/text", "../other/parsed", "a/text", "/a/../text", "/a/text/b", "../a\0/text", "../../text"):
+        with pytest.raises(UserError, match=r"stages\.text must be \.\./NEIGHBOUR/text or an absolute path that ends with /text"):
+            place("text", text=wrong)
 
 
 def test_other_schema_version_is_refused(tmp_path):

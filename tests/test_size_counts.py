@@ -17,6 +17,7 @@ from treenet.training.batch_stream import TrainingData
 from treeproc.common.cache import CopiesAhead
 from treeproc.common.files import file_sha256, json_bytes
 from treeproc.common.settings import UserError
+from treeproc.shards import lengths
 from treeproc.shards.lengths import CountedLengths, SizeCounts, StoredCounts, open_lengths
 from treeproc.shards.schema import SIZE_COUNTS_SCHEMA
 from treeproc.shards.store import read_index
@@ -62,6 +63,27 @@ def test_stored_counts_are_those_of_the_lengths(encoded):
                 assert same(stored.count(first, last), counted.count(first, last))
         every = [np.asarray(lengths[name]) for name in ("leaves", "tgt_pieces", "nodes")]
         assert same(stored.count(0, len(rows)), SizeCounts.of(*every))
+
+
+def test_shards_are_counted_a_few_cells_at_once(encoded, monkeypatch):
+    rows = np.array([record.rows for record in read_index(encoded).records("train")])
+    stored = StoredCounts(encoded, "train", rows)
+    whole, reads, read = stored.count(0, len(rows)), [], stored._read
+    monkeypatch.setattr(stored, "_read", lambda first, last: reads.append((first, last)) or read(first, last))
+    cells = [len(stored._read(shard, shard + 1).rows) for shard in range(len(rows))]
+    for most, expected in ((1, [(0, 1), (1, 2), (2, 3), (3, 4)]), (sum(cells[:2]), [(0, 2), (2, 4)]), (sum(cells), [(0, 4)])):
+        reads.clear()
+        monkeypatch.setattr(lengths, "_CELLS_AT_ONCE", most)
+        assert same(stored.count(0, len(rows)), whole) and reads == expected
+
+
+def test_taken_rows_have_the_mean_of_the_nodes_of_their_cell():
+    counts = SizeCounts(*(np.array(column) for column in ([2, 2, 5, 7], [1, 4, 1, 1], [3, 1, 2, 0], [10, 7, 8, 0])))
+    taken = counts.take(np.array([2, 1, 0, 0]))
+    assert [column.tolist() for column in vars(taken).values()] == [[2, 2], [1, 4], [2, 1], [7, 7]]
+    assert same(
+        counts.without_targets(), SizeCounts(*(np.array(one) for one in ([2, 5, 7], [0, 0, 0], [4, 2, 0], [17, 8, 0])))[[0, 1]]
+    )
 
 
 def test_a_run_has_the_same_windows_with_stored_counts_and_without(encoded):
