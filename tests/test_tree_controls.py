@@ -32,8 +32,6 @@ from treeproc.trees.controls import hash_parts, permute_labels
 from treeproc.trees.flat_trees import FlatTrees
 from treeproc.verify import verify
 
-pytestmark = pytest.mark.slow
-
 KINDS = ["unlabelled", "permuted_labels", "other_shape", "flat_tags"]
 lines = st.lists(examples(), min_size=1, max_size=4)
 forms = st.fixed_dictionaries(
@@ -147,6 +145,7 @@ def write_stages(folder: Path, cases, rows_per_shard: int) -> list[tuple]:
     return list(zip(*found, strict=True))
 
 
+@pytest.mark.slow
 @num_examples(30)
 @given(st.lists(examples(), min_size=2, max_size=9), forms, st.integers(1, 4), st.integers(0, 3), st.booleans())
 def test_other_shapes_are_those_of_the_definition_in_any_shards(vocab, cases, form, rows_per_shard, seed, of_split):
@@ -198,6 +197,7 @@ def test_shapes_come_from_trees_of_as_many_words_and_nodes(trees, random):
         assert given_tree in alike if alike else given_tree[:2] == (own[0], min(wider)) if wider else given_tree == own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_control_changes_the_tree_alone(data, tmp_path, kind):  # noqa: F811
     out = tmp_path / "out"
@@ -214,6 +214,7 @@ def test_a_control_changes_the_tree_alone(data, tmp_path, kind):  # noqa: F811
         LineEncoder(out, given_trees=True)
 
 
+@pytest.mark.slow
 def test_a_study_refuses_a_control_of_other_shapes_that_keeps_too_many(tmp_path):
     """Here, 1 of 20 lines of train has no other line of its length, and 1 of 19 of test."""
     for split, number in (("train", 19), ("test", 18)):
