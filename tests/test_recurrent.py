@@ -60,6 +60,28 @@ def test_forward_alone_is_a_loop_over_single_sentences(lengths):
     assert_same_with_gradients(torch.cat(fast), torch.cat(slow), [x, *layers.parameters()])
 
 
+@pytest.mark.parametrize("directions", [1, 2])
+def test_dropout_is_between_layers_alone(directions):
+    """To double what a layer gets is to double its weights of inputs."""
+    torch.manual_seed(0)
+    doubled: list = []
+    x, pad_mask = random(2, 3, 4), torch.tensor([[False] * 3, [False, True, True]])
+    for _ in range(2):
+        torch.manual_seed(1)
+        layers = build_bilstm(4, 3) if directions == 2 else (build_lstm(4, 4, 3),)
+        doubled.append([layer.double() for layer in layers])
+    with torch.no_grad():
+        for direction in doubled[1]:
+            for layer in direction[1:]:
+                layer.weight_ih_l0 *= 2
+    run = (
+        (lambda layers, dropout: run_lstm(x, *layers, dropout)[0])
+        if directions == 1
+        else (lambda layers, dropout: run_bilstm(x, pad_mask, *layers, dropout)[0])
+    )
+    torch.testing.assert_close(run(doubled[0], lambda values: 2 * values), run(doubled[1], lambda values: values))
+
+
 @num_examples(10)
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3))
 def test_both_directions_are_those_of_loops_over_single_sentences(lengths):
