@@ -12,6 +12,7 @@ from strategies import Tree, batches, right_branching
 
 from treenet.data.input_kinds import BINARY_TREES, LEAVES, TREES
 from treenet.structure import BranchMaps, SpanTable, TreeStructure
+from treenet.structure.attention_maps import choose_attention_path
 from treenet.structure.branches import COMPACT_BELOW_POSITIONS, Depths
 from treeproc.common.settings import UserError
 
@@ -92,3 +93,10 @@ def test_the_first_node_that_is_no_span_is_named():
             SpanTable.build([5, 3], [np.array([[0, 5, 1]]), np.array([whole, wrong, [3, 3, 3]])])
         assert f"start, end, subtree_end are {', '.join(map(str, wrong))}; encode the data again" in str(found.value)
     SpanTable.build([5, 3], [np.array([[0, 5, 1]]), np.array([whole, [0, 1, 2], [2, 3, 3]])])
+
+
+@pytest.mark.parametrize(
+    ("positions", "path"), [(2, "one"), (319, "one"), (320, "two"), (479, "two"), (480, "window"), (9999, "window")]
+)
+def test_the_path_of_attention_is_chosen_by_positions(positions, path):
+    assert {choose_attention_path(leaves, positions - leaves) for leaves in (1, positions // 2, positions - 1)} == {path}
