@@ -26,13 +26,14 @@ WORDS = ["a", "b", "(", ")", ",", "[", "]"]
 
 @st.composite
 def sentences(draw_):
-    """One sentence: a tree of arcs with relations, tags and words."""
+    """One sentence: a tree of arcs with relations, tags and words. Some have the relations of coordination alone."""
+    relations = draw_(st.sampled_from([RELATIONS, RELATIONS, ["conj", "cc", "obj"]]))
     size = draw_(st.integers(1, 12))
     order = draw_(st.permutations(range(size)))
     governors = [-1] * size
     for rank in range(1, size):
         governors[order[rank]] = order[draw_(st.integers(0, rank - 1))]
-    columns = [draw_(st.lists(st.sampled_from(names), min_size=size, max_size=size)) for names in (RELATIONS, TAGS, WORDS)]
+    columns = [draw_(st.lists(st.sampled_from(names), min_size=size, max_size=size)) for names in (relations, TAGS, WORDS)]
     return governors, *columns
 
 

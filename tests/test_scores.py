@@ -109,6 +109,14 @@ def test_a_failed_parse_has_no_brackets():
     assert compare("(ROOT (NN a))", None) == (0, 0, 0, 0)
 
 
+def test_shares_of_nothing():
+    """Nothing predicted is right where nothing is to be found, and only there."""
+    for gold, predicted, shares in ((0, 0, (1.0, 1.0, 1.0)), (2, 0, (0.0, 0.0, 0.0)), (0, 2, (0.0, 0.0, 0.0))):
+        score = BracketScore(1, 0, gold, predicted, 0)
+        assert (score.precision, score.recall, score.f1) == shares
+    assert BracketScore().exact_match == 0 and BracketScore(4, 1).exact_match == 0.25
+
+
 def test_other_words_are_refused():
     with pytest.raises(ValueError, match="the tree has 2 words, but the sentence has 8"):
         score_sentence(read_brackets(GOLD)[1], read_brackets(GOLD)[2], read_brackets("(S (A a) (B b))")[2])
