@@ -16,7 +16,7 @@ from toydata import write_toy_data
 from toyruns import make_config
 
 from treenet.data.splits import read_references
-from treenet.evaluation.bootstrap import compare_systems, interval_of, two_sided_p
+from treenet.evaluation.bootstrap import compare_systems
 from treenet.evaluation.comparison import compare
 from treenet.evaluation.settings import CompareConfig
 from treenet.evaluation.significance import ABOUT_WEIGHTS
@@ -317,19 +317,6 @@ def test_predictions_are_compared_as_by_a_slow_bootstrap(main, tmp_path, capsys)
     assert found["wins"][0]["system_nll"] < found["wins"][0]["baseline_nll"]
     win = compare_runs(main, tmp_path / "c" / "a", tmp_path / "c" / "b" / "predictions.test.tsv")["wins"][0]
     assert win["system"] == win["reference"] == ["bad", "fair", "good"][labels[win["line"] - 1]] != win["baseline"]
-
-
-def test_the_interval_has_the_differences_that_the_test_does_not_reject():
-    sampled = np.random.default_rng(1).gamma(2.0, size=1000)
-    for count in (6, 30, 1000):
-        low, high = interval_of(sampled, 3.0, count)
-        for end, sign in ((low, -1), (high, 1)):
-            assert (
-                two_sided_p(sampled, 3.0 - end + sign * 1e-9, count)
-                >= 0.05
-                > two_sided_p(sampled, 3.0 - end - sign * 1e-9, count)
-            )
-    assert interval_of(sampled, 3.0, 5) is interval_of(np.ones(9), 1.0, 30) is interval_of(sampled[:9], 3.0, 30) is None
 
 
 def test_classes_that_differ_on_few_sentences_have_the_p_of_a_sign_test_at_least(main, tmp_path):

@@ -1,7 +1,11 @@
 """Dunnett's test against SciPy's, Student's t, and simulations."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from scipy.special import gammaincinv, ndtr
 
 from treenet.evaluation.significance import compare_with_baseline, critical_value, probability_below, t_quantile
 
@@ -70,3 +74,65 @@ def test_too_few_runs_have_no_test():
     assert compare_with_baseline({"base": [1.0], "a": [2.0]}, "base", {"a": 0.0}) == {}
     assert compare_with_baseline({"base": [1.0, 2.0]}, "base", {}) == {}
     assert probability_below(0.0, [3], 3, 4) == pytest.approx(0.0, abs=1e-12)
+
+
+def found_with(critical: float, freedom: int | None, shift: float) -> float:
+    """How often |t| is above `critical` if the true difference is `shift` errors: a mean over many observed deviations."""
+    shares = (np.arange(20_000) + 0.5) / 20_000
+    deviation = np.ones(1) if freedom is None else np.sqrt(2 * gammaincinv(freedom / 2, shares) / freedom)
+    return float((ndtr(shift - critical * deviation) + ndtr(-shift - critical * deviation)).mean())
+
+
+@pytest.mark.parametrize("level", [0.3, 0.5, 0.9, 0.95])
+@pytest.mark.parametrize(("base", "a"), [([1.0, 2.0, 4.0], [2.0, 5.0, 3.0, 9.0, 4.0]), ([1.0], [2.0, 4.0]), ([1.0, 4.0], [6.0])])
+def test_one_system_has_the_test_of_students_t_for_unequal_numbers(base, a, level):
+    found = compare_with_baseline({"base": base, "a": a}, "base", {"a": 0.0}, level)["a"]
+    freedom = len(base) + len(a) - 2
+    pooled = (np.var(base) * len(base) + np.var(a) * len(a)) / freedom
+    error, difference = math.sqrt(pooled * (1 / len(base) + 1 / len(a))), np.mean(a) - np.mean(base)
+    half = t_quantile(freedom, level) * error
+    assert (found.difference, found.deviation, found.freedom) == pytest.approx((difference, math.sqrt(pooled), freedom))
+    assert found.interval == pytest.approx((difference - half, difference + half), rel=1e-4)
+    assert t_quantile(freedom, 1 - found.p_value) == pytest.approx(abs(difference) / error, rel=1e-3)
+    assert found_with(t_quantile(freedom, level), freedom, found.seen / error) == pytest.approx(0.8, abs=2e-3)
+    assert len({found, replace(found)}) == 1  # a value
+
+
+@pytest.mark.parametrize(("of_sentences", "freedom"), [(0.6, 4), (2 / 3, None), (2.0, None)])
+def test_the_critical_value_and_power_follow_the_larger_variance(of_sentences, freedom):
+    """The variance over seeds is 2 / 3. Up to one half of the whole, the test counts as normal."""
+    found = compare_with_baseline({"base": [1.0, 2.0, 3.0], "a": [2.0, 3.0, 4.0]}, "base", {"a": of_sentences})["a"]
+    total = 2 / 3 + of_sentences
+    critical = (2.776445 * 2 / 3 + 1.959964 * of_sentences) / total
+    assert found.interval == pytest.approx((1 - critical * math.sqrt(total), 1 + critical * math.sqrt(total)), rel=1e-5)
+    assert found_with(critical, freedom, found.seen / math.sqrt(total)) == pytest.approx(0.8, abs=1e-4)
+    at_p = (t_quantile(4, 1 - found.p_value) * 2 / 3 + t_quantile(10**9, 1 - found.p_value) * of_sentences) / total
+    assert at_p == pytest.approx(1 / math.sqrt(total), rel=1e-3)
+
+
+def test_critical_values_of_small_levels():
+    assert critical_value((3,), 3, 4, 0.5) == pytest.approx(t_quantile(4, 0.5), rel=1e-6)
+    assert critical_value((3, 3), 3, 4, 0.0) == critical_value((3, 3), 3, 4, -1.0) == 0
+    assert critical_value((2, 3), 3, 4, 0.9) is critical_value((2, 3), 3, 4, 0.9)  # it is computed once
+    assert 0 < critical_value((3, 3), 3, 4, 0.01) < critical_value((3, 3), 3, 4, 0.02)
+
+
+def test_all_t_are_below_a_value_as_often_as_in_draws():
+    """Three systems with other numbers of seeds than the baseline has, with the variance known and estimated."""
+    random, counts, draws = np.random.default_rng(1), np.array([2, 4, 7]), 200_000
+    means = random.normal(size=(draws, 4)) / np.sqrt([3, *counts])
+    t = (means[:, 1:] - means[:, :1]) / np.sqrt(1 / 3 + 1 / counts)
+    for freedom in (None, 3):
+        deviation = np.ones(draws) if freedom is None else np.sqrt(random.chisquare(freedom, draws) / freedom)
+        for value in (0.8, 2.0):
+            share = (np.abs(t).max(1) < value * deviation).mean()
+            assert probability_below(value, counts.tolist(), 3, freedom) == pytest.approx(share, abs=0.005)
+
+
+def test_systems_without_any_variance_are_left_out():
+    values = {"base": [1.0, 1.0], "a": [2.0, 2.0], "b": [3.0, 3.0]}
+    assert list(compare_with_baseline(values, "base", {"a": 0.0, "b": 1.0})) == ["b"]
+    assert compare_with_baseline(values, "none", {"a": 1.0, "b": 1.0, "base": 1.0}) == {}
+    assert list(compare_with_baseline({"a": [1.0, 2.0], "base": [3.0]}, "base", {"a": 0.0})) == ["a"]
+    for few in ({"base": [1.0, 2.0]}, {"base": [1.0], "a": [2.0], "b": [3.0]}, {"a": [1.0, 2.0]}):
+        assert compare_with_baseline(few, "base", dict.fromkeys(few, 1.0)) == {}

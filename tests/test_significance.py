@@ -2,18 +2,29 @@
 
 import math
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest
+from test_dunnett import found_with
 
 from treenet.evaluation.significance import (
     ABOUT_SEEDS,
     EXPLORATORY,
+    OF_PREDICTIONS,
+    PRIMARY,
     SYSTEMS,
+    Score,
     SeedTest,
+    compare_correlations,
     compare_examples,
     compare_over_seeds,
     correct_family,
+    correlate,
+    holm,
+    p_value_of,
+    sample_weights,
+    slopes,
     summarize,
     t_quantile,
 )
@@ -140,3 +151,153 @@ def test_a_family_is_of_those_with_a_p_value_and_its_stars_are_of_the_corrected_
     assert {test.family for test in found} == {SYSTEMS} and correct_family([], SYSTEMS) == []
     alone = make_tests(0.03)[0]
     assert alone.starred and not replace(alone, family=EXPLORATORY).starred
+
+
+def test_the_critical_value_is_a_mean_weighted_by_both_variances():
+    """Of Student's t for 3 seeds and for 5 sentences (Cochran and Cox, 1950); the quantiles are those of tables."""
+    for sentence_variance in (0.1, 1 / 3, 2.0):
+        found = compare_over_seeds([1.0, 2.0, 3.0], sentence_variance, 5)
+        total = 1 / 3 + sentence_variance
+        critical = (4.302653 / 3 + 2.776445 * sentence_variance) / total
+        half = critical * math.sqrt(total)
+        assert found.interval == pytest.approx((2 - half, 2 + half), rel=1e-6)
+        assert (found.seeds_error, found.sentences_error) == pytest.approx((math.sqrt(1 / 3), math.sqrt(sentence_variance)))
+        at_p = (t_quantile(2, 1 - found.p_value) / 3 + t_quantile(4, 1 - found.p_value) * sentence_variance) / total
+        assert at_p == pytest.approx(2 / math.sqrt(total))
+    assert found.holm_p_value is None and found.family == ""
+
+
+@pytest.mark.parametrize(("sentence_variance", "freedom"), [(0.0, 2), (0.33, 2), (1 / 3, None), (1.0, None)])
+def test_what_is_seen_is_found_with_a_probability_of_80_percent(sentence_variance, freedom):
+    """With the degrees of freedom of the seeds if they make up more than half of the variance; else it is normal."""
+    found = compare_over_seeds([1.0, 2.0, 3.0], sentence_variance, 100)
+    error = math.sqrt(1 / 3 + sentence_variance)
+    critical, shift = (found.interval[1] - 2) / error, found.seen / error
+    assert found_with(critical, freedom, shift) == pytest.approx(0.8, abs=1e-4)
+
+
+def test_how_many_seeds_and_sentences_have_a_test():
+    for differences, sentences, tested in (
+        ([1.0], 9, False),
+        ([1.0, 2.0], 9, False),
+        ([1.0, 2.0, 4.0], 1, False),
+        ([1.0, 2.0, 4.0], 2, True),
+        ([1.0, 2.0, 4.0], None, True),
+        ([1.0, 2.0, 4.0, 4.0], 9, True),
+    ):
+        found = compare_over_seeds(differences, 0.0, sentences)
+        assert (found.interval is not None, found.p_value is not None, found.seen is not None) == (tested,) * 3
+        assert found.seeds == len(differences) and found.difference == pytest.approx(np.mean(differences))
+    assert compare_over_seeds([1.0], 0.25, 9).seeds_error is None and compare_over_seeds([1.0], 0.25, 9).sentences_error == 0.5
+    assert compare_over_seeds([1.0, 3.0], 0.0, 9).seeds_error == 1
+    assert len({found, replace(found)}) == 1  # a value
+
+
+def test_differences_of_examples_have_the_variance_of_their_means():
+    differences = np.array([[1.0, 4.0], [0.0, 1.0], [5.0, 1.0]])
+    found = compare_examples(differences)  # the means of the two sentences are 2 and 2, of the seeds 2.5, 0.5 and 3
+    assert (found.difference, found.sentences_error) == (2, 0) and found.interval is not None
+    assert found.seeds_error == pytest.approx(np.std([2.5, 0.5, 3.0], ddof=1) / math.sqrt(3))
+    differences[0, 1] += 12  # now 2 and 6: their variance is 8
+    assert compare_examples(differences).sentences_error == pytest.approx(2)
+    assert compare_examples(differences[:, :1]).sentences_error == 0
+
+
+@pytest.mark.parametrize("far", [0.0, 1e8])
+def test_correlations_of_samples_are_those_of_numpy(far):
+    """Also far from 0. What does not vary has a correlation of 0."""
+    random = np.random.default_rng(3)
+    scores, counts = 1e-3 * random.normal(size=12), random.integers(0, 3, (5, 12))
+    predicted = far + np.stack([scores + 1e-3 * random.normal(size=12), random.normal(size=12), np.zeros(12)]) * (
+        1e4 if far else 1
+    )
+    with np.errstate(all="raise"):
+        found = correlate(predicted, scores + far / 1e4, counts)
+        nothing = correlate(predicted, np.ones(12), counts)
+    for seed in range(2):
+        for place, count in enumerate(counts):
+            x, y = (np.repeat(values, count) for values in (predicted[seed] - far, scores))
+            assert found[seed, place] == pytest.approx(np.corrcoef(x, y)[0, 1], abs=1e-6)
+    assert not found[2].any() and not nothing.any()
+
+
+def test_correlations_are_compared_over_1000_samples():
+    random = np.random.default_rng(5)
+    scores = random.normal(size=8)
+    sides = scores + random.normal(size=(2, 3, 8))
+    found = compare_correlations(*sides, scores)
+    rows = np.stack([np.arange(8), *np.random.default_rng(12345).choice(8, size=(1000, 8), replace=True)])
+
+    def pearson(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        x, y = x - x.mean(-1, keepdims=True), y - y.mean(-1, keepdims=True)
+        return (x * y).sum(-1) / np.sqrt((x * x).sum(-1) * (y * y).sum(-1))
+
+    differences = pearson(sides[1][:, rows], scores[rows]) - pearson(sides[0][:, rows], scores[rows])
+    assert found.difference == pytest.approx(differences[:, 0].mean()) and found.seeds == 3
+    assert found.sentences_error == pytest.approx(differences[:, 1:].mean(0).std())
+    assert sample_weights(8, 1000) is sample_weights(8, 1000)  # the systems of a comparison share them
+
+
+def test_a_star_is_for_a_p_below_5_percent_that_is_corrected_where_it_can_be():
+    [test] = make_tests(0.01)
+    for p_value, holm_p_value, family, starred in (
+        (0.049, None, "", True),
+        (0.05, None, "", False),
+        (0.01, 0.05, SYSTEMS, False),
+        (0.01, 0.04, SYSTEMS, True),
+        (0.01, 0.04, PRIMARY, True),
+        (0.01, None, EXPLORATORY, False),
+        (None, None, "", False),
+        (None, None, SYSTEMS, False),
+    ):
+        assert replace(test, p_value=p_value, holm_p_value=holm_p_value, family=family).starred is starred
+    alone = replace(test, interval=(1.0, 2.0), holm_p_value=0.01, seen=3.0).without_inference()
+    assert (alone.interval, alone.p_value, alone.holm_p_value, alone.seen, alone.difference) == (None, None, None, None, 1.0)
+    assert not alone.starred
+
+
+def test_a_corrected_p_is_at_most_1_and_exploratory_tests_have_none():
+    assert holm([0.9, 0.4, 0.02]) == pytest.approx([0.9, 0.8, 0.06]) and holm([0.6, 0.9]) == [1, 1] and holm([]) == []
+    assert holm([0.01, 0.01, 0.5]) == pytest.approx([0.03, 0.03, 0.5]) and holm([0.0, 0.5]) == [0, 0.5]
+    for test in correct_family(make_tests(0.01, None), EXPLORATORY):
+        assert (test.holm_p_value, test.family, test.starred) == (None, EXPLORATORY, False)
+
+
+def test_slopes_are_those_of_least_squares():
+    random = np.random.default_rng(2)
+    values, places = random.normal(size=(3, 4, 5)), random.normal(size=(3, 1, 5))
+    expected = [[np.polyfit(places[i, 0], values[i, j], 1)[0] for j in range(4)] for i in range(3)]
+    assert slopes(values, places) == pytest.approx(np.array(expected))
+
+
+def test_a_p_is_1_minus_the_level_that_is_reached():
+    for value in (0.0, 0.25, 0.999):
+        assert p_value_of(lambda level: level, value) == pytest.approx(1 - value)
+        assert p_value_of(lambda level: 10 * level**3, 10 * value**3) == pytest.approx(1 - value, abs=1e-9)
+    assert p_value_of(lambda level: level, 5.0) == 1e-12 and p_value_of(lambda level: level, 0.9995, 1e-3) == 1e-3
+    assert p_value_of(lambda level: level, 0.99, 1e-3) == pytest.approx(0.01)
+    assert compare_over_seeds([1e9, 1e9, 1e9 + 1e-3], 0.0, 9).p_value == 1e-12
+
+
+def test_normal_critical_values_follow_from_many_sentences():
+    found = compare_over_seeds([2.0, 2.0, 2.0], 0.25, 10**9)
+    assert found.p_value == pytest.approx(2 * NormalDist().cdf(-4), rel=1e-4)
+    assert found.seen == pytest.approx(0.5 * (1.959964 + 0.841621), rel=1e-5)
+
+
+def test_scores_are_shown_in_their_unit_and_places():
+    shown = {
+        name: (score.show(-0.12345), score.show(0.12345, "+"), score.lower_is_better) for name, score in OF_PREDICTIONS.items()
+    }
+    assert shown == {
+        "accuracy": ("-12.35", "+12.35", False),
+        "macro_f1": ("-12.35", "+12.35", False),
+        "pearson": ("-0.1235", "+0.1235", False),
+        "pair_accuracy": ("-12.35", "+12.35", False),
+        "nll": ("-0.123", "+0.123", True),
+    }
+    score = Score(title="BLEU", digits=1)
+    assert (score.show(26.44), score.show_interval((-0.5, 1.25)), score.show_interval(None)) == ("26.4", "[-0.5, +1.2]", "-")
+    assert len({score, Score(title="BLEU", digits=1)}) == 1
+    with pytest.raises(TypeError):
+        Score("BLEU", 1, 1)
