@@ -18,7 +18,7 @@ from treenet.structure.attention_maps import OneCall
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 
 def with_trees(*configs: dict) -> list[tuple[str, dict]]:
@@ -30,6 +30,7 @@ def real_logits(logits: torch.Tensor, batch: TreeBatch, row: int) -> torch.Tenso
     return logits[row, batch.tgt_out[row] != PAD_ID]
 
 
+@slow
 @pytest.mark.parametrize(("name", "config"), with_trees({"subtree_mask": False}, {"accumulation_rule": "released"}))
 @given(sentences=batches(max_size=4))
 @num_examples(6)
@@ -47,6 +48,7 @@ def test_a_sentence_does_not_see_its_batch(name, config, sentences):
         torch.testing.assert_close(real_logits(logits, together, row), expected, rtol=1e-12, atol=1e-12)
 
 
+@slow
 @pytest.mark.parametrize("piece", [1e9, np.inf, np.nan])
 @pytest.mark.parametrize(("name", "config"), with_trees({"accumulation_rule": "released", "leaf_weights": "per_head"}))
 def test_a_batch_mate_that_is_not_finite_stays_alone(name, config, piece):
@@ -82,6 +84,7 @@ def test_dropout_is_the_same_in_every_batch(name):
     torch.testing.assert_close(*logits, rtol=1e-12, atol=1e-12)
 
 
+@slow
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", [name for name in MODEL_CASES if "convs2s" not in name])  # it scales its gradients
 def test_second_derivatives_are_right_or_refused(name, device):
@@ -111,6 +114,7 @@ def test_second_derivatives_are_right_or_refused(name, device):
     torch.testing.assert_close(found, (around[0] - around[1]) / 2e-6, rtol=1e-4, atol=1e-6)
 
 
+@slow
 @pytest.mark.parametrize("path", ["two", "window"])
 @given(sentences=batches(max_size=3, max_leaves=12))
 @num_examples(8)
@@ -132,6 +136,7 @@ def test_every_path_gives_the_same_whatever_the_batch(path, sentences):
         torch.testing.assert_close(real_logits(logits, together, row), expected, rtol=1e-12, atol=1e-12)
 
 
+@slow
 @pytest.mark.parametrize("path", ["one", "two", "window"])
 def test_the_encoder_compiles_without_graph_breaks(path):
     torch.manual_seed(0)
@@ -164,6 +169,7 @@ def test_content_of_padding_does_not_matter(name):
         torch.testing.assert_close(real_logits(model(batch), batch, row), expected[row], rtol=1e-12, atol=1e-12)
 
 
+@slow
 @pytest.mark.parametrize("name", MODEL_CASES)
 def test_the_decoder_does_not_see_the_future(name):
     model = tiny_model(name)
@@ -178,6 +184,7 @@ def test_the_decoder_does_not_see_the_future(name):
         assert (logits[:, t] - expected[:, t]).abs().max() > 1e-6
 
 
+@slow
 @pytest.mark.parametrize(("name", "config"), with_trees({"accumulate_on": "key"}, {"leaf_weights": "per_head"}))
 @given(sentences=batches())
 @num_examples(5)
@@ -191,6 +198,7 @@ def test_decoding_steps_equal_teacher_forcing(name, config, sentences):
         torch.testing.assert_close(logits, expected[:, t], rtol=1e-12, atol=1e-12)
 
 
+@slow
 @pytest.mark.parametrize("name", MODEL_CASES)
 def test_selected_hypotheses_continue_their_own_sentence(name):
     """Expand to a beam, reorder within sentences, drop sentences: each row equals teacher forcing of its history."""
@@ -246,6 +254,7 @@ DEGENERATE = {
 }
 
 
+@slow
 @pytest.mark.parametrize("name", MODEL_CASES)
 def test_degenerate_trees_train(name):
     model = tiny_model(name)
@@ -277,6 +286,7 @@ def test_trees_matter_to_the_tree_model_alone():
         assert ((first - second).abs().max() > 1e-3) == differs
 
 
+@slow
 @pytest.mark.parametrize("name", MODEL_CASES)
 def test_logits_are_float32_under_autocast(name):
     model = tiny_model(name).float()
@@ -289,6 +299,7 @@ def test_logits_are_float32_under_autocast(name):
     assert (logits - expected).norm() / expected.norm() < 0.05
 
 
+@slow
 @pytest.mark.parametrize("name", MODEL_CASES)
 def test_overfits_eight_sentences(name):
     model = tiny_model(name, dropout=0.0).float().train()
