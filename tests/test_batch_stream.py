@@ -15,7 +15,7 @@ from toyruns import final_weights, losses, make_config, make_task, same
 from treenet.data.loader_server import SLOT_BYTES, _answer
 from treenet.data.packing import Packed
 from treenet.tasks.base import build_task
-from treenet.training.batch_stream import MOST_WORKERS, BatchStream, OpenTraining, TrainingData, count_workers
+from treenet.training.batch_stream import BatchStream, OpenTraining, TrainingData
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError
@@ -125,14 +125,3 @@ def test_processes_and_the_thread_report_a_bad_tree_alike(tmp_path, forked_loade
                 pass
         said.append(str(error.value))
     assert said[0] == said[1] and "99" in said[0]
-
-
-def test_the_number_of_processes(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: range(8), raising=False)
-    meta = torch.device("meta")  # stands for any accelerator
-    assert count_workers(None, Ranks(0, 1, CPU)) == 0
-    assert count_workers(3, Ranks(0, 1, CPU)) == 3
-    assert [count_workers(None, Ranks(0, ranks, meta)) for ranks in (1, 2, 4, 8, 16)] == [MOST_WORKERS, 3, 1, 0, 0]
-    assert count_workers(0, Ranks(0, 1, meta)) == 0
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert count_workers(None, Ranks(0, 16, meta)) == 3

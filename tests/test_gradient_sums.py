@@ -10,7 +10,7 @@ from toyruns import final_weights, losses, make_config, make_task, same, train_r
 
 from treenet.runs.metrics_log import read_metrics
 from treenet.training import gradients as gradient_sums
-from treenet.training.gradients import OverlappedSums, cut_buckets
+from treenet.training.gradients import OverlappedSums
 from treenet.training.ranks import Ranks
 from treenet.training.step import TrainStep
 from treenet.training.trainer import Trainer, train
@@ -68,11 +68,6 @@ def _hopeless(rank: int) -> None:
     _overlapped(rank)
     if rank == 1:
         _fail_after_buckets(set(range(100)))
-
-
-def test_buckets_hold_every_parameter_once_and_go_backwards():
-    assert cut_buckets([5, 3, 4, 9, 1, 1], 8) == [(4, 6), (3, 4), (1, 3), (0, 1)]
-    assert cut_buckets([5], 1) == [(0, 1)] and cut_buckets([1, 2, 3], 100) == [(0, 3)]
 
 
 def test_buckets_leave_in_the_backward_pass(data, monkeypatch):

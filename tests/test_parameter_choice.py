@@ -13,7 +13,7 @@ from treenet.jobs.train_run import check_same_run, describe_run, run_training
 from treenet.runs.averaging import average_checkpoints
 from treenet.runs.checkpoint import latest_checkpoint
 from treenet.tasks.base import build_task
-from treenet.training.optimizer import FACTOR, build_optimizer, frozen_names, learning_rate, rate_factors
+from treenet.training.optimizer import FACTOR, frozen_names, learning_rate, rate_factors
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError, dump_settings
@@ -163,14 +163,3 @@ def test_another_order_of_patterns_is_another_run(data, tmp_path):
     check_same_run(tmp_path, first.with_absolute_paths(), check_job(first).facts, tmp_path)
     with pytest.raises(UserError, match="lr_scale: another order of the same patterns"):
         check_same_run(tmp_path, second.with_absolute_paths(), check_job(second).facts, tmp_path)
-
-
-def test_groups_of_factors_partition_the_parameters():
-    model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in "abc"})
-    optimizer = build_optimizer(model, TrainConfig(data="x").optimizer, {"b.weight": 0.5, "c.bias": 0.5, "c.weight": 1.0})
-    assert [(group.get(FACTOR), len(group["params"]), group["weight_decay"] > 0) for group in optimizer.param_groups] == [
-        (None, 2, True),
-        (None, 2, False),
-        (0.5, 1, True),
-        (0.5, 1, False),
-    ]

@@ -19,17 +19,15 @@ from toydata import write_toy_data
 from toyruns import final_weights, losses, make_config, make_task, same
 from waiting import wait_for
 
-from treenet.config import ModelConfig, OptimizerConfig, TrainConfig
+from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource, Prefetcher
 from treenet.data.input_kinds import LEAVES, TREES
 from treenet.jobs.train_run import run_training
-from treenet.models import VocabSizes, build_model
 from treenet.runs.checkpoint import checkpoint_folders, latest_checkpoint
 from treenet.runs.loading import load_trained
 from treenet.runs.metrics_log import MetricLog, read_metrics
 from treenet.tasks import losses as task_losses
 from treenet.tasks.base import build_task
-from treenet.training.optimizer import build_optimizer, learning_rate
 from treenet.training.trainer import train
 from treeproc.common.files import locked
 from treeproc.common.messages import Progress
@@ -46,39 +44,6 @@ def uninterrupted(data, tmp_path_factory) -> Path:
     torch.set_num_threads(1)
     train(make_task(data), run_dir)
     return run_dir
-
-
-# Schedule, optimiser.
-
-
-def test_schedule_rises_linearly_and_falls_by_the_square_root():
-    config = OptimizerConfig(learning_rate=1e-3, warmup_steps=100)
-    assert learning_rate(config, 1) == pytest.approx(1e-7 + (1e-3 - 1e-7) / 100)
-    assert learning_rate(config, 50) == pytest.approx(0.5 * (1e-3 + 1e-7))
-    assert learning_rate(config, 100) == pytest.approx(1e-3)
-    assert learning_rate(config, 400) == pytest.approx(5e-4)
-    linear = OptimizerConfig(learning_rate=1e-3, warmup_steps=100, decay_steps=500)
-    rates = [learning_rate(linear, update) for update in (50, 100, 200, 499, 500)]
-    assert rates == pytest.approx([learning_rate(config, 50), 1e-3, 7.5e-4, 2.5e-6, 0])
-
-
-def test_matrices_decay_and_vectors_do_not():
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3))
-    decaying, constant = build_optimizer(model, OptimizerConfig(weight_decay=0.5)).param_groups
-    assert (decaying["weight_decay"], [p.ndim for p in decaying["params"]]) == (0.5, [2])
-    assert (constant["weight_decay"], [p.ndim for p in constant["params"]]) == (0.0, [1, 1, 1])
-
-
-@pytest.mark.parametrize("leaf_weights", ["shared", "per_head"])
-def test_leaf_weights_and_tables_decay_as_in_the_released_code(leaf_weights):
-    model = build_model(ModelConfig(d_model=16, num_heads=2, tree={"leaf_weights": leaf_weights}), VocabSizes(9, labels=4))
-    decaying, constant = build_optimizer(model, OptimizerConfig(weight_decay=0.5)).param_groups
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    assert {names[p].split(".")[-1] for p in decaying["params"]} == {"weight", "leaf_weight", "vertical", "horizontal"}
-    assert {names[p].split(".")[-1] for p in constant["params"]} == {"weight", "bias"}
-    assert all("norm" in names[p] for p in constant["params"] if names[p].endswith("weight"))
-    assert sum("leaf_weight" in names[p] for p in decaying["params"]) == 12  # of six encoder layers, and six decoder layers
-    assert len(decaying["params"]) + len(constant["params"]) == len(names)
 
 
 # Data.

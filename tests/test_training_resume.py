@@ -18,7 +18,6 @@ from treenet.runs.checkpoint_io import CheckpointWriter
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.base import build_task
 from treenet.training.ranks import Ranks
-from treenet.training.state import TrainState
 from treenet.training.trainer import Trainer, finished_outcome, train
 from treeproc.common.settings import UserError
 
@@ -145,14 +144,6 @@ def test_patience_ends_a_run_that_improves_no_more(data, tmp_path, monkeypatch):
     assert run_training(config, tmp_path).step == 10
     monkeypatch.undo()
     assert run_training(make_config(data, "validate_every=2", "max_steps=12", "average_checkpoints=1"), tmp_path).step == 12
-
-
-def test_a_better_validation_starts_the_count_anew():
-    state = TrainState()
-    for nll, since in ((5.0, 0), (6.0, 1), (5.0, 2), (4.9, 0), (math.inf, 1), (4.8, 0)):
-        state.count_validation(nll)
-        assert state.validations_since_best == since
-    assert state.best_nll == 4.8
 
 
 # Checkpoints beside training.

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from commands import print_to, printed_by, returned_memory
-from torch import nn
 from toyruns import losses, make_config, make_task, train_ranks
 
 from treenet.data.examples import ExampleSource
@@ -22,7 +21,6 @@ from treenet.runs.metrics_log import read_metrics
 from treenet.tasks import losses as task_losses
 from treenet.tasks.base import build_task
 from treenet.training.micro_batches import MicroBatches
-from treenet.training.optimizer import MovingAverage
 from treenet.training.ranks import Ranks, bound_kernel_cache
 from treenet.training.trainer import Trainer, train
 from treeproc.shards.schema import PAD_ID
@@ -75,7 +73,9 @@ def test_padding_is_counted_as_it_is(data, tmp_path):
         for sizes in ((~batch.leaf_pad_mask).sum(1), (~batch.node_pad_mask).sum(1), (batch.tgt_out != PAD_ID).sum(1)):
             positions += len(sizes) * int(sizes.max())
             padding += len(sizes) * int(sizes.max()) - int(sizes.sum())
+    torch.set_flush_denormal(False)
     train(build_task(config), tmp_path)
+    assert torch.tensor(1e-39) * 1.0 == 0 or not torch.set_flush_denormal(True)  # these are slow on many processors
     line = next(line for line in read_metrics(tmp_path) if line["event"] == "train")
     assert line["padding"] == padding / positions > 0
     assert line["tokens_per_s_per_device"] == line["tokens_per_s"] > 0
@@ -214,24 +214,6 @@ def test_the_two_passes_drop_other_units(data):
 
 
 # The moving average.
-
-
-def test_moving_average_follows_its_definition():
-    model = nn.Linear(2, 2)
-    average = MovingAverage(model, 0.7)
-    expected = model.weight.detach().clone()
-    for updates in range(1, 40):
-        with torch.no_grad():
-            model.weight.normal_()
-        average.update(updates)
-        decay = min(0.7, (1 + updates) / (10 + updates))
-        expected = decay * expected + (1 - decay) * model.weight.detach()
-    torch.testing.assert_close(average.weights["weight"], expected)
-    before = model.weight.detach().clone()
-    with average.in_place():
-        torch.testing.assert_close(model.weight.detach(), expected)
-    assert torch.equal(model.weight.detach(), before)
-    torch.testing.assert_close(average.weights["weight"], expected)
 
 
 def test_the_average_is_what_is_validated(data):

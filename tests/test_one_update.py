@@ -1,0 +1,238 @@
+"""One update and one validation of a run, against sums that are written out; what a run does at which step."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from meta_device import stand_in_for_a_gpu
+from toylabels import write_toy_labels
+from toyruns import make_config, make_task, same
+
+from treenet.runs.checkpoint import take_snapshot, write_checkpoint
+from treenet.tasks.base import build_task
+from treenet.training.micro_batches import MicroBatches, StepSeeds
+from treenet.training.optimizer import learning_rate
+from treenet.training.ranks import Ranks, TrainingFailed, peak_memory
+from treenet.training.step import TrainStep
+from treenet.training.trainer import Trainer, TrainOutcome, finished_outcome
+
+CPU = torch.device("cpu")
+RANK_0 = Ranks(0, 1, CPU)
+STILL = ["model.dropout=0", "model.attention_dropout=0"]
+
+
+def trainer_of(data, *options: str, ranks: Ranks = RANK_0) -> Trainer:
+    return Trainer(make_task(data, *options), ranks)
+
+
+def whole_sums(trainer: Trainer, rows: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss and nll of rows, computed one row at a time."""
+    step, sums = trainer.train_step, []
+    for row in rows:
+        batch = trainer.task.choose_targets(trainer.micro_batches.source.batch([row]), None)
+        output = getattr(step.model, trainer.task.output)(batch)
+        sums.append(trainer.task.sum_losses(step.model, batch, output)[:2])
+    return sum(loss for loss, _ in sums), sum(nll for _, nll in sums)
+
+
+@pytest.mark.parametrize("defers", [False, True])
+@pytest.mark.parametrize("options", [[], ["batch.tokens_per_device=24"]], ids=["whole", "micro-batches"])
+def test_a_gradient_is_that_of_the_mean_loss_of_a_target(data, monkeypatch, defers, options):
+    monkeypatch.setattr(TrainStep, "defers", defers)
+    trainer = trainer_of(data, *STILL, *options)
+    rows, step = trainer.plan.hardest_batch(), trainer.train_step
+    loss, nll = whole_sums(trainer, rows)
+    parameters = list(step.model.parameters())
+    rank_batch = trainer.micro_batches.rank_batch(rows)
+    tokens = sum(int(trainer.micro_batches.source.lengths["tgt_pieces"][row]) + 1 for row in rows)
+    expected = torch.autograd.grad(loss / tokens, parameters)
+    for _ in range(2):  # a gradient begins anew
+        sums = step.compute_gradient(rank_batch, trainer.micro_batches, 4)
+        assert sums.tolist() == pytest.approx([loss.item(), nll.item(), 0], rel=1e-5)
+        for parameter, grad in zip(parameters, expected, strict=True):
+            torch.testing.assert_close(parameter.grad, grad, rtol=1e-3, atol=1e-6)
+    pending = step.update(rank_batch, trainer.micro_batches, 4, waited=0.25, wants_stop=True)
+    result = pending.read()
+    assert (result.loss_sum, result.nll_sum, result.auxiliary_sum) == pytest.approx((loss.item(), nll.item(), 0), rel=1e-5)
+    norm = math.sqrt(sum(grad.square().sum().item() for grad in expected))
+    assert (result.grad_norm, result.waited, result.wants_stop) == (pytest.approx(norm, rel=1e-4), 0.25, True)
+    assert (result.positions, result.padding) == (rank_batch.positions, rank_batch.padding)
+    assert (result.update, result.target_tokens, result.updated, result.must_repeat) == (5, tokens, True, False)
+    assert result.learning_rate == learning_rate(trainer.config.optimizer, 5)
+
+
+def test_the_generator_is_seeded_by_run_update_and_rank(data):
+    for rank in (0, 1):
+        trainer = trainer_of(data, ranks=Ranks(rank, 2, CPU))
+        trainer.train_step.compute_gradient(trainer.micro_batches.rank_batch(np.arange(2)), trainer.micro_batches, 6)
+        assert torch.initial_seed() == StepSeeds.of(trainer.config, 6).generator * 65536 + rank
+
+
+def test_micro_batches_that_keep_pace_have_no_part_in_the_gradient(data):
+    trainer = trainer_of(data, *STILL, "batch.tokens_per_device=1", ranks=Ranks(1, 2, CPU))
+    step, source, found = trainer.train_step, trainer.micro_batches.source, []
+    for in_step in (False, True):
+        micro_batches = MicroBatches(source, trainer.config.batch, 1, 2, in_step=in_step)
+        rank_batch = micro_batches.rank_batch(np.arange(5))
+        assert (len(rank_batch.cuts), len(rank_batch.batches)) == (2, 2 + in_step)
+        sums = step.compute_gradient(rank_batch, micro_batches, 0)
+        found.append((sums, step._gradients.flat.clone()))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("failure", [None, "the disk is full"])
+def test_a_failure_of_an_update_is_raised_and_changes_nothing(data, failure):
+    trainer = trainer_of(data, "ema_decay=0.5")
+    before = {name: value.clone() for name, value in trainer.train_step.model.state_dict().items()}
+    rank_batch = trainer.micro_batches.rank_batch(trainer.plan.batch(0))
+    if failure is None:
+        trainer.step(rank_batch, failure=failure)
+        assert not same(before, trainer.train_step.model.state_dict()) and trainer.state.step == 1
+        return
+    with pytest.raises(TrainingFailed, match=f"^{failure}$"):
+        trainer.step(rank_batch, failure=failure)
+    assert same(before, trainer.train_step.model.state_dict())
+
+
+def test_an_update_is_counted_with_what_it_computed(data):
+    trainer = trainer_of(data)
+    assert trainer.settle() is None
+    first, second = (trainer.micro_batches.rank_batch(trainer.plan.batch(number)) for number in (0, 1))
+    results = [trainer.step(first, waited=0.5), trainer.step(second, waited=0.25, wants_stop=True)]
+    state = trainer.state
+    assert (state.step, state.skipped, state.waited, trainer.updates.wants_stop) == (2, 0, 0.75, True)
+    assert (state.positions, state.padding) == (first.positions + second.positions, first.padding + second.padding)
+    assert state.tokens == first.global_tokens + second.global_tokens
+    assert state.loss_sum == pytest.approx(sum(result.loss_sum for result in results))
+    assert state.nll_sum == pytest.approx(sum(result.nll_sum for result in results)) and trainer.settle() is results[1]
+
+
+def test_ranks_of_accelerators_add_gradients_early_and_read_late(data, monkeypatch):
+    device = stand_in_for_a_gpu(monkeypatch)
+    for ranks, defers, overlaps in (
+        (Ranks(0, 1, CPU), False, False),
+        (Ranks(0, 2, CPU), False, False),
+        (Ranks(0, 1, device), True, False),
+        (Ranks(1, 2, device), True, True),
+        (Ranks(0, 3, device), True, True),
+    ):
+        step = trainer_of(data, "model.attention_dropout=0", ranks=ranks).train_step
+        assert (step.defers, step.overlaps, step._sums is not None, step.is_sharded) == (defers, overlaps, overlaps, False)
+
+
+def test_tables_get_gradients_by_row_where_nothing_else_reads_them(data, tmp_path, monkeypatch):
+    device, labels = stand_in_for_a_gpu(monkeypatch), write_toy_labels(tmp_path)
+    still = ["task=classification", "model.attention_dropout=0"]
+    for folder, options, ranks, sparse in (
+        (labels, still, RANK_0, True),
+        (data, [], RANK_0, False),  # the output reads the table too
+        (labels, still, Ranks(0, 1, device), False),
+    ):
+        assert trainer_of(folder, *options, ranks=ranks).train_step.model.encoder.embedding.sparse == sparse
+
+
+def test_an_average_is_kept_if_there_is_a_decay(data):
+    assert trainer_of(data).train_step.average is None
+    trainer = trainer_of(data, "ema_decay=0.5")
+    before = trainer.train_step.average.weights["encoder.embedding.weight"].clone()
+    trainer.step(trainer.micro_batches.rank_batch(trainer.plan.batch(0)))
+    now = trainer.train_step.model.encoder.embedding.weight.detach()
+    expected = 2 / 11 * before + 9 / 11 * now
+    torch.testing.assert_close(trainer.train_step.average.weights["encoder.embedding.weight"], expected)
+
+
+def test_initial_weights_follow_from_the_seed(data):
+    states = [trainer_of(data, f"seed={seed}").train_step.model.state_dict() for seed in (1, 1, 2)]
+    assert same(states[0], states[1]) and not same(states[1], states[2])
+
+
+# Validation.
+
+
+def test_a_validation_is_the_mean_over_the_targets_of_its_lines(data):
+    trainer = trainer_of(data, "model.dropout=0.5", "batch.tokens_per_device=12", "batch.max_tokens=40")
+    model, source = trainer.train_step.model, trainer.valid.source
+    metrics = trainer.validate()
+    assert model.training
+    model.eval()
+    training, trainer.micro_batches = trainer.micro_batches, trainer.valid
+    loss, nll = whole_sums(trainer, np.arange(len(source.lengths["example_id"])))
+    trainer.micro_batches = training
+    tokens = int(np.asarray(source.lengths["tgt_pieces"]).sum()) + len(source.lengths["example_id"])
+    assert (metrics["loss"], metrics["nll"]) == pytest.approx((loss.item() / tokens, nll.item() / tokens), rel=1e-5)
+    assert metrics["perplexity"] == pytest.approx(math.exp(metrics["nll"]), rel=1e-5)
+    trainer.state.elapsed = 100.0
+    metrics = trainer.validate()
+    assert 0 < metrics["seconds"] < 60 and metrics["elapsed"] == pytest.approx(100 + metrics["seconds"])
+
+
+def test_steps_at_which_a_validation_translates(data):
+    settings = ["valid_metric=chrf", "validate_every=5", "valid_metric_every=3", "max_steps=32"]
+    decoded = trainer_of(data, *settings).decoded
+    assert [step for step in range(5, 33) if decoded.is_due(step) and (step % 5 == 0 or step == 32)] == [15, 30, 32]
+    assert trainer_of(data).decoded is None
+
+
+# Steps of a run.
+
+
+def test_updates_are_counted_before_whatever_reads_them(data):
+    trainer = trainer_of(data, "log_every=3", "validate_every=4", "checkpoint_every=5", "max_steps=17")
+    expected = [step for step in range(1, 18) if not (step % 3 and step % 4 and step % 5) or step == 17]
+    assert [step for step in range(1, 18) if trainer._is_due(step)] == expected
+    assert trainer._updates() == range(17)
+    trainer.state.step = 5
+    assert trainer._updates() == range(5, 17)
+
+
+def test_a_metric_line_is_of_the_epoch_of_its_update(data):
+    trainer = trainer_of(data)
+    batches = trainer.plan.num_batches
+    result = trainer.step(trainer.micro_batches.rank_batch(trainer.plan.batch(0)))
+    for step, epoch in ((1, 0), (batches, 0), (batches + 1, 1), (2 * batches, 1)):
+        trainer.state.step, trainer.state.elapsed = step, 7.0
+        line = trainer._metrics(result)
+        assert (line["epoch"], line["lr"], line["grad_norm"], line["elapsed"]) == (
+            epoch, result.learning_rate, result.grad_norm, 7.0,
+        )  # fmt: skip
+        assert line["memory_gib"] == pytest.approx(peak_memory(CPU) / 2**30, rel=0.02)
+    for norm in (math.inf, math.nan):
+        assert trainer._metrics(replace(result, grad_norm=norm))["grad_norm"] is None
+
+
+def test_a_model_that_does_not_fit_is_told_before_the_first_update(data):
+    trainer = trainer_of(data)
+
+    def exhausted(*arguments):
+        raise torch.OutOfMemoryError
+
+    trainer.train_step.compute_gradient = exhausted
+    with pytest.raises(
+        TrainingFailed, match="^the model with its gradients and optimiser does not fit into the memory of a worker"
+    ):
+        trainer.check_memory()
+
+
+def test_a_run_is_finished_with_a_checkpoint_of_its_last_step(data, tmp_path):
+    config, model = make_config(data, "max_steps=20", "patience=2"), torch.nn.Linear(2, 2)
+    assert finished_outcome(config, tmp_path) is None
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def save(step: int, since: int = 0) -> None:
+        write_checkpoint(
+            tmp_path, take_snapshot(step, model, optimizer, {"step": step}, {"validations_since_best": since}), keep=9
+        )
+
+    save(10, 1)
+    assert finished_outcome(config, tmp_path) is None
+    save(15, 2)
+    assert finished_outcome(config, tmp_path) == TrainOutcome(15, finished=True)
+    save(20)
+    found = finished_outcome(config, tmp_path)
+    assert found == TrainOutcome(20, finished=True) and len({found, TrainOutcome(20, True)}) == 1
+    (tmp_path / "checkpoints" / "step_00000020" / "model.safetensors").write_bytes(b"cut off")
+    assert finished_outcome(config, tmp_path) == TrainOutcome(15, finished=True)
+    longer = build_task(make_config(data, "max_steps=30", "patience=0")).config
+    assert finished_outcome(longer, tmp_path) is None
