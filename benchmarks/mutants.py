@@ -8,8 +8,8 @@ docstrings stay as they are, and no comparison becomes `is`. Every room gets a s
 first, then one of its changes.
 
 Each change runs in a copy of this checkout, in a process forked from one that has loaded the libraries. A mutant is killed if
-a test fails, or if the tests take three times their usual CPU seconds, twice. The tests of `treenet/training` train, so none is
-quick; there, all run but those of the mark `cluster`.
+a test fails, or if the tests take three times their usual CPU seconds, twice. In `treenet/training`, those that train follow:
+after the quick tests, all others but those of the mark `cluster`.
 """
 
 import argparse
@@ -52,7 +52,7 @@ _MESSAGES = {"tell", "warn", "print", "phase", "note", "describe"}
 _PRELOADED = (
     "hypothesis", "matplotlib.figure", "numpy", "pyarrow", "pytest", "sacrebleu", "sentencepiece", "torch", "torch._dynamo",
 )  # fmt: skip
-_TRAINS = "treenet/training"  # whose tests train, so that they are slow ones
+_TRAINS = "treenet/training"  # whose slow tests run too, because they train
 # CPU seconds and bytes that the tests of a mutant may take beside the usual seconds.
 _SECONDS, _BYTES = 30, 8 * 2**30
 
@@ -152,7 +152,7 @@ def draw(copy: Path, seed: int, count: int) -> list[Mutant]:
 
 
 def run_tests(copy: Path, room: str, limit_s: float | None) -> tuple[str, str, float]:
-    """Run the quick tests of a room. Return the outcome, the test that failed, and CPU seconds."""
+    """Run the tests of a room, quick ones first. Return the outcome, the test that failed, and CPU seconds."""
     with tempfile.NamedTemporaryFile() as output:
         process = os.fork()
         if not process:
@@ -166,9 +166,10 @@ def run_tests(copy: Path, room: str, limit_s: float | None) -> tuple[str, str, f
                 resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s), int(limit_s)))
             import pytest
 
-            marks = "not cluster" if room == _TRAINS else "quick"
-            options = ["-m", marks, "-x", "-q", "-p", "no:cacheprovider", f"--rootdir={copy}"]
-            os._exit(pytest.main([*options, *tests_of(room)]))
+            options, code = ["-x", "-q", "-p", "no:cacheprovider", f"--rootdir={copy}", *tests_of(room)], 0
+            for marks in ("quick", "not quick and not cluster") if room == _TRAINS else ("quick",):
+                code = code or pytest.main(["-m", marks, *options])
+            os._exit(code)
         _, status, used = os.wait4(process, 0)
         text = Path(output.name).read_text(errors="replace")
     seconds = used.ru_utime + used.ru_stime
