@@ -10,13 +10,15 @@ from meta_device import stand_in_for_a_gpu
 from toylabels import write_toy_labels
 from toyruns import make_config, make_task, same
 
+from treenet.layers.core import keys_of
 from treenet.runs.checkpoint import take_snapshot, write_checkpoint
 from treenet.tasks.base import build_task
-from treenet.training.micro_batches import MicroBatches, StepSeeds
+from treenet.training.micro_batches import MicroBatches, StepInputs, StepSeeds
 from treenet.training.optimizer import learning_rate
 from treenet.training.ranks import Ranks, TrainingFailed, peak_memory
 from treenet.training.step import TrainStep
 from treenet.training.trainer import Trainer, TrainOutcome, finished_outcome
+from treeproc.shards.rows import hash_ids
 
 CPU = torch.device("cpu")
 RANK_0 = Ranks(0, 1, CPU)
@@ -61,6 +63,42 @@ def test_a_gradient_is_that_of_the_mean_loss_of_a_target(data, monkeypatch, defe
     assert (result.positions, result.padding) == (rank_batch.positions, rank_batch.padding)
     assert (result.update, result.target_tokens, result.updated, result.must_repeat) == (5, tokens, True, False)
     assert result.learning_rate == learning_rate(trainer.config.optimizer, 5)
+    plain = step.update(rank_batch, trainer.micro_batches, 5).read()
+    assert (plain.wants_stop, plain.waited, plain.updated, plain.update) == (False, 0, True, 6)
+
+
+def test_an_update_that_must_be_repeated_holds_all_later_ones(data, monkeypatch):
+    monkeypatch.setattr(TrainStep, "defers", True)
+    totals = torch.tensor([6.0, 5.0, 0.0, 0.0, 0.0, 0.0, 40.0, 8.0, 0.0, 3.0], dtype=torch.float64)
+    repeats, failed = totals.clone(), totals.clone()
+    repeats[5], failed[4] = 2, 1
+    for overlaps in (False, True):
+        monkeypatch.setattr(TrainStep, "overlaps", overlaps)
+        step = trainer_of(data).train_step
+        found = [float(step._skip(one)) for one in (totals, failed, totals, repeats, totals, failed)]
+        assert found == [0, 1, 0, 1, float(overlaps), 1]
+        step.release()
+        assert step._skip(totals) == 0
+
+
+def test_examples_are_sampled_anew_in_each_epoch_of_training_alone(data):
+    trainer = trainer_of(data, "sampling.bpe_dropout=0.9")
+    rows = np.arange(6)
+    pieces = [trainer.micro_batches.rank_batch(rows, epoch).batches[0].leaf_pieces for epoch in (0, 0, 1)]
+    assert torch.equal(pieces[0], pieces[1]) and not torch.equal(pieces[0], pieces[2])
+    plain = trainer_of(data)
+    valid = [one.valid.rank_batch(rows).batches[0].leaf_pieces for one in (trainer, plain)]
+    assert torch.equal(*valid) and not torch.equal(pieces[0], plain.micro_batches.rank_batch(rows).batches[0].leaf_pieces)
+
+
+def test_keys_of_dropout_follow_from_pass_and_example(data):
+    trainer = trainer_of(data)
+    batch = trainer.micro_batches.source.batch([5, 9])
+    inputs = StepInputs.build(trainer.task, batch, [7, 2], CPU)
+    for keys, seed in zip(inputs.dropout_keys, (7, 2), strict=True):
+        assert torch.equal(keys, keys_of(hash_ids(batch.example_ids.numpy() + seed * 2**31)))
+    assert StepInputs.build(trainer.task, batch, None, CPU).dropout_keys == () and inputs.counted is None
+    assert inputs.to(CPU) is inputs
 
 
 def test_the_generator_is_seeded_by_run_update_and_rank(data):
@@ -125,10 +163,12 @@ def test_ranks_of_accelerators_add_gradients_early_and_read_late(data, monkeypat
 def test_tables_get_gradients_by_row_where_nothing_else_reads_them(data, tmp_path, monkeypatch):
     device, labels = stand_in_for_a_gpu(monkeypatch), write_toy_labels(tmp_path)
     still = ["task=classification", "model.attention_dropout=0"]
+    monkeypatch.setattr("treenet.training.step.check_tools", lambda device: None)  # it starts the compiler
     for folder, options, ranks, sparse in (
         (labels, still, RANK_0, True),
         (data, [], RANK_0, False),  # the output reads the table too
         (labels, still, Ranks(0, 1, device), False),
+        (labels, [*still, "compile=true"], RANK_0, False),
     ):
         assert trainer_of(folder, *options, ranks=ranks).train_step.model.encoder.embedding.sparse == sparse
 
@@ -172,7 +212,39 @@ def test_steps_at_which_a_validation_translates(data):
     settings = ["valid_metric=chrf", "validate_every=5", "valid_metric_every=3", "max_steps=32"]
     decoded = trainer_of(data, *settings).decoded
     assert [step for step in range(5, 33) if decoded.is_due(step) and (step % 5 == 0 or step == 32)] == [15, 30, 32]
-    assert trainer_of(data).decoded is None
+    made = {name: trainer_of(data, f"valid_metric={name}").decoded for name in ("nll", "bleu", "chrf", "ter")}
+    assert [name for name, decoded in made.items() if decoded is None] == ["nll"]
+
+
+def test_ranks_translate_whole_batches_each_once_and_no_line_without_leaves(data):
+    settings, found = ["valid_metric=chrf", "decoding.max_tokens=24"], []
+    for rank, world_size in ((0, 1), (0, 2), (1, 2)):
+        trainer = trainer_of(data, *settings, ranks=Ranks(rank, world_size, CPU))
+        found.append(trainer.decoded._translate(trainer.train_step.model.eval()))
+    assert len(found[0]) == 12 and 0 < len(found[1]) < 12 and not found[1].keys() & found[2].keys()
+    assert found[0] == found[1] | found[2]
+    trainer = trainer_of(data, *settings)
+    leaves = np.array(trainer.valid.source.lengths["leaves"])
+    leaves[[3, 5]] = 0, 1
+    trainer.valid.source.lengths = {**trainer.valid.source.lengths, "leaves": leaves}
+    assert trainer.decoded._translate(trainer.train_step.model.eval()).keys() == set(range(12)) - {3}
+
+
+def test_failures_of_a_validation_are_told_and_training_goes_on(data):
+    trainer = trainer_of(data, "valid_metric=chrf")
+    with torch.no_grad():
+        trainer.train_step.model.encoder.embedding.weight.fill_(math.nan)
+    with pytest.raises(TrainingFailed, match="not finite"):
+        trainer.decoded.score(trainer.train_step)
+    assert trainer.train_step.model.training
+
+    def exhausted(batch):
+        raise torch.OutOfMemoryError
+
+    trainer.train_step.validate = exhausted
+    with pytest.raises(TrainingFailed, match="does not fit into the memory of a worker, even alone"):
+        trainer.validate()
+    assert trainer.train_step.model.training
 
 
 # Steps of a run.
@@ -220,14 +292,14 @@ def test_a_run_is_finished_with_a_checkpoint_of_its_last_step(data, tmp_path):
     assert finished_outcome(config, tmp_path) is None
     optimizer = torch.optim.AdamW(model.parameters())
 
-    def save(step: int, since: int = 0) -> None:
-        write_checkpoint(
-            tmp_path, take_snapshot(step, model, optimizer, {"step": step}, {"validations_since_best": since}), keep=9
-        )
+    def save(step: int, **meta: int) -> None:
+        write_checkpoint(tmp_path, take_snapshot(step, model, optimizer, {"step": step}, meta), keep=9)
 
-    save(10, 1)
+    save(5)
+    assert finished_outcome(make_config(data, "max_steps=20", "patience=1"), tmp_path) is None
+    save(10, validations_since_best=1)
     assert finished_outcome(config, tmp_path) is None
-    save(15, 2)
+    save(15, validations_since_best=2)
     assert finished_outcome(config, tmp_path) == TrainOutcome(15, finished=True)
     save(20)
     found = finished_outcome(config, tmp_path)

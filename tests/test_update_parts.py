@@ -17,6 +17,8 @@ from toyruns import make_config
 
 from treenet.config import TrainConfig
 from treenet.data.examples import ExampleSource
+from treenet.layers.core import DropoutKeys
+from treenet.models.pretrained import PretrainedLeaves
 from treenet.training import gradients as gradient_sums
 from treenet.training import ranks as ranks_of_run
 from treenet.training.batch_stream import MOST_WORKERS, OpenTraining, count_workers
@@ -200,6 +202,45 @@ def test_processes_of_the_loader_are_the_cores_that_ranks_leave(monkeypatch):
         assert count_workers(None, Ranks(0, 1, gpu)) == workers
     with pytest.raises(FrozenInstanceError):
         OpenTraining(None, 0, 1, "cpu").rank = 1
+
+
+class Leaves(PretrainedLeaves):
+    """A pretrained encoder of one layer, which draws from PyTorch's generator."""
+
+    def __init__(self, trained: bool):
+        nn.Module.__init__(self)
+        self.layer, self.trained = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Dropout(0.5)), trained
+
+    @property
+    def is_trained(self) -> bool:
+        return self.trained
+
+    def layers(self) -> list[nn.Module]:
+        return [self.layer]
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_layers_of_a_pretrained_encoder_are_computed_again_with_their_dropout(trained):
+    leaves, kept = Leaves(trained), []
+    ranks_of_run.recompute_layers(nn.Sequential(nn.Linear(2, 2), leaves), DropoutKeys(), draws_numbers=False)
+    x = torch.ones(1, 64)
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: kept.append(saved.shape) or saved, lambda saved: saved):
+        out = leaves.layer(x)
+    torch.rand(5)  # something else draws before the backward pass
+    [grad] = torch.autograd.grad(out.sum(), [leaves.layer[0].weight])
+    torch.testing.assert_close(grad, (out != 0).t() * 2.0 * x)
+    assert (len(kept) == 1) == trained  # the input alone
+
+
+def test_the_deterministic_mode_ends_and_fills_no_memory(monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    settings = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
+    for wanted in (False, True):
+        with ranks_of_run.deterministic_mode(wanted):
+            assert torch.are_deterministic_algorithms_enabled() == wanted
+            assert settings.fill_uninitialized_memory == (before[1] and not wanted)
+        assert (torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory) == before == (False, True)
 
 
 # The gradient.
@@ -470,6 +511,9 @@ def test_an_odd_number_of_examples_is_halved_and_one_alone_is_told(data, source)
     memory = Memory(1)
     assert memory.add_up(micro_batches, micro_batches.rank_batch(rows)) == 3
     assert micro_batches.limit == 3 * width // 2 and memory.calls == ["start", "last", 3, "start", 1, 1, "last", 1]
+    micro_batches = cut_by(source, data)
+    assert Memory(3).add_up(micro_batches, micro_batches.rank_batch(by_cost(source)[[0, 30, 58, 59]])) == 4
+    assert micro_batches.limit == 4 * width // 2  # the widest one decides
     line = int(source.lengths["example_id"][rows[0]]) + 1
     with pytest.raises(UserError, match=rf"^line {line} of train \(\d+ leaves, \d+ nodes, \d+ target pieces\) does not fit"):
         Memory(0).add_up(micro_batches, micro_batches.rank_batch(rows))
