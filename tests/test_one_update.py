@@ -1,5 +1,6 @@
-"""One update and one validation of a run, against sums that are written out; what a run does at which step."""
+"""One update and one validation, against sums that are written out; what a run of seven updates does at which step."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -7,17 +8,28 @@ import numpy as np
 import pytest
 import torch
 from meta_device import stand_in_for_a_gpu
+from safetensors.torch import load_file
 from toylabels import write_toy_labels
 from toyruns import make_config, make_task, same
 
 from treenet.layers.core import keys_of
-from treenet.runs.checkpoint import take_snapshot, write_checkpoint
+from treenet.runs.checkpoint import (
+    checkpoint_folders,
+    checkpoint_step,
+    latest_checkpoint,
+    read_meta,
+    take_snapshot,
+    write_checkpoint,
+)
+from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.base import build_task
+from treenet.training.batch_stream import BatchStream
 from treenet.training.micro_batches import MicroBatches, StepInputs, StepSeeds
 from treenet.training.optimizer import learning_rate
 from treenet.training.ranks import Ranks, TrainingFailed, peak_memory
 from treenet.training.step import TrainStep
-from treenet.training.trainer import Trainer, TrainOutcome, finished_outcome
+from treenet.training.trainer import Trainer, TrainOutcome, finished_outcome, train
+from treeproc.common.settings import UserError
 from treeproc.shards.rows import hash_ids
 
 CPU = torch.device("cpu")
@@ -163,12 +175,10 @@ def test_ranks_of_accelerators_add_gradients_early_and_read_late(data, monkeypat
 def test_tables_get_gradients_by_row_where_nothing_else_reads_them(data, tmp_path, monkeypatch):
     device, labels = stand_in_for_a_gpu(monkeypatch), write_toy_labels(tmp_path)
     still = ["task=classification", "model.attention_dropout=0"]
-    monkeypatch.setattr("treenet.training.step.check_tools", lambda device: None)  # it starts the compiler
     for folder, options, ranks, sparse in (
         (labels, still, RANK_0, True),
         (data, [], RANK_0, False),  # the output reads the table too
         (labels, still, Ranks(0, 1, device), False),
-        (labels, [*still, "compile=true"], RANK_0, False),
     ):
         assert trainer_of(folder, *options, ranks=ranks).train_step.model.encoder.embedding.sparse == sparse
 
@@ -308,3 +318,62 @@ def test_a_run_is_finished_with_a_checkpoint_of_its_last_step(data, tmp_path):
     assert finished_outcome(config, tmp_path) == TrainOutcome(15, finished=True)
     longer = build_task(make_config(data, "max_steps=30", "patience=0")).config
     assert finished_outcome(longer, tmp_path) is None
+
+
+SEVEN = ["max_steps=7", "log_every=2", "validate_every=3", "checkpoint_every=4", "ema_decay=0.9"]
+
+
+def lines_of(run_dir, event: str) -> dict[int, dict]:
+    return {line["step"]: line for line in read_metrics(run_dir) if line["event"] == event}
+
+
+def metas_of(run_dir) -> dict[int, dict]:
+    return {checkpoint_step(folder): read_meta(folder) for folder in checkpoint_folders(run_dir)}
+
+
+def test_a_run_logs_validates_and_saves_when_it_should(data, tmp_path, monkeypatch, capsys):
+    """Stopped after five updates and continued, it ends as one that was never stopped."""
+    reads = itertools.count(1)
+    monkeypatch.setattr(BatchStream, "waited", property(lambda stream: float(next(reads))))  # one second more at each look
+    task, reported = make_task(data, *SEVEN), []
+    for name in ("whole", "halves"):
+        (tmp_path / name).mkdir()
+    assert train(task, tmp_path / "whole", report=reported.append) == TrainOutcome(7, finished=True)
+    assert "train: 7/7 steps" in capsys.readouterr().err
+    whole, valid = lines_of(tmp_path / "whole", "train"), lines_of(tmp_path / "whole", "valid")
+    assert list(whole) == [2, 4, 6] == [line["step"] for line in reported] and list(valid) == [3, 6, 7]
+    assert [line["loss"] for line in reported] == [line["loss"] for line in whole.values()]
+    assert all(line["data_wait"] * line["seconds"] == pytest.approx(2) for line in whole.values())
+    assert 0 < whole[2]["seconds"] <= whole[2]["elapsed"] < whole[4]["elapsed"] < valid[6]["elapsed"] < valid[7]["elapsed"] < 300
+    metas = metas_of(tmp_path / "whole")
+    assert {step: meta["valid_nll"] for step, meta in metas.items()} == {4: None, 7: valid[7]["nll"]}
+    assert all((meta["world_size"], meta["due"]) == (1, True) for meta in metas.values())
+    epochs = Trainer(task, RANK_0).plan.epoch
+    assert [meta["epoch"] for meta in metas.values()] == [epochs(4), epochs(7)]
+    assert metas[4]["first_update"] == metas[7]["first_update"]
+
+    asked = itertools.count(1)
+    stopped = train(task, tmp_path / "halves", should_stop=lambda: next(asked) == 5, show_progress=False)
+    assert stopped == TrainOutcome(5, finished=False) and "7 steps" not in capsys.readouterr().err
+    assert {step: meta["due"] for step, meta in metas_of(tmp_path / "halves").items()} == {4: True, 5: False}
+    assert train(task, tmp_path / "halves") == TrainOutcome(7, finished=True) == train(task, tmp_path / "halves")
+    for event, lines in (("train", whole), ("valid", valid)):
+        again = lines_of(tmp_path / "halves", event)
+        assert {step: line["loss"] for step, line in again.items()} == {step: line["loss"] for step, line in lines.items()}
+    assert list(metas_of(tmp_path / "halves")) == [4, 7]
+    for name in ("model.safetensors", "ema.safetensors"):
+        assert same(*(load_file(latest_checkpoint(tmp_path / run) / name) for run in ("whole", "halves")))
+
+
+def test_a_run_that_improves_no_more_ends_with_a_checkpoint(data, tmp_path):
+    settings = ["patience=1", "lr_scale={'*': 0}", "validate_every=2", "checkpoint_every=50"]
+    assert train(make_task(data, *settings), tmp_path) == TrainOutcome(4, finished=True)
+    assert {step: meta["validations_since_best"] for step, meta in metas_of(tmp_path).items()} == {4: 1}
+    assert list(lines_of(tmp_path, "valid")) == [2, 4]
+
+
+def test_a_run_that_cannot_be_saved_ends_at_once(data, tmp_path):
+    (tmp_path / "checkpoints").write_text("a file in the way")
+    with pytest.raises(UserError):
+        train(make_task(data, *SEVEN), tmp_path)
+    assert list(lines_of(tmp_path, "train")) == [2, 4]
