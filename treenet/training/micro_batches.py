@@ -73,7 +73,7 @@ class RankBatch:
     global_tokens: int  # target pieces with EOS of the global batch
     positions: int  # of source and target in all micro-batches
     padding: int  # number of padding positions
-    epoch: int = 0  # sampled examples differ between epochs
+    epoch: int  # sampled examples differ between epochs
 
 
 class MicroBatches:

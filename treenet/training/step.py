@@ -261,9 +261,7 @@ class Updates:
         self._result: StepResult | None = None  # of the update that was last counted
         self.wants_stop = False  # whether a rank has asked for a stop
 
-    def start(
-        self, rank_batch: RankBatch, *, waited: float = 0.0, wants_stop: bool = False, failure: str | None = None
-    ) -> StepResult | None:
+    def start(self, rank_batch: RankBatch, *, waited: float, wants_stop: bool, failure: str | None) -> StepResult | None:
         """Start one update. Returns the result of the update that was last counted, if there is one."""
         start = partial(
             self._train_step.update, rank_batch, self._micro_batches, self.state.step,
