@@ -23,9 +23,11 @@ from treenet.runs.checkpoint import (
 )
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.base import build_task
+from treenet.training import gradients as gradient_sums
 from treenet.training.batch_stream import BatchStream
+from treenet.training.gradients import OverlappedSums
 from treenet.training.micro_batches import MicroBatches, StepInputs, StepSeeds
-from treenet.training.optimizer import learning_rate
+from treenet.training.optimizer import LossScale, learning_rate
 from treenet.training.ranks import Ranks, TrainingFailed, peak_memory
 from treenet.training.step import TrainStep
 from treenet.training.trainer import Trainer, TrainOutcome, finished_outcome, train
@@ -91,6 +93,60 @@ def test_an_update_that_must_be_repeated_holds_all_later_ones(data, monkeypatch)
         assert found == [0, 1, 0, 1, float(overlaps), 1]
         step.release()
         assert step._skip(totals) == 0
+
+
+def test_a_gradient_is_divided_by_the_scale_and_by_what_exceeds_the_clip(data):
+    for clip, scale, norm, expected in (
+        (0, None, 5.0, None), (2, None, 5.0, 2.5), (2, None, 2.0, 1.0), (2, None, 1.0, 1.0), (2, None, 2.5, 1.25),
+        (0, 8.0, 5.0, 8.0), (2, 8.0, 5.0, 20.0), (2, 8.0, 1.0, 8.0),
+    ):  # fmt: skip
+        step = trainer_of(data, f"optimizer.clip_norm={clip}").train_step
+        if scale:
+            step.loss_scale = LossScale(CPU)
+            step.loss_scale.load((scale, 0))
+        assert step._divisor(torch.tensor(norm)) == expected
+
+
+@pytest.mark.parametrize("defers", [False, True])
+def test_a_scaled_loss_changes_no_bit_of_an_update(data, monkeypatch, defers):
+    monkeypatch.setattr(TrainStep, "defers", defers)
+    found = []
+    for scaled in (False, True):
+        trainer = trainer_of(data, "optimizer.clip_norm=0.5", "optimizer.adam_eps=0.01")
+        step, rank_batch = trainer.train_step, trainer.micro_batches.rank_batch(trainer.plan.batch(0))
+        step.loss_scale = LossScale(CPU) if scaled else None
+        result = step.update(rank_batch, trainer.micro_batches, 0).read()
+        found.append((result, step.model.state_dict()))
+    assert found[0][0] == found[1][0] and found[0][0].grad_norm > 0.5 and same(found[0][1], found[1][1])
+    assert step.loss_scale.state() == (65536.0, int(defers))
+
+
+@pytest.mark.parametrize("short_of_memory", [2, 4])
+def test_an_update_that_ran_out_of_memory_is_repeated_with_the_one_after_it(data, monkeypatch, short_of_memory):
+    """Memory runs out once, after the first bucket of that update was sent."""
+    monkeypatch.setattr(TrainStep, "defers", True)
+    monkeypatch.setattr(TrainStep, "overlaps", True)
+    monkeypatch.setattr(gradient_sums, "BUCKET_BYTES", 2000)
+    true_complete, failures, found = OverlappedSums._complete, [], []
+
+    def complete(self, number, parameter):
+        true_complete(self, number, parameter)
+        if self._watching and self._sent and trainer.state.step == short_of_memory - 1 and not failures:
+            failures.append(number)
+            raise torch.OutOfMemoryError
+
+    for fails in (False, True):
+        if fails:
+            monkeypatch.setattr(OverlappedSums, "_complete", complete)
+        trainer = trainer_of(data, "ema_decay=0.5", "optimizer.adam_eps=0.01", *STILL)
+        for number in range(4):
+            trainer.step(trainer.micro_batches.rank_batch(trainer.plan.batch(number)))
+        trainer.settle()
+        found.append((trainer.state, trainer.train_step.model.state_dict(), trainer.train_step.average.weights))
+    assert failures and found[1][0].skipped == 0 and trainer.micro_batches.limit is not None
+    assert found[1][0].loss_sum == pytest.approx(found[0][0].loss_sum, rel=1e-5) and found[1][0].tokens == found[0][0].tokens
+    for place in (1, 2):
+        torch.testing.assert_close(found[1][place], found[0][place], rtol=1e-3, atol=1e-5)
 
 
 def test_examples_are_sampled_anew_in_each_epoch_of_training_alone(data):
