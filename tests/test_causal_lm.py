@@ -31,7 +31,7 @@ from treeproc.common.files import atomic_write, json_bytes, read_json
 from treeproc.common.settings import load_settings
 from treeproc.shards.schema import PAD_ID
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 MODELS = {
     "causal": ["model.name=causal_transformer"],
@@ -76,12 +76,14 @@ def test_all_models_have_the_same_batches(data):
             assert torch.equal(batch.pad_masks()[0], batch.tgt_in == PAD_ID)
 
 
+@slow
 @pytest.mark.parametrize("case", MODELS)
 def test_stopped_and_resumed_equals_uninterrupted(case, data, tmp_path):
     config = make_config(data, *MODELS[case], "max_steps=8", "validate_every=4")
     check_stop_and_resume(config, tmp_path, 5)
 
 
+@slow
 @pytest.mark.parametrize("case", MODELS)
 def test_micro_batches_have_the_losses_of_whole_batches(case, data, tmp_path):
     check_micro_batches(partial(make_config, data, *MODELS[case]), tmp_path)
@@ -97,6 +99,7 @@ def check_micro_batches(make: Callable[..., TrainConfig], folder: Path) -> None:
     assert found[0] == pytest.approx(found[1], rel=1e-4)
 
 
+@slow
 @torch.no_grad()
 def test_it_learns_and_scores_are_those_of_single_sentences(finished):
     """Scores of batches against each sentence alone, position by position, and the sum against the validation of the training."""
@@ -125,6 +128,7 @@ def test_it_learns_and_scores_are_those_of_single_sentences(finished):
     assert (sum(one.tree_nll for one in scored.values()) > 0) == (config.model.name == "transformer_grammar")
 
 
+@slow
 def test_scores_that_are_not_finite_are_refused_and_nothing_is_written(finished, tmp_path):
     """They were written as NaN, which --compare and records refuse, with the advice to score the model again."""
     run = Path(shutil.copytree(finished, tmp_path / "run"))
@@ -144,6 +148,7 @@ def run(script: str, *arguments: object) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@slow
 def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
     config, _ = load_trained(finished)
     status, message, error = run("score_lm.py", "--out", finished)
@@ -185,6 +190,7 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
     assert status == 2 and "model.name must be one of causal_transformer, transformer_grammar" in error
 
 
+@slow
 def test_a_masked_model_scores_each_piece_from_all_others(data, tmp_path):
     out = tmp_path / "run"
     config = make_config(data, "task=masked_lm", "model.name=transformer", "max_steps=6")
@@ -207,6 +213,7 @@ def test_a_masked_model_scores_each_piece_from_all_others(data, tmp_path):
     assert {row[4] for row in rows} == {"0.000000"}
 
 
+@slow
 def test_models_are_compared_over_seeds(data, tmp_path):
     """Differences and their errors against a computation of its own, from files of single sentences; a lower nll is better."""
     systems = {name: {"model": dict([overrides[0].removeprefix("model.").split("=")])} for name, overrides in MODELS.items()}

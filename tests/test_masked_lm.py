@@ -30,7 +30,7 @@ from treeproc.common.settings import UserError, load_settings
 from treeproc.shards.schema import PAD_ID
 from treeproc.trees.spans import read_brackets
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 VOCAB = VocabSizes(pieces=23, labels=7)
 
@@ -119,11 +119,13 @@ def finished(tmp_path_factory) -> Path:
     return folder / "run"
 
 
+@slow
 def test_stopped_and_resumed_equals_uninterrupted(labelled, tmp_path):
     config = make_config(labelled, "max_steps=8", "validate_every=4")
     check_stop_and_resume(config, tmp_path, 5)
 
 
+@slow
 def test_micro_batches_mask_the_same(labelled, tmp_path):
     check_micro_batches(partial(make_config, labelled), tmp_path)
 
@@ -136,6 +138,7 @@ def test_targets_are_counted_without_reading_shards(labelled):
     assert [mask.shape for mask in batch.pad_masks()] == [batch.leaf_pieces.shape]
 
 
+@slow
 def test_it_learns_and_its_parse_is_scored(finished, caplog):
     lines = [line for line in read_metrics(finished) if line["event"] == "valid"]
     assert lines[-1]["nll"] < lines[0]["nll"]
@@ -151,6 +154,7 @@ def test_it_learns_and_its_parse_is_scored(finished, caplog):
     assert name == "valid.step_00000030"
 
 
+@slow
 def test_links_that_are_not_finite_give_no_tree(finished):
     config, model = load_trained(finished)
     examples = list(read_split(config.data, "encoded", "test"))
@@ -163,6 +167,7 @@ def test_links_that_are_not_finite_give_no_tree(finished):
         list(find_links(model, examples))
 
 
+@slow
 def test_a_word_of_several_pieces_is_one_word(finished):
     """The same leaves as half as many words: links inside a word are not asked, gold spans are of words."""
     config, model = load_trained(finished)
@@ -182,6 +187,7 @@ def test_a_word_of_several_pieces_is_one_word(finished):
         assert "".join(words).replace(" ", "") == load_processor(config.data).decode(pieces.tolist()).replace(" ", "")
 
 
+@slow
 def test_words_of_a_pretrained_tokenizer_are_read_from_its_pieces(tmp_path):
     """A run on such a data set is scored; the written words are the text, against its own trees and those of a treebank."""
     pytest.importorskip("tokenizers", reason="tokenizers is not installed: pip install tokenizers")
@@ -200,6 +206,7 @@ def test_words_of_a_pretrained_tokenizer_are_read_from_its_pieces(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@slow
 def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
     config = finished / "config.yaml"
     out = tmp_path / "run"

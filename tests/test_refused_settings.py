@@ -58,6 +58,9 @@ REFUSED: dict[Callable[[list[str]], object], dict[str, str]] = {
     },
     settings(TranslateSettings): {
         "num_beams=4": r"^the command line: num_beams: unknown key; did you mean decoding\.beam_size\?",
+        "score=a prefix=b must_not_appear=c": "nothing is searched; leave out prefix, must_not_appear$",
+        "score=a must_appear=b": "score takes translations as they are, and nothing is searched; leave out must_appear$",
+        "checkpoint=[]": "checkpoint: must name a checkpoint, for example averaged$",
     },
     settings(TrainConfig, **TINY_RUN, data="data"): {
         "sampling.bpe_dropout=0.1 task=masked_lm": "sampling needs task = 'translation', but task is 'masked_lm'",

@@ -33,7 +33,7 @@ from treeproc.shards.store import read_index
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.verify import verify
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 NAMES = ["bilstm", "child_sum_tree_lstm", "transformer", "tree_lstm", "tree_transformer"]
 HEADER = "pair_ID\tsentence_A\tsentence_B\tentailment_label\trelatedness_score\tSemEval_set\n"
@@ -61,6 +61,7 @@ def test_every_two_rows_are_the_sentences_of_a_pair(tmp_path):
     assert read(tmp_path, TABLE, "TRIAL") == rows[2:4] and read(tmp_path, TABLE, "TRAIN") == rows[:2] + rows[4:]
 
 
+@slow
 def test_a_table_becomes_a_data_set_of_pairs(tmp_path):
     (tmp_path / "SICK.txt").write_text(TABLE, encoding="utf-8")
     config = {
@@ -93,6 +94,7 @@ def test_a_table_becomes_a_data_set_of_pairs(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@slow
 def test_a_filter_that_drops_one_sentence_of_a_pair_drops_both(tmp_path):
     pairs = [("a b", "c d"), ("a b c d e", "f"), ("g", "bro\ufffdken"), ("h", "i"), ("a b c d e", "bro\ufffdken")]
     lines = "".join(f"{number % 2}\t{first}\t{second}\n" for number, (first, second) in enumerate(pairs))
@@ -181,6 +183,7 @@ def test_correlations_agree_with_formulas_where_values_are_tied(pairs):
     assert summary == pytest.approx({name: found[name] for name in ("pearson", "mse")}, abs=1e-9)
 
 
+@slow
 @given(values=st.lists(st.sampled_from([0.5, 1.0, 2.5, -3.0, math.inf, math.nan]), min_size=1, max_size=12))
 def test_ranks_are_those_of_scipy_to_the_last_bit(values):
     from scipy.stats import rankdata  # here: it loads for more than a second, in every process of pytest-xdist
@@ -223,6 +226,7 @@ def make_config(data, *overrides: str) -> TrainConfig:
     return load_settings(TrainConfig, None, overrides, **json.loads(json.dumps(tiny)), data=data)
 
 
+@slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pair_does_not_see_its_batch_and_pairs_can_be_learned(data, name):
     torch.manual_seed(0)
@@ -243,6 +247,7 @@ def test_a_pair_does_not_see_its_batch_and_pairs_can_be_learned(data, name):
     assert correlations(expected_score(model(batch).examples).detach().numpy(), batch.scores.numpy())["pearson"] > 0.9
 
 
+@slow
 @pytest.mark.parametrize("name", ["tree_lstm", "child_sum_tree_lstm"])
 def test_a_run_trains_resumes_and_is_scored(data, tmp_path, name):
     for steps in (3, 6):
@@ -288,6 +293,7 @@ def test_a_pair_that_lost_a_sentence_is_refused(tmp_path):
 # Over seeds.
 
 
+@slow
 def test_a_comparison_over_seeds_tests_pearson_on_shared_pairs(data, tmp_path, capsys):
     systems = {"trees": {}, "words": {"model": {"name": "bilstm", "recurrent": {"directions": "forward"}}}}
     grid = {"systems": systems, "baseline": "words", "seeds": [1, 2, 3], "peak_on_test": True}
@@ -311,6 +317,7 @@ def test_a_comparison_over_seeds_tests_pearson_on_shared_pairs(data, tmp_path, c
     assert "tests" not in words and "test, rho" in capsys.readouterr().out
 
 
+@slow
 def test_the_error_over_sentences_of_a_correlation_is_that_of_a_slow_bootstrap():
     random = np.random.default_rng(0)
     scores = random.normal(size=40)

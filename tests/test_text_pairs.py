@@ -25,7 +25,7 @@ from treenet.tasks.base import build_task
 from treeproc.common.settings import UserError, load_settings
 from treeproc.shards.store import read_index
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 NAMES = ["bilstm", "child_sum_tree_lstm", "transformer", "tree_lstm", "tree_transformer"]
 COLUMNS = ("leaves", "nodes", "spans", "label", "arcs")
@@ -92,6 +92,7 @@ def test_the_head_and_its_gradient_are_those_of_a_slow_composition(ordered):
     assert torch.allclose(swapped, found) is not ordered
 
 
+@slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_pair_does_not_see_its_batch_nor_padding_and_directions_can_be_learned(toy, name):
     model, reads = build(name)
@@ -115,6 +116,7 @@ def test_a_pair_does_not_see_its_batch_nor_padding_and_directions_can_be_learned
     assert (model(batch).examples.argmax(1) == batch.labels).all()
 
 
+@slow
 def test_each_side_goes_through_a_pretrained_encoder_by_itself(toy):
     data, encoder = toy
     config = make_config(data, name="pretrained", pretrained={"folder": str(encoder)})
@@ -131,6 +133,7 @@ def test_each_side_goes_through_a_pretrained_encoder_by_itself(toy):
     assert model.encoder.embedding.weight.grad.abs().sum() > 0
 
 
+@slow
 def test_what_does_not_fit_is_refused(toy, tmp_path):
     data = toy[0]
     related = build_task(make_config(data, "task=relatedness"))
@@ -178,6 +181,7 @@ def classify(run, tmp_path, lines: list[str], *options: str) -> tuple[list[str],
     return (tmp_path / "output").read_text().splitlines(), done.stderr
 
 
+@slow
 def test_pairs_of_files_are_scored_and_classified(run, tmp_path):
     index = read_index(run.parent / "data" / "encoded")
     assert index["pairs"] and index["classes"] == ["other", "same"]
@@ -202,6 +206,7 @@ def test_pairs_of_files_are_scored_and_classified(run, tmp_path):
     assert [one.label for one in model.classify([pair[1:] for pair in pairs])] == alone
 
 
+@slow
 def test_a_table_of_pairs_comes_back_with_classes(run, tmp_path):
     pairs = lines_of(9, 200)
     expected, _ = classify(run, tmp_path, ["\t".join(pair[1:]) for pair in pairs], "--scores")
@@ -218,6 +223,7 @@ def test_a_table_of_pairs_comes_back_with_classes(run, tmp_path):
     assert done.stdout.splitlines()[1].split()[2:4] == ["9", f"{100 * right / 9:.2f}"], done.stderr
 
 
+@slow
 def test_bad_pairs_are_empty_and_harm_no_other(run, tmp_path):
     good = "The dog sleeps.\tWe see the dog."
     (expected,), _ = classify(run, tmp_path, [good])
@@ -240,6 +246,7 @@ def test_bad_pairs_are_empty_and_harm_no_other(run, tmp_path):
         model.classify([("a", "b")], phrases=True)
 
 
+@slow
 def test_the_server_answers_pairs_as_the_command_does(run, tmp_path):
     """The request that a client sends, through the checks of the entrance, to the answer of a replica."""
     reader = load_reader(ServeSettings(), run)
@@ -262,6 +269,7 @@ def test_the_server_answers_pairs_as_the_command_does(run, tmp_path):
             request.model_validate_json(json.dumps({"lines": wrong}))
 
 
+@slow
 def test_single_texts_are_refused(run, tmp_path):
     (tmp_path / "one.tsv").write_text("same\tThe dog sleeps.\nother\tThe cat.\n")
     data = run.parent / "data"

@@ -26,7 +26,7 @@ from treeproc.online.line_encoder import LineEncoder
 from treeproc.online.raw_lines import EncodedLine, RawLineEncoder, place_trees
 from treeproc.shards.store import write_index
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark, slow = pytest.mark.long, pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,7 @@ def warnings(errors: list[str]) -> list[str]:
     return [line.removeprefix("warning: ") for line in errors if line.startswith("warning: ")]
 
 
+@slow
 def test_one_line_out_for_every_line_in_whatever_the_parts(translate, lines, tmp_path):
     source = write(tmp_path / "source.txt", lines)
     expected, errors = translate(f"input={source}")
@@ -86,6 +87,7 @@ def test_one_line_out_for_every_line_in_whatever_the_parts(translate, lines, tmp
     assert out.read_text().split("\n") == [*expected, ""]
 
 
+@slow
 def test_an_output_that_is_a_link_or_a_device_stays_one(translate, lines, tmp_path):
     source = write(tmp_path / "source.txt", lines[:3])
     expected, _ = translate(f"input={source}")
@@ -220,6 +222,7 @@ def test_leaves_are_found_in_the_line_in_their_treebank_spelling():
         place_trees("", "(S (NN a))")
 
 
+@slow
 def test_each_segment_of_a_run_on_segments_has_a_translation(translate, data, lines, tmp_path):
     expected, _ = translate(f"input={write(tmp_path / 'in.txt', lines[:3])}")
     segments = [f'<seg id="{number}">{line}</seg>' for number, line in enumerate(lines[:3])]
@@ -297,6 +300,7 @@ def standard_input(content: bytes) -> Iterator[None]:
         os.close(kept)
 
 
+@slow
 def test_the_command_goes_on_after_bad_lines_and_reports_errors_in_one_line(run, lines):
     with standard_input(lines[0].encode() + b"\n\xff\xfe\n" + lines[1].encode()):
         done = run_here("translate.py", "--out", run)
@@ -313,6 +317,7 @@ def test_the_command_goes_on_after_bad_lines_and_reports_errors_in_one_line(run,
     ]
 
 
+@slow
 def test_a_killed_command_goes_on_after_what_it_had_done(translate, run, lines, tmp_path, monkeypatch):
     source, output = write(tmp_path / "in.txt", [*lines, "ba\x01", *lines[::-1]]), tmp_path / "out.txt"
     arguments = (f"input={source}", f"output={output}", "lines_at_once=1", "--json")
@@ -344,6 +349,7 @@ def test_a_killed_command_goes_on_after_what_it_had_done(translate, run, lines, 
     assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["in.txt", "out.txt"]
 
 
+@slow
 def test_kept_parts_count_only_for_the_same_lines_settings_and_checkpoints(translate, run, lines, tmp_path, monkeypatch):
     output, translated = tmp_path / "out.txt", []
     true_call = LineTranslator.__call__
@@ -374,6 +380,7 @@ def test_kept_parts_count_only_for_the_same_lines_settings_and_checkpoints(trans
     assert not output.exists()
 
 
+@slow
 def test_escapes_are_told_once_for_the_whole_input(translate, lines, tmp_path):
     source = write(tmp_path / "mixed.txt", [*lines[:2], "ba &apos;s be", *lines[2:5], "ba &apos;s be"])
     message = warnings(translate(f"input={source}", "lines_at_once=3")[1])
@@ -381,6 +388,7 @@ def test_escapes_are_told_once_for_the_whole_input(translate, lines, tmp_path):
     assert "1 of 3 lines (33.3%), for example line 3: 'ba &apos;s be'" in message[0]
 
 
+@slow
 def test_another_language_and_tokens_are_told_where_a_parser_reads_plain_text(tmp_path):
     data = write_vocabulary(tmp_path / "data", parser="shipped")
     (data / "text").mkdir()
@@ -407,6 +415,7 @@ def test_another_language_and_tokens_are_told_where_a_parser_reads_plain_text(tm
     assert set(message) == {"attached"} and "looks like plain text, but the model learned from tokens" in message["attached"]
 
 
+@slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such setting")
 def test_memory_that_a_step_frees_stays_for_the_next_one(tmp_path, run):
     assert int(printed_by(_free_in_a_translator, tmp_path / "out", run)) < 10 * 2**20

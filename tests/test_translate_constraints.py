@@ -14,7 +14,7 @@ from treenet.runs.loading import load_run as load_folder
 from treenet.translation.reranking import chrf_matrix
 from treeproc.common.settings import UserError
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 __all__ = ["translate"]  # a fixture
 
@@ -33,6 +33,7 @@ def lines() -> list[str]:
     return [" ".join(random.choice(SEARCH_WORDS, random.integers(1, 9))) for _ in range(9)]
 
 
+@slow
 def test_samples_have_the_form_of_n_best_lists_and_do_not_depend_on_parts(translate, lines, tmp_path, run):
     source = write(tmp_path / "in.txt", [*lines, ""])
     found, errors = translate(f"input={source}", SAMPLING, "--nbest", "4", "--scores")
@@ -51,6 +52,7 @@ def test_samples_have_the_form_of_n_best_lists_and_do_not_depend_on_parts(transl
     assert translate(f"input={source}", SAMPLING, "decoding.seed=2")[0] != first
 
 
+@slow
 def test_minimum_risk_takes_the_sample_that_is_nearest_to_all(translate, lines, tmp_path):
     source = write(tmp_path / "in.txt", lines[:3])
     settings = "decoding.temperature=0.7", "decoding.max_length_factor=0.5", "decoding.max_length_offset=3"
@@ -129,6 +131,7 @@ def test_unmet_constraints_are_reported_and_undefined_ones_refused(translate, li
             translate(f"input={source}", *arguments)
 
 
+@slow
 def test_the_library_does_as_the_command(run, lines, translate, tmp_path):
     source = write(tmp_path / "in.txt", lines[:3])
     loaded = load_run(run)

@@ -14,7 +14,7 @@ from treenet.translation.search import search_batch
 from treenet.translation.translate import Ensemble, score_examples, score_targets, translate_examples
 from treeproc.shards.schema import UNK_ID
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 NAMES = ["transformer", "tree_transformer"]
 PIECES = 12
@@ -53,6 +53,7 @@ def mean_probability(models, example: dict, ids: tuple[int, ...]) -> float:
     return float(probabilities.gather(1, batch.tgt_out[0][:, None]).log().sum())
 
 
+@slow
 @pytest.mark.parametrize(("form", "exponent", "min_length"), [("length", 1.0, 0), ("gnmt", 0.6, 2)])
 def test_an_ensemble_of_two_models_finds_the_best_of_all_hypotheses(form, exponent, min_length):
     """All hypotheses of up to 4 pieces of two kinds, by a tree model and a plain one together."""
@@ -73,6 +74,7 @@ def test_an_ensemble_of_two_models_finds_the_best_of_all_hypotheses(form, expone
         assert [h.score for h in found] == pytest.approx([score for score, _ in expected], abs=1e-5)
 
 
+@slow
 @pytest.mark.parametrize("name", NAMES)
 def test_an_ensemble_of_one_model_twice_is_the_model(name):
     model, examples = real_model(name, 3), random_examples(6)
@@ -108,6 +110,7 @@ def test_given_translations_may_be_empty_or_hold_unknown_pieces():
     assert unknown.score == pytest.approx(unknown.log_prob / 3)
 
 
+@slow
 @pytest.mark.parametrize("name", NAMES)
 def test_rounding_of_float32_moves_scores_by_less_than_a_millionth(name):
     torch.manual_seed(1)
@@ -120,6 +123,7 @@ def test_rounding_of_float32_moves_scores_by_less_than_a_millionth(name):
         assert [h.score for h in alone] == pytest.approx([h.score for h in hypotheses], abs=1e-6)
 
 
+@slow
 @pytest.mark.parametrize("name", [*NAMES, "ensemble"])
 def test_a_sentence_gets_the_same_hypotheses_alone_and_in_any_batch_of_real_sentences(name):
     model = Ensemble([real_model(n, 7) for n in NAMES]).eval() if name == "ensemble" else real_model(name, 6)

@@ -18,7 +18,7 @@ from toyruns import without_phases
 
 from treeproc.common.settings import UserError
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 LINES = ["ba be bi", "", "bo", "da de di do"]
@@ -84,6 +84,7 @@ def in_a_file(answer, tmp_path):
     return lambda *arguments: answer([], f"input={source}", *arguments)[0]
 
 
+@slow
 def test_a_terminal_is_answered_line_by_line_as_a_file_is(run, in_a_file):
     expected = [line.split("\t") for line in in_a_file("scores=true").splitlines()]
     with terminal(run, "scores=true") as (process, write):

@@ -20,7 +20,7 @@ from treenet.training.trainer import train
 from treenet.translation.translate import detokenize, translate_examples
 from treeproc.common.settings import UserError
 
-pytestmark = pytest.mark.slow
+slow = pytest.mark.slow
 
 CHRF = [
     "valid_metric=chrf",
@@ -44,6 +44,7 @@ def validations(run_dir) -> list[dict]:
     return [line for line in read_metrics(run_dir) if line["event"] == "valid"]
 
 
+@slow
 def test_the_metric_is_that_of_a_slow_greedy_search_of_one_line_at_a_time(data, judged):
     for folder, line in zip(checkpoint_folders(judged), validations(judged), strict=True):
         run = load_run(judged, checkpoint=str(int(folder.name.removeprefix("step_"))))
@@ -55,6 +56,7 @@ def test_the_metric_is_that_of_a_slow_greedy_search_of_one_line_at_a_time(data, 
     assert len({line["chrf"] for line in validations(judged)}) > 1
 
 
+@slow
 def test_the_best_checkpoint_is_that_of_the_metric(judged):
     best = max(validations(judged), key=lambda line: line["chrf"])
     [chosen] = choose_checkpoints(judged, "best", 1).folders
@@ -62,6 +64,7 @@ def test_the_best_checkpoint_is_that_of_the_metric(judged):
     assert read_meta(chosen)["valid_criterion"] == pytest.approx(100 - best["chrf"])
 
 
+@slow
 def test_cut_off_and_resumed_equals_uninterrupted(data, judged, tmp_path):
     task, asked = make_task(data, *CHRF), itertools.count(1)
     assert not train(task, tmp_path, should_stop=lambda: next(asked) == 7).finished
@@ -77,6 +80,7 @@ def test_cut_off_and_resumed_equals_uninterrupted(data, judged, tmp_path):
     ]
 
 
+@slow
 def test_two_ranks_give_the_score_of_one(data, judged, tmp_path):
     assert train_ranks(2, make_config(data, *CHRF, "decoding.max_tokens=40"), tmp_path) == [None, None]
     assert [line["chrf"] for line in validations(tmp_path)] == pytest.approx(
@@ -92,6 +96,7 @@ def test_a_metric_of_words_that_does_not_fit_the_references_is_told(data, monkey
     assert notes == {"nll": [], "chrf": []}
 
 
+@slow
 def test_validations_without_translations_count_neither_for_patience_nor_as_the_best(data, tmp_path, monkeypatch):
     counted = []
     monkeypatch.setattr(TrainState, "count_validation", lambda state, criterion: counted.append((state.step, criterion)))
@@ -105,6 +110,7 @@ def test_validations_without_translations_count_neither_for_patience_nor_as_the_
     assert {folder.name for folder in choose_checkpoints(tmp_path, "best", 2).folders} == {"step_00000010", "step_00000015"}
 
 
+@slow
 def test_runs_judged_by_nll_record_what_they_always_did(data, tmp_path):
     config = make_config(data)
     assert not {"valid_metric", "valid_metric_every"} & (config.model_dump().keys() | config.lasting().keys())
@@ -113,6 +119,7 @@ def test_runs_judged_by_nll_record_what_they_always_did(data, tmp_path):
     assert validations(tmp_path)[0].keys() == {"event", "step", "loss", "nll", "perplexity", "seconds", "elapsed"}
 
 
+@slow
 def test_another_metric_continues_no_run(data, judged):
     with pytest.raises(UserError, match=r"valid_metric: 'chrf' -> 'bleu'"):
         run_training(make_config(data, *CHRF, "valid_metric=bleu"), judged)
