@@ -88,6 +88,20 @@ def test_loss_of_states_in_float16_keeps_small_gradients():
     assert (grads[1][1][rare] - grads[0][1][rare]).norm() / grads[0][1][rare].norm() < 0.02
 
 
+def test_the_factor_of_float16_changes_no_digit(monkeypatch):
+    """It is a power of two. Probabilities are so large here that none is rounded to 0."""
+    torch.manual_seed(0)
+    states, table, targets = torch.randn(20, 8), torch.randn(12, 8) / 4, torch.randint(1, 12, (20,))
+    grads = []
+    for factor in (losses._FLOAT16_FACTOR, 8.0):
+        monkeypatch.setattr(losses, "_FLOAT16_FACTOR", factor)
+        given = [x.clone().requires_grad_() for x in (states, table)]
+        with torch.autocast("cpu", dtype=torch.float16):
+            grads.append(torch.autograd.grad(projected_nll(*given, targets, 0.1).loss, given))
+    for one, other in zip(*grads, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.cluster
 def test_a_compiled_chunk_of_the_loss_gives_the_same():
     """The compiler of CPUs makes two graphs for several sizes, and others for another smoothing, also from its cache on disk."""

@@ -248,6 +248,21 @@ def test_a_search_stops_exactly_when_no_live_hypothesis_can_win(better, form):
     assert found[0].ids == ((4,) if better > 0 else ()) and model.rows_decoded == (2 if better > 0 else 1)
 
 
+def test_an_equal_score_does_not_go_on():
+    """The shorter hypothesis comes first. Each sentence is judged by itself."""
+    config = decoding(max_length=1, beam_size=3, length_penalty=0.0)
+    logits = torch.full((3, NUM_HISTORIES, 7), -torch.inf)
+    logits[:, :, EOS_ID] = 0.0
+    first = (BOS_ID * 7 + 1) % NUM_HISTORIES
+    logits[0, first, [EOS_ID, 4, PAD_ID]] = torch.tensor([0.25, 0.25, 0.5]).log()
+    logits[1, first, [EOS_ID, 5, 4, PAD_ID]] = torch.tensor([0.25, 0.26, 0.2, 0.29]).log()
+    logits[2, first, [EOS_ID, PAD_ID]] = torch.tensor([0.25, 0.75]).log()
+    model = TableModel(logits)
+    found = search_batch(model, batch_of(0, 1, 2), config)
+    assert [own[0].ids for own in found] == [(), (5,), ()]
+    assert model.rows_decoded == 3 + 2  # both live ones of the second sentence
+
+
 def test_lengths_stay_within_their_limits_and_depend_on_the_own_leaves():
     table = torch.zeros(2, NUM_HISTORIES, 6)
     table[..., EOS_ID] = -30.0
