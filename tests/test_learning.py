@@ -31,6 +31,7 @@ from treenet.tasks.learning import (
     facts_of_scores,
     facts_of_text,
     find_unlearned,
+    piece_counts,
     say_unlearned,
     why_unlearned,
 )
@@ -98,6 +99,76 @@ def test_an_nll_that_is_not_below_that_of_frequencies_is_a_sign():
     assert not why_unlearned(entry | {"perplexity_given_tree": math.exp(4.9)})  # the rest of the nll is of trees
     assert not why_unlearned(entry | {"asked": {"untrained": True}})  # the user wanted it so
     assert not why_unlearned({"num_examples": 30, "bleu": 0.0, "accuracy": 0.0, "nll": 99.0})  # low scores alone are no sign
+
+
+@pytest.mark.parametrize(
+    ("facts", "entry", "is_sign"),
+    [
+        # Exactly at each limit, and beyond it.
+        ({"reference_distinct": 20, "distinct": 1}, {}, True),
+        ({"reference_distinct": 19, "distinct": 1}, {}, False),
+        ({"reference_distinct": 20, "distinct": 2}, {}, False),
+        ({"reference_distinct": 20}, {}, False),
+        ({"reference_distinct": 300, "distinct": 3}, {}, True),
+        ({"reference_distinct": 300, "distinct": 4}, {}, False),
+        ({"reference_distinct": 20, "piece_share": 0.9, "reference_piece_share": 0.1}, {}, False),
+        ({"reference_distinct": 20, "piece_share": 0.91, "reference_piece_share": 0.9}, {}, True),
+        ({"reference_distinct": 20, "piece_share": 0.95, "reference_piece_share": 0.91}, {}, False),
+        ({"reference_distinct": 20, "piece_share": 0.95}, {}, False),
+        ({"class_share": 0.99, "label_share": 0.0}, {"num_examples": 20}, True),
+        ({"class_share": 0.99, "label_share": 0.0}, {"num_examples": 19}, False),
+        ({"class_share": 0.98, "label_share": 0.0}, {"num_examples": 20}, False),
+        ({"class_share": 1.0, "label_share": 0.75}, {"num_examples": 80}, True),
+        ({"class_share": 1.0, "label_share": 0.76}, {"num_examples": 80}, False),
+        ({"class_share": 1.0, "label_share": 0.9}, {"num_examples": 9000}, True),
+        ({"class_share": 1.0, "label_share": 0.91}, {"num_examples": 9000}, False),
+        ({"class_share": 1.0}, {"num_examples": 9000}, False),
+        ({"spread": 0.0099}, {"num_examples": 20}, True),
+        ({"spread": 0.01}, {"num_examples": 20}, False),
+        ({"unigram_nll": 5.0}, {"num_examples": 20, "nll": 5.0, "bleu": 0.99, "bleu_tokenized": 0.99}, True),
+        ({"unigram_nll": 5.0}, {"num_examples": 20, "nll": 5.0, "bleu": 1.0}, False),
+        ({"unigram_nll": 5.0}, {"num_examples": 20, "nll": 5.0, "bleu_tokenized": 1.0}, False),
+        ({"unigram_nll": 5.0}, {"num_examples": 20}, False),
+        ({}, {"num_examples": 20, "nll": 5.0}, False),
+        ({"unigram_nll": 1.0}, {"num_examples": 20, "nll": 0.5, "perplexity_given_tree": math.e}, True),
+        ({"unigram_nll": 0.0}, {"num_examples": 20, "nll": -1.0, "perplexity_given_tree": 0.5}, True),
+        ({"unigram_nll": 0.1}, {"num_examples": 20, "nll": 9.0, "perplexity_given_tree": 0.5}, False),
+        ({"spread": 0.0}, {"num_examples": 20, "asked": {"untrained": True}}, False),
+        ({"spread": 0.0}, {"num_examples": 20, "asked": {"untrained": False}}, True),
+    ],
+    ids=str,
+)
+def test_a_sign_begins_exactly_at_its_limit(facts, entry, is_sign):
+    entry = {"learning": facts, **entry}
+    assert bool(why_unlearned(entry)) == is_sign
+    assert find_unlearned({"a": entry}) == ({"a": why_unlearned(entry)} if is_sign else {})
+
+
+def test_six_models_are_named_and_the_others_counted():
+    for count, end in ((1, "0 (why)"), (6, "5 (why)"), (7, "5 (why), and 1 more"), (9, "5 (why), and 3 more")):
+        [line] = say_unlearned({str(number): "why" for number in range(count)})
+        assert line.startswith("nothing was learned; train longer: 0 (why)") and line.endswith(end)
+    assert why_unlearned({"learning": None, "num_examples": 30}) == why_unlearned({}) == ""
+
+
+def test_frequencies_come_from_shards_that_are_spread_evenly(tmp_path):
+    data = write_toy_data(tmp_path / "data", train=50, shards=7)
+    rows = [row["tgt_pieces"].tolist() for row in read_split(data, "encoded", "train")]
+    parts = [[rows[row] for row in part] for part in np.array_split(np.arange(50), 7)]
+    for most, chosen in (
+        (None, range(7)),
+        (7, range(7)),
+        (9, range(7)),
+        (1, [0]),
+        (2, [0, 6]),
+        (3, [0, 3, 6]),
+        (4, [0, 2, 4, 6]),
+    ):
+        for ends in (True, False):
+            counts = piece_counts(data, "train", ends=ends, most=most)
+            expected = Counter(piece for part in chosen for row in parts[part] for piece in [*row, *[EOS_ID] * ends])
+            assert {piece: count for piece, count in enumerate(counts.tolist()) if count} == expected
+    assert facts_of_lines([], []) == {"piece_share": 0.0, "distinct": 0, "reference_piece_share": 0.0, "reference_distinct": 0}
 
 
 def test_tables_of_scores_name_the_results_and_at_most_six():

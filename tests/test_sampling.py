@@ -169,6 +169,38 @@ def test_noise_is_that_of_integers_and_finite_at_both_ends():
     assert float(many.var()) == pytest.approx(math.pi**2 / 6, abs=0.01)
 
 
+def unmix(value: int) -> int:
+    """The inverse of `reference_mix`: its steps backwards."""
+    inverse = pow(0x45D9F3B, -1, 2**32)
+    for _ in range(2):
+        value = ((value ^ (value >> 16)) * inverse) & BITS_32
+    return value ^ (value >> 16)
+
+
+@pytest.mark.parametrize(
+    ("bits", "uniform"),
+    [(0, 2.0**-32), (2**31, 2.0**-32), (1, 2.0**-31 + 2.0**-32), (2**30, 0.5), (2**31 - 1, 1 - 2.0**-24), (-1, 1 - 2.0**-24)],
+)
+def test_noise_of_the_lowest_and_highest_bits(bits, uniform):
+    assert unmix(reference_mix(12345)) == 12345
+    key = reference_mix(reference_mix(0)) ^ unmix(bits & BITS_32)  # of piece 0, with a first key of 0
+    keys = torch.tensor([[0, key - 2**32 if key >= 2**31 else key]], dtype=torch.int32)
+    assert gumbel_noise(keys, torch.tensor([0])).item() == pytest.approx(-math.log(-math.log1p(-uniform)), rel=1e-6)
+
+
+def test_a_nucleus_ends_with_the_piece_that_reaches_its_share():
+    """All shares are powers of two, so they are exact."""
+    log_probs = torch.tensor([0.5, 0.25, 0.125, 0.125]).log2().mul(math.log(2)).repeat(200, 1)
+    keys = draw_keys(3, range(200), [0] * 200, 0)
+    even = torch.zeros(200, 4)
+    for rows, top_p, top_k, drawn in (
+        (even, 0.25, 0, {0}), (even, 0.5, 0, {0, 1}), (even, 0.51, 0, {0, 1, 2}), (even, 0.5, 2, {0}), (even, 1.0, 2, {0, 1}),
+        (even, 1.0, 0, {0, 1, 2, 3}), (even, 1.0, 9, {0, 1, 2, 3}), (log_probs, 0.7, 0, {0, 1}), (log_probs, 0.8, 0, {0, 1, 2}),
+    ):  # fmt: skip
+        config = DecodingConfig(method="sampling", top_p=top_p, top_k=top_k)
+        assert set(choose_pieces(rows.clone(), keys, config).tolist()) == drawn, (top_p, top_k)
+
+
 def test_lengths_stay_within_their_limits():
     table = torch.zeros(2, 61, 6)
     table[..., EOS_ID] = -30.0

@@ -4,14 +4,15 @@ from contextlib import ExitStack
 from unittest.mock import patch
 
 import pytest
+import torch
 from device_waits import Waits
 from model_cases import MODEL_CASES, batch_of, tiny_model
 from strategies import Tree
 
 from treenet.config import DecodingConfig
 from treenet.translation.beam import END_TEST_EVERY
-from treenet.translation.caches import Steps, has_static_cache
-from treenet.translation.hypotheses import best_by_key
+from treenet.translation.caches import Steps, _is_gpu, choose_steps, has_static_cache
+from treenet.translation.hypotheses import best_by_key, best_pieces, known_all_false, normalise
 from treenet.translation.search import search_batch
 from treenet.translation.translate import Ensemble
 
@@ -52,3 +53,26 @@ def test_waits_are_seen():
     with Waits() as waits:
         search_batch(model, batch_of(SENTENCES), DECODING, steps=Steps.LIVE)
     assert {"nonzero", "equal"} < set(waits.found) and len(waits.found) > 4 * PIECES
+
+
+def test_values_on_other_devices_are_not_read():
+    """A device without data has no values that the host could read."""
+    values, pieces = best_pieces(torch.zeros(2, 9, device="meta"), 3)
+    assert values.shape == pieces.shape == (2, 3) and values.device.type == "meta"
+    assert not known_all_false(torch.zeros(3, dtype=torch.bool, device="meta"))
+    assert known_all_false(torch.zeros(3, dtype=torch.bool)) and not known_all_false(torch.tensor([False, True]))
+    assert normalise(torch.zeros(2, 9, device="meta", dtype=torch.bfloat16)).dtype == torch.float32
+    logits = torch.randn(2, 9)
+    expected = logits.log_softmax(1)
+    assert normalise(logits) is logits and torch.equal(logits, expected)
+    assert _is_gpu(torch.device("cuda", 1)) and not _is_gpu(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("case", "found"), [("transformer", ("LIVE", "STATIC", "COMPILED")), ("bilstm", ("LIVE", "GRID", "LIVE"))]
+)
+def test_steps_follow_from_the_model_and_the_device(case, found):
+    model, cpu, gpu = tiny_model(case), torch.device("cpu"), torch.device("cuda")
+    assert [choose_steps(model, cpu).name, choose_steps(model, gpu).name, choose_steps(model, cpu, True).name] == [*found]
+    assert choose_steps(model, gpu, compiled=True).name == ("COMPILED" if case == "transformer" else "GRID")
+    assert [steps.is_static for steps in (Steps.LIVE, Steps.GRID, Steps.STATIC, Steps.COMPILED)] == [False, False, True, True]

@@ -260,6 +260,7 @@ def test_what_a_person_is_told_of_a_task(toy):
         assert (one.describe(line), one.describe_best(line)) == words
         assert one.next_commands() == commands and one.num_sums == sums and one.auxiliary_loss == ""
         assert one.criterion(line) == pytest.approx(criterion) and one.is_judged(line)
+        assert one.ties_embeddings == (name in ("translation", "masked_lm", "causal_lm"))
         assert type(one) is task_of(name) and one.choose_targets(batch := object(), 1) is batch if name != "masked_lm" else True
         facts = one.checkpoint_facts(line)
         assert facts == ({"valid_criterion": pytest.approx(criterion)} if one.score else {}) and one.checkpoint_facts(None) == {}

@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from treenet.translation.line_translator import Translated, gather, rounded
-from treenet.translation.settings import TranslateSettings
+from treenet.translation.settings import LineSettings, TranslateSettings
 from treenet.translation.translate_job import LONG, PartStore, answer_lines, translate_lines
 from treeproc.common.settings import UserError
 from treeproc.online.raw_lines import EncodedLine
@@ -226,6 +226,46 @@ def test_every_typed_line_is_answered_before_the_next_one(explain, capsysbinary)
         ["warning: /dev/stdin: has old words", "warning: /dev/stdin: has older ones"],
     ]
     assert Counter.asked == [] if explain else Counter.asked == [(n, 1) for n in range(4)]
+
+
+def test_workers_alone_need_ray(monkeypatch, capsysbinary):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *of: None)
+    count(["a"])
+    assert capsysbinary.readouterr().out == b"1:1:a\n"
+    with pytest.raises(UserError, match=r"^workers=2 needs ray, .*; or leave workers out to work in this process$"):
+        count(["a"], workers=2)
+
+
+def test_an_actor_returns_errors_of_the_user_as_text():
+    from treenet.translation.ray_translate import _Actor  # here: it imports Ray
+
+    class Refusing(Counter):
+        def __init__(self, settings, runs):
+            raise UserError("no such run")
+
+    class Failing(Counter):
+        def __call__(self, lines, first):
+            raise UserError("not finite")
+
+    assert _Actor(Refusing, TranslateSettings(), []).describe() == ("", "no such run")
+    good, failing = (_Actor(worker, TranslateSettings(), []) for worker in (Counter, Failing))
+    assert good.describe() == failing.describe() == ("counts words", "")
+    assert good.translate(["a b"], 4) == (Translated(1, "5:2:a b\n", [], [], {}), "")
+    assert failing.translate(["a b"], 4) == (None, "not finite")
+
+
+def test_defaults_and_limits_of_the_settings():
+    settings = TranslateSettings()
+    assert (settings.nbest, settings.max_leaves, settings.lines_at_once, settings.workers) == (1, 1000, 1000, 0)
+    assert not any((settings.scores, settings.compile, settings.use_gpu, settings.json_lines, settings.ensemble))
+    assert settings.checkpoint == "averaged" and settings.checkpoints == ["averaged"]
+    assert TranslateSettings(checkpoint=["7", "8"]).checkpoints == ["7", "8"]
+    with pytest.raises(NotImplementedError):
+        _ = LineSettings().checkpoints
+    for wrong in ({"workers": -1}, {"nbest": 0}, {"lines_at_once": 0}, {"max_leaves": 0}):
+        with pytest.raises(UserError, match=next(iter(wrong))):
+            TranslateSettings(**wrong)
 
 
 def test_figures_have_six_digits_and_json_has_no_infinity():
