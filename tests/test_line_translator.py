@@ -14,8 +14,8 @@ from treenet.config import DecodingConfig
 from treenet.runs.loading import load_run
 from treenet.translation.hypotheses import Hypothesis, check_num_best
 from treenet.translation.line_constraints import LineConstraints, check_method, constraint_columns
-from treenet.translation.line_translator import LineTranslator, with_unmet
-from treenet.translation.reranking import choose_by_risk
+from treenet.translation.line_translator import LineTranslator, gather, with_unmet
+from treenet.translation.reranking import choose_by_risk, order_by_coverage
 from treenet.translation.settings import TranslateSettings
 from treenet.translation.translate import (
     can_compile,
@@ -239,6 +239,18 @@ def test_risk_is_that_of_the_samples_that_sampling_draws(run):
     for samples, chosen in zip(drawn, found, strict=True):
         assert chosen == choose_by_risk(samples, [detokenize(loaded.processor, one) for one in samples], 3)
     assert len({one.ids for own in drawn for one in own}) > 8
+
+
+def test_a_result_too_many_or_too_few_is_an_error():
+    line, sample = EncodedLine("a"), Hypothesis((5,), -1.0, -1.0)
+    for wrong in (
+        lambda: gather([(1, line)], ["a", "b"], lambda *one: "", {}),
+        lambda: gather([(1, line)], [], lambda *one: "", {}),
+        lambda: choose_by_risk([sample, sample], ["a"], 1),
+        lambda: order_by_coverage(None, examples()[:2], [[sample]], DecodingConfig(), 1, "cpu"),
+    ):
+        with pytest.raises((ValueError, IndexError)):
+            wrong()
 
 
 def test_constraints_have_the_form_of_lines_of_files():

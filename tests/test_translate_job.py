@@ -230,7 +230,6 @@ def test_every_typed_line_is_answered_before_the_next_one(explain, capsysbinary)
 
 def test_workers_alone_need_ray(monkeypatch, capsysbinary):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, *of: None)
     count(["a"])
     assert capsysbinary.readouterr().out == b"1:1:a\n"
     with pytest.raises(UserError, match=r"^workers=2 needs ray, .*; or leave workers out to work in this process$"):
