@@ -172,7 +172,6 @@ class Finished:
         self._length.scatter_(1, place, length if isinstance(length, int) else length.expand(place.shape))
         self._log_prob.scatter_(1, place, log_prob)
         self._score.scatter_(1, place, log_prob / penalties[length])
-        self._score[:, -1].fill_(-torch.inf)
         self.count += ends.sum(1)
 
     def n_best(self, num_best: int) -> list[list[Hypothesis]]:
