@@ -171,6 +171,26 @@ def test_frequencies_come_from_shards_that_are_spread_evenly(tmp_path):
     assert facts_of_lines([], []) == {"piece_share": 0.0, "distinct": 0, "reference_piece_share": 0.0, "reference_distinct": 0}
 
 
+def test_the_frequencies_are_of_the_runs_own_train_if_its_pieces_are_the_same(tmp_path):
+    data = write_toy_data(tmp_path / "data", train=50, valid=6, test=25)
+    own = write_toy_data(tmp_path / "own", train=20, seed=3)
+    of_data = {"unigram_nll": pytest.approx(slow_unigram(data, "tgt_pieces", ends=True), rel=1e-12)}
+    assert facts_of_nll(own, data, "test") == of_data, "the pieces of the other train are others"
+    index = json.loads((own / "encoded" / "index.json").read_text())
+    there = json.loads((data / "encoded" / "index.json").read_text())
+    index |= {name: there[name] for name in ("vocab_fingerprint", "files", "num_pieces") if name in there}
+    (own / "encoded" / "index.json").write_text(json.dumps(index))
+    train, test = (piece_counts(*split) for split in ((own, "train"), (data, "test")))
+    share = (train + 1) / (train + 1).sum()
+    expected = -sum(count * math.log(p) for count, p in zip(test.tolist(), share.tolist(), strict=True)) / test.sum()
+    assert facts_of_nll(own, data, "test") == {"unigram_nll": pytest.approx(expected)} != of_data
+    assert test[EOS_ID] == 25 and piece_counts(data, "test", "leaves", ends=False)[EOS_ID] == 0
+    index["totals"] = {"valid": index["totals"]["train"]}
+    (own / "encoded" / "index.json").write_text(json.dumps(index))
+    assert facts_of_nll(own, data, "test") == of_data
+    assert facts_of_nll(tmp_path / "none", tmp_path / "data", "test") == of_data
+
+
 def test_tables_of_scores_name_the_results_and_at_most_six():
     entry = {"steps": [1], "num_examples": 60, "accuracy": 0.3, "learning": {"class_share": 1.0, "label_share": 0.5}}
     task = build_task(load_settings(TrainConfig, None, [], task="classification", data="data", model={"name": "bilstm"}))

@@ -211,6 +211,7 @@ def test_examples_are_searched_and_scored_in_evaluation_mode_in_their_order(run)
     config = DecodingConfig(beam_size=2, max_length_factor=1e-9, max_length_offset=4)
     found = list(translate_examples(model, rows, config, num_best=2))
     assert not model.training and [len(own) for own in found] == [2, 2, 2, 1]
+    assert [own[:1] for own in found[:3]] == list(translate_examples(model, rows[:3], config)), "one is the default"
     assert found[3][0].ids == () and math.isnan(found[3][0].score) and math.isnan(found[3][0].log_prob)
     model.train()
     given = [{**row, "tgt_pieces": np.array(own[0].ids)} for row, own in zip(rows, found, strict=True)]
