@@ -12,6 +12,7 @@ from test_tasks import all_tasks, labels, pairs, task, toy
 from treenet.data.labelled import NO_CLASS, LabelledSource, PairSource, PhraseSource
 from treenet.models import ClassLogits
 from treenet.tasks.class_scores import class_scores, wilson_interval
+from treenet.tasks.classification import count_right, summarize_counts
 from treenet.tasks.losses import LossSums, projected_nll, r_drop_loss, sum_tied_losses, take_counted
 from treenet.tasks.relatedness import average_ranks, pearson, summarize_moments
 from treeproc.common.settings import UserError
@@ -122,6 +123,23 @@ def test_losses_of_classes_are_those_of_torch(labels):
             torch.testing.assert_close((alone.loss, alone.nll), (cross[0], plain[0]))
             both = one.sum_losses(None, batch, first, second, places_known)
             torch.testing.assert_close((both.loss, both.nll), (sum(cross) + 1.5 * divergence, sum(plain) / 2))
+
+
+@pytest.mark.parametrize(("neutral", "two_classes"), [(None, [0, 0]), (0, [0, 0]), (3, [0, 0]), (1, [4, 3]), (2, [5, 4])])
+def test_what_is_right_is_counted_for_examples_two_classes_and_positions(neutral, two_classes):
+    """Of four classes; the probabilities are shares of ten."""
+    shares = [[1, 2, 3, 4], [4, 3, 2, 1], [1, 1, 7, 1], [0, 5, 3, 2], [5, 1, 0, 4], [4, 0, 1, 5]]
+    examples = (torch.tensor(shares) / 10).log()
+    labels = torch.tensor([3, 1, 2, 0, 0, 1])
+    places = torch.tensor([[2, NO_CLASS], [0, 0], [NO_CLASS, NO_CLASS], [3, 1], [1, 1], [NO_CLASS, 2]])
+    positions = F.one_hot(torch.tensor([[2, 0], [0, 1], [0, 0], [3, 0], [1, 1], [1, 3]]), 4).float()
+    batch = SimpleNamespace(labels=labels, position_labels=places)
+    alone = [x.item() for x in count_right(batch, ClassLogits(examples, None), neutral)]
+    assert alone == [6, 3, *two_classes, 0, 0]
+    assert [x.item() for x in count_right(batch, ClassLogits(examples, positions), neutral)] == [6, 3, *two_classes, 8, 5]
+    assert summarize_counts(torch.tensor(alone, dtype=torch.float64)) == {"accuracy": 0.5} | (
+        {"binary_accuracy": two_classes[1] / two_classes[0]} if two_classes[0] else {}
+    )
 
 
 def test_predictions_are_sorted_lines_with_probabilities_and_scores(labels):
