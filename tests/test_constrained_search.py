@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from treenet.config import DecodingConfig
 from treenet.translation.caches import Steps
+from treenet.translation.hypotheses import Lengths, restrictions_of
 from treenet.translation.line_constraints import (
     BatchConstraints,
     ForbiddenStrings,
@@ -31,7 +32,7 @@ from treenet.translation.line_constraints import (
     RequiredPhrases,
     batch_constraints,
 )
-from treenet.translation.search import search_batch
+from treenet.translation.search import begin_beam_search, compiled_steps, search_batch
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
@@ -211,6 +212,27 @@ def test_the_search_is_that_of_one_sentence_in_plain_python(
     for steps in (Steps.GRID, Steps.STATIC):
         found = search_batch(model, batch_of(0, 1, 2), config, num_best=num_best, constraints=constraints, steps=steps)
         assert found == everything
+
+
+@pytest.mark.parametrize(
+    ("values", "line", "on_device"),
+    [
+        ({}, LineConstraints(), True),
+        ({"no_repeat_ngram": 2}, LineConstraints(), True),
+        ({}, LineConstraints(prefix=(4,)), False),
+        ({}, LineConstraints(forbidden=("b",)), False),
+        ({}, LineConstraints(required=((4,),)), False),
+    ],
+)
+def test_a_whole_step_runs_on_the_device_if_no_restriction_reads_values(values, line, on_device):
+    """Then the number of pieces is there, too."""
+    model, config, batch = random_model(0), decoding(4, beam_size=2, **values), batch_of(0)
+    constraints = BatchConstraints([line], PIECES, "cpu")
+    begun = Lengths(batch, config), [*restrictions_of(config), *constraints.restrictions], config, 1, constraints.required(2)
+    for steps in (Steps.STATIC, Steps.GRID, Steps.LIVE):
+        search = begin_beam_search(model, model.encode(batch), *begun, steps=steps)
+        assert isinstance(search.chooser.step, torch.Tensor) == (on_device and steps is Steps.STATIC)
+    assert compiled_steps() is compiled_steps(), "graphs are compiled once in a process"
 
 
 def test_without_phrases_the_search_is_plain_search():

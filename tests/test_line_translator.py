@@ -11,11 +11,13 @@ from search_runs import NUM_PIECES, write_run, write_vocabulary
 from strategies import Tree
 
 from treenet.config import DecodingConfig
+from treenet.data.batch import collate
 from treenet.runs.loading import load_run
 from treenet.translation.hypotheses import Hypothesis, check_num_best
 from treenet.translation.line_constraints import LineConstraints, check_method, constraint_columns
 from treenet.translation.line_translator import LineTranslator, gather, with_unmet
 from treenet.translation.reranking import choose_by_risk, order_by_coverage
+from treenet.translation.search import search_batch
 from treenet.translation.settings import TranslateSettings
 from treenet.translation.translate import (
     can_compile,
@@ -24,6 +26,7 @@ from treenet.translation.translate import (
     detokenize,
     load_ensemble,
     score_examples,
+    score_targets,
     translate_examples,
     translate_rows,
     warn_of_width,
@@ -220,8 +223,12 @@ def test_examples_are_searched_and_scored_in_evaluation_mode_in_their_order(run)
     for one, (best, *_) in zip(scored[:3], found, strict=False):
         assert (one.ids, one.score) == (best.ids, pytest.approx(best.score, abs=1e-5))
     assert scored[3].ids == () and math.isnan(scored[3].score) and scored[3].token_log_probs == ()
-    with torch.enable_grad():
-        assert not torch.is_inference_mode_enabled()
+    modes: list[bool] = []
+    model.encoder.register_forward_hook(lambda *_: modes.append(torch.is_inference_mode_enabled()))
+    batch = collate(given[:3])
+    score_targets(model, batch, config)
+    search_batch(model, batch, config)
+    assert modes == [True, True] and not torch.is_inference_mode_enabled()
     with pytest.raises(ValueError, match="minimum Bayes risk needs the processor"):
         list(translate_examples(model, rows, DecodingConfig(method="mbr", mbr_samples=2)))
     with pytest.raises(ValueError, match="forbidden strings need the texts of the pieces"):

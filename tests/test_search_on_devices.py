@@ -11,7 +11,7 @@ from strategies import Tree
 
 from treenet.config import DecodingConfig
 from treenet.translation.beam import END_TEST_EVERY
-from treenet.translation.caches import Steps, _is_gpu, choose_steps, has_static_cache
+from treenet.translation.caches import Captured, Steps, _is_gpu, choose_steps, has_static_cache
 from treenet.translation.hypotheses import best_by_key, best_pieces, known_all_false, normalise
 from treenet.translation.search import search_batch
 from treenet.translation.translate import Ensemble
@@ -65,6 +65,7 @@ def test_values_on_other_devices_are_not_read():
     logits = torch.randn(2, 9)
     expected = logits.log_softmax(1)
     assert normalise(logits) is logits and torch.equal(logits, expected)
+    assert not Captured._failed, "no step of this process could not be captured"
     assert _is_gpu(torch.device("cuda", 1)) and not _is_gpu(torch.device("cpu"))
 
 

@@ -275,6 +275,16 @@ def test_what_a_person_is_told_of_a_task(toy):
     assert task(toy, name="causal_lm", model="transformer_grammar").num_sums == 2
 
 
+@pytest.mark.parametrize("missing", ["check", "open", "build_model", "score_predictions"])
+def test_a_task_that_lacks_a_part_is_no_task(toy, missing):
+    parts = {name: lambda self: None for name in ("check", "open", "build_model", "score_predictions")}
+    kind = base.PredictionTask if missing == "score_predictions" else base.Task
+    type("Whole", (kind,), parts)(task(toy).config)
+    del parts[missing]
+    with pytest.raises(TypeError, match=missing):
+        type("Lacking", (kind,), parts)(task(toy).config)
+
+
 def test_sizes_of_checkpoints_may_be_older_than_tags():
     assert vocab_sizes({"num_pieces": 9, "num_labels": 3}) == (9, 3, 0, 0, None) or vars(
         vocab_sizes({"num_pieces": 9, "num_labels": 3})
