@@ -229,6 +229,13 @@ def test_predictions_of_scores_are_sorted_and_counted(pairs):
     assert one.counted_targets(given[0][0]) is None
 
 
+def test_sums_that_rounding_made_impossible_do_not_vary():
+    """2 * 1.9999999999 < 2^2 on one side; the other one varies."""
+    for x, y in ((1.9999999999, 2.5), (2.5, 1.9999999999), (2.0, 2.5)):
+        found = summarize_moments(torch.tensor([2.0, 2.0, 2.0, x, y, 2.0], dtype=torch.float64))
+        assert found == {"pearson": 0.0, "mse": pytest.approx((x + y) / 2 - 2)}
+
+
 def test_ranks_with_ties_and_without_numbers():
     assert average_ranks(np.array([3.0, 1.0, 3.0, 2.0, 3.0])).tolist() == [4.0, 1.0, 4.0, 2.0, 4.0]
     assert np.isnan(average_ranks(np.array([1.0, math.nan, 2.0]))).tolist() == [True] * 3
