@@ -9,7 +9,7 @@ import pytest
 
 from treenet.translation.line_translator import Translated, gather, rounded
 from treenet.translation.settings import LineSettings, TranslateSettings
-from treenet.translation.translate_job import LONG, PartStore, answer_lines, translate_lines
+from treenet.translation.translate_job import PartStore, answer_lines, translate_lines
 from treeproc.common.settings import UserError
 from treeproc.online.raw_lines import EncodedLine
 
@@ -98,12 +98,12 @@ def test_messages_are_sorted_by_line_and_the_last_one_lists_at_most_ten_lines(ca
 @pytest.mark.parametrize(
     ("given", "total", "size", "is_shown"),
     [
-        (LONG, None, 1000, False),
-        (LONG + 1, None, 1000, True),
-        (LONG + 1, None, LONG, False),  # the first part alone is known
-        (3, LONG, 1000, False),
-        (3, LONG + 1, 1000, True),
-        (LONG + 1, 3, 1000, False),
+        (100, None, 1000, False),
+        (101, None, 1000, True),
+        (101, None, 100, False),  # the first part alone is known
+        (3, 100, 1000, False),
+        (3, 101, 1000, True),
+        (101, 3, 1000, False),
     ],
 )
 def test_long_inputs_alone_get_a_progress_report(given, total, size, is_shown, capsysbinary):
