@@ -86,7 +86,14 @@ def test_an_ensemble_of_one_model_twice_is_the_model(name):
 
 
 @pytest.mark.parametrize("form", ["length", "gnmt"])
-@pytest.mark.parametrize("members", [["transformer"], ["tree_transformer"], ["tree_transformer", "transformer"]])
+@pytest.mark.parametrize(
+    "members",
+    [
+        pytest.param(["transformer"], marks=slow),
+        pytest.param(["tree_transformer"], marks=slow),
+        ["tree_transformer", "transformer"],
+    ],
+)
 def test_forced_decoding_gives_the_score_of_the_search(members, form):
     models = [real_model(name, seed) for seed, name in enumerate(members)]
     model = models[0] if len(models) == 1 else Ensemble(models).eval()
