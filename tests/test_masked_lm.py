@@ -1,6 +1,7 @@
 """Masked language models: what is hidden, that it does not depend on the batch, training, resume and the parse at the end."""
 
 import json
+import math
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from commands import run_here
 from pretrained_data import write_data
 from test_causal_lm import check_micro_batches, run
+from test_sampling import reference_splitmix
 from toydata import with_given_trees, write_toy_data
 from toylabels import make_rows, write_labelled
 from toyruns import TINY_RUN, check_stop_and_resume
@@ -61,6 +63,24 @@ def test_masks_follow_from_seed_example_and_position_alone():
             assert (getattr(together, name)[row, length:] == PAD_ID).all()
     others = [mask_pieces(make_batch(lengths), config, VOCAB.pieces, seed=seed).tgt_out for seed in range(4, 8)]
     assert all(not torch.equal(other, together.tgt_out) for other in others)
+
+
+def test_masked_pieces_are_those_of_a_slow_choice():
+    """The lowest hashes of (seed, example, position), and what is seen there by a further hash."""
+    config, lengths, whole = MaskedLMConfig(rate=0.4, mask=0.5, random=0.3), [12, 1, 9, 20], 2**64
+    for first, seed in ((0, 1), (0, 3), (5, 3)):
+        batch = make_batch(lengths, first)
+        masked = mask_pieces(batch, config, VOCAB.pieces, seed)
+        for row, length in enumerate(lengths):
+            key = reference_splitmix(first + row + (seed << 31))
+            drawn = [reference_splitmix((key + place) % whole) for place in range(length)]
+            chosen = sorted(range(length), key=drawn.__getitem__)[: max(1, math.floor(0.4 * length + 0.5))]
+            for place, piece in enumerate(batch.leaf_pieces[row, :length].tolist()):
+                high, low = divmod(reference_splitmix(drawn[place]), 2**32)
+                share, other = high / 2**32, 4 + (low * (VOCAB.pieces - 4) >> 32)
+                seen = (VOCAB.pieces if share < 0.5 else other if share < 0.8 else piece) if place in chosen else piece
+                assert masked.leaf_pieces[row, place] == seen
+                assert masked.tgt_out[row, place] == (piece if place in chosen else PAD_ID)
 
 
 def test_shares_of_masks_and_of_other_pieces():
