@@ -8,8 +8,7 @@ docstrings stay as they are, and no comparison becomes `is`. Every room gets a s
 first, then one of its changes.
 
 Each change runs in a copy of this checkout, in a process forked from one that has loaded the libraries. A mutant is killed if
-a test fails, or if the tests take three times their usual CPU seconds, twice. In `treenet/training`, those that train follow:
-after the quick tests, all others but those of the mark `cluster`.
+a test fails, or if the tests take three times their usual CPU seconds, twice.
 """
 
 import argparse
@@ -52,7 +51,6 @@ _MESSAGES = {"tell", "warn", "print", "phase", "note", "describe"}
 _PRELOADED = (
     "hypothesis", "matplotlib.figure", "numpy", "pyarrow", "pytest", "sacrebleu", "sentencepiece", "torch", "torch._dynamo",
 )  # fmt: skip
-_TRAINS = "treenet/training"  # whose slow tests run too, because they train
 # CPU seconds and bytes that the tests of a mutant may take beside the usual seconds.
 _SECONDS, _BYTES = 30, 8 * 2**30
 
@@ -152,7 +150,7 @@ def draw(copy: Path, seed: int, count: int) -> list[Mutant]:
 
 
 def run_tests(copy: Path, room: str, limit_s: float | None) -> tuple[str, str, float]:
-    """Run the tests of a room, quick ones first. Return the outcome, the test that failed, and CPU seconds."""
+    """Run the quick tests of a room. Return the outcome, the test that failed, and CPU seconds."""
     with tempfile.NamedTemporaryFile() as output:
         process = os.fork()
         if not process:
@@ -166,10 +164,8 @@ def run_tests(copy: Path, room: str, limit_s: float | None) -> tuple[str, str, f
                 resource.setrlimit(resource.RLIMIT_CPU, (int(limit_s), int(limit_s)))
             import pytest
 
-            options, code = ["-x", "-q", "-p", "no:cacheprovider", f"--rootdir={copy}", *tests_of(room)], 0
-            for marks in ("quick", "not quick and not cluster") if room == _TRAINS else ("quick",):
-                code = code or pytest.main(["-m", marks, *options])
-            os._exit(code)
+            options = ["-m", "quick", "-x", "-q", "-p", "no:cacheprovider", f"--rootdir={copy}"]
+            os._exit(pytest.main([*options, *tests_of(room)]))
         _, status, used = os.wait4(process, 0)
         text = Path(output.name).read_text(errors="replace")
     seconds = used.ru_utime + used.ru_stime
