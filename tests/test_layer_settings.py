@@ -17,11 +17,21 @@ from test_tree_attention import D_MODEL, HEADS, build_on_path, randomise, struct
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
 from treenet.layers.blocks import EncoderLayer, FeedForward, end_stack
-from treenet.layers.core import DropoutKeys, WordDropout, share_dropout_keys
+from treenet.layers.core import DropoutKeys, Scratch, WordDropout, multiply_by_table, share_dropout_keys
 from treenet.layers.relations import RelativeTreeSelfAttention
 from treenet.models import build_model
 
 SIZES = dict(d_model=8, d_ff=16, num_heads=2, num_encoder_layers=2, num_decoder_layers=2)
+
+
+def test_products_with_a_table_stand_in_memory_that_is_used_again():
+    scratch, places = Scratch(), []
+    for rows, columns in ((3, 2049), (1, 5), (4, 2050), (2, 4096)):
+        x, table = torch.randn(rows, 4, dtype=torch.float64), torch.randn(columns, 4, dtype=torch.float64)
+        found = multiply_by_table(x, table, scratch)
+        torch.testing.assert_close(found, x @ table.t())
+        places.append(found.data_ptr())
+    assert places[0] == places[1] and places[2] == places[3]
 
 
 def test_pre_norm_equals_torch():

@@ -19,7 +19,15 @@ from treeproc.common.settings import UserError
 from treeproc.shards.rows import ipc_bytes, strings_of
 from treeproc.shards.schema import ENCODED_SCHEMA, PARSED_SCHEMA, ROWS_PER_RECORD_BATCH
 from treeproc.shards.shard import MOST_NAMES, Shard, SplitShards, names_bytes, tables
-from treeproc.shards.store import finished_shard, read_index, sidecar_path, stage_folder, write_index, write_shard
+from treeproc.shards.store import (
+    finished_shard,
+    read_index,
+    sidecar_path,
+    stage_folder,
+    vocabulary_files,
+    write_index,
+    write_shard,
+)
 
 
 def encoded_row(example_id: int, num_leaves: int = 3) -> dict:
@@ -183,6 +191,16 @@ def test_stages_are_beside_the_data_set_or_where_its_index_says(tmp_path):
     for wrong in ("../text", "../a/b/text", "../other/parsed", "a/text", "/a/../text", "/a/text/b", "../a\0/text", "../../text"):
         with pytest.raises(UserError, match=r"stages\.text must be \.\./NEIGHBOUR/text or an absolute path that ends with /text"):
             place("text", text=wrong)
+
+
+def test_a_vocabulary_has_a_tokenizer_or_learned_pieces_and_what_is_there_of_the_rest(tmp_path):
+    (tmp_path / "vocab").mkdir()
+    always = ["vocab/labels.txt", "vocab/pos_tags.txt"]
+    assert vocabulary_files(tmp_path) == ["vocab/pieces.model", *always]
+    (tmp_path / "vocab" / "deprels.txt").touch()
+    assert vocabulary_files(tmp_path) == ["vocab/pieces.model", *always, "vocab/deprels.txt"]
+    (tmp_path / "vocab" / "tokenizer.json").touch()
+    assert vocabulary_files(tmp_path) == ["vocab/tokenizer.json", *always, "vocab/deprels.txt"]
 
 
 def test_other_schema_version_is_refused(tmp_path):
