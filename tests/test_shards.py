@@ -16,6 +16,7 @@ from toydata import write_toy_data
 import treeproc.shards.shard as shard_module
 from treenet.api.shards import read_shards
 from treeproc.common.settings import UserError
+from treeproc.shards.arrow_file import BadArrowFile, read_arrow
 from treeproc.shards.rows import ipc_bytes, strings_of
 from treeproc.shards.schema import ENCODED_SCHEMA, PARSED_SCHEMA, ROWS_PER_RECORD_BATCH
 from treeproc.shards.shard import MOST_NAMES, Shard, SplitShards, names_bytes, tables
@@ -92,6 +93,21 @@ def test_numbers_that_arrow_cannot_count_are_refused():
     assert names_bytes([str(number) for number in range(MOST_NAMES)])
     with pytest.raises(UserError, match="the trees have 32,769 labels, tags or relations of one kind, but at most 32,768 are"):
         names_bytes([str(number) for number in range(MOST_NAMES + 1)])
+
+
+@pytest.mark.parametrize("code", [-1, 2, 127])
+def test_codes_are_of_their_dictionary(code):
+    schema = pa.schema([pa.field("split", pa.dictionary(pa.int8(), pa.string()))])
+
+    def read(codes: list[int]) -> int:
+        column = pa.DictionaryArray.from_arrays(pa.array(codes, pa.int8()), pa.array(["train", "test"]), safe=False)
+        with pa.ipc.new_file(sink := pa.BufferOutputStream(), schema) as writer:
+            writer.write_batch(pa.record_batch([column], schema=schema))
+        return sum(map(len, read_arrow(pa.BufferReader(sink.getvalue()), [schema])[1]))
+
+    assert read([0, 1, 1]) == 3 and read([]) == 0
+    with pytest.raises(BadArrowFile):
+        read([0, 1, code])
 
 
 def test_bytes_depend_on_rows_alone():

@@ -148,6 +148,17 @@ def test_too_large_vocabulary_is_a_user_error():
             build_settings(SubwordConfig, {"vocab_size": size}, "subwords")
 
 
+def test_a_pretrained_encoder_has_a_fast_tokenizer_in_its_folder(tmp_path):
+    config = SubwordConfig(tokenizer=str(tmp_path / "encoder"))
+    with pytest.raises(UserError, match="encoder is not a folder; give the folder of a pretrained encoder"):
+        config.tokenizer_file()
+    (tmp_path / "encoder").mkdir()
+    with pytest.raises(UserError, match=r"encoder has no tokenizer\.json"):
+        config.tokenizer_file()
+    (tmp_path / "encoder" / "tokenizer.json").touch()
+    assert config.tokenizer_file() == tmp_path / "encoder" / "tokenizer.json"
+
+
 def test_a_file_that_is_no_model_is_one_line(tmp_path):
     """A file that is missing, empty, cut at any place, or that holds no piece: for every function that loads one."""
     encoded, model = tmp_path / "encoded" / "vocab", train_pieces(COUNTS, SubwordConfig(vocab_size=300))
