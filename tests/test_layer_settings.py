@@ -1,6 +1,7 @@
 """Settings of Transformer layers for little data: norms, dropout of units, words and layers, relative positions beside trees."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from test_tree_attention import D_MODEL, HEADS, build_on_path, randomise, struct
 
 from treenet.config import ModelConfig, TreeAttentionConfig
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
-from treenet.layers.blocks import EncoderLayer, FeedForward, end_stack
+from treenet.layers.blocks import EncoderLayer, FeedForward, compute_sinusoids, end_stack
 from treenet.layers.core import DropoutKeys, Scratch, WordDropout, multiply_by_table, share_dropout_keys
 from treenet.layers.relations import RelativeTreeSelfAttention
 from treenet.models import build_model
@@ -32,6 +33,15 @@ def test_products_with_a_table_stand_in_memory_that_is_used_again():
         torch.testing.assert_close(found, x @ table.t())
         places.append(found.data_ptr())
     assert places[0] == places[1] and places[2] == places[3]
+
+
+@pytest.mark.parametrize("width", [2, 6, 7])
+def test_sinusoids_are_those_of_the_formula(width):
+    """Vaswani et al. (2017), section 3.5: sines at even places, cosines at odd ones."""
+    table = compute_sinusoids(5, width)
+    for position, place in itertools.product(range(5), range(width)):
+        angle = position / 10_000 ** ((place - place % 2) / width)
+        assert table[position, place].item() == pytest.approx((math.cos if place % 2 else math.sin)(angle), abs=1e-6)
 
 
 def test_pre_norm_equals_torch():
