@@ -9,6 +9,13 @@ import torch
 from torch import Tensor
 
 
+def sinusoids(length: int, width: int) -> Tensor:
+    """Sines at even places, cosines at odd ones (Vaswani et al., 2017, section 3.5)."""
+    angles = [[place / 10000 ** ((column - column % 2) / width) for column in range(width)] for place in range(length)]
+    rows = [[(math.sin, math.cos)[column % 2](angle) for column, angle in enumerate(row)] for row in angles]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
 def ancestors(node: int, parents: list[int]) -> list[int]:
     """A node and all above it."""
     chain = []

@@ -77,7 +77,7 @@ def test_too_few_runs_have_no_test():
 
 
 def found_with(critical: float, freedom: int | None, shift: float) -> float:
-    """How often |t| is above `critical` if the true difference is `shift` errors: a mean over many observed deviations."""
+    """The share of tests with |t| above `critical`, at a true difference of `shift` errors: a mean over many deviations."""
     shares = (np.arange(20_000) + 0.5) / 20_000
     deviation = np.ones(1) if freedom is None else np.sqrt(2 * gammaincinv(freedom / 2, shares) / freedom)
     return float((ndtr(shift - critical * deviation) + ndtr(-shift - critical * deviation)).mean())

@@ -1,12 +1,12 @@
 """The bases of encoders and the encoders over trees: what their layers read, written out, and the limits of their settings."""
 
-import math
 from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
 import torch
 from model_cases import VOCAB, batch_of, example_of, tiny_model
+from reference import sinusoids
 from strategies import Tree, right_branching
 
 from treenet.config import ModelConfig
@@ -32,11 +32,6 @@ from treeproc.common.settings import UserError
 # The first and last leaf have no word of their own in the tree; a node of one leaf; several nodes over the same leaves.
 WIDE = Tree(6, [[0, 5, 5], [0, 2, 2], [3, 5, 5], [3, 5, 5], [4, 5, 5]], [-1, 0, 0, 2, 3])
 TREES = [WIDE, right_branching(3), Tree(2, [[0, 1, 1], [1, 2, 2]], [-1, -1])]
-
-
-def sinusoids(length: int, size: int) -> torch.Tensor:
-    angles = [[place / 10000 ** (2 * pair / size) for pair in range(size // 2)] for place in range(length)]
-    return torch.tensor([[f(angle) for angle in row for f in (math.sin, math.cos)] for row in angles], dtype=torch.float64)
 
 
 # Embeddings.

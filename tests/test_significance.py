@@ -154,7 +154,7 @@ def test_a_family_is_of_those_with_a_p_value_and_its_stars_are_of_the_corrected_
 
 
 def test_the_critical_value_is_a_mean_weighted_by_both_variances():
-    """Of Student's t for 3 seeds and for 5 sentences (Cochran and Cox, 1950); the quantiles are those of tables."""
+    """The values are those of Student's t for 3 seeds and for 5 sentences (Cochran and Cox, 1950), by quantiles of tables."""
     for sentence_variance in (0.1, 1 / 3, 2.0):
         found = compare_over_seeds([1.0, 2.0, 3.0], sentence_variance, 5)
         total = 1 / 3 + sentence_variance

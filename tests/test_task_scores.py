@@ -127,7 +127,7 @@ def test_losses_of_classes_are_those_of_torch(labels):
 
 @pytest.mark.parametrize(("neutral", "two_classes"), [(None, [0, 0]), (0, [0, 0]), (3, [0, 0]), (1, [4, 3]), (2, [5, 4])])
 def test_what_is_right_is_counted_for_examples_two_classes_and_positions(neutral, two_classes):
-    """Of four classes; the probabilities are shares of ten."""
+    """There are four classes. The probabilities are shares of ten."""
     shares = [[1, 2, 3, 4], [4, 3, 2, 1], [1, 1, 7, 1], [0, 5, 3, 2], [5, 1, 0, 4], [4, 0, 1, 5]]
     examples = (torch.tensor(shares) / 10).log()
     labels = torch.tensor([3, 1, 2, 0, 0, 1])

@@ -20,10 +20,10 @@ from treenet.report.compare import ablations, choose_baseline, score_tables, set
 from treenet.report.example_sections import pack
 from treenet.report.figures import draw_tree, run_colors, save_chart, save_figure, style
 from treenet.report.inside_sections import draw_inside
-from treenet.report.language_sections import LANGUAGE, draw_pairs
+from treenet.report.language_sections import draw_pairs
 from treenet.report.lines import collect_lines, score_frequencies
 from treenet.report.page import render_page
-from treenet.report.report_inputs import Missing, ReportRun, own_index, read_report_inputs
+from treenet.report.report_inputs import LANGUAGE, Missing, ReportRun, own_index, read_report_inputs, task_of_runs
 from treenet.report.report_model import Inside, Report, Scored, report_numbers
 from treenet.report.run_sections import read_making
 from treenet.report.score_sections import draw_scores
@@ -57,7 +57,7 @@ def write_report(settings: ReportSettings, out: Path) -> list[Path]:
     runs, studies = read_report_inputs(settings.runs, settings.split, settings.baseline, settings.main)
     baseline = choose_baseline(runs, settings.baseline)
     runs.sort(key=lambda run: run is not baseline)  # the first one of all tables and figures
-    task = next((run.task for run in runs), "translation")
+    task = task_of_runs(runs)
     if task in LANGUAGE:
         inside, scored = Inside(), Scored()
     elif task == CLASSIFICATION:
@@ -175,7 +175,7 @@ def _charts(report: Report) -> Iterator[tuple[str, Figure]]:
             yield name, study.form.picture(study.report)
     yield from draw_scores(report.scored.tables, report.scored.frequencies, colors)
     yield from draw_inside(report, colors)
-    if report.task in LANGUAGE:
+    if report.of_language:
         yield from draw_pairs(report, colors)
 
 

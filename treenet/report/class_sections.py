@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treenet.data.splits import read_sources, read_split
-from treenet.experiments.tables import NONE, Column, numbers
+from treenet.experiments.tables import Column, numbers
 from treenet.report.report_inputs import Missing, ReportRun, own_index
 from treenet.report.report_model import Report
 from treenet.report.settings import ReportSettings
+from treenet.report.tables import show_shares
 from treenet.runs.run_results import parse_columns, predictions_path, read_predictions
 from treenet.tasks.learning import find_unlearned, say_unlearned
 from treeproc.common.settings import UserError
@@ -92,9 +93,7 @@ def classes_section(report: Report) -> dict:
     for key, title in _SCORES.items():
         if any(key in entry for entry in entries):
             columns.append(numbers(title, [100 * entry[key] if key in entry else None for entry in entries], ".2f"))
-            intervals = [entry.get(f"{key}_interval") for entry in entries]
-            shown = ["{:.2f} to {:.2f}".format(*(100 * end for end in one)) if one else NONE for one in intervals]
-            columns.append(Column("95 %", shown, "n"))
+            columns.append(Column("95 %", [show_shares(entry.get(f"{key}_interval")) for entry in entries], "n"))
     matrices = {}
     for run, result, entry in scored:
         names, matrix = entry.get("classes"), entry.get("confusion")

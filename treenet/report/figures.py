@@ -136,6 +136,16 @@ def name_rows(axes: Axes, places: ArrayLike, names: Sequence[str]) -> None:
     axes.set_axisbelow(True)
 
 
+def begin_rows(names: Sequence[str], series: int, title: str, value: str) -> tuple[Figure, Axes, list[np.ndarray]]:
+    """Begin a chart of `value` with a row a name, the first on top. Also return the places of each series in the rows."""
+    figure = Figure(figsize=(7.2, 0.9 + len(names) * max(0.32, 0.15 * series)), layout="constrained")
+    axes, rows = figure.add_subplot(), np.arange(len(names))[::-1]
+    name_rows(axes, rows, names)
+    axes.set(xlabel=value, ylim=(-0.6, len(names) - 0.4))
+    axes.set_title(title, loc="left", color=FAINT)  # beside the rows it would be longer than they are high
+    return figure, axes, [rows + (0.6 / series) * ((series - 1) / 2 - order) for order in range(series)]
+
+
 def run_colors(names: Sequence[str]) -> dict[str, str]:
     """Return the colour of each run, which is the same in all figures."""
     return {name: SERIES[number % len(SERIES)] for number, name in enumerate(names)}

@@ -7,12 +7,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from treenet.evaluation.minimal_pairs import SHOWN
-from treenet.experiments.tables import NONE, Column, numbers
-from treenet.report.figures import FAINT, name_rows
+from treenet.experiments.tables import Column, numbers
+from treenet.report.figures import FAINT, begin_rows
 from treenet.report.report_inputs import ReportRun
 from treenet.report.report_model import Report
+from treenet.report.tables import show_shares
 
-LANGUAGE = ("causal_lm", "masked_lm")
 _SCORES = {"nll": "nll a piece", "perplexity": "perplexity", "word_perplexity": "perplexity of words"}
 
 
@@ -37,15 +37,11 @@ class PairGroups:
         columns = [Column(self.kind, self.names), numbers("pairs", [one["num_pairs"] for one in first])]
         for run, groups in of_runs.items():
             columns.append(numbers(f"{self.titles[run]}, %", [100 * one["pair_accuracy"] for one in groups], ".2f"))
-            columns.append(Column("95 %", [_interval(one["interval"]) for one in groups], "n"))
+            columns.append(Column("95 %", [show_shares(one["interval"]) for one in groups], "n"))
         for model in first[0].get("published", ()):
             published = [one.get("published", {}).get(model) for one in first]
             columns.append(numbers(f"{model}, published", published, ".1f"))
         return columns
-
-
-def _interval(interval: tuple[float, float]) -> str:
-    return "{:.2f} to {:.2f}".format(*(100 * end for end in interval))
 
 
 def _results(report: Report) -> list[tuple[ReportRun, str, dict]]:
@@ -71,27 +67,20 @@ def draw_pairs(report: Report, colors: Mapping[str, str]) -> Iterator[tuple[str,
 
 
 def _draw(shown: PairGroups, colors: Mapping[str, str]) -> Figure:
-    names, count = shown.names, len(shown.rows)
-    figure = Figure(figsize=(7.2, 0.9 + len(names) * max(0.32, 0.15 * count)), layout="constrained")
-    axes = figure.add_subplot()
-    rows = np.arange(len(names))[::-1]
-    for order, (run, groups) in enumerate(shown.rows.items()):
-        at = rows + (0.6 / count) * ((count - 1) / 2 - order)
-        right = 100 * np.array([groups[name]["pair_accuracy"] for name in names])
-        low, high = 100 * np.array([groups[name]["interval"] for name in names]).T
+    figure, axes, places = begin_rows(shown.names, len(shown.rows), shown.kind, "right, %")
+    for at, (run, groups) in zip(places, shown.rows.items(), strict=True):
+        right = 100 * np.array([groups[name]["pair_accuracy"] for name in shown.names])
+        low, high = 100 * np.array([groups[name]["interval"] for name in shown.names]).T
         axes.hlines(at, low, high, color=colors[run], lw=1)
         axes.plot(right, at, "o", color=colors[run], ms=4, label=shown.titles[run])
     axes.axvline(50, color=FAINT, lw=0.8, ls=":")
-    name_rows(axes, rows, names)
-    axes.set(xlabel="right, %", ylim=(-0.6, len(names) - 0.4))
-    axes.set_title(shown.kind, loc="left", color=FAINT)
     axes.legend(loc="best")
     return figure
 
 
 def language_section(report: Report) -> dict:
     """Return the scores of language models, and their minimal pairs by group."""
-    if report.task not in LANGUAGE:
+    if not report.of_language:
         return {"columns": [], "groups": []}
     found = _results(report)
     entries = [entry for *_, entry in found]
@@ -107,6 +96,6 @@ def language_section(report: Report) -> dict:
     ]
     if any("pair_accuracy" in entry for entry in entries):
         right = [100 * one["pair_accuracy"] if "pair_accuracy" in one else None for one in entries]
-        intervals = [_interval(one["interval"]) if "interval" in one else NONE for one in entries]
+        intervals = [show_shares(one.get("interval")) for one in entries]
         columns += [numbers("right in minimal pairs, %", right, ".2f"), Column("95 %", intervals, "n")]
     return {"columns": found and columns, "groups": pair_groups(report)}

@@ -33,6 +33,7 @@ from treeproc.shards.store import describe_agreement, describe_trees, pieces_fin
 
 # Fingerprints of a data set, and what is the same in two runs that share one.
 FINGERPRINTS = {"text_fingerprint": "text", "tree_fingerprint": "trees", "vocab_fingerprint": "vocabulary"}
+LANGUAGE = ("causal_lm", "masked_lm")  # tasks of language models
 _TRAIN_AGAIN = "run its tree-attention train command again"
 
 
@@ -129,6 +130,11 @@ class ReportInputs(NamedTuple):
     studies: list[ReportStudy]
 
 
+def task_of_runs(runs: Sequence[ReportRun]) -> str:
+    """Return the task of all runs; of studies alone, translation."""
+    return next((run.task for run in runs), "translation")
+
+
 def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = None, main: str | None = None) -> ReportInputs:
     """Read runs and studies of both forms. Raises UserError for a folder of another kind.
 
@@ -215,7 +221,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
                 "or tree-attention scaling"
             )
     config = _read_config(folder / "config.yaml")
-    if (task := config.get("task", "translation")) not in TASKS or task == "relatedness":
+    if (task := config.get("task", "translation")) not in ("translation", "classification", *LANGUAGE):
         raise UserError(
             f"{given} is a run of {task}, and a report reads runs of translation, classification and language models, and "
             "studies of all tasks; " + _place_of_scores(task, given.rstrip("/"), is_scored=(folder / SCORES).is_file())

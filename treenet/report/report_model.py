@@ -10,7 +10,7 @@ from treenet.experiments.study import StudyForm
 from treenet.report.answer import Answer
 from treenet.report.compare import ScoreTable
 from treenet.report.lines import Frequencies, Lines
-from treenet.report.report_inputs import ReportRun, ReportStudy
+from treenet.report.report_inputs import LANGUAGE, ReportRun, ReportStudy, task_of_runs
 from treenet.report.sentence_views import View
 from treenet.runs.result_provenance import recorded_origin
 from treeproc.common.provenance import Session, software
@@ -67,13 +67,17 @@ class Report:
 
     @property
     def task(self) -> str:
-        """Return the task of all runs."""
-        return next((run.task for run in self.runs), "translation")
+        return task_of_runs(self.runs)
 
     @property
     def of_classes(self) -> bool:
         """Return whether the runs are classifiers."""
         return self.task == "classification"
+
+    @property
+    def of_language(self) -> bool:
+        """Return whether the runs are language models."""
+        return self.task in LANGUAGE
 
 
 def report_numbers(report: Report) -> dict:
@@ -115,7 +119,7 @@ def report_numbers(report: Report) -> dict:
         "warnings": report.warnings,
         "answers": [answer.to_json() for answer in report.answers],
         **({"classes": {run.name: run.scores for run in report.runs}} if report.of_classes else {}),
-        **({"language": {run.name: run.scores for run in report.runs}} if report.task.endswith("_lm") else {}),
+        **({"language": {run.name: run.scores for run in report.runs}} if report.of_language else {}),
         **({"examples": [asdict(one) for one in report.scored.examples]} if report.scored.examples else {}),
         "scores": tables,
         "word_frequency": [asdict(found) for found in report.scored.frequencies],

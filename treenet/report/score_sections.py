@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from treenet.experiments.tables import NONE, Column, number, numbers, show_p_value, shown
 from treenet.report.class_sections import classes_section
 from treenet.report.compare import ScoreTable, bucket_tables
-from treenet.report.figures import FAINT, name_rows
+from treenet.report.figures import begin_rows
 from treenet.report.lines import Frequencies
 from treenet.report.report_model import Report
 from treenet.runs.result_provenance import ResultStatus, data_fingerprint, describe_decoding, describe_weights, short
@@ -85,21 +85,15 @@ def _draw(shown: Breakdown, scores: ScoreTable, colors: Mapping[str, str]) -> Fi
 
     The axis does not begin at 0: differences are what counts.
     """
-    names, count = shown.names, max(1, len(shown.rows))
-    figure = Figure(figsize=(7.2, 0.9 + len(names) * max(0.32, 0.15 * len(shown.rows))), layout="constrained")
-    axes = figure.add_subplot()
-    rows = np.arange(len(names))[::-1]
-    for order, (place, values) in enumerate(shown.rows.items()):
-        row, at = scores.rows[place], rows + (0.6 / count) * ((len(shown.rows) - 1) / 2 - order)
+    figure, axes, places = begin_rows(shown.names, len(shown.rows), shown.axis, shown.value)
+    for order, (at, (place, values)) in enumerate(zip(places, shown.rows.items(), strict=True)):
+        row = scores.rows[place]
         shares = np.array([np.nan if score is None else score for score in values])
         fill = colors[row.run] if row.result == scores.split else "#ffffff"
         marker, label = _MARKERS[order % len(_MARKERS)], row.name(scores.split)
         axes.plot(shares, at, color=colors[row.run], lw=0.8, label=label, marker=marker, ms=5, mfc=fill)
     middle, span = np.mean(axes.get_xlim()), max(_LEAST_SPAN, np.ptp(axes.get_xlim()))  # small differences look small
     axes.set_xlim(middle - span / 2, middle + span / 2)
-    name_rows(axes, rows, names)
-    axes.set(xlabel=shown.value, ylim=(-0.6, len(names) - 0.4))
-    axes.set_title(shown.axis, loc="left", color=FAINT)  # beside the rows it would be longer than they are high
     axes.legend(loc="best")
     return figure
 
