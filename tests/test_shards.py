@@ -17,10 +17,11 @@ import treeproc.shards.shard as shard_module
 from treenet.api.shards import read_shards
 from treeproc.common.settings import UserError
 from treeproc.shards.arrow_file import BadArrowFile, read_arrow
-from treeproc.shards.rows import ipc_bytes, strings_of
+from treeproc.shards.rows import ipc_bytes, string_bytes, strings_of
 from treeproc.shards.schema import ENCODED_SCHEMA, PARSED_SCHEMA, ROWS_PER_RECORD_BATCH
 from treeproc.shards.shard import MOST_NAMES, Shard, SplitShards, names_bytes, tables
 from treeproc.shards.store import (
+    describe_agreement,
     finished_shard,
     read_index,
     sidecar_path,
@@ -87,6 +88,16 @@ def test_views_are_not_copies(tmp_path):
     assert not rows[3]["leaves"]["piece"].flags.owndata and not rows[3]["leaves"]["piece"].flags.writeable
 
 
+@given(st.lists(st.text(max_size=4), max_size=5), st.integers(0, 5))
+@num_examples(30)
+def test_bytes_and_edges_are_those_of_the_strings(strings, first):
+    data, edges = string_bytes(pa.array(strings, pa.string())[first:])
+    chosen = strings[first:]
+    assert bytes(data) == "".join(chosen).encode()
+    assert edges.tolist() == [len("".join(chosen[:at]).encode()) for at in range(len(chosen) + 1)]
+    assert strings_of(data, edges).to_pylist() == chosen
+
+
 def test_numbers_that_arrow_cannot_count_are_refused():
     with pytest.raises(UserError, match="have 4,294,967,301 bytes of text, or words, but .*; cut long examples"):
         strings_of(np.zeros(8, np.uint8), np.array([0, 2**32 + 5]))
@@ -145,6 +156,14 @@ def test_full_disk_leaves_nothing_behind(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="No space left on device; free space"):
         write(tmp_path, [encoded_row(0)])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_agreement_is_told_of_compared_lines_with_nodes():
+    for counts in ({}, {"own_nodes": 5}, {"compared_lines": 3}):
+        assert describe_agreement({"totals": {"train": counts}}) == ""
+    counts = {"own_nodes": 3, "given_nodes": 1, "shared_nodes": 1, "own_shapes": 1, "compared_lines": 2}
+    told = "unlabelled F1 with the lines' own trees 0.50, 50.0% of the shapes are the same"
+    assert describe_agreement({"totals": {"train": counts, "valid": {}}}) == told
 
 
 def test_index_and_tables(tmp_path):

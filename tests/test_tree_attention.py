@@ -19,7 +19,14 @@ from test_accumulation import (
 )
 
 from treenet.config import TreeAttentionConfig
-from treenet.layers.attention import CausalSelfAttention, CrossAttention, GrowingPast, SelfAttention, padding_to_attend_mask
+from treenet.layers.attention import (
+    CausalSelfAttention,
+    CrossAttention,
+    GrowingPast,
+    SelfAttention,
+    StaticPast,
+    padding_to_attend_mask,
+)
 from treenet.layers.scaled_dot_product import attend_subtrees
 from treenet.structure import TreeStructure, choose_attention_path
 
@@ -212,6 +219,14 @@ def test_causal_attention_with_a_cache_equals_one_pass():
     for t in range(4):
         out, past = module(x[:, t : t + 1], GrowingPast(*past))
         torch.testing.assert_close(out[:, 0], expected[:, t], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("position", [0, 2, 4])
+def test_distances_to_a_past_of_a_fixed_size_are_those_to_one_that_grows(position):
+    """For each of three hypotheses; what is after the position is masked."""
+    static = StaticPast(torch.empty(1, 2, 3, 5, 4), torch.empty(1, 2, 3, 5, 4), torch.tensor([position]), torch.empty(0))
+    growing = GrowingPast(torch.empty(1, 2, position, 4), torch.empty(1, 2, position, 4))
+    assert static.distances().view(3, 5)[:, : position + 1].tolist() == [growing.distances().tolist()] * 3
 
 
 def test_a_memory_of_padding_alone_gives_no_nan():

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from strategies import batches
+from test_accumulation import FIGURE_1
 from test_api_trees import check_same
 from torch.utils.data import DataLoader, default_collate
 
@@ -37,6 +38,12 @@ def test_joined_batches_are_the_batch_built_at_once(sentences, kind, data):
     whole = build(sentences, kind)
     same_maps(TreeStructure.cat([build(part, kind) for part in parts]), whole)
     same_maps(default_collate([build([tree], kind) for tree in sentences]), whole)
+
+
+def test_joined_batches_have_the_form_of_the_first():
+    whole, compact = (build([FIGURE_1], kind) for kind in ("build", "build_compact"))
+    same_maps(TreeStructure.cat([whole, compact]), build([FIGURE_1] * 2, "build"))
+    same_maps(TreeStructure.cat([compact, whole]), build([FIGURE_1] * 2, "build_compact"))
 
 
 LABELLED = [[(0, 3, "S"), (0, 2, "NP")], [(0, 2, "X")], [(0, 4, "S"), (1, 3, "VP"), (1, 2, "A")]]

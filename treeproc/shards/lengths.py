@@ -154,11 +154,7 @@ def _rows_of_split(batch: pa.RecordBatch, split: str) -> Iterator[pa.RecordBatch
         return
     # Not `to_numpy`, which imports pandas.
     codes = np.frombuffer(column.indices.buffers()[1], np.int8)[column.offset : column.offset + len(column)]
-    code = names.index(split)
-    if codes.min() == codes.max() == code:
-        yield batch
-        return
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], codes == code, [False]])))
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], codes == names.index(split), [False]])))
     for start, stop in edges.reshape(-1, 2).tolist():
         yield batch.slice(start, stop - start)
 

@@ -269,7 +269,7 @@ def describe_agreement(index: Mapping) -> str:
     """
     names = ("own_nodes", "given_nodes", "shared_nodes", "own_shapes", "compared_lines")
     own, given, shared, same, lines = (sum(total.get(name, 0) for total in index["totals"].values()) for name in names)
-    if lines <= 0 or own + given <= 0:
+    if not lines or not own + given:
         return ""
     f1 = 2 * shared / (own + given)
     told = f"unlabelled F1 with the lines' own trees {f1:.2f}, {same / lines:.1%} of the shapes are the same"
