@@ -151,12 +151,13 @@ def draw(copy: Path, seed: int, count: int) -> list[Mutant]:
 
 def run_tests(copy: Path, room: str, limit_s: float | None) -> tuple[str, str, float]:
     """Run the quick tests of a room. Return the outcome, the test that failed, and CPU seconds."""
-    with tempfile.NamedTemporaryFile() as output:
+    with tempfile.TemporaryDirectory() as own, tempfile.TemporaryFile(dir=own) as output:
         process = os.fork()
         if not process:
             os.chdir(copy)
             for stream in (1, 2):
                 os.dup2(output.fileno(), stream)
+            tempfile.tempdir = os.environ["TMPDIR"] = own  # `os._exit` leaves what the tests have there
             sys.path[:0] = [str(copy), str(copy / "tests")]
             sys.dont_write_bytecode = True  # a file that changes twice in a second has the same note in its bytecode
             resource.setrlimit(resource.RLIMIT_DATA, (_BYTES, _BYTES))
@@ -167,7 +168,8 @@ def run_tests(copy: Path, room: str, limit_s: float | None) -> tuple[str, str, f
             options = ["-m", "quick", "-x", "-q", "-p", "no:cacheprovider", f"--rootdir={copy}"]
             os._exit(pytest.main([*options, *tests_of(room)]))
         _, status, used = os.wait4(process, 0)
-        text = Path(output.name).read_text(errors="replace")
+        output.seek(0)
+        text = output.read().decode(errors="replace")
     seconds = used.ru_utime + used.ru_stime
     if os.WIFSIGNALED(status):
         return ("time-out" if os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL) else "killed"), "", seconds
