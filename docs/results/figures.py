@@ -109,6 +109,14 @@ class Row:
         return found
 
 
+# Systems of a study, which its tables and sentences share.
+SICK = (
+    "bilstm", "bilstm_2_layers", "lstm", "lstm_2_layers", "child_sum_tree_lstm", "tree_lstm", "transformer", "tree_transformer",
+)  # fmt: skip
+CONTROL_TREES = ("parsed", "balanced", "left", "right", "random", "transformer")
+SIZES = (*(Row("iwslt14", "tree_transformer", share) for share in (1.0, 0.5, 0.25)), Row("multi30k", "tree_transformer"))
+
+
 def pairs(row: Row) -> Figures:
     found = [one["facts"]["examples"] for one in row.records]
     return [Range(min(found), max(found))]

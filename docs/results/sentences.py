@@ -1,0 +1,203 @@
+"""The sentences of our pages that have figures of records. Each `{}` is a figure."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from itertools import chain
+from statistics import fmean, stdev
+
+from contrasts import of_block_a, of_control_page, of_other_claims, of_probe
+from figures import (
+    CONTROL_TREES,
+    SICK,
+    SIZES,
+    Figures,
+    Row,
+    against,
+    correlation,
+    difference,
+    falls,
+    from_model,
+    holm,
+    mean,
+    on_valid,
+    other_mean,
+    power,
+    records,
+    seen,
+    spread,
+    unpaired,
+)
+from page_template import Sentences
+
+from treenet.experiments.scaling_table import VALID_NLL, read_test
+
+_accuracy, _difference = partial(spread, "test.accuracy"), partial(difference, "")
+_sick = partial(Row, "sick", baseline="bilstm")
+IWSLT, HALF, QUARTER, MULTI30K = SIZES
+RELATIVE, OTHERS, OTHER_CAPTIONS = Row("iwslt14", "relative_positions"), Row("iwslt14", "shuffled"), Row("multi30k", "shuffled")
+SST5 = SST5_TREE, SST5_PLAIN, SST5_PHRASES, SST5_LSTM = [
+    Row("sst5_table", name) for name in ("tree_transformer", "transformer_root", "transformer_phrases", "tree_lstm")
+]
+SST2_PLAIN, SST2_LSTM = (Row("sst2", name) for name in ("transformer_root", "tree_lstm"))
+REGULARISED = Row("language_models", "tree_reg", baseline="causal")
+OTHER_REGULARISED = Row("language_models", "tree_reg_shuffled", baseline="tree_reg")
+ON_ROOT = [Row("agreement_pretrained_again", name, baseline="tree") for name in ("tree_shuffled", "layer")]
+ON_MEAN = [Row("agreement_pretrained_mean_again", name, baseline="tree_mean") for name in ("tree_mean_shuffled", "layer")]
+PARSED, *OTHER_TREES = (Row("sst5_controls", name, baseline="parsed") for name in CONTROL_TREES)
+WHOLE_PLAIN, WHOLE_LSTM = (Row("sst5_whole_words", name) for name in ("transformer_root", "tree_lstm"))
+ON_SICK = Row("sick", "tree_transformer", baseline="transformer", only=("tree_transformer", "transformer"))
+BLEU_A_NAT = 16.9  # of Multi30k, from the four points of multi30k.md, which have no record
+
+
+def of_pretrained() -> Sentences:
+    yield "yes, by {} points ({} to {}), if", falls(ON_ROOT[1])
+    yield "both read [a mean](#the-same-pooling), it is {} ({} to {})", falls(ON_MEAN[1])
+    yield "With a mean, they lose {} ({} to {})", falls(ON_MEAN[0])
+    yield "Trees of other sentences lose {} points ({} to {})", falls(ON_ROOT[0])
+
+
+def of_translation() -> Sentences:
+    yield "the interval of the nll is {} to {} BLEU", nll_as_bleu(MULTI30K)
+    plain = against(RELATIVE, "transformer")
+    yield "by {} BLEU, and by {} nats on valid ({} to {})", [plain.test().difference, *falls(plain, VALID_NLL)]
+    correlations = [correlation(row.values(), row.other.values()) for row in SIZES]
+    yield "correlates by {}, {} and {} over the seeds (100, 50 and 25 %), and {} on Multi30k", correlations
+    yield "At full size, its interval is {} to {} (chosen afterwards", unpaired("bleu_tokenized", IWSLT, ("interval",))
+    models = ("transformer", "tree_transformer", "shuffled")
+    found = [one for model in models for one in Row("iwslt14", model).records]
+    nll = [dict(zip(one["curve"]["valid"]["step"], one["curve"]["valid"]["nll"], strict=True)) for one in found]
+    bleu = [one["scores"]["test"]["bleu_tokenized"] for one in found]
+    of_nll = [correlation(bleu, [curve[step] for curve in nll]) for step in (3000, 1200)]
+    yield "The correlation is {} at the end, and {} after 1,200 of 3,000 updates", of_nll
+    deviations = [stdev(Row("iwslt14", model).values()) for model in models]
+    yield "deviation of {} over seeds, instead of {} to {}", [stdev(RELATIVE.values()), min(deviations), max(deviations)]
+    yield "Ours has {} BLEU in that direction", mean("", Row("iwslt14_de_en", "transformer"))
+    slope = read_test(IWSLT.report["slopes"][0]["comparison"])
+    yield "| not decided | power {} |", power(IWSLT)
+    yield (
+        "| {}, {} to {} (p {}, Holm {}): no | none: two of its three sizes compare models as in points 1 and 2 |",
+        [slope.difference, *(slope.interval or ()), slope.p_value, slope.holm_p_value],
+    )
+    elsewhere = Row("iwslt14_other_processor", "transformer", 0.5).values()
+    yield "One cell ran on both: {} and {} BLEU", [HALF.other.values()[0], *elsewhere]
+    counts = [row.records[0]["facts"]["parameters"] for row in (IWSLT.other, IWSLT, RELATIVE)]
+    yield "{} (Transformer), {} (with trees), {} (relative positions)", counts
+    batches = [on_valid("iwslt14_batches", f"b{size}") for size in (1024, 2048, 4096)]
+    yield "1,024 tokens: {}; 2,048: {}; **4,096**: {}.", batches
+    pieces = [on_valid(f"iwslt14_pieces_{count}", "plain_4_drop20") for count in (4000, 10000)]
+    yield "4,000: {}; **10,000**: {}.", pieces
+    tried = [on_valid("iwslt14_tuning", f"{name}_2_drop{dropout}") for dropout in (20, 30) for name in ("plain", "tree")]
+    yield "**0.002, 0.2**: {} and {}; 0.002, 0.3: {} and {}; 0.003", tried
+    small = [on_valid("multi30k_small_budget", model) for model in ("transformer", "tree_transformer")]
+    yield "Transformer: {}; Tree Transformer: {}. Given up", small
+
+
+def of_classification() -> Sentences:
+    tree, plain = (Row("sst5_paper", name) for name in ("tree_transformer", "transformer_root"))
+    yield (
+        "five seeds): {} ± {} on test, the Transformer with sentence labels {} ± {}. The difference is {} [{}, {}].",
+        [*_accuracy(tree), *_accuracy(plain), *_difference(plain)],
+    )
+    test = ON_SICK.test()
+    yield "It is {} below the Transformer with the same settings ([{}, {}], Holm's p {})", [
+        -test.difference, *(test.interval or ()), *most_holm(ON_SICK),
+    ]  # fmt: skip
+
+
+def of_language_models() -> Sentences:
+    found = [*_difference(OTHER_REGULARISED), *seen(OTHER_REGULARISED)]
+    yield "The latter minus the former is {} [{}, {}]; the study finds {} with probability", found
+    grammars = (Row("language_models", name) for name in ("grammar", "grammar_shuffled"))
+    given = [figure for row in grammars for figure in spread("test.perplexity_given_tree", row)]
+    yield "its perplexity of pieces is {} ± {}; with trees of other sentences, {} ± {}.", given
+
+
+def of_claims() -> Sentences:
+    yield "3,000 updates: {}, the Transformer {}: {}, {} to {} |", _both_scores(IWSLT)
+    yield "it sees +1.1 with probability {}", power(IWSLT)
+    yield (
+        "| {}, the Transformer {}: {}, {} to {}; by the nll on valid {} to {} | not decided (power {}). The nll excludes +1.1",
+        [*_both_scores(MULTI30K), *nll_as_bleu(MULTI30K), *power(MULTI30K)],
+    )
+    wrong = [*_difference(OTHER_CAPTIONS), *_difference(OTHERS)]
+    yield "{} on Multi30k ({} to {}), {} on IWSLT'14 ({} to {})", wrong
+    yield (
+        "{} over the Transformer ({} to {}, exploratory), {} over the Tree Transformer ({} to {}, Holm's p {})",
+        [*from_model("transformer", RELATIVE), *_difference(RELATIVE), *holm(RELATIVE)],
+    )
+    tree, plain, phrases, lstm = means("test.accuracy", *SST5)
+    yield (
+        "(+9.8) | {}, {}: {}, {} to {}, Holm's p {}. Whole words: {}, {} to {}, Holm's p {}",
+        [tree, plain, *falls_with_holm(SST5_PLAIN), *falls_with_holm(WHOLE_PLAIN)],
+    )
+    yield "that learns all phrases: {} ({}, {} to {})", [phrases, *falls(SST5_PHRASES)]
+    yield (
+        "Tree-LSTM {}: {}, {} to {}, Holm's p {}; whole words {}, {} to {}, Holm's p {} |",
+        [lstm, *falls_with_holm(SST5_LSTM), *falls_with_holm(WHOLE_LSTM)],
+    )
+    yield "SST-5 models: {}, {}, {}. Trained on", means("test.binary_accuracy", SST5_TREE, SST5_PLAIN, SST5_LSTM)
+    yield "falls by {}, {} to {} | not decided", falls(Row("sst5_table", "no_hier_emb"))
+    yield "falls by {}, {} to {}, Holm's p {} | holds, and the loss is larger", falls_with_holm(Row("sst5_table", "no_sub_mask"))
+    yield "On SST-2, below, it wins with Holm's p {}", holm(SST2_LSTM)
+    systems = ("tree_transformer", "transformer_root", "tree_lstm")
+    trained = means("test.accuracy", *(Row("sst2", system) for system in systems))
+    yield "Trained on two classes alone: {}, {}, {} |", trained
+    yield "Two classes alone: against the Transformer not decided (Holm's p {})", holm(SST2_PLAIN)
+    systems = ("tree_transformer", "bilstm", "tree_lstm")
+    yield "on SVA with less data {}, BiLSTM {}, Tree-LSTM {};", means("test.accuracy", *(Row("agreement", s) for s in systems))
+    child_sum, binary = _sick("child_sum_tree_lstm"), _sick("tree_lstm")
+    correlations = means("test.pearson", child_sum, binary, _sick("bilstm"))
+    yield "{}, {}, {} without word vectors", correlations
+    found = [child_sum.test().difference, *holm(child_sum), *holm(binary)]
+    yield "child-sum ({}, p {}); not decided for binary (p {})", found
+    correlations = means("test.pearson", _sick("tree_transformer"), _sick("transformer"))
+    yield "{}, the Transformer {} (p {})", [*correlations, *most_holm(ON_SICK)]
+    yield (
+        "{} with the parse. Minus that: {} ({} to {}) balanced, {} ({} to {}) left-branching, {} ({} to {}) right-branching, {} "
+        "({} to {}) random, {} ({} to {}) without trees",
+        [*means("test.accuracy", PARSED), *chain.from_iterable(map(_difference, OTHER_TREES))],
+    )
+    seen_by_trees = [seen(row)[0] for row in OTHER_TREES[:-1]]
+    yield "the study sees {} to {} points between trees", [min(seen_by_trees), max(seen_by_trees)]
+    yield (
+        "nll of a piece: {} ({} to {}); with trees of other sentences instead of the parse {} ({} to {}) from there",
+        [*_difference(REGULARISED), *_difference(OTHER_REGULARISED)],
+    )
+    sizes = [one["facts"]["examples"] for one in records("iwslt14")]
+    yield "our sizes are {} to {} pairs. At a half: {}, {} to {} |", [min(sizes), max(sizes), *_difference(HALF)]
+
+
+def _both_scores(row: Row) -> Figures:
+    """The scores of a system and of the other one, and their difference."""
+    return [*mean("", row), *other_mean("", row), *_difference(row)]
+
+
+def means(name: str, *rows: Row) -> Figures:
+    """The mean of a score over seeds, of each row."""
+    return [fmean(row.values(name)) for row in rows]
+
+
+def falls_with_holm(row: Row) -> Figures:
+    """The difference and its interval, the other way round, and Holm's p."""
+    return [*falls(row), *holm(row)]
+
+
+def nll_as_bleu(row: Row) -> Figures:
+    """The interval of the difference in nll, in BLEU."""
+    _, low, high = difference(VALID_NLL, row)
+    return [-BLEU_A_NAT * high, -BLEU_A_NAT * low]
+
+
+def most_holm(row: Row) -> Figures:
+    """A value that Holm's p of a system of SICK is not above: p times the number of comparisons."""
+    return [row.test().p_value * (len(SICK) - 1)]
+
+
+SENTENCES: Mapping[str, Callable[[], Sentences]] = {
+    "translation.md": lambda: chain(of_translation(), of_block_a()),
+    "control.md": of_control_page,
+    "classification.md": of_classification,
+    "language_models.md": of_language_models,
+    "pretrained.md": lambda: chain(of_pretrained(), of_probe()),
+    "results/README.md": lambda: chain(of_claims(), of_other_claims()),
+}
