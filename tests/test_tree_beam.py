@@ -17,9 +17,10 @@ from treenet.config import ModelConfig
 from treenet.data.batch import collate
 from treenet.data.input_kinds import ACTIONS
 from treenet.data.splits import read_split
+from treenet.evaluation.kept_scores import KeptScores, SentenceScore
 from treenet.evaluation.language_models import Scored, describe_parses, example_batches, score_batches
 from treenet.evaluation.settings import TreeBeamConfig
-from treenet.evaluation.tree_beam import SentenceScore, TreeBeam, spans_of
+from treenet.evaluation.tree_beam import TreeBeam, spans_of
 from treenet.jobs.train_run import run_training
 from treenet.models import CausalLM, VocabSizes, build_causal_lm
 from treenet.runs.loading import load_trained
@@ -204,6 +205,34 @@ def test_a_sentence_does_not_depend_on_those_before_it():
         assert (one.nll == alone.nll).all() and one[1:] == alone[1:]
 
 
+def test_a_killed_search_continues(tmp_path, monkeypatch):
+    sentences = [[[4]], [[5], [6, 7]], [[7], [4]]]
+    kept = KeptScores(tmp_path, "weights", "settings")
+    beam = TreeBeam(build(3), SIZES, TreeBeamConfig(actions=20, words=5), kept)
+    score, searched = beam.score, []
+    expected = [score(words) for words in sentences]
+    monkeypatch.setattr(beam, "score", lambda words: searched.append(words) or score(words))
+
+    def same(found: Iterable[SentenceScore]) -> bool:
+        pairs = zip(found, expected, strict=True)
+        return all(np.array_equal(one.nll, other.nll) and one[1:] == other[1:] for one, other in pairs)
+
+    killed = beam.score_all(sentences)
+    next(killed), next(killed)
+    killed.close()
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-5])
+    searched.clear()
+    assert same(beam.score_all(sentences)) and searched == sentences[1:]
+    searched.clear()
+    assert same(beam.score_all(sentences)) and not searched
+    other = TreeBeam(build(3), SIZES, TreeBeamConfig(actions=20, words=5), KeptScores(tmp_path, "other weights", "settings"))
+    monkeypatch.setattr(other, "score", beam.score)
+    assert same(other.score_all(sentences)) and searched == sentences
+    kept.remove()
+    assert file not in tmp_path.iterdir() and len([*tmp_path.iterdir()]) == 1
+
+
 def test_scores_that_are_not_finite_give_nan():
     model = build(4)
     model.encoder.embedding.weight.data *= torch.nan
@@ -266,6 +295,7 @@ def test_the_command_parses_a_split_and_scores_pairs(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "summed over the trees of a beam: an upper bound" in done.stdout and "labelled F1, precision, recall" in done.stdout
     entry = read_json(run / "scores.json")["test.beam"]
+    assert not [*run.glob("tree_beam*")]
     rows = [line.split("\t") for line in (run / "language_model.test.beam.tsv").read_text().splitlines()]
     table = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
     nll, best = (np.array([float(row[name]) for row in table]) for name in ("nll", "best_nll"))

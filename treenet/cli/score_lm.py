@@ -18,7 +18,8 @@ grammar reads pairs of trees, or the trees of the run's parser. evaluate --compa
 begins a word; their sum is the nll.
 
 With `trees=beam`, a grammar needs no trees: a beam search finds trees, and sums up their probabilities. That is a lower bound of
-the probability of the sentence. On a split, the file has the best parses, and their labelled F1 is printed.
+the probability of the sentence. On a split, the file has the best parses, and their labelled F1 is printed. The search takes
+seconds a sentence; after an interruption, the same command continues.
 
 The command writes RUN/language_model.NAME.tsv, a row for each example, pair or word, and adds the scores to RUN/scores.json. NAME
 is the split, pairs-blimp, pairs-FILE or surprisal-FILE, then .beam with trees=beam and .every_N with every=N.

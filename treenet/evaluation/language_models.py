@@ -23,11 +23,12 @@ from treenet.data.examples import SourceSide
 from treenet.data.input_kinds import LEAVES, SPLIT_POINTS, InputKind
 from treenet.data.plan import plan_in_order
 from treenet.data.splits import read_split
+from treenet.evaluation.kept_scores import KeptScores, SentenceScore
 from treenet.evaluation.minimal_pairs import PairInput, open_pairs, pair_facts, pair_rows, summarize_pairs
 from treenet.evaluation.prefix_trees import ROWS, reads_prefix_trees, score_pieces
 from treenet.evaluation.settings import ScoreLMSettings
 from treenet.evaluation.surprisal import END, score_words
-from treenet.evaluation.tree_beam import SentenceScore, TreeBeam, cut_words, reads_grammar, spans_of
+from treenet.evaluation.tree_beam import TreeBeam, cut_words, reads_grammar, spans_of
 from treenet.evaluation.unsupervised_parse import gold_trees
 from treenet.layers.backend import choose_device, scoring
 from treenet.models import CausalLM, MaskedLM, VocabSizes
@@ -85,10 +86,12 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings, name: str = "") -> tup
     task.check(index)
     reads = LEAVES if run.model.reads is SPLIT_POINTS else run.model.reads  # split points are for the training alone
     scorer = Scorer(run.model, reads.for_device(device), vocab_sizes(index))
+    kept = None
     if settings.trees == "beam":
         if not reads_grammar(run.model):
             raise UserError(f"trees must be given for {folder}, a run of model.name={run.config.model.name}, but is beam")
-        scorer = replace(scorer, beam=TreeBeam(run.model, scorer.sizes, settings.beam))
+        kept = KeptScores(folder, run.weights_sha256 or f"seed {run.config.seed}", settings.beam.model_dump_json())
+        scorer = replace(scorer, beam=TreeBeam(run.model, scorer.sizes, settings.beam, kept))
     if given := open_pairs(settings):
         text = given.name
         rows, entry = score_pairs(scorer, given, run.data)
@@ -116,7 +119,10 @@ def score_lm_run(folder: Path, settings: ScoreLMSettings, name: str = "") -> tup
     if scorer.beam:
         more, entry = ["beam", *more], entry | {"beam": settings.beam.model_dump()}
     name = name_result(name or text, run.checkpoint, run.data, *more, own_data=run.own_data)
-    return name, write_predictions(folder, name, rows, entry | origin(run, settings), LANGUAGE_MODEL)
+    entry = write_predictions(folder, name, rows, entry | origin(run, settings), LANGUAGE_MODEL)
+    if kept:
+        kept.remove()
+    return name, entry
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,13 @@ Shapes: R partial trees, A next positions of each, S all positions that it reads
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from treenet.evaluation.kept_scores import KeptScores, SentenceScore
 from treenet.evaluation.prefix_trees import ROWS
 from treenet.evaluation.settings import TreeBeamConfig
 from treenet.layers.backend import scoring
@@ -38,15 +39,6 @@ from treeproc.common.messages import Progress
 from treeproc.shards.schema import BOS_ID, EOS_ID
 
 _WORD, _CLOSE = -1, -2  # in `_Partial.actions`; a label opens a node
-
-
-class SentenceScore(NamedTuple):
-    """The scores of a sentence of n pieces, in nats."""
-
-    nll: np.ndarray  # [n + 1], of each piece and of the end; NaN if scores of the model are not finite
-    trees: int  # in the sum
-    best_nll: float  # of the sentence and its best tree
-    best: tuple[int, ...]  # actions of that tree, see `spans_of`
 
 
 @dataclass(frozen=True)
@@ -94,17 +86,18 @@ def spans_of(actions: Sequence[int], labels: Sequence[str]) -> list[tuple[tuple[
 class TreeBeam:
     """A search with one model. Each sentence is searched alone, so it does not depend on other sentences."""
 
-    def __init__(self, model: CausalLM, sizes: VocabSizes, settings: TreeBeamConfig):
+    def __init__(self, model: CausalLM, sizes: VocabSizes, settings: TreeBeamConfig, kept: KeptScores | None = None):
         assert isinstance(model.encoder, GrammarEncoder)
-        self._model, self._encoder, self._settings = model, model.encoder, settings
+        self._model, self._encoder, self._settings, self._kept = model, model.encoder, settings, kept
         self._first_open, self._first_close, self._labels = sizes.pieces, sizes.pieces + sizes.labels, sizes.labels
         self._device = model.encoder.embedding.weight.device
 
     def score_all(self, sentences: Sequence[Sequence[Sequence[int]]]) -> Iterator[SentenceScore]:
         """Yield the scores of sentences, each as `score` takes it."""
+        scores = self._kept.score_all(sentences, self.score) if self._kept else map(self.score, sentences)
         with Progress("searching for trees", len(sentences), unit="sentences") as progress:
-            for words in sentences:
-                yield self.score(words)
+            for one in scores:
+                yield one
                 progress.update()
 
     @torch.no_grad()
