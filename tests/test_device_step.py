@@ -18,8 +18,6 @@ from treenet.training.ranks import Ranks, TrainingFailed
 from treenet.training.step import TrainStep
 from treenet.training.trainer import Trainer, train
 
-pytestmark = pytest.mark.slow
-
 CPU = torch.device("cpu")
 RANK_0 = Ranks(0, 1, CPU)
 
@@ -81,6 +79,7 @@ def test_the_moving_average_skips_what_the_weights_skip(data, monkeypatch):
         torch.testing.assert_close(averages[1][name], average, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_stop_saves_a_state_that_continues_to_the_same_end(data, tmp_path, deferred):
     options = ["log_every=5", "validate_every=100"]
     train_in(tmp_path / "whole", make_task(data, *options))
@@ -164,6 +163,7 @@ def count_update(data, monkeypatch, *options: str) -> DeviceOperations:
 KERNELS = {"transformer": 1002, "tree_transformer": 1692}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", list(KERNELS))
 def test_an_update_waits_for_nothing_and_launches_no_more_than_before(data, monkeypatch, model):
     seen = count_update(data, monkeypatch, f"model.name={model}")
@@ -183,6 +183,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", list(CASES))
 def test_no_update_and_no_validation_waits(data, monkeypatch, case):
     check_no_waits(data, monkeypatch, CASES[case])
@@ -203,6 +204,7 @@ def check_no_waits(data: Path, monkeypatch, options: list[str]) -> None:
     assert seen.copies.total() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["tree_transformer", "transformer"])
 @pytest.mark.parametrize("options", [[], ["optimizer.r_drop=1"], ["classifier.supervision=root"]], ids=str)
 def test_no_update_and_no_validation_of_a_classifier_waits(tmp_path, monkeypatch, model, options):

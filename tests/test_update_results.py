@@ -145,6 +145,24 @@ def test_one_rank_needs_no_others():
         RANK_0.fail_together("")
 
 
+def test_two_ranks_ask_each_other(monkeypatch):
+    """Processes that train together, in slow tests, show what they get."""
+    asked = []
+    for name in ("all_reduce", "broadcast_object_list", "all_gather_object"):
+        monkeypatch.setattr(ranks_of_run.dist, name, lambda *values, name=name, **options: asked.append((name, options)))
+    ranks = Ranks(1, 2, CPU)
+    ranks.sum(torch.ones(1))
+    assert ranks.start_sum(torch.ones(1), torch.bfloat16).rounded.dtype == torch.bfloat16
+    ranks.from_leader(0)
+    assert len(ranks.gather(0)) == 2
+    assert asked == [
+        ("all_reduce", {}),
+        ("all_reduce", {"async_op": True}),
+        ("broadcast_object_list", {"src": 0, "device": CPU}),
+        ("all_gather_object", {}),
+    ]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_of_a_process_is_its_peak():
     [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
