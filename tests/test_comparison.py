@@ -21,7 +21,7 @@ from treenet.evaluation.comparison import compare
 from treenet.evaluation.settings import CompareConfig
 from treenet.evaluation.significance import ABOUT_WEIGHTS
 from treenet.jobs.train_run import run_training
-from treenet.runs.run_results import System, read_system, write_predictions
+from treenet.runs.run_results import System, read_system, scoring_command, write_predictions
 from treenet.tasks.translation_metrics import sentence_chrf
 from treeproc.common.settings import UserError
 
@@ -213,6 +213,20 @@ def test_a_reference_file_one_line_short_is_told_with_both_counts(runs, main):
     hypotheses.write_text("")
     with pytest.raises(UserError, match="there are no lines to score"):
         main([f"hypotheses={hypotheses}", f"references={references}"])
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "command"),
+    [
+        ("translation", "test", "evaluate --out RUN split=test"),
+        ("classification", "valid.last", "evaluate --out RUN checkpoint=last split=valid"),
+        ("causal_lm", "test.step_00000200.beam", "score-lm --out RUN checkpoint=200 trees=beam split=test"),
+        ("causal_lm", "pairs-blimp.beam.every_10", "score-lm --out RUN trees=beam every=10 blimp=FOLDER, or pairs.files=[FILE]"),
+        ("translation", "test.data-other", "evaluate --out RUN split=test"),
+    ],
+)
+def test_the_name_of_a_result_tells_its_command(task, name, command):
+    assert scoring_command(task, "RUN", name) == f"tree-attention {command}"
 
 
 def test_translations_that_do_not_belong_together_are_refused(runs, main, tmp_path):

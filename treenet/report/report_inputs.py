@@ -20,9 +20,9 @@ from treenet.runs.identity import check_weights, find_other_metrics
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import mirror_of
 from treenet.runs.result_entries import PROBES, SCORES, read_scores
-from treenet.runs.result_provenance import LAST, PARSE, ResultStatus, RunState
+from treenet.runs.result_provenance import PARSE, ResultStatus, RunState
 from treenet.runs.run_folder import FACTS, RunFacts, read_facts, recorded_sha256
-from treenet.runs.run_results import read_system
+from treenet.runs.run_results import read_system, scoring_command
 from treenet.tasks.base import TASKS, task_of
 from treeproc.common.errors import quoted
 from treeproc.common.files import check_form, is_plausible, read_json, read_text
@@ -267,11 +267,8 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         run.missing.append(Missing(f"no averaged model, after {steps}", command))
     what, there = ("translations", run.translations) if task == "translation" else ("scores", run.scores)
     if split not in there:
-        name = split.removesuffix(f".{LAST}")
-        command = f"tree-attention {task_of(task).scorer} --out {out} split={name}" + (
-            f" checkpoint={LAST}" if name != split else ""
-        )
-        run.missing.append(Missing(f"no {what} of {split}", "" if "-" in split else command))  # pairs need their files
+        command = "" if "-" in split else scoring_command(task, out, split)  # pairs need their files
+        run.missing.append(Missing(f"no {what} of {split}", command))
     return run
 
 

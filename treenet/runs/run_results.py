@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from treenet.runs.result_entries import PROBES, SCORES, add_entry, read_entries, read_scores
-from treenet.runs.result_provenance import ResultStatus, RunState
+from treenet.runs.result_provenance import LAST, ResultStatus, RunState
 from treenet.tasks.base import task_of
 from treenet.tasks.translation_metrics import check_lines
 from treeproc.common.files import atomic_write, read_text
@@ -111,8 +111,8 @@ def read_nll(folder: AnyPath, name: str) -> ReferenceNll | None:
     path = nll_path(folder, name)
     content = path.read_bytes() if path.is_file() else b""
     if hashlib.sha256(content).hexdigest() != facts["sha256"]:
-        split = name.partition(".")[0]
-        raise UserError(f"{path} is not the file that was scored; run tree-attention evaluate --out {folder} split={split}")
+        command = scoring_command("translation", str(folder), name)
+        raise UserError(f"{path} is not the file that was scored; run {command}")
     rows = [line.split("\t") for line in content.decode().split("\n")[1:-1]]
     return ReferenceNll([float(value) for _, value in rows], [int(count) for count, _ in rows])
 
@@ -194,6 +194,17 @@ def result_in_run(path: Path) -> str | None:
     return match[1] if match and match[1] in read_scores(path.parent) else None
 
 
+_OPTIONS = {LAST: f"checkpoint={LAST}", r"step_0*(\d+)": r"checkpoint=\1", "beam": "trees=beam", r"every_(\d+)": r"every=\1"}
+
+
+def scoring_command(task: str, folder: str, name: str) -> str:
+    """Return the command that makes the result `name` of a run, as far as the name tells it."""
+    text, *more = name.split(".")
+    asked = [re.sub(form, option, part) for part in more for form, option in _OPTIONS.items() if re.fullmatch(form, part)]
+    source = "blimp=FOLDER, or pairs.files=[FILE]" if text.startswith("pairs-") else f"split={text}"
+    return " ".join([f"tree-attention {task_of(task).scorer} --out {folder}", *asked, source])
+
+
 def read_system(run: AnyPath, name: str, given: AnyPath | None = None) -> System:
     """Read the result `name` of a run folder. `given` is the folder as the user wrote it, perhaps in an object store.
 
@@ -204,8 +215,7 @@ def read_system(run: AnyPath, name: str, given: AnyPath | None = None) -> System
     task, scores = task_of(state.task), everything.get(name)
     is_lines = task.results == "translations"
     path = translations_path(run, name) if is_lines else predictions_path(run, name, task.results)
-    what = "blimp=FOLDER, or pairs.files=[FILE]" if name.startswith("pairs-") else f"split={name.partition('.')[0]}"
-    redo = f"run tree-attention {task.scorer} --out {given} {what}"
+    redo = f"run {scoring_command(state.task, str(given), name)}"
     if not path.is_file() or not isinstance(scores, dict):
         kind = _content_of(state.task)
         raise UserError(f"{given} has no {kind} of {name} (it has scores of: {', '.join(everything) or 'none'}); {redo}")
