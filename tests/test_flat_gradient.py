@@ -171,5 +171,13 @@ def test_a_rank_without_gradients_sends_all_parts_at_the_end(monkeypatch):
     assert sent == [18, 8, 0] * 2
 
 
+def test_one_trained_parameter_is_a_gradient():
+    model = nn.Linear(3, 2)
+    model.bias.requires_grad_(False)
+    flat = FlatGradient(model)
+    model(torch.ones(1, 3)).sum().backward()
+    assert flat.flat.tolist() == [1.0] * 6
+
+
 def test_buckets_are_as_large_as_those_of_pytorch():
     assert BUCKET_BYTES == 25 * 1024 * 1024

@@ -13,8 +13,6 @@ from treenet.training import ranks
 from treenet.training.ranks import Ranks, deterministic_mode, expand_segments
 from treenet.training.trainer import Trainer, train, use_gpu
 
-pytestmark = pytest.mark.slow
-
 CPU = torch.device("cpu")
 
 

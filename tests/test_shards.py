@@ -18,7 +18,7 @@ from treenet.api.shards import read_shards
 from treeproc.common.settings import UserError
 from treeproc.shards.arrow_file import BadArrowFile, read_arrow
 from treeproc.shards.rows import ipc_bytes, string_bytes, strings_of
-from treeproc.shards.schema import ENCODED_SCHEMA, PARSED_SCHEMA, ROWS_PER_RECORD_BATCH
+from treeproc.shards.schema import ENCODED_SCHEMA, PARSED_SCHEMA, ROWS_PER_RECORD_BATCH, line_end_in
 from treeproc.shards.shard import MOST_NAMES, Shard, SplitShards, names_bytes, tables
 from treeproc.shards.store import (
     describe_agreement,
@@ -164,6 +164,12 @@ def test_agreement_is_told_of_compared_lines_with_nodes():
     counts = {"own_nodes": 3, "given_nodes": 1, "shared_nodes": 1, "own_shapes": 1, "compared_lines": 2}
     told = "unlabelled F1 with the lines' own trees 0.50, 50.0% of the shapes are the same"
     assert describe_agreement({"totals": {"train": counts, "valid": {}}}) == told
+
+
+@pytest.mark.parametrize("end", [*"\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"])
+def test_a_line_end_in_a_name_is_found(end):
+    assert line_end_in(["NP", "N\xa0P\tx"]) == ""
+    assert line_end_in(["NP", f"V{end}P"]) == f"{f'V{end}P'!r} with the line end U+{ord(end):04X}"
 
 
 def test_index_and_tables(tmp_path):

@@ -134,6 +134,13 @@ def test_words_of_the_training_text_can_be_kept_whole(tmp_path):
     assert len(pieces[0]) == 1 and 1 < len(pieces[1]) < 5
 
 
+def test_many_words_can_be_kept_whole(tmp_path):
+    words = [f"{number:04d}" for number in range(250)]  # a thousand letters
+    (tmp_path / "whole.model").write_bytes(train_pieces(dict.fromkeys(words, 2), SubwordConfig(vocab_size=None)))
+    whole = Subwords(tmp_path / "whole.model")
+    assert all(len(encode_words(whole, word, boundaries(word, set()))[0]) == 1 for word in words)
+
+
 def test_training_is_deterministic():
     assert train_pieces(COUNTS, SubwordConfig(vocab_size=300)) == train_pieces(COUNTS, SubwordConfig(vocab_size=300))
 
