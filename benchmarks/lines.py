@@ -27,12 +27,12 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # Each process writes a line at the first call of each function: a worker of Ray may be killed.
 TRACER = """
 import os, sys, threading
-_root, _out, _seen = os.environ["LINES_ROOT"], os.environ["LINES_OUT"], set()
+_packages, _out, _seen = tuple(os.environ["LINES_OF"].split(os.pathsep)), os.environ["LINES_OUT"], set()
 def _profile(frame, event, argument):
     code = frame.f_code
     if event == "call" and code not in _seen:
         _seen.add(code)
-        if code.co_filename.startswith(_root):
+        if code.co_filename.startswith(_packages):
             with open(os.path.join(_out, str(os.getpid())), "a") as file:
                 file.write(f"{code.co_filename}\\t{code.co_firstlineno}\\n")
 sys.setprofile(_profile)
@@ -126,7 +126,8 @@ def run_roads(root: Path, folder: Path) -> Path:
         ["evaluate", "--out", "run", "split=test"],
         ["scaling", "--config", "scaling_sample", "--out", "study", *SMALL, *model, *grid],
     )
-    environment = os.environ | {"LINES_ROOT": str(root) + os.sep, "LINES_OUT": str(traces), "OMP_NUM_THREADS": "1"}
+    packages = os.pathsep.join(str(root / package) + os.sep for package in PACKAGES)
+    environment = os.environ | {"LINES_OF": packages, "LINES_OUT": str(traces), "OMP_NUM_THREADS": "1"}
     environment |= {"PYTHONPATH": os.pathsep.join((str(hook), str(root)))}
     for name, *arguments in commands:
         print(f"running {name}", file=sys.stderr)
