@@ -80,6 +80,7 @@ def test_one_path_is_a_list_of_one():
         ("name: a\n", ["way=x"], r"^the command line: way: must be 'l' or 'r', but is 'x'$"),
         ("name: a\n", ["none=1"], r"^the command line: none: must be 0 or null, but is 1 \(0: off; unset: on\)$"),
         ("name: a\n", ["folder=''"], r"^the command line: folder: must be a path, but is empty"),
+        ("name: a\n", ["files=3"], r"^the command line: files: must be a list, but is 3$"),
         ("name: a\n", ["files=[x, '']"], r"^the command line: files: must be a path, but is empty"),
         ("name: a\n", ["inner.rate=-1"], r"^the command line: inner.rate: .*-1"),
         ('name: a\n"b\\nc": 1\n', [], r"c.yaml: b c: unknown key"),

@@ -20,6 +20,7 @@ _MOST_MEANT = 3
 _UNKNOWN = "extra_forbidden"  # pydantic's type of the error of an unknown key
 # The begin of pydantic's messages about a wrong value, and the end of some.
 _INPUT, _REASON = "Input should be ", re.compile(r", (?:unable to|got) .*")
+_SEQUENCE = re.compile(r"\ba valid (?:tuple|list)\b")
 
 
 def describe_error(error: ValidationError, cls: type[BaseModel], where: str, overridden: Sequence[str] = ()) -> str:
@@ -51,7 +52,7 @@ def describe_error(error: ValidationError, cls: type[BaseModel], where: str, ove
 
 def _expected(errors: Sequence[ErrorDetails], cls: type[BaseModel], loc: list[str], annotation: Any) -> str:
     """Return what the setting at `loc` may be: `must be 0 or null`. A union has an error for each of its types."""
-    messages = [_REASON.sub("", one["msg"]) for one in errors if _place(cls, one["loc"])[0] == loc]
+    messages = [_SEQUENCE.sub("a list", _REASON.sub("", one["msg"])) for one in errors if _place(cls, one["loc"])[0] == loc]
     allowed = [message.removeprefix(_INPUT) for message in messages if message.startswith(_INPUT)]
     if not allowed:
         return messages[0]

@@ -22,6 +22,7 @@ _OUT = "give --out DIR, the folder of the results"
 _TRAIN = "write splits.train.source=FILE splits.train.target=FILE"
 _VALID = "write splits.valid.source=FILE splits.valid.target=FILE"
 _TEST = "write splits.test.source=FILE splits.test.target=FILE"
+_GRID = "tree-attention scaling --out DIR, or compare-seeds, trains a grid of runs"
 _RESUME = "run the same command again, with the same --out: it continues"
 
 SYNONYMS: dict[str, str] = {
@@ -40,6 +41,7 @@ SYNONYMS: dict[str, str] = {
     "patience": "patience",
     "early_stopping": "patience",
     "early_stopping_patience": "patience",
+    "grid": _GRID,
     # batches
     "batch_size": _BATCH,
     "max_sentences": _BATCH,
