@@ -151,6 +151,13 @@ def test_parts_are_sent_in_the_last_pass_alone_each_once_and_in_order(monkeypatc
         sent.clear()
 
 
+def test_a_pass_before_the_first_update_sends_nothing(monkeypatch):
+    model, flat, _, sent = overlapped(monkeypatch)
+    with flat.collecting():
+        model[0](torch.ones(1, 3)).sum().backward()
+    assert not sent
+
+
 def test_a_rank_without_gradients_sends_all_parts_at_the_end(monkeypatch):
     model, flat, sums, sent = overlapped(monkeypatch)
     sums.begin()

@@ -1,6 +1,6 @@
 """Batches that are gathered from many record batches at once hold what reading row by row gives."""
 
-from threading import Barrier
+from threading import Barrier, current_thread
 
 import numpy as np
 import pytest
@@ -42,6 +42,19 @@ def gather_of(lists: list[list[list[int]]], batch_rows: int, most_open: int = 10
         return [columns_of(rows[i : i + batch_rows], first + i) for i in range(0, len(rows), batch_rows)]
 
     return Gather([len(rows) for rows in lists], open_shard, batch_rows, most_open), opened
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_one_shard_is_opened_by_the_thread_that_asks(shards):
+    """So its failures and their times are those of this thread."""
+    opened = []
+
+    def open_shard(number: int) -> list[dict]:
+        opened.append(current_thread())
+        return [{"example_id": np.array([number])}]
+
+    Gather([1] * shards, open_shard, 1, at_once=2).pick(range(shards))
+    assert len(opened) == shards and (current_thread() in opened) == (shards == 1)
 
 
 @given(LISTS, st.data(), st.integers(1, 4), st.integers(1, 5))

@@ -21,7 +21,7 @@ from treenet.config import ModelConfig
 from treenet.data.batch import collate_rows
 from treenet.data.input_kinds import ACTIONS, ALWAYS, COLUMNS, SPLIT_POINTS, RowLists
 from treenet.layers.blocks import compute_sinusoids
-from treenet.layers.constituents import tree_reg_losses
+from treenet.layers.constituents import split_scores, tree_reg_losses
 from treenet.layers.relations import FARTHEST, NEAREST, DepthAttention, depth_differences
 from treenet.models import CausalLM, build_causal_lm
 from treenet.structure import Actions
@@ -49,6 +49,12 @@ def rows_of(sentences: list[Tree], words: list[list[int]] | None = None) -> tupl
 
 
 # Tree regularisation.
+
+
+def test_before_the_first_leaf_is_a_norm_of_zero():
+    tree = Tree(3, [[0, 3, 1]], [-1])
+    points = SPLIT_POINTS.build(rows_of([tree], [[0, 1, 2]])[0])
+    assert split_scores(torch.eye(3)[None], points).tolist() == [2.0, 2.0]
 
 
 def check_tree_reg(sentences: list[Tree], words: list[list[int]] | None = None) -> torch.Tensor:

@@ -21,8 +21,6 @@ from treenet.training.step import TrainStep
 from treenet.training.trainer import Trainer, train
 from treeproc.common.settings import UserError, load_settings
 
-pytestmark = pytest.mark.slow
-
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
@@ -98,6 +96,7 @@ def scaled(monkeypatch) -> None:
     monkeypatch.setattr(step, "computing_in", lambda precision, device: computing_in("float32", device))
 
 
+@pytest.mark.slow
 def test_a_scaled_loss_trains_as_an_unscaled_one_and_resumes(data, tmp_path, scaled, monkeypatch):
     for name in ("scaled", "plain"):
         (tmp_path / name).mkdir()
@@ -159,6 +158,7 @@ def test_a_gradient_is_clipped_as_by_pytorch(data, monkeypatch, defers):
         torch.testing.assert_close(weights[1][name], value, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_micro_batches_clip_alike_and_a_small_gradient_stays(data, tmp_path):
     runs = {"whole": [], "cut": ["batch.tokens_per_device=16"], "loose": [], "off": []}
     for name, options in runs.items():

@@ -29,6 +29,7 @@ from treenet.layers.attention import (
 )
 from treenet.layers.scaled_dot_product import attend_subtrees
 from treenet.structure import TreeStructure, choose_attention_path
+from treenet.structure.attention_maps import WINDOW
 
 D_MODEL, HEADS = 8, 2
 
@@ -219,6 +220,11 @@ def test_causal_attention_with_a_cache_equals_one_pass():
     for t in range(4):
         out, past = module(x[:, t : t + 1], GrowingPast(*past))
         torch.testing.assert_close(out[:, 0], expected[:, t], rtol=1e-12, atol=1e-12)
+
+
+def test_unused_keys_of_a_window_are_its_first_ones():
+    key = TreeStructure.build([3], [np.array([[0, 3, 1]])], attention_path="window").attention.key[0].tolist()
+    assert key == [0, 1, 2, *[0] * (WINDOW - 3), 3, *[3] * (WINDOW - 1)]
 
 
 @pytest.mark.parametrize("position", [0, 2, 4])
