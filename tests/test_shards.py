@@ -250,3 +250,19 @@ def test_other_schema_version_is_refused(tmp_path):
         read_index(tmp_path)
     with pytest.raises(UserError, match="is missing; run tree-attention preprocess"):
         read_index(tmp_path / "nowhere")
+
+
+def test_a_stage_is_no_data_set(tmp_path):
+    stage = tmp_path / "data" / "encoded"
+    stage.mkdir(parents=True)
+    write_index(stage, [], fingerprint="x")
+    with pytest.raises(UserError, match=rf"^{stage} is a single stage of a data set; give the data set: {tmp_path / 'data'}$"):
+        read_index(stage / "encoded")
+    assert read_index(stage)["shards"] == []
+
+
+def test_a_column_that_no_data_set_has_is_named_without_control_characters():
+    with pa.ipc.new_file(sink := pa.BufferOutputStream(), schema := pa.schema([pa.field("\x1b[31mred", pa.int8())])) as writer:
+        writer.write_batch(pa.record_batch([pa.array([1], pa.int8())], schema=schema))
+    with pytest.raises(BadArrowFile, match=r"^has a column \?\[31mred that no data set has$"):
+        read_arrow(pa.BufferReader(sink.getvalue()), [PARSED_SCHEMA])

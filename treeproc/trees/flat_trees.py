@@ -138,10 +138,10 @@ def read_flat_trees(texts: pa.Array) -> Brackets:
     if not valid:
         _raise_error(texts)
 
-    # Names of all brackets: the token after the bracket, or nothing.
-    token = np.minimum(np.cumsum(kind[:-3] == _TOKEN)[opens], max(0, len(token_starts) - 1))
-    lengths = np.where(named, token_ends[token] - token_starts[token], 0) if len(opens) else opens
-    coded = cut_strings(data, token_starts[token] if len(opens) else opens, lengths).dictionary_encode()
+    # Names of all brackets: the token after the bracket, or nothing. A word, which has tokens, is in every bracket.
+    token = np.cumsum(kind[:-3] == _TOKEN)[opens]
+    lengths = np.where(named, token_ends[token] - token_starts[token], 0)
+    coded = cut_strings(data, token_starts[token], lengths).dictionary_encode()
     codes, names = numbers_of(coded.indices), coded.dictionary.to_pylist()
     is_leaf = is_word & (codes != names.index(EMPTY_TAG)) if EMPTY_TAG in names else is_word
 
