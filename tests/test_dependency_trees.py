@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from reference_dependency import ReferenceSentence, reference_contraction, reference_projective
@@ -60,7 +60,12 @@ def trees(examples, shape, labels="upos"):
     return out, lifted.tolist()
 
 
+# "Tom is a friend": the subject is no part of the noun phrase.
+NOMINAL = ([3, 3, 3, -1], ["nsubj", "cop", "det", "root"], ["NNP", "AUX", "DET", "NOUN"], ["a", "a", "a", "b"])
+
+
 @num_examples(150)
+@example([NOMINAL], "layered", "upos")
 @given(
     st.lists(sentences(), min_size=1, max_size=4),
     st.sampled_from(["flat", "left", "right", "layered"]),
@@ -68,12 +73,12 @@ def trees(examples, shape, labels="upos"):
 )
 def test_phrases_are_those_of_the_rules_one_head_at_a_time(examples, shape, labels):
     found, lifted = trees(examples, shape, labels)
-    for example, nodes, lifts in zip(examples, found, lifted, strict=True):
-        reference = ReferenceSentence(*example, shape)
+    for sentence, nodes, lifts in zip(examples, found, lifted, strict=True):
+        reference = ReferenceSentence(*sentence, shape)
         assert nodes == reference.tree(labels)
         assert lifts == reference.lifted
-        check_tree(SpanTree([n[2] for n in nodes], [n[0] for n in nodes], [n[1] for n in nodes]), len(example[0]))
-        assert nodes[0][:2] == (0, len(example[0])) and len({n[:2] for n in nodes}) == len(nodes)
+        check_tree(SpanTree([n[2] for n in nodes], [n[0] for n in nodes], [n[1] for n in nodes]), len(sentence[0]))
+        assert nodes[0][:2] == (0, len(sentence[0])) and len({n[:2] for n in nodes}) == len(nodes)
 
 
 @given(st.lists(sentences(), min_size=1, max_size=4))

@@ -29,8 +29,6 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import as_path
 from treeproc.shards.store import read_index
 
-pytestmark = pytest.mark.slow
-
 SHORT = ["max_steps=2", "checkpoint_every=1", "validate_every=2", "average_checkpoints=1"]
 TABLE = "encoder.embedding.weight"
 
@@ -87,6 +85,7 @@ def labels(data: Path) -> list[str]:
     return (data / "encoded" / "vocab" / "labels.txt").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_the_same_sizes_take_all(data, run, tmp_path):
     weights = start(config_of(data, run), tmp_path)
     assert same(weights, load_file(run / "averaged" / "model.safetensors"))
@@ -110,6 +109,7 @@ def test_rows_are_matched_by_piece_and_label_and_all_else_is_as_without_init(dat
     assert all(torch.equal(weights[name], theirs[name]) for name in others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "new", "unused"),
     [
@@ -129,6 +129,7 @@ def test_a_plain_model_takes_what_fits_of_a_tree_model(data, run, tmp_path, mode
     assert all(any(part in name for name in matches["unused"]) for part in unused)
 
 
+@pytest.mark.slow
 def test_a_tree_model_takes_what_fits_of_a_plain_model(data, tmp_path, capsys):
     run_training(make_config(data, *SHORT, "model.name=transformer"), tmp_path / "plain")
     config = config_of(data, tmp_path / "plain")
@@ -151,6 +152,7 @@ def test_another_size_is_listed_with_both_shapes(data, run, tmp_path, capsys):
     assert "other settings of the model: d_ff: 32 -> 48\n" in said
 
 
+@pytest.mark.slow
 def test_a_masked_lm_starts_a_translation_model(data, tmp_path):
     run_training(make_config(data, *SHORT, "task=masked_lm", "model.name=transformer"), tmp_path / "lm")
     weights = start(config_of(data, tmp_path / "lm", "model.name=transformer"), tmp_path / "mt")
@@ -161,6 +163,7 @@ def test_a_masked_lm_starts_a_translation_model(data, tmp_path):
     assert all(torch.equal(weights[name], theirs[name]) for name in matches["taken"])
 
 
+@pytest.mark.slow
 def test_a_classifier_takes_the_rows_of_classes_that_both_runs_have(tmp_path):
     """Rows went by the numbers of classes, to other classes in silence; a head of another number took none."""
     data = write_toy_labels(tmp_path / "data")
@@ -180,6 +183,7 @@ def test_a_classifier_takes_the_rows_of_classes_that_both_runs_have(tmp_path):
         assert len(heads) == 2 and same(weights, theirs | heads)
 
 
+@pytest.mark.slow
 def test_the_first_update_starts_from_these_weights_and_a_resumed_run_reads_nothing_more(data, run, tmp_path, monkeypatch):
     """Once with a stop in between, and the other run gone; once undisturbed. With an average, which starts there too."""
     base = tmp_path / "base"
@@ -216,6 +220,7 @@ def test_one_update_from_init_equals_one_update_from_the_same_weights(data, run,
     assert same(final_weights(tmp_path), expected)
 
 
+@pytest.mark.slow
 def test_two_ranks_start_from_the_same_weights(data, other_data, run, tmp_path):
     config = config_of(other_data, run, "batch.max_tokens=40")
     for name in ("one", "two"):
@@ -239,6 +244,7 @@ def test_a_checkpoint_can_be_named_and_a_path_is_of_its_run(data, run, tmp_path)
         assert (str(found), checkpoint) == expected
 
 
+@pytest.mark.slow
 def test_an_exported_run_brings_its_vocabulary(data, other_data, run, tmp_path):
     """Its data set is not there, and rows are matched by piece."""
     moved = tmp_path / "data"
@@ -250,6 +256,7 @@ def test_an_exported_run_brings_its_vocabulary(data, other_data, run, tmp_path):
     assert same(start(config_of(other_data, tmp_path / "exported"), tmp_path / "out"), expected)
 
 
+@pytest.mark.slow
 def test_untrained_scores_of_a_run_are_those_of_its_start(data, run, tmp_path):
     run_training(config_of(data, run), tmp_path)
     untrained = load_model(tmp_path, untrained=True)
@@ -260,11 +267,13 @@ def test_untrained_scores_of_a_run_are_those_of_its_start(data, run, tmp_path):
     assert load_model(tmp_path, checkpoint="initial").checkpoint == "initial"
 
 
+@pytest.mark.slow
 def test_a_dry_run_starts_there_and_leaves_nothing(data, run, tmp_path, capsys):
     assert "plan:" in dry_run(config_of(data, run), tmp_path / "out")
     assert "parameters taken" in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_other_weights_are_refused_and_moved_ones_are_not(data, run, tmp_path):
     run_training(config_of(data, run), tmp_path / "out")
     shutil.copytree(run, tmp_path / "moved")
@@ -279,6 +288,7 @@ def test_other_weights_are_refused_and_moved_ones_are_not(data, run, tmp_path):
         run_training(config_of(data, run), tmp_path / "scratch")
 
 
+@pytest.mark.slow
 def test_until_the_first_checkpoint_init_may_change(data, run, tmp_path):
     start(config_of(data, run), tmp_path)
     first = read_meta(tmp_path / "initial")["init"]
@@ -324,6 +334,7 @@ def test_unreadable_initial_weights_give_one_line(data, other_data, run, tmp_pat
         start(config_of(data, run, "model.d_model=32", "model.num_heads=4", "model.name=bilstm"), tmp_path / "bilstm")
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_moved_or_changed_is_refused_only_if_it_is_needed(data, other_data, run, tmp_path):
     base = tmp_path / "base"
     shutil.copytree(run, base)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from treeproc.shards.arrow_file import ReadAhead, read_arrow
-from treeproc.shards.lengths import Column, open_columns
+from treeproc.shards.lengths import Column, _column, open_columns
 from treeproc.shards.schema import LENGTHS_SCHEMA
 
 ROWS, BATCHES = 10_000, 3
@@ -89,3 +89,13 @@ def test_a_piece_between_two_items_is_refused():
     values = np.zeros(4, np.int32)
     with pytest.raises(ValueError, match="multiples of the size"):
         Column(np.array([values.ctypes.data + 2]), np.array([1]), np.int32, values)
+
+
+def test_a_column_must_be_in_the_memory_that_is_kept():
+    memory = pa.py_buffer(np.arange(16, dtype=np.int32).tobytes())
+    batch = pa.record_batch([pa.Array.from_buffers(pa.int32(), 16, [None, memory])], names=["leaves"])
+    found = _column(batch.schema.field(0), [batch.slice(2, 3), batch.slice(0, 1)], memory)
+    assert [found[row] for row in range(4)] == [2, 3, 4, 0]
+    for kept in (memory.slice(0, 63), memory.slice(1)):
+        with pytest.raises(ValueError, match="in the memory map"):
+            _column(batch.schema.field(0), [batch], kept)

@@ -22,6 +22,7 @@ from treeproc.shards.schema import ENCODED_SCHEMA, PARSED_SCHEMA, ROWS_PER_RECOR
 from treeproc.shards.shard import MOST_NAMES, Shard, SplitShards, names_bytes, tables
 from treeproc.shards.store import (
     describe_agreement,
+    describe_trees,
     finished_shard,
     read_index,
     sidecar_path,
@@ -250,6 +251,13 @@ def test_other_schema_version_is_refused(tmp_path):
         read_index(tmp_path)
     with pytest.raises(UserError, match="is missing; run tree-attention preprocess"):
         read_index(tmp_path / "nowhere")
+
+
+def test_trees_made_of_arcs_are_described_with_their_form():
+    assert describe_trees({"tree_source": "balanced"}) == "balanced"
+    settings = {"phrases": "flat", "phrase_labels": "upos", "seed": 1}
+    described = describe_trees({"tree_source": "dependencies", "tree_settings": settings})
+    assert described == "dependencies (phrases=flat, phrase_labels=upos)"
 
 
 def test_a_stage_is_no_data_set(tmp_path):

@@ -44,6 +44,12 @@ def same(one: SizeCounts, other: SizeCounts) -> bool:
     return all(np.array_equal(vars(one)[name], vars(other)[name]) for name in vars(one))
 
 
+def test_no_rows_have_no_cells():
+    nothing = SizeCounts.of(*(np.zeros(0, dtype=np.int64) for _ in range(3)))
+    assert [len(column) for column in vars(nothing).values()] == [0] * 4 and same(SizeCounts.merge([]), nothing)
+    assert same(SizeCounts.merge([nothing, nothing]), nothing)
+
+
 def test_small_data_sets_have_no_file_of_counts(tmp_path):
     folder = write_toy_data(tmp_path / "data", shards=2) / "encoded"
     assert write_lengths(folder, list(read_index(folder).records())) == ["lengths.arrow"]

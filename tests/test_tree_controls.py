@@ -28,7 +28,7 @@ from treeproc.stages.job_report import summary
 from treeproc.stages.preprocess import PreprocessConfig, check_constituents, preprocess
 from treeproc.stages.shuffle import find_shapes
 from treeproc.subwords import LabelVocab
-from treeproc.trees.controls import hash_parts, permute_labels
+from treeproc.trees.controls import hash_parts, permute_labels, put_labels
 from treeproc.trees.flat_trees import FlatTrees
 from treeproc.verify import verify
 
@@ -107,6 +107,16 @@ def test_all_permutations_are_as_likely():
     counts = Counter(map(tuple, found.tolist()))
     assert set(counts) == {(0, *order) for order in permutations((1, 2, 3))}
     assert all(abs(count - 1000) < 5 * (6000 * 5 / 36) ** 0.5 for count in counts.values())
+
+
+def test_a_shape_loses_nodes_of_the_smallest_keys_and_never_a_root():
+    """Two shapes of three nodes for trees of two."""
+    starts, ends = np.array([0, 0, 0, 3, 3, 4]), np.array([3, 2, 1, 6, 6, 6])
+    shapes = FlatTrees(np.zeros(6, dtype=np.int64), starts, ends, ["X"])
+    trees = FlatTrees(np.array([0, 1, 1, 0]), np.array([0, 1, 3, 3]), np.array([3, 3, 6, 5]), ["A", "B"])
+    found = put_labels(trees, shapes, np.array([0.0, 0.1, 0.9, 0.0, 0.8, 0.2]))
+    assert (found.labels.tolist(), found.names) == ([0, 1, 1, 0], ["A", "B"])
+    assert list(zip(found.starts.tolist(), found.ends.tolist(), strict=True)) == [(0, 3), (0, 1), (3, 6), (3, 6)]
 
 
 @num_examples(60)

@@ -193,7 +193,7 @@ def test_processes_of_the_loader_are_the_cores_that_ranks_leave(monkeypatch):
     gpu = torch.device("meta")  # stands for any accelerator
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     for cores, ranks, workers in ((8, 1, 4), (5, 1, 4), (4, 1, 3), (2, 1, 1), (1, 1, 0), (8, 3, 1), (2, 4, 0), (6, 2, 2)):
-        monkeypatch.setattr(os, "sched_getaffinity", lambda process, cores=cores: range(cores), raising=False)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda process, cores=cores: [range(cores)][process], raising=False)
         assert count_workers(None, Ranks(0, ranks, gpu)) == workers
         assert (count_workers(None, Ranks(0, ranks, CPU)), count_workers(0, Ranks(0, ranks, gpu))) == (0, 0)
     assert MOST_WORKERS == 4
