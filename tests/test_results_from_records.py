@@ -7,6 +7,7 @@ import pytest
 from figures import FIGURE, RUNS, Row, report, unpaired
 from from_records import MIXED, TABLES, fill, path_of
 from page_template import find_tables
+from sentences import SENTENCES
 
 from treenet.experiments.records import read_records
 from treenet.report.build import write_report
@@ -39,7 +40,7 @@ OTHER_TABLES = {
     ("translation.md", "The second study#0"),
     ("windows.md", "Seconds and memory of one rank#0"),
 }
-PAGES = sorted({page for page, _ in (*TABLES, *MIXED, *WITHOUT_RECORD, *OTHER_TABLES)})
+PAGES = sorted({*SENTENCES, *(page for page, _ in (*TABLES, *MIXED, *WITHOUT_RECORD, *OTHER_TABLES))})
 # A claim of the paper is about a study if its row begins with a link to one of these.
 STUDIES = re.compile(r"\((translation|classification|language_models|multi30k|finetuning|windows|pretrained|control)\.md")
 

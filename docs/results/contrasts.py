@@ -85,6 +85,25 @@ def _without(values: Sequence[float], left_out: Sequence[bool]) -> list[float]:
     return [value for value, out in zip(values, left_out, strict=True) if not out]
 
 
+def first_below(record: Record, nll: float) -> float:
+    """Return the update at which the nll on valid first falls below a value, by a straight line between two validations."""
+    updates, found = record["curve"]["valid"]["step"], record["curve"]["valid"]["nll"]
+    after = next(number for number, value in enumerate(found) if value < nll)
+    between = (found[after - 1] - nll) / (found[after - 1] - found[after])
+    return updates[after - 1] + between * (updates[after] - updates[after - 1])
+
+
+def of_alignment_protocol() -> Sentences:
+    own, others = (
+        [first_below(one, 4.5) for one in Row("iwslt14_relative", model).records]
+        for model in ("relative_tree", "relative_shuffled")
+    )
+    yield (
+        "block A has {}, {}, {} (own) and {}, {}, {} (others): a lag of {} updates, deviations of {} and {}.",
+        [*own, *others, fmean(own) - fmean(others), stdev(own), stdev(others)],
+    )
+
+
 # The probe, by the mean of the accuracies on singular and plural verbs.
 
 

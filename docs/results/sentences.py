@@ -6,7 +6,7 @@ from functools import partial
 from itertools import chain
 from statistics import fmean, stdev
 
-from contrasts import of_block_a, of_control_page, of_other_claims, of_probe, over_seeds
+from contrasts import of_alignment_protocol, of_block_a, of_control_page, of_other_claims, of_probe, over_seeds
 from figures import (
     CONTROL_TREES,
     SICK,
@@ -218,6 +218,7 @@ def most_holm(row: Row) -> Figures:
 
 SENTENCES: Mapping[str, Callable[[], Sentences]] = {
     "translation.md": lambda: chain(of_translation(), of_block_a()),
+    "protocols/alignment.md": of_alignment_protocol,
     "control.md": of_control_page,
     "classification.md": of_classification,
     "language_models.md": of_language_models,
