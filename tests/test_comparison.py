@@ -219,8 +219,8 @@ def test_a_reference_file_one_line_short_is_told_with_both_counts(runs, main):
     ("task", "name", "command"),
     [
         ("translation", "test", "evaluate --out RUN split=test"),
-        ("classification", "valid.last", "evaluate --out RUN checkpoint=last split=valid"),
-        ("causal_lm", "test.step_00000200.beam", "score-lm --out RUN checkpoint=200 trees=beam split=test"),
+        ("classification", "valid.last", "evaluate --out RUN split=valid checkpoint=last"),
+        ("causal_lm", "test.step_00000200.beam", "score-lm --out RUN split=test checkpoint=200 trees=beam"),
         ("causal_lm", "pairs-blimp.beam.every_10", "score-lm --out RUN trees=beam every=10 blimp=FOLDER, or pairs.files=[FILE]"),
         ("translation", "test.data-other", "evaluate --out RUN split=test"),
     ],

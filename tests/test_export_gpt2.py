@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import subprocess
 import zipfile
 from pathlib import Path
 
@@ -102,15 +103,19 @@ def test_the_page_leads_from_running_text_to_gpt2(tmp_path, monkeypatch, capsys)
     page = (REPOSITORY / "docs" / "training.md").read_text(encoding="utf-8")
     block = page.partition("**From running text**")[2].partition("```bash\n")[2].partition("```")[0]
     monkeypatch.chdir(tmp_path)
-    for folder in ("train_10M", "dev"):
+    text = " = = = Cats = = = \nThe cat sees a dog. It runs!\n = = = Dogs = = = \n*MOT:\tA dog sees the cat. They run.\n" * 3
+    for folder, kind in (("train_10M", "train"), ("dev", "dev")):
         (tmp_path / folder).mkdir()
-        (tmp_path / folder / "a.train").write_text("The cat sees a dog. It runs!\n\nA dog sees the cat. They run.\n" * 3)
+        (tmp_path / folder / f"a.{kind}").write_text(text)
     pair = {"sentence_good": "The cat runs.", "sentence_bad": "The cat run.", "UID": "u", "linguistics_term": "t", "field": "f"}
     with zipfile.ZipFile("BLiMP.zip", "w") as file:
         file.writestr("u.jsonl", json.dumps(pair))
     less = {"preprocess": ["workers=0", "subwords.vocab_size=300"], "train-lm": [f"model.{name}" for name in SMALL]}
     less["train-lm"] += ["workers=0", "max_steps=2", "checkpoint_every=1", "validate_every=2"]
-    for line in block.splitlines():
+    clean, *commands = block.splitlines()
+    subprocess.run(clean, shell=True, check=True)
+    assert (tmp_path / "dev" / "a.dev").read_text() == "\nThe cat sees a dog. It runs!\n\nA dog sees the cat. They run.\n" * 3
+    for line in commands:
         _, command, *words = shlex.split(line)
         done = run_installed_here(command, *words, *less.get(command, ()))
         assert done.returncode == 0, (line, done.stderr)

@@ -201,8 +201,8 @@ def scoring_command(task: str, folder: str, name: str) -> str:
     """Return the command that makes the result `name` of a run, as far as the name tells it."""
     text, *more = name.split(".")
     asked = [re.sub(form, option, part) for part in more for form, option in _OPTIONS.items() if re.fullmatch(form, part)]
-    source = "blimp=FOLDER, or pairs.files=[FILE]" if text.startswith("pairs-") else f"split={text}"
-    return " ".join([f"tree-attention {task_of(task).scorer} --out {folder}", *asked, source])
+    given = [*asked, "blimp=FOLDER, or pairs.files=[FILE]"] if text.startswith("pairs-") else [f"split={text}", *asked]
+    return " ".join([f"tree-attention {task_of(task).scorer} --out {folder}", *given])
 
 
 def read_system(run: AnyPath, name: str, given: AnyPath | None = None) -> System:
