@@ -301,13 +301,6 @@ def above_right_trees(system: str) -> Figures:
     return [float(excess.mean()), half_interval(excess)]
 
 
-def on_valid(study: str, model: str) -> float:
-    """The score of a study's only split and seed."""
-    (record,) = (one for one in records(study) if one["labels"]["model"] == model)
-    (scores,) = record["scores"].values()
-    return scores["bleu_tokenized"]
-
-
 def falls(row: Row, name: str = "") -> Figures:
     """The difference and its interval, the other way round."""
     value, low, high = difference(name, row)

@@ -52,7 +52,6 @@ from sentences import SENTENCES
 from treenet.experiments.scaling_table import TRAIN_NLL, VALID_NLL
 
 TUNING = ("drop20_smooth10", "drop30_smooth10", "drop40_smooth10", "drop30_smooth30", "drop30_smooth10_rate1")
-BY_SEED: tuple[Column, ...] = tuple(partial(each, name) for name in ("", VALID_NLL, TRAIN_NLL))
 _accuracy, _pearson = partial(spread, "test.accuracy"), partial(spread, "test.pearson")
 _two, _peak, _difference = partial(spread, "test.binary_accuracy"), partial(spread, "test.peak.accuracy"), partial(difference, "")
 _ppl, _word_ppl = partial(spread, "test.perplexity"), partial(spread, "test.word_perplexity")
@@ -124,14 +123,6 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
     ("translation.md", "Block A#1"): grid(
         (None, *(partial(unpaired, "nll", names=(name,), level=0.975) for name in ("difference", "interval"))),
         *(Row("iwslt14_relative", "relative_tree", baseline=other) for other in ("relative", "relative_shuffled")),
-    ),
-    ("translation.md", "IWSLT'14#0"): grid(
-        (None, pairs, *BY_SEED),
-        *(Row("iwslt14", model) for model in ("transformer", "tree_transformer", "shuffled", "relative_positions")),
-        *(Row("iwslt14", model, share) for share in (0.5, 0.25) for model in ("transformer", "tree_transformer")),
-    ),
-    ("translation.md", "Multi30k#0"): grid(
-        (None, *BY_SEED), *(Row("multi30k", model) for model in ("transformer", "tree_transformer", "shuffled"))
     ),
     ("classification.md", "SST-5: Table 2#0"): grid(
         (None, _accuracy, None, _difference, holm, _two, None),

@@ -20,7 +20,6 @@ from figures import (
     from_model,
     holm,
     mean,
-    on_valid,
     other_mean,
     power,
     records,
@@ -82,16 +81,6 @@ def of_translation() -> Sentences:
     )
     elsewhere = Row("iwslt14_other_processor", "transformer", 0.5).values()
     yield "One cell ran on both: {} and {} BLEU", [HALF.other.values()[0], *elsewhere]
-    counts = [row.records[0]["facts"]["parameters"] for row in (IWSLT.other, IWSLT, RELATIVE)]
-    yield "{} (Transformer), {} (with trees), {} (relative positions)", counts
-    batches = [on_valid("iwslt14_batches", f"b{size}") for size in (1024, 2048, 4096)]
-    yield "1,024 tokens: {}; 2,048: {}; **4,096**: {}.", batches
-    pieces = [on_valid(f"iwslt14_pieces_{count}", "plain_4_drop20") for count in (4000, 10000)]
-    yield "4,000: {}; **10,000**: {}.", pieces
-    tried = [on_valid("iwslt14_tuning", f"{name}_2_drop{dropout}") for dropout in (20, 30) for name in ("plain", "tree")]
-    yield "**0.002, 0.2**: {} and {}; 0.002, 0.3: {} and {}; 0.003", tried
-    small = [on_valid("multi30k_small_budget", model) for model in ("transformer", "tree_transformer")]
-    yield "Transformer: {}; Tree Transformer: {}. Given up", small
 
 
 def of_classification() -> Sentences:
