@@ -107,7 +107,9 @@ def test_another_figure_table_or_place_is_found():
     assert ["does not have as many figures" in one for one in fewer.problems] == [True]
     gone = fill("translation.md", text.replace("Ours has 19.26 BLEU", "Ours is as good"))
     assert ["must be there once" in one for one in gone.problems] == [True]
-    more = text.replace("## Why it could not decide\n", "## Why it could not decide\n\n| model | BLEU |\n|---|---|\n| new | 12.3 |\n")
+    more = text.replace(
+        "## Why it could not decide\n", "## Why it could not decide\n\n| model | BLEU |\n|---|---|\n| new | 12.3 |\n"
+    )
     assert any("#0') must be in one of" in one for one in unchecked("translation.md", more, fill("translation.md", more).checked))
     claims = path_of("results/README.md").read_text(encoding="utf-8")
     more = claims.replace("it sees +1.1 with", "it is at 12.3 and sees +1.1 with").replace(
