@@ -14,7 +14,7 @@ from treenet.cli.main import COMMANDS
 from treenet.cli.settings import Described, settings_of
 from treeproc.common.errors import PROGRAM
 from treeproc.common.settings import is_below
-from treeproc.common.synonyms import SYNONYMS
+from treeproc.common.synonyms import ELSEWHERE
 
 DOCS = Path(__file__).resolve().parent
 TABLE = re.compile(r"^(<!-- (settings|words of other toolkits)([^\n]*) -->\n).*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
@@ -66,9 +66,8 @@ def settings_rows(*arguments: str) -> list[str]:
 
 def word_rows() -> list[str]:
     rows = []
-    for meant in dict.fromkeys(SYNONYMS.values()):
-        words = [f"`{word}`" for word, other in SYNONYMS.items() if other == meant]
-        rows.append([", ".join(words), prose(meant) if " " in meant else f"`{meant}`"])
+    for meant, words in ELSEWHERE.items():
+        rows.append([", ".join(f"`{word}`" for word in words.split()), prose(meant) if " " in meant else f"`{meant}`"])
     return markdown(["elsewhere", "here"], rows)
 
 

@@ -18,7 +18,7 @@ from treenet.cli.main import COMMANDS
 from treenet.cli.shipped import CONFIGS, shipped_names
 from treenet.config import TrainConfig
 from treeproc.common.setting_errors import has_setting, nearest
-from treeproc.common.synonyms import SYNONYMS, settings_in
+from treeproc.common.synonyms import ELSEWHERE, SYNONYMS, settings_in
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 SETTING = re.compile(r"(?:(?<=[\s(])|^)([a-z][a-z_]*(?:\.[a-z_]+)*)=(?!\")")
@@ -184,6 +184,7 @@ def test_a_relative_path_that_is_missing_names_where_it_starts(tmp_path):
 
 
 def test_words_of_other_toolkits_name_our_settings():
+    assert len(SYNONYMS) == len(" ".join(ELSEWHERE.values()).split())  # no word stands in two entries
     classes = [parser.settings for parser in parsers().values()]
     for word, advice in SYNONYMS.items():
         names = settings_in(advice)

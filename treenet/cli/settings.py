@@ -21,7 +21,7 @@ from treeproc.common.command_line import ArgumentParser, command
 from treeproc.common.errors import quoted
 from treeproc.common.setting_facts import REQUIRED, describe_default, describe_values, list_settings
 from treeproc.common.settings import UserError
-from treeproc.common.synonyms import SYNONYMS, settings_in
+from treeproc.common.synonyms import ELSEWHERE, SYNONYMS, settings_in
 
 _WIDTH = 100
 
@@ -46,7 +46,7 @@ def settings_of(command: str) -> list[Described]:
             "" if default is REQUIRED else describe_default(default),
             description,
             _models(name),
-            tuple(word for word, meant in SYNONYMS.items() if meant == name and word != name.rpartition(".")[2]),
+            tuple(word for word in ELSEWHERE.get(name, "").split() if word != name.rpartition(".")[2]),
         )
         for name, annotation, default, description in list_settings(resolve_name(COMMANDS[command][0]).parser().settings)
     ]
