@@ -17,7 +17,7 @@ BESIDE_OUTPUT = {"treenet/cli/align.py"}  # its rate, where standard output has 
 # Modules that print results. All others tell and warn.
 PRINT = {
     "treenet/jobs/train_run.py", "treenet/experiments/study.py", "treenet/extras/serving/server.py", "treeproc/inspect.py",
-    "treeproc/verify.py", "treeproc/sample/select_pairs.py",
+    "treeproc/verify.py",
 }  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Select the shipped sample from Tatoeba's English-German pairs.
 
-    python treeproc/sample/select_pairs.py deu-eng.tsv.gz
+    python benchmarks/select_pairs.py deu-eng.tsv.gz
 
-The rule is written in README.md beside this file. The same input gives the same files.
+The rule is written in treeproc/sample/README.md. The same input gives the same files.
 """
 
 import gzip
@@ -15,7 +15,7 @@ from pathlib import Path
 NUM_TEST, NUM_VALID, NUM_TRAIN = 500, 500, 16_000
 MIN_WORDS, MAX_WORDS = 4, 12
 MIN_WORD_COUNT = 20
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).resolve().parent.parent / "treeproc" / "sample"
 
 
 def key(sentence: str) -> str:
