@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
-from treeproc.common.setting_errors import dotted_fields
+from treeproc.common.setting_errors import setting_names
 
 BOMB = "a0: &a0 [x,x,x,x]\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
 
@@ -72,7 +72,7 @@ def _set(values: dict, path: str, value: Any) -> None:
 
 def override(random: Random, cls: type[BaseModel]) -> str:
     """Return a setting of a class with an arbitrary value."""
-    name = random.choice([name for name, _ in dotted_fields(cls) if "NAME" not in name])
+    name = random.choice([name for name in setting_names(cls) if "NAME" not in name])
     of_length = name.rpartition(".")[2] in _LENGTHS
     value = random.choice([value for value in VALUES if not (of_length and value in _LONG)])
     return f"{name}={value}"
@@ -80,7 +80,7 @@ def override(random: Random, cls: type[BaseModel]) -> str:
 
 def misspelt(random: Random, cls: type[BaseModel]) -> str:
     """Return a setting with a misspelt name."""
-    name = random.choice([name for name, _ in dotted_fields(cls)])
+    name = random.choice(setting_names(cls))
     place = random.randrange(len(name))
     other = random.choice(
         [name[:place] + name[place + 1 :], name[:place] + random.choice("._-x\n=é\0") + name[place:], name.rpartition(".")[2],
@@ -91,7 +91,7 @@ def misspelt(random: Random, cls: type[BaseModel]) -> str:
 
 def arguments(random: Random, cls: type[BaseModel], valid: list[str], out: Path) -> list[str]:
     """Return a command line with options that conflict, are malformed, or mislead."""
-    name = random.choice([name for name, _ in dotted_fields(cls)])
+    name = random.choice(setting_names(cls))
     wild = random.choice(_NAMES)
     more = [
         [f"--{name}", "10"], [f"--{name}=10"], ["--out", ""], ["--out", wild], ["--out", "/proc/nowhere"], ["--out", "/dev/null"],
@@ -110,7 +110,7 @@ def yaml_text(random: Random, cls: type[BaseModel], values: dict) -> bytes:
     values = json.loads(json.dumps(values))
     kind = random.randrange(6)
     if kind == 0:
-        name = random.choice([name for name, _ in dotted_fields(cls)])
+        name = random.choice(setting_names(cls))
         _set(values, name, random.choice([None, True, "x" * 99_999, -1, [], {}]))
     elif kind == 1:
         del values[random.choice([name for name in values if name not in ("max_steps", "grid", "model", "workers")])]

@@ -2,7 +2,7 @@
 
 import re
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -11,11 +11,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from treeproc.common.errors import is_from_python, one_line, quoted
+from treeproc.common.setting_facts import ANY_KEY, section_of, walk_fields
 from treeproc.common.synonyms import SYNONYMS, settings_in
 
 COMMAND_LINE = "the command line"
 _PROJECT = Path(__file__).resolve().parents[2]
-_NAME = "NAME"  # stands for any key of a dict of settings
 _MOST_MEANT = 3
 _UNKNOWN = "extra_forbidden"  # pydantic's type of the error of an unknown key
 # The begin of pydantic's messages about a wrong value, and the end of some.
@@ -99,7 +99,8 @@ def _origin(path: str, where: str, overridden: Sequence[str]) -> str:
 
 
 def _explained(cls: type[BaseModel], path: str) -> str:
-    description = next((described for name, described in dotted_fields(cls) if name == path), "")
+    fields = walk_fields(cls, optional=True)
+    description = next((field.description for name, field, is_section in fields if name == path and not is_section), "")
     return f" ({description})" if description else ""
 
 
@@ -132,7 +133,7 @@ def nearest(cls: type[BaseModel], key: str, siblings: Sequence[str] = ()) -> lis
     The setting that another toolkit calls so, and the same name in another section; else a name like it, of `siblings` first.
     """
     parent, _, last = key.rpartition(".")
-    names = [name for name, _ in dotted_fields(cls)]
+    names = setting_names(cls)
     same = [name for name in names if name.rpartition(".")[2] == last]
     foreign = _synonym(cls, key)
     if foreign and " " not in foreign:
@@ -158,12 +159,12 @@ def _synonym(cls: type[BaseModel], key: str) -> str | None:
 
 def has_setting(cls: type[BaseModel], key: str) -> bool:
     """Return whether `cls` has a setting or a section of this dotted name, itself or in a section."""
-    return any(_ends_with(name, key) or f".{name}".partition(f".{key}.")[1] for name, _ in dotted_fields(cls))
+    return any(_ends_with(name, key) for name, *_ in walk_fields(cls, optional=True))
 
 
 def _ends_with(name: str, key: str) -> bool:
-    """Return whether the dotted name of a setting is `key`, or ends with it. NAME stands for any word of the key."""
-    return name.endswith(f".{key}") or re.fullmatch(re.escape(name).replace(_NAME, "[^.]+"), key) is not None
+    """Return whether the dotted name of a setting is `key`, or ends with it. `ANY_KEY` stands for any word of the key."""
+    return name.endswith(f".{key}") or re.fullmatch(re.escape(name).replace(ANY_KEY, "[^.]+"), key) is not None
 
 
 def _siblings(cls: type[BaseModel], loc: Sequence[str]) -> list[str]:
@@ -180,18 +181,6 @@ def _siblings(cls: type[BaseModel], loc: Sequence[str]) -> list[str]:
     return list(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []
 
 
-def section_of(annotation: Any) -> type[BaseModel] | None:
-    """Return the settings that a field, optional or not, holds."""
-    found = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
-    return found[0] if found and get_origin(annotation) is not dict else None
-
-
-def dotted_fields(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted name, description) of every setting; NAME stands for the keys of a dict of settings."""
-    for name, field in cls.model_fields.items():
-        if inner := section_of(field.annotation):
-            yield from dotted_fields(inner, f"{prefix}{name}.")
-            continue
-        yield f"{prefix}{name}", field.description or ""
-        if get_origin(field.annotation) is dict and (inner := section_of(get_args(field.annotation)[1])):
-            yield from dotted_fields(inner, f"{prefix}{name}.{_NAME}.")
+def setting_names(cls: type[BaseModel]) -> list[str]:
+    """Return the dotted names of all settings, of optional sections too."""
+    return [name for name, _, is_section in walk_fields(cls, optional=True) if not is_section]

@@ -12,10 +12,12 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import yaml
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, TypeAdapter
+from pydantic.fields import FieldInfo
 
 from treeproc.common.storage import RemotePath
 
 REQUIRED = object()
+ANY_KEY = "NAME"  # stands for any key of a dict of settings
 _NAMES = {str: "text", int: "integer", float: "number", bool: "true, false", Path: "path", Any: "any"}
 _BOUNDS = {Gt: (">", "gt"), Ge: ("≥", "ge"), Lt: ("<", "lt"), Le: ("≤", "le")}
 
@@ -29,19 +31,37 @@ class SettingFacts(NamedTuple):
     description: str
 
 
-def list_settings(cls: type[BaseModel], prefix: str = "") -> Iterator[SettingFacts]:
-    """Yield all settings, nested ones with dotted names."""
+def section_of(annotation: Any) -> type[BaseModel] | None:
+    """Return the settings that a field, optional or not, holds."""
+    found = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
+    return found[0] if found and get_origin(annotation) is not dict else None
+
+
+def walk_fields(cls: type[BaseModel], prefix: str = "", *, optional: bool = False) -> Iterator[tuple[str, FieldInfo, bool]]:
+    """Yield (dotted name, field, whether it is a section) of every field. The fields of a section follow it.
+
+    A section that may be null, or a list of sections, counts as a section only with `optional`, and else as one setting.
+    """
     for name, field in cls.model_fields.items():
-        inner: Any = field.annotation
-        if _is_section(inner):
-            yield from list_settings(inner, f"{prefix}{name}.")
-            continue
-        default = REQUIRED if field.is_required() else field.get_default(call_default_factory=True)
-        bounds = [one for one in field.metadata if type(one) in _BOUNDS]
-        annotation = Annotated[inner, *bounds] if bounds else inner
-        yield SettingFacts(f"{prefix}{name}", annotation, default, field.description or "")
-        if get_origin(inner) is dict and _is_section(get_args(inner)[1]):
-            yield from list_settings(get_args(inner)[1], f"{prefix}{name}.NAME.")
+        annotation, place = field.annotation, f"{prefix}{name}"
+        section = section_of(annotation)
+        if not optional and section is not annotation:
+            section = None
+        yield place, field, section is not None
+        if get_origin(annotation) is dict:
+            section, place = section_of(get_args(annotation)[1]), f"{place}.{ANY_KEY}"
+        if section:
+            yield from walk_fields(section, f"{place}.", optional=optional)
+
+
+def list_settings(cls: type[BaseModel]) -> Iterator[SettingFacts]:
+    """Yield all settings, nested ones with dotted names."""
+    for name, field, is_section in walk_fields(cls):
+        if not is_section:
+            default = REQUIRED if field.is_required() else field.get_default(call_default_factory=True)
+            bounds = [one for one in field.metadata if type(one) in _BOUNDS]
+            annotation: Any = Annotated[field.annotation, *bounds] if bounds else field.annotation
+            yield SettingFacts(name, annotation, default, field.description or "")
 
 
 def describe_fields(cls: type[BaseModel], without_config: Mapping[str, Any]) -> str:
@@ -49,25 +69,17 @@ def describe_fields(cls: type[BaseModel], without_config: Mapping[str, Any]) -> 
 
     `without_config` has other defaults of a command, nested as the settings are, which hold only without a configuration.
     """
-    lines, sections = [], dict(_described_sections(cls))
+    lines = []
+    sections = {name: field.description for name, field, is_section in walk_fields(cls) if is_section and ANY_KEY not in name}
     for name, _, default, description in list_settings(cls):
         for section in [section for section in sections if name.startswith(f"{section}.")]:
-            lines.append(f"  {section}: {sections.pop(section)}")
+            if meaning := sections.pop(section):
+                lines.append(f"  {section}: {meaning}")
         said = "required" if default is REQUIRED else f"default {describe_default(default)}"
         own = value_at(without_config, name)
         said += f"; without a configuration, {describe_default(own)}" if own else ""
         lines.append(f"  {name}: {description} ({said})")
     return "\n".join(lines)
-
-
-def _described_sections(cls: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the dotted names and the descriptions of sections that have one."""
-    for name, field in cls.model_fields.items():
-        inner: Any = field.annotation
-        if _is_section(inner):
-            if field.description:
-                yield f"{prefix}{name}", field.description
-            yield from _described_sections(inner, f"{prefix}{name}.")
 
 
 def describe_default(value: object) -> str:
@@ -93,7 +105,7 @@ def describe_values(annotation: Any, bounds: str = "") -> str:
     if origin in (list, tuple):
         count = "" if origin is list or Ellipsis in parts else f"{len(parts)}: "
         return f"list of {count}{describe_values(parts[0])}"
-    if origin is dict or _is_section(annotation):
+    if origin is dict or section_of(annotation):
         return "mapping"
     name = _NAMES.get(annotation, getattr(annotation, "__name__", str(annotation)))
     return f"{name} {bounds}" if bounds and annotation in (int, float) else name
@@ -110,7 +122,3 @@ def value_at(values: Any, key: str) -> Any:
     for part in key.split("."):
         values = values.get(part) if isinstance(values, dict) else None
     return values
-
-
-def _is_section(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

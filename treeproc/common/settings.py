@@ -18,8 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from treeproc.common.errors import UserError, from_python, quoted
 from treeproc.common.hub import HubModel
-from treeproc.common.setting_errors import COMMAND_LINE, describe_error, section_of
-from treeproc.common.setting_facts import list_settings, value_at
+from treeproc.common.setting_errors import COMMAND_LINE, describe_error
+from treeproc.common.setting_facts import list_settings, value_at, walk_fields
 from treeproc.common.storage import AnyPath, as_path
 from treeproc.common.yaml_reader import MOST_BYTES, read_yaml
 
@@ -45,13 +45,11 @@ def later_field(default: Any, **options: Any) -> Any:
 
 def keys_with(cls: type[BaseModel], *effects: Effect) -> tuple[str, ...]:
     """Return the dotted keys of the settings with one of the effects; a section that has one is one key."""
-    keys: list[str] = []
-    for name, field in cls.model_fields.items():
-        if any(effect in field.metadata for effect in effects):
-            keys.append(name)
-        elif section := section_of(field.annotation):
-            keys += [f"{name}.{key}" for key in keys_with(section, *effects)]
-    return tuple(keys)
+    keys: tuple[str, ...] = ()
+    for name, field, _ in walk_fields(cls, optional=True):
+        if any(effect in field.metadata for effect in effects) and not is_below(name, keys):
+            keys += (name,)
+    return keys
 
 
 def is_below(key: str, keys: tuple[str, ...]) -> bool:
