@@ -44,6 +44,10 @@ class Outer(Settings):
     ends: tuple[float, float] = (0.0, 1.0)
 
 
+class Named(Settings):
+    outer: dict[str, Outer] = Field({}, description="many")
+
+
 def test_yaml_is_version_1_2():
     values = read_yaml("a: 5e-4\nb: no\nc: off\nd: true\ne: 1.5\nf: 010\ng: ~\nh: 12:30\ni: 0x10\nj: -3\nk: .5\nl:", "x")
     assert values == {
@@ -128,6 +132,7 @@ def test_help_has_every_field():
     for words in ("name: a name (required)", "steps: a number (default 5)", "inner.rate: a rate (default 0.1)", "--sample"):
         assert words in text
     assert text.index("inner: all rates") < text.index("inner.rate:")
+    assert "outer.NAME.inner: all rates" in build_arg_parser("What it does.", Named).format_help()
 
 
 def test_help_has_the_defaults_without_a_configuration_and_what_a_second_command_does():

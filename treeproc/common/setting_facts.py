@@ -69,12 +69,11 @@ def describe_fields(cls: type[BaseModel], without_config: Mapping[str, Any]) -> 
 
     `without_config` has other defaults of a command, nested as the settings are, which hold only without a configuration.
     """
+    sections = {name: field.description for name, field, is_section in walk_fields(cls) if is_section and field.description}
     lines = []
-    sections = {name: field.description for name, field, is_section in walk_fields(cls) if is_section and ANY_KEY not in name}
     for name, _, default, description in list_settings(cls):
         for section in [section for section in sections if name.startswith(f"{section}.")]:
-            if meaning := sections.pop(section):
-                lines.append(f"  {section}: {meaning}")
+            lines.append(f"  {section}: {sections.pop(section)}")
         said = "required" if default is REQUIRED else f"default {describe_default(default)}"
         own = value_at(without_config, name)
         said += f"; without a configuration, {describe_default(own)}" if own else ""
