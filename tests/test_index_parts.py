@@ -127,7 +127,7 @@ def test_readers_check_the_parts_that_an_index_names(tmp_path, small_limits, cha
     (tmp_path / "index.json").write_bytes(json_bytes(index))
     with pytest.raises(UserError) as error:
         read_index(tmp_path)
-    one_line(error.value, message)
+    one_line(error.value, f"index.json is damaged: {message}")
     (tmp_path / "index.json").write_bytes(json_bytes(index | {"shards": []}))
     with pytest.raises(UserError, match="it names no shards"):
         read_index(tmp_path)

@@ -284,6 +284,14 @@ def test_a_shard_that_is_named_twice_is_found(job, tmp_path):
     assert [str(problem) for problem in verify(data).problems] == [f"{data / 'text' / 'index.json'}: names a shard twice"]
 
 
+def test_a_damaged_index_is_named_once(tmp_path):
+    data = write_toy_data(tmp_path / "data", train=1, shards=1)
+    index = data / "encoded" / "index.json"
+    index.write_bytes(json_bytes(json.loads(index.read_bytes()) | {"num_pieces": -1}))
+    what = "num_pieces: Input should be greater than or equal to 0, but is -1; run tree-attention preprocess again"
+    assert f"{index}: is damaged: {what}" in map(str, verify(data).problems)
+
+
 def test_no_data_set_is_one_line(tmp_path):
     for arguments, message in (([str(tmp_path)], "is not a data set"), ([], "required: DATA")):
         run = run_installed_here("verify", *arguments)

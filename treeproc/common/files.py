@@ -342,9 +342,15 @@ def check_form(value: dict, form: type, path: AnyPath, hint: str) -> None:
     try:
         _adapter(form).validate_python(value, strict=True)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UserError(f"{path} is damaged: {place}: {first['msg']}, but is {quoted(first['input'])}; {hint}") from None
+        raise damaged_file(path, error, hint) from None
+
+
+def damaged_file(path: AnyPath, error: ValidationError, hint: str) -> UserError:
+    """Return the error of a file whose content pydantic refuses, with the first mistake; it ends in `hint`."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join(one_line(str(part), 80) for part in first["loc"])
+    found = "" if first["type"] == "missing" else f", but is {quoted(first['input'])}"
+    return UserError(f"{path} is damaged: {place}: {first['msg']}{found}; {hint}")
 
 
 @functools.cache

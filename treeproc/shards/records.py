@@ -12,7 +12,7 @@ from typing import Annotated, overload
 from pydantic import ConfigDict, Field, Strict, StringConstraints, TypeAdapter, ValidationError
 
 from treeproc.common.errors import UserError
-from treeproc.common.files import atomic_write, file_size
+from treeproc.common.files import atomic_write, damaged_file, file_size
 from treeproc.common.storage import AnyPath, inside
 from treeproc.shards.schema import SCHEMA_VERSION
 
@@ -143,9 +143,7 @@ def _read_part(folder: AnyPath, part: IndexPart) -> list[ShardRecord]:
     try:
         records = _RECORDS.validate_json(content)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(step)[:40] for step in first["loc"])
-        raise UserError(f"{path}: {where}: {first['msg']}; {hint}") from None
+        raise damaged_file(path, error, hint) from None
     sums = (len(records), sum(record.rows for record in records), {record.split for record in records})
     if sums != (part.shards, part.rows, {part.split}):
         raise UserError(f"{path} is damaged: its shards, rows or split differ from those of index.json; {hint}")

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from treeproc.common.cache import HashFiles, find_changed, hash_here
 from treeproc.common.errors import UserError
-from treeproc.common.files import atomic_write, file_sha256, json_bytes, read_json
+from treeproc.common.files import atomic_write, damaged_file, file_sha256, json_bytes, read_json
 from treeproc.common.folder_kinds import DATA_SET, kind_of
 from treeproc.common.storage import AnyPath, as_path, inside
 from treeproc.common.store_requests import in_parallel
@@ -228,9 +228,7 @@ def read_index(folder: AnyPath, hint: str | None = None) -> Index:
     try:
         _Index.model_validate(index)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(str(part)[:40] for part in first["loc"])
-        raise UserError(f"{folder / 'index.json'}: {where}: {first['msg']}; {again}") from None
+        raise damaged_file(folder / "index.json", error, again) from None
     for name in index.get("files", ()):
         inside(folder, name)
     return Index(index, folder)
