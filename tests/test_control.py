@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from commands import run_here
+from reference_encoding import check_tree
 
 from treenet.cli.control import make_data
 from treenet.config import ModelConfig
@@ -47,7 +48,7 @@ from treeproc.shards.schema import SPLITS
 from treeproc.shards.store import read_index
 from treeproc.trees.conllu import read_leaves
 from treeproc.trees.scores import BracketScore, score_sentence
-from treeproc.trees.spans import check_tree, read_brackets
+from treeproc.trees.spans import read_brackets
 
 SIZES = {"train": 30, "valid": 5, "test": 20}
 

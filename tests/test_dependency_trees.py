@@ -7,11 +7,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from reference_dependency import ReferenceSentence, reference_contraction, reference_projective
+from reference_encoding import check_tree
 
 from treeproc.shards.rows import edges_of
 from treeproc.trees.arcs import check_arcs, contract, depths, make_projective
 from treeproc.trees.dependency_trees import DependencySentences, dependency_phrases
-from treeproc.trees.spans import SpanTree, check_tree, draw
+from treeproc.trees.spans import SpanTree, draw
 
 RELATIONS = [
     *("nsubj", "obj", "obl", "advmod", "amod", "det", "case", "mark", "aux", "cop", "conj", "cc", "nmod", "compound"),

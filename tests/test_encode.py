@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
 from reference_encoding import binarise as reference_binarise
-from reference_encoding import encode_example
+from reference_encoding import check_tree, encode_example
 
 from treeproc.shards.rows import Batches, batch_views, ipc_bytes, pick, record_batches
 from treeproc.shards.schema import ENCODED_SCHEMA, FULL_ENCODED_SCHEMA, PARSED_SCHEMA, TEXT_SCHEMA
@@ -17,7 +17,7 @@ from treeproc.stages.encode import RowEncoder
 from treeproc.stages.inputs import TreeConfig
 from treeproc.subwords import LabelVocab, SubwordConfig, train_pieces
 from treeproc.trees.flat_trees import FlatTrees, binarise, normal_form, read_flat_trees, with_classes
-from treeproc.trees.spans import SpanTree, check_tree, normalise, parents_and_subtree_ends, read_brackets, write_brackets
+from treeproc.trees.spans import SpanTree, normalise, parents_and_subtree_ends, read_brackets, write_brackets
 
 LABELS = ["ROOT", "S", "NP-SBJ-1", "NP", "VP=2", "", "TOP", "VROOT", "-X-"]
 WORDS = ["know", "don't", "é", "日本", "Zyx", "a", "(", "😀😀"]

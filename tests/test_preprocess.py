@@ -13,6 +13,7 @@ from itertools import chain
 import numpy as np
 import pytest
 from commands import run_here
+from reference_encoding import check_tree
 from waiting import wait_for
 
 from treenet.config import TrainConfig
@@ -30,7 +31,7 @@ from treeproc.shards.store import read_index, stage_folder
 from treeproc.stages.job_report import summary
 from treeproc.stages.preprocess import SAMPLE, PreprocessConfig, preprocess
 from treeproc.subwords import Subwords
-from treeproc.trees.spans import SpanTree, check_tree
+from treeproc.trees.spans import SpanTree
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from data_beside import DATA
+from reference_encoding import check_tree
 
 from treeproc.common.settings import UserError
 from treeproc.readers import FORMATS, read_lines, read_rows
@@ -17,7 +18,7 @@ from treeproc.readers.line_forms import compose_row
 from treeproc.readers.numbered_lines import read_byte_lines, refuse_pipes
 from treeproc.readers.treebanks import read_sentences
 from treeproc.trees.flat_trees import read_flat_trees
-from treeproc.trees.spans import check_tree, read_brackets
+from treeproc.trees.spans import read_brackets
 
 SAMPLES = Path(__file__).resolve().parent / "samples"
 

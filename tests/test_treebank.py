@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_encoding import check_tree
 
 from treeproc.common.settings import UserError
 from treeproc.extras.parser_training.config import TrainParserConfig
@@ -35,7 +36,7 @@ from treeproc.extras.parser_training.treebank import (
     trees_of,
 )
 from treeproc.readers.numbered_lines import read_texts
-from treeproc.trees.spans import SpanTree, check_tree, parents_and_subtree_ends
+from treeproc.trees.spans import SpanTree, parents_and_subtree_ends
 
 PLAIN = Notation()
 

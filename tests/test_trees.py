@@ -1,7 +1,7 @@
 """Spans <-> brackets, normal form, split words, drawing: on hand-made trees and Hypothesis trees."""
 
 from collections import Counter
-from itertools import pairwise
+from itertools import chain, pairwise, product
 from typing import get_args
 
 import numpy as np
@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
-from reference_encoding import join, slow_depths, split_words
+from reference_encoding import check_tree, join, slow_depths, split_words
 
 from treeproc.trees.controls import ControlTree, control_spans
 from treeproc.trees.spans import (
     SpanTree,
-    check_tree,
     draw,
     flat_tree,
     keep_leaves,
@@ -178,6 +177,20 @@ def test_deep_nesting_does_not_recurse():
 def test_check_tree_finds_bad_trees(tree, num_leaves):
     with pytest.raises(ValueError):
         check_tree(tree, num_leaves)
+
+
+def test_all_short_brackets_that_can_be_read_are_trees():
+    """The command verify checks no more of a parsed tree."""
+    sizes = set()
+    for inner in chain.from_iterable(product("()x", repeat=length) for length in range(9)):
+        try:
+            words, tags, tree = read_brackets(f"({' '.join(inner)})")
+        except ValueError:
+            continue
+        sizes.add((len(words), len(tags), len(tree)))
+        if len(tree):  # a bare pre-terminal has no nonterminal
+            check_tree(tree, len(words))
+    assert sizes == {(1, 1, 0), (1, 1, 1), (1, 1, 2), (1, 1, 3), (2, 2, 1)}
 
 
 def control_trees(kind: str, lengths: list[int], seed: int = 1) -> list[SpanTree]:

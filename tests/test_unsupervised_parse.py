@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
+from reference_encoding import check_tree
 
 from treenet.evaluation.settings import ParseSettings, ParsingConfig
 from treenet.evaluation.unsupervised_parse import (
@@ -23,7 +24,7 @@ from treenet.evaluation.unsupervised_parse import (
     write_tree,
 )
 from treeproc.common.settings import UserError
-from treeproc.trees.spans import SpanTree, check_tree, read_brackets, write_brackets
+from treeproc.trees.spans import SpanTree, read_brackets, write_brackets
 
 
 def reference_parse(link_probs: np.ndarray, layer: int, start: int, end: int, config: ParsingConfig) -> set[tuple[int, int]]:

@@ -14,7 +14,7 @@ from commands import run_installed_here
 from hypothesis import given
 from hypothesis_profiles import num_examples
 from killed import kill_this_process
-from reference_encoding import slow_depths
+from reference_encoding import check_tree, slow_depths
 from strategies import batches, trees
 from toydata import write_toy_data
 
@@ -29,7 +29,7 @@ from treeproc.shards.store import ShardRecord, read_index, write_index, write_sh
 from treeproc.stages import run_jobs
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.trees.flat_trees import node_depths
-from treeproc.trees.spans import SpanTree, check_tree, parents_and_subtree_ends
+from treeproc.trees.spans import SpanTree, parents_and_subtree_ends
 from treeproc.verify import advice, verify
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]

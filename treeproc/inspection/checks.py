@@ -18,7 +18,6 @@ from treeproc.parsers import read_trees
 from treeproc.shards.lengths import StoredCounts, open_lengths
 from treeproc.shards.store import ShardRecord
 from treeproc.trees.flat_trees import node_depths
-from treeproc.trees.spans import check_tree
 
 Problems = Iterator[tuple[int, str]]
 
@@ -134,9 +133,6 @@ def parsed_problems(row: dict, source: str | None) -> Iterator[str]:
         yield "parse_status is empty"
     try:
         trees = read_trees(row)
-        for tags, tree in trees:
-            if len(tree):  # a bare pre-terminal has no nonterminal
-                check_tree(tree, len(tags))
     except ValueError as error:
         yield f"trees: {error}"
         return

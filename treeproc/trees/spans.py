@@ -53,22 +53,6 @@ def parents_and_subtree_ends(tree: SpanTree) -> tuple[list[int], list[int]]:
     return parents, subtree_ends
 
 
-def check_tree(tree: SpanTree, num_leaves: int) -> None:
-    """Raise ValueError unless the spans are non-empty, nested, in pre-order and cover every leaf."""
-    for node, parent in enumerate(parents_and_subtree_ends(tree)[0]):
-        start, end = tree.starts[node], tree.ends[node]
-        if not 0 <= start < end <= num_leaves:
-            raise ValueError(f"node {node} has the span [{start}, {end}), but there are {num_leaves} leaves")
-        if parent >= 0 and not (tree.starts[parent] <= start and end <= tree.ends[parent]):
-            raise ValueError(f"node {node} crosses node {parent}")
-        if node and start < tree.starts[node - 1]:
-            raise ValueError(f"node {node} is not in pre-order")
-    roots = [i for i, parent in enumerate(parents_and_subtree_ends(tree)[0]) if parent < 0]
-    edges = [0] + [tree.ends[root] for root in roots]
-    if [tree.starts[root] for root in roots] != edges[:-1] or edges[-1] != num_leaves:
-        raise ValueError(f"the roots do not cover all {num_leaves} leaves")
-
-
 def read_brackets(text: str) -> tuple[list[str], list[str], SpanTree]:
     """Read words without escapes, tags and nonterminals of one tree in Penn Treebank brackets.
 
