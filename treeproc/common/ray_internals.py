@@ -11,7 +11,7 @@ import struct
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -103,25 +103,29 @@ def _is_trusted(facts: os.stat_result) -> bool:
 
 
 @contextmanager
-def note_unread() -> Iterator[None]:
+def _replaced(owner: Any, **functions: Callable) -> Iterator[None]:
+    """Put functions in the place of those of a module or a class that are there, and put those back at the end."""
+    kept = {name: getattr(owner, name) for name in functions if hasattr(owner, name)}
+    for name in kept:
+        setattr(owner, name, functions[name])
+    try:
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(owner, name, function)
+
+
+def note_unread() -> AbstractContextManager[None]:
     """Keep Ray from reading the note itself, which it does after a failed connection too.
 
     Without its function, `ray.init` still gets an explicit address.
     """
     from ray._private import utils
 
-    read = getattr(utils, "read_ray_address", None)
-    if read is not None:
-        utils.read_ray_address = lambda *arguments, **options: None
-    try:
-        yield
-    finally:
-        if read is not None:
-            utils.read_ray_address = read
+    return _replaced(utils, read_ray_address=lambda *arguments, **options: None)
 
 
-@contextmanager
-def without_cluster_processes() -> Iterator[None]:
+def without_cluster_processes() -> AbstractContextManager[None]:
     """Start a node without the processes that serve clusters: the autoscaler, the dashboard's server and the reader of logs.
 
     Without Ray's functions that start them, they take three CPU seconds at the start, and memory.
@@ -129,14 +133,7 @@ def without_cluster_processes() -> Iterator[None]:
     from ray._private.node import Node
 
     names = ("start_monitor", "start_api_server", "start_log_monitor")
-    kept = {name: getattr(Node, name) for name in names if hasattr(Node, name)}
-    for name in kept:
-        setattr(Node, name, lambda self, **options: None)
-    try:
-        yield
-    finally:
-        for name, start in kept.items():
-            setattr(Node, name, start)
+    return _replaced(Node, **dict.fromkeys(names, lambda self, **options: None))
 
 
 @contextmanager
@@ -150,14 +147,11 @@ def sigterm_kept() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    set_handler, handler = getattr(utils, "set_sigterm_handler", None), signal.getsignal(signal.SIGTERM)
-    if set_handler is not None:
-        utils.set_sigterm_handler = lambda handler: None
+    handler = signal.getsignal(signal.SIGTERM)
     try:
-        yield
+        with _replaced(utils, set_sigterm_handler=lambda handler: None):
+            yield
     finally:
-        if set_handler is not None:
-            utils.set_sigterm_handler = set_handler
         signal.signal(signal.SIGTERM, handler)
 
 
