@@ -5,6 +5,7 @@ out. It holds no names of users or hosts, no paths and no command lines, which m
 """
 
 import functools
+import itertools
 import json
 import os
 import platform
@@ -218,7 +219,8 @@ def _read_or_set_aside(path: AnyPath) -> list[Session]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as error:
-        kept = next(name for name in _names_aside(path) if not name.exists())
+        names = (path.parent / f"provenance.damaged-{number}.json" for number in itertools.count(1))
+        kept = next(name for name in names if not name.exists())
         reason = "not in the form that this program writes" if isinstance(error, ValidationError) else str(error)[:200]
         warn(f"warning: {path} is damaged ({reason}); the command renames it to {kept.name} and begins a new file")
         if isinstance(path, Path):
@@ -226,13 +228,6 @@ def _read_or_set_aside(path: AnyPath) -> list[Session]:
         else:
             atomic_write(kept, path.read_bytes())
         return []
-
-
-def _names_aside(path: AnyPath) -> Iterator[AnyPath]:
-    number = 0
-    while True:
-        number += 1
-        yield path.parent / f"provenance.damaged-{number}.json"
 
 
 def describe_sessions(sessions: list[Session]) -> list[str]:

@@ -17,6 +17,7 @@ from treeproc.common.storage import AnyPath, inside
 from treeproc.parsers import read_trees
 from treeproc.shards.lengths import StoredCounts, open_lengths
 from treeproc.shards.store import ShardRecord
+from treeproc.trees.arcs import depths
 from treeproc.trees.flat_trees import node_depths
 
 Problems = Iterator[tuple[int, str]]
@@ -113,12 +114,8 @@ def arc_problems(offsets: np.ndarray, governors: np.ndarray, num_words: np.ndarr
         yield int(row), "arcs and words differ in number"
     outside = (governors < -1) | (governors >= sizes[owners])
     yield from _rows(outside, owners, "a governor is not a word of the sentence")
-    first = offsets[owners] - offsets[0]
-    # Each round goes twice as far up. A word that is not above a root by then is in a cycle.
-    up = np.append(np.where((governors < 0) | outside, len(governors), governors + first), len(governors))
-    for _ in range(int(sizes.max(initial=1)).bit_length() + 1):
-        up = up[up]
-    yield from _rows(up[:-1] != len(governors), owners, "arcs form a cycle")
+    above = np.where((governors < 0) | outside, -1, governors + offsets[owners] - offsets[0])
+    yield from _rows(depths(above) < 0, owners, "arcs form a cycle")
 
 
 def parsed_problems(row: dict, source: str | None) -> Iterator[str]:
