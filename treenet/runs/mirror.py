@@ -19,6 +19,7 @@ from treenet.runs.checkpoint import INITIAL, META, checkpoint_folders, checkpoin
 from treenet.runs.result_entries import PROBES, SCORES
 from treenet.runs.run_folder import is_packed_run, unpack_run
 from treeproc.common.files import (
+    OTHER_CACHE,
     TEMPORARY_PREFIX,
     atomic_output,
     cache_folder,
@@ -326,9 +327,7 @@ def _exclusive(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(
-            f"cannot write to the cache {folder}: {error.strerror}; set TREE_ATTENTION_CACHE to another folder"
-        ) from None
+        raise UserError(f"cannot write to the cache {folder}: {error.strerror}; {OTHER_CACHE}") from None
     with file_lock(folder / ".pull-lock"):
         yield
 

@@ -30,7 +30,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from treeproc.common.errors import UserError, quoted
-from treeproc.common.files import TEMPORARY_PREFIX, atomic_write, cache_folder, create, file_lock, file_sha256, private_folder
+from treeproc.common.files import (
+    OTHER_CACHE,
+    TEMPORARY_PREFIX,
+    atomic_write,
+    cache_folder,
+    create,
+    file_lock,
+    file_sha256,
+    private_folder,
+)
 from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.common.store_requests import AT_ONCE, give_up_when, in_parallel
 
@@ -276,9 +285,7 @@ def local_copy(path: AnyPath, sha256: str, *, anew: bool = False) -> Path:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UserError(
-            f"cannot write to the cache {copy.parent}: {error.strerror}; set TREE_ATTENTION_CACHE to another folder"
-        ) from None
+        raise UserError(f"cannot write to the cache {copy.parent}: {error.strerror}; {OTHER_CACHE}") from None
     return copy
 
 

@@ -33,12 +33,11 @@ TEMPORARY_PREFIX = ".tmp-"
 # `temporary_beside`, and files by which nodes find a folder.
 _LEFTOVER = re.compile(rf"{re.escape(TEMPORARY_PREFIX)}(?:[0-9a-f]+|shared)-.")
 LOCK = ".lock"  # of a locked folder
+OTHER_CACHE = "set TREE_ATTENTION_CACHE to another folder"
 MADE_AGAIN = "remove it and run the same command again"  # hint of `read_json` for what a command notes for itself
 _MESSAGE_CHARS = 150
 # Errors about the name of a path.
-_OF_NAMES = {
-    errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.EEXIST
-}  # fmt: skip
+_OF_NAMES = {errno.ENOENT, errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 # Errors of file systems that cannot lock: Lustre without its option, NFS without its daemon.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
 _OF_RIGHTS = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -260,12 +259,10 @@ def private_folder(name: str) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.lstat()
         if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid():
-            raise UserError(f"{folder} must be a folder that belongs to you; set TREE_ATTENTION_CACHE to another folder")
+            raise UserError(f"{folder} must be a folder that belongs to you; {OTHER_CACHE}")
         folder.chmod(0o700)
     except OSError as error:
-        raise UserError(
-            f"cannot write to the cache {folder}: {error.strerror}; set TREE_ATTENTION_CACHE to another folder"
-        ) from None
+        raise UserError(f"cannot write to the cache {folder}: {error.strerror}; {OTHER_CACHE}") from None
     return folder
 
 
