@@ -46,6 +46,7 @@ class Outer(Settings):
 
 class Named(Settings):
     outer: dict[str, Outer] = Field({}, description="many")
+    more: dict[str, Inner] | None = None
 
 
 def test_yaml_is_version_1_2():
@@ -125,6 +126,12 @@ def test_missing_file():
 
 def test_differences_are_named():
     assert differences({"a": 1, "b": {"c": 2}}, {"a": 1, "b": {"c": 3}, "d": 4}) == ["b.c: 2 -> 3", "d: None -> 4"]
+
+
+@pytest.mark.parametrize("name", ["outer.a.inner", "more.a"])
+def test_an_unknown_key_may_mean_one_beside_it(name):
+    with pytest.raises(UserError, match=rf"{name}\.rat: unknown key; did you mean {name}\.rate\?"):
+        load_settings(Named, None, [f"{name}.rat=1"])
 
 
 def test_help_has_every_field():

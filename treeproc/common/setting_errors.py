@@ -31,7 +31,9 @@ def describe_error(error: ValidationError, cls: type[BaseModel], where: str, ove
     path = ".".join(one_line(part, 80) for part in loc)
     if first["type"] == _UNKNOWN:
         key = next((one for one in overridden if one.startswith(f"{path}.")), ".".join(loc))
-        meant = explain_unknown(cls, key, _siblings(cls, loc)) or ("" if is_from_python() else "--help lists all keys")
+        is_in_list = any(isinstance(part, int) for part in first["loc"])  # which is given as a whole
+        siblings = [] if is_in_list else _siblings(cls, loc)
+        meant = explain_unknown(cls, key, siblings) or ("" if is_from_python() else "--help lists all keys")
         message = f"unknown key; {meant}" if meant else "unknown key"
     elif first["type"] == "missing" and isinstance(first["loc"][-1], int):  # of a list, which is given as a whole
         path, count = path.rpartition(".")[0], len(get_args(_place(cls, first["loc"][:-1])[1]))
@@ -169,16 +171,8 @@ def _ends_with(name: str, key: str) -> bool:
 
 def _siblings(cls: type[BaseModel], loc: Sequence[str]) -> list[str]:
     """Return the names of the settings beside the last part of `loc`."""
-    current: Any = cls
-    for part in loc[:-1]:
-        if isinstance(current, type) and issubclass(current, BaseModel):
-            field = current.model_fields.get(part)
-            current = field.annotation if field else None
-        elif get_origin(current) is dict:
-            current = get_args(current)[1]
-        if inner := section_of(current):
-            current = inner
-    return list(current.model_fields) if isinstance(current, type) and issubclass(current, BaseModel) else []
+    section = section_of(_place(cls, loc[:-1])[1])
+    return list(section.model_fields) if section else []
 
 
 def setting_names(cls: type[BaseModel]) -> list[str]:
