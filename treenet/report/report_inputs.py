@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
-
+from treenet.config import TrainConfig
 from treenet.experiments.ledger import LEDGER, last_step
 from treenet.experiments.recorded_study import FORMS, form_of, report_records, systems_of
 from treenet.experiments.records import read_records
@@ -23,11 +22,11 @@ from treenet.runs.result_entries import PROBES, SCORES, read_scores
 from treenet.runs.result_provenance import PARSE, ResultStatus, RunState
 from treenet.runs.run_folder import FACTS, RunFacts, read_facts, recorded_sha256
 from treenet.runs.run_results import read_system, scoring_command
-from treenet.tasks.base import TASKS, task_of
+from treenet.tasks.base import task_of
 from treeproc.common.errors import quoted
-from treeproc.common.files import check_form, is_plausible, read_json, read_text
+from treeproc.common.files import is_plausible, read_json
 from treeproc.common.folder_kinds import CONFIG, SEARCH, kind_of
-from treeproc.common.settings import UserError, read_yaml
+from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath, as_path, inside
 from treeproc.shards.store import describe_agreement, describe_trees, pieces_fingerprint, read_index
 
@@ -43,26 +42,6 @@ class Missing:
 
     said: str
     command: str = ""
-
-
-class _Model(TypedDict, total=False):
-    name: str
-    tree: dict
-
-
-class _Batch(TypedDict, total=False):
-    fraction: float
-
-
-class _Config(TypedDict, total=False):
-    """The fields of a run's config.yaml that a report reads. It shows all others as they are."""
-
-    data: str
-    task: str
-    seed: int
-    max_steps: int
-    model: _Model
-    batch: _Batch | None
 
 
 @dataclass
@@ -205,26 +184,20 @@ def short_names(paths: Sequence[str]) -> list[str]:
     return list(paths)
 
 
-def _read_config(path: Path) -> dict:
-    config = read_yaml(read_text(path, "restore it"), str(path))
-    if not isinstance(config, dict) or not isinstance(config.get("model"), dict) or "data" not in config:
-        raise UserError(f"{path} is not the configuration of a run: it must name data and model")
-    check_form(config, _Config, path, "restore it")
-    return config
-
-
 def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
-    for file in ("config.yaml", "run.json"):
+    for file in (CONFIG, FACTS):
         if not (folder / file).is_file():
             raise UserError(
                 f"{given} is neither a run nor a study: {folder / file} is missing; give --out folders of tree-attention train "
                 "or tree-attention scaling"
             )
-    config = _read_config(folder / "config.yaml")
-    if (task := config.get("task", "translation")) not in ("translation", "classification", *LANGUAGE):
+    config = load_settings(TrainConfig, folder / CONFIG)
+    if (task := config.task) not in ("translation", "classification", *LANGUAGE):
+        out = given.rstrip("/")
+        scores_it = f"tree-attention {task_of(task).scorer} --out {shlex.quote(out)} scores it"
         raise UserError(
             f"{given} is a run of {task}, and a report reads runs of translation, classification and language models, and "
-            "studies of all tasks; " + _place_of_scores(task, given.rstrip("/"), is_scored=(folder / SCORES).is_file())
+            f"studies of all tasks; {f'its scores are in {out}/{SCORES}' if (folder / SCORES).is_file() else scores_it}"
         )
     check_weights(folder, folder / AVERAGED, name=as_path(given))
     scores = {name: one for name, one in read_scores(folder).items() if isinstance(one, dict) and not name.startswith(PARSE)}
@@ -235,7 +208,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         name=name,
         folder=folder,
         given=given,
-        config=config,
+        config=config.model_dump(mode="json"),
         facts=facts,
         metrics=read_metrics(folder),
         scores=scores,
@@ -262,7 +235,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
     run.stale = [Missing(f"{what} ({one.changed})", one.command) for what, one in judged.items() if one.changed]
     out = shlex.quote(given)
     if not run.finished:
-        steps = f"{run.step:,} of {config.get('max_steps', 0):,} updates"
+        steps = f"{run.step:,} of {config.max_steps:,} updates"
         command = f"tree-attention train --config {shlex.quote(given + '/config.yaml')} --out {out}"
         run.missing.append(Missing(f"no averaged model, after {steps}", command))
     what, there = ("translations", run.translations) if task == "translation" else ("scores", run.scores)
@@ -270,14 +243,6 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         command = "" if "-" in split else scoring_command(task, out, split)  # pairs need their files
         run.missing.append(Missing(f"no {what} of {split}", command))
     return run
-
-
-def _place_of_scores(task: str, given: str, *, is_scored: bool) -> str:
-    if task not in TASKS:
-        return "train it again with a task that this version has"
-    if is_scored:
-        return f"its scores are in {given}/{SCORES}"
-    return f"tree-attention {task_of(task).scorer} --out {shlex.quote(given)} scores it"
 
 
 def _check_numbers(values: object, path: Path) -> None:
