@@ -15,25 +15,15 @@ from treenet.evaluation.settings import ClassifySettings
 from treenet.layers.backend import choose_device, scoring
 from treenet.models import ClassLogits
 from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders, checkpoint_step
-from treenet.runs.identity import checkpoint_folder
-from treenet.runs.loading import (
-    check_classes,
-    check_export,
-    check_own_vocabulary,
-    check_there,
-    data_of,
-    load_trained,
-    scored_splits,
-)
+from treenet.runs.loading import check_classes, data_of, load_model, scored_splits
 from treenet.runs.result_entries import SCORES, add_entry, name_result, read_scores
-from treenet.runs.result_provenance import LAST, asked_for, fingerprints, is_recorded
-from treenet.runs.run_folder import checkpoint_names, name_in_results, read_facts, recorded_sha256
+from treenet.runs.result_provenance import LAST, asked_for, is_recorded, origin
+from treenet.runs.run_folder import checkpoint_names, read_facts
 from treenet.runs.run_results import stale_scores, write_predictions
 from treenet.tasks.base import PredictionTask, build_task
 from treenet.tasks.learning import find_unlearned, say_unlearned
 from treeproc.common.files import read_json
 from treeproc.common.messages import warn
-from treeproc.common.provenance import software
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.shard import check_hashes
@@ -71,45 +61,38 @@ def score_peak(folder: Path, split: str, *, use_gpu: bool = False) -> dict:
 def classify_split(folder: Path, settings: ClassifySettings) -> tuple[str, list[str], dict]:
     """Return the name of a result, the lines of its predictions, and its entry. Raises UserError as `classify_run` does."""
     device = choose_device(settings.use_gpu)
-    check_export(folder)
-    checkpoint = _checkpoint(folder, settings.checkpoint)
-    config, model = load_trained(folder, checkpoint)
-    own = data_of(folder, config)
-    if not settings.data:
-        check_there(own, folder)
-    data = settings.data or own
-    task = build_task(config.model_copy(update={"data": data}))
+    checkpoint = settings.checkpoint
+    if checkpoint == LAST:
+        checkpoint = str(next(map(checkpoint_step, reversed(checkpoint_folders(folder))), 0))
+    run = load_model(folder, checkpoint=checkpoint, data=settings.data, device=device)
+    assert run.weights  # of a checkpoint
+    data, model = run.data, run.model
+    task = build_task(run.config.model_copy(update={"data": data}))
     if not isinstance(task, PredictionTask):
-        raise UserError(f"{folder} is a run of {config.task}; score it with tree-attention {task.scorer}")
-    index, facts = read_index(data / "encoded"), read_facts(folder, needed=("vocab_fingerprint", "data_fingerprint"))
+        raise UserError(f"{folder} is a run of {run.config.task}; score it with tree-attention {task.scorer}")
+    index, facts = read_index(data / "encoded"), read_facts(folder)
     task.check(index)
     _check_pairs(data, index, facts)
-    check_classes(data, index, own, facts)
-    check_own_vocabulary(data, index, facts, folder, own)
+    check_classes(data, index, data_of(folder, run.config), facts)
     check_hashes(data / "encoded", settings.split)
-    if config.frozen_states is not None and not _has_states(config.frozen_states, index, facts, settings.split):
+    states = run.config.frozen_states
+    if states is not None and not _has_states(states, index, facts, settings.split):
         task.config = task.config.model_copy(update={"frozen_states": None})
     source = task.open(settings.split, device=device)
-    model.to(device)
     lines, found = task.score_predictions(predict(model, source))
     is_path = settings.checkpoint != LAST and not checkpoint_names(settings.checkpoint)
-    which = name_in_results(folder, checkpoint) if is_path else settings.checkpoint
-    own_data = index["fingerprint"] == facts["data_fingerprint"]
-    name = name_result(settings.split, which, data, own_data=own_data)
-    meta = read_json(checkpoint / META)
+    name = name_result(settings.split, run.checkpoint if is_path else settings.checkpoint, data, own_data=run.own_data)
+    meta = read_json(run.weights / META)
     scores = {
         **found,
         **({"classes": class_names(index)} if "confusion" in found else {}),
         "num_examples": len(source),
         "split": settings.split,
-        "checkpoint": name_in_results(folder, checkpoint),
+        "checkpoint": run.checkpoint,
         "steps": meta.get("averaged_steps", [meta["step"]]),
-        "weights_sha256": recorded_sha256(checkpoint),
-        "data": fingerprints(index),
-        "own_data": own_data,
+        **origin(run, settings),
         # The same for training, which sets all of them, and for a user, who may leave out what is so anyway.
-        "asked": {"split": settings.split, "checkpoint": settings.checkpoint} | ({} if own_data else asked_for(settings)),
-        "software": software(),
+        "asked": {"split": settings.split, "checkpoint": settings.checkpoint} | ({} if run.own_data else asked_for(settings)),
     }
     return name, lines, scores
 
@@ -145,12 +128,6 @@ def score_run(folder: Path, *, use_gpu: bool = False) -> dict[str, dict]:
             if name in stale or not is_recorded(done.get(name, {})):
                 classify_run(folder, ClassifySettings(split=split, checkpoint=checkpoint, use_gpu=use_gpu))
     return read_scores(folder)
-
-
-def _checkpoint(folder: Path, name: str) -> Path:
-    if name == LAST:
-        name = str(next((int(path.name.removeprefix("step_")) for path in reversed(checkpoint_folders(folder))), 0))
-    return checkpoint_folder(folder, name)
 
 
 @torch.no_grad()
