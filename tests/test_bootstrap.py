@@ -12,14 +12,12 @@ from treenet.evaluation.bootstrap import (
     BLEU_STATISTICS,
     Comparison,
     SeedComparison,
-    bleu_statistics,
     compare_means,
     compare_seeds,
     compare_slopes,
     compare_systems,
     interval_of,
     sacrebleu_p,
-    sample_bleu,
     sample_metric,
     sample_nll,
     sentence_statistics,
@@ -150,14 +148,14 @@ def test_slopes_are_over_logarithms_of_sizes_and_share_samples():
 def test_statistics_of_bleu_are_counted_by_hand(caplog):
     lines = ["a b c d e", "a a", "", "x"]
     references = ["a b c x e f", "a b", "a", "x"]
-    found = bleu_statistics(lines, references)
+    found = sentence_statistics("bleu", lines, references)
     assert found.tolist() == [[4, 2, 1, 0, 5, 6], [1, 0, 0, 0, 2, 2], [0, 0, 0, 0, 0, 1], [1, 0, 0, 0, 1, 1]]
     assert BLEU_STATISTICS == ("matches_1", "matches_2", "matches_3", "matches_4", "length", "reference_length")
     assert statistics_of("bleu") == [f"bleu.{name}" for name in BLEU_STATISTICS]
     assert statistics_of("chrf")[:2] == ["chrf.0", "chrf.1"] and not caplog.records
     for wrong in ((lines, references[1:], ()), (lines, references, [references, references[1:]])):
         with pytest.raises(UserError, match="must have one line per reference"):
-            bleu_statistics(*wrong[:2], None, wrong[2])
+            sentence_statistics("bleu", *wrong[:2], None, wrong[2])
 
 
 def test_short_lines_have_no_long_ngrams():
@@ -165,7 +163,7 @@ def test_short_lines_have_no_long_ngrams():
     for lines in (["a b c d e f", "g"], ["a b c d", "e f", "g h i"], ["a b c d e", "", ""]):
         references = [line or "z" for line in lines]
         spoiled = [lines[0].replace("b", "x"), *lines[1:]]
-        [score] = sample_bleu(bleu_statistics(spoiled, references), 0)
+        [score] = sample_metric("bleu", sentence_statistics("bleu", spoiled, references), 0)
         assert score == pytest.approx(compute_scores(spoiled, references)["bleu"], abs=1e-9)
 
 
@@ -173,9 +171,9 @@ def test_statistics_follow_the_tokeniser_of_tokenised_bleu_alone():
     lines = [f"{line} it's 5-fold, e.g. <b>" for line in REFERENCES]
     spoiled = [line.replace("sat", "lay") for line in lines]
     plain = sentence_statistics("bleu", spoiled, lines, "none")
-    assert np.array_equal(plain, bleu_statistics(spoiled, lines))
+    assert np.array_equal(plain, sentence_statistics("bleu", spoiled, lines, "intl"))
     tokens = sentence_statistics("bleu_tokenized", spoiled, lines, "none")
-    assert np.array_equal(tokens, bleu_statistics(spoiled, lines, "none")) and tokens[:, 4].sum() < plain[:, 4].sum()
+    assert tokens[:, 4].sum() < plain[:, 4].sum()
     chrf = sentence_statistics("chrf", spoiled, lines, None)
     assert chrf.shape == (len(lines), len(statistics_of("chrf")))
     assert sample_metric("chrf", chrf, 3)[0] == pytest.approx(compute_scores(spoiled, lines)["chrf"])

@@ -19,13 +19,11 @@ from strategies import trees
 from treenet.cli import evaluate
 from treenet.evaluation.bootstrap import (
     SeedComparison,
-    bleu_statistics,
     compare_means,
     compare_seeds,
     compare_slopes,
     compare_systems,
     sacrebleu_p,
-    sample_bleu,
     sample_counts,
     sample_metric,
     sentence_statistics,
@@ -122,12 +120,12 @@ def test_processes_share_lines_and_change_no_score(monkeypatch):
 def test_statistics_of_bleu_take_further_references():
     hypotheses, first, second = ["a b c d e f", "g h i a b c d"], ["a b c x e f g", "g h i j"], ["z b c d e y", "a b c d h i j"]
     for tokenizer, name in ((None, "bleu"), ("intl", "bleu_tokenized")):
-        statistics = bleu_statistics(hypotheses, first, tokenizer, [second])
+        statistics = sentence_statistics(name, hypotheses, first, tokenizer, [second])
         expected = compute_scores(hypotheses, first, "intl", [second])[name]
-        assert sample_bleu(statistics, 1)[0] == pytest.approx(expected) and expected > 20
+        assert sample_metric(name, statistics, 1)[0] == pytest.approx(expected) and expected > 20
     assert statistics[:, -1].tolist() == [6, 7]
     with pytest.raises(UserError, match="must have one line per reference"):
-        bleu_statistics(hypotheses, first, None, [second[1:]])
+        sentence_statistics("bleu", hypotheses, first, None, [second[1:]])
 
 
 @pytest.mark.parametrize("name", OF_STUDIES)
@@ -415,7 +413,7 @@ def spoil(seed: int, share: float) -> list[str]:
 
 
 def sample(lines: list[str], num_samples: int) -> np.ndarray:
-    return sample_bleu(bleu_statistics(lines, REFERENCES), num_samples)
+    return sample_metric("bleu", sentence_statistics("bleu", lines, REFERENCES), num_samples)
 
 
 def compare_lines(baselines, systems, num_samples: int) -> SeedComparison:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from treenet.evaluation.bootstrap import bleu_statistics, compare_seeds, sample_bleu
+from treenet.evaluation.bootstrap import compare_seeds, sample_metric, sentence_statistics
 from treenet.experiments.scaling_report import FORM
 from treenet.experiments.seeds_report import FORM as SEEDS_FORM
 from treenet.report import answer as answers
@@ -70,7 +70,8 @@ def test_three_seeds_of_both_have_the_interval_of_the_house():
     assert found.best is best
     assert (best.system, base.system, found.baseline) == ("tree_transformer", "transformer", "transformer")
     assert best.score == np.mean([run.scores["test"]["bleu"] for run in TREE])
-    sides = ([sample_bleu(bleu_statistics(run.translations["test"], REFERENCES), 40) for run in runs] for runs in (PLAIN, TREE))
+    statistics = ([sentence_statistics("bleu", run.translations["test"], REFERENCES) for run in runs] for runs in (PLAIN, TREE))
+    sides = ([sample_metric("bleu", one, 40) for one in side] for side in statistics)
     expected = compare_seeds(*sides, len(REFERENCES)).over_seeds
     assert best.test.interval == expected.interval and best.difference == pytest.approx(expected.difference)
     assert best.seed_differences == tuple(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from sacrebleu.metrics import BLEU
+from sacrebleu.metrics.bleu import MAX_NGRAM_ORDER as NGRAM_ORDER
 
 from treenet.evaluation.significance import (
     ABOUT_WEIGHTS,
@@ -82,23 +82,18 @@ def compare_systems(
     for more in (references, *more_references):
         check_lines(baseline, more, "baseline translations")
         check_lines(system, more, "system translations")
-    counts, comparisons = sample_counts(len(references), num_samples), {}
-    forms = {"lines": [baseline, system, references, *more_references]}
-    if tokenizer is not None:
-        split = build_tokenizer(tokenizer)
-        forms["tokens"] = [list(map(split, lines)) for lines in forms["lines"]]
+    comparisons = {}
     for name, known in METRICS.items():
         if known.compared or (known.reads == "tokens" and tokenizer is not None):
-            metric, sides = known.build(True), []
-            first, second, *correct = forms[known.reads]
-            for lines in (first, second):
-                statistics = np.array(metric._extract_corpus_statistics(lines, correct))
-                sides.append([metric._compute_score_from_stats(row).score for row in (counts @ statistics).tolist()])
+            sides = (sentence_statistics(name, lines, references, tokenizer, more_references) for lines in (baseline, system))
+            before, after = (sample_metric(name, side, num_samples) for side in sides)
+            metric = known.build(True)
+            metric.num_refs = 1 + len(more_references)  # for its signature
             signature = metric.get_signature()
             signature.update("bs", num_samples)
             signature.update("seed", SEED)
             named = name_tokenizer(signature.format(), known, tokenizer or "")
-            comparisons[name] = Comparison.of(np.array(sides[0]), np.array(sides[1]), len(references), named)
+            comparisons[name] = Comparison.of(before, after, len(references), named)
     return comparisons
 
 
@@ -151,50 +146,9 @@ def _p_of(extreme: np.ndarray) -> float:
     return (int(extreme.sum()) + 1) / (len(extreme) + 1)
 
 
-NGRAMS = 4
-BLEU_STATISTICS = (*(f"matches_{order}" for order in range(1, NGRAMS + 1)), "length", "reference_length")
-
-
-def bleu_statistics(
-    lines: Sequence[str],
-    references: Sequence[str],
-    tokenizer: str | None = None,
-    more_references: Sequence[Sequence[str]] = (),
-    rules: str = "13a",
-) -> np.ndarray:
-    """Return the statistics of BLEU for each sentence [lines, BLEU_STATISTICS]: numbers of matching n-grams, and lengths.
-
-    They are of detokenised lines by the `rules` of sacrebleu, or with a `tokenizer` of tokenised BLEU. With `more_references`, an
-    n-gram may match any of a line's references, and the reference of the closest length counts.
-    """
-    sides = [lines, references, *more_references]
-    for one in sides[1:]:
-        check_lines(lines, one)
-    if tokenizer is not None:
-        split = build_tokenizer(tokenizer)
-        sides = [[split(line) for line in side] for side in sides]
-    # Effective order concerns only the score of the single sentence, which is not used.
-    metric = BLEU(tokenize=rules if tokenizer is None else "none", effective_order=True)
-    sentences = [metric.sentence_score(line, correct) for line, *correct in zip(*sides, strict=True)]
-    return np.array([[*score.counts, score.sys_len, score.ref_len] for score in sentences], dtype=np.int64)
-
-
-def sample_bleu(statistics: np.ndarray, num_samples: int) -> np.ndarray:
-    """Return corpus BLEU [1 + samples]: of all sentences, then of each sample of a bootstrap.
-
-    All systems get the same samples.
-    """
-    matches, lengths = statistics[:, :NGRAMS], statistics[:, NGRAMS:]
-    totals = np.maximum(lengths[:, :1] - np.arange(NGRAMS), 0)
-    columns = np.concatenate([matches, totals, lengths], axis=1, dtype=float)
-    sums = (sample_weights(len(statistics), num_samples) @ columns).astype(np.int64).tolist()  # exact: below 2^53
-    ends = NGRAMS, 2 * NGRAMS
-    return np.array(
-        [
-            BLEU.compute_bleu(row[: ends[0]], row[ends[0] : ends[1]], row[ends[1]], row[ends[1] + 1], smooth_method="exp").score
-            for row in sums
-        ]
-    )
+# Those of BLEU for a sentence, under the names that records of studies have, and their places among those of sacrebleu.
+BLEU_STATISTICS = (*(f"matches_{order}" for order in range(1, NGRAM_ORDER + 1)), "length", "reference_length")
+_PLACES = [*range(2, 2 + NGRAM_ORDER), 0, 1]
 
 
 def statistics_of(metric: str) -> list[str]:
@@ -209,34 +163,46 @@ def sentence_statistics(
     metric: str,
     lines: Sequence[str],
     references: Sequence[str],
-    tokenizer: str | None,
+    tokenizer: str | None = None,
     more_references: Sequence[Sequence[str]] = (),
 ) -> np.ndarray:
-    """Return the statistics of a metric for each sentence [lines, statistics_of(metric)]. `tokenizer` is for one of tokens."""
-    known = METRICS[metric]
-    if known.kind == "BLEU":
-        split = tokenizer if known.reads == "tokens" else None
-        return bleu_statistics(lines, references, split, more_references, known.options["tokenize"])
-    return np.array(known.build()._extract_corpus_statistics(lines, [references, *more_references]), dtype=np.int64)
+    """Return the statistics of a metric for each sentence [lines, statistics_of(metric)]. `tokenizer` is for one of tokens.
+
+    With `more_references`, an n-gram of BLEU may match any of a line's references, and the reference of the closest length
+    counts.
+    """
+    known, sides = METRICS[metric], [lines, references, *more_references]
+    for one in sides[1:]:
+        check_lines(lines, one)
+    if known.reads == "tokens" and tokenizer is not None:
+        split = build_tokenizer(tokenizer)
+        sides = [list(map(split, side)) for side in sides]
+    found = np.array(known.build(True)._extract_corpus_statistics(sides[0], sides[1:]), dtype=np.int64)
+    return found[:, _PLACES] if known.kind == "BLEU" else found
 
 
 def sample_metric(metric: str, statistics: np.ndarray, num_samples: int) -> np.ndarray:
-    """Return the score of a corpus [1 + samples] from `sentence_statistics`, with the samples of `sample_bleu`."""
+    """Return the score of a corpus [1 + samples], from `sentence_statistics`: of all sentences, then of each bootstrap sample.
+
+    All systems get the same samples.
+    """
     known = METRICS[metric]
-    if known.kind == "BLEU":
-        return sample_bleu(statistics, num_samples)
-    build, sums = known.build(), sample_counts(len(statistics), num_samples) @ statistics
-    return np.array([build._compute_score_from_stats(row).score for row in sums.tolist()])
+    if known.kind == "BLEU":  # in sacrebleu's order, with the numbers of n-grams
+        matches, lengths = np.split(statistics, [NGRAM_ORDER], axis=1)
+        statistics = np.concatenate([lengths, matches, np.maximum(lengths[:, :1] - np.arange(NGRAM_ORDER), 0)], axis=1)
+    sums = sample_weights(len(statistics), num_samples) @ statistics.astype(float)  # exact: below 2^53
+    build = known.build()
+    return np.array([build._compute_score_from_stats(row).score for row in sums.astype(np.int64).tolist()])
 
 
 def sample_nll(nll: np.ndarray, tokens: np.ndarray, num_samples: int) -> np.ndarray:
-    """Return the nll a token [1 + samples], with the samples of `sample_bleu`, from nll and tokens of each sentence [lines]."""
+    """Return the nll a token [1 + samples], with the samples of `sample_metric`, from nll and tokens of each sentence [lines]."""
     weights = sample_weights(len(nll), num_samples)
     return (weights @ nll) / (weights @ tokens)
 
 
 def compare_seeds(baselines: Sequence[np.ndarray], systems: Sequence[np.ndarray], num_sentences: int) -> SeedComparison:
-    """Compare mean BLEU of systems and baselines, from `sample_bleu` of one of each per seed: see `compare_over_seeds`.
+    """Compare mean BLEU of systems and baselines, from `sample_metric` of one of each per seed: see `compare_over_seeds`.
 
     The variance over sentences is that of a paired bootstrap. Each sample takes the same sentences for all seeds. With one seed,
     the p of the weights is that of `compare_systems`.
@@ -248,7 +214,7 @@ def compare_seeds(baselines: Sequence[np.ndarray], systems: Sequence[np.ndarray]
 
 
 def compare_slopes(baselines: np.ndarray, systems: np.ndarray, sizes: np.ndarray, num_sentences: int) -> SeedTest:
-    """Compare the growth of the difference per doubling of the size, from `sample_bleu` [seeds, sizes, 1 + samples] of both.
+    """Compare the growth of the difference per doubling of the size, from `sample_metric` [seeds, sizes, 1 + samples] of both.
 
     `sizes` are [seeds, sizes]. The slope of each seed is that of least squares over log2 of the size. The test of the mean slope
     is the same as that of a difference. Its variance over sentences comes from samples that all seeds and sizes share.
