@@ -15,6 +15,7 @@ from treenet.evaluation.buckets import measure_sources, score_buckets, score_tag
 from treenet.evaluation.comparison import compare
 from treenet.evaluation.learned_metrics import LearnedMetrics, entries_of
 from treenet.evaluation.settings import EvaluateSettings
+from treenet.evaluation.unsupervised_parse import binary_tree
 from treenet.layers.backend import choose_device, keep_freed_memory
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.runs.result_entries import name_result, read_scores
@@ -333,13 +334,7 @@ def random_spans(num_leaves: int, num_nodes: int, random: np.random.Generator) -
     They are drawn from the `2 * num_leaves - 1` subtrees of a random binary tree, with its leaves. No span repeats while there
     are enough. Repeated spans are unary chains.
     """
-    binary, unsplit = [], [(0, num_leaves)]
-    while unsplit:
-        start, end = unsplit.pop()
-        binary.append((start, end))
-        if end - start > 1:
-            cut = int(random.integers(start + 1, end))
-            unsplit += [(start, cut), (cut, end)]
+    binary = binary_tree(num_leaves, "random", random)
     rounds = [random.permutation(len(binary)) for _ in range(num_nodes // len(binary))]
     others = np.concatenate([1 + random.permutation(len(binary) - 1), *rounds])
     chosen = [0, *others[: num_nodes - 1]]

@@ -143,7 +143,7 @@ class ClassifySettings(Settings):
     """Settings of scoring a classifier: the split and the model."""
 
     split: str = Field("test", description="split of the data set to classify")
-    data: DataPath | None = Field(None, description="another data set of the same vocabulary; unset, the data set of the run")
+    data: OtherData = None
     checkpoint: str = Field(
         AVERAGED,
         coerce_numbers_to_str=True,
@@ -155,9 +155,7 @@ class ClassifySettings(Settings):
 class ClassifyLinesSettings(LineSettings):
     """Settings of classify.py: input, model and output."""
 
-    checkpoint: Annotated[str, Field(coerce_numbers_to_str=True)] = Field(
-        AVERAGED, description="'averaged', the number of a step, or the path of a checkpoint folder"
-    )
+    checkpoint: Checkpoint = AVERAGED
     scores: bool = Field(False, description="write the probability of the class before its name")
     phrases: bool = Field(
         False, description="with json_lines: the classes of phrases too, for models that learned them (supervision: all_phrases)"

@@ -52,13 +52,13 @@ CUTS: dict[str, Callable[[int, int, np.random.Generator], int]] = {
 
 
 def binary_tree(num_words: int, kind: str, random: np.random.Generator) -> list[Bracket]:
-    """Return the spans of two words or more of a tree cut by one of CUTS; left is left-branching."""
+    """Return the spans of a tree cut by one of CUTS, single words too; left is left-branching."""
     spans, uncut = [], [(0, num_words)]
     while uncut:
         start, end = uncut.pop()
+        spans.append((start, end))
         if end - start > 1:
             middle = CUTS[kind](start, end, random)
-            spans.append((start, end))
             uncut += [(start, middle), (middle, end)]
     return spans
 

@@ -85,10 +85,7 @@ def start_from_init(config: TrainConfig, sizes: Mapping, run_dir: Path) -> dict[
         remove_checkpoint(run_dir / INITIAL)
     if config.init is None:
         if config.model.pretrained.folder is not None:
-            weights, meta = _pretrained_weights(config, sizes), _shape_facts(sizes)
-            _check_states(config, sizes, weights)
-            meta |= {"model": config.model.model_dump(mode="json"), "settings": config.lasting()}
-            _publish_initial(run_dir / INITIAL, weights, meta, needed)
+            _publish_initial(config, sizes, _pretrained_weights(config, sizes), run_dir / INITIAL, needed)
             return {INITIAL: recorded_sha256(run_dir / INITIAL)}
         return {}
     meta = _write_initial(config, config.init, sizes, run_dir / INITIAL, needed)
@@ -99,8 +96,11 @@ def start_from_init(config: TrainConfig, sizes: Mapping, run_dir: Path) -> dict[
     return {"init": facts, INITIAL: recorded_sha256(run_dir / INITIAL)}
 
 
-def _publish_initial(folder: Path, weights: dict[str, Tensor], meta: dict, needed: str | None) -> None:
-    """Write RUN/initial. Raises UserError if the file does not have the hash `needed`."""
+def _publish_initial(
+    config: TrainConfig, sizes: Mapping, weights: dict[str, Tensor], folder: Path, needed: str | None, **more: object
+) -> None:
+    """Write RUN/initial, with `more` in its meta.json. Raises UserError if the file does not have the hash `needed`."""
+    _check_states(config, sizes, weights)
 
     def write(path: Path) -> None:
         save_file(weights, path, {"format": "pt"})
@@ -110,7 +110,9 @@ def _publish_initial(folder: Path, weights: dict[str, Tensor], meta: dict, neede
                 "weights now. Copy the folder or the encoder back, or choose another --out"
             )
 
-    publish(folder, {WEIGHTS: write}, meta)
+    shape = {name: value for name, value in sizes.items() if name in _SHAPES or name.endswith("fingerprint")}
+    own = {"model": config.model.model_dump(mode="json"), "settings": config.lasting()}
+    publish(folder, {WEIGHTS: write}, {**shape, **own, **more})
 
 
 def describe_start(facts: InitFacts) -> str:
@@ -141,7 +143,7 @@ def split_init(init: AnyPath) -> tuple[AnyPath, str]:
 
 
 def _write_initial(config: TrainConfig, init: AnyPath, sizes: Mapping, target: Path, needed: str | None) -> dict:
-    """Write the folder `target`, with all weights of the new model. Returns the content of its meta.json."""
+    """Write the folder `target`, with all weights of the new model. Returns what its meta.json has of the other run."""
     run, checkpoint = split_init(init)
     if missing := next((name for name in ("config.yaml", "run.json") if not (run / name).is_file()), None):
         raise UserError(f"init: {run} is not a run: {missing} is missing; give the --out folder of a training command")
@@ -155,7 +157,6 @@ def _write_initial(config: TrainConfig, init: AnyPath, sizes: Mapping, target: P
             raise UserError(f"init: no parameter of {run} fits this model: {describe_matches(matches.record())[0].strip()}")
         weights = _pretrained_weights(config, sizes)
         _copy_values(source, matches, weights)
-        _check_states(config, sizes, weights)
     facts: InitFacts = {
         "checkpoint": source.folder.name,
         "weights_sha256": source.sha256,
@@ -166,12 +167,9 @@ def _write_initial(config: TrainConfig, init: AnyPath, sizes: Mapping, target: P
         "in_part": len(matches.in_part),
         "new": len(matches.new),
     }
-    meta = _shape_facts(sizes)
-    changes = _changed_settings(their_config, config)
-    meta |= {"model": config.model.model_dump(mode="json"), "settings": config.lasting()}
-    meta |= {"init": facts, "changes": changes, "matches": matches.record()}
-    _publish_initial(target, weights, meta, needed)
-    return meta
+    more = {"init": facts, "changes": _changed_settings(their_config, config), "matches": matches.record()}
+    _publish_initial(config, sizes, weights, target, needed, **more)
+    return more
 
 
 def _pretrained_weights(config: TrainConfig, sizes: Mapping) -> dict[str, Tensor]:
@@ -199,11 +197,6 @@ def _check_states(config: TrainConfig, sizes: Mapping, weights: Mapping[str, Ten
             f"frozen_states: {config.frozen_states} has the states of another encoder than this run begins with{given}; give "
             f"those of tree-attention frozen-states encoder={config.model.pretrained.folder}, or leave frozen_states out"
         )
-
-
-def _shape_facts(sizes: Mapping) -> dict:
-    """Return the facts of a model from which it can be built."""
-    return {name: value for name, value in sizes.items() if name in _SHAPES or name.endswith("fingerprint")}
 
 
 def _changed_settings(before: TrainConfig, now: TrainConfig) -> list[str]:
