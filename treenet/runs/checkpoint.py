@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 from treeproc.common.files import file_sha256, json_bytes, locked_entry, remove_leftovers, sync_folder, temporary_beside
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
-from treeproc.common.storage import RemotePath
+from treeproc.common.storage import AnyPath, RemotePath
 
 if TYPE_CHECKING:  # commands read the names of checkpoints before they load PyTorch
     import torch
@@ -262,13 +262,17 @@ def _meta_sha256(meta: dict) -> str:
 
 def read_meta(folder: Path) -> dict:
     """Read meta.json of a checkpoint or an average; empty if it is missing or damaged."""
+    meta = read_object(folder / META)
+    return meta if meta.get("sha256") == _meta_sha256(meta) else {}
+
+
+def read_object(path: AnyPath) -> dict:
+    """Read a JSON object; empty if the file is missing or damaged."""
     try:
-        meta = json.loads((folder / META).read_bytes())
+        found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(meta, dict):
-        return {}
-    return meta if meta.get("sha256") == _meta_sha256(meta) else {}
+    return found if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from treenet.runs.checkpoint import (
     is_checkpoint_name,
     read_meta,
 )
-from treenet.runs.run_folder import EXPORT_FACTS, FACTS, checkpoint_path, is_unpacked, read_facts
+from treenet.runs.run_folder import EXPORT_FACTS, FACTS, checkpoint_path, hash_in, is_unpacked, read_facts
 from treeproc.common.errors import one_line
 from treeproc.common.folder_kinds import CONFIG
 from treeproc.common.hub import are_other_models
@@ -152,14 +152,7 @@ def find_other_metrics(run: Path, metrics: Iterable[Mapping]) -> int | None:
 def _read(folder: Path) -> dict:
     """Read meta.json. That of RUN/initial gets the hash of its weights, which run.json has too."""
     meta = read_meta(folder)
-    return meta | {INITIAL: _hash(meta, WEIGHTS)} if meta and folder.name == INITIAL else meta
-
-
-def _hash(meta: Mapping, file: str) -> str | None:
-    try:
-        return meta["files"][file]["sha256"]
-    except (KeyError, TypeError):
-        return None
+    return meta | {INITIAL: hash_in(meta, WEIGHTS)} if meta and folder.name == INITIAL else meta
 
 
 def _ancestors(meta: Mapping) -> dict[str, tuple[str, str]]:
@@ -175,7 +168,7 @@ def _ancestors(meta: Mapping) -> dict[str, tuple[str, str]]:
 
 def _is_made_of(meta: Mapping, other: Path, of_other: Mapping) -> bool:
     file, sha256 = _ancestors(meta).get(other.name, (WEIGHTS, ""))
-    return _hash(of_other, file) == sha256
+    return hash_in(of_other, file) == sha256
 
 
 def _may_continue(folder: Path, meta: Mapping, other: Path, of_other: Mapping) -> bool:

@@ -7,7 +7,6 @@ it changed. Several files travel at a time.
 
 import fnmatch
 import hashlib
-import json
 import os
 import shutil
 import threading
@@ -15,7 +14,15 @@ from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path, PurePosixPath
 
-from treenet.runs.checkpoint import INITIAL, META, checkpoint_folders, checkpoint_step, is_checkpoint_name, remove_checkpoint
+from treenet.runs.checkpoint import (
+    INITIAL,
+    META,
+    checkpoint_folders,
+    checkpoint_step,
+    is_checkpoint_name,
+    read_object,
+    remove_checkpoint,
+)
 from treenet.runs.result_entries import PROBES, SCORES
 from treenet.runs.run_folder import is_packed_run, unpack_run
 from treeproc.common.files import (
@@ -113,7 +120,7 @@ class StoredRun(RunMirror):
                     self._pull_folder(folder, [name for name in there if _folder_of(name) == folder], there)
             run_all(self._download, [name for name in there if _is_pulled(name) and _folder_of(name) not in folders | cut_off])
             self._same = {name: _stamp(self.folder / name) for name in _files_below(self.folder)}
-            self._entries = {name: _read_entries(self.folder / name) for name in _OF_ENTRIES}
+            self._entries = {name: read_object(self.folder / name) for name in _OF_ENTRIES}
 
     def push(self) -> None:
         """Upload changed files, and remove checkpoints that were removed here. Raises UserError if the store refuses."""
@@ -252,9 +259,9 @@ class StoredRun(RunMirror):
 
     def _with_entries_there(self, name: str) -> bytes:
         """Return a file of results with the entries that other machines wrote since the pull."""
-        own, before = _read_entries(self.folder / name), self._entries.get(name, {})
+        own, before = read_object(self.folder / name), self._entries.get(name, {})
         new = {key: entry for key, entry in own.items() if before.get(key) != entry}
-        return json_bytes(_read_entries(self.out / name) | new)
+        return json_bytes(read_object(self.out / name) | new)
 
 
 def mirror_of(out: AnyPath, only: Collection[str] | None = None) -> RunMirror:
@@ -339,15 +346,6 @@ def _is_free(folder: Path) -> bool:
             return True
     except BlockingIOError:
         return False
-
-
-def _read_entries(path: AnyPath) -> dict:
-    """Read the entries of a file of results; none of a file that is missing or damaged."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _is_pulled(name: str) -> bool:

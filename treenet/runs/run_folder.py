@@ -7,20 +7,19 @@ folder. It appears under the hash of the zip when every member has its checksum.
 """
 
 import hashlib
-import json
 import re
 import shutil
 import stat
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, overload
 
 from pydantic import Field
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
-from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS
+from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, read_object
 from treeproc.common.errors import one_line, quoted
 from treeproc.common.files import TEMPORARY_PREFIX, cache_folder, file_lock, read_json
 from treeproc.common.folder_kinds import CONFIG
@@ -131,9 +130,14 @@ def name_in_results(run: Path, folder: Path) -> str:
 
 def recorded_sha256(folder: AnyPath) -> str | None:
     """Return the sha256 of the weights in a checkpoint folder, from its meta.json; None if there are no weights."""
+    return hash_in(read_object(folder / META), WEIGHTS)
+
+
+def hash_in(meta: Mapping, file: str) -> str | None:
+    """Return the sha256 of a file that a meta.json names; None if it names none."""
     try:
-        return json.loads((folder / META).read_bytes())["files"][WEIGHTS]["sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
+        return meta["files"][file]["sha256"]
+    except (KeyError, TypeError):
         return None
 
 
