@@ -12,7 +12,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import tee
-from typing import TypeVar
+from operator import add
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -121,15 +122,20 @@ def _allowed(
     return every if mask is None else every & mask[:, 0]
 
 
-@dataclass(frozen=True)
-class QueryStats:
-    """The attention of all queries of one kind. Shares are means over queries, so long sentences count more."""
+class QueryStats(NamedTuple):
+    """The attention of all queries of one kind: sums over queries, or shares, their means. So long sentences count more."""
 
     queries: int
     node_mass: np.ndarray  # [A, H], share of the attention that goes to nodes
     even_node_mass: float
     own_mass: np.ndarray  # [A, H], share of the attention of a position to itself
     even_own_mass: float
+
+    def means(self) -> "QueryStats":
+        """Return the means of sums over queries."""
+        count = max(1, self.queries)
+        to_nodes, to_itself = self.node_mass / count, self.own_mass / count
+        return QueryStats(self.queries, to_nodes, self.even_node_mass / count, to_itself, self.even_own_mass / count)
 
     def to_json(self) -> dict:
         def share(mass: np.ndarray, even: float) -> dict:
@@ -160,17 +166,6 @@ class EncoderStats:
         }
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """Sums over the queries of one kind in one example."""
-
-    queries: int
-    mass: np.ndarray  # [A, H, S], attention that each position gets
-    even: np.ndarray  # [S], the same of uniform weights, as a mean over layers
-    own: np.ndarray  # [A, H], attention of positions to themselves
-    even_own: float
-
-
 def run_encoder_attention(run: LoadedRun, split: str) -> EncoderStats:
     """Return the statistics of a run, whose encoder `has_self_attention`. Raises UserError when the split is not there."""
     return collect_encoder_attention(run.model, read_split(run.data, "encoded", split), read_labels(run.data))
@@ -180,55 +175,38 @@ def collect_encoder_attention(model: Seq2Seq, examples: Iterable[dict], labels: 
     """Return the statistics over encoded examples; `labels` are the names of node labels by id."""
     given, kept = tee(examples)
     groups = PhraseSums(labels)
-    totals, count = [_Total(), _Total()], 0
+    totals, count = [QueryStats(0, np.zeros((1, 1)), 0.0, np.zeros((1, 1)), 0.0)] * 2, 0
     for example, found in zip(kept, reduce_examples(model, given, _sum_queries), strict=True):
         if found is None:
             continue
+        mass, even, own = found
         num_leaves = len(example["leaves"]["piece"])
-        num_nodes = found[0].mass.shape[2] - num_leaves
-        mass, even = found[0].mass + found[1].mass, found[0].even + found[1].even
-        groups.add(example, num_leaves, num_nodes, mass, even)
-        for total, sums in zip(totals, found, strict=True):
-            total.add(sums, num_leaves)
+        groups.add(example, num_leaves, mass.shape[2] - num_leaves, mass, even)
+        totals = [QueryStats(*map(add, total, sums)) for total, sums in zip(totals, own, strict=True)]
         count += 1
     queries = max(1, sum(total.queries for total in totals))
-    return EncoderStats(count, totals[0].stats(), totals[1].stats(), *groups.groups(queries))
+    leaves, nodes = totals
+    return EncoderStats(count, leaves.means(), nodes.means(), *groups.groups(queries))
 
 
-def _sum_queries(weights: np.ndarray, allowed: np.ndarray, num_leaves: int) -> tuple[_Sums, _Sums]:
-    """Sum over the leaves and over the nodes, from weights [A, H, S, S] and from where positions may attend to, [A, S, S]."""
-    even = (allowed / allowed.sum(axis=2, keepdims=True)).mean(axis=0)  # [S, S]
-    own = weights.diagonal(axis1=2, axis2=3)  # [A, H, S]
+def _sum_queries(weights: np.ndarray, allowed: np.ndarray, num_leaves: int) -> tuple[np.ndarray, np.ndarray, list[QueryStats]]:
+    """Sum over the leaves and over the nodes, from weights [A, H, S, S] and from where positions may attend to, [A, S, S].
 
-    def add(part: slice) -> _Sums:
-        return _Sums(
-            even[part].shape[0],
-            weights[:, :, part].sum(axis=2, dtype=np.float64),
-            even[part].sum(axis=0),
-            own[:, :, part].sum(axis=2, dtype=np.float64),
-            float(even.diagonal()[part].sum()),
+    Also return what each position gets of all queries [A, H, S], and of uniform weights [S], as a mean over layers.
+    """
+    uniform = (allowed / allowed.sum(axis=2, keepdims=True)).mean(axis=0)  # [S, S]
+    itself = weights.diagonal(axis1=2, axis2=3)  # [A, H, S]
+    parts = slice(None, num_leaves), slice(num_leaves, None)
+    masses = [weights[:, :, part].sum(axis=2, dtype=np.float64) for part in parts]
+    evens = [uniform[part].sum(axis=0) for part in parts]
+    sums = [
+        QueryStats(
+            uniform[part].shape[0],
+            mass[:, :, num_leaves:].sum(axis=2),
+            float(even[num_leaves:].sum()),
+            itself[:, :, part].sum(axis=2, dtype=np.float64),
+            float(uniform.diagonal()[part].sum()),
         )
-
-    return add(slice(None, num_leaves)), add(slice(num_leaves, None))
-
-
-class _Total:
-    """Sums over the queries of one kind in all examples."""
-
-    def __init__(self) -> None:
-        self.queries = 0
-        self._node_mass: np.ndarray = np.zeros((1, 1))
-        self._own: np.ndarray = np.zeros((1, 1))
-        self._even_nodes = self._even_own = 0.0
-
-    def add(self, sums: _Sums, num_leaves: int) -> None:
-        self.queries += sums.queries
-        self._node_mass = self._node_mass + sums.mass[:, :, num_leaves:].sum(axis=2)
-        self._own = self._own + sums.own
-        self._even_nodes += float(sums.even[num_leaves:].sum())
-        self._even_own += sums.even_own
-
-    def stats(self) -> QueryStats:
-        count = max(1, self.queries)
-        even = self._even_nodes / count, self._even_own / count
-        return QueryStats(self.queries, self._node_mass / count, even[0], self._own / count, even[1])
+        for part, mass, even in zip(parts, masses, evens, strict=True)
+    ]
+    return masses[0] + masses[1], evens[0] + evens[1], sums
