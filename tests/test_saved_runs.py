@@ -115,7 +115,7 @@ def test_classes_and_scores_of_a_classifier(classifier, tmp_path):
     assert head["pipeline_tag"] == "text-classification" and {"accuracy", "f1"} <= set(head["metrics"])
     scores = read_scores(classifier)["test"]
     low, high = (f"{100 * end:.2f}" for end in scores["accuracy_interval"])
-    assert f"| test | accuracy | {100 * scores['accuracy']:.2f} | {low} to {high} |" in text
+    assert f"| test | accuracy (%) | {100 * scores['accuracy']:.2f} | {low} to {high} |" in text
     facts, index = read_json(classifier / "run.json"), read_json(classifier.parent / "data" / "encoded" / "index.json")
     assert facts["data_fingerprint"] in text and scores["weights_sha256"] in text
     assert "trained with" in text and "torch " in text

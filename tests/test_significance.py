@@ -11,10 +11,8 @@ from test_dunnett import found_with
 from treenet.evaluation.significance import (
     ABOUT_SEEDS,
     EXPLORATORY,
-    OF_PREDICTIONS,
     PRIMARY,
     SYSTEMS,
-    Score,
     SeedTest,
     compare_correlations,
     compare_examples,
@@ -24,11 +22,12 @@ from treenet.evaluation.significance import (
     holm,
     p_value_of,
     sample_weights,
+    show_p_values,
     slopes,
     summarize,
     t_quantile,
 )
-from treenet.experiments.tables import show_p_values
+from treenet.tasks.scores import SCORES, Score
 
 SENTENCES = 200
 # Deviations of what differs between systems: of a seed on all sentences, of a sentence for all seeds, of a seed on a sentence.
@@ -286,15 +285,15 @@ def test_normal_critical_values_follow_from_many_sentences():
 
 
 def test_scores_are_shown_in_their_unit_and_places():
-    shown = {
-        name: (score.show(-0.12345), score.show(0.12345, "+"), score.lower_is_better) for name, score in OF_PREDICTIONS.items()
-    }
+    names = ("accuracy", "macro_f1", "pearson", "pair_accuracy", "nll", "bleu")
+    shown = {name: ((score := SCORES[name]).show(-0.12345), score.show(0.12345, "+"), score.lower_is_better) for name in names}
     assert shown == {
         "accuracy": ("-12.35", "+12.35", False),
         "macro_f1": ("-12.35", "+12.35", False),
         "pearson": ("-0.1235", "+0.1235", False),
         "pair_accuracy": ("-12.35", "+12.35", False),
         "nll": ("-0.123", "+0.123", True),
+        "bleu": ("-0.12", "+0.12", False),
     }
     score = Score(title="BLEU", digits=1)
     assert (score.show(26.44), score.show_interval((-0.5, 1.25)), score.show_interval(None)) == ("26.4", "[-0.5, +1.2]", "-")

@@ -29,7 +29,6 @@ from treenet.experiments.seeds import MEASURES, SCORED, SeedsConfig
 from treenet.experiments.seeds_report import FORM, LABELS, build_report, draw, format_table, read_result
 from treenet.experiments.study import make_study, read_fresh_scores, run_study
 from treenet.experiments.study_grid import study_cells
-from treenet.experiments.tables import number
 from treenet.jobs.train_run import run_training
 from treenet.runs.averaging import average_checkpoints, choose_checkpoints
 from treenet.runs.checkpoint import (
@@ -44,6 +43,7 @@ from treenet.runs.loading import load_run, load_trained
 from treenet.runs.metrics_log import best_validation, read_metrics
 from treenet.runs.run_results import warn_of_stale_results
 from treenet.tasks.base import build_task
+from treenet.tasks.tables import number
 from treenet.training.ranks import Ranks
 from treenet.training.trainer import Trainer, train
 from treeproc.common.files import file_sha256, read_json

@@ -1,27 +1,28 @@
 """The comparison of two results, as comparison.json has it: its tests, the sentences that differ most, and a table for people."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 
 from treenet.evaluation.bootstrap import Comparison, compare_systems
 from treenet.evaluation.minimal_pairs import format_groups
 from treenet.evaluation.settings import CompareConfig
-from treenet.evaluation.significance import ABOUT_WEIGHTS, OF_PREDICTIONS, PAIRED_BOOTSTRAP, Score
+from treenet.evaluation.significance import ABOUT_WEIGHTS, PAIRED_BOOTSTRAP
 from treenet.runs.result_provenance import describe_origin, recorded_origin
 from treenet.runs.run_results import System
 from treenet.tasks.learning import LEARNING, facts_of_text, find_unlearned, say_unlearned
-from treenet.tasks.translation_metrics import INTERNATIONAL, METRIC_TITLES, METRICS, SECOND, sentence_chrf
+from treenet.tasks.scores import SCORES, Score
+from treenet.tasks.translation_metrics import INTERNATIONAL, SECOND, sentence_chrf
 from treeproc.common.provenance import software
 from treeproc.shards.store import fingerprint_of
 
 # The scores of single sentences, by which wins and losses are chosen.
 _OF_SENTENCES = {
-    SECOND: Score(title=METRICS[SECOND].title, digits=1),
+    SECOND: replace(SCORES[SECOND], digits=1),
     "right": Score(title="correctness", digits=0),
     "error": Score(title="error", digits=3, lower_is_better=True),
-    "nll": OF_PREDICTIONS["nll"],
+    "nll": SCORES["nll"],
 }
 
 
@@ -130,9 +131,10 @@ def format_comparison(found: dict) -> str:
     }
     lines += say_unlearned(unlearned)
     is_tested = not unlearned
-    scores = OF_PREDICTIONS | {name: Score(title=one.column, digits=2) for name, one in METRICS.items()}
-    scores = {name: scores.get(name) or Score(title=METRIC_TITLES[name], digits=2) for name in found["metrics"]}
-    titles = {name: score.title + (", lower is better" if score.lower_is_better else "") for name, score in scores.items()}
+    scores = {name: SCORES[name] for name in found["metrics"]}
+    titles = {
+        name: (one.short or one.title) + (", lower is better" if one.lower_is_better else "") for name, one in scores.items()
+    }
     width = max(6, *(len(title) + 1 for title in titles.values()))
     lines.append(f"{'':{width}}{'A':>8}{'B':>8}{'B - A':>8}" + f"{'95 %':>20}{'p':>8}" * is_tested)
     for name, one in found["metrics"].items():

@@ -11,13 +11,16 @@ two systems have nothing in common. The p and the interval of a system hold for 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
+from operator import itemgetter
 from statistics import fmean, stdev, variance
 from typing import Self
 
 import numpy as np
+
+from treenet.tasks.tables import Column, show_p_value, shown
 
 ABOUT_WEIGHTS = "these two sets of weights on these sentences"
 ABOUT_WEIGHTS_OF_SEEDS = "the weights of these very seeds on these sentences"
@@ -31,34 +34,6 @@ LEVEL = 0.95  # of every interval
 _SMALLEST_P = 1e-12
 # For people, below a table. It names titles, because the installed package has no docs/.
 EXPLAINED = 'the page "How to compare two systems", "Which interval"'
-
-
-@dataclass(frozen=True, kw_only=True)
-class Score:
-    """A score of runs or of single sentences, in tables."""
-
-    title: str
-    unit: float = 1  # a value times this is the printed number, with `digits` places
-    digits: int
-    lower_is_better: bool = False
-
-    def show(self, value: float, sign: str = "") -> str:
-        """Format a value or a difference."""
-        return f"{self.unit * value:{sign}.{self.digits}f}"
-
-    def show_interval(self, interval: Sequence[float] | None) -> str:
-        """Format the interval of a difference; a dash if there is none."""
-        return f"[{', '.join(self.show(end, '+') for end in interval)}]" if interval else "-"
-
-
-# By their names in scores.json.
-OF_PREDICTIONS = {
-    "accuracy": Score(title="accuracy (%)", unit=100, digits=2),
-    "macro_f1": Score(title="macro F1 (%)", unit=100, digits=2),
-    "pearson": Score(title="Pearson's r", digits=4),
-    "pair_accuracy": Score(title="right in minimal pairs (%)", unit=100, digits=2),
-    "nll": Score(title="nll of a piece (nats)", digits=3, lower_is_better=True),
-}
 
 
 @dataclass(frozen=True)
@@ -89,6 +64,18 @@ class SeedTest:
     def without_inference(self) -> Self:
         """Return the difference alone, as tables show it if one of the two systems learned nothing."""
         return replace(self, interval=None, p_value=None, holm_p_value=None, seen=None)
+
+
+def show_p_values(test: SeedTest) -> list[str]:
+    """Return p and Holm's p over seeds. A star is of the p that counts."""
+    p_values = [show_p_value(value) for value in (test.p_value, test.holm_p_value)]
+    p_values[test.holm_p_value is not None] += "*" * test.starred
+    return [p_values[0], "exploratory"] if test.family == EXPLORATORY else p_values
+
+
+def p_columns(tests: Iterable[SeedTest | None]) -> list[Column]:
+    p_values = [show_p_values(test) if test else None for test in tests]
+    return [shown(title, p_values, itemgetter(place)) for place, title in enumerate(("p", "p, Holm"))]
 
 
 def summarize(values: Sequence[float]) -> dict:

@@ -12,7 +12,7 @@ from treenet.experiments.records import Record, read_numbers
 from treenet.experiments.results import Results
 from treenet.experiments.scaling_report import NLL, NLL_SCALE
 from treenet.experiments.settings import RUNGS, ControlSettings
-from treenet.experiments.tables import number
+from treenet.tasks.tables import number
 from treenet.tasks.translation_metrics import MAIN, SECOND
 from treeproc.common.settings import UserError
 

@@ -17,20 +17,12 @@ from treenet.evaluation.significance import (
     LEVEL,
     SeedTest,
     compare_with_baseline,
+    p_columns,
+    show_p_values,
 )
 from treenet.experiments.results import SAMPLED, Results
 from treenet.experiments.study import UNLEARNED, notes_about_cells, say_unlearned_cells, unlearned_in
-from treenet.experiments.tables import (
-    Column,
-    align,
-    number,
-    numbers,
-    p_columns,
-    show_interval,
-    show_p_value,
-    show_p_values,
-    shown,
-)
+from treenet.tasks.tables import Column, align, number, numbers, show_interval, show_p_value, shown
 from treenet.tasks.translation_metrics import COMPARED, MAIN, METRIC_TITLES, METRICS
 
 if TYPE_CHECKING:

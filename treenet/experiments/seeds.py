@@ -16,13 +16,14 @@ from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from treenet.config import TrainConfig
 from treenet.evaluation.settings import PairsInput, ScoreLMSettings
-from treenet.evaluation.significance import OF_PREDICTIONS, Score, SeedTest, compare_correlations, compare_examples
+from treenet.evaluation.significance import SeedTest, compare_correlations, compare_examples
 from treenet.experiments.ledger import Cell
 from treenet.experiments.records import show_numbers
 from treenet.experiments.study_grid import Parallel, Place, Protocol, Seed, StudyConfig, Systems, check_name, check_once
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
 from treenet.runs.result_entries import read_scores
+from treenet.tasks.scores import SCORES, Score
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -138,7 +139,7 @@ def _score_language_model(run: Path, use_gpu: bool) -> dict[str, dict]:
 
 # A grammar has the nll of sentence and tree, and a masked model one of each piece from all others.
 _LANGUAGE_MODELS = Measures(
-    **vars(OF_PREDICTIONS["nll"]),
+    **vars(SCORES["nll"]),
     columns={
         ("valid", "perplexity"): "valid, ppl",
         ("test", "perplexity"): "test, ppl",
@@ -159,7 +160,7 @@ _LANGUAGE_MODELS = Measures(
 )
 MEASURES = {
     "classification": Measures(
-        **vars(OF_PREDICTIONS["accuracy"]),
+        **vars(SCORES["accuracy"]),
         columns={
             ("valid", "accuracy"): "valid",
             ("test", "accuracy"): "test",
@@ -174,7 +175,7 @@ MEASURES = {
         score=_score_predictions,
     ),
     "relatedness": Measures(
-        **vars(OF_PREDICTIONS["pearson"]),
+        **vars(SCORES["pearson"]),
         columns={
             ("valid", "pearson"): "valid, r",
             ("test", "pearson"): "test, r",

@@ -15,10 +15,11 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 
 from treenet.evaluation.significance import (
     EXPLAINED,
-    OF_PREDICTIONS,
     SYSTEMS,
     SeedTest,
     correct_family,
+    p_columns,
+    show_p_values,
     summarize,
 )
 from treenet.experiments.records import Record, find_confounded, find_unlike, read_numbers
@@ -33,8 +34,9 @@ from treenet.experiments.study import (
     say_unlearned_cells,
     unlearned_in,
 )
-from treenet.experiments.tables import Column, align, numbers, p_columns, show_p_values, shown, typeset
 from treenet.runs.result_provenance import recorded_origin
+from treenet.tasks.scores import SCORES
+from treenet.tasks.tables import Column, align, numbers, shown, typeset
 from treeproc.common import folder_kinds
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
@@ -218,7 +220,7 @@ def _other_tests(report: dict) -> list[str]:
     for result, name in MEASURES[report["task"]].others.items():
         for row in report["systems"]:
             if found := row.get("tests", {}).get(f"{result}.{name}"):
-                score, test = OF_PREDICTIONS[name], SeedTest(**found)
+                score, test = SCORES[name], SeedTest(**found)
                 seen = "-" if test.seen is None else score.show(test.seen)
                 p_value, holm = show_p_values(test)
                 values = f"{score.show(test.difference, '+')} {score.show_interval(test.interval)}"

@@ -4,15 +4,15 @@ from collections.abc import Callable
 
 from matplotlib.figure import Figure
 
-from treenet.evaluation.significance import FEWEST_SEEDS
+from treenet.evaluation.significance import FEWEST_SEEDS, show_p_values
 from treenet.experiments.scaling_table import EXPLAIN_POINTS, describe_slopes, more_tables, point_columns
 from treenet.experiments.seeds import MEASURES
 from treenet.experiments.seeds_report import explain, system_columns
 from treenet.experiments.study import StudyForm, notes_about_cells, say_unlearned_cells
-from treenet.experiments.tables import NONE, Column, numbers, show_interval, show_p_values
 from treenet.report.answer import Answer
 from treenet.report.figures import FAINT, INK, SERIES, name_rows
 from treenet.report.report_model import Report
+from treenet.tasks.tables import NONE, Column, numbers, show_interval
 from treenet.tasks.translation_metrics import METRIC_TITLES
 
 ANSWER = "answer"

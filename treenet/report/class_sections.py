@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from treenet.data.splits import read_sources, read_split
-from treenet.experiments.tables import Column, numbers
 from treenet.report.report_inputs import Missing, ReportRun, own_index
 from treenet.report.report_model import Report
 from treenet.report.settings import ReportSettings
 from treenet.report.tables import show_shares
 from treenet.runs.run_results import parse_columns, predictions_path, read_predictions
 from treenet.tasks.learning import find_unlearned, say_unlearned
+from treenet.tasks.tables import Column, numbers
 from treeproc.common.settings import UserError
 from treeproc.shards.store import class_names
 

@@ -8,13 +8,13 @@ from matplotlib.figure import Figure
 
 from treenet.analysis.attention_stats import AttentionStats, Group
 from treenet.analysis.encoder_attention import EncoderStats
-from treenet.experiments.tables import NONE, Column, number, numbers
 from treenet.probing.probe_results import COLUMNS, draw_layers, table_rows, task_name
 from treenet.report.figures import draw_groups, gather, group_names
 from treenet.report.report_inputs import ReportRun
 from treenet.report.report_model import Report
 from treenet.report.tables import fact_columns, show_hash
 from treenet.runs.result_provenance import describe_origin
+from treenet.tasks.tables import NONE, Column, number, numbers
 
 # Prefixes of the names of charts.
 CROSS, ENCODER = "attention", "encoder_attention"

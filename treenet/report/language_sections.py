@@ -7,11 +7,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from treenet.evaluation.minimal_pairs import SHOWN
-from treenet.experiments.tables import Column, numbers
 from treenet.report.figures import FAINT, begin_rows
 from treenet.report.report_inputs import ReportRun
 from treenet.report.report_model import Report
 from treenet.report.tables import show_shares
+from treenet.tasks.tables import Column, numbers
 
 _SCORES = {"nll": "nll a piece", "perplexity": "perplexity", "word_perplexity": "perplexity of words"}
 

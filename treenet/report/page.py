@@ -9,7 +9,6 @@ from markupsafe import Markup, escape
 
 from treenet.evaluation.significance import EXPLAINED
 from treenet.experiments import scaling_report, seeds_report
-from treenet.experiments.tables import number
 from treenet.report.answer_sections import answer_section, show_comparison, show_scaling, study_section
 from treenet.report.class_sections import class_examples_section
 from treenet.report.example_sections import lines_section, sentences_section
@@ -18,6 +17,7 @@ from treenet.report.language_sections import language_section
 from treenet.report.report_model import Report
 from treenet.report.run_sections import making_section, runs_section
 from treenet.report.score_sections import ablations_section, scores_section
+from treenet.tasks.tables import number
 
 _HERE = Path(__file__).parent
 # The id, title, template and data of each section, in order. The page leaves out those that are empty.

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from treenet.experiments.tables import NONE, Column, number
 from treenet.report.compare import speed
 from treenet.report.report_inputs import FINGERPRINTS, ReportRun
 from treenet.report.report_model import Report
 from treenet.report.tables import code, fact_columns, show_hash
 from treenet.runs.metrics_log import best_validation
+from treenet.tasks.tables import NONE, Column, number
 from treeproc.common.messages import format_seconds
 from treeproc.common.provenance import Session, describe_machines, describe_packages, describe_software, read_sessions
 from treeproc.common.storage import AnyPath

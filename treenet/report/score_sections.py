@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
-from treenet.experiments.tables import NONE, Column, number, numbers, show_p_value, shown
 from treenet.report.class_sections import classes_section
 from treenet.report.compare import ScoreTable, bucket_tables
 from treenet.report.figures import begin_rows
 from treenet.report.lines import Frequencies
 from treenet.report.report_model import Report
 from treenet.runs.result_provenance import ResultStatus, data_fingerprint, describe_decoding, describe_weights, short
+from treenet.tasks.tables import NONE, Column, number, numbers, show_p_value, shown
 from treenet.tasks.translation_metrics import MAIN, METRIC_TITLES, METRICS
 from treeproc.common.provenance import describe_software
 

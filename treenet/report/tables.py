@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from markupsafe import Markup
 
-from treenet.experiments.tables import NONE, Column, show_interval
 from treenet.runs.result_provenance import short
+from treenet.tasks.tables import NONE, Column, show_interval
 
 
 def fact_columns(title: str, names: Iterable[str], facts: Mapping[str, Iterable[str]]) -> list[Column]:

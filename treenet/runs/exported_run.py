@@ -22,7 +22,7 @@ from treenet.runs.result_entries import read_scores
 from treenet.runs.run_folder import EXPORT_FACTS, read_facts
 from treenet.runs.run_folder import FACTS as RUN_FACTS
 from treenet.tasks.base import build_task
-from treenet.tasks.translation_metrics import HUB_NAMES, METRIC_TITLES
+from treenet.tasks.scores import SCORES, interval_of
 from treeproc.common.files import file_sha256, json_bytes, read_json
 from treeproc.common.folder_kinds import CONFIG, EXPORT, claim_folder
 from treeproc.common.hub import name_elsewhere
@@ -163,23 +163,6 @@ def _held_index(run: LoadedModel, vocabulary: Mapping[str, bytes]) -> dict:
 
 PARSER_FOLDER = "parser"  # below the data of an exported run: where its parser's own models belong
 _PIPELINES = {"translation": "translation", "classification": "text-classification", "masked_lm": "fill-mask"}
-# The scores of a card with their titles, and their names on Hugging Face if they have one there.
-_PERCENT = {
-    "accuracy": ("accuracy", "accuracy"),
-    "macro_f1": ("macro F1", "f1"),
-    "binary_accuracy": ("accuracy of two classes", ""),
-    "phrase_accuracy": ("accuracy of phrases", ""),
-    "pair_accuracy": ("right in minimal pairs", ""),
-}
-_PLAIN = {name: (title, HUB_NAMES.get(name, "")) for name, title in METRIC_TITLES.items()} | {
-    "pearson": ("Pearson's r", "pearsonr"),
-    "spearman": ("Spearman's rho", "spearmanr"),
-    "mse": ("mean squared error", "mse"),
-    "perplexity": ("perplexity per piece", "perplexity"),
-    "word_perplexity": ("perplexity per word", ""),
-    "pseudo_perplexity": ("pseudo-perplexity per piece", ""),
-    "nll": ("nll per target", ""),
-}
 _HEADER = """\
 ---
 language:
@@ -242,13 +225,9 @@ def _scores(run: LoadedModel) -> Iterator[tuple[str, str, str, str, str]]:
     for result, entry in read_scores(run.run).items():
         if entry.get("weights_sha256") != run.weights_sha256:
             continue
-        for factor, known in ((100, _PERCENT), (1, _PLAIN)):
-            for key, (title, metric) in known.items():
-                if isinstance(value := entry.get(key), int | float):
-                    ends = entry.get(f"{key}_interval") or ()
-                    shown = " to ".join(f"{factor * end:.2f}" for end in ends)
-                    digits = 2 if factor == 100 or key in METRIC_TITLES else 4
-                    yield result, title, metric, f"{factor * value:.{digits}f}", shown
+        for name, score in SCORES.items():
+            if isinstance(value := entry.get(name), int | float):
+                yield result, score.title, score.hub, score.show(value), score.show_ends(interval_of(entry, name))
 
 
 def _data(run: LoadedModel, index: Mapping) -> list[tuple[str, ...]]:

@@ -48,13 +48,14 @@ class Metric:
     """A corpus metric of sacrebleu: its class there, and options of the class."""
 
     title: str
-    column: str  # its title in a narrow table
+    column: str  # its title in a narrow table, `short` in scores.py
     kind: Literal["BLEU", "CHRF", "TER"]
     options: Mapping[str, Any] = field(default_factory=dict)
     reads: Literal["lines", "tokens", "tokens_of_compounds"] = "lines"
     compared: bool = False  # whether it is shown where systems are compared, by tags and in studies
     lower_is_better: bool = False
     is_slow: bool = False  # some 10 ms a line
+    hub: str = ""  # its name on Hugging Face, if it has one
 
     def build(self, tokenized: bool = True) -> "SacrebleuMetric":
         """Build the metric. Unless the input of the data set was `tokenized`, BLEU may advise to detokenise."""
@@ -66,11 +67,11 @@ class Metric:
 
 # The metrics of every evaluation, in the order of its table. Settings and reports take their names from here.
 METRICS = {
-    "bleu": Metric("BLEU", "BLEU", "BLEU", {"tokenize": "13a"}, compared=True),
+    "bleu": Metric("BLEU", "BLEU", "BLEU", {"tokenize": "13a"}, compared=True, hub="sacrebleu"),
     "bleu_tokenized": Metric("tokenised BLEU", "tok. BLEU", "BLEU", {"tokenize": "none"}, "tokens"),
     "bleu_compound_split": Metric("compound-split BLEU", "split BLEU", "BLEU", {"tokenize": "none"}, "tokens_of_compounds"),
-    "chrf": Metric("chrF", "chrF", "CHRF", compared=True),
-    "ter": Metric("TER (lower is better)", "TER", "TER", lower_is_better=True, is_slow=True),
+    "chrf": Metric("chrF", "chrF", "CHRF", compared=True, hub="chrf"),
+    "ter": Metric("TER (lower is better)", "TER", "TER", lower_is_better=True, is_slow=True, hub="ter"),
 }
 # The metric of a table with one, for lines, and for lines that came as tokens; and the second one of a small table.
 MAIN, MAIN_OF_TOKENS, SECOND = "bleu", "bleu_tokenized", "chrf"
@@ -82,8 +83,6 @@ OF_VALIDATIONS = tuple(name for name, metric in METRICS.items() if metric.reads 
 # Those of settings, in treenet/evaluation/learned_metrics.py.
 LEARNED_TITLES = {"bertscore": "BERTScore", "comet": "COMET"}
 METRIC_TITLES = {name: metric.title for name, metric in METRICS.items()} | LEARNED_TITLES
-# Their names on Hugging Face, where they have one.
-HUB_NAMES = {"bleu": "sacrebleu", "chrf": "chrf", "ter": "ter", "bertscore": "bertscore", "comet": "comet"}
 # The types of scores and signatures in an entry of scores.json.
 SCORE_TYPES: dict[str, type] = dict.fromkeys(METRIC_TITLES, float) | {f"{name}_signature": str for name in METRICS}
 _FEWEST_LINES, _LINES_AT_ONCE = 500, 100  # of a slow metric: for each process, which takes a second to start, and of a job

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from treenet.experiments.study import UNLEARNED
-from treenet.experiments.tables import Column, align
 from treenet.extras.tuning.trials import ENDS, Trial, Trials, TuningConfig, best_trial, describe_values
 from treenet.runs.metrics_log import write_png
 from treenet.tasks.base import build_task
 from treenet.tasks.learning import LEARNING, facts_of_nll, say_unlearned, why_unlearned
+from treenet.tasks.tables import Column, align
 from treeproc.common.files import atomic_write, json_bytes
 from treeproc.common.settings import dump_settings
 from treeproc.common.storage import AnyPath

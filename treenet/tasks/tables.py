@@ -1,11 +1,8 @@
-"""Tables of studies as columns of texts, for a terminal and for a page, and numbers as every table writes them."""
+"""Tables as columns of texts, for a terminal and for a page, and numbers as every table writes them."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import TypeVar
-
-from treenet.evaluation.significance import EXPLORATORY, SeedTest
 
 NONE = "–"
 Item = TypeVar("Item")
@@ -53,18 +50,6 @@ def align(columns: Sequence[Column]) -> list[str]:
 def show_p_value(value: float | None) -> str:
     """Format a p-value. A small one is not shown as 0."""
     return NONE if value is None else "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def show_p_values(test: SeedTest) -> list[str]:
-    """Return p and Holm's p over seeds. A star is of the p that counts."""
-    p_values = [show_p_value(value) for value in (test.p_value, test.holm_p_value)]
-    p_values[test.holm_p_value is not None] += "*" * test.starred
-    return [p_values[0], "exploratory"] if test.family == EXPLORATORY else p_values
-
-
-def p_columns(tests: Iterable[SeedTest | None]) -> list[Column]:
-    p_values = [show_p_values(test) if test else None for test in tests]
-    return [shown(title, p_values, itemgetter(place)) for place, title in enumerate(("p", "p, Holm"))]
 
 
 def show_interval(interval: Sequence[float] | None, form: str = "+.2f") -> str:
