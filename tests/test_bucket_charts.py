@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from treenet.evaluation.buckets import FrequencyBucket
-from treenet.report.compare import ScoreRow, ScoreTable, _notes, bucket_tables
+from treenet.evaluation.buckets import FrequencyBucket, bucket_columns, gather_buckets
+from treenet.report.compare import ScoreRow, ScoreTable, _notes, comparable_buckets
 from treenet.report.figures import SERIES, save_chart, style
 from treenet.report.lines import Frequencies
 from treenet.report.score_sections import draw_scores
@@ -54,7 +54,7 @@ def rows_of(figure) -> list[str]:
 def test_every_dot_is_a_number_of_the_table(charts):
     assert list(charts) == ["scores_by_words_1", "scores_by_frequency_1"]  # one bucket of depth: nothing to see
     words = charts["scores_by_words_1"]
-    assert rows_of(words) == ["0–10 (1,000)", "11–20 (1,011)", "21 and more (1,021)"]
+    assert rows_of(words) == ["up to 10 (1,000)", "11 to 20 (1,011)", "21 and more (1,021)"]
     expected = {"tree": [7.25, 8.5, 3.0], "plain": [5.0, 9.0, None], "tree (untrained)": [0.5, 0.25, 0.0]}
     assert dots(words) == expected
     frequency = charts["scores_by_frequency_1"]
@@ -68,8 +68,11 @@ def test_runs_on_other_trees_share_no_bucket_of_depth():
     for row, trees in zip(table.rows, ("parsed", "shuffled", "parsed"), strict=True):
         row.record["data"] = {"fingerprint": trees, "parsed_fingerprint": "same"}
     assert list(_notes(table, [])) == ["plain, test: no scores by depth; its data set has other sentences in a bucket."]
-    found = bucket_tables(table)
-    assert [list(bucket.values) for bucket in found["depth"]] == [[0]] and list(found["words"][0].values) == [0, 1, 2]
+    found = comparable_buckets(table)
+    assert list(found["depth"]) == [0] and list(found["words"]) == [0, 1, 2]
+    columns = bucket_columns("words", gather_buckets(list(found["words"].values())), ["tree", "plain", "untrained"])
+    assert [one.title for one in columns[:4]] == ["words", "sentences", "tree, BLEU", "tree, chrF"] and len(columns) == 8
+    assert list(columns[1].cells) == ["1,000", "1,011", "1,021"] and list(columns[4].cells) == ["5.00", "9.00", "–"]
 
 
 def test_runs_keep_their_colours_and_controls_are_hollow(charts):

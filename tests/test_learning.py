@@ -11,9 +11,7 @@ from commands import main_of
 from toydata import write_toy_data
 from toyruns import make_config
 
-from treenet.config import TrainConfig
 from treenet.data.splits import read_split
-from treenet.evaluation import classify
 from treenet.evaluation.comparison import compare, format_comparison
 from treenet.evaluation.settings import CompareConfig
 from treenet.experiments import scaling_report, seeds_report
@@ -23,7 +21,6 @@ from treenet.jobs.train_run import run_training
 from treenet.report.answer import answer_study
 from treenet.report.report_inputs import ReportStudy
 from treenet.runs.run_results import System
-from treenet.tasks.base import build_task
 from treenet.tasks.learning import (
     facts_of_classes,
     facts_of_lines,
@@ -35,7 +32,7 @@ from treenet.tasks.learning import (
     say_unlearned,
     why_unlearned,
 )
-from treeproc.common.settings import load_settings
+from treenet.tasks.scores import format_scores
 from treeproc.shards.schema import EOS_ID
 
 RECORDS = Path(__file__).parents[1] / "docs" / "results" / "runs"
@@ -193,8 +190,7 @@ def test_the_frequencies_are_of_the_runs_own_train_if_its_pieces_are_the_same(tm
 
 def test_tables_of_scores_name_the_results_and_at_most_six():
     entry = {"steps": [1], "num_examples": 60, "accuracy": 0.3, "learning": {"class_share": 1.0, "label_share": 0.5}}
-    task = build_task(load_settings(TrainConfig, None, [], task="classification", data="data", model={"name": "bilstm"}))
-    table = classify.format_scores({"test": entry, "valid": entry | {"learning": {}}}, task).split("\n")
+    table = format_scores({"test": entry, "valid": entry | {"learning": {}}}).split("\n")
     assert table[-1] == "nothing was learned; train longer: test (one class has 100.0% of the predictions)" and len(table) == 4
     (line,) = say_unlearned({str(number): "why" for number in range(8)})
     assert line.endswith("4 (why), 5 (why), and 2 more") and say_unlearned({}) == []

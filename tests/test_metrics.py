@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import re
 from collections import Counter
 from statistics import NormalDist
 
@@ -139,7 +140,7 @@ def test_every_metric_of_studies_is_computed_from_numbers_of_its_sentences(name)
 
 def test_numbers_of_sentences_follow_the_tokeniser_of_the_metric(monkeypatch):
     """They were those of 13a for every BLEU of lines."""
-    monkeypatch.setitem(METRICS, "bleu_char", Metric("BLEU of characters", "char BLEU", "BLEU", {"tokenize": "char"}))
+    monkeypatch.setitem(METRICS, "bleu_char", Metric(title="BLEU of characters", kind="BLEU", options={"tokenize": "char"}))
     test_every_metric_of_studies_is_computed_from_numbers_of_its_sentences("bleu_char")
 
 
@@ -316,8 +317,11 @@ def test_buckets_hold_every_line_once_and_score_their_lines():
     rows = [2, 3]
     expected = compute_scores([worse[i] for i in rows], [REFERENCES[i] for i in rows])["bleu"]
     assert found["words"][1]["bleu"] == expected and found["depth"][0]["bleu"] == compute_scores(worse, REFERENCES)["bleu"]
-    titles = [line.split("  ")[1].strip() for line in format_buckets(found).split("\n") if line.startswith("  ")]
-    assert titles == ["up to 10", "11 to 20", "21 and more", "up to 4"]
+    table = [re.split("  +", line) for line in format_buckets(found).split("\n")]
+    counts = {"up to 10": "4", "11 to 20": "2", "21 and more": "3"}
+    words = [[name, counts[name], f"{one['bleu']:.2f}"] for name, one in zip(counts, found["words"], strict=True)]
+    depth = [["depth of the source's tree", "sentences", "BLEU"], ["up to 4", "9", f"{found['depth'][0]['bleu']:.2f}"]]
+    assert table == [["words of the source", "sentences", "BLEU"], *words, *depth]
     with pytest.raises(UserError, match="has 9 examples, but there are 8 references"):
         score_buckets(sizes, BucketConfig(), worse[1:], REFERENCES[1:])
 

@@ -16,8 +16,8 @@ from commands import run_here
 from sample_lines import sample_lines
 
 from treenet.data.splits import read_parse_scores, read_references, read_split
+from treenet.evaluation.buckets import gather_buckets
 from treenet.evaluation.settings import BucketConfig
-from treenet.report.compare import ScoreRow, ScoreTable, bucket_tables
 from treenet.runs.result_entries import read_scores
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
@@ -333,7 +333,7 @@ def test_evaluate_has_buckets_by_score(data, text):
     hypotheses.write_bytes(gzip.compress((text / "test.de").read_bytes().replace(b" A ", b" THE ")))
     command = ["evaluate.py", "--out", out, f"hypotheses={hypotheses}", f"data={data}", "buckets.parse_score=[-0.04,-0.02,-0.01]"]
     done = run_here(*command)
-    assert done.returncode == 0 and "score of its parse" in done.stdout and "up to -0.04" in done.stdout, done.stderr
+    assert done.returncode == 0 and "score of the source's parse" in done.stdout and "up to -0.04" in done.stdout, done.stderr
     assert run_here(*command).returncode == 0  # which reads what the first one wrote
     (entry,) = read_scores(out).values()
     scores = np.array(list(scores_of(data, "test").values()))
@@ -345,8 +345,7 @@ def test_evaluate_has_buckets_by_score(data, text):
     found = entry["buckets"]["parse_score"]
     expected = [(a, b, count) for (a, b), count in zip(edges, counts, strict=True) if count]
     assert [(one["from"], one["to"], one["num_examples"]) for one in found] == expected and sum(counts) == len(scores)
-    row = ScoreRow("other", "test", entry, {})
-    names = [bucket.name for bucket in bucket_tables(ScoreTable("test", "text", ["bleu"], [row]))["parse_score"]]
+    names = [bucket.name for bucket in gather_buckets([found])]
     assert names == [{-0.04: "up to -0.04", None: "-0.009 and more"}.get(b, f"{a} to {b}") for a, b, _ in expected]
     assert run_here(*command[:-1], "buckets.parse_score=[-0.1,0]").returncode == 2
     assert "parse_score" not in BucketConfig().model_dump()

@@ -27,7 +27,8 @@ from treenet.evaluation.significance import (
     summarize,
     t_quantile,
 )
-from treenet.tasks.scores import SCORES, Score
+from treenet.tasks.scores import SCORES
+from treenet.tasks.tables import Score
 
 SENTENCES = 200
 # Deviations of what differs between systems: of a seed on all sentences, of a sentence for all seeds, of a seed on a sentence.

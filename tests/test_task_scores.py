@@ -15,6 +15,7 @@ from treenet.tasks.class_scores import class_scores, wilson_interval
 from treenet.tasks.classification import count_right, summarize_counts
 from treenet.tasks.losses import LossSums, projected_nll, r_drop_loss, sum_tied_losses, take_counted
 from treenet.tasks.relatedness import average_ranks, pearson, summarize_moments
+from treenet.tasks.scores import ABOUT_INTERVALS, SCORES, format_scores, score_columns
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import PAD_ID
 from treeproc.shards.store import read_index
@@ -302,3 +303,32 @@ def test_only_the_loss_has_a_gradient():
     sums = projected_nll(states, table, torch.tensor([3, 4, 5]), 0.1)
     assert sums.loss.requires_grad and not sums.nll.requires_grad and sums.auxiliary is None
     assert not LossSums(sums.loss, sums.nll, sums.loss).totals().requires_grad
+
+
+def test_a_column_has_a_score_of_every_entry_in_its_unit_and_digits():
+    entries = [
+        {"accuracy": 0.51239, "accuracy_interval": [0.5, 0.53], "kind": "x"},
+        {"pearson": -0.12345, "interval": [0.1, 0.2]},
+    ]
+    columns = {one.title: list(one.cells) for one in score_columns(entries, "run")}
+    assert columns == {"run, accuracy (%)": ["51.24", "–"], "95 %": ["50.00 to 53.00", "–"], "run, Pearson's r": ["–", "−0.1235"]}
+    assert [one.title for one in score_columns(entries, names=["pearson"])] == ["Pearson's r"] and not score_columns([{}])
+    assert [one.title for one in score_columns([{"pair_accuracy": 0.5, "interval": [0.1, 0.2]}])] == ["right pairs (%)", "95 %"]
+
+
+def test_every_score_has_a_title_of_its_own():
+    assert len({one.title for one in SCORES.values()}) == len(SCORES)
+
+
+def test_results_are_lines_of_one_table():
+    everything = {
+        "test": {"steps": [1000, 2000], "num_examples": 2210, "nll": 2.34567},
+        "file": {"num_examples": 3, "bleu": 1.0},
+    }
+    assert [line.split() for line in format_scores(everything).splitlines()] == [
+        ["result", "step", "examples", "BLEU", "nll", "a", "piece"],
+        ["test", "2,000", "2,210", "–", "2.346"],
+        ["file", "–", "3", "1.00", "–"],
+    ]
+    found = format_scores({"test": {"num_examples": 3, "accuracy": 0.5, "accuracy_interval": [0.1, 0.9]}})
+    assert found.splitlines()[-1] == ABOUT_INTERVALS and "step" not in found

@@ -186,7 +186,7 @@ def test_pairs_of_files_are_scored_and_classified(run, tmp_path):
     index = read_index(run.parent / "data" / "encoded")
     assert index["pairs"] and index["classes"] == ["other", "same"]
     done = run_here("evaluate.py", "--out", run, "split=test")
-    assert done.returncode == 0 and "macro_f1" in done.stdout and "predicted class (column)" in done.stdout, done.stderr
+    assert done.returncode == 0 and "macro F1 (%)" in done.stdout and "predicted class (column)" in done.stdout, done.stderr
     name, scores = classify_run(run, ClassifySettings(split="test"))
     rows = [line.split("\t") for line in (run / f"predictions.{name}.tsv").read_text().splitlines()[1:]]
     pairs = lines_of(15, 200)

@@ -19,7 +19,7 @@ from treenet.cli.synthetic_pairs import MadeFiles
 from treenet.config import TrainConfig
 from treenet.evaluation.buckets import format_buckets
 from treenet.evaluation.classify import score_run
-from treenet.evaluation.evaluate import evaluate_run, format_scores, format_signatures
+from treenet.evaluation.evaluate import evaluate_run, format_signatures
 from treenet.evaluation.language_models import score_splits
 from treenet.evaluation.settings import EvaluateSettings, ParseSettings
 from treenet.evaluation.unsupervised_parse import parse_run
@@ -44,6 +44,7 @@ from treenet.runs.result_entries import PROBES, SCORES, add_entry, read_scores
 from treenet.runs.result_provenance import RunState
 from treenet.runs.run_folder import read_facts
 from treenet.runs.run_results import read_nll, read_system, stale_scores, warn_of_stale_results
+from treenet.tasks.scores import format_scores
 from treenet.tasks.translation_metrics import METRICS, OF_STUDIES, choose_tokenizer
 from treeproc.common.settings import UserError, load_settings
 from treeproc.stages.inputs import InputCounts, read_cached_counts, write_cached_counts

@@ -105,19 +105,16 @@ def run_compare(paths: Sequence[AnyPath], settings: EvaluateSettings, given: "Gi
         print(f"\n{out / 'comparison.json'}")
 
 
-def print_scores(name: str, scores: dict, out: AnyPath | None) -> None:
+def describe_scores(name: str, scores: dict) -> str:
+    """Return the tables of a result, and the definitions of its metrics."""
     from treenet.evaluation.buckets import format_buckets, format_tags
-    from treenet.evaluation.evaluate import format_scores, format_signatures
-    from treenet.runs.run_results import translations_path
+    from treenet.evaluation.evaluate import format_signatures
+    from treenet.tasks.class_scores import format_confusion
+    from treenet.tasks.scores import format_scores
 
-    print(format_scores({name: scores}))
-    print(format_signatures(scores))
-    if "buckets" in scores:
-        print(format_buckets(scores["buckets"]))
-    if "tags" in scores:
-        print(format_tags(scores["tags"]))
-    if out is not None:
-        print(translations_path(out, name))
+    tables = [format_scores({name: scores}), format_signatures(scores), format_confusion(scores)]
+    tables += [format_buckets(scores.get("buckets", {})), format_tags(scores.get("tags", []))]
+    return "\n".join(filter(None, tables))
 
 
 def _parser() -> ArgumentParser:
@@ -143,11 +140,11 @@ def main(args: argparse.Namespace) -> None:
     if settings.sources and not settings.references:
         raise UserError("sources: needs references=FILE; a data set has the source lines of its references")
     with loading():
-        from treenet.evaluation.classify import classify_run, describe_classes
-        from treenet.evaluation.classify import format_scores as format_predictions
+        from treenet.evaluation.classify import classify_run
         from treenet.evaluation.evaluate import GivenLines, evaluate_run, score_file
         from treenet.loggers.feed import log_scores
         from treenet.runs.result_provenance import LAST
+        from treenet.runs.run_results import translations_path
 
     references, sources = (plain_lines(path) if path else None for path in (settings.references, settings.sources))
     given = GivenLines(references, list(map(plain_lines, settings.more_references)), sources)
@@ -158,11 +155,11 @@ def main(args: argparse.Namespace) -> None:
     if settings.hypotheses:
         lines = plain_lines(settings.hypotheses)
         if args.out is None:
-            return print_scores(*score_file(lines, given, settings, None), None)
+            return print(describe_scores(*score_file(lines, given, settings, None)))
         with open_results(args.out) as folder:
             name, scores = score_file(lines, given, settings, folder)
             log_scores(folder)
-        return print_scores(name, scores, args.out)
+        return print(describe_scores(name, scores), translations_path(args.out, name), sep="\n")
     if args.out is None:
         raise UserError("give --out RUN, the folder of a training run")
     names = ("checkpoints/*",) if settings.checkpoint == LAST else checkpoint_names(settings.checkpoint)
@@ -174,12 +171,8 @@ def main(args: argparse.Namespace) -> None:
         else:
             name, scores = evaluate_run(run, settings, given.more)
         log_scores(run)
-    if task is None:
-        return print_scores(name, scores, args.out)
-    print(format_predictions({name: scores}, task))
-    if said := describe_classes(scores):
-        print(said)
-    print(args.out / f"predictions.{name}.tsv")
+    written = translations_path(args.out, name) if task is None else args.out / f"predictions.{name}.tsv"
+    print(describe_scores(name, scores), written, sep="\n")
 
 
 def prediction_task(run: Path) -> "PredictionTask | None":
@@ -193,7 +186,7 @@ def prediction_task(run: Path) -> "PredictionTask | None":
 
 def score_input(run: Path, given: AnyPath, settings: EvaluateSettings) -> str:
     """Return the scores of `settings.input`, made into a split as new test sets are. Nothing is kept."""
-    from treenet.evaluation.classify import classify_split, describe_classes, format_scores
+    from treenet.evaluation.classify import classify_split
     from treenet.runs.loading import HELD_DATA, check_is_run, check_there, data_of
     from treeproc.stages.preprocess import PreprocessConfig, preprocess
 
@@ -215,7 +208,7 @@ def score_input(run: Path, given: AnyPath, settings: EvaluateSettings) -> str:
         _, _, scores = classify_split(run, chosen.model_copy(update={"data": made}))
     if said := describe_dropped(index, chosen.split):
         warn(f"note: {said}; the scores are those of the others")
-    return "\n".join(filter(None, [format_scores({given.name: scores}, task), describe_classes(scores)]))
+    return describe_scores(given.name, scores)
 
 
 def for_prediction(settings: EvaluateSettings, task: "PredictionTask") -> ClassifySettings:

@@ -51,12 +51,13 @@ def _train(args: argparse.Namespace, sample: str | None, **defaults: Any) -> Non
         raise UserError("give --out DIR, the folder of the run")
     config = load_settings(TrainConfig, path, args.overrides, **({} if path else defaults))
     with loading():
-        from treenet.evaluation.classify import format_scores, score_run  # here, as below, because it loads PyTorch
+        from treenet.evaluation.classify import score_run  # here, as below, because it loads PyTorch
         from treenet.jobs.dry_run import dry_run
         from treenet.jobs.train_run import run_to_end
         from treenet.loggers.feed import log_scores
         from treenet.runs.run_results import warn_of_stale_results
         from treenet.tasks.base import PredictionTask, build_task
+        from treenet.tasks.scores import format_scores
 
     if args.dry_run:
         print(dry_run(config, args.out))
@@ -65,7 +66,8 @@ def _train(args: argparse.Namespace, sample: str | None, **defaults: Any) -> Non
     task = build_task(config)
     if isinstance(task, PredictionTask):
         with open_results(args.out, AVERAGED, "checkpoints/*") as run:
-            print(format_scores(score_run(run, use_gpu=config.use_gpu), task))
+            scores = score_run(run, use_gpu=config.use_gpu)
+            print(format_scores(scores) if scores else "there are no scores, because the data set has neither valid nor test")
             log_scores(run)
             warn_of_stale_results(run, args.out)
     else:

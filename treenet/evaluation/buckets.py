@@ -5,13 +5,18 @@ at any position. The F1 of a bucket is over all occurrences of its words. With m
 references, it is 2 m / (h + r).
 """
 
+import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
 from treenet.evaluation.settings import BucketConfig
+from treenet.tasks.scores import score_columns
+from treenet.tasks.tables import Column, align, numbers
 from treenet.tasks.translation_metrics import INTERNATIONAL, MAIN, MAIN_OF_TOKENS, METRICS, OF_NO_BLANKS, SECOND, build_tokenizer
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import SCORE_PLACES
@@ -79,21 +84,43 @@ def score_buckets(
     return found
 
 
-TITLES = {"words": "words of the source", "depth": "depth of its tree", "parse_score": "score of its parse"}
+BUCKETS = {"words": "words of the source", "depth": "depth of the source's tree", "parse_score": "score of the source's parse"}
 
 
-def format_buckets(buckets: dict[str, list[dict]]) -> str:
+class Bucket(NamedTuple):
+    """Examples of one bucket, and their scores in each of some results; empty where a result lacks the bucket."""
+
+    name: str
+    num_examples: int
+    scores: list[Mapping]
+
+
+def gather_buckets(results: Sequence[Sequence[Mapping]]) -> list[Bucket]:
+    """Return the buckets of one kind in ascending order. Those of the results have the same sentences."""
+    found = {(one["from"], one["to"]): one["num_examples"] for entries in results[::-1] for one in entries}
+    of_results = [{(one["from"], one["to"]): one for one in entries} for entries in results]
+    places = sorted(found, key=lambda place: -math.inf if place[0] is None else place[0])
+    return [Bucket(_name(*one), found[one], [entries.get(one, {}) for entries in of_results]) for one in places]
+
+
+def _name(first: float | None, last: float | None) -> str:
+    if last is None:
+        return f"{first} and more"
+    return f"{first} to {last}" if first else f"up to {last}"
+
+
+def bucket_columns(title: str, buckets: Sequence[Bucket], results: Sequence[str]) -> list[Column]:
+    """Return the table of buckets. `results` are the names of the results, empty for a single one."""
+    columns = [Column(title, [one.name for one in buckets]), numbers("sentences", [one.num_examples for one in buckets])]
+    for place, name in enumerate(results):
+        columns += score_columns([one.scores[place] for one in buckets], name)
+    return columns
+
+
+def format_buckets(found: Mapping[str, Sequence[Mapping]]) -> str:
     """Return a table for each kind of bucket."""
-    blocks = []
-    for name, rows in buckets.items():
-        bleu = next(key for key in METRICS if key in rows[0])
-        lines = [f"{TITLES[name]:22}{'lines':>7}{METRICS[bleu].column:>10}"]
-        for row in rows:
-            title = f"up to {row['to']}" if not row["from"] else f"{row['from']} to {row['to']}"
-            title = title if row["to"] is not None else f"{row['from']} and more"
-            lines.append(f"  {title:20}{row['num_examples']:7d}{row[bleu]:10.2f}")
-        blocks.append("\n".join(lines))
-    return "\n".join(blocks)
+    tables = [align(bucket_columns(BUCKETS[kind], gather_buckets([entries]), [""])) for kind, entries in found.items()]
+    return "\n".join(chain.from_iterable(tables))
 
 
 UNTAGGED = "none"
@@ -126,11 +153,9 @@ def score_tags(
 
 def format_tags(scores: Sequence[dict]) -> str:
     """Return a table with a line for each tag."""
-    shown = [name for name in METRICS if all(name in row for row in scores)]
-    lines = [f"{'tag of the source':22}{'lines':>7}" + "".join(f"{METRICS[name].column:>10}" for name in shown)]
-    for row in scores:
-        lines.append(f"  {row['tag']:20}{row['num_examples']:7d}" + "".join(f"{row[name]:10.2f}" for name in shown))
-    return "\n".join(lines)
+    tags, counts = [row["tag"] for row in scores], [row["num_examples"] for row in scores]
+    columns = [Column("tag of the source", tags), numbers("sentences", counts), *score_columns(scores)]
+    return "\n".join(align(columns)) if scores else ""
 
 
 # Upper ends of the buckets, included: words that training never had, had once, 2 to 4 times, and so on.

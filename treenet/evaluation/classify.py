@@ -21,7 +21,6 @@ from treenet.runs.result_provenance import LAST, asked_for, is_recorded, origin
 from treenet.runs.run_folder import checkpoint_names, read_facts
 from treenet.runs.run_results import stale_scores, write_predictions
 from treenet.tasks.base import PredictionTask, build_task
-from treenet.tasks.learning import find_unlearned, say_unlearned
 from treeproc.common.files import read_json
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
@@ -31,7 +30,6 @@ from treeproc.shards.store import Index, class_names, read_index
 
 _BATCH_TOKENS = 8192
 PEAK = "peak"
-_MOST_PRINTED = 20  # classes of a confusion matrix on a terminal
 
 
 def classify_run(folder: Path, settings: ClassifySettings) -> tuple[str, dict]:
@@ -148,35 +146,3 @@ def predict(model: nn.Module, source: ExampleSource | PairSource) -> Iterator[tu
                 "checkpoint, or train again with a lower optimizer.learning_rate and another --out"
             )
         yield batch, output
-
-
-def describe_classes(scores: Mapping) -> str:
-    """Return the intervals of a classifier's scores, and the confusion matrix as a table, where a result has them."""
-    lines = []
-    for name in ("accuracy", "macro_f1"):
-        if interval := scores.get(f"{name}_interval"):
-            low, high = (f"{100 * end:.2f}" for end in interval)
-            lines.append(f"{name} {100 * scores[name]:.2f}, 95 % interval for other examples {low} to {high}")
-    if (matrix := scores.get("confusion")) and len(matrix) <= _MOST_PRINTED:
-        names = scores["classes"]
-        width = max(len("class"), *map(len, names))
-        columns = [max(len(name), len(str(max(counts)))) for name, counts in zip(names, zip(*matrix, strict=True), strict=True)]
-        lines.append("examples by class (row) and predicted class (column)")
-        for head, cells in (("class", names), *zip(names, matrix, strict=True)):
-            row = "  ".join(f"{cell!s:>{size}}" for cell, size in zip(cells, columns, strict=True))
-            lines.append(f"{head:{width}}  {row}")
-    return "\n".join(lines)
-
-
-def format_scores(everything: dict[str, dict], task: PredictionTask) -> str:
-    """Return a small table, one line per result; a sentence if there is none."""
-    if not everything:
-        return "there are no scores, because the data set has neither valid nor test"
-    names = [name for name in (*task.percentages, *task.figures) if any(name in s for s in everything.values())]
-    width = max(len("result"), *map(len, everything))
-    rows = [f"{'result':{width}}  {'step':>8}  {'examples':>8}  " + "  ".join(f"{name:>15}" for name in names)]
-    for name, s in everything.items():
-        shown = [(f"{100 * s[key]:.2f}" if key in task.percentages else f"{s[key]:.4f}") if key in s else "" for key in names]
-        values = "  ".join(f"{value:>15}" for value in shown)
-        rows.append(f"{name:{width}}  {s['steps'][-1]:8,d}  {s['num_examples']:8,d}  {values}")
-    return "\n".join([*rows, *say_unlearned(find_unlearned(everything))])

@@ -12,7 +12,8 @@ from treenet.evaluation.significance import ABOUT_WEIGHTS, PAIRED_BOOTSTRAP
 from treenet.runs.result_provenance import describe_origin, recorded_origin
 from treenet.runs.run_results import System
 from treenet.tasks.learning import LEARNING, facts_of_text, find_unlearned, say_unlearned
-from treenet.tasks.scores import SCORES, Score
+from treenet.tasks.scores import SCORES
+from treenet.tasks.tables import Score
 from treenet.tasks.translation_metrics import INTERNATIONAL, SECOND, sentence_chrf
 from treeproc.common.provenance import software
 from treeproc.shards.store import fingerprint_of
@@ -132,9 +133,7 @@ def format_comparison(found: dict) -> str:
     lines += say_unlearned(unlearned)
     is_tested = not unlearned
     scores = {name: SCORES[name] for name in found["metrics"]}
-    titles = {
-        name: (one.short or one.title) + (", lower is better" if one.lower_is_better else "") for name, one in scores.items()
-    }
+    titles = {name: one.column + ", lower is better" * one.lower_is_better for name, one in scores.items()}
     width = max(6, *(len(title) + 1 for title in titles.values()))
     lines.append(f"{'':{width}}{'A':>8}{'B':>8}{'B - A':>8}" + f"{'95 %':>20}{'p':>8}" * is_tested)
     for name, one in found["metrics"].items():

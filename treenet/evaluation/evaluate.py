@@ -22,11 +22,9 @@ from treenet.runs.result_entries import name_result, read_scores
 from treenet.runs.result_provenance import asked_for, fingerprints, origin
 from treenet.runs.run_results import ReferenceNll, System, write_result
 from treenet.tasks.base import check_no_control
-from treenet.tasks.learning import LEARNING, facts_of_lines, facts_of_nll, facts_of_text, find_unlearned, say_unlearned
+from treenet.tasks.learning import LEARNING, facts_of_lines, facts_of_nll, facts_of_text
 from treenet.tasks.translation_metrics import (
-    LEARNED_TITLES,
     METRIC_TITLES,
-    METRICS,
     NO_TOKENIZER,
     build_tokenizer,
     check_lines,
@@ -294,20 +292,6 @@ def compare_results(baseline: System, system: System, given: GivenLines, setting
         learned[name] = compare_means(ours, theirs, samples, scores.signature)
     tokens_of = tokenizer if settings.target_language or tokenizer == NO_TOKENIZER else None
     return compare(baseline, system, shown, references, split, settings.compare, numbers, given.more, learned, tokens_of)
-
-
-def format_scores(everything: dict[str, dict]) -> str:
-    """Return a small table, one line per result."""
-    width = max(len("result"), *map(len, everything))
-    columns = {key: metric.column for key, metric in METRICS.items()}
-    columns |= {key: title for key, title in LEARNED_TITLES.items() if any(key in scores for scores in everything.values())}
-    columns |= {"nll": "nll"} if any("nll" in scores for scores in everything.values()) else {}
-    rows = [f"{'result':{width}}" + "".join(f"{column:>11}" for column in columns.values()) + f"{'lines':>9}"]
-    for name, scores in everything.items():
-        # An older result lacks a newer metric.
-        shown = (f"{scores[key]:11.{3 if key == 'nll' else 2}f}" if key in scores else f"{'-':>11}" for key in columns)
-        rows.append(f"{name:{width}}" + "".join(shown) + f"{scores['num_examples']:9d}")
-    return "\n".join([*rows, *say_unlearned(find_unlearned(everything))])
 
 
 def format_signatures(scores: dict) -> str:

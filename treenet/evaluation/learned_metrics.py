@@ -14,7 +14,7 @@ import numpy as np
 
 from treenet.evaluation.settings import BertScoreConfig, CometConfig
 from treenet.layers.backend import choose_device
-from treenet.tasks.translation_metrics import LEARNED_TITLES
+from treenet.tasks.translation_metrics import METRIC_TITLES
 from treeproc.common.files import file_sha256
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
@@ -70,7 +70,7 @@ class LearnedMetrics:
         for name, scores in found.items():
             if count := scores.num_cut:
                 texts = f"{count:,} different texts are" if count > 1 else "one text is"
-                warn(f"warning: {LEARNED_TITLES[name]}: {texts} longer than the model reads; only the beginning counts")
+                warn(f"warning: {METRIC_TITLES[name]}: {texts} longer than the model reads; only the beginning counts")
         return found
 
 

@@ -23,7 +23,8 @@ from treenet.experiments.study_grid import Parallel, Place, Protocol, Seed, Stud
 from treenet.runs.checkpoint import AVERAGED
 from treenet.runs.mirror import open_results
 from treenet.runs.result_entries import read_scores
-from treenet.tasks.scores import SCORES, Score
+from treenet.tasks.scores import SCORES
+from treenet.tasks.tables import Score
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath

@@ -7,16 +7,15 @@ from treenet.data.splits import read_sources, read_split
 from treenet.report.report_inputs import Missing, ReportRun, own_index
 from treenet.report.report_model import Report
 from treenet.report.settings import ReportSettings
-from treenet.report.tables import show_shares
 from treenet.runs.run_results import parse_columns, predictions_path, read_predictions
+from treenet.tasks.class_scores import confusion_columns
 from treenet.tasks.learning import find_unlearned, say_unlearned
+from treenet.tasks.scores import score_columns
 from treenet.tasks.tables import Column, numbers
 from treeproc.common.settings import UserError
 from treeproc.shards.store import class_names
 
 CLASSIFICATION = "classification"
-_MOST_CLASSES = 20  # of a confusion matrix on a page
-_SCORES = {"accuracy": "accuracy, %", "macro_f1": "macro F1, %", "binary_accuracy": "two classes, %"}
 
 
 @dataclass(frozen=True)
@@ -89,17 +88,10 @@ def classes_section(report: Report) -> dict:
         Column("run", [run.name for run, *_ in scored]),
         Column("result", [run.statuses[result].marked(result) for run, result, _ in scored]),
         numbers("examples", [entry.get("num_examples") for entry in entries]),
+        *score_columns(entries),
     ]
-    for key, title in _SCORES.items():
-        if any(key in entry for entry in entries):
-            columns.append(numbers(title, [100 * entry[key] if key in entry else None for entry in entries], ".2f"))
-            columns.append(Column("95 %", [show_shares(entry.get(f"{key}_interval")) for entry in entries], "n"))
-    matrices = {}
-    for run, result, entry in scored:
-        names, matrix = entry.get("classes"), entry.get("confusion")
-        if result == report.split and matrix and names and len(names) <= _MOST_CLASSES:
-            counts = [numbers(name, column) for name, column in zip(names, zip(*matrix, strict=True), strict=True)]
-            matrices[run.name] = [Column("class", names), *counts]
+    on_split = {run.name: confusion_columns(entry) for run, result, entry in scored if result == report.split}
+    matrices = {name: columns for name, columns in on_split.items() if columns}
     unlearned = say_unlearned(find_unlearned({f"{run.name}, {result}": entry for run, result, entry in scored}))
     return {"classes": scored and columns, "unlearned": unlearned, "matrices": matrices}
 

@@ -1,6 +1,5 @@
 """Comparison of runs: their differences, whether they are comparable, and their scores."""
 
-import math
 import re
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
@@ -270,36 +269,12 @@ def variant(run: ReportRun) -> str:
     return " – ".join(names)
 
 
-@dataclass
-class Bucket:
-    """Examples `first` to `last` by some size, without end where one is None. `values` are metrics by row of the table."""
-
-    first: float | None
-    last: float | None
-    num_examples: int
-    values: dict[int, dict[str, float]] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        if self.first is None or self.last is None:
-            return f"up to {self.last}" if self.first is None else f"{self.first} and more"
-        return f"{self.first} to {self.last}" if self.first < 0 else f"{self.first}–{self.last}"
-
-
-def _first_of(bucket: Bucket) -> float:
-    return -math.inf if bucket.first is None else bucket.first
-
-
-def bucket_tables(table: ScoreTable) -> dict[str, list[Bucket]]:
-    """Return the scores by kind of bucket, such as `words`, in ascending order, of rows with the same sentences in it."""
-    kinds: dict[str, dict[tuple, Bucket]] = {}
-    others = {kind: _in_other_buckets(table, kind) for kind in _BUCKETS_BY}
-    for number, row in enumerate(table.rows):
-        for kind, entries in row.record.get("buckets", {}).items():
-            for entry in entries if number not in others.get(kind, ()) else ():
-                place = entry["from"], entry["to"]
-                bucket = kinds.setdefault(kind, {}).setdefault(place, Bucket(*place, entry["num_examples"]))
-                bucket.values[number] = {
-                    name: value for name, value in metric_values(entry).items() if name not in ("from", "to")
-                }
-    return {kind: sorted(found.values(), key=_first_of) for kind, found in kinds.items()}
+def comparable_buckets(table: ScoreTable) -> dict[str, dict[int, list[dict]]]:
+    """Return the scores by kind of bucket, such as `words`, and by number of row, of rows with the same sentences in it."""
+    found = {}
+    for kind in _BUCKETS_BY:
+        others, rows = _in_other_buckets(table, kind), enumerate(table.rows)
+        of_rows = {number: row.record.get("buckets", {}).get(kind) for number, row in rows if number not in others}
+        if of_rows := {number: entries for number, entries in of_rows.items() if entries}:
+            found[kind] = of_rows
+    return found

@@ -17,6 +17,7 @@ from treenet.report.language_sections import language_section
 from treenet.report.report_model import Report
 from treenet.report.run_sections import making_section, runs_section
 from treenet.report.score_sections import ablations_section, scores_section
+from treenet.tasks.scores import ABOUT_INTERVALS
 from treenet.tasks.tables import number
 
 _HERE = Path(__file__).parent
@@ -46,7 +47,8 @@ def render_page(report: Report, figures: Mapping[str, str]) -> str:
     pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     pages.policies["json.dumps_kwargs"] = {"ensure_ascii": False, "separators": (",", ":")}
     pages.filters |= {"number": number, "labelled": _labelled}
-    pages.globals |= {"report": report, "figures": figures, "asset": _asset, "explained": EXPLAINED}
+    pages.globals |= {"report": report, "figures": figures, "asset": _asset}
+    pages.globals |= {"explained": EXPLAINED, "about_intervals": ABOUT_INTERVALS}
     pages.globals["page"] = pages.get_template("macros.html").module
     rendered = [(name, title, pages.get_template(f"{file}.html").render(show(report))) for name, title, file, show in _SECTIONS]
     sections = [(name, title, Markup(content)) for name, title, content in rendered if content.strip()]

@@ -7,19 +7,20 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.figure import Figure
 
+from treenet.evaluation.buckets import BUCKETS, bucket_columns, gather_buckets
 from treenet.report.class_sections import classes_section
-from treenet.report.compare import ScoreTable, bucket_tables
+from treenet.report.compare import ScoreTable, comparable_buckets
 from treenet.report.figures import begin_rows
 from treenet.report.lines import Frequencies
 from treenet.report.report_model import Report
 from treenet.runs.result_provenance import ResultStatus, data_fingerprint, describe_decoding, describe_weights, short
+from treenet.tasks.scores import SCORES
 from treenet.tasks.tables import NONE, Column, number, numbers, show_p_value, shown
 from treenet.tasks.translation_metrics import MAIN, METRIC_TITLES, METRICS
 from treeproc.common.provenance import describe_software
 
 _MARKERS = "os^DvP"
 _LEAST_SPAN = 1.0  # of the axis of scores
-_WHAT = {"words": "words of the source", "depth": "depth of the source's tree", "parse_score": "score of the source's parse"}
 
 
 @dataclass(frozen=True)
@@ -43,17 +44,14 @@ def metric_name(name: str) -> str:
 def _break_down(order: int, scores: ScoreTable, frequencies: Frequencies) -> Iterator[Breakdown]:
     """Yield the scores of table `order` by every kind of bucket, then those of words by their frequency."""
     names = [row.name(scores.split) for row in scores.rows]
-    for kind, buckets in bucket_tables(scores).items():
-        metrics = list(dict.fromkeys(name for bucket in buckets for values in bucket.values.values() for name in values))
-        rows = [row for row in range(len(names)) if any(row in bucket.values for bucket in buckets)]
-        found = {(row, m): [bucket.values.get(row, {}).get(m) for bucket in buckets] for row in rows for m in metrics}
-        first, what = metrics[0] if metrics else MAIN, _WHAT.get(kind, kind)  # the chart has the first one, the table has all
-        columns = [Column(kind, [bucket.name for bucket in buckets]), numbers("sentences", [one.num_examples for one in buckets])]
-        for (row, metric), values in found.items():
-            columns.append(numbers(names[row] + f", {metric_name(metric)}" * (len(metrics) > 1), values, ".2f"))
+    for kind, results in comparable_buckets(scores).items():
+        buckets, what = gather_buckets(list(results.values())), BUCKETS[kind]
+        columns = bucket_columns(what, buckets, [names[row] for row in results])
+        known = {name for one in buckets[0].scores for name in one}
+        first = next((name for name in METRICS if name in known), MAIN)  # of the chart
         shown = f"{what} (sentences)", f"{metric_name(first)} on {scores.split}"
         counts = [f"{bucket.name} ({bucket.num_examples:,})" for bucket in buckets]
-        of_rows = {row: found.get((row, first), []) for row in rows}
+        of_rows = {row: [bucket.scores[place].get(first) for bucket in buckets] for place, row in enumerate(results)}
         yield Breakdown(f"scores_by_{kind}_{order}", what, *shown, counts, of_rows, columns)
     if frequencies.missing:
         return
@@ -131,9 +129,8 @@ def _show(place: int, scores: ScoreTable, frequencies: Frequencies) -> dict:
 
 
 def best_value(metric: str, values: list[float]) -> float | None:
-    """Return the best value: the highest, or the lowest of TER and of nll."""
-    lower = METRICS[metric].lower_is_better if metric in METRICS else metric == "nll"
-    return (min if lower else max)(values, default=None)
+    """Return the best value: the highest, or the lowest where lower is better, such as for TER and nll."""
+    return (min if metric in SCORES and SCORES[metric].lower_is_better else max)(values, default=None)
 
 
 def _origins(scores: ScoreTable) -> list[Column]:

@@ -256,13 +256,11 @@ def vocab_sizes(sizes: Mapping) -> VocabSizes:
 
 
 class PredictionTask(Task[Batch]):
-    """A task that is scored by its predictions. Tables show the metrics `percentages` and `figures` of a split."""
+    """A task that is scored by its predictions."""
 
     use = "classification"
     ties_embeddings = False
     results = "predictions"
-    percentages: tuple[str, ...] = ()
-    figures: tuple[str, ...] = ()
 
     def next_commands(self) -> list[tuple[str, str, str]]:
         return []

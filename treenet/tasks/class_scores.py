@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from treenet.tasks.tables import Column, align, numbers
+
 _SAMPLES, _SEED = 1000, 12345  # of the bootstrap; the seed is sacrebleu's, as in comparisons
 _NORMAL = 1.959963984540054  # of a 95 % interval
-_MOST_SHOWN = 100  # classes of a confusion matrix in scores.json
+_MOST_SHOWN, _MOST_COLUMNS = 100, 20  # classes of a confusion matrix in scores.json, and in tables
 
 
 def class_scores(cells: Mapping[tuple[int, int], int], num_classes: int) -> dict[str, Any]:
@@ -32,6 +34,21 @@ def class_scores(cells: Mapping[tuple[int, int], int], num_classes: int) -> dict
         matrix[label, predicted] = counts
         scores["confusion"] = matrix.tolist()
     return scores
+
+
+def confusion_columns(entry: Mapping) -> list[Column]:
+    """Return the confusion matrix of an entry of scores.json as a table; empty without one, or with many classes."""
+    names, matrix = entry.get("classes"), entry.get("confusion")
+    if not names or not matrix or len(names) > _MOST_COLUMNS:
+        return []
+    counts = zip(names, zip(*matrix, strict=True), strict=True)
+    return [Column("class", names), *(numbers(name, predicted) for name, predicted in counts)]
+
+
+def format_confusion(entry: Mapping) -> str:
+    """Return `confusion_columns` for a terminal."""
+    table = align(confusion_columns(entry))
+    return "\n".join(["examples by class (row) and predicted class (column)", *table]) if table else ""
 
 
 def macro_f1(label: np.ndarray, predicted: np.ndarray, counts: np.ndarray) -> np.ndarray:

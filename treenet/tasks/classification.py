@@ -30,7 +30,6 @@ class Classification(PredictionTask[LabelledBatch]):
 
     num_sums = 8
     score = "accuracy"
-    percentages = ("accuracy", "macro_f1", "binary_accuracy", "phrase_accuracy")
     targets = "classes"
 
     @property

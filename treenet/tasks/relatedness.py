@@ -22,7 +22,6 @@ class Relatedness(PredictionTask[PairBatch]):
 
     num_sums = 8
     score = "pearson"
-    figures = ("pearson", "spearman", "mse")
     examples, targets = "pairs", "pairs"
 
     def check(self, index: Mapping) -> None:

@@ -1,4 +1,4 @@
-"""Tables as columns of texts, for a terminal and for a page, and numbers as every table writes them."""
+"""Tables as columns of texts, for a terminal and for a page; numbers and scores as every table writes them."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -54,3 +54,32 @@ def show_p_value(value: float | None) -> str:
 
 def show_interval(interval: Sequence[float] | None, form: str = "+.2f") -> str:
     return " to ".join(number(end, form) for end in interval) if interval else NONE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A score of runs or of single sentences."""
+
+    title: str
+    unit: float = 1  # a value times this is the printed number, with `digits` places
+    digits: int
+    lower_is_better: bool = False
+    short: str = ""  # its title in tables with many scores, if that is another one
+    hub: str = ""  # its name on Hugging Face, if it has one
+
+    @property
+    def column(self) -> str:
+        """Return the title in tables with many scores."""
+        return self.short or self.title
+
+    def show(self, value: float, sign: str = "") -> str:
+        """Format a value or a difference."""
+        return f"{self.unit * value:{sign}.{self.digits}f}"
+
+    def show_interval(self, interval: Sequence[float] | None) -> str:
+        """Format the interval of a difference; a dash if there is none."""
+        return f"[{', '.join(self.show(end, '+') for end in interval)}]" if interval else "-"
+
+    def show_ends(self, interval: Sequence[float] | None) -> str:
+        """Format the interval of a value; a dash if there is none."""
+        return " to ".join(map(self.show, interval)) if interval else NONE

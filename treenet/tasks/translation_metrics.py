@@ -21,6 +21,7 @@ from unicodedata import is_normalized, normalize
 
 import numpy as np
 
+from treenet.tasks.tables import Score
 from treeproc.common.errors import UserError, require
 from treeproc.common.files import read_text
 from treeproc.common.processes import map_in_processes
@@ -43,19 +44,16 @@ def check_lines(hypotheses: Sequence[str], references: Sequence[str], what: str 
         raise UserError(f"{what}: there are no lines to score")
 
 
-@dataclass(frozen=True)
-class Metric:
+@dataclass(frozen=True, kw_only=True)
+class Metric(Score):
     """A corpus metric of sacrebleu: its class there, and options of the class."""
 
-    title: str
-    column: str  # its title in a narrow table, `short` in scores.py
     kind: Literal["BLEU", "CHRF", "TER"]
     options: Mapping[str, Any] = field(default_factory=dict)
     reads: Literal["lines", "tokens", "tokens_of_compounds"] = "lines"
     compared: bool = False  # whether it is shown where systems are compared, by tags and in studies
-    lower_is_better: bool = False
     is_slow: bool = False  # some 10 ms a line
-    hub: str = ""  # its name on Hugging Face, if it has one
+    digits: int = 2
 
     def build(self, tokenized: bool = True) -> "SacrebleuMetric":
         """Build the metric. Unless the input of the data set was `tokenized`, BLEU may advise to detokenise."""
@@ -65,13 +63,16 @@ class Metric:
         return getattr(metrics, self.kind)(**self.options, **force)
 
 
+_TOKENS = {"tokenize": "none"}
 # The metrics of every evaluation, in the order of its table. Settings and reports take their names from here.
 METRICS = {
-    "bleu": Metric("BLEU", "BLEU", "BLEU", {"tokenize": "13a"}, compared=True, hub="sacrebleu"),
-    "bleu_tokenized": Metric("tokenised BLEU", "tok. BLEU", "BLEU", {"tokenize": "none"}, "tokens"),
-    "bleu_compound_split": Metric("compound-split BLEU", "split BLEU", "BLEU", {"tokenize": "none"}, "tokens_of_compounds"),
-    "chrf": Metric("chrF", "chrF", "CHRF", compared=True, hub="chrf"),
-    "ter": Metric("TER (lower is better)", "TER", "TER", lower_is_better=True, is_slow=True, hub="ter"),
+    "bleu": Metric(title="BLEU", kind="BLEU", options={"tokenize": "13a"}, compared=True, hub="sacrebleu"),
+    "bleu_tokenized": Metric(title="tokenised BLEU", short="tok. BLEU", kind="BLEU", options=_TOKENS, reads="tokens"),
+    "bleu_compound_split": Metric(
+        title="compound-split BLEU", short="split BLEU", kind="BLEU", options=_TOKENS, reads="tokens_of_compounds"
+    ),
+    "chrf": Metric(title="chrF", kind="CHRF", compared=True, hub="chrf"),
+    "ter": Metric(title="TER (lower is better)", short="TER", kind="TER", lower_is_better=True, is_slow=True, hub="ter"),
 }
 # The metric of a table with one, for lines, and for lines that came as tokens; and the second one of a small table.
 MAIN, MAIN_OF_TOKENS, SECOND = "bleu", "bleu_tokenized", "chrf"
@@ -81,8 +82,8 @@ OF_STUDIES = tuple(name for name, metric in METRICS.items() if metric.reads in (
 # The choices of the setting `valid_metric` beside the nll.
 OF_VALIDATIONS = tuple(name for name, metric in METRICS.items() if metric.reads == "lines")
 # Those of settings, in treenet/evaluation/learned_metrics.py.
-LEARNED_TITLES = {"bertscore": "BERTScore", "comet": "COMET"}
-METRIC_TITLES = {name: metric.title for name, metric in METRICS.items()} | LEARNED_TITLES
+LEARNED = {name.lower(): Score(title=name, digits=2, hub=name.lower()) for name in ("BERTScore", "COMET")}
+METRIC_TITLES = {name: one.title for name, one in (METRICS | LEARNED).items()}
 # The types of scores and signatures in an entry of scores.json.
 SCORE_TYPES: dict[str, type] = dict.fromkeys(METRIC_TITLES, float) | {f"{name}_signature": str for name in METRICS}
 _FEWEST_LINES, _LINES_AT_ONCE = 500, 100  # of a slow metric: for each process, which takes a second to start, and of a job
