@@ -164,7 +164,7 @@ def test_the_workflows_from_configuration_to_scores(finished, tmp_path):
     treebank = tmp_path / "two.mrg"
     treebank.write_text("(S (NP (X ba) (X be)) (VP (X bibo) (X ba)))\n(S (NP (X ba) (X be)) (VP (X bibo) (X be)))\n")
     status, message, error = run("score_lm.py", "--out", finished, f"pairs.files=[{treebank}]")
-    assert status == 0 and "right in minimal pairs" in message, error
+    assert status == 0 and "right pairs (%)" in message, error
     entry = read_json(finished / "scores.json")["pairs-two"]
     assert (entry["num_words"], entry["num_pairs"]) == (8, 1)
     shutil.copytree(config.data, shuffled := tmp_path / "shuffled")

@@ -22,7 +22,15 @@ from test_packed_files import zipped
 from toydata import with_given_trees, write_toy_data
 
 from treenet.config import ModelConfig
-from treenet.evaluation.minimal_pairs import PairInput, compare_groups, mcnemar, open_pairs, pair_rows, summarize_pairs
+from treenet.evaluation.minimal_pairs import (
+    PairInput,
+    compare_groups,
+    mcnemar,
+    open_pairs,
+    pair_columns,
+    pair_rows,
+    summarize_pairs,
+)
 from treenet.evaluation.prefix_trees import plant, score_pieces
 from treenet.evaluation.settings import ScoreLMSettings
 from treenet.jobs.train_run import run_training
@@ -122,6 +130,9 @@ def test_the_summary_of_blimp_is_no_paradigm_and_its_totals_are_none(tmp_path, c
     groups = summarize_pairs(found, np.array([[1.0, 2.0], [2.0, 2.0]]), np.full((2, 2), 3))["groups"]
     assert [*groups["UID"]] == ["one", "two"] and [*groups["field"]] == ["syntax_semantics"]
     assert groups["linguistics_term"]["t"]["published"] == {"lstm": 0.625} and groups["UID"]["one"]["published"] == {"lstm": 0.5}
+    columns = {one.title: list(one.cells) for one in pair_columns("UID", list(groups["UID"]), {"run": [*groups["UID"].values()]})}
+    assert columns["lstm, published"] == ["50.0", "75.0"] and columns["run, right pairs (%)"] == ["100.00", "0.00"]
+    assert columns["pairs"] == ["1", "1"] and columns["ties"] == ["0", "1"] and "run, by mean of pieces (%)" not in columns
     with (tmp_path / "one.jsonl").open("a") as file:
         file.write(f"\n{json.dumps(pair | {'UID': 'one', 'field': 'x'})}\n")
     uneven = open_pairs(ScoreLMSettings(blimp=tmp_path))

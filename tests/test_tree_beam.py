@@ -293,7 +293,7 @@ def test_the_command_parses_a_split_and_scores_pairs(tmp_path):
     beam = ["trees=beam", "beam.actions=40", "beam.words=8", "beam.max_opens=3"]
     done = run_here("score_lm.py", "--out", run, *beam)
     assert done.returncode == 0, done.stderr
-    assert "summed over the trees of a beam: an upper bound" in done.stdout and "labelled F1, precision, recall" in done.stdout
+    assert "summed over the trees of a beam: an upper bound" in done.stdout and "labelled F1 (%)" in done.stdout
     entry = read_json(run / "scores.json")["test.beam"]
     assert not [*run.glob("tree_beam*")]
     rows = [line.split("\t") for line in (run / "language_model.test.beam.tsv").read_text().splitlines()]

@@ -32,12 +32,6 @@ from treenet.runs.run_folder import checkpoint_names
 from treeproc.common.command_line import loading
 from treeproc.common.storage import AnyPath
 
-TITLES = {
-    "perplexity": "perplexity per piece",
-    "word_perplexity": "perplexity per word",
-    "perplexity_given_tree": "perplexity per piece, given the tree so far",
-    "pseudo_perplexity": "pseudo-perplexity per piece",
-}
 _KINDS = {
     "exact": "",
     "joint": ", with the given trees: an upper bound",
@@ -51,29 +45,23 @@ def main(out: AnyPath, settings: ScoreLMSettings) -> None:
     with loading():
         from treenet.evaluation.language_models import score_lm_run  # here, as below, because it loads PyTorch
         from treenet.loggers.feed import log_scores
-        from treenet.tasks.learning import find_unlearned, say_unlearned
 
     with open_results(out, *checkpoint_names(settings.checkpoint)) as run:
         name, scores = score_lm_run(run, settings)
         log_scores(run)
-    print("\n".join([format_scores(name, scores), *say_unlearned(find_unlearned({name: scores}))]))
+    print(describe_scores(name, scores))
     print(out / f"language_model.{name}.tsv")
 
 
-def format_scores(name: str, scores: dict) -> str:
-    """Return a small table of an entry."""
+def describe_scores(name: str, scores: dict) -> str:
+    """Return the tables of an entry."""
     from treenet.evaluation.minimal_pairs import format_pairs  # here, because it loads readers of trees
+    from treenet.tasks.scores import format_scores
 
-    rows = [f"{name}: {scores['num_examples']:,} examples, {scores['num_targets']:,} pieces{_KINDS[scores['kind']]}"]
-    for key, title in TITLES.items():
-        if key in scores:
-            rows.append(f"  {title:44}{scores[key]:10.2f}")
-    if "bracket_f1" in scores:
-        figures = "".join(f"{100 * scores[f'bracket_{name}']:10.2f}" for name in ("f1", "precision", "recall"))
-        rows.append(f"  {'best parses: labelled F1, precision, recall (%)':44}{figures}")
+    rows = [format_scores({name: scores}), f"{scores['num_targets']:,} pieces{_KINDS[scores['kind']]}"]
     if "num_pairs" in scores:
         rows += format_pairs(scores)
     if "other_first_pieces" in scores:
         share = f"{scores['other_first_pieces']:.2%}"
-        rows.append(f"  {share} of the probability of first pieces is of pieces that begin no word; first words include it")
+        rows.append(f"{share} of the probability of first pieces is of pieces that begin no word; first words include it")
     return "\n".join(rows)

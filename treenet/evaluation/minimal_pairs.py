@@ -16,6 +16,8 @@ import numpy as np
 from treenet.evaluation.settings import ScoreLMSettings
 from treenet.evaluation.significance import holm
 from treenet.tasks.class_scores import wilson_interval
+from treenet.tasks.scores import SCORES, score_columns
+from treenet.tasks.tables import Column, align, numbers
 from treeproc.common.messages import warn
 from treeproc.online.minimal_pairs import MinimalPair, PairColumns, read_pairs
 from treeproc.shards.store import fingerprint_of
@@ -23,6 +25,7 @@ from treeproc.shards.store import fingerprint_of
 _OF_BLIMP = ("UID", "linguistics_term", "field")
 _BLIMP = PairColumns("sentence_good", "sentence_bad", _OF_BLIMP, " with pairs.files instead of blimp")
 GROUP = "by."  # begins the titles of columns with groups
+_OF_GROUPS = ("pair_accuracy", "accuracy_per_piece")  # the scores of groups
 SHOWN = 20  # groups of a column that a table for people has at most
 
 
@@ -151,33 +154,31 @@ def format_groups(columns: Mapping[str, Mapping[str, Mapping]]) -> list[str]:
     return [*lines, "groups: McNemar's exact test, with Holm's correction over the groups of a column"] if lines else []
 
 
+def pair_columns(title: str, names: Sequence[str], runs: Mapping[str, Sequence[Mapping]]) -> list[Column]:
+    """Return the table of groups of pairs, which are the same for all runs. Titles begin with the name of the run."""
+    first = next(iter(runs.values()))
+    columns = [Column(title, names), numbers("pairs", [one["num_pairs"] for one in first])]
+    for run, groups in runs.items():
+        columns += [*score_columns(groups, run, _OF_GROUPS), numbers("ties", [one["num_ties"] for one in groups])]
+    for model in dict.fromkeys(model for one in first for model in one.get("published", ())):
+        published = [100 * one["published"][model] if "published" in one else None for one in first]
+        columns.append(numbers(f"{model}, published", published, ".1f"))
+    return columns
+
+
 def format_pairs(scores: Mapping) -> list[str]:
     """Return the lines of a table of an entry: all pairs, then the groups of columns with few of them."""
     columns = scores.get("groups", {})
-    short = {column: groups for column, groups in columns.items() if len(groups) <= SHOWN}
-    every = {name: one for groups in short.values() for name, one in groups.items()}
-    models = list(dict.fromkeys(model for one in every.values() for model in one.get("published", ())))
-    width = 4 + max(map(len, ["right in minimal pairs", *every]))
-    head = f"{'pairs':>8}{'%':>8}{'95 %':>15}{'ties':>6}{'a piece':>9}" + "".join(f"{model:>8}" for model in models)
-    lines = [f"  {'right in minimal pairs':{width}}{head}"]
-
-    def show(name: str, one: Mapping) -> str:
-        interval = " to ".join(f"{100 * end:.1f}" for end in one["interval"])
-        mean = f"{100 * one['accuracy_per_piece']:.2f}" if "accuracy_per_piece" in one else ""
-        others = [f"{100 * one['published'][model]:8.1f}" for model in models] if "published" in one else []
-        cells = f"{one['num_pairs']:8,}{100 * one['pair_accuracy']:8.2f}{interval:>15}{one['num_ties']:6,}{mean:>9}"
-        return f"  {name:{width}}{cells}{''.join(others)}".rstrip()
-
-    lines.append(show("all", scores))
+    rows = [("all", scores), *(row for groups in columns.values() if len(groups) <= SHOWN for row in groups.items())]
+    names, found = zip(*rows, strict=True)
+    lines = align(pair_columns("minimal pairs", names, {"": found}))
     for column, groups in columns.items():
         if len(groups) > SHOWN:
-            lines.append(
-                f"  {f'mean of {len(groups)} {column}':{width}}{100 * _mean_accuracy(groups):16.2f}; scores.json has each"
-            )
-    lines += [show(f"  {name}", one) for groups in short.values() for name, one in groups.items()]
+            mean = SCORES["pair_accuracy"].show(_mean_accuracy(groups))
+            lines.append(f"mean of {len(groups)} {column}: {mean} % right; scores.json has each")
     if scores["num_unequal"]:
-        lines.append(f"  a piece: by the mean of pieces; {scores['num_unequal']:,} pairs differ in their number")
+        lines.append(f"by mean of pieces: {scores['num_unequal']:,} pairs differ in their number of pieces")
     for name, what in (("num_with_unknown", "have unknown pieces or bytes"), ("num_lowercased", "lost their capital letters")):
         if scores[name]:
-            lines.append(f"  note: {scores[name]:,} of {scores['num_examples']:,} sentences {what}")
+            lines.append(f"note: {scores[name]:,} of {scores['num_examples']:,} sentences {what}")
     return lines

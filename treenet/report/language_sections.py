@@ -6,14 +6,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from matplotlib.figure import Figure
 
-from treenet.evaluation.minimal_pairs import SHOWN
+from treenet.evaluation.minimal_pairs import SHOWN, pair_columns
 from treenet.report.figures import FAINT, begin_rows
 from treenet.report.report_inputs import ReportRun
 from treenet.report.report_model import Report
-from treenet.report.tables import show_shares
+from treenet.tasks.scores import score_columns
 from treenet.tasks.tables import Column, numbers
-
-_SCORES = {"nll": "nll a piece", "perplexity": "perplexity", "word_perplexity": "perplexity of words"}
 
 
 @dataclass(frozen=True)
@@ -32,16 +30,8 @@ class PairGroups:
 
     @property
     def columns(self) -> list[Column]:
-        of_runs = {run: [groups[name] for name in self.names] for run, groups in self.rows.items()}
-        first = next(iter(of_runs.values()))
-        columns = [Column(self.kind, self.names), numbers("pairs", [one["num_pairs"] for one in first])]
-        for run, groups in of_runs.items():
-            columns.append(numbers(f"{self.titles[run]}, %", [100 * one["pair_accuracy"] for one in groups], ".2f"))
-            columns.append(Column("95 %", [show_shares(one["interval"]) for one in groups], "n"))
-        for model in first[0].get("published", ()):
-            published = [one.get("published", {}).get(model) for one in first]
-            columns.append(numbers(f"{model}, published", published, ".1f"))
-        return columns
+        runs = {self.titles[run]: [groups[name] for name in self.names] for run, groups in self.rows.items()}
+        return pair_columns(self.kind, self.names, runs)
 
 
 def _results(report: Report) -> list[tuple[ReportRun, str, dict]]:
@@ -88,14 +78,6 @@ def language_section(report: Report) -> dict:
         Column("run", [run.name for run, *_ in found]),
         Column("result", [run.statuses[result].marked(result) for run, result, _ in found]),
         numbers("sentences", [entry.get("num_examples") for entry in entries]),
+        *score_columns(entries),
     ]
-    columns += [
-        numbers(title, [one.get(key) for one in entries], ".3f")
-        for key, title in _SCORES.items()
-        if any(key in one for one in entries)
-    ]
-    if any("pair_accuracy" in entry for entry in entries):
-        right = [100 * one["pair_accuracy"] if "pair_accuracy" in one else None for one in entries]
-        intervals = [show_shares(one.get("interval")) for one in entries]
-        columns += [numbers("right in minimal pairs, %", right, ".2f"), Column("95 %", intervals, "n")]
     return {"columns": found and columns, "groups": pair_groups(report)}

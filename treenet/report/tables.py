@@ -1,22 +1,17 @@
 """Cells and tables that only pages have."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from markupsafe import Markup
 
 from treenet.runs.result_provenance import short
-from treenet.tasks.tables import NONE, Column, show_interval
+from treenet.tasks.tables import NONE, Column
 
 
 def fact_columns(title: str, names: Iterable[str], facts: Mapping[str, Iterable[str]]) -> list[Column]:
     """Return the columns of a table with a row for each fact, and a column for each name."""
     columns = zip(names, zip(*facts.values(), strict=True), strict=True)
     return [Column(title, list(facts)), *(Column(name, cells, "n") for name, cells in columns)]
-
-
-def show_shares(interval: Sequence[float] | None) -> str:
-    """Return an interval of shares in %, or a dash."""
-    return show_interval(interval and [100 * end for end in interval], ".2f")
 
 
 def code(text: str) -> Markup:
