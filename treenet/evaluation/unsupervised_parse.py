@@ -28,6 +28,8 @@ from treenet.runs.loading import load_decoder, load_model
 from treenet.runs.result_entries import SCORES, add_entry, name_result, read_scores
 from treenet.runs.result_provenance import PARSE, origin
 from treenet.tasks.base import PARSER_TREES
+from treenet.tasks.scores import score_columns
+from treenet.tasks.tables import Column, align
 from treeproc.common.files import atomic_write
 from treeproc.common.messages import warn
 from treeproc.common.settings import UserError
@@ -357,10 +359,8 @@ def write_tree(sentence: ParsedSentence) -> str:
 
 def format_parse(name: str, scores: Mapping) -> str:
     """Return a small table: the model and the baselines, and the most frequent labels."""
-    columns = {"sentence_f1": "sent. F1", "f1": "F1", "precision": "precision", "recall": "recall"}
-    rows = [f"{name:24}" + "".join(f"{title:>11}" for title in columns.values())]
-    for kind, one in {"model": scores, **scores["baselines"]}.items():
-        rows.append(f"{kind:24}" + "".join(f"{100 * one[key]:11.2f}" for key in columns))
+    found = {"model": scores, **scores["baselines"]}
+    rows = align([Column(name, list(found)), *score_columns(list(found.values()))])
     labels = list(scores["recall_by_label"].items())[:_SHOWN_LABELS]
     recalls = (f"{label} {100 * one['recall']:.1f} of {one['count']:,}" for label, one in labels)
     rows.append(f"recall by label: {', '.join(recalls)}")
