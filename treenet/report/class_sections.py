@@ -7,10 +7,10 @@ from treenet.data.splits import read_sources, read_split
 from treenet.report.report_inputs import Missing, ReportRun, own_index
 from treenet.report.report_model import Report
 from treenet.report.settings import ReportSettings
+from treenet.report.tables import result_columns, results_with
 from treenet.runs.run_results import parse_columns, predictions_path, read_predictions
 from treenet.tasks.class_scores import confusion_columns
 from treenet.tasks.learning import find_unlearned, say_unlearned
-from treenet.tasks.scores import score_columns
 from treenet.tasks.tables import Column, numbers
 from treeproc.common.settings import UserError
 from treeproc.shards.store import class_names
@@ -82,18 +82,11 @@ def _predictions(run: ReportRun, result: str, examples: set[int], num_classes: i
 
 def classes_section(report: Report) -> dict:
     """Return the table of scores, and the confusion matrix of each run on the split."""
-    scored = [(run, result, entry) for run in report.runs for result, entry in run.scores.items() if "accuracy" in entry]
-    entries = [entry for *_, entry in scored]
-    columns = [
-        Column("run", [run.name for run, *_ in scored]),
-        Column("result", [run.statuses[result].marked(result) for run, result, _ in scored]),
-        numbers("examples", [entry.get("num_examples") for entry in entries]),
-        *score_columns(entries),
-    ]
+    scored = results_with("accuracy", report.runs)
     on_split = {run.name: confusion_columns(entry) for run, result, entry in scored if result == report.split}
     matrices = {name: columns for name, columns in on_split.items() if columns}
     unlearned = say_unlearned(find_unlearned({f"{run.name}, {result}": entry for run, result, entry in scored}))
-    return {"classes": scored and columns, "unlearned": unlearned, "matrices": matrices}
+    return {"classes": result_columns(scored), "unlearned": unlearned, "matrices": matrices}
 
 
 def class_examples_section(report: Report) -> dict:

@@ -273,8 +273,7 @@ def comparable_buckets(table: ScoreTable) -> dict[str, dict[int, list[dict]]]:
     """Return the scores by kind of bucket, such as `words`, and by number of row, of rows with the same sentences in it."""
     found = {}
     for kind in _BUCKETS_BY:
-        others, rows = _in_other_buckets(table, kind), enumerate(table.rows)
-        of_rows = {number: row.record.get("buckets", {}).get(kind) for number, row in rows if number not in others}
-        if of_rows := {number: entries for number, entries in of_rows.items() if entries}:
-            found[kind] = of_rows
-    return found
+        others = _in_other_buckets(table, kind)
+        of_rows = {number: row.record.get("buckets", {}).get(kind, []) for number, row in enumerate(table.rows)}
+        found[kind] = {number: entries for number, entries in of_rows.items() if entries and number not in others}
+    return {kind: of_rows for kind, of_rows in found.items() if of_rows}

@@ -8,10 +8,9 @@ from matplotlib.figure import Figure
 
 from treenet.evaluation.minimal_pairs import SHOWN, pair_columns
 from treenet.report.figures import FAINT, begin_rows
-from treenet.report.report_inputs import ReportRun
 from treenet.report.report_model import Report
-from treenet.tasks.scores import score_columns
-from treenet.tasks.tables import Column, numbers
+from treenet.report.tables import result_columns, results_with
+from treenet.tasks.tables import Column
 
 
 @dataclass(frozen=True)
@@ -34,14 +33,10 @@ class PairGroups:
         return pair_columns(self.kind, self.names, runs)
 
 
-def _results(report: Report) -> list[tuple[ReportRun, str, dict]]:
-    return [(run, result, entry) for run in report.runs for result, entry in run.scores.items() if "nll" in entry]
-
-
 def pair_groups(report: Report) -> list[PairGroups]:
     """Return the groups of every result of pairs, by its columns. Runs with other pairs of one name stand apart."""
     found: dict[tuple, PairGroups] = {}
-    for run, result, entry in _results(report):
+    for run, result, entry in results_with("nll", report.runs):
         for kind, groups in entry.get("groups", {}).items():
             key = result, kind, entry.get("pairs_fingerprint"), *groups
             one = found.setdefault(key, PairGroups(f"pairs_{len(found) + 1}", result, kind))
@@ -70,14 +65,5 @@ def _draw(shown: PairGroups, colors: Mapping[str, str]) -> Figure:
 
 def language_section(report: Report) -> dict:
     """Return the scores of language models, and their minimal pairs by group."""
-    if not report.of_language:
-        return {"columns": [], "groups": []}
-    found = _results(report)
-    entries = [entry for *_, entry in found]
-    columns = [
-        Column("run", [run.name for run, *_ in found]),
-        Column("result", [run.statuses[result].marked(result) for run, result, _ in found]),
-        numbers("sentences", [entry.get("num_examples") for entry in entries]),
-        *score_columns(entries),
-    ]
-    return {"columns": found and columns, "groups": pair_groups(report)}
+    results = results_with("nll", report.runs) if report.of_language else []
+    return {"columns": result_columns(results), "groups": pair_groups(report)}

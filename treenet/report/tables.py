@@ -1,17 +1,34 @@
 """Cells and tables that only pages have."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from markupsafe import Markup
 
+from treenet.report.report_inputs import ReportRun
 from treenet.runs.result_provenance import short
-from treenet.tasks.tables import NONE, Column
+from treenet.tasks.scores import score_columns
+from treenet.tasks.tables import NONE, Column, numbers
 
 
 def fact_columns(title: str, names: Iterable[str], facts: Mapping[str, Iterable[str]]) -> list[Column]:
     """Return the columns of a table with a row for each fact, and a column for each name."""
     columns = zip(names, zip(*facts.values(), strict=True), strict=True)
     return [Column(title, list(facts)), *(Column(name, cells, "n") for name, cells in columns)]
+
+
+def results_with(score: str, runs: Iterable[ReportRun]) -> list[tuple[ReportRun, str, dict]]:
+    """Return run, name and entry of every result that has a score."""
+    return [(run, result, entry) for run in runs for result, entry in run.scores.items() if score in entry]
+
+
+def result_columns(results: Sequence[tuple[ReportRun, str, dict]]) -> list[Column]:
+    """Return the table of results with all their scores; empty without results."""
+    columns = [
+        Column("run", [run.name for run, *_ in results]),
+        Column("result", [run.statuses[result].marked(result) for run, result, _ in results]),
+        numbers("examples", [entry.get("num_examples") for *_, entry in results]),
+    ]
+    return columns + score_columns([entry for *_, entry in results]) if results else []
 
 
 def code(text: str) -> Markup:
