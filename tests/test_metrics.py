@@ -82,6 +82,7 @@ def test_ter_counts_edits_and_moved_blocks():
         assert compute_scores([hypothesis], ["a b c d"])["ter"] == pytest.approx(100 * edits / 4)
     values = [61.0, 59.0, 60.0]
     assert (best_value("ter", values), best_value("bleu", values), best_value("ter", [])) == (59.0, 61.0, None)
+    assert (best_value("mse", [0.2, 0.3]), best_value("nll", [2.0, 1.0]), best_value("other", [1, 2])) == (0.2, 1.0, 2)
 
 
 def slow_bleu_counts(hypothesis: list[str], references: list[list[str]], order: int) -> tuple[int, int]:
