@@ -1,7 +1,7 @@
 """Memory and time of the driver for the records of many shards: three stages whose work is empty, their indices, a resume.
 
-    python benchmarks/driver_records.py                   # 500,000 shards: a billion rows in shards of 2,000
-    python benchmarks/driver_records.py --shards 20000    # half a minute of CPU
+    python benchmarks/driver_records.py                   # 10,068 shards, what `rows_per_shard: auto` makes of a billion rows
+    python benchmarks/driver_records.py --shards 4096     # what it makes of 8 to 406 million rows
 
 It runs `make_shards` and `write_index` for the stages, without Ray. There is no text and no shard. The records have as many
 counts as those of real stages: 3, 60 and 20. `peak_mb` is the highest resident memory of the process so far, and `start_mb` that
@@ -23,11 +23,10 @@ from typing import TypeVar
 from measure import emit
 
 from treeproc.common.provenance import Recorder
-from treeproc.shards.records import PackedRecords
 from treeproc.shards.schema import shard_name
 from treeproc.shards.store import ShardRecord, fingerprint_of, read_index, write_index
 from treeproc.stages.ray_job import _job_as_json
-from treeproc.stages.run_jobs import Jobs, StageWork, make_shards
+from treeproc.stages.run_jobs import StageWork, make_shards
 
 ROWS = 2000
 COUNTS = {"text": 3, "parsed": 60, "encoded": 20}
@@ -66,7 +65,7 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
 
 
-def make_stage(data: Path, stage: str, text: PackedRecords, parsed: PackedRecords | None) -> PackedRecords:
+def make_stage(data: Path, stage: str, text: list[ShardRecord], parsed: list[ShardRecord] | None) -> list[ShardRecord]:
     """Make all records of a stage, and its index."""
     folder = data / stage
     folder.mkdir()
@@ -76,8 +75,8 @@ def make_stage(data: Path, stage: str, text: PackedRecords, parsed: PackedRecord
         both = {"text": text[place], "fingerprint": fingerprints[place]}
         return both | ({"parsed": parsed[place]} if parsed else {})
 
-    def make() -> PackedRecords:
-        work, jobs = StageWork(stage, "", Describe, {"counts": COUNTS[stage]}), Jobs(range(len(text)), job)
+    def make() -> list[ShardRecord]:
+        work, jobs = StageWork(stage, "", Describe, {"counts": COUNTS[stage]}), [job(place) for place in range(len(text))]
         return make_shards(work, folder, text, fingerprints, jobs, in_this_process=True, record=Recorder(data, "benchmark"))
 
     records = timed(f"{stage}: shards", make)
@@ -89,7 +88,7 @@ def make_stage(data: Path, stage: str, text: PackedRecords, parsed: PackedRecord
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shards", type=int, default=500_000)
+    parser.add_argument("--shards", type=int, default=10_068)
     count = parser.parse_args(argv).shards
     logging.disable(logging.INFO)
     emit("driver_records", "start", "start_mb", peak_mb(), shards=count)
@@ -97,7 +96,7 @@ def main(argv: Sequence[str]) -> None:
         data = Path(place)
         os.environ["TREE_ATTENTION_CACHE"] = str(data / "cache")
         names = (shard_name("train", index, count) for index in range(count))
-        text = timed("text: records", lambda: PackedRecords(describe(n, i, "text", COUNTS["text"]) for i, n in enumerate(names)))
+        text = timed("text: records", lambda: [describe(n, i, "text", COUNTS["text"]) for i, n in enumerate(names)])
         parsed = make_stage(data, "parsed", text, None)
         make_stage(data, "encoded", text, parsed)
 

@@ -11,7 +11,7 @@ from treeproc.inspect import describe
 from treeproc.shards import records as records_module
 from treeproc.shards import store
 from treeproc.shards.shard import SplitShards, check_hashes
-from treeproc.shards.store import PartedRecords, ShardRecord, read_index, write_index
+from treeproc.shards.store import ShardRecord, in_index_order, read_index, write_index
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
 from treeproc.verify import verify
 
@@ -42,37 +42,28 @@ def test_records_of_parts_are_those_that_were_written(tmp_path, small_limits):
         ("train", 3), ("train", 3), ("train", 2), ("valid", 1), ("test", 3), ("test", 1),
     ]  # fmt: skip
     found = index.records()
-    assert isinstance(found, PartedRecords) and list(found) == ORDERED and len(found) == len(ORDERED)
-    assert [found[i] for i in range(-len(ORDERED), len(ORDERED))] == ORDERED * 2
-    assert found[::-2] == ORDERED[::-2] and found[2:7] == ORDERED[2:7]
-    for place in (len(ORDERED), -len(ORDERED) - 1):
-        with pytest.raises(IndexError):
-            found[place]
+    assert found == ORDERED
     for split in ("train", "valid", "test", "other"):
-        assert list(index.records(split)) == [one for one in ORDERED if one.split == split]
+        assert index.records(split) == [one for one in ORDERED if one.split == split]
 
 
-def test_only_the_parts_that_are_asked_for_are_read(tmp_path, small_limits):
+def test_a_part_is_read_once(tmp_path, small_limits):
     write_index(tmp_path, ORDERED)
+    index = read_index(tmp_path)
+    index.records("test").clear()  # the list of a caller is its own
     (tmp_path / "index-00001.json").unlink()
-    found = read_index(tmp_path).records("train")
-    assert found[2] == ORDERED[2] and found[6] == ORDERED[6] and len(found) == 8
-    assert list(read_index(tmp_path).records("test")) == ORDERED[9:]
+    assert index.records("train") == ORDERED[:8] and index.records("test") == ORDERED[9:]
     with pytest.raises(UserError) as error:
-        found[3]
+        read_index(tmp_path).records("test")
     one_line(error.value, "cannot read", "index-00001.json", "run tree-attention preprocess again")
 
 
-def test_two_parts_are_held(tmp_path, small_limits):
-    """Parts that were read last stay, as long as no third one is read."""
-    write_index(tmp_path, ORDERED)
-    found = read_index(tmp_path).records("train")
-    assert found[0] == ORDERED[0] and found[3] == ORDERED[3]
-    for number in (0, 1):
-        (tmp_path / f"index-0000{number}.json").unlink()
-    assert found[:6] == ORDERED[:6] and found[6] == ORDERED[6] and found[5] == ORDERED[5]
-    with pytest.raises(UserError, match="index-00000"):
-        found[0]
+def test_the_order_of_the_index_is_that_of_splits_and_shards():
+    names = [("newstest", 1), ("train", 2), ("valid", 0), ("train", 0), ("newstest", 0), ("train", 1)]
+    records = [ShardRecord(f"{split}-{index}", split, index, 1, 1, "", "") for split, index in names]
+    assert [(r.split, r.index) for r in in_index_order(iter(records))] == [
+        ("train", 0), ("train", 1), ("train", 2), ("valid", 0), ("newstest", 0), ("newstest", 1),
+    ]  # fmt: skip
 
 
 def change_record(part, **changes) -> None:
@@ -103,7 +94,7 @@ def test_damaged_parts_are_one_line(tmp_path, small_limits, damage, message):
         index["parts"][0] |= {"sha256": file_sha256(part), "bytes": part.stat().st_size}
         (tmp_path / "index.json").write_bytes(json_bytes(index))
     with pytest.raises(UserError) as error:
-        read_index(tmp_path).records()[0]
+        read_index(tmp_path).records()
     one_line(error.value, message, str(part))
 
 
@@ -163,7 +154,7 @@ def test_a_job_with_parts_makes_the_same_shards_and_mends_its_parts(tmp_path, mo
         inline, parted = (read_index(folder / stage) for folder in (tmp_path / "inline", data))
         parts = parted.pop("parts")
         assert [part["shards"] for part in parts] == [3, 1, 3, 1]
-        assert list(read_index(data / stage).records()) == inline.records()
+        assert read_index(data / stage).records() == inline.records()
         assert parted == {name: value for name, value in inline.items() if name != "shards"}
     check_hashes(data / "encoded", "train", "valid")
     assert not verify(data).problems and "valid: 12 examples" in describe(data)[0]

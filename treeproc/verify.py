@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 
 from treeproc.common.command_line import ArgumentParser, command, run_cli
 from treeproc.common.errors import CommandEnded, printable
@@ -22,7 +21,7 @@ from treeproc.inspection.shard_verifier import STAGES, ShardVerifier, file_probl
 from treeproc.shards.lengths import SIZE_COUNTS
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import Index, read_index, stage_folder
-from treeproc.stages.run_jobs import Jobs, run_here
+from treeproc.stages.run_jobs import run_here
 from treeproc.subwords import LabelVocab, load_pieces
 
 # Processes cost a second or two.
@@ -56,7 +55,7 @@ def verify(data: AnyPath, *, on_ray: bool = False) -> Verification:
     for stage, folder in folders.items():
         try:
             index = read_index(folder)
-            index.check_parts()
+            index.records()  # a part may be damaged
             indices[stage] = index
         except UserError as error:
             report.problems.append(Problem(folder / "index.json", str(error).removeprefix(f"{folder / 'index.json'} ")))
@@ -86,7 +85,7 @@ def _verify_shards(
         "shard_rows": stages["encoded"].shard_rows() if _has_counts(indices) else None,
     }
     names = list(dict.fromkeys(name for stage in stages.values() for name in stage.places))
-    jobs, processes = Jobs(names, partial(_job, stages=stages)), len(os.sched_getaffinity(0))
+    jobs, processes = [_job(name, stages) for name in names], len(os.sched_getaffinity(0))
     if on_ray is not None:
         from treeproc.stages.ray_job import run_on_ray  # whoever needs no Ray does not load it
 

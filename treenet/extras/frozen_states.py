@@ -46,7 +46,7 @@ from treeproc.shards.rows import edges_of
 from treeproc.shards.schema import PAD_ID
 from treeproc.shards.shard import Shard, check_hashes
 from treeproc.shards.store import ShardRecord, fingerprint_of, pieces_fingerprint, read_index, sidecar_path, write_index
-from treeproc.stages.run_jobs import Jobs, StageWork, make_shards
+from treeproc.stages.run_jobs import StageWork, make_shards
 
 COMMAND = "frozen-states"
 _BATCH_POSITIONS = {"cpu": 1024, "cuda": 16_384}  # with padding
@@ -81,7 +81,7 @@ def write_states(
         fingerprints = [fingerprint_of(_VERSION, shard.name, shard.rows, "float32", facts) for shard in shards]
         arguments = {"data": data, "encoder": encoder, "out": out, "sha256": sha256, "use_gpu": use_gpu}
         work = StageWork("states", "loading the encoder", StatesOfShard, arguments, float(use_gpu))
-        jobs = Jobs(range(len(shards)), lambda place: {"shard": shards[place], "fingerprint": fingerprints[place]})
+        jobs = [{"shard": shard, "fingerprint": fingerprint} for shard, fingerprint in zip(shards, fingerprints, strict=True)]
         del leaves
         records = make_shards(work, folder, shards, fingerprints, jobs, in_this_process=in_this_process, record=record)
         return write_index(folder, records, fingerprint=fingerprint_of(fingerprints), **facts)

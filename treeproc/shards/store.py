@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from operator import attrgetter
 from typing import Literal, NoReturn
 
 import pyarrow as pa
@@ -23,17 +24,7 @@ from treeproc.common.files import atomic_write, damaged_file, file_sha256, json_
 from treeproc.common.folder_kinds import DATA_SET, kind_of
 from treeproc.common.storage import AnyPath, as_path, inside
 from treeproc.common.store_requests import in_parallel
-from treeproc.shards.records import (
-    Count,
-    IndexPart,
-    Int,
-    PackedRecords,
-    PartedRecords,
-    RecordSlots,
-    Sha256,
-    ShardRecord,
-    write_parts,
-)
+from treeproc.shards.records import Count, IndexPart, Int, Sha256, ShardRecord, read_part, write_parts
 from treeproc.shards.rows import Batches, ipc_bytes
 from treeproc.shards.schema import SCHEMA_VERSION, STAGE_SCHEMAS, in_order
 
@@ -145,12 +136,12 @@ def read_sidecar(folder: AnyPath, name: str, fingerprint: str) -> ShardRecord | 
     return record if (record.name, record.fingerprint) == (name, fingerprint) else None
 
 
-def in_index_order(records: Iterable[ShardRecord]) -> PackedRecords:
+def in_index_order(records: Iterable[ShardRecord]) -> list[ShardRecord]:
     """Return the records split by split, each in the order of its shards."""
-    packed, places = records if isinstance(records, PackedRecords) else PackedRecords(records), dict[str, list[tuple[int, int]]]()
-    for place, record in enumerate(packed):
-        places.setdefault(record.split, []).append((record.index, place))
-    return packed.take(place for split in in_order(places) for _, place in sorted(places[split]))
+    by_split: dict[str, list[ShardRecord]] = {}
+    for record in records:
+        by_split.setdefault(record.split, []).append(record)
+    return [record for split in in_order(by_split) for record in sorted(by_split[split], key=attrgetter("index"))]
 
 
 def write_index(folder: AnyPath, records: Iterable[ShardRecord], **facts: object) -> dict:
@@ -179,25 +170,21 @@ class Index(dict):
     def __init__(self, values: Mapping, folder: AnyPath):
         super().__init__(values)
         self._folder = folder
+        self._of_parts: list[ShardRecord] | None = None
 
     def __missing__(self, key: str) -> NoReturn:
         raise UserError(f"{self._folder / 'index.json'} is damaged: it has no {key}; run tree-attention preprocess again")
 
-    def records(self, split: str | None = None) -> Sequence[ShardRecord]:
+    def records(self, split: str | None = None) -> list[ShardRecord]:
         """Return the records of a split, or of all splits one after the other, in order.
 
-        Those of parts are read when they are asked for, which raises UserError if a part is missing or damaged.
+        Raises UserError if a part is missing or damaged.
         """
-        if "parts" in self:
-            parts = [IndexPart(**part) for part in self["parts"]]
-            return PartedRecords(self._folder, [part for part in parts if split in (None, part.split)])
-        return [ShardRecord(**shard) for shard in self["shards"] if split in (None, shard["split"])]
-
-    def check_parts(self) -> None:
-        """Raise UserError for the first part that is missing or damaged."""
-        if "parts" in self:
-            for _ in self.records():
-                pass
+        if "parts" not in self:
+            return [ShardRecord(**shard) for shard in self["shards"] if split in (None, shard["split"])]
+        if self._of_parts is None:
+            self._of_parts = [record for part in self["parts"] for record in read_part(self._folder, IndexPart(**part))]
+        return [record for record in self._of_parts if split in (None, record.split)]
 
 
 class OtherVersion(UserError):
@@ -319,19 +306,11 @@ def stage_folder(data: AnyPath, stage: str) -> AnyPath:
 
 def finished_shards(
     folder: AnyPath, names: Sequence[str], fingerprints: Sequence[str], hash_files: HashFiles = hash_here
-) -> RecordSlots:
+) -> list[ShardRecord | None]:
     """Return the record of every shard that is complete and up to date, by the place of its name; None for the others.
 
     `hash_files` hashes the shards, but for those that were found right before and have not changed (`common/cache.py`).
     """
-    found, hashes = RecordSlots(len(names)), {}
-    sidecars = in_parallel(lambda shard: read_sidecar(folder, *shard), zip(names, fingerprints, strict=True))
-    for place, record in enumerate(sidecars):
-        found.put(place, record)
-        if record is not None:
-            hashes[record.name] = record.sha256
-    damaged = set(find_changed(folder, hashes, hash_files))
-    for place, name in enumerate(names):
-        if name in damaged:
-            found.put(place, None)
-    return found
+    sidecars = list(in_parallel(lambda shard: read_sidecar(folder, *shard), zip(names, fingerprints, strict=True)))
+    damaged = set(find_changed(folder, {record.name: record.sha256 for record in sidecars if record}, hash_files))
+    return [None if name in damaged else record for name, record in zip(names, sidecars, strict=True)]

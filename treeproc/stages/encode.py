@@ -16,7 +16,7 @@ from treeproc.shards.shard import Shard
 from treeproc.shards.store import ShardRecord, write_shard
 from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.lengths import TASK_ROWS
-from treeproc.stages.run_jobs import Jobs, Run, grouped, run_here
+from treeproc.stages.run_jobs import Run, grouped, run_here
 from treeproc.stages.shuffle import Donated, DonorTrees, ShapeDonors, cut, keep
 from treeproc.subwords import LabelVocab, Subwords, load_pieces
 from treeproc.trees.arcs import check_arcs
@@ -363,7 +363,7 @@ class CountClasses:
 def count_classes(folder: AnyPath, records: Sequence[ShardRecord], run: Run = run_here) -> int:
     """Return one more than the highest class in encoded shards."""
     groups = grouped([(record.rows, place) for place, record in enumerate(records)], TASK_ROWS)
-    jobs = Jobs(groups, lambda places: {"shards": [asdict(records[place]) for place in places]})
+    jobs = [{"shards": [asdict(records[place]) for place in places]} for places in groups]
     return max(found for _, found in run(CountClasses, {"folder": folder}, jobs))
 
 

@@ -21,7 +21,7 @@ from treeproc.shards.lengths import LENGTHS, SIZE_COUNTS, SizeCounts
 from treeproc.shards.schema import LENGTHS_SCHEMA, SIZE_COUNTS_SCHEMA, WINDOW_ROWS
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import Index, ShardRecord, fingerprint_of
-from treeproc.stages.run_jobs import Jobs, Run, grouped, in_number_order, run_here
+from treeproc.stages.run_jobs import Run, grouped, in_number_order, run_here
 
 _SIZES = ("leaves", "nodes", "tgt_pieces")
 # Rows of a task: a second of work, where Ray's driver takes 20 ms a task. Its files have 29 bytes a row.
@@ -98,7 +98,7 @@ def _from_tasks(measure: MeasureShards, records: Sequence[ShardRecord], run: Run
         # Named by content: a task of a job that was killed may still write, perhaps by other settings.
         return {"shards": shards, "task": fingerprint_of([shard["sha256"] for shard in shards], places[0])}
 
-    jobs = Jobs(groups, job)
+    jobs = [job(places) for places in groups]
     arguments = {"folder": measure.folder, "splits": measure.splits, "names": measure.names}
     for number, _ in enumerate(in_number_order(run(MeasureShards, arguments, jobs))):
         files = [measure.file(name, jobs[number]["task"]) for name in measure.names]

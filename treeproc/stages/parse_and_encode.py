@@ -15,7 +15,6 @@ from treeproc.common.storage import AnyPath
 from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, arc_rule, build_parser, describe_in_words, read_trees
 from treeproc.parsers.config import split_at_blanks
 from treeproc.pretrained_pieces import TokenizerPieces
-from treeproc.shards.records import PackedRecords
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, line_end_in, select
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import (
@@ -33,7 +32,7 @@ from treeproc.stages.encode import EncodeShard, count_classes, encoded_columns
 from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.job_report import DROPPED, dropped, has_files, say_unread_names, write_dropped, write_fallbacks
 from treeproc.stages.lengths import kept_lengths, write_lengths
-from treeproc.stages.run_jobs import Jobs, StageWork, choose_run, make_shards, previous_index
+from treeproc.stages.run_jobs import StageWork, choose_run, make_shards, previous_index
 from treeproc.stages.shuffle import OTHER_SHAPES, ROWS_OF_SHAPES, donor_windows
 from treeproc.stages.vocabulary import sampled_rows, write_vocabulary
 from treeproc.subwords import LabelVocab, load_pieces
@@ -135,12 +134,12 @@ class ParseAndEncode:
     target_parser: dict | None
     base: AnyPath | None = None  # holds text and parsed stage, if not `out`
 
-    def parse(self, text: PackedRecords) -> tuple[PackedRecords, PackedRecords]:
+    def parse(self, text: list[ShardRecord]) -> tuple[list[ShardRecord], list[ShardRecord]]:
         """Parse every text shard into words and trees."""
         logger.info("parser: %s", describe_in_words(self.parser))
         config = self.config
         fingerprints = self._parse_fingerprints(text)
-        jobs = Jobs(range(len(text)), lambda place: {"text": text[place], "fingerprint": fingerprints[place]})
+        jobs = [{"text": shard, "fingerprint": fingerprint} for shard, fingerprint in zip(text, fingerprints, strict=True)]
         arguments = {"data": self.out, "config": config.parser, "target": config.target_parser}
         work = StageWork("parse", "loading the parser", ParseShard, arguments, config.parser.gpus_per_actor)
         records = self._make(work, "parsed", text, fingerprints, jobs)
@@ -153,7 +152,7 @@ class ParseAndEncode:
             write_index(folder, records, **facts, target_parser=self.target_parser, files=files)
         return text, records
 
-    def _parse_fingerprints(self, text: PackedRecords) -> list[str]:
+    def _parse_fingerprints(self, text: list[ShardRecord]) -> list[str]:
         """Return the fingerprints of parsed shards."""
         rule = self._arc_rule(text, self.parser) or self._arc_rule(text, self.target_parser)
         return [self._parse_fingerprint(record, *rule) for record in text]
@@ -163,14 +162,14 @@ class ParseAndEncode:
         more = ["scores", *scored] if scored else []  # the descriptions of parsers are about trees
         return fingerprint_of(text.sha256, self.parser, self.target_parser, *rule, *more)
 
-    def _arc_rule(self, text: PackedRecords, parser: dict | None) -> tuple[str, ...]:
+    def _arc_rule(self, text: list[ShardRecord], parser: dict | None) -> tuple[str, ...]:
         """Return `arc_rule` of a parser. A given word is one word."""
         rule = arc_rule(parser)
         if rule and parser is self.parser and "words" in Shard((self.base or self.out) / "text", text[0]).schema.names:
             return ()
         return rule
 
-    def encode(self, text: PackedRecords, parsed: PackedRecords) -> dict:
+    def encode(self, text: list[ShardRecord], parsed: list[ShardRecord]) -> dict:
         """Make vocabulary and integer shards."""
         config, folder, base = self.config, self.out / "encoded", self.base or self.out
         folder.mkdir(exist_ok=True)
@@ -203,10 +202,9 @@ class ParseAndEncode:
             of_shard = {"text": text[place], "parsed": parsed[place], "fingerprint": fingerprints[place]}
             return of_shard if windows is None else of_shard | {"place": place, "window": windows[place]}
 
-        jobs = Jobs(range(len(text)), job)
         arguments = {"data": self.out, "tree": config.tree, "base": self.base, "pairs": config.form.has_pairs}
         work = StageWork("encode", "loading the vocabulary", EncodeShard, arguments)
-        records = self._make(work, "encoded", text, fingerprints, jobs)
+        records = self._make(work, "encoded", text, fingerprints, [job(place) for place in range(len(text))])
         arcs = self._arc_rule(text, parser)
         if parsed[0].fingerprint != self._parse_fingerprint(text[0], *arcs):
             arcs = ()
@@ -244,30 +242,29 @@ class ParseAndEncode:
             **({"stages": _stage_places(self.out, self.base)} if self.base else {}),
         )
 
-    def _make_vocabulary(self, text: PackedRecords, parsed: PackedRecords, has_both_sides: bool) -> str:
+    def _make_vocabulary(self, text: list[ShardRecord], parsed: list[ShardRecord], has_both_sides: bool) -> str:
         """Make the vocabulary, or take or extend that of `vocab_from`. Returns the fingerprint of what it follows from."""
         config = self.config
         if config.vocab_from is not None and config.new_pieces is None:
             return copy_vocabulary(self.out, config.vocab_from.absolute())
-        train = [i for i, record in enumerate(text) if record.split == "train"]
-        lines = text.take(train)
+        lines, trees = ([record for record in stage if record.split == "train"] for stage in (text, parsed))
         on_ray = config.workers != 0 and sampled_rows(lines, config.subwords, has_both_sides) >= LEAST_SAMPLE
         run = choose_run(on_ray, self.out / "encoded", self.record)
-        split = lines, parsed.take(train), config.subwords, config.tree, self.base, run
+        split = lines, trees, config.subwords, config.tree, self.base, run
         if config.vocab_from is None or config.new_pieces is None:
             return write_vocabulary(self.out, *split, config.tags())
         return grow_vocabulary(self.out, config.vocab_from.absolute(), config.new_pieces, *split, config.tags())
 
     def _make(
         self, work: StageWork, stage: str, text: Sequence[ShardRecord], fingerprints: Sequence[str], jobs: Sequence[dict]
-    ) -> PackedRecords:
+    ) -> list[ShardRecord]:
         folder = self.out / stage
         folder.mkdir(exist_ok=True)
         remove_leftovers(folder)
         return make_shards(work, folder, text, fingerprints, jobs, in_this_process=self.config.workers == 0, record=self.record)
 
 
-def _with_windows(fingerprints: Sequence[str], parsed: PackedRecords, windows: Sequence[tuple[int, int]]) -> list[str]:
+def _with_windows(fingerprints: Sequence[str], parsed: list[ShardRecord], windows: Sequence[tuple[int, int]]) -> list[str]:
     """Return the fingerprints of shards whose lines have trees of any shard of their window."""
     hashes = [record.sha256 for record in parsed]
     every = {window: fingerprint_of(hashes[slice(*window)]) for window in dict.fromkeys(windows)}
@@ -285,7 +282,7 @@ def _least_scores(tree: TreeConfig, text: Iterable[ShardRecord]) -> dict[str, fl
     return {split: least for split in splits if (least := tree.least_score(split)) is not None}
 
 
-def _refuse_nothing_left(records: PackedRecords) -> None:
+def _refuse_nothing_left(records: list[ShardRecord]) -> None:
     """Raise UserError if `tree.min_parse_score` drops all examples of a split."""
     rows: Counter = Counter()
     for record in records:
@@ -305,7 +302,7 @@ LEAST_ROWS = 10_000_000
 
 
 def measure_rows(
-    config: PreprocessConfig, folder: AnyPath, records: PackedRecords, record: Recorder, *, labelled: bool
+    config: PreprocessConfig, folder: AnyPath, records: list[ShardRecord], record: Recorder, *, labelled: bool
 ) -> tuple[dict[str, str], dict[str, int | list[str]]]:
     """Hash the files of sizes by name, and give `num_classes`, the names `classes` and `pairs` if rows are `labelled`.
 

@@ -21,9 +21,8 @@ from treeproc.pretrained_pieces import TokenizerPieces
 from treeproc.readers.labelled import refuse_table
 from treeproc.readers.line_ranges import FilesChanged
 from treeproc.readers.numbered_lines import refuse_pipes
-from treeproc.shards.records import PackedRecords
 from treeproc.shards.schema import MOST_SPLITS, SMALLEST, SPLIT_NAME, SPLITS
-from treeproc.shards.store import class_names, read_index, stage_folder
+from treeproc.shards.store import ShardRecord, class_names, read_index, stage_folder
 from treeproc.stages.config import PreprocessConfig, check_extension, check_reuse, settle_tree
 from treeproc.stages.encode import encoded_columns
 from treeproc.stages.inputs import TreeConfig
@@ -96,7 +95,7 @@ def _with_pinned_tokenizer(config: PreprocessConfig, out: AnyPath) -> Preprocess
     return config.model_copy(update={"subwords": config.subwords.model_copy(update={"tokenizer": tokenizer})})
 
 
-def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[PreprocessConfig, dict, PackedRecords]:
+def text_alone(config: PreprocessConfig, folder: AnyPath) -> tuple[PreprocessConfig, dict, list[ShardRecord]]:
     """Return the complete settings, the description of the parser, and the text stage of a dry run in `folder`."""
     if config.parsed is not None:
         raise UserError("--dry-run: a job with parsed=DATA parses nothing, so there is nothing to measure; leave --dry-run out")
@@ -132,7 +131,7 @@ def _encode_again(config: PreprocessConfig, data: AnyPath, out: AnyPath) -> dict
         base = stage_folder(base, "text").parent
     stages = [read_index(base / stage) for stage in ("text", "parsed")]
     old = load_settings(PreprocessConfig, base / "config.yaml")
-    text, parsed = (PackedRecords(index.records()) for index in stages)
+    text, parsed = (index.records() for index in stages)
     tree = settle_tree(config.tree, (old.parser, old.target_parser), stages[0]["columns"], read_written_settings(out) or {})
     config = config.model_copy(update={"tree": tree, "rows_per_shard": SMALLEST})
     check_constituents(tree, old)
@@ -157,7 +156,7 @@ def _encode_again(config: PreprocessConfig, data: AnyPath, out: AnyPath) -> dict
         return ParseAndEncode(complete, out, record, stages[1]["parser"], stages[1]["target_parser"], base).encode(text, parsed)
 
 
-def _refuse_damaged(base: AnyPath, stage: str, records: PackedRecords) -> None:
+def _refuse_damaged(base: AnyPath, stage: str, records: list[ShardRecord]) -> None:
     """Raise UserError if a shard of another data set is not that of its index. Objects are hashed when they are read."""
     if not isinstance(base, Path):
         return

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 from treeproc.common.cache import HashFiles, hash_here, sha256_of
 from treeproc.common.files import read_json
@@ -18,7 +18,6 @@ from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.common.store_requests import StoreRefuses, in_parallel
-from treeproc.shards.records import PackedRecords
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import Index, OtherVersion, ShardRecord, finished_shards, read_index
 from treeproc.stages.job_report import fallbacks
@@ -28,25 +27,6 @@ logger = logging.getLogger(__name__)
 GROUP_ROWS = 50_000
 
 Item = TypeVar("Item")
-
-
-class Jobs(Sequence[dict]):
-    """The jobs of items, each made when it is asked for: half a million jobs would take gigabytes."""
-
-    def __init__(self, items: Sequence[Item], make: Callable[[Item], dict]):
-        self._items, self._make = items, make
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    @overload
-    def __getitem__(self, number: int) -> dict: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[dict]: ...
-    def __getitem__(self, number: int | slice) -> dict | list[dict]:
-        if isinstance(number, slice):
-            return [self._make(item) for item in self._items[number]]
-        return self._make(self._items[number])
 
 
 # Yields the number of every job and what the worker returned, in any order.
@@ -125,7 +105,7 @@ def hasher(run: Run) -> HashFiles:
         if run is run_here or sum(sizes.values()) < LEAST_BYTES:
             return hash_here(folder, sizes)
         groups = grouped([(size, name) for name, size in sizes.items()], JOB_BYTES)
-        results = run(HashNames, {"folder": folder}, Jobs(groups, lambda names: {"names": names}))
+        results = run(HashNames, {"folder": folder}, [{"names": names} for names in groups])
         return (sha256 for some in in_number_order(results) for sha256 in some)
 
     return hash_files
@@ -162,7 +142,7 @@ def make_shards(
     *,
     in_this_process: bool,
     record: Recorder,
-) -> PackedRecords:
+) -> list[ShardRecord]:
     """Run the jobs of the shards that are not finished; returns all records in the order of `text`.
 
     `fingerprints` are those that finished shards have. Raises UserError when a worker does.
@@ -170,12 +150,12 @@ def make_shards(
     names = [shard.name for shard in text]
     with phase("looking for finished shards"):
         found = finished_shards(folder, names, fingerprints, hasher(choose_run(not in_this_process, folder, record)))
-    missing, before = found.missing(), found.present()
+    missing, before = [place for place, shard in enumerate(found) if shard is None], list(filter(None, found))
     if before:
         logger.info("%s: %d of %d shards are finished already", work.label, len(before), len(text))
     if missing:
         record.note(**{folder.name: 0})
-        todo, places = Jobs(missing, jobs.__getitem__), {names[place]: place for place in missing}
+        todo, places = [jobs[place] for place in missing], {names[place]: place for place in missing}
         total, left = sum(shard.rows for shard in text), sum(text[place].rows for place in missing)
         failed = sum(fallbacks(shard.counts) for shard in before)
         with Progress(work.label, total, unit="examples", initial=total - left) as progress, ExitStack() as first_shard:
@@ -209,12 +189,12 @@ def make_shards(
             for number, (_, shard) in enumerate(run, start=1):
                 first_shard.close()
                 place = places[shard.name]
-                found.put(place, shard)
+                found[place] = shard
                 failed += fallbacks(shard.counts)
                 progress.update(text[place].rows, f"{failed:,} without a parse" if failed else None)
                 record.keep_up(**{folder.name: number})
         record.note()
-    return found.present()
+    return list(filter(None, found))
 
 
 def _describe_shard(texts: AnyPath, shard: ShardRecord) -> str:
@@ -235,7 +215,7 @@ def previous_index(folder: AnyPath, key: str) -> Index | None:
     try:
         if {"schema_version", key} <= set(read_json(path)):
             found = read_index(folder)
-            found.check_parts()
+            found.records()
             return found
     except (OtherVersion, StoreRefuses):
         raise

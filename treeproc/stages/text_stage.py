@@ -11,9 +11,8 @@ from treeproc.common.messages import Progress
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError, differences
 from treeproc.common.storage import AnyPath
-from treeproc.shards.records import PackedRecords
 from treeproc.shards.schema import SCHEMA_VERSION
-from treeproc.shards.store import Index, fingerprint_of, finished_shards, in_index_order, write_index
+from treeproc.shards.store import Index, ShardRecord, fingerprint_of, finished_shards, in_index_order, write_index
 from treeproc.stages.config import PreprocessConfig
 from treeproc.stages.cut_inputs import bytes_that_can_be_cut
 from treeproc.stages.inputs import InputCounts, changed_just_now, input_stamp, read_cached_counts, write_cached_counts
@@ -62,7 +61,7 @@ class TextStage:
         self.config = self.config.with_shard_size(sum(counts.values()))
         return self.config
 
-    def make(self) -> PackedRecords:
+    def make(self) -> list[ShardRecord]:
         """Make shards of filtered examples. Another text under the same folder is refused."""
         folder, config, inputs = self.out / "text", self.config, self.config.inputs()
         folder.mkdir(exist_ok=True)
@@ -86,7 +85,7 @@ class TextStage:
                 self._note_files(index, work.train_files, counts)
                 self._end(InputCounts(counts, lines))
                 return records
-        landed, notices, fingerprint = PackedRecords(), config.notices(), self._fingerprint(lines)
+        landed, notices, fingerprint = list[ShardRecord](), config.notices(), self._fingerprint(lines)
         self.record.note(text=0)
         with (
             line_list(folder / DROPPED, "split", "line", "reason") as dropped_lines,
@@ -153,15 +152,15 @@ class TextStage:
         tags = config.tags() if filters.max_ratio or filters.source_script or filters.target_script else []
         return fingerprint_of(SCHEMA_VERSION, lines, *reading, *normalization, *([tags] if tags else []))
 
-    def _finished(self, index: Index, lines: dict[str, str]) -> PackedRecords | None:
+    def _finished(self, index: Index, lines: dict[str, str]) -> list[ShardRecord] | None:
         """Return the shards of a text stage that is finished, of inputs of these digests; None if anything is missing."""
         folder, fingerprint = self.out / "text", self._fingerprint(lines)
-        records = PackedRecords(index.records())
+        records = index.records()
         if index["inputs"] != lines or not has_files(folder, index):
             return None
         hash_files = hasher(choose_run(self.config.workers != 0, folder, self.record))
         names = [record.name for record in records]
-        if finished_shards(folder, names, [fingerprint] * len(names), hash_files).missing():
+        if None in finished_shards(folder, names, [fingerprint] * len(names), hash_files):
             return None
         self._say_notices(index.get("notices", {}))
         return records
@@ -177,7 +176,7 @@ class TextStage:
         say_notices(notices, self.config.parsers(), tokens_can_be_set=not self.config.form.columns)
 
 
-def _remove_others(folder: AnyPath, records: PackedRecords) -> None:
+def _remove_others(folder: AnyPath, records: list[ShardRecord]) -> None:
     """Remove shards that a killed job wrote of other inputs: their number of examples gave them other names."""
     names = {Path(record.name).stem for record in records}
     others = [path for kind in ("arrow", "json") for path in folder.glob(f"*-of-*.{kind}") if Path(path.name).stem not in names]

@@ -22,7 +22,6 @@ from treeproc.common.storage import AnyPath, RemotePath
 from treeproc.common.store_requests import StoreRefuses, in_parallel
 from treeproc.readers.line_ranges import FilesChanged, read_range
 from treeproc.readers.numbered_lines import join_names, unequal
-from treeproc.shards.records import PackedRecords
 from treeproc.shards.schema import in_order, shard_name
 from treeproc.shards.store import ShardRecord, fingerprint_of, finished_shards
 from treeproc.stages.cut_inputs import CannotRead, CutInputs, TextRange, cut_inputs, mark_of
@@ -31,7 +30,7 @@ from treeproc.stages.inputs import Inputs, input_stamp
 from treeproc.stages.job_report import LineList
 from treeproc.stages.keys import SplitHash, keys_file, number_of_partitions
 from treeproc.stages.pair_notices import windows
-from treeproc.stages.run_jobs import Jobs, Run, grouped, hasher, in_number_order, run_here
+from treeproc.stages.run_jobs import Run, grouped, hasher, in_number_order, run_here
 from treeproc.stages.text_blocks import NEAR, OVERLAP, CheckBlock, GatherKeys, ReadLines, WriteText, gathered_file, read_notes
 from treeproc.stages.text_warnings import TextNotices, Wanted
 
@@ -92,11 +91,9 @@ class TextWork:
         names = [shard_name(split, index, numbers[split]) for split, index in places]
         with phase("looking for finished shards"):
             found = finished_shards(self._out / "text", names, [fingerprint] * len(names), hasher(self._run))
-        have_notes = in_parallel(lambda place: found.holds(place) and read_notes(parts / names[place]), range(len(names)))
-        for place, notes in enumerate(have_notes):
-            if not notes:
-                found.put(place, None)
-        yield from found.present()
+        noted = in_parallel(lambda place: bool(found[place] and read_notes(parts / names[place])), range(len(names)))
+        found = [record if has_notes else None for record, has_notes in zip(found, noted, strict=True)]
+        yield from filter(None, found)
         arguments = {
             "folder": self._out / "text", "parts": parts, "work": self._work, "inputs": self._inputs, "filters": self._filters,
             "partitions": number_of_partitions(counts.get("train", 0)), "wanted": self._wanted, "fingerprint": fingerprint,
@@ -108,11 +105,11 @@ class TextWork:
             first, last = index * rows_per_shard, min((index + 1) * rows_per_shard, counts[split]) - 1
             return {"name": names[place], "index": index, **self._examples(split, index, first, last).job()}
 
-        missing = {names[place]: place for place in found.missing()}
+        missing = {names[place]: place for place, record in enumerate(found) if record is None}
         groups = grouped([(rows_per_shard, place) for place in missing.values()])
-        for _, written in self._run(WriteText, arguments, Jobs(groups, lambda group: {"shards": [*map(shard, group)]})):
+        for _, written in self._run(WriteText, arguments, [{"shards": [*map(shard, group)]} for group in groups]):
             for record in (ShardRecord(**facts) for facts in written):
-                found.put(missing[record.name], record)
+                found[missing[record.name]] = record
                 yield record
         every_note = in_parallel(lambda name: read_notes(parts / name), names)
         for name, (split, _), notes in zip(names, places, every_note, strict=True):
@@ -120,7 +117,7 @@ class TextWork:
                 raise UserError(f"{parts / name} is damaged; run the same command again")
             notices.merge(split, notes[0])
             dropped.extend(notes[1])
-        self._sample(notices, found.present())
+        self._sample(notices, list(filter(None, found)))
         self._check_stamps()
 
     def remove(self) -> None:
@@ -259,12 +256,12 @@ class TextWork:
         arguments = {"work": self._work, "blocks": train, "others": others, "partitions": partitions}
         deque(self._run(GatherKeys, arguments, jobs), maxlen=0)
 
-    def _sample(self, notices: TextNotices, records: PackedRecords) -> None:
+    def _sample(self, notices: TextNotices, records: list[ShardRecord]) -> None:
         """Give the notices the lines whose language is checked, every n-th of a split, and the pairs whose sides are compared."""
         sides = [side for side, one in self._wanted.items() if one.language is not None]
         has_pairs = "target" in self._wanted
         for split in in_order(self._inputs.splits) if sides or has_pairs else ():
-            of_split = records.take([place for place, record in enumerate(records) if record.split == split])
+            of_split = [record for record in records if record.split == split]
             rows = sum(record.rows for record in of_split)
             of_language, of_pairs = range(0, rows, stride_of(rows)) if sides else (), windows(rows) if has_pairs else ()
             places, first, chosen = np.union1d(of_language, of_pairs).astype(int), 0, []

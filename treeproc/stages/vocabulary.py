@@ -25,7 +25,7 @@ from treeproc.shards.store import (
     fingerprint_of,
 )
 from treeproc.stages.inputs import TreeConfig
-from treeproc.stages.run_jobs import Jobs, Run, grouped, previous_index, run_here
+from treeproc.stages.run_jobs import Run, grouped, previous_index, run_here
 from treeproc.subwords import LabelVocab, SubwordConfig, blank_separated, describe_characters, mark_boundaries, train_pieces
 from treeproc.trees.arcs import plain_relation
 from treeproc.trees.dependency_trees import PHRASE_LABELS
@@ -183,7 +183,7 @@ def count_vocabulary(
         return {"shards": [one | {"first": first, "names": names} for one, (_, first, names) in zip(bare, group, strict=True)]}
 
     arguments = {"base": base, "config": config, "tree": tree, "num_rows": num_rows, "most": most}
-    for _, found in run(CountShards, arguments, Jobs(grouped(shards), job)):
+    for _, found in run(CountShards, arguments, [job(group) for group in grouped(shards)]):
         for side, words in found["words"].items():
             counts.words[side].update(words)
         counts.add_names(found["labels"], found["tags"], found["deprels"])
