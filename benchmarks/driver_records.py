@@ -25,7 +25,7 @@ from measure import emit
 from treeproc.common.provenance import Recorder
 from treeproc.shards.schema import shard_name
 from treeproc.shards.store import ShardRecord, fingerprint_of, read_index, write_index
-from treeproc.stages.ray_job import _job_as_json
+from treeproc.stages.ray_job import to_json
 from treeproc.stages.run_jobs import StageWork, make_shards
 
 ROWS = 2000
@@ -40,7 +40,7 @@ class Describe:
         self._counts = counts
 
     def __call__(self, text: ShardRecord, fingerprint: str, parsed: ShardRecord | None = None) -> ShardRecord:
-        _job_as_json({"text": text, "parsed": parsed, "fingerprint": fingerprint})
+        to_json({"text": text, "parsed": parsed, "fingerprint": fingerprint})
         return describe(text.name, text.index, fingerprint, self._counts)
 
 

@@ -1,13 +1,12 @@
 """Ways to run the jobs of the text stage, which keep account of every step: CPU time of tasks and of the driver, clock time."""
 
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from treeproc.stages.ray_job import _packed, _unpacked
+from treeproc.stages.ray_job import from_json, to_json
 
 
 @dataclass
@@ -92,14 +91,9 @@ class Here:
         built = worker(**arguments)
         try:
             for number, job in enumerate(jobs):
-                result = json.loads(json.dumps(_packed(built(**_through_json(job)))))
+                result = to_json(built(**from_json(to_json(job))))
                 step.tasks_s.append(time.process_time() - began)
-                yield number, _unpacked(result)
+                yield number, from_json(result)
                 began = time.process_time()
         finally:
             step.driver_s = time.process_time() - start - sum(step.tasks_s)
-
-
-def _through_json(job: dict) -> dict:
-    packed = json.loads(json.dumps({name: _packed(value) for name, value in job.items()}))
-    return {name: _unpacked(value) for name, value in packed.items()}

@@ -57,13 +57,11 @@ def run_installed_here(*arguments: object, cwd: Path | None = None) -> subproces
 
 def run_jobs_here(worker, arguments, jobs):
     """Run jobs in this process, the last one first. What is sent goes through pickle and JSON as on Ray."""
-    from treeproc.stages.ray_job import _packed, _unpacked  # loads Ray
+    from treeproc.stages.ray_job import from_json, to_json  # loads Ray
 
     built = worker(**pickle.loads(pickle.dumps(arguments))) if jobs else None
     for number, job in reversed(list(enumerate(jobs))):
-        values = json.loads(json.dumps({name: _packed(value) for name, value in job.items()}))
-        result = built(**{name: _unpacked(value) for name, value in values.items()})
-        yield number, _unpacked(json.loads(json.dumps(_packed(result))))
+        yield number, from_json(to_json(built(**from_json(to_json(job)))))
 
 
 def tasks_here(patch: pytest.MonkeyPatch) -> list[str]:

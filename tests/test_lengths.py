@@ -1,11 +1,11 @@
 """Lengths and numbers of classes that tasks measure: the same bytes as from one process, whatever the tasks are."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from commands import run_jobs_here
 from hostile_files import ipc
 from toydata import write_toy_data
 from toylabels import NUM_CLASSES, write_toy_labels
@@ -21,12 +21,6 @@ from treeproc.stages.encode import count_classes
 from treeproc.stages.lengths import MeasureShards, kept_lengths, row_sizes, write_lengths
 
 FILES = ["lengths.arrow", "size_counts.arrow"]
-
-
-def last_first(worker, arguments, jobs):
-    """Runs jobs as Ray does, through JSON, the last one first. A worker is built for each job."""
-    for number, job in reversed(list(enumerate(jobs))):
-        yield number, json.loads(json.dumps(worker(**arguments)(**json.loads(json.dumps(job)))))
 
 
 @pytest.fixture
@@ -49,7 +43,7 @@ def test_tasks_give_the_bytes_of_one_process(encoded, rows_of_a_task, window_row
     alone = written(encoded, window_rows=window_rows)
     assert list(alone) == (FILES if window_rows == 1 else FILES[:1])
     monkeypatch.setattr(lengths, "TASK_ROWS", rows_of_a_task)
-    assert written(encoded, window_rows=window_rows, run=last_first) == alone
+    assert written(encoded, window_rows=window_rows, run=run_jobs_here) == alone
 
 
 def test_tasks_of_other_shards_have_other_files(encoded):
@@ -60,7 +54,7 @@ def test_tasks_of_other_shards_have_other_files(encoded):
 
         def run(worker, arguments, jobs):
             found.extend(job["task"] for job in jobs)
-            return last_first(worker, arguments, jobs)
+            return run_jobs_here(worker, arguments, jobs)
 
         write_lengths(encoded, records, run=run)
         return set(found)
@@ -73,7 +67,7 @@ def test_tasks_of_other_shards_have_other_files(encoded):
 @pytest.mark.parametrize("damage", ["no file", "cut off", "other columns"])
 def test_a_damaged_file_of_a_task_is_one_line(encoded, damage):
     def damaging(worker, arguments, jobs):
-        for number, result in last_first(worker, arguments, jobs):
+        for number, result in run_jobs_here(worker, arguments, jobs):
             path = worker(**arguments).file("lengths.arrow", jobs[number]["task"])
             if damage == "no file":
                 path.unlink()
@@ -119,7 +113,7 @@ def test_classes_are_counted_by_tasks_too(tmp_path, monkeypatch):
     monkeypatch.setattr(encode, "TASK_ROWS", 1)
     records = list(read_index(folder).records())
     records.append(write_shard(folder, "none.arrow", [], Shard(folder, records[0]).schema, split="x", index=0, fingerprint=""))
-    assert count_classes(folder, records) == count_classes(folder, records, last_first) == NUM_CLASSES
+    assert count_classes(folder, records) == count_classes(folder, records, run_jobs_here) == NUM_CLASSES
 
 
 def test_lengths_of_a_finished_job_are_kept_if_nothing_changed(encoded):

@@ -28,7 +28,7 @@ from treeproc.stages.filters import FilterConfig, drop_reason
 from treeproc.stages.inputs import Inputs, SplitFiles
 from treeproc.stages.job_report import DROPPED, line_list
 from treeproc.stages.keys import example_key
-from treeproc.stages.ray_job import _packed, _unpacked
+from treeproc.stages.ray_job import from_json, to_json
 from treeproc.stages.text_warnings import TextNotices, Wanted
 from treeproc.stages.text_work import TextWork, remove_work
 
@@ -76,8 +76,7 @@ def runner(seed: int = 0, lives: int = 10**9):
             if not left[0]:
                 raise Killed
             left[0] -= 1
-            job = json.loads(json.dumps({name: _packed(value) for name, value in jobs[number].items()}))
-            yield number, _unpacked(json.loads(json.dumps(_packed(built(**{k: _unpacked(v) for k, v in job.items()})))))
+            yield number, from_json(to_json(built(**from_json(to_json(jobs[number])))))
 
     return run
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -353,17 +352,16 @@ class CountClasses:
     def __init__(self, folder: AnyPath):
         self._folder = folder
 
-    def __call__(self, shards: Sequence[dict]) -> int:
-        """Return one more than the highest class of an example, a node or a leaf, of these records of shards."""
-        columns = (views for facts in shards for views in Shard(self._folder, ShardRecord(**facts)).columns)
+    def __call__(self, shards: Sequence[ShardRecord]) -> int:
+        """Return one more than the highest class of an example, a node or a leaf of these shards."""
+        columns = (views for record in shards for views in Shard(self._folder, record).columns)
         parts = (part for views in columns for part in (views["label"], *(views[n][1] for n in _CLASSES if n in views)))
         return 1 + max((int(part.max(initial=-1)) for part in parts), default=-1)  # the filters may drop all rows of a shard
 
 
 def count_classes(folder: AnyPath, records: Sequence[ShardRecord], run: Run = run_here) -> int:
     """Return one more than the highest class in encoded shards."""
-    groups = grouped([(record.rows, place) for place, record in enumerate(records)], TASK_ROWS)
-    jobs = [{"shards": [asdict(records[place]) for place in places]} for places in groups]
+    jobs = [{"shards": group} for group in grouped([(record.rows, record) for record in records], TASK_ROWS)]
     return max(found for _, found in run(CountClasses, {"folder": folder}, jobs))
 
 

@@ -6,7 +6,6 @@ process copies them in order.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -66,10 +65,9 @@ class MeasureShards:
     def __init__(self, folder: AnyPath, splits: Sequence[str], names: Sequence[str]):
         self.folder, self.splits, self.names = folder, splits, names
 
-    def __call__(self, shards: Sequence[dict], task: str) -> dict:
-        """Leave those of these records of shards. `task` is the part of the files' names that no other task has."""
-        batches = [self.batches(ShardRecord(**facts)) for facts in shards]
-        for name, parts in zip(self.names, zip(*batches, strict=True), strict=True):
+    def __call__(self, shards: Sequence[ShardRecord], task: str) -> dict:
+        """Leave those of these shards. `task` is the part of the files' names that no other task has."""
+        for name, parts in zip(self.names, zip(*map(self.batches, shards), strict=True), strict=True):
             with atomic_output(self.file(name, task)) as file, pa.ipc.new_file(file, _SCHEMAS[name]) as writer:
                 for part in parts:
                     writer.write_batch(part)
@@ -91,17 +89,13 @@ class MeasureShards:
 
 def _from_tasks(measure: MeasureShards, records: Sequence[ShardRecord], run: Run) -> Iterator[Sequence[pa.RecordBatch]]:
     """Yield `measure.batches` of every record, in order."""
-    groups = grouped([(record.rows, place) for place, record in enumerate(records)], TASK_ROWS)
-
-    def job(places: Sequence[int]) -> dict:
-        shards = [asdict(records[place]) for place in places]
-        # Named by content: a task of a job that was killed may still write, perhaps by other settings.
-        return {"shards": shards, "task": fingerprint_of([shard["sha256"] for shard in shards], places[0])}
-
-    jobs = [job(places) for places in groups]
+    groups = grouped([(record.rows, record) for record in records], TASK_ROWS)
+    # Named by content: a task of a job that was killed may still write, perhaps by other settings.
+    tasks = [fingerprint_of([shard.sha256 for shard in group], number) for number, group in enumerate(groups)]
+    jobs = [{"shards": group, "task": task} for group, task in zip(groups, tasks, strict=True)]
     arguments = {"folder": measure.folder, "splits": measure.splits, "names": measure.names}
-    for number, _ in enumerate(in_number_order(run(MeasureShards, arguments, jobs))):
-        files = [measure.file(name, jobs[number]["task"]) for name in measure.names]
+    for task, _ in zip(tasks, in_number_order(run(MeasureShards, arguments, jobs)), strict=True):
+        files = [measure.file(name, task) for name in measure.names]
         yield from zip(
             *(_read_batches(file, _SCHEMAS[name]) for file, name in zip(files, measure.names, strict=True)), strict=True
         )

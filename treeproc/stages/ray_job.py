@@ -11,7 +11,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -37,8 +36,8 @@ MOST_JOBS = 32_768
 MOST_PENDING = 64
 # A network file system may show a new file a moment later to another machine.
 _LOOKS, _PAUSE_S = 3, 1.0
-# Marks the record of a shard among the values of a job, which are JSON.
-_RECORD = "shard_record"
+# Marks the record of a shard in the JSON of a job. Its blank makes it none of the words of a text.
+_RECORD = "shard record"
 
 
 class _JobRunner:
@@ -57,10 +56,10 @@ class _JobRunner:
     def __call__(self, row: dict) -> dict:
         if self._worker is None:
             return {"result": "", "error": self._error, "usage": "", "number": -1}
-        job = {name: _unpacked(value) for name, value in json.loads(row["job"]).items()}
+        job = from_json(row["job"])
         began = time.monotonic()
         try:
-            result = json.dumps(_packed(self._worker(**job)))
+            result = to_json(self._worker(**job))
             usage = self._meter.usage() | {"seconds": time.monotonic() - began}
             return {"result": result, "error": "", "usage": json.dumps(usage), "number": row["number"]}
         except UserError as error:
@@ -79,16 +78,20 @@ def _run_in_task(row: dict, worker_class: type, arguments: dict, token: AnyPath)
     return _of_tasks[token.name](row)
 
 
-def _job_as_json(job: dict) -> str:
-    return json.dumps({name: _packed(value) for name, value in job.items()})
+def to_json(value: object) -> str:
+    """Return a job, or what its worker returned, as JSON. It may hold records of shards."""
+    return json.dumps(value, default=_marked)
 
 
-def _packed(value: object) -> object:
-    return {_RECORD: asdict(value)} if isinstance(value, ShardRecord) else value
+def _marked(value: object) -> dict:
+    if not isinstance(value, ShardRecord):
+        raise TypeError(f"{type(value).__name__} is not JSON")
+    return {_RECORD: vars(value)}
 
 
-def _unpacked(value: object) -> object:
-    return ShardRecord(**value[_RECORD]) if isinstance(value, dict) and value.keys() == {_RECORD} else value
+def from_json(text: str) -> Any:
+    """Read what `to_json` wrote."""
+    return json.loads(text, object_hook=lambda found: ShardRecord(**found[_RECORD]) if found.keys() == {_RECORD} else found)
 
 
 def _set_up_ray_data() -> None:
@@ -186,7 +189,7 @@ def run_on_ray(
     count_usage: Callable[[dict], None] = lambda usage: None,
     describe: Callable[[int], str] = lambda number: f"job {number}",
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the number of every job and what its worker returned, a record of a shard or JSON, in any order.
+    """Yield the number of every job and what its worker returned, JSON with records of shards, in any order.
 
     A job is the keyword arguments of one call of the worker. The pool asks for the room of many actors and grows with the
     cluster; actors ask for GPUs where the cluster has any. With `in_tasks`, the processes stay for the next call: right for
@@ -203,7 +206,7 @@ def run_on_ray(
     with _shared(folder) as token:
         for first in range(0, len(jobs), MOST_JOBS):
             numbers = range(first, min(first + MOST_JOBS, len(jobs)))
-            rows = [{"job": _job_as_json(jobs[number]), "number": number} for number in numbers]
+            rows = [{"job": to_json(jobs[number]), "number": number} for number in numbers]
             source = ray.data.from_items(rows, override_num_blocks=len(rows))
             del rows
             given = (worker_class, arguments, token)
@@ -219,13 +222,13 @@ def run_on_ray(
                 usual = f"{describe(number)} takes more than {MEDIANS} times as long as others ({format_seconds(median)})"
                 warn(f"warning: {usual}; another process tries it, too")
                 task = ray.remote(num_cpus=1.0, num_gpus=gpus, max_calls=1)(_run_in_task)
-                return task.remote({"job": _job_as_json(jobs[number]), "number": number}, *given)
+                return task.remote({"job": to_json(jobs[number]), "number": number}, *given)
 
             for row in results.iter_rows() if in_tasks else first_results(results, numbers, try_again):
                 if row["error"]:
                     raise UserError(row["error"])
                 count_usage(json.loads(row["usage"]))
-                yield row["number"], _unpacked(json.loads(row["result"]))
+                yield row["number"], from_json(row["result"])
 
 
 def _map_in_actors(source: ray.data.Dataset, given: tuple, jobs: int, gpus: float | None) -> ray.data.Dataset:

@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
@@ -298,9 +298,9 @@ class WriteText:
         self._wanted = {side: one._replace(language=None) for side, one in wanted.items()}
         self._schema = select(FULL_TEXT_SCHEMA, inputs.columns())
 
-    def __call__(self, shards: Sequence[dict]) -> list[dict]:
+    def __call__(self, shards: Sequence[dict]) -> list[ShardRecord]:
         """Write the shards, each given by name, index and range. Returns their records."""
-        return [asdict(self._write(**shard)) for shard in shards]
+        return [self._write(**shard) for shard in shards]
 
     def _write(self, name: str, index: int, range: Mapping) -> ShardRecord:
         part = range_of(range)
@@ -323,8 +323,8 @@ class ReadLines:
     def __init__(self, folder: AnyPath, sides: Sequence[str]):
         self._folder, self._sides = folder, sides
 
-    def __call__(self, shards: Sequence[tuple[dict, Sequence[int]]]) -> list[dict]:
+    def __call__(self, shards: Sequence[tuple[ShardRecord, Sequence[int]]]) -> list[dict]:
         """Read the lines at the places of each shard, which is given by its record."""
-        opened = ((Shard(self._folder, ShardRecord(**record)), places) for record, places in shards)
+        opened = ((Shard(self._folder, record), places) for record, places in shards)
         rows = (shard.row(place) for shard, places in opened for place in places)
         return [{name: row[name] for name in ("example_id", *self._sides)} for row in rows]

@@ -11,7 +11,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 
 import numpy as np
 
@@ -108,7 +107,7 @@ class TextWork:
         missing = {names[place]: place for place, record in enumerate(found) if record is None}
         groups = grouped([(rows_per_shard, place) for place in missing.values()])
         for _, written in self._run(WriteText, arguments, [{"shards": [*map(shard, group)]} for group in groups]):
-            for record in (ShardRecord(**facts) for facts in written):
+            for record in written:
                 found[missing[record.name]] = record
                 yield record
         every_note = in_parallel(lambda name: read_notes(parts / name), names)
@@ -268,7 +267,7 @@ class TextWork:
             for record in of_split:
                 inside = places[slice(*np.searchsorted(places, [first, first + record.rows]))] - first
                 if len(inside):
-                    chosen.append((record.rows, (asdict(record), inside.tolist())))
+                    chosen.append((record.rows, (record, inside.tolist())))
                 first += record.rows
             jobs = [{"shards": group} for group in grouped(chosen)]
             arguments = {"folder": self._out / "text", "sides": list(self._wanted)}

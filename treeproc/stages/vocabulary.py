@@ -3,7 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -79,8 +79,7 @@ class CountShards:
         words: dict[str, Counter] = {side: Counter() for side in (("source",) if self._joint else ("source", "target"))}
         found: dict[str, set[str]] = {"labels": set(), "tags": set(), "deprels": set()}
         for shard in shards:
-            records = (ShardRecord(**shard[stage]) for stage in ("text", "parsed"))
-            self._count(words, found, *records, first=shard["first"], names=shard["names"])
+            self._count(words, found, **shard)
         return {"words": words} | {kind: sorted(some) for kind, some in found.items()}
 
     def _count(
@@ -139,9 +138,8 @@ def _names_of(record: ShardRecord, tree: TreeConfig, has_arcs: bool) -> tuple[li
     return found["label"], found["tag"], found["deprel"]
 
 
-def _bare(record: ShardRecord) -> dict:
-    """Return a record without its counts, as JSON."""
-    return asdict(replace(record, counts={}, longest={}))
+def _bare(record: ShardRecord) -> ShardRecord:
+    return replace(record, counts={}, longest={})
 
 
 def sampled_rows(text: Sequence[ShardRecord], config: SubwordConfig, has_both_sides: bool) -> int:
@@ -169,21 +167,18 @@ def count_vocabulary(
         return counts
     most = sampled_rows(text, config, {"source", "target"} <= set(columns[0]))
     shards, first = [], 0
-    for place, (lines, trees) in enumerate(zip(text, parsed, strict=True)):
+    for lines, trees in zip(text, parsed, strict=True):
         names = _names_of(trees, tree, tree.arcs_column in columns[1])
         if names is not None:
             counts.add_names(*names)
         last = first + lines.rows
         if names is None or _chosen_before(first, num_rows, most) < _chosen_before(last, num_rows, most):
-            shards.append((lines.rows, (place, first, names is None)))
+            shard = {"text": _bare(lines), "parsed": _bare(trees), "first": first, "names": names is None}
+            shards.append((lines.rows, shard))
         first = last
 
-    def job(group: Sequence[tuple[int, int, bool]]) -> dict:
-        bare = [{"text": _bare(text[place]), "parsed": _bare(parsed[place])} for place, _, _ in group]
-        return {"shards": [one | {"first": first, "names": names} for one, (_, first, names) in zip(bare, group, strict=True)]}
-
     arguments = {"base": base, "config": config, "tree": tree, "num_rows": num_rows, "most": most}
-    for _, found in run(CountShards, arguments, [job(group) for group in grouped(shards)]):
+    for _, found in run(CountShards, arguments, [{"shards": group} for group in grouped(shards)]):
         for side, words in found["words"].items():
             counts.words[side].update(words)
         counts.add_names(found["labels"], found["tags"], found["deprels"])
