@@ -10,7 +10,7 @@ from itertools import pairwise
 import sentencepiece
 from sentencepiece import sentencepiece_model_pb2
 
-from treeproc.common.files import atomic_write, read_text, remove_leftovers
+from treeproc.common.files import read_text
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.piece_files import read_pieces
@@ -28,12 +28,10 @@ from treeproc.shards.store import (
 from treeproc.stages.config import read_vocabulary_file
 from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.run_jobs import Run, previous_index, run_here
-from treeproc.stages.vocabulary import count_vocabulary, fingerprint_of_inputs, node_labels, vocabulary_note
+from treeproc.stages.vocabulary import count_vocabulary, fingerprint_of_inputs, is_done, names_by_file, write_files
 from treeproc.subwords import BOUNDARY, LabelVocab, SubwordConfig
 
 logger = logging.getLogger(__name__)
-
-_NAMES = {"labels": "vocab/labels.txt", "tags": "vocab/pos_tags.txt", "deprels": "vocab/deprels.txt"}
 
 
 def copy_vocabulary(data: AnyPath, other: AnyPath) -> str:
@@ -44,8 +42,8 @@ def copy_vocabulary(data: AnyPath, other: AnyPath) -> str:
     folder = data / "encoded"
     contents, inputs_fingerprint = _read_vocabulary(other)
     _refuse_another(data, other, inputs_fingerprint)
-    if not _is_done(folder, inputs_fingerprint):
-        _write(folder, contents, inputs_fingerprint)
+    if not is_done(folder, inputs_fingerprint):
+        write_files(folder, contents, inputs_fingerprint)
     return inputs_fingerprint
 
 
@@ -72,19 +70,18 @@ def grow_vocabulary(
     if line_tags:
         inputs_fingerprint = fingerprint_of(inputs_fingerprint, line_tags)
     _refuse_another(data, other, inputs_fingerprint)
-    if _is_done(folder, inputs_fingerprint):
+    if is_done(folder, inputs_fingerprint):
         return inputs_fingerprint
     read_pieces(other / "encoded" / "vocab" / "pieces.model")  # it may not be a model, even with the right hash
     counts = count_vocabulary(base or data, text, parsed, config, tree, run)
     model, added = add_pieces(contents["vocab/pieces.model"], counts.words["source"], new_pieces, config, line_tags)
     if added < new_pieces:
         logger.info("the training split has %s new pieces that occur twice, fewer than new_pieces = %s", added, new_pieces)
-    found = {"labels": node_labels(counts, tree), "tags": counts.tags, "deprels": counts.deprels}
-    for kind, name in _NAMES.items():
+    for name, found in names_by_file(counts, tree).items():
         before = read_names(other / "encoded" / name) if name in contents else []
-        if names := {*before, *found[kind]}:
+        if names := {*before, *found}:
             contents[name] = LabelVocab(names).file_bytes()
-    _write(folder, contents | {"vocab/pieces.model": model}, inputs_fingerprint)
+    write_files(folder, contents | {"vocab/pieces.model": model}, inputs_fingerprint)
     return inputs_fingerprint
 
 
@@ -100,12 +97,6 @@ def _fingerprint(files: Mapping[str, str], inputs_fingerprint: str) -> str:
     return fingerprint_of(inputs_fingerprint, *(files[name] for name in PIECES_FILES if name in files))
 
 
-def _is_done(folder: AnyPath, inputs_fingerprint: str) -> bool:
-    """Return whether a vocabulary from these inputs is there, and undamaged."""
-    done = folder / "vocab" / "fingerprint.txt"
-    return done.exists() and done.read_bytes() == vocabulary_note(folder / "vocab", inputs_fingerprint)
-
-
 def _read_vocabulary(other: AnyPath) -> tuple[dict[str, bytes], str]:
     """Read the files of a vocabulary by name, and the fingerprint of its inputs. Raises UserError for a file that is damaged."""
     source = other / "encoded"
@@ -118,17 +109,6 @@ def _read_vocabulary(other: AnyPath) -> tuple[dict[str, bytes], str]:
     if _fingerprint(index["files"], inputs_fingerprint) != index["vocab_fingerprint"]:
         raise UserError(f"vocab_from: {note} is missing or damaged; run its tree-attention preprocess again")
     return contents, inputs_fingerprint
-
-
-def _write(folder: AnyPath, contents: Mapping[str, bytes], inputs_fingerprint: str) -> None:
-    """Write the files of a vocabulary, and last the note that says that they are complete."""
-    (folder / "vocab").mkdir(parents=True, exist_ok=True)
-    remove_leftovers(folder / "vocab")
-    for name in (*OPTIONAL_VOCABULARY_FILES, TOKENIZER_FILE):
-        (folder / name).unlink(missing_ok=True)
-    for name, content in contents.items():
-        atomic_write(folder / name, content)
-    atomic_write(folder / "vocab" / "fingerprint.txt", vocabulary_note(folder / "vocab", inputs_fingerprint))
 
 
 _BLANK = "\u2581"  # in a piece, it stands for the blank before a word

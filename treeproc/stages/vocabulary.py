@@ -19,6 +19,7 @@ from treeproc.shards.schema import SPLIT_WORD_PREFIX, UNANALYSED
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import (
     OPTIONAL_VOCABULARY_FILES,
+    PIECES_FILES,
     TOKENIZER_FILE,
     VOCABULARY_FILES,
     ShardRecord,
@@ -31,6 +32,8 @@ from treeproc.trees.arcs import plain_relation
 from treeproc.trees.dependency_trees import PHRASE_LABELS
 from treeproc.trees.flat_trees import BINARY_PREFIX, DOCUMENT_LABEL, normal_form, read_flat_trees
 from treeproc.trees.spans import EMPTY_TAG
+
+_NOTE = "vocab/fingerprint.txt"
 
 
 class VocabularyCounts:
@@ -209,42 +212,31 @@ def write_vocabulary(
     """Write the pieces, labels and tags of the training split, under `encoded/vocab`; returns the fingerprint.
 
     `base` holds text and parsed stage, if not `data` itself, and `run` runs the job of a shard. `line_tags` are the tags in front
-    of lines (`parser.tags`), each of them one piece. A vocabulary that is there
-    already and came from the same shards and settings is kept.
+    of lines (`parser.tags`), each of them one piece. A vocabulary that is there already and came from the same shards and
+    settings is kept.
     """
-    folder = data / "encoded" / "vocab"
+    folder = data / "encoded"
     inputs_fingerprint = fingerprint_of_inputs(text, parsed, config, tree)
     if line_tags:
         inputs_fingerprint = fingerprint_of(inputs_fingerprint, line_tags)
-    done = folder / "fingerprint.txt"
-    if done.exists() and done.read_bytes() == vocabulary_note(folder, inputs_fingerprint):
+    if is_done(folder, inputs_fingerprint):
         return inputs_fingerprint
-    tokenizer = _read_tokenizer(data, config) if config.tokenizer else None
-    folder.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(folder)
-    for name in (*OPTIONAL_VOCABULARY_FILES, TOKENIZER_FILE):
-        (data / "encoded" / name).unlink(missing_ok=True)
+    contents = {TOKENIZER_FILE: _read_tokenizer(data, config)} if config.tokenizer else {}
     counts = count_vocabulary(base or data, text, parsed, config, tree, run)
-    if tokenizer is not None:
-        (folder / "pieces.model").unlink(missing_ok=True)
-        atomic_write(data / "encoded" / TOKENIZER_FILE, tokenizer)
-    else:
-        _write_pieces(folder / "pieces.model", counts.words["source"], config, line_tags)
+    if not config.tokenizer:
+        contents["vocab/pieces.model"] = _train_pieces(counts.words["source"], config, line_tags)
     if counts.words.get("target"):
-        _write_pieces(folder / "pieces.tgt.model", counts.words["target"], config, line_tags)
-    if counts.deprels:
-        atomic_write(folder / "deprels.txt", LabelVocab(counts.deprels).file_bytes())
-    atomic_write(folder / "pos_tags.txt", LabelVocab(counts.tags).file_bytes())
-    atomic_write(folder / "labels.txt", LabelVocab(node_labels(counts, tree)).file_bytes())
-    atomic_write(done, vocabulary_note(folder, inputs_fingerprint))
+        contents["vocab/pieces.tgt.model"] = _train_pieces(counts.words["target"], config, line_tags)
+    contents |= {name: LabelVocab(names).file_bytes() for name, names in names_by_file(counts, tree).items() if names}
+    write_files(folder, contents, inputs_fingerprint)
     return inputs_fingerprint
 
 
-def _write_pieces(path: AnyPath, counts: Mapping[str, int], config: SubwordConfig, line_tags: Sequence[str]) -> None:
+def _train_pieces(counts: Mapping[str, int], config: SubwordConfig, line_tags: Sequence[str]) -> bytes:
     model = train_pieces(counts, config, line_tags)
     if note := describe_characters(model):
         warn(f"note: {note}")
-    atomic_write(path, model)
+    return model
 
 
 def _read_tokenizer(data: AnyPath, config: SubwordConfig) -> bytes:
@@ -256,7 +248,16 @@ def _read_tokenizer(data: AnyPath, config: SubwordConfig) -> bytes:
     return content
 
 
-def node_labels(counts: VocabularyCounts, tree: TreeConfig) -> set[str]:
+def names_by_file(counts: VocabularyCounts, tree: TreeConfig) -> dict[str, set[str]]:
+    """Return the labels, tags and relations, by the name of their file."""
+    return {
+        "vocab/labels.txt": _node_labels(counts, tree),
+        "vocab/pos_tags.txt": counts.tags,
+        "vocab/deprels.txt": counts.deprels,
+    }
+
+
+def _node_labels(counts: VocabularyCounts, tree: TreeConfig) -> set[str]:
     """Return the labels of the trees in normal form, of split words, and of the nodes that the settings add."""
     labels = counts.labels | {SPLIT_WORD_PREFIX + tag for tag in counts.tags}
     if tree.tree_source == "dependencies" and tree.phrase_labels == "deprel":
@@ -266,9 +267,26 @@ def node_labels(counts: VocabularyCounts, tree: TreeConfig) -> set[str]:
     return labels | {BINARY_PREFIX + label for label in labels} if tree.binarize != "none" else labels
 
 
-def vocabulary_note(folder: AnyPath, inputs_fingerprint: str) -> bytes:
+def is_done(folder: AnyPath, inputs_fingerprint: str) -> bool:
+    """Return whether a vocabulary from these inputs is there, and undamaged."""
+    done = folder / _NOTE
+    return done.exists() and done.read_bytes() == _note(folder, inputs_fingerprint)
+
+
+def write_files(folder: AnyPath, contents: Mapping[str, bytes], inputs_fingerprint: str) -> None:
+    """Write the files of a vocabulary, and last the note that says that they are complete."""
+    (folder / "vocab").mkdir(parents=True, exist_ok=True)
+    remove_leftovers(folder / "vocab")
+    for name in {*PIECES_FILES, *OPTIONAL_VOCABULARY_FILES} - contents.keys():
+        (folder / name).unlink(missing_ok=True)
+    for name, content in contents.items():
+        atomic_write(folder / name, content)
+    atomic_write(folder / _NOTE, _note(folder, inputs_fingerprint))
+
+
+def _note(folder: AnyPath, inputs_fingerprint: str) -> bytes:
     """Return the content of fingerprint.txt: the fingerprint of the inputs and the hash of every file, to notice damaged ones."""
-    own = [TOKENIZER_FILE, *VOCABULARY_FILES[1:]] if (folder.parent / TOKENIZER_FILE).exists() else VOCABULARY_FILES
-    paths = [folder.parent / name for name in (*own, *OPTIONAL_VOCABULARY_FILES)]
+    own = [TOKENIZER_FILE, *VOCABULARY_FILES[1:]] if (folder / TOKENIZER_FILE).exists() else VOCABULARY_FILES
+    paths = [folder / name for name in (*own, *OPTIONAL_VOCABULARY_FILES)]
     hashes = [f"{file_sha256(path) if path.exists() else 'missing'}  {path.name}" for path in paths]
     return "\n".join([inputs_fingerprint, *hashes, ""]).encode()
