@@ -307,14 +307,18 @@ def _merged(base: object, own: object) -> object:
     return base | own if isinstance(base, dict) and isinstance(own, dict) else own
 
 
-def _read_settings(folder: AnyPath) -> dict:
-    path = folder / "config.yaml"
+def read_written_settings(out: AnyPath) -> dict | None:
+    """Read the settings of the data set `out` as they were written; None if there are no readable settings."""
     try:
-        values = read_yaml(path.read_text(encoding="utf-8"), str(path))
+        values = read_yaml((out / "config.yaml").read_text(encoding="utf-8"), str(out / "config.yaml"))
     except (OSError, UnicodeDecodeError):
-        values = None
-    if not isinstance(values, dict):
-        raise UserError(f"vocab_from: cannot read {path}; give the folder of a finished data set")
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def _read_settings(folder: AnyPath) -> dict:
+    if (values := read_written_settings(folder)) is None:
+        raise UserError(f"vocab_from: cannot read {folder / 'config.yaml'}; give the folder of a finished data set")
     return values
 
 

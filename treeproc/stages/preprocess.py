@@ -13,7 +13,7 @@ from treeproc.common.folder_kinds import DATA_SET, MARKER, claim_folder, mark_fo
 from treeproc.common.hub import pin
 from treeproc.common.messages import phase, tell
 from treeproc.common.provenance import Recorder, recorded
-from treeproc.common.settings import Effect, UserError, differences, dump_settings, excluded, load_settings, read_yaml
+from treeproc.common.settings import Effect, UserError, differences, dump_settings, excluded, load_settings
 from treeproc.common.storage import AnyPath
 from treeproc.common.store_requests import StoreRefuses
 from treeproc.parsers import describe_parser
@@ -23,7 +23,7 @@ from treeproc.readers.line_ranges import FilesChanged
 from treeproc.readers.numbered_lines import refuse_pipes
 from treeproc.shards.schema import MOST_SPLITS, SMALLEST, SPLIT_NAME, SPLITS
 from treeproc.shards.store import ShardRecord, class_names, read_index, stage_folder
-from treeproc.stages.config import PreprocessConfig, check_extension, check_reuse, settle_tree
+from treeproc.stages.config import PreprocessConfig, check_extension, check_reuse, read_written_settings, settle_tree
 from treeproc.stages.encode import encoded_columns
 from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.parse_and_encode import ParseAndEncode, check_columns, parsed_columns, text_fingerprint
@@ -310,15 +310,6 @@ _OPEN_UNTIL = {
     "subwords": "encoded",
     "tree": "encoded",
 }
-
-
-def read_written_settings(out: AnyPath) -> dict | None:
-    """Read the settings in `out` as they were written; None if there are no readable settings."""
-    try:
-        values = read_yaml((out / "config.yaml").read_text(encoding="utf-8"), str(out / "config.yaml"))
-    except (OSError, UnicodeDecodeError):
-        return None
-    return values if isinstance(values, dict) else None
 
 
 def write_settings_once(config: PreprocessConfig, out: AnyPath) -> None:
