@@ -37,33 +37,17 @@ _STATUS_COLUMNS = {"source": "parse_status", "target": "target_parse_status"}
 _STATUS_COUNTS = ("status.", "target_status.")
 
 
-class LineList:
-    """A list that is being written."""
-
-    def __init__(self, file: IO[bytes]):
-        self._file = file
-
-    def write(self, rows: Iterable[tuple]) -> None:
-        """Write one line a row."""
-        self._file.write(tab_separated(rows))
-
-    def extend(self, content: bytes) -> None:
-        """Write rows as `tab_separated` gives them."""
-        self._file.write(content)
-
-
 def tab_separated(rows: Iterable[tuple]) -> bytes:
     """Return one line a row."""
     return "".join("\t".join(map(str, row)) + "\n" for row in rows).encode()
 
 
 @contextmanager
-def line_list(path: AnyPath, *columns: str) -> Iterator[LineList]:
-    """Open a list with a header, complete or not at all. Raises UserError when the disk refuses."""
+def line_list(path: AnyPath, *columns: str) -> Iterator[IO[bytes]]:
+    """Open a list with a header, complete or not at all. Its rows are `tab_separated`. Raises UserError when the disk refuses."""
     with atomic_output(path) as file:
-        lines = LineList(file)
-        lines.write([columns])
-        yield lines
+        file.write(tab_separated([columns]))
+        yield file
 
 
 def has_files(folder: AnyPath, index: dict) -> bool:
@@ -80,7 +64,7 @@ def write_fallbacks(folder: AnyPath, records: Sequence[ShardRecord]) -> dict[str
     with line_list(folder / FALLBACKS, "split", "line", "side", "parse_status") as lines:
         for record in records:
             if any(is_fallback(name.partition("status.")[2]) for name in record.counts if name.startswith(_STATUS_COUNTS)):
-                lines.write((record.split, number + 1, *rest) for number, *rest in _fallbacks(folder, record))
+                lines.write(tab_separated((record.split, number + 1, *rest) for number, *rest in _fallbacks(folder, record)))
     return {FALLBACKS: file_sha256(folder / FALLBACKS)}
 
 
@@ -108,7 +92,7 @@ def write_dropped(
             for record, every in zip(records, whole, strict=True):
                 if record.counts.get("dropped.parse_score"):
                     gone = np.setdiff1d(Shard(parsed, every).ids, Shard(folder, record).ids)
-                    lines.write((record.split, number + 1, "parse_score") for number in gone.tolist())
+                    lines.write(tab_separated((record.split, number + 1, "parse_score") for number in gone.tolist()))
     return {DROPPED: file_sha256(folder / DROPPED)}
 
 

@@ -107,7 +107,7 @@ class SideNotices:
         chunk = Chunk([without_tag(line, tags) for line in lines] if tags else lines)
         for kind in self.wanted.kinds:
             if places := RULES[kind](chunk):
-                self._add(kind, found_at(places, lambda place: (number(place), lines[place])))
+                self.take(kind, found_at(places, lambda place: (number(place), lines[place])))
 
     def counts(self) -> dict[str, dict]:
         """Return what was found, by kind."""
@@ -117,9 +117,10 @@ class SideNotices:
         """Take up the `counts` of the next lines, without a sample of them."""
         self.lines += lines
         for kind, one in counts.items():
-            self._add(kind, Found(**one))
+            self.take(kind, Found(**one))
 
-    def _add(self, kind: str, found: Found) -> None:
+    def take(self, kind: str, found: Found) -> None:
+        """Take up what was found of a kind in more lines."""
         self.found.setdefault(kind, Found()).add(found.count, found.examples)
 
     def facts(self) -> dict:
@@ -129,7 +130,7 @@ class SideNotices:
             sample = [(number, without_tag(line, self.wanted.tags)) for number, line in self.sample]
             looked_at, foreign, name = foreign_lines(sample, self.wanted.language)
             out["language"] = found_at(foreign, tuple).facts() | {"looked_at": looked_at, "seems": name}
-        return out
+        return out | {kind: found.facts() for kind, found in self.found.items() if kind not in out}
 
 
 @dataclass
@@ -142,7 +143,6 @@ class TextNotices:
     wanted: Mapping[str, Wanted] = field(default_factory=dict)
     line: Callable[[str, int], int] = lambda split, example_id: example_id + 1
     sides: dict[tuple[str, str], SideNotices] = field(default_factory=dict)
-    leaks: dict[str, Found] = field(default_factory=dict)
     pairs: dict[str, list[tuple[int, str, str]]] = field(default_factory=dict)  # number of a line, source, target
 
     def add(self, split: str, side: str, rows: Sequence[dict]) -> None:
@@ -156,21 +156,16 @@ class TextNotices:
             self.add(split, side, rows)
         if len(leaks):
             lines = {place: (self.line(split, rows[place]["example_id"]), rows[place]["source"]) for place in leaks[:_EXAMPLES]}
-            self._add_leaks(split, found_at(leaks, lines.__getitem__))
+            self._side(split, "source").take("leaks", found_at(leaks, lines.__getitem__))
 
     def parts(self, split: str) -> dict:
         """Return what was noted of a split, for `merge`; without the samples of languages."""
-        return {
-            "sides": {side: [found.lines, found.counts()] for (of, side), found in self.sides.items() if of == split},
-            "leaks": asdict(self.leaks[split]) if split in self.leaks else None,
-        }
+        return {side: [found.lines, found.counts()] for (of, side), found in self.sides.items() if of == split}
 
     def merge(self, split: str, parts: dict) -> None:
         """Take up the `parts` of the next shards of a split."""
-        for side, (lines, counts) in parts["sides"].items():
+        for side, (lines, counts) in parts.items():
             self._side(split, side).merge(lines, counts)
-        if parts["leaks"]:
-            self._add_leaks(split, Found(**parts["leaks"]))
 
     def add_sample(self, split: str, side: str, example_ids: Sequence[int], lines: Sequence[str]) -> None:
         """Add more lines of the sample that tells the language of a side, in order."""
@@ -189,18 +184,13 @@ class TextNotices:
         self.sides.setdefault((split, "class"), SideNotices(Wanted(DAMAGE))).add(names, lambda place: place + 1)
 
     def _side(self, split: str, side: str) -> SideNotices:
-        return self.sides.setdefault((split, side), SideNotices(self.wanted[side]))
-
-    def _add_leaks(self, split: str, found: Found) -> None:
-        self.leaks.setdefault(split, Found()).add(found.count, found.examples)
+        return self.sides.setdefault((split, side), SideNotices(self.wanted.get(side, Wanted(()))))
 
     def facts(self) -> dict:
         """Return the facts for the index: split -> side -> number of lines, and the notices by kind."""
         out: dict = {}
         for (split, side), found in self.sides.items():
             out.setdefault(split, {})[side] = found.facts()
-        for split, leaks in self.leaks.items():
-            out.setdefault(split, {}).setdefault("source", {})["leaks"] = leaks.facts()
         for split, pairs in self.pairs.items():
             sides = [pair[1] for pair in pairs], [pair[2] for pair in pairs]
             for side, kind, places, more in pair_problems(*sides):

@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from typing import IO
 
 import numpy as np
 
@@ -26,7 +27,6 @@ from treeproc.shards.store import ShardRecord, fingerprint_of, finished_shards
 from treeproc.stages.cut_inputs import CannotRead, CutInputs, TextRange, cut_inputs, mark_of
 from treeproc.stages.filters import FilterConfig, stride_of
 from treeproc.stages.inputs import Inputs, input_stamp
-from treeproc.stages.job_report import LineList
 from treeproc.stages.keys import SplitHash, keys_file, number_of_partitions
 from treeproc.stages.pair_notices import windows
 from treeproc.stages.run_jobs import Run, grouped, hasher, in_number_order, run_here
@@ -38,7 +38,7 @@ LEAST_BLOCK, MOST_BLOCK, _BLOCKS = 50_000, 1_000_000, 256
 _WORK = ".work-"
 _OURS = re.compile(rf"{re.escape(_WORK)}[0-9a-f]{{16}}")
 # A change of what parts leave in the work folder.
-_VERSION = 6
+_VERSION = 7
 
 
 class BadInput(UserError):
@@ -77,7 +77,7 @@ class TextWork:
             return [file.lines for file in self._lines().of(self._inputs, "train")[0].files]
         return self._inputs.count_train_files()
 
-    def write(self, fingerprint: str, rows_per_shard: int, notices: TextNotices, dropped: LineList) -> Iterator[ShardRecord]:
+    def write(self, fingerprint: str, rows_per_shard: int, notices: TextNotices, dropped: IO[bytes]) -> Iterator[ShardRecord]:
         """Yield the records of all shards as they land; those that are finished are not written again.
 
         `notices` and `dropped` are complete after the last one.
@@ -115,7 +115,7 @@ class TextWork:
             if notes is None:
                 raise UserError(f"{parts / name} is damaged; run the same command again")
             notices.merge(split, notes[0])
-            dropped.extend(notes[1])
+            dropped.write(notes[1])
         self._sample(notices, list(filter(None, found)))
         self._check_stamps()
 
