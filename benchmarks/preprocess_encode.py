@@ -25,7 +25,7 @@ from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.lengths import write_lengths
 from treeproc.stages.parse_and_encode import ParseShard
 from treeproc.stages.preprocess import SAMPLE
-from treeproc.stages.vocabulary import write_vocabulary
+from treeproc.stages.vocabulary import TrainSplit, write_vocabulary
 from treeproc.subwords import SubwordConfig
 
 Records = list[ShardRecord]
@@ -49,7 +49,7 @@ def make_data(data: Path, count: int, rows_per_shard: int = 2000) -> tuple[Recor
     ]  # fmt: skip
     parsed = [parser(text=record, fingerprint="") for record in text]
     write_index(data / "parsed", parsed)
-    write_vocabulary(data, text, parsed, SubwordConfig(vocab_size=3000), TreeConfig())
+    write_vocabulary(data, TrainSplit(data, text, parsed, SubwordConfig(vocab_size=3000), TreeConfig()))
     return text, parsed
 
 
@@ -115,7 +115,7 @@ def main() -> None:
             base = folders[0].parent
             text, parsed = (train_records(folder) for folder in folders)
             (out / "encoded").mkdir(parents=True)
-            write_vocabulary(out, text, parsed, SubwordConfig(vocab_size=3000), TreeConfig(), base)
+            write_vocabulary(out, TrainSplit(base, text, parsed, SubwordConfig(vocab_size=3000), TreeConfig()))
         rows = sum(record.rows for record in text)
         for case, source in (("encode", "parsed"), ("encode_right_branching", "right"), ("encode_shuffled", "shuffled")):
             tree = TreeConfig(tree_source=source)

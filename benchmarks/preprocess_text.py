@@ -32,7 +32,7 @@ from treeproc.stages.parse_and_encode import ParseShard
 from treeproc.stages.run_jobs import run_here
 from treeproc.stages.text_warnings import TextNotices, Wanted
 from treeproc.stages.text_work import TextWork, remove_work
-from treeproc.stages.vocabulary import count_vocabulary
+from treeproc.stages.vocabulary import TrainSplit, count_vocabulary
 from treeproc.subwords import SubwordConfig
 
 FILTERS = FilterConfig(drop_duplicates=True, drop_overlap="source")
@@ -112,7 +112,7 @@ def vocabulary(folder: Path, run: OnRay | Here | None, data: Path) -> dict:
               for name in ("text", "parsed"))  # fmt: skip
     began, cpu = time.monotonic(), time.process_time()
     records = list(stages)
-    counts = count_vocabulary(data, *records, SubwordConfig(), TreeConfig(tree_source="right"), run or run_here)
+    counts = count_vocabulary(TrainSplit(data, *records, SubwordConfig(), TreeConfig(tree_source="right"), run or run_here))
     rows = sum(record.rows for record in records[0])
     return figures(rows, began, cpu, run) | {"distinct_words": len(counts.words["source"])}
 

@@ -365,14 +365,14 @@ def test_vocabularies_learn_from_lines_spread_over_all(data, tmp_path):
     """A limit on the lines takes some of every part of the text, and the same ones for other shards."""
     from treeproc.shards.store import ShardRecord
     from treeproc.stages.inputs import TreeConfig
-    from treeproc.stages.vocabulary import count_vocabulary
+    from treeproc.stages.vocabulary import TrainSplit, count_vocabulary
     from treeproc.subwords import SubwordConfig
 
     text, parsed = (
         [ShardRecord(**shard) for shard in read_index(data / stage)["shards"] if shard["split"] == "train"]
         for stage in ("text", "parsed")
     )
-    counts = count_vocabulary(data, text, parsed, SubwordConfig(max_training_lines=20), TreeConfig())
+    counts = count_vocabulary(TrainSplit(data, text, parsed, SubwordConfig(max_training_lines=20), TreeConfig()))
     lines = list(rows(data, "text").values())
     kept = [line for k, line in enumerate(lines) if (k + 1) * 10 // len(lines) > k * 10 // len(lines)]
     words = Counter(word for line in kept for side in ("source", "target") for word in line[side].split(" "))

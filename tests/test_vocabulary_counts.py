@@ -12,7 +12,7 @@ from treeproc.shards.store import read_index
 from treeproc.stages import run_jobs
 from treeproc.stages.inputs import TreeConfig
 from treeproc.stages.preprocess import PreprocessConfig, preprocess
-from treeproc.stages.vocabulary import count_vocabulary
+from treeproc.stages.vocabulary import TrainSplit, count_vocabulary
 from treeproc.subwords import SubwordConfig
 
 pytestmark = pytest.mark.slow
@@ -66,7 +66,7 @@ def test_names_in_sidecars_are_those_of_the_trees(name, tmp_path):
     bare = [replace(record, counts={"words": record.counts["words"]}) for record in records["parsed"]]
     for tree in (TreeConfig(), TreeConfig(tree_source="dependencies")):
         found = [
-            count_vocabulary(tmp_path / f"{name}-1", records["text"], parsed, SubwordConfig(), tree, run_jobs_here)
+            count_vocabulary(TrainSplit(tmp_path / f"{name}-1", records["text"], parsed, SubwordConfig(), tree, run_jobs_here))
             for parsed in (records["parsed"], bare)
         ]
         assert names(found[0]) == names(found[1]) and found[0].words == found[1].words
@@ -82,7 +82,9 @@ def test_words_are_those_of_a_loop_over_all_lines_however_they_are_cut(tmp_path)
             records = make(tmp_path, rows, "trees", content, format="brackets")
             config = SubwordConfig(max_training_lines=14, joint=joint)
             data = tmp_path / f"trees-{rows}"
-            found.append(count_vocabulary(data, records["text"], records["parsed"], config, TreeConfig(), run_jobs_here).words)
+            found.append(
+                count_vocabulary(TrainSplit(data, records["text"], records["parsed"], config, TreeConfig(), run_jobs_here)).words
+            )
             rows_ = list(chain.from_iterable(Shard(data / "text", record).rows() for record in records["text"]))
             kept = [row for k, row in enumerate(rows_) if (k + 1) * 7 // 23 > k * 7 // 23]
             expected = {side: Counter(word for row in kept for word in row[side].split(" ")) for side in ("source", "target")}
@@ -99,5 +101,5 @@ def test_a_shard_without_a_chosen_row_is_not_opened(tmp_path):
         return run_jobs_here(worker, arguments, jobs)
 
     config, tree = SubwordConfig(max_training_lines=4), TreeConfig()
-    counts = count_vocabulary(tmp_path / "trees-2", records["text"], records["parsed"], config, tree, watched)
+    counts = count_vocabulary(TrainSplit(tmp_path / "trees-2", records["text"], records["parsed"], config, tree, watched))
     assert opened == [4, 10] and sum(counts.words["source"].values()) == 2 * (1 + 3) and counts.tags == {"N", "X"}

@@ -21,14 +21,12 @@ from treeproc.shards.store import (
     PIECES_FILES,
     TOKENIZER_FILE,
     VOCABULARY_FILES,
-    ShardRecord,
     fingerprint_of,
     read_index,
 )
 from treeproc.stages.config import read_vocabulary_file
-from treeproc.stages.inputs import TreeConfig
-from treeproc.stages.run_jobs import Run, previous_index, run_here
-from treeproc.stages.vocabulary import count_vocabulary, fingerprint_of_inputs, is_done, names_by_file, write_files
+from treeproc.stages.run_jobs import previous_index
+from treeproc.stages.vocabulary import TrainSplit, count_vocabulary, fingerprint_of_inputs, is_done, names_by_file, write_files
 from treeproc.subwords import BOUNDARY, LabelVocab, SubwordConfig
 
 logger = logging.getLogger(__name__)
@@ -47,41 +45,31 @@ def copy_vocabulary(data: AnyPath, other: AnyPath) -> str:
     return inputs_fingerprint
 
 
-def grow_vocabulary(
-    data: AnyPath,
-    other: AnyPath,
-    new_pieces: int,
-    text: Sequence[ShardRecord],
-    parsed: Sequence[ShardRecord],
-    config: SubwordConfig,
-    tree: TreeConfig,
-    base: AnyPath | None = None,
-    run: Run = run_here,
-    line_tags: Sequence[str] = (),
-) -> str:
+def grow_vocabulary(data: AnyPath, other: AnyPath, new_pieces: int, split: TrainSplit) -> str:
     """Extend the vocabulary of the data set `other` by what the training split adds; returns its fingerprint.
 
-    It gains at most `new_pieces` pieces, after the others. Labels, tags and relations of both are sorted together. The other
-    arguments are as in `write_vocabulary`. Raises UserError when a file of `other` is missing or damaged.
+    It gains at most `new_pieces` pieces, after the others. Labels, tags and relations of both are sorted together. Raises
+    UserError when a file of `other` is missing or damaged.
     """
     folder = data / "encoded"
     contents, theirs = _read_vocabulary(other)
-    inputs_fingerprint = fingerprint_of(theirs, new_pieces, fingerprint_of_inputs(text, parsed, config, tree))
-    if line_tags:
-        inputs_fingerprint = fingerprint_of(inputs_fingerprint, line_tags)
+    inputs_fingerprint = fingerprint_of(theirs, new_pieces, fingerprint_of_inputs(split))
+    if split.line_tags:
+        inputs_fingerprint = fingerprint_of(inputs_fingerprint, split.line_tags)
     _refuse_another(data, other, inputs_fingerprint)
     if is_done(folder, inputs_fingerprint):
         return inputs_fingerprint
     read_pieces(other / "encoded" / "vocab" / "pieces.model")  # it may not be a model, even with the right hash
-    counts = count_vocabulary(base or data, text, parsed, config, tree, run)
-    model, added = add_pieces(contents["vocab/pieces.model"], counts.words["source"], new_pieces, config, line_tags)
+    counts = count_vocabulary(split)
+    model = "vocab/pieces.model"
+    contents[model], added = add_pieces(contents[model], counts.words["source"], new_pieces, split.config, split.line_tags)
     if added < new_pieces:
         logger.info("the training split has %s new pieces that occur twice, fewer than new_pieces = %s", added, new_pieces)
-    for name, found in names_by_file(counts, tree).items():
+    for name, found in names_by_file(counts, split.tree).items():
         before = read_names(other / "encoded" / name) if name in contents else []
         if names := {*before, *found}:
             contents[name] = LabelVocab(names).file_bytes()
-    write_files(folder, contents | {"vocab/pieces.model": model}, inputs_fingerprint)
+    write_files(folder, contents, inputs_fingerprint)
     return inputs_fingerprint
 
 

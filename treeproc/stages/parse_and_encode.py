@@ -34,7 +34,7 @@ from treeproc.stages.job_report import DROPPED, dropped, has_files, say_unread_n
 from treeproc.stages.lengths import kept_lengths, write_lengths
 from treeproc.stages.run_jobs import StageWork, choose_run, make_shards, previous_index
 from treeproc.stages.shuffle import OTHER_SHAPES, ROWS_OF_SHAPES, donor_windows
-from treeproc.stages.vocabulary import sampled_rows, write_vocabulary
+from treeproc.stages.vocabulary import TrainSplit, sampled_rows, write_vocabulary
 from treeproc.subwords import LabelVocab, load_pieces
 from treeproc.trees.spans import normalise
 
@@ -250,10 +250,10 @@ class ParseAndEncode:
         lines, trees = ([record for record in stage if record.split == "train"] for stage in (text, parsed))
         on_ray = config.workers != 0 and sampled_rows(lines, config.subwords, has_both_sides) >= LEAST_SAMPLE
         run = choose_run(on_ray, self.out / "encoded", self.record)
-        split = lines, trees, config.subwords, config.tree, self.base, run
+        split = TrainSplit(self.base or self.out, lines, trees, config.subwords, config.tree, run, config.tags())
         if config.vocab_from is None or config.new_pieces is None:
-            return write_vocabulary(self.out, *split, config.tags())
-        return grow_vocabulary(self.out, config.vocab_from.absolute(), config.new_pieces, *split, config.tags())
+            return write_vocabulary(self.out, split)
+        return grow_vocabulary(self.out, config.vocab_from.absolute(), config.new_pieces, split)
 
     def _make(
         self, work: StageWork, stage: str, text: Sequence[ShardRecord], fingerprints: Sequence[str], jobs: Sequence[dict]

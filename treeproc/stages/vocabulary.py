@@ -4,7 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,18 @@ from treeproc.trees.flat_trees import BINARY_PREFIX, DOCUMENT_LABEL, normal_form
 from treeproc.trees.spans import EMPTY_TAG
 
 _NOTE = "vocab/fingerprint.txt"
+
+
+class TrainSplit(NamedTuple):
+    """The training split, and how a vocabulary is learned from it."""
+
+    base: AnyPath  # holds the text and the parsed stage
+    text: Sequence[ShardRecord]
+    parsed: Sequence[ShardRecord]
+    config: SubwordConfig
+    tree: TreeConfig
+    run: Run = run_here  # of the jobs that count words
+    line_tags: Sequence[str] = ()  # in front of lines (`parser.tags`), each of them one piece
 
 
 class VocabularyCounts:
@@ -151,18 +163,12 @@ def sampled_rows(text: Sequence[ShardRecord], config: SubwordConfig, has_both_si
     return min(sum(record.rows for record in text), most)
 
 
-def count_vocabulary(
-    base: AnyPath,
-    text: Sequence[ShardRecord],
-    parsed: Sequence[ShardRecord],
-    config: SubwordConfig,
-    tree: TreeConfig,
-    run: Run = run_here,
-) -> VocabularyCounts:
-    """Return the counts of the training split's text and parsed shards, which are below `base`; `run` runs a job a shard.
+def count_vocabulary(split: TrainSplit) -> VocabularyCounts:
+    """Return the counts of the training split.
 
     Only shards are read that have rows of the sample, or whose sidecar does not name labels, tags and relations.
     """
+    base, text, parsed, config, tree, run, _ = split
     counts = VocabularyCounts(config, tree)
     columns = [Shard(base / stage, records[0]).schema.names for stage, records in (("text", text), ("parsed", parsed)) if records]
     num_rows = sum(record.rows for record in text)
@@ -188,46 +194,34 @@ def count_vocabulary(
     return counts
 
 
-def fingerprint_of_inputs(
-    text: Sequence[ShardRecord], parsed: Sequence[ShardRecord], config: SubwordConfig, tree: TreeConfig
-) -> str:
-    """Return the fingerprint of all that a vocabulary follows from: the training split, and the settings."""
+def fingerprint_of_inputs(split: TrainSplit) -> str:
+    """Return the fingerprint of all that a vocabulary follows from but the tags of lines: training split and settings."""
     # The trees matter to the labels alone, and control trees share those of the parsed trees.
-    form = tree.model_dump(include={"side", "binarize", "documents"})
-    if tree.tree_source == "dependencies":
-        form |= tree.model_dump(include={"tree_source", "phrase_labels"})
-    return fingerprint_of([record.sha256 for record in parsed], [record.sha256 for record in text], config.facts(), form)
+    form = split.tree.model_dump(include={"side", "binarize", "documents"})
+    if split.tree.tree_source == "dependencies":
+        form |= split.tree.model_dump(include={"tree_source", "phrase_labels"})
+    hashes = ([record.sha256 for record in stage] for stage in (split.parsed, split.text))
+    return fingerprint_of(*hashes, split.config.facts(), form)
 
 
-def write_vocabulary(
-    data: AnyPath,
-    text: Sequence[ShardRecord],
-    parsed: Sequence[ShardRecord],
-    config: SubwordConfig,
-    tree: TreeConfig,
-    base: AnyPath | None = None,
-    run: Run = run_here,
-    line_tags: Sequence[str] = (),
-) -> str:
+def write_vocabulary(data: AnyPath, split: TrainSplit) -> str:
     """Write the pieces, labels and tags of the training split, under `encoded/vocab`; returns the fingerprint.
 
-    `base` holds text and parsed stage, if not `data` itself, and `run` runs the job of a shard. `line_tags` are the tags in front
-    of lines (`parser.tags`), each of them one piece. A vocabulary that is there already and came from the same shards and
-    settings is kept.
+    A vocabulary that is there already and came from the same shards and settings is kept.
     """
-    folder = data / "encoded"
-    inputs_fingerprint = fingerprint_of_inputs(text, parsed, config, tree)
-    if line_tags:
-        inputs_fingerprint = fingerprint_of(inputs_fingerprint, line_tags)
+    folder, config = data / "encoded", split.config
+    inputs_fingerprint = fingerprint_of_inputs(split)
+    if split.line_tags:
+        inputs_fingerprint = fingerprint_of(inputs_fingerprint, split.line_tags)
     if is_done(folder, inputs_fingerprint):
         return inputs_fingerprint
     contents = {TOKENIZER_FILE: _read_tokenizer(data, config)} if config.tokenizer else {}
-    counts = count_vocabulary(base or data, text, parsed, config, tree, run)
+    counts = count_vocabulary(split)
     if not config.tokenizer:
-        contents["vocab/pieces.model"] = _train_pieces(counts.words["source"], config, line_tags)
+        contents["vocab/pieces.model"] = _train_pieces(counts.words["source"], config, split.line_tags)
     if counts.words.get("target"):
-        contents["vocab/pieces.tgt.model"] = _train_pieces(counts.words["target"], config, line_tags)
-    contents |= {name: LabelVocab(names).file_bytes() for name, names in names_by_file(counts, tree).items() if names}
+        contents["vocab/pieces.tgt.model"] = _train_pieces(counts.words["target"], config, split.line_tags)
+    contents |= {name: LabelVocab(names).file_bytes() for name, names in names_by_file(counts, split.tree).items() if names}
     write_files(folder, contents, inputs_fingerprint)
     return inputs_fingerprint
 
