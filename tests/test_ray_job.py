@@ -17,9 +17,9 @@ from waiting import wait_for
 
 from treeproc.common.settings import UserError
 from treeproc.shards.schema import TEXT_SCHEMA, shard_name
-from treeproc.shards.store import write_shard
+from treeproc.shards.store import ShardRecord, write_shard
 from treeproc.stages import ray_late_jobs, run_jobs
-from treeproc.stages.ray_job import _JobRunner
+from treeproc.stages.ray_job import _JobRunner, from_json, to_json
 
 pytestmark = pytest.mark.slow
 
@@ -138,6 +138,19 @@ def test_processes_stay_from_step_to_step_and_a_killed_one_is_replaced(tmp_path)
 def test_the_pool_grows_from_no_core_to_two_nodes(tmp_path):
     result = run_job("growing", tmp_path)
     assert result == {"before": 0, "numbers": list(range(8)), "started": 2, "died": False, "left": []}
+
+
+def test_jobs_hold_records_of_shards_at_any_depth():
+    record = ShardRecord("train-0.arrow", "train", 0, 1, 2, "a" * 64, "f", counts={"label.NP": 3})
+    job = {
+        "text": record,
+        "shards": [{"parsed": record, "first": 1}, [record, [4]]],
+        "words": {"shard_record": 5},
+        "window": None,
+    }
+    assert from_json(to_json(job)) == job and from_json(to_json(record)) == record
+    with pytest.raises(TypeError, match="Path is not JSON"):
+        to_json({"folder": Path("x")})
 
 
 def test_an_actor_on_a_late_node_looks_for_the_folder(tmp_path, monkeypatch):
