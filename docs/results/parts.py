@@ -12,7 +12,7 @@ from figures import Cell, Figures, records
 from treenet.evaluation.significance import PRIMARY, SeedTest, compare_over_seeds, correct_family
 
 STUDY, OWN, PRIMARIES = "parts", "own", ("unlabelled", "other_shape")
-EXPLORATORY = ("shuffled", "right", "linearized", "attention", "layer")
+EXPLORATORY = ("shuffled", "permuted_labels", "right", "linearized", "attention", "layer")
 SIZES = {"test.2": (2195, 7185), "test.1": (4365, 6155), "test.3": (305, 1746)}  # singular, plural
 _ENDS = np.cumsum([size for both in SIZES.values() for size in both])
 
@@ -40,9 +40,14 @@ def of_system(system: str, part: str) -> Figures:
     return [float(np.mean(values)), float(np.std(values, ddof=1))]
 
 
-def own_minus(system: str, part: str) -> SeedTest:
-    """Test own trees against a system on a part of test, over the seeds that both have."""
-    ours, theirs = right(OWN), right(system)
+def own_of(system: str) -> str:
+    """Return the arm with own trees that reads the same states as a system."""
+    return f"{OWN}_mean" if system.endswith("_mean") else OWN
+
+
+def own_minus(system: str, part: str, own: str = "") -> SeedTest:
+    """Test own trees, or the arm `own`, against a system on a part of test, over the seeds that both have."""
+    ours, theirs = right(own or own_of(system)), right(system)
     by_seed = [
         [one - other for one, other in zip(ours[i][part], theirs[i][part], strict=True)] for i in sorted(ours.keys() & theirs)
     ]
@@ -56,8 +61,8 @@ def primaries() -> dict[str, SeedTest]:
     return dict(zip(PRIMARIES, correct_family([own_minus(system, "test.2") for system in PRIMARIES], PRIMARY), strict=True))
 
 
-def difference(system: str, part: str) -> Figures:
-    test = own_minus(system, part)
+def difference(system: str, part: str, own: str = "") -> Figures:
+    test = own_minus(system, part, own)
     assert test.interval is not None
     return [test.difference, *test.interval]
 
@@ -74,7 +79,7 @@ def table(systems: Sequence[str]) -> list[list[Cell]]:
     """Return the rows of the page: own trees, then the systems against them."""
 
     def row(system: str) -> list[Cell]:
-        of_own = system == OWN
+        of_own = system == own_of(system)
         return [
             None,
             lambda: of_system(system, "test.2"),
@@ -83,4 +88,4 @@ def table(systems: Sequence[str]) -> list[list[Cell]]:
             (lambda: holm(system)) if system in PRIMARIES else None,
         ]
 
-    return [row(system) for system in (OWN, *systems)]
+    return [row(system) for system in (own_of(systems[0]), *systems)]

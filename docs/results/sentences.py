@@ -6,6 +6,7 @@ from functools import partial
 from itertools import chain
 from statistics import fmean, stdev
 
+import parts
 from contrasts import of_alignment_protocol, of_block_a, of_control_page, of_other_claims, of_probe, over_seeds
 from figures import (
     CONTROL_TREES,
@@ -55,6 +56,10 @@ def of_pretrained() -> Sentences:
     yield "both read [a mean](#the-same-pooling), it is {} ({} to {})", falls(ON_MEAN[1])
     yield "With a mean, they lose {} ({} to {})", falls(ON_MEAN[0])
     yield "Trees of other sentences lose {} points ({} to {})", falls(ON_ROOT[0])
+    yield (
+        "the own tree is {} points ({} to {}) above `shuffled`; `own` is {} above it.",
+        [*parts.difference("shuffled", "test.2", "permuted_labels"), parts.own_minus("shuffled", "test.2").difference],
+    )
 
 
 def of_translation() -> Sentences:
