@@ -77,7 +77,7 @@ def make_report(evil: Planted) -> Report:
     signature = {"bleu": 1.0, "bleu_signature": evil("signature"), "decoding": {evil("setting of search"): evil("its value")}}
     record = {evil("metric"): 2.0, "weights": evil("weights"), "software": {"commit": "c", "version": evil("version")}}
     bucket = {"from": 0, "to": 1, "num_examples": 1, "bleu": 1.0}
-    row = ScoreRow(run.name, evil("result"), signature | record | {"buckets": {evil("kind"): [bucket]}}, {evil.names[-3]: 2.0})
+    row = ScoreRow(run.name, evil("result"), signature | record | {"buckets": {"words": [bucket]}}, {evil.names[-3]: 2.0})
     row.values = {"bleu": 1.0, next(iter(record)): 2.0}
     group = Group(evil("phrase"), 1, SHARES, 0.5)
     queries = QueryStats(1, SHARES, 0.5, SHARES, 0.5)
