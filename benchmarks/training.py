@@ -42,7 +42,7 @@ from training_loader import measure_loader
 from treenet.config import TrainConfig
 from treenet.data.examples import Prefetcher
 from treenet.jobs.train_run import run_training
-from treenet.runs.checkpoint import take_snapshot, write_checkpoint
+from treenet.runs.checkpoint import ANCESTORS, take_snapshot, write_checkpoint
 from treenet.runs.metrics_log import read_metrics
 from treenet.tasks.base import build_task
 from treenet.training.ranks import Ranks
@@ -92,9 +92,8 @@ def resumed_folder(config: TrainConfig, folder: Path) -> Path:
     trainer = Trainer(build_task(config), Ranks(0, 1, torch.device("cpu")))
     trainer.resume(folder)
     trainer.state.step = RESUME_AT
-    snapshot = take_snapshot(
-        RESUME_AT, trainer.train_step.model, trainer.train_step.optimizer, asdict(trainer.state), trainer.meta
-    )
+    meta = trainer.meta | {ANCESTORS: trainer.ancestors}
+    snapshot = take_snapshot(RESUME_AT, trainer.train_step.model, trainer.train_step.optimizer, asdict(trainer.state), meta)
     write_checkpoint(folder, snapshot, keep=1)
     return folder
 
