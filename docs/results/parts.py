@@ -12,7 +12,7 @@ from figures import Cell, Figures, records
 from treenet.evaluation.significance import PRIMARY, SeedTest, compare_over_seeds, correct_family
 
 STUDY, OWN, PRIMARIES = "parts", "own", ("unlabelled", "other_shape")
-EXPLORATORY = ("shuffled", "permuted_labels", "right", "linearized", "attention", "layer")
+EXPLORATORY = ("shuffled", "permuted_labels", "flat_tags", "right", "linearized", "attention", "layer")
 SIZES = {"test.2": (2195, 7185), "test.1": (4365, 6155), "test.3": (305, 1746)}  # singular, plural
 _ENDS = np.cumsum([size for both in SIZES.values() for size in both])
 
