@@ -4,14 +4,15 @@ A buffer has two parts. The first holds, as int32, the int64 tensors whose value
 holds all other tensors as they are. Every tensor begins at a multiple of ALIGNMENT bytes, because kernels on GPUs need it.
 """
 
-import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from treenet.structure.base import map_parts, tensors_of
 
 ALIGNMENT = 64
 # No tensor begins at a smaller place of its memory: torch.compile takes an offset that happens to be a size for that size, and
@@ -64,7 +65,7 @@ class Packed(Generic[Value]):
             out = torch.empty(0, dtype=place.dtype, device=source.device)
             return out.set_(source.untyped_storage(), start, place.shape, place.strides)
 
-        return _map(layout.value, _Place, tensor)
+        return map_parts(layout.value, _Place, tensor)
 
 
 def pack(value: Value, allocate: Callable[[int], Tensor] | None = None) -> Packed[Value]:
@@ -72,7 +73,7 @@ def pack(value: Value, allocate: Callable[[int], Tensor] | None = None) -> Packe
 
     `allocate(bytes)` gives the buffer, uint8 at a multiple of ALIGNMENT bytes; without it, it is new.
     """
-    arrays = [tensor.numpy() for tensor in _tensors(value)]
+    arrays = [tensor.numpy() for tensor in tensors_of(value)]
     narrow = [_fits_int32(array) for array in arrays]
     starts = np.zeros(len(arrays), dtype=np.int64)
     end = 0
@@ -96,7 +97,7 @@ def pack(value: Value, allocate: Callable[[int], Tensor] | None = None) -> Packe
         shape = tuple(tensor.shape)
         return _Place(start // 4 if is_narrow else start, shape, _strides(shape), tensor.dtype, is_narrow)
 
-    return Packed(buffer[:end], Layout(_map(value, Tensor, place), end, num_narrow))
+    return Packed(buffer[:end], Layout(map_parts(value, Tensor, place), end, num_narrow))
 
 
 def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -112,35 +113,6 @@ def _fits_int32(array: np.ndarray) -> bool:
     if array.dtype != np.int64:
         return False
     return not array.size or bool(array.min() >= _INT32.min and array.max() <= _INT32.max)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a value, in the order of `_map`."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    else:
-        for name in _field_names(value.__class__):
-            yield from _tensors(getattr(value, name))
-
-
-def _map(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Return a copy of a value with every part of class `kind` changed."""
-    if isinstance(value, kind):
-        return change(value)
-    if isinstance(value, list | tuple):
-        return type(value)(_map(item, kind, change) for item in value)
-    if names := _field_names(value.__class__):
-        return value.__class__(**{name: _map(getattr(value, name), kind, change) for name in names})
-    return value
-
-
-@functools.cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    """Return the fields of a dataclass; none of anything else."""
-    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:

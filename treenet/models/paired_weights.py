@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from treenet.structure.base import tensors_of
+
 # All functions by which parameters are drawn. Each one fills its first argument.
 DRAWS = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
 _ModelT = TypeVar("_ModelT", bound=nn.Module)
@@ -36,13 +38,13 @@ class _Trace(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
-        made_by = set().union(*(self.draws_of(tensor) for tensor in _tensors((args, list(kwargs.values())))))
+        made_by = set().union(*(self.draws_of(tensor) for tensor in tensors_of((args, list(kwargs.values())))))
         if func in DRAWS:
             target = drawn_tensor(args, kwargs)
             numbers = [value for value in (*args, *kwargs.values()) if isinstance(value, int | float)]
             made_by.add(len(self.draws))
             self.draws.append((target.storage_offset(), tuple(target.shape), func.__name__, *numbers))
-        for tensor in _tensors(found) if made_by else ():
+        for tensor in tensors_of(found) if made_by else ():
             self._of_memory.setdefault(_memory(tensor), set()).update(made_by)
             self._kept.append(tensor)
         return found
@@ -63,14 +65,6 @@ class _Named(TorchFunctionMode):
         if func in DRAWS:
             _seed(int.from_bytes(hashlib.sha256(next(self._names).encode()).digest()[:7]))
         return func(*args, **(kwargs or {}))
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, list | tuple):
-        for value in values:
-            yield from _tensors(value)
 
 
 def _seed(value: int) -> None:

@@ -5,18 +5,16 @@ Shapes: B batch, L leaves, N nodes, S = L + N positions (leaves, then nodes in p
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache, cached_property
 from itertools import pairwise
-from typing import Any, ClassVar, Self, TypeVar, overload
+from typing import Any, ClassVar, Self, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from treeproc.common.errors import UserError, quoted
-
-Maps = TypeVar("Maps")
 
 
 class Structure:
@@ -27,7 +25,7 @@ class Structure:
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> Self:
         """Return a copy whose tensors are on `device`. Raises UserError if this machine has no such device."""
         with refusing_device(device):
-            return _map_tensors(self, lambda tensor: tensor.to(device=device, non_blocking=non_blocking))
+            return map_parts(self, Tensor, lambda tensor: tensor.to(device=device, non_blocking=non_blocking))
 
     def cuda(self, device: torch.device | str | int = "cuda", *, non_blocking: bool = False) -> Self:
         """Return a copy whose tensors are on a GPU. Raises UserError if this machine has no such GPU."""
@@ -35,7 +33,7 @@ class Structure:
 
     def pin_memory(self) -> Self:
         """Return a copy in pinned memory, which a GPU reads while the host works on; as it is on a machine without a GPU."""
-        return _map_tensors(self, Tensor.pin_memory) if torch.cuda.is_available() else self
+        return map_parts(self, Tensor, Tensor.pin_memory) if torch.cuda.is_available() else self
 
 
 @contextmanager
@@ -59,17 +57,33 @@ def _no_device(device: object) -> UserError:
     return UserError(f"device must be a device of PyTorch, such as 'cpu' or 'cuda:1', but is {quoted(device)}")
 
 
-def _map_tensors(maps: Maps, change: Callable[[Tensor], Tensor]) -> Maps:
-    """Change the tensors of `maps`, a dataclass of tensors, of such dataclasses and of plain values."""
-    assert is_dataclass(maps) and not isinstance(maps, type)
-    changed: dict[str, Any] = {}
-    for field in fields(maps):
-        value = getattr(maps, field.name)
-        if isinstance(value, Tensor):
-            changed[field.name] = change(value)
-        elif is_dataclass(value):
-            changed[field.name] = _map_tensors(value, change)
-    return replace(maps, **changed)
+def tensors_of(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in dataclasses, lists and tuples, in the order of `map_parts`."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_of(item)
+    else:
+        for name in _field_names(value.__class__):
+            yield from tensors_of(getattr(value, name))
+
+
+def map_parts(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """Return a copy of dataclasses, lists and tuples, with every part of class `kind` changed."""
+    if isinstance(value, kind):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map_parts(item, kind, change) for item in value)
+    if names := _field_names(value.__class__):
+        return value.__class__(**{name: map_parts(getattr(value, name), kind, change) for name in names})
+    return value
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    """Return the fields of a dataclass; none of anything else."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ Names of the paper, for leaf j and node i:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from treenet.structure.attention_maps import (
     build_attention_maps,
     choose_attention_path,
 )
-from treenet.structure.base import SpanTable, Structure
+from treenet.structure.base import SpanTable, Structure, tensors_of
 from treenet.structure.branches import COMPACT_BELOW_POSITIONS, WIDTH_MULTIPLE, BranchMaps, BranchMatrices, Depths, to_int32
 from treenet.structure.from_packages import read_conllu, read_nltk, read_spacy, read_stanza
 from treenet.structure.from_trees import NumberedTree, Span, read_arcs, read_bracketed, read_spans
@@ -267,7 +267,7 @@ class TreeStructure(Structure):
     @property
     def num_bytes(self) -> int:
         """Return the bytes of all maps."""
-        return sum(tensor.nbytes for tensor in _tensors(self))
+        return sum(tensor.nbytes for tensor in tensors_of(self))
 
     def attend_mask(self) -> Tensor:
         """Return [B, S, S] bool of equation 11, made anew: True = may attend; a padding query sees itself alone."""
@@ -275,9 +275,3 @@ class TreeStructure(Structure):
         start, end, subtree_end = (x.numpy(force=True) for x in (self.start, self.end, self.subtree_end))
         table = SpanTable(leaf_counts, node_counts, start, end, subtree_end, self.num_leaves)
         return torch.from_numpy(build_attend_mask(table)).to(self.start.device)
-
-
-def _tensors(maps: Any) -> list[Tensor]:
-    values = [getattr(maps, f.name) for f in fields(maps)]
-    nested = [tensor for value in values if hasattr(value, "__dataclass_fields__") for tensor in _tensors(value)]
-    return [value for value in values if isinstance(value, Tensor)] + nested
