@@ -15,7 +15,7 @@ from typing import Literal, TypeVar
 
 import numpy as np
 
-from treenet.data.batch import TreeBatch, in_order_with_rows, longer_side
+from treenet.data.batch import TreeBatch, in_order, longer_side
 from treenet.data.splits import read_split
 from treenet.models.composed import Seq2Seq, attend_batch
 from treenet.runs.loading import LoadedRun
@@ -130,7 +130,7 @@ def map_attention(
         return [compute(SentenceAttention(*one, copies)) for one in zip(rows, attend_batch(model, batch), strict=True)]
 
     device = next(model.eval().parameters()).device
-    found = in_order_with_rows(compute_batch, model.reads, examples, None, longer_side, max_tokens, device, _WINDOW)
+    found = in_order(compute_batch, model.reads, examples, None, longer_side, max_tokens, device, _WINDOW)
     return (result for result in found if result is not None)
 
 

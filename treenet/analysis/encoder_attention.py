@@ -86,7 +86,7 @@ def reduce_examples(model: Seq2Seq, examples: Iterable[dict], keep: Keep[Kept]) 
 
 
 @torch.inference_mode()
-def _encode_batch(model: Seq2Seq, keep: Keep[Kept], batch: TreeBatch) -> list[Kept | None]:
+def _encode_batch(model: Seq2Seq, keep: Keep[Kept], batch: TreeBatch, _: list[dict]) -> list[Kept | None]:
     recorded: list[Tensor] = []
     masks: list[Tensor] = []
 

@@ -162,20 +162,6 @@ Example = TypeVar("Example", dict, tuple[dict, ...])
 
 
 def in_order(
-    compute: Callable[[TreeBatch], list[Result]],
-    reads: InputKind,
-    examples: Iterable[dict],
-    empty: Result,
-    size: Callable[[dict], int],
-    max_tokens: int,
-    device: torch.device | str,
-    window: int,
-) -> Iterator[Result]:
-    """Call `in_order_with_rows` for a `compute` that reads only the batch."""
-    return in_order_with_rows(lambda batch, _: compute(batch), reads, examples, empty, size, max_tokens, device, window)
-
-
-def in_order_with_rows(
     compute: Callable[[TreeBatch, list[Example]], list[Result]],
     reads: InputKind,
     examples: Iterable[Example],

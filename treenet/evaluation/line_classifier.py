@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from treenet.data.batch import WINDOW, TreeBatch, count_leaves, in_order_with_rows
+from treenet.data.batch import WINDOW, TreeBatch, count_leaves, in_order
 from treenet.evaluation.settings import ClassifyLinesSettings
 from treenet.layers.backend import choose_device, scoring
 from treenet.runs.loading import LoadedClassifier, load_classifier
@@ -150,7 +150,7 @@ def _classify_rows(run: LoadedClassifier, rows: Sequence[tuple[dict, ...]], *, p
     def size(rows: tuple[dict, ...]) -> int:
         return len(rows) * max(map(count_leaves, rows))
 
-    return in_order_with_rows(classify, model.reads, rows, Classes([], []), size, BATCH_TOKENS, device, WINDOW)
+    return in_order(classify, model.reads, rows, Classes([], []), size, BATCH_TOKENS, device, WINDOW)
 
 
 def _rounded(probabilities: np.ndarray) -> list[float]:

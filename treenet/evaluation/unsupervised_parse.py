@@ -287,7 +287,7 @@ def find_links(model: Any, examples: Sequence[dict]) -> Iterator[np.ndarray]:
     """
 
     @torch.no_grad()
-    def find(batch: TreeBatch) -> list[np.ndarray]:
+    def find(batch: TreeBatch, _: list[dict]) -> list[np.ndarray]:
         with scoring(model):
             found = model.encoder.link_probabilities(batch).float().cpu().numpy()
         lengths = (~batch.leaf_pad_mask).sum(1).tolist()

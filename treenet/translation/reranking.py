@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from treenet.config import DecodingConfig
-from treenet.data.batch import TreeBatch, in_order_with_rows, longer_side
+from treenet.data.batch import TreeBatch, in_order, longer_side
 from treenet.models.composed import attend_batch
 from treenet.models.decoders.transformer import TransformerDecoder
 from treenet.translation.hypotheses import Hypothesis, sort_hypotheses
@@ -77,7 +77,7 @@ def order_by_coverage(
         return [_penalty(row, weights, decoding) for row, weights in zip(rows, attend_batch(model, batch), strict=True)]
 
     window = max(1, len(forced))
-    penalties = in_order_with_rows(penalise, model.reads, forced, 0.0, longer_side, decoding.max_tokens, device, window)
+    penalties = in_order(penalise, model.reads, forced, 0.0, longer_side, decoding.max_tokens, device, window)
     scored = [[replace(one, score=one.score + next(penalties)) for one in own] for own in found]
     return [sort_hypotheses(own)[:num_best] for own in scored]
 

@@ -18,7 +18,7 @@ from sentencepiece import SentencePieceProcessor
 from torch import Tensor, nn
 
 from treenet.config import DecodingConfig
-from treenet.data.batch import WINDOW, TreeBatch, count_leaves, in_order, in_order_with_rows, longer_side
+from treenet.data.batch import WINDOW, TreeBatch, count_leaves, in_order, longer_side
 from treenet.data.input_kinds import LEAVES, InputKind
 from treenet.layers.backend import scoring
 from treenet.layers.core import Modules
@@ -230,7 +230,7 @@ def translate_examples(
         check_attends(model)
     model.eval()
     empty = [Hypothesis((), math.nan, math.nan)]
-    return in_order_with_rows(search, model.reads, examples, empty, count_leaves, decoding.max_tokens, device, window)
+    return in_order(search, model.reads, examples, empty, count_leaves, decoding.max_tokens, device, window)
 
 
 def can_compile(model: nn.Module, decoding: DecodingConfig) -> bool:
@@ -295,7 +295,7 @@ def score_examples(
     An example without leaves has the score NaN, with any target. The model is put into evaluation mode.
     """
 
-    def score(batch: TreeBatch) -> list[ScoredTarget]:
+    def score(batch: TreeBatch, _: list[dict]) -> list[ScoredTarget]:
         with scoring(model):
             return score_targets(model, batch, decoding)
 
