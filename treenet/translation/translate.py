@@ -25,7 +25,7 @@ from treenet.layers.core import Modules
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.translation.caches import Decodable, SearchState, StaticSearchState, choose_steps, has_static_cache
 from treenet.translation.hypotheses import Hypothesis, check_num_best, length_penalties
-from treenet.translation.line_constraints import BatchConstraints, PieceTexts, batch_constraints
+from treenet.translation.line_constraints import PieceTexts, batch_constraints
 from treenet.translation.reranking import check_attends, choose_by_risk, order_by_coverage
 from treenet.translation.search import search_batch
 from treenet.translation.settings import MUST_NOT_APPEAR
@@ -221,10 +221,20 @@ def translate_examples(
     piece_texts = cache(PieceTexts)
 
     def search(batch: TreeBatch, rows: list[dict]) -> list[list[Hypothesis]]:
+        there = batch.leaf_pieces.device
         texts = piece_texts(processor) if any(row.get(MUST_NOT_APPEAR) for row in rows) and processor else None
-        constraints = batch_constraints(rows, texts, batch.leaf_pieces.device)
+        constraints, steps = batch_constraints(rows, texts, there), choose_steps(model, there, compiled)
+        find = partial(search_batch, model, batch, decoding, constraints=constraints, steps=steps)
         with scoring(model):
-            return _decode_batch(model, batch, rows, decoding, num_best, constraints, processor, compiled)
+            check_num_best(num_best, decoding)
+            if decoding.method == "mbr":
+                if processor is None:
+                    raise ValueError("minimum Bayes risk needs the processor of the vocabulary, because it compares texts")
+                drawn = find(num_best=decoding.mbr_samples)
+                return [choose_by_risk(own, [detokenize(processor, one) for one in own], num_best) for own in drawn]
+            if decoding.coverage_penalty:
+                return order_by_coverage(model, rows, find(num_best=decoding.beam_size), decoding, num_best, there)
+            return find(num_best=num_best)
 
     if decoding.coverage_penalty:
         check_attends(model)
@@ -248,38 +258,10 @@ def translate_rows(
 ) -> list[list[Hypothesis]]:
     """Return the hypotheses of the rows of some lines, which are batched together; see `translate_examples`."""
     window = max(1, len(rows))
-    options: dict[str, Any] = {
-        "num_best": num_best,
-        "processor": run.processor,
-        "device": device,
-        "window": window,
-        "compiled": compiled,
-    }
-    return list(translate_examples(run.model, rows, decoding, **options))
-
-
-def _decode_batch(
-    model: Any,
-    batch: TreeBatch,
-    rows: list[dict],
-    decoding: DecodingConfig,
-    num_best: int,
-    constraints: BatchConstraints | None,
-    processor: SentencePieceProcessor | None,
-    compiled: bool,
-) -> list[list[Hypothesis]]:
-    check_num_best(num_best, decoding)
-    steps = choose_steps(model, batch.leaf_pieces.device, compiled)
-    search = partial(search_batch, model, batch, decoding, constraints=constraints, steps=steps)
-    if decoding.method == "mbr":
-        if processor is None:
-            raise ValueError("minimum Bayes risk needs the processor of the vocabulary, because it compares texts")
-        drawn = search(num_best=decoding.mbr_samples)
-        return [choose_by_risk(own, [detokenize(processor, one) for one in own], num_best) for own in drawn]
-    if decoding.coverage_penalty:
-        found = search(num_best=decoding.beam_size)
-        return order_by_coverage(model, rows, found, decoding, num_best, batch.leaf_pieces.device)
-    return search(num_best=num_best)
+    found = translate_examples(
+        run.model, rows, decoding, num_best=num_best, processor=run.processor, device=device, window=window, compiled=compiled
+    )
+    return list(found)
 
 
 def score_examples(
