@@ -14,7 +14,7 @@ from torch import Tensor
 
 from treenet.data.input_kinds import ALWAYS, COLUMNS, TREES, InputKind, RowLists
 from treenet.data.packing import send_packed
-from treenet.structure.base import Ragged, round_up
+from treenet.structure.base import Ragged, pad
 from treeproc.common.errors import UserError, as_list, check_type
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID, UNKNOWN_LABEL_ID
 
@@ -66,12 +66,6 @@ class SourceBatch(TreeBatch):
 
     def pad_masks(self) -> list[Tensor]:
         return super().pad_masks()[:-1]
-
-
-def pad(rows: Sequence[np.ndarray], value: int, multiple: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    """Return rows as [B, longest] filled up with `value`, and where they are padding; a `multiple` of columns, at least one."""
-    ragged = Ragged.of(rows)
-    return ragged.padded(value, round_up(int(ragged.lengths.max(initial=0)), multiple))
 
 
 def collate(examples: Sequence[dict], reads: InputKind = TREES) -> TreeBatch:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from treenet.config.tasks import SplitWords
-from treenet.data.batch import SourceBatch, collate_rows, pad
+from treenet.data.batch import SourceBatch, collate_rows
 from treenet.data.examples import Examples, ExampleSource
 from treenet.data.input_kinds import LEAVES, InputKind, RowLists
 from treenet.data.plan import BatchPlan
 from treenet.structure import ArcLevels
-from treenet.structure.base import Ragged
+from treenet.structure.base import Ragged, pad
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.gather import PickedRows

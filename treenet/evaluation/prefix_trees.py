@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.data.batch import cut_batches, pad
+from treenet.data.batch import cut_batches
 from treenet.layers.backend import scoring
 from treenet.models import CausalLM
 from treenet.models.encoders.causal import CausalTransformerEncoder
+from treenet.structure.base import pad
 from treeproc.shards.schema import BOS_ID, EOS_ID, PAD_ID
 
 _MOST_POSITIONS = 192  # of a tree: attention costs more with each, and few trees can share less

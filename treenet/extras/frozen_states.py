@@ -19,7 +19,7 @@ import pyarrow as pa
 import torch
 
 from treenet.config import ModelConfig
-from treenet.data.batch import cut_batches, pad
+from treenet.data.batch import cut_batches
 from treenet.data.frozen_states import (
     BLOCK_POSITIONS,
     FACTS,
@@ -34,7 +34,7 @@ from treenet.models.pretrained import PretrainedLeaves, hash_encoder, load_pretr
 from treenet.models.pretrained_folder import FACTS as PRETRAINED
 from treenet.models.pretrained_folder import encoder_folder, pretrained_facts
 from treenet.runs.checkpoint import stored_weights
-from treenet.structure.base import Ragged
+from treenet.structure.base import Ragged, pad
 from treeproc.common.errors import UserError
 from treeproc.common.files import atomic_output, atomic_write, json_bytes, locked, remove_leftovers
 from treeproc.common.folder_kinds import STATES, mark_folder

@@ -18,13 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from treenet.data.batch import TreeBatch, cut_batches, pad
+from treenet.data.batch import TreeBatch, cut_batches
 from treenet.data.examples import ExampleSource
 from treenet.data.input_kinds import InputKind
 from treenet.layers.backend import scoring
 from treenet.models.composed import ComposedModel
 from treenet.probing.sentences import ProbeSentences, keys
 from treenet.probing.settings import BINS, TOP_SEQUENCES, WORD_TASKS, TaskName
+from treenet.structure.base import pad
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 

@@ -262,6 +262,12 @@ def round_up(size: int, multiple: int) -> int:
     return max(1, -(-size // multiple)) * multiple
 
 
+def pad(rows: Sequence[np.ndarray], value: int, multiple: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    """Return rows as [B, longest] filled up with `value`, and where they are padding; a `multiple` of columns, at least one."""
+    ragged = Ragged.of(rows)
+    return ragged.padded(value, round_up(int(ragged.lengths.max(initial=0)), multiple))
+
+
 class NodeLookup:
     """Finds the node of a leaf. Nodes of one depth of a tree follow each other and do not overlap."""
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.structure.base import SpanTable, Structure
+from treenet.structure.base import SpanTable, Structure, expand, pad
 from treeproc.common.errors import UserError
 
 
@@ -117,9 +117,7 @@ class ArcLevels(Structure):
         Raises UserError for a cycle of arcs.
         """
         batch, width = len(governors), max(1, *map(len, governors)) + 1
-        counts = np.array([len(row) for row in governors])
-        tree = np.repeat(np.arange(batch), counts)
-        word = np.arange(len(tree)) - np.repeat(np.cumsum(counts) - counts, counts)
+        tree, word, _ = expand(np.array([len(row) for row in governors]))
         governor = np.concatenate(governors).astype(np.int64)
         is_root = governor < 0
         num_roots = np.bincount(tree[is_root], minlength=batch)
@@ -143,10 +141,7 @@ class ArcLevels(Structure):
         sizes = np.bincount(height[places])
         arcs = np.bincount(height[upper], minlength=len(sizes))
 
-        num_leaves = max(1, *map(len, word_of_leaf))
-        leaf_place = np.repeat(np.arange(batch) * width + width - 1, num_leaves).reshape(batch, num_leaves)
-        for b, words in enumerate(word_of_leaf):
-            leaf_place[b, : len(words)] = b * width + words
+        leaf_place = np.arange(batch)[:, None] * width + pad(word_of_leaf, width - 1)[0]
         span, pieces = _spans(word_of_leaf, width, upper, lower, height)
         return cls(
             word=torch.from_numpy(leaf_place),

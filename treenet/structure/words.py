@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.structure.base import Structure
+from treenet.structure.base import Structure, pad
 from treeproc.common.errors import UserError
 from treeproc.shards.schema import UNKNOWN_LABEL_ID
 
@@ -28,13 +28,9 @@ class Dependencies(Structure):
     @classmethod
     def build(cls, governors: Sequence[np.ndarray], deprels: Sequence[np.ndarray]) -> "Dependencies":
         """Build from `governors[b]` [W_b], counted from 0 with -1 for a root. Raises UserError for a cycle of arcs."""
-        counts = np.array([len(row) for row in governors])
-        width = max(1, counts.max(initial=0))
-        real = np.arange(width) < counts[:, None]
-        governor, deprel = np.full(real.shape, -1), np.full(real.shape, UNKNOWN_LABEL_ID)
-        governor[real], deprel[real] = np.concatenate(governors), np.concatenate(deprels)
-        ancestors = _ancestors(governor, real)
-        depth = (ancestors < width).sum(0) - 1
+        (governor, padding), (deprel, _) = pad(governors, -1), pad(deprels, UNKNOWN_LABEL_ID)
+        ancestors = _ancestors(governor, ~padding)
+        depth = (ancestors < governor.shape[1]).sum(0) - 1
         common = _count_common(ancestors)
         up, down = (depth[:, :, None] + 1 - common, depth[:, None, :] + 1 - common)
         side = np.zeros(up.shape, dtype=np.int8)
@@ -42,7 +38,7 @@ class Dependencies(Structure):
         sibling = ancestors[down[tree, word, other] - 1, tree, other]  # where the path to `other` turns down
         side[tree, word, other] = np.sign(sibling - word)
         return cls(
-            deprel=torch.from_numpy(deprel.astype(np.int64)),
+            deprel=torch.from_numpy(deprel),
             depth=torch.from_numpy(np.maximum(depth, 0).astype(np.int64)),
             up=torch.from_numpy(up.astype(np.int16)),
             down=torch.from_numpy(down.astype(np.int16)),
@@ -63,10 +59,7 @@ class Words(Structure):
         cls, word_of_leaf: Sequence[np.ndarray], pos_tags: Sequence[np.ndarray], arcs: Dependencies | None = None
     ) -> "Words":
         """Build from `word_of_leaf[b]` and `pos_tags[b]`, both [L_b]."""
-        counts = np.array([len(row) for row in word_of_leaf])
-        real = np.arange(max(1, counts.max(initial=0))) < counts[:, None]
-        word, pos_tag = np.zeros(real.shape, dtype=np.int64), np.full(real.shape, UNKNOWN_LABEL_ID, dtype=np.int64)
-        word[real], pos_tag[real] = np.concatenate(word_of_leaf), np.concatenate(pos_tags)
+        word, pos_tag = pad(word_of_leaf, 0)[0], pad(pos_tags, UNKNOWN_LABEL_ID)[0]
         return cls(torch.from_numpy(word), torch.from_numpy(pos_tag), arcs)
 
     def of_leaves(self, of_words: Tensor) -> Tensor:
