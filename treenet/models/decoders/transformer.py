@@ -309,16 +309,9 @@ def _build_relative(
     config: ModelConfig, embedding: PieceEmbedding, clip: int, *, values: bool, tree_attention: bool = False
 ) -> TransformerDecoder:
     """Build a decoder with relative positions of up to `clip` places; with sinusoids if `clip` is 0."""
-    if not clip:
-        return TransformerDecoder(config, embedding, tree_attention=tree_attention)
     sizes = config.d_model, config.num_heads, config.attention_dropout
-    return TransformerDecoder(
-        config,
-        embedding,
-        lambda _: RelativeCausalSelfAttention(*sizes, clip, values),
-        tree_attention=tree_attention,
-        adds_positions=False,
-    )
+    build = (lambda _: RelativeCausalSelfAttention(*sizes, clip, values)) if clip else None
+    return TransformerDecoder(config, embedding, build, tree_attention=tree_attention, adds_positions=not clip)
 
 
 def build_convolutional_decoder(
