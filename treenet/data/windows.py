@@ -50,44 +50,6 @@ class WindowRows:
     starts: np.ndarray  # [num_batches + 1]
     left_out: np.ndarray  # [3] rows left out for the fraction, for their length, for the weight of their corpus
 
-    @classmethod
-    def read(
-        cls,
-        lengths: Lengths,
-        first: int,
-        last: int,
-        window: int | None,
-        batch: BatchConfig,
-        seed: int,
-        corpora: Corpora | None = None,
-    ) -> "WindowRows":
-        """Read the rows in use of `first` to `last`. `window` is the window's number, None if there is but one.
-
-        A share of one window takes each example by its id; a share of several takes a number of each size from each.
-        """
-        chosen = _choose(lengths, first, last, window, batch, seed)
-        dtype = np.int32 if last <= 2**31 else np.int64
-        left_out = np.array([len(chosen) - np.count_nonzero(chosen), 0, 0])
-        rows, costs = [np.zeros(0, dtype)], [np.zeros(0, np.int16)]
-        names = ["leaves", "tgt_pieces", *(["nodes"] if batch.budget_counts == "leaves_and_nodes" else [])]
-        for start in range(first, last, _ROWS_AT_ONCE):
-            part = {name: lengths[name][start : min(last, start + _ROWS_AT_ONCE)] for name in names}
-            drawn = chosen[start - first : start - first + _ROWS_AT_ONCE]
-            fits = sizes_fit(part["leaves"], part["tgt_pieces"], batch)
-            left_out[1] += np.count_nonzero(drawn & ~fits)
-            used = np.flatnonzero(drawn & fits)
-            if corpora is not None:
-                ids = np.asarray(lengths["example_id"][start : start + len(fits)])
-                copies = corpora.count_copies(ids[used], seed_of_share(batch, seed))
-                left_out[2] += np.count_nonzero(copies == 0)
-                used = np.repeat(used, copies)
-            rows.append((used + start).astype(dtype))
-            cost = example_costs(part, batch.budget_counts)[used]
-            short = cost.max(initial=0) <= np.iinfo(np.int16).max  # NumPy sorts 16 bits by radix, ten times as fast
-            costs.append(cost.astype(np.int16 if short else np.int32))
-        every = np.concatenate(costs)  # int32 where one part is
-        return cls(np.concatenate(rows), every, cut_batches(np.sort(every, kind="stable"), batch.max_tokens), left_out)
-
     @property
     def num_batches(self) -> int:
         return len(self.starts) - 1
@@ -140,7 +102,8 @@ class Windows:
     def __init__(
         self, lengths: Lengths, batch: BatchConfig, seed: int, shards: ShardSizes | None, corpora: Corpora | None = None
     ):
-        self._lengths, self._batch, self._seed, self._shards, self._corpora = lengths, batch, seed, shards, corpora
+        self._lengths, self._batch, self._shards, self._corpora = lengths, batch, shards, corpora
+        self._seed = seed if batch.subset == "by_seed" else None  # of shares; None if all runs draw the same
         self._cuts = window_bounds(shards.rows, batch.window_rows) if shards else np.array([0, 1])
         self.bounds = edges_of(shards.rows)[self._cuts] if shards else np.array([0, len(lengths["leaves"])])  # rows [windows + 1]
 
@@ -153,10 +116,44 @@ class Windows:
         return len(self) > 1 and self._batch.budget_counts == "leaves" and self._corpora is None
 
     def read(self, window: int) -> WindowRows:
-        """Return the rows in use of a window."""
-        first, last = self.bounds[window : window + 2].tolist()
-        number = window if len(self) > 1 else None
-        return WindowRows.read(self._lengths, first, last, number, self._batch, self._seed, self._corpora)
+        """Read the rows in use of a window."""
+        lengths, batch, (first, last) = self._lengths, self._batch, self.bounds[window : window + 2].tolist()
+        chosen = self._choose(window, first, last)
+        dtype = np.int32 if last <= 2**31 else np.int64
+        left_out = np.array([len(chosen) - np.count_nonzero(chosen), 0, 0])
+        rows, costs = [np.zeros(0, dtype)], [np.zeros(0, np.int16)]
+        names = ["leaves", "tgt_pieces", *(["nodes"] if batch.budget_counts == "leaves_and_nodes" else [])]
+        for start in range(first, last, _ROWS_AT_ONCE):
+            part = {name: lengths[name][start : min(last, start + _ROWS_AT_ONCE)] for name in names}
+            drawn = chosen[start - first : start - first + _ROWS_AT_ONCE]
+            fits = sizes_fit(part["leaves"], part["tgt_pieces"], batch)
+            left_out[1] += np.count_nonzero(drawn & ~fits)
+            used = np.flatnonzero(drawn & fits)
+            if self._corpora is not None:
+                ids = np.asarray(lengths["example_id"][start : start + len(fits)])
+                copies = self._corpora.count_copies(ids[used], self._seed)
+                left_out[2] += np.count_nonzero(copies == 0)
+                used = np.repeat(used, copies)
+            rows.append((used + start).astype(dtype))
+            cost = example_costs(part, batch.budget_counts)[used]
+            short = cost.max(initial=0) <= np.iinfo(np.int16).max  # NumPy sorts 16 bits by radix, ten times as fast
+            costs.append(cost.astype(np.int16 if short else np.int32))
+        every = np.concatenate(costs)  # int32 where one part is
+        return WindowRows(np.concatenate(rows), every, cut_batches(np.sort(every, kind="stable"), batch.max_tokens), left_out)
+
+    def _choose(self, window: int, first: int, last: int) -> np.ndarray:
+        """Return a mask [last - first] of the rows that a run's share has.
+
+        A share of one window takes each example by its id; a share of several takes a number of each size from each.
+        """
+        lengths, fraction = self._lengths, self._batch.fraction
+        if fraction >= 1:
+            return np.ones(last - first, dtype=bool)
+        ids = lengths["example_id"][first:last]
+        if len(self) == 1:
+            return choose_fraction(ids, fraction, self._seed)
+        sizes = lengths["leaves"][first:last], lengths["tgt_pieces"][first:last]
+        return choose_in_cells(*sizes, ids, fraction, window, self._seed)
 
     def facts(self, window: int) -> WindowFacts:
         """Return what the plan holds of a window, from its counts where that is possible."""
@@ -179,27 +176,12 @@ class Windows:
         if self._shards is None:
             raise ValueError("there are no counts without shards")
         counts = self._shards.count(*self._cuts[window : window + 2].tolist())
-        return counts, share_of_cells(counts, self._batch.fraction, window, seed_of_share(self._batch, self._seed))
+        return counts, share_of_cells(counts, self._batch.fraction, window, self._seed)
 
 
 def sizes_fit(leaves: np.ndarray, tgt_pieces: np.ndarray, batch: BatchConfig) -> np.ndarray:
     """Return a mask [n] of the sizes within the limits."""
     return (leaves >= 1) & (leaves <= batch.max_leaves) & (tgt_pieces <= batch.max_target_pieces)
-
-
-def _choose(lengths: Lengths, first: int, last: int, window: int | None, batch: BatchConfig, seed: int) -> np.ndarray:
-    """Return a mask [last - first] of the rows that a run's share has."""
-    if batch.fraction >= 1:
-        return np.ones(last - first, dtype=bool)
-    ids, draw = lengths["example_id"][first:last], seed_of_share(batch, seed)
-    if window is None:
-        return choose_fraction(ids, batch.fraction, draw)
-    return choose_in_cells(lengths["leaves"][first:last], lengths["tgt_pieces"][first:last], ids, batch.fraction, window, draw)
-
-
-def seed_of_share(batch: BatchConfig, seed: int) -> int | None:
-    """Return the seed that a share is drawn by; None if all runs draw the same."""
-    return seed if batch.subset == "by_seed" else None
 
 
 def _hardest(starts: np.ndarray, widths: np.ndarray) -> tuple[int, int]:
