@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from treenet.config import PHRASE_LEVELS
-from treenet.structure.base import NodeLookup, SpanTable, Structure, expand, find_parents
+from treenet.structure.base import SpanTable, Structure, expand, find_parents
 
 NO_TAG = -1  # of a phrase without a node (a single leaf), and of padding
 
@@ -39,11 +39,10 @@ class PhraseLevels(Structure):
         """Build the levels from `labels[b]` [N_b] of the nodes and `words[b]` [L_b], the word of every leaf, ascending."""
         tree, index = np.nonzero(~table.node_pad_mask)
         start, end, depth = (x[tree, index] for x in (table.start, table.end, table.depth()))
-        find = NodeLookup(tree, depth, start, table.num_leaves)
-        parent = find(tree, depth - 1, start)
+        parent, above_leaf = find_parents(table)
         top, level = _skip_chains(start, end, depth, parent)
         leaf_tree, leaf = np.nonzero(~table.leaf_pad_mask)
-        over = top[find(leaf_tree, table.leaf_depth()[leaf_tree, leaf] - 1, leaf)]
+        over = top[above_leaf]
 
         word = np.zeros(table.leaf_pad_mask.shape, dtype=np.int64)
         word[leaf_tree, leaf] = np.concatenate(words)
