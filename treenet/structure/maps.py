@@ -24,7 +24,7 @@ from treenet.structure.attention_maps import (
     choose_attention_path,
 )
 from treenet.structure.base import SpanTable, Structure, tensors_of
-from treenet.structure.branches import COMPACT_BELOW_POSITIONS, WIDTH_MULTIPLE, BranchMaps, BranchMatrices, Depths, to_int32
+from treenet.structure.branches import COMPACT_BELOW_POSITIONS, WIDTH_MULTIPLE, BranchMaps, BranchMatrices, Depths
 from treenet.structure.from_packages import read_conllu, read_nltk, read_spacy, read_stanza
 from treenet.structure.from_trees import NumberedTree, Span, read_arcs, read_bracketed, read_spans
 from treeproc.common.errors import UserError, as_integer, as_list, check_type, quoted
@@ -66,15 +66,7 @@ class TreeStructure(Structure):
         """
         table = SpanTable.build(num_leaves, spans)
         path = attention_path or choose_attention_path(table.num_leaves, table.num_nodes)
-        return cls(
-            start=torch.from_numpy(np.ascontiguousarray(table.start)),
-            end=torch.from_numpy(np.ascontiguousarray(table.end)),
-            subtree_end=torch.from_numpy(np.ascontiguousarray(table.subtree_end)),
-            leaf_pad_mask=torch.from_numpy(table.leaf_pad_mask),
-            node_pad_mask=torch.from_numpy(table.node_pad_mask),
-            branches=BranchMaps.build(table, sparse),
-            attention=build_attention_maps(table, path),
-        )
+        return cls._from_table(table, np.int64, BranchMaps.build(table, sparse), build_attention_maps(table, path))
 
     @classmethod
     def build_compact(cls, num_leaves: Sequence[int] | np.ndarray, spans: Sequence[np.ndarray]) -> "TreeStructure":
@@ -85,15 +77,17 @@ class TreeStructure(Structure):
         table = SpanTable.build(num_leaves, spans, WIDTH_MULTIPLE)
         if compact := table.num_leaves + table.num_nodes < COMPACT_BELOW_POSITIONS:
             table.check_nested()
-        return cls(
-            start=to_int32(table.start),
-            end=to_int32(table.end),
-            subtree_end=to_int32(table.subtree_end),
-            leaf_pad_mask=torch.from_numpy(table.leaf_pad_mask),
-            node_pad_mask=torch.from_numpy(table.node_pad_mask),
-            branches=Depths.build(table) if compact else BranchMaps.build(table),
-            attention=None,
-        )
+        return cls._from_table(table, np.int32, Depths.build(table) if compact else BranchMaps.build(table), None)
+
+    @classmethod
+    def _from_table(
+        cls, table: SpanTable, dtype: type[np.integer], branches: BranchMaps | Depths, attention: AttentionMaps | None
+    ) -> "TreeStructure":
+        """Build from a table, whose spans become numbers of `dtype`."""
+        spans = table.start, table.end, table.subtree_end
+        start, end, subtree_end = (torch.from_numpy(np.ascontiguousarray(column, dtype=dtype)) for column in spans)
+        masks = torch.from_numpy(table.leaf_pad_mask), torch.from_numpy(table.node_pad_mask)
+        return cls(start, end, subtree_end, *masks, branches, attention)
 
     @classmethod
     def from_brackets(cls, trees: Sequence[str], *, collapse_unary: bool = True) -> "TreeStructure":
