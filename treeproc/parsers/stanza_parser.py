@@ -21,7 +21,7 @@ from treeproc.parsers.model_files import NO_SCORES, VECTORS, ModelFiles, find_mo
 from treeproc.parsers.parse_scores import ScoredParser
 from treeproc.parsers.weights import ConstituencyModel, Vocabulary, Weights, can_read, tensors_of
 from treeproc.shards.schema import UNSCORED
-from treeproc.trees.spans import SpanTree, flat_tree
+from treeproc.trees.spans import SpanTree, flat_tree, read_nodes
 
 _PROBE = "A dog barks ."
 _CHARS_PER_WORD = 4  # words of a batch; the tokeniser's states are smaller than the tagger's
@@ -101,24 +101,8 @@ class ObjectParser:
 
 
 def span_tree(root: Any) -> SpanTree:
-    """Convert Stanza's tree of objects to spans, without recursion."""
-    tree = SpanTree([], [], [])
-    position = 0
-    stack: list = [(root, None)]
-    while stack:
-        node, opened = stack.pop()
-        if opened is not None:
-            tree.ends[opened] = position
-        elif node.is_leaf():
-            position += 1
-        else:
-            if not node.is_preterminal():
-                stack.append((node, len(tree)))
-                tree.labels.append(node.label)
-                tree.starts.append(position)
-                tree.ends.append(-1)
-            stack.extend((child, None) for child in reversed(node.children))
-    return tree
+    """Convert Stanza's tree of objects to spans. A word right below a nonterminal counts as a pre-terminal."""
+    return read_nodes(root, lambda node: None if node.is_leaf() or node.is_preterminal() else (node.label, node.children))[0]
 
 
 class Processors(NamedTuple):

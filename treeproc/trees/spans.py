@@ -6,10 +6,11 @@ node whose span is still open, so unary chains need no extra mark.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 from treeproc.shards.schema import UNANALYSED
 
@@ -104,6 +105,30 @@ def read_brackets(text: str) -> tuple[list[str], list[str], SpanTree]:
     if not words:
         raise ValueError("no tree found")
     return words, tags, SpanTree(labels, starts, ends)
+
+
+def read_nodes(root: Any, inside: Callable[[Any], tuple[str, Sequence] | None]) -> tuple[SpanTree, list]:
+    """Read the nonterminals and the pre-terminals of a tree of objects, as other packages have them.
+
+    `inside` gives the label and the children of a nonterminal, and None for a pre-terminal.
+    """
+    tree = SpanTree([], [], [])
+    leaves: list = []
+    stack: list = [(root, -1)]
+    while stack:
+        node, opened = stack.pop()
+        if opened >= 0:
+            tree.ends[opened] = len(leaves)
+        elif (found := inside(node)) is None:
+            leaves.append(node)
+        else:
+            label, children = found
+            stack.append((node, len(tree)))
+            tree.labels.append(label)
+            tree.starts.append(len(leaves))
+            tree.ends.append(-1)
+            stack.extend((child, -1) for child in reversed(children))
+    return tree, leaves
 
 
 def write_brackets(tree: SpanTree, words: Sequence[str], tags: Sequence[str]) -> str:

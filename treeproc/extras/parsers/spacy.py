@@ -16,7 +16,7 @@ from treeproc.common.settings import UserError
 from treeproc.parsers.config import PARSED, ParserConfig
 from treeproc.parsers.lines import Line, LineParser, Sentence, Token, batches
 from treeproc.shards.schema import UNANALYSED
-from treeproc.trees.spans import SpanTree, flat_tree
+from treeproc.trees.spans import SpanTree, flat_tree, read_nodes
 
 _NEEDED = {"spacy": ("spacy",), "benepar": ("spacy", "benepar"), "supar": ("spacy", "supar")}
 
@@ -79,23 +79,9 @@ def _hashes(path: Path) -> dict[str, str]:
 
 
 def span_tree(root: Any) -> tuple[SpanTree, list[str]]:
-    """Convert a tree of NLTK to spans, and the tags of its leaves, without recursion."""
-    tree = SpanTree([], [], [])
-    tags: list[str] = []
-    stack: list = [(root, -1)]
-    while stack:
-        node, opened = stack.pop()
-        if opened >= 0:
-            tree.ends[opened] = len(tags)
-        elif isinstance(node[0], str):
-            tags.append(node.label())
-        else:
-            stack.append((node, len(tree)))
-            tree.labels.append(node.label() or "ROOT")
-            tree.starts.append(len(tags))
-            tree.ends.append(-1)
-            stack.extend((child, -1) for child in reversed(node))
-    return (tree if len(tree) else SpanTree(["ROOT"], [0], [1])), tags
+    """Convert a tree of NLTK to spans, and the tags of its leaves."""
+    tree, leaves = read_nodes(root, lambda node: None if isinstance(node[0], str) else (node.label() or "ROOT", node))
+    return (tree if len(tree) else SpanTree(["ROOT"], [0], [1])), [leaf.label() for leaf in leaves]
 
 
 def spaces_after(tokens: Sequence[Token]) -> list[bool]:
