@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from treeproc.parsers.lines import Token
+from treeproc.parsers.lines import Token, longest_first
 from treeproc.parsers.weights import PAD, Layer, Packing, Vocabulary, Weights
 
 _DIGIT = re.compile(r"\d")
@@ -113,12 +113,9 @@ class Tokenizer:
         out: list[list[np.ndarray]] = [[] for _ in texts]
         todo = [(i, 0) for i, text in enumerate(texts) if text]
         while todo:
-            todo.sort(key=lambda job: -_size(rows[job[0]], job[1]))
-            again, start = [], 0
-            while start < len(todo):
-                longest = _size(rows[todo[start][0]], todo[start][1])
-                batch = todo[start : start + max(1, batch_chars // longest)]
-                start += len(batch)
+            again = []
+            for chosen in longest_first([_size(rows[i], begin) for i, begin in todo], batch_chars):
+                batch = [todo[number] for number in chosen]
                 for (i, begin), labels in zip(batch, self._batch(batch, rows), strict=True):
                     end = begin + len(labels)
                     if end < len(rows[i]):

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from treeproc.extras.parser_training.config import TOKENIZER_CONSTANTS as FIXED
 from treeproc.extras.parser_training.config import TokenizerSettings
 from treeproc.extras.parser_training.layers import both_ways, replace_dropout, save_halved
+from treeproc.parsers.lines import longest_first
 from treeproc.parsers.tokenizer import LONGEST_TOKEN, Tokenizer
 from treeproc.parsers.weights import Vocabulary, Weights, tensors_of
 
@@ -92,13 +93,8 @@ class TokenizerLearner:
         rng = np.random.default_rng([self._seed, epoch])
         lines = [line for source in self._sources for line in self._lines(source, rng)]
         lines = [lines[i] for i in rng.permutation(len(lines))]
-        lines.sort(key=lambda line: -len(line.text))
-        out, start = [], 0
-        while start < len(lines):
-            size = max(1, self.settings.batch_chars // (len(lines[start].text) + 1))
-            out.append(lines[start : start + size])
-            start += size
-        return [out[i] for i in rng.permutation(len(out))]
+        out = list(longest_first([len(line.text) + 1 for line in lines], self.settings.batch_chars))
+        return [[lines[k] for k in out[i]] for i in rng.permutation(len(out))]
 
     def _lines(self, source: Sequence[Spaced], rng: np.random.Generator) -> list[LabelledLine]:
         out, start = [], 0
