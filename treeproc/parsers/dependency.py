@@ -76,6 +76,15 @@ def best_trees(scores: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return governors
 
 
+def bilinear(words: Tensor, governors: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Return [arcs, R], the scores of relations for arcs given as hidden layers [arcs, hidden + 1]."""
+    parts = []
+    for some, others in zip(words.split(_ARCS_AT_ONCE), governors.split(_ARCS_AT_ONCE), strict=True):
+        halfway = (some @ weight.flatten(1)).view(len(some), weight.shape[1], -1)  # [arcs, hidden + 1, R]
+        parts.append(torch.bmm(others[:, None], halfway)[:, 0])
+    return torch.cat(parts) + bias
+
+
 class DependencyParser:
     """Arcs of tagged sentences."""
 
@@ -126,7 +135,8 @@ class DependencyParser:
         scores = self._arc_scores(at, states, is_word).log_softmax(2).cpu().numpy()
         governors = best_trees(scores, at.sizes)
         heads = torch.from_numpy(at.before[governors[at.sentence, at.step]] + at.sentence).to(device)
-        relations = self._relation_scores(*self._sides("deprel", states, heads)).argmax(1)
+        form = (tensors[f"deprel.scorer.W_bilin.{name}"] for name in ("weight", "bias"))
+        relations = bilinear(*self._sides("deprel", states, heads), *form).argmax(1)
         padded = np.zeros(governors.shape, np.int64)
         padded[at.sentence, at.step] = relations.cpu().numpy()
         out = []
@@ -151,15 +161,6 @@ class DependencyParser:
         scores = at.pad(words) @ at.pad(heads).transpose(1, 2) + tensors["unlabeled.scorer.W_bilin.bias"]
         itself = torch.eye(scores.shape[1], dtype=torch.bool, device=scores.device)
         return scores.masked_fill(itself | ~is_word[:, None], -torch.inf)
-
-    def _relation_scores(self, words: Tensor, governors: Tensor) -> Tensor:
-        """Return [arcs, R], the scores of relations for arcs given as hidden layers [arcs, hidden + 1]."""
-        weight = self._weights.tensors["deprel.scorer.W_bilin.weight"]
-        parts = []
-        for some, others in zip(words.split(_ARCS_AT_ONCE), governors.split(_ARCS_AT_ONCE), strict=True):
-            halfway = (some @ weight.flatten(1)).view(len(some), weight.shape[1], -1)  # [arcs, hidden + 1, R]
-            parts.append(torch.bmm(others[:, None], halfway)[:, 0])
-        return torch.cat(parts) + self._weights.tensors["deprel.scorer.W_bilin.bias"]
 
     def _may_be_wrong(self, tree: np.ndarray, relations: list[int]) -> bool:
         """Return whether a word may have two subjects or two objects; Stanza knows for sure."""

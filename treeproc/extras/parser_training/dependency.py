@@ -20,11 +20,9 @@ from torch.nn.utils.rnn import pad_sequence
 from treeproc.extras.parser_training.config import DependencySettings
 from treeproc.extras.parser_training.layers import highway, replace_dropout, save_halved, spell, start_words
 from treeproc.extras.parser_training.treebank import Sentence
-from treeproc.parsers.dependency import DependencyParser
+from treeproc.parsers.dependency import DependencyParser, bilinear
 from treeproc.parsers.tagger import simplify_marks
 from treeproc.parsers.weights import Weights
-
-_ARCS_AT_ONCE = 128  # the intermediate tensor of this many pairs fits in a cache
 
 
 def build_vocab(sentences: Sequence[Sentence], word_cutoff: int) -> MultiVocab:
@@ -190,11 +188,7 @@ def relation_scores(model: Any, states: Tensor, words: Tensor, governors: Tensor
     form = model.deprel.scorer.W_bilin
     left, right = _sides(model, model.deprel, states)
     left, right = (torch.cat([side, side.new_ones(len(side), 1)], 1) for side in (left[words], right[governors]))
-    parts = []
-    for some, others in zip(left.split(_ARCS_AT_ONCE), right.split(_ARCS_AT_ONCE), strict=True):
-        halfway = (some @ form.weight.flatten(1)).view(len(some), form.weight.shape[1], -1)  # [arcs, hidden + 1, R]
-        parts.append(torch.bmm(others[:, None], halfway)[:, 0])
-    return torch.cat(parts) + form.bias
+    return bilinear(left, right, form.weight, form.bias)
 
 
 def _sides(model: Any, scorer: Any, states: Tensor) -> tuple[Tensor, Tensor]:
