@@ -44,11 +44,12 @@ CONSTITUENCY_CONSTANTS: dict[str, Any] = {
 
 
 class ConstituencySettings(Settings):
-    """Sizes of the constituency parser."""
+    """Sizes of the constituency parser, and its training."""
 
     hidden_size: int = Field(128, ge=1, description="states of words, nodes and the stack")
     min_word_count: int = Field(2, ge=1, description="a word that is rarer in the training trees becomes the unknown word")
     batch_words: int = Field(1000, ge=1, description="words of a batch")
+    fit: FitSettings = FitSettings(epochs=12, learning_rate=2e-3, weight_decay=0.05, warmup=0.03, evaluations=12, average=0.999)
 
 
 DEPENDENCY_CONSTANTS: dict[str, Any] = {
@@ -61,7 +62,7 @@ DEPENDENCY_CONSTANTS: dict[str, Any] = {
 
 
 class DependencySettings(Settings):
-    """Size and regularisation of the dependency parser."""
+    """Size and regularisation of the dependency parser, and its training."""
 
     word_dim: int = Field(75, ge=1, description="size of a word's embedding")
     word_cutoff: int = Field(3, ge=1, description="rarer words have only their characters and tags")
@@ -71,6 +72,7 @@ class DependencySettings(Settings):
     tag_noise: float = Field(0.2, ge=0, le=1, description="share of words that get the tags of another word with the same ending")
     batch_words: int = Field(1200, ge=1, description="words of a batch")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 takes half the time on CPUs with AMX")
+    fit: FitSettings = FitSettings(epochs=12, evaluations=4)
 
     def stanza_args(self) -> dict:
         """Return the arguments of Stanza's own trainer that make this model."""
@@ -107,12 +109,13 @@ TAGGER_CONSTANTS: dict[str, Any] = {
 
 
 class TaggerSettings(Settings):
-    """Sizes and noise of the tagger."""
+    """Sizes and noise of the tagger, and its training."""
 
     hidden_dim: int = Field(128, ge=1, description="states of the word LSTM, each direction")
     word_cutoff: int = Field(3, ge=1, description="rarer words have no separate embedding")
     dropout: float = Field(0.33, ge=0, lt=1, description="dropout of inputs and states")
     batch_words: int = Field(800, ge=1, description="words of a batch, with padding")
+    fit: FitSettings = FitSettings(epochs=12, learning_rate=3e-3, evaluations=12, average=0.998)
 
 
 TOKENIZER_CONSTANTS: dict[str, Any] = {
@@ -125,7 +128,7 @@ TOKENIZER_CONSTANTS: dict[str, Any] = {
 
 
 class TokenizerSettings(Settings):
-    """Sizes and noise of the tokeniser."""
+    """Sizes and noise of the tokeniser, and its training."""
 
     hidden_dim: int = Field(64, ge=1, description="states of the LSTM, each direction")
     dropout: float = Field(0.33, ge=0, lt=1, description="dropout of inputs and states")
@@ -135,6 +138,7 @@ class TokenizerSettings(Settings):
     max_chars: int = Field(300, ge=1, description="longer lines are cut")
     batch_chars: int = Field(4000, ge=1, description="characters of a batch, with padding")
     precision: Literal["fp32", "bf16"] = Field("fp32", description="bf16 takes four fifths of the time on CPUs with AMX")
+    fit: FitSettings = FitSettings(epochs=6, learning_rate=4e-3, evaluations=6, average=0.995)
 
 
 _NAME = re.compile(r"(([a-z]{2,3})_\w+)-ud-(train|dev|test)\.conllu(\.gz|\.bz2|\.xz)?")
@@ -167,30 +171,6 @@ def _files(files: dict[str, Path]) -> Files:
     train = files.get("train") or files["dev"]
     valid = [files["dev"]] if "train" in files and "dev" in files else []
     return Files(train=[train], valid=valid, test=[files["test"]] if "test" in files else [])
-
-
-class TokenizerTraining(TokenizerSettings):
-    """The tokeniser and its training."""
-
-    fit: FitSettings = FitSettings(epochs=6, learning_rate=4e-3, evaluations=6, average=0.995)
-
-
-class TaggerTraining(TaggerSettings):
-    """The tagger and its training."""
-
-    fit: FitSettings = FitSettings(epochs=12, learning_rate=3e-3, evaluations=12, average=0.998)
-
-
-class ConstituencyTraining(ConstituencySettings):
-    """The constituency parser and its training."""
-
-    fit: FitSettings = FitSettings(epochs=12, learning_rate=2e-3, weight_decay=0.05, warmup=0.03, evaluations=12, average=0.999)
-
-
-class DependencyTraining(DependencySettings):
-    """The dependency parser and its training."""
-
-    fit: FitSettings = FitSettings(epochs=12, evaluations=4)
 
 
 class TrainParserConfig(Settings):
@@ -232,10 +212,10 @@ class TrainParserConfig(Settings):
         description="automatic taggings of each training tree, beside the treebank's tags, with as many errors as the tagger "
         "makes",
     )
-    tokenizer: TokenizerTraining = TokenizerTraining()
-    pos: TaggerTraining = TaggerTraining()
-    constituency: ConstituencyTraining = ConstituencyTraining()
-    depparse: DependencyTraining = DependencyTraining()
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    pos: TaggerSettings = TaggerSettings()
+    constituency: ConstituencySettings = ConstituencySettings()
+    depparse: DependencySettings = DependencySettings()
     seed: int = Field(1, ge=0, description="seed of initial weights, order and dropout")
     title: str = Field("", description="first line of the model card; default: made from the language")
     licence: str = Field("", description="licence of the models and its reason, for the model card")
