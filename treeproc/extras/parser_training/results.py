@@ -13,6 +13,7 @@ from treeproc.common.messages import Progress
 from treeproc.extras.parser_training.config import TrainParserConfig
 from treeproc.extras.parser_training.corpus import SPLITS, Treebank, tagged, texts, with_arcs
 from treeproc.extras.parser_training.loop import read_fit_metrics
+from treeproc.extras.parser_training.tagger import tag_shares
 from treeproc.extras.parser_training.treebank import Sentence, Tree
 from treeproc.parsers.config import ParserConfig
 from treeproc.parsers.dependency import DependencyParser
@@ -21,7 +22,7 @@ from treeproc.parsers.model_files import ModelFiles, trained_files
 from treeproc.parsers.shift_reduce import ShiftReduceParser
 from treeproc.parsers.stanza_parser import DocumentTokenizer, ObjectParser, Processors, load_processors
 from treeproc.parsers.tokenizer import Tokenizer
-from treeproc.trees.scores import BracketScore, attachment, score, score_by_length, span_f1, tag_accuracy
+from treeproc.trees.scores import BracketScore, attachment, score, score_by_length, span_f1
 
 BATCH_WORDS = 4096
 _BATCH_CHARS = 4 * BATCH_WORDS
@@ -74,11 +75,7 @@ def _evaluate_split(processors: Processors, treebank: Treebank, split: str) -> d
         out["tokens"] = _tokens(processors.tokenizer, treebank, split)
     if processors.tagger and (found := tagged(treebank, split, repeated=True)):
         tags = tag_words(processors, [s.words for s in found])
-        out["tags"] = {
-            name: _percent(tag_accuracy([getattr(s, name) for s in pairs], [[t[column] for t in tags[i]] for i in at]).value)
-            for column, name in enumerate(("upos", "xpos"))
-            if (at := [i for i, s in enumerate(found) if getattr(s, name)]) and (pairs := [found[i] for i in at])
-        }
+        out["tags"] = {name: _percent(share.value) for name, share in tag_shares(tags, found).items()}
     if processors.parser and (trees := treebank.trees.get(split)):
         out["brackets"] = _brackets(processors, processors.parser, trees)
     if processors.arcs and processors.tagger and (sentences := with_arcs(treebank, split)):

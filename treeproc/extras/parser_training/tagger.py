@@ -28,8 +28,10 @@ from treeproc.extras.parser_training.config import TAGGER_CONSTANTS as FIXED
 from treeproc.extras.parser_training.config import TaggerSettings
 from treeproc.extras.parser_training.layers import dropout, highway, save_halved, spell, start_words
 from treeproc.extras.parser_training.treebank import Tagged
+from treeproc.parsers.lines import Tags
 from treeproc.parsers.tagger import Tagger
 from treeproc.parsers.weights import Weights
+from treeproc.trees.scores import Share, tag_accuracy
 
 _PAD = -1
 _EVALUATION_WORDS = 4096
@@ -207,8 +209,8 @@ class TaggerLearner:
         """Return UPOS and XPOS accuracy in percent on every dev set, tagged as the parser would."""
         scores: dict[str, float] = {}
         for name, sentences in self._dev.items():
-            accuracy = score(tag(self.model, [s.words for s in sentences]), sentences)
-            scores |= {f"{name}_{column}": value for column, value in accuracy.items()}
+            shares = tag_shares(tag(self.model, [s.words for s in sentences]), sentences)
+            scores |= {f"{name}_{column}": 100 * share.correct / share.total for column, share in shares.items()}
         return scores | {"score": float(np.mean([value for name, value in scores.items() if name.endswith("_xpos")]))}
 
     def save(self, path: Path) -> None:
@@ -244,15 +246,14 @@ def tag(model: StanzaTagger, sentences: Sequence[Sequence[str]]) -> list[list[tu
     return Tagger(Weights.of(model.eval())).tag(sentences, _EVALUATION_WORDS)[0]
 
 
-def score(tagged: Sequence[Sequence[tuple[str, str]]], gold: Sequence[Tagged]) -> dict[str, float]:
-    """Return accuracy in percent; UPOS only if the gold sentences have it."""
-    counts: Counter = Counter()
-    for tags, sentence in zip(tagged, gold, strict=True):
-        for column, name in enumerate(("upos", "xpos")):
-            if sentence[column + 1]:
-                counts[name] += len(tags)
-                counts[name, True] += sum(tag[column] == true for tag, true in zip(tags, sentence[column + 1], strict=True))
-    return {name: 100 * counts[name, True] / counts[name] for name in ("upos", "xpos") if counts[name]}
+def tag_shares(tagged: Sequence[Tags], gold: Sequence[Tagged]) -> dict[str, Share]:
+    """Return the share of words with the gold tag by column, without a column that no gold sentence has."""
+    found = {}
+    for column, name in enumerate(("upos", "xpos")):
+        pairs = [(getattr(one, name), [tag[column] for tag in tags]) for one, tags in zip(gold, tagged, strict=True)]
+        if pairs := [pair for pair in pairs if pair[0]]:
+            found[name] = tag_accuracy(*zip(*pairs, strict=True))
+    return found
 
 
 def _simple(word: str) -> str:
