@@ -12,14 +12,16 @@ the weight 0, they count equally. In the package, the line scores 0.
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from treenet.data.batch import cut_batches
 from treenet.evaluation.learned_metrics import SentenceScores, folder_sha256
 from treenet.evaluation.settings import BertScoreConfig
 from treenet.models.pretrained_folder import encoder_folder
@@ -244,14 +246,9 @@ def _longest_input(tokenizer: Any, model: Any) -> int:
     return min(positions, tokenizer.model_max_length)
 
 
-def _batches(pairs: Sequence[tuple[str, str]], tokens: dict[str, tuple[int, ...]], most: int) -> Iterator[list[tuple[str, str]]]:
+def _batches(pairs: Sequence[tuple[str, str]], tokens: dict[str, tuple[int, ...]], most: int) -> list[list[tuple[str, str]]]:
     """Cut pairs into batches of similar lengths, with at most `most` padded tokens on each side, or one pair."""
     lengths = {pair: max(len(tokens[text]) for text in pair) for pair in pairs}
-    batch: list[tuple[str, str]] = []
-    for pair in sorted(pairs, key=lambda pair: lengths[pair]):
-        if batch and (len(batch) + 1) * lengths[pair] > most:
-            yield batch
-            batch = []
-        batch.append(pair)
-    if batch:
-        yield batch
+    ordered = sorted(pairs, key=lambda pair: lengths[pair])
+    starts = cut_batches(np.array([lengths[pair] for pair in ordered], dtype=np.int64), most)
+    return [ordered[start:stop] for start, stop in pairwise(starts.tolist())]
