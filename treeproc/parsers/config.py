@@ -272,7 +272,7 @@ class Parser(Protocol):
 
     def knows(self, word: str) -> bool:
         """Return whether the parser learned the word; False if it cannot tell."""
-        ...
+        return False
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ PHRASE = "PHRASE"
 TAG, TAGGED = "TAG", "TAGGED"
 
 
-class WordsOnly:
+class WordsOnly(Parser):
     """Given or blank-separated words under flat trees. This is enough for control trees, in any language."""
 
     def __init__(self, config: ParserConfig):
@@ -26,12 +26,8 @@ class WordsOnly:
         """Return flat trees. It never fails."""
         return [fallback(line, NO_PARSER, g.words) for line, g in zip(lines, given or [Given()] * len(lines), strict=True)]
 
-    def knows(self, word: str) -> bool:
-        """Return False: nothing was learned."""
-        return False
 
-
-class GivenTrees:
+class GivenTrees(Parser):
     """The trees of the input over its words. `given_labels` chooses their labels."""
 
     def __init__(self, config: ParserConfig):
@@ -51,10 +47,6 @@ class GivenTrees:
             raise UserError("parser.dependencies: the input gives no arcs; set it to false, or choose another parser or format")
         parsed = self._labeller.parse(lines, given) if self._labeller else [None] * len(lines)
         return [self._line(line, *g, p) for line, g, p in zip(lines, complete, parsed, strict=True)]
-
-    def knows(self, word: str) -> bool:
-        """Return False: the trees are given."""
-        return False
 
     def _line(self, line: str, given: Given, words: dict[str, list], trees: list[str], parsed: ParsedLine | None) -> ParsedLine:
         try:

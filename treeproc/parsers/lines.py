@@ -9,14 +9,14 @@ EWT follow them. Treebanks also split hyphenated tokens, which stay whole here: 
 import bisect
 import logging
 import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from treeproc.common.errors import UserError, one_line
-from treeproc.parsers.config import ARCS_FAILED, PARSED, PARTLY, Given, ParsedLine, ParserConfig, fallback, flat_arcs
+from treeproc.parsers.config import ARCS_FAILED, PARSED, PARTLY, Given, ParsedLine, Parser, ParserConfig, fallback, flat_arcs
 from treeproc.shards.rows import edges_of
 from treeproc.shards.schema import SCORE_PLACES, UNANALYSED, UNSCORED
 from treeproc.trees.arcs import check_arcs, contract
@@ -162,7 +162,7 @@ def _is_broken_gpu(error: Exception) -> bool:
     return any(sign in str(error) for sign in ("CUDA error", "cuDNN error"))
 
 
-class LineParser(ABC):
+class LineParser(Parser):
     """A parser that cuts lines into sentences. A line is one sentence unless `split_sentences`."""
 
     def __init__(self, config: ParserConfig):
@@ -179,10 +179,6 @@ class LineParser(ABC):
         unique = list(dict.fromkeys(keys))
         results = dict(zip(unique, self._parse_or_halve(unique), strict=True))
         return [results[key] for key in keys]
-
-    def knows(self, word: str) -> bool:
-        """Return whether the parser learned the word; False if it cannot tell."""
-        return False
 
     def _parse_or_halve(self, lines: list[Line]) -> list[ParsedLine]:
         """Parse lines. If the parser fails, try halves again until the faulty line is alone.
