@@ -20,6 +20,7 @@ from treeproc.parsers.lines import Arcs, Line, LineParser, Sentence, Tags, Token
 from treeproc.parsers.model_files import NO_SCORES, VECTORS, ModelFiles, find_models
 from treeproc.parsers.parse_scores import ScoredParser
 from treeproc.parsers.weights import ConstituencyModel, Vocabulary, Weights, can_read, tensors_of
+from treeproc.shards.rows import edges_of
 from treeproc.shards.schema import UNSCORED
 from treeproc.trees.spans import SpanTree, flat_tree, read_nodes
 
@@ -45,9 +46,7 @@ class DocumentTokenizer:
         for processor in self._processors:
             document = processor.process(document)
         # The tokeniser joins the lines with a blank line between them. Its offsets count over all lines.
-        offsets = [0]
-        for line in lines:
-            offsets.append(offsets[-1] + len(line) + 2)
+        offsets = edges_of([len(line) + 2 for line in lines]).tolist()
         out: list[list[list[Token]]] = [[] for _ in lines]
         for sentence in document.sentences:
             number = bisect.bisect_right(offsets, sentence.tokens[0].start_char) - 1

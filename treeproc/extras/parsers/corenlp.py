@@ -11,6 +11,7 @@ from treeproc.common.errors import one_line, require
 from treeproc.common.settings import UserError
 from treeproc.parsers.config import CORENLP_LANGUAGES, PARSED, ParserConfig, public_endpoint
 from treeproc.parsers.lines import Line, LineParser, Sentence, Token, batches
+from treeproc.shards.rows import edges_of
 from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.spans import read_brackets
 
@@ -110,9 +111,7 @@ class CoreNLPParser(LineParser):
                 f"the CoreNLP server at {public_endpoint(self._client.endpoint)} does not answer any more "
                 f"({one_line(str(error), 200)}); start the server again, then run the same command again"
             ) from None
-        offsets = [0]
-        for part in texts:
-            offsets.append(offsets[-1] + len(part) + 1)
+        offsets = edges_of([len(part) + 1 for part in texts]).tolist()
         points = _code_points(text)
         out: list[list[Sentence]] = [[] for _ in texts]
         for sentence in answer["sentences"]:
@@ -162,9 +161,7 @@ def _code_points(text: str) -> Callable[[int], int]:
     """Map CoreNLP's offsets in UTF-16 units to characters, which Python counts."""
     if text.isascii() or max(text) < "\U00010000":
         return lambda at: at
-    units = [0]
-    for character in text:
-        units.append(units[-1] + (2 if character >= "\U00010000" else 1))
+    units = edges_of([2 if character >= "\U00010000" else 1 for character in text]).tolist()
     return lambda at: bisect.bisect_left(units, at)
 
 

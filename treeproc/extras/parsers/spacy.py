@@ -15,6 +15,7 @@ from treeproc.common.files import file_sha256
 from treeproc.common.settings import UserError
 from treeproc.parsers.config import PARSED, ParserConfig
 from treeproc.parsers.lines import Line, LineParser, Sentence, Token, batches
+from treeproc.shards.rows import edges_of
 from treeproc.shards.schema import UNANALYSED
 from treeproc.trees.spans import SpanTree, flat_tree, read_nodes
 
@@ -161,10 +162,7 @@ class SpacyParser(LineParser):
             tokens = self._given_tokens(line.words)
             words = [word for token in tokens for word in token.words]
             document = Doc(self._nlp.vocab, words, spaces_after(tokens))
-        firsts, at = set(), 0
-        for token in tokens:
-            firsts.add(at)
-            at += len(token.words)
+        firsts = set(edges_of([len(token.words) for token in tokens]).tolist())
         for word in list(document)[1:]:  # a sentence does not end within a token, and ends within a line only if requested
             if not self._config.split_sentences or word.i not in firsts:
                 word.is_sent_start = False
