@@ -206,16 +206,13 @@ def _texts(files: Files) -> Mapping[str, Texts]:
     documents = list(read_texts(files.documents))
     if len(documents) < _EVERY:
         raise UserError(f"{_names(files)}: {len(documents)} documents are too few to split; give train and valid")
-    parts: dict[str, list] = {split: [] for split in SPLITS}
-    for number, document in enumerate(documents):
-        parts[{_TEST: "test", _VALID: "valid"}.get(number % _EVERY, "train")].append(document)
-    return parts
+    return _in_runs(documents, longest=1)
 
 
-def _in_runs(items: Sequence[Tree] | Sequence[Sentence]) -> dict[str, list]:
-    """Split sentences that have no splits, in runs."""
+def _in_runs(items: Sequence, longest: int = _LONGEST_RUN) -> dict[str, list]:
+    """Split sentences or documents that have no splits, in runs of at most `longest`."""
     out: dict[str, list] = {split: [] for split in SPLITS}
-    length = min(_LONGEST_RUN, max(1, len(items) // _LEAST_RUNS))
+    length = min(longest, max(1, len(items) // _LEAST_RUNS))
     for number, item in enumerate(items):
         out[{_TEST: "test", _VALID: "valid"}.get(number // length % _EVERY, "train")].append(item)
     return out
