@@ -16,13 +16,21 @@ from test_tree_attention import CONFIGS, D_MODEL, HEADS, randomise
 
 import treenet
 from treenet import ModelConfig, TreeAttention, TreeAttentionConfig, TreeEncoder, TreeStructure, UserError, collate
+from treenet.analysis.attention_stats import run_attention
 from treenet.config import RelationsConfig
 from treenet.data.batch import TreeBatch
+from treenet.data.labelled import LabelledSource
+from treenet.data.windows import example_costs
+from treenet.layers.backend import computing_in
+from treenet.layers.recurrent import build_recurrence
 from treenet.layers.relations import Relations
 from treenet.layers.scaled_dot_product import merge_heads
 from treenet.models import VocabSizes
 from treenet.models.encoders.base import PieceEmbedding
 from treenet.models.encoders.tree import TreeEncoder as BatchEncoder
+from treenet.models.registry import names_for
+from treenet.probing.inputs import build_probe_task
+from treenet.runs.averaging import choose_checkpoints
 from treeproc.readers import read_rows
 from treeproc.trees.controls import control_spans
 from treeproc.trees.dependency_trees import dependency_phrases
@@ -375,8 +383,16 @@ CHOICES = {
     "kind must be balanced, left, right, flat or random": lambda: control_spans("foo", np.array([2]), np.array([0]), 0),
     "side must be left or right": lambda: binarise(None, 2, "foo"),
     "attention_path must be one, two or window": lambda: TreeStructure.build([1], [np.array([[0, 1, 1]])], attention_path="foo"),
+    "cell must be on_lstm or lstm": lambda: build_recurrence("foo", 4, 4, 2),
+    "choice must be last, best or ema": lambda: choose_checkpoints(None, "foo", 1),
+    "targets must be reference or translation": lambda: run_attention(None, "test", "foo"),
+    "name must be depth, top_constituents, ": lambda: build_probe_task("foo", {}),
+    "budget_counts must be leaves or leaves_and_nodes": lambda: example_costs({}, "foo"),
+    "split_words must be pieces, node or both": lambda: LabelledSource(None, "train", None, phrases=False, split_words="foo"),
     "format_name must be parallel, text, documents, sgm, ": lambda: read_rows("foo", [], []),
     "tokenized must be none or moses": lambda: read_rows("parallel", [], [], "foo"),
+    "precision must be bf16, fp16, float32, tf32 or auto": lambda: computing_in("foo", torch.device("cpu")),
+    "use must be translation, classification, masked_lm or causal_lm": lambda: names_for("foo"),
     "a relation of words must be tree_distance, tree_traversal or structural": lambda: Relations(RelationsConfig())._of_words(
         "foo", 1, Namespace(up=torch.zeros(1, 1, 1), down=torch.zeros(1, 1, 1))
     ),

@@ -81,6 +81,8 @@ def test_decoders_with_self_attention_have_a_static_cache():
     assert not others & set(STATIC)
     for name in others:
         assert choose_steps(tiny_model(name), torch.device("cuda")) is Steps.GRID
+        with pytest.raises(ValueError, match="no static cache"):
+            search_batch(tiny_model(name), batch_of(SENTENCES, tiny_model(name).reads), DECODING, steps=Steps.STATIC)
     model, gpu, cpu = tiny_model("transformer"), torch.device("cuda"), torch.device("cpu")
     assert [choose_steps(model, gpu), choose_steps(model, cpu), choose_steps(model, cpu, compiled=True)] == [
         Steps.STATIC,

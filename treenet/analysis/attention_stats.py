@@ -20,6 +20,7 @@ from treenet.data.splits import read_split
 from treenet.models.composed import Seq2Seq, attend_batch
 from treenet.runs.loading import LoadedRun
 from treenet.translation.translate import translate_examples
+from treeproc.common.errors import check_choice
 from treeproc.common.storage import AnyPath
 from treeproc.shards.schema import SPLIT_WORD_PREFIX
 from treeproc.shards.shard import read_names
@@ -145,6 +146,7 @@ def translated(run: LoadedRun, examples: list[dict]) -> list[dict]:
 
 def run_attention(run: LoadedRun, split: str, targets: Targets = "reference") -> AttentionStats:
     """Return the statistics of a trained run on a split of its data set. Raises UserError when the split is not there."""
+    check_choice("targets", targets, Targets)
     examples: Iterable[dict] = read_split(run.data, "encoded", split)
     if targets == "translation":
         examples = translated(run, list(examples))

@@ -19,6 +19,7 @@ from treenet.data.input_kinds import LEAVES, InputKind, RowLists
 from treenet.data.plan import BatchPlan
 from treenet.structure import ArcLevels
 from treenet.structure.base import Ragged, pad
+from treeproc.common.errors import check_choice
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.gather import PickedRows
@@ -67,6 +68,7 @@ class LabelledSource(_OneTarget, ExampleSource):
         split_words: SplitWords = "pieces",
         states: AnyPath | None = None,
     ):
+        check_choice("split_words", split_words, SplitWords)
         super().__init__(folder, split, reads, states)
         self._phrases = phrases and reads.positions != "leaves"
         self._split_words = split_words

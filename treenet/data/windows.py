@@ -12,12 +12,14 @@ import numpy as np
 from treenet.config import BatchConfig
 from treenet.data.batch import cut_batches, cut_runs
 from treenet.data.hashed_sampling import Corpora, choose_fraction, choose_in_cells, share_of_cells
+from treeproc.common.errors import check_choice
 from treeproc.shards.lengths import Column, SizeCounts
 from treeproc.shards.rows import edges_of, window_bounds
 
 
 def example_costs(lengths: Mapping[str, np.ndarray | Column], budget_counts: str = "leaves") -> np.ndarray:
     """Return the padded positions of one row [n]: the longer of the source and the target with BOS or EOS."""
+    check_choice("budget_counts", budget_counts, ("leaves", "leaves_and_nodes"))
     source = np.asarray(lengths["leaves"])
     if budget_counts == "leaves_and_nodes":
         source = source + np.asarray(lengths["nodes"])

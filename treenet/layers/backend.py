@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from treeproc.common.errors import UserError, first_line
+from treeproc.common.errors import UserError, check_choice, first_line
 from treeproc.common.messages import warn
 
 _TRAINED_IN = "trained_in"
@@ -69,6 +69,7 @@ def best_precision_here() -> str:
 
 def computing_in(precision: str, device: torch.device) -> AbstractContextManager:
     """Return a context in which matrix products have this precision."""
+    check_choice("precision", precision, (*_TYPES, "float32", "tf32", "auto"))
     if precision not in _TYPES:
         return nullcontext()
     return torch.autocast(device.type, dtype=_TYPES[precision])

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from treenet.layers.backend import first_derivative, uncompiled
 from treenet.layers.core import Dropout, Modules
-from treeproc.common.errors import UserError
+from treeproc.common.errors import UserError, check_choice
 
 if TYPE_CHECKING:
     from treenet.config import RecurrentCell
@@ -235,6 +235,7 @@ class LSTM(nn.LSTM):
 
 def build_recurrence(cell: RecurrentCell, d_input: int, d_hidden: int, chunk_size: int) -> LSTM | OnLSTM:
     """Build a map [B, T, d_input] -> [B, T, d_hidden]. Raises UserError if the chunks of an ON-LSTM do not fill its states."""
+    check_choice("cell", cell, ("on_lstm", "lstm"))
     return LSTM(d_input, d_hidden) if cell == "lstm" else OnLSTM(d_input, d_hidden, chunk_size)
 
 

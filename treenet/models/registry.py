@@ -28,6 +28,7 @@ from treenet.models.decoders.transformer import Decoder, TransformerDecoder
 from treenet.models.encoders.base import Encoder, PieceEmbedding, TransformerEncoder, VocabSizes
 from treenet.models.paired_weights import DRAWS, build_by_name, drawn_tensor
 from treenet.models.pretrained import PretrainedLeaves
+from treeproc.common.errors import check_choice
 from treeproc.common.settings import UserError
 
 _ModelT = TypeVar("_ModelT", bound=nn.Module)
@@ -44,6 +45,7 @@ class Architecture:
 
     def serves(self, use: Use) -> bool:
         """Return whether there are models of this use."""
+        check_choice("use", use, Use)
         return self.decoder is not None if use == "translation" else use in self.uses
 
 

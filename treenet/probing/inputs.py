@@ -26,6 +26,7 @@ from treenet.models.composed import ComposedModel
 from treenet.probing.sentences import ProbeSentences, keys
 from treenet.probing.settings import BINS, TOP_SEQUENCES, WORD_TASKS, TaskName
 from treenet.structure.base import pad
+from treeproc.common.errors import check_choice
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 
@@ -111,6 +112,7 @@ class ProbeInputs:
 
         Both have an entry for each leaf: (word, b * width + leaf). Copies have no entries.
         """
+        check_choice("word_state", word_state, ("first", "mean"))
         sentence_of_word = self.sentence_of_word()
         row_of_sentence = np.full(len(self.word_of_leaf), -1)
         own = rows < len(self.word_of_leaf)
@@ -292,6 +294,7 @@ class ProbeTask:
 
 def build_probe_task(name: TaskName, splits: Mapping[str, ProbeInputs]) -> ProbeTask:
     """Build the examples of a task in each split. `train` is required, and gives the classes."""
+    check_choice("name", name, TaskName)
     if name == "word_order":
         rows = {split: _order_rows(inputs) for split, inputs in splits.items()}
         labels = {split: (rows[split] >= len(inputs.pair)).astype(np.int64) for split, inputs in splits.items()}

@@ -29,6 +29,7 @@ from treenet.runs.checkpoint import (
 )
 from treenet.runs.checkpoint_io import open_weights
 from treenet.runs.identity import check_weights
+from treeproc.common.errors import check_choice
 from treeproc.common.files import LOCK, TEMPORARY_PREFIX
 from treeproc.common.settings import UserError
 
@@ -92,6 +93,7 @@ def choose_checkpoints(run_dir: Path, choice: Choice, count: int) -> Selection:
 
     Raises UserError if there is no such checkpoint.
     """
+    check_choice("choice", choice, Choice)
     folders = [folder for folder in checkpoint_folders(run_dir) if (folder / META).is_file()]
     metas = {folder: read_meta(folder) for folder in folders}
     ignored = _find_ignored(run_dir, folders)

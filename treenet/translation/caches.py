@@ -208,7 +208,8 @@ class GrowingCache:
 class StaticCache:
     """A state of fixed shape with `beam_width` rows for each sentence. `decode_step` is `decode`, or the same compiled.
 
-    If `whole`, steps are captured from end to end. Else only their decoding is, and the tokens must stay at their address.
+    If `whole`, steps are captured from end to end. Else only their decoding is, and the tokens must stay at their address. Raises
+    ValueError if the model has no static cache.
     """
 
     def __init__(
@@ -221,6 +222,8 @@ class StaticCache:
         whole: bool,
         decode_step: Callable[..., Tensor],
     ):
+        if not has_static_cache(model):
+            raise ValueError("the model has no static cache")
         self._model: HasStaticCache = model
         self.state = model.start_static(memory, beam_width, most_positions)
         self._device, self._whole, self._decode_step, self._position = device, whole, decode_step, 0

@@ -105,7 +105,8 @@ def search_batch(
 
     A list is shorter only if fewer hypotheses exist, or meet the restrictions. The model must be in evaluation mode. `steps` of a
     plain beam search override the choice by device. Raises UserError if `num_best` exceeds the beam size, for required phrases
-    with another method, and if a sentence without constraints has no hypothesis.
+    with another method, and if a sentence without constraints has no hypothesis. Raises ValueError for steps with a static cache
+    if the model has none.
     """
     check_num_best(num_best, decoding)
     if constraints and constraints.have_phrases:
