@@ -82,10 +82,14 @@ def compare_systems(
     for more in (references, *more_references):
         check_lines(baseline, more, "baseline translations")
         check_lines(system, more, "system translations")
-    comparisons = {}
+    comparisons, forms = {}, {"lines": [baseline, system, references, *more_references]}
+    if tokenizer is not None:
+        split = build_tokenizer(tokenizer)
+        forms["tokens"] = [list(map(split, lines)) for lines in forms["lines"]]
     for name, known in METRICS.items():
         if known.compared or (known.reads == "tokens" and tokenizer is not None):
-            sides = (sentence_statistics(name, lines, references, tokenizer, more_references) for lines in (baseline, system))
+            first, second, right, *others = forms[known.reads]
+            sides = (sentence_statistics(name, lines, right, more_references=others) for lines in (first, second))
             before, after = (sample_metric(name, side, num_samples) for side in sides)
             metric = known.build(True)
             metric.num_refs = 1 + len(more_references)  # for its signature
