@@ -4,6 +4,7 @@ import getpass
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,14 @@ def test_a_continued_run_keeps_its_sessions_and_one_without_work_adds_none(run):
         assert session.packages["python"] == platform.python_version() and session.packages["torch"] == version("torch")
         assert session.machine["processor"] and session.machine["cores"] >= 1 and session.machine["gpu"] is None
         assert session.wall_s > 0 and session.cpu_s > 0 and session.workers == []
+
+
+def test_a_processor_has_its_generation_beside_its_name():
+    found = re.search(r"cpu family\s*: (\d+)\nmodel\s*: (\d+)\nmodel name\s*: (.+)", Path("/proc/cpuinfo").read_text())
+    if found is None:
+        pytest.skip("this processor says no family")
+    family, model, name = found.groups()
+    assert Meter.machine()["processor"] == f"{name} (family {family}, model {model})"
 
 
 def test_no_name_and_no_place_is_recorded(run):

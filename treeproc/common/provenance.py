@@ -181,7 +181,10 @@ def _processor() -> dict[str, str | int | None]:
     name = platform.machine()
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
+        facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        name = facts.get("model name", name)
+        if {"cpu family", "model"} <= facts.keys():  # machines of a cloud may hide the name: "AMD EPYC" is four generations
+            name += f" (family {facts['cpu family']}, model {facts['model']})"
     return {"processor": "".join(filter(str.isprintable, name))[:300], "cores": os.cpu_count()}
 
 
