@@ -13,6 +13,7 @@ from treenet.evaluation.significance import PRIMARY, SeedTest, compare_over_seed
 
 STUDY, OWN, PRIMARIES = "parts", "own", ("unlabelled", "other_shape")
 EXPLORATORY = ("shuffled", "permuted_labels", "flat_tags", "right", "linearized", "attention", "layer")
+MEANS = ("unlabelled_mean", "other_shape_mean")
 SIZES = {"test.2": (2195, 7185), "test.1": (4365, 6155), "test.3": (305, 1746)}  # singular, plural
 _ENDS = np.cumsum([size for both in SIZES.values() for size in both])
 
@@ -73,6 +74,12 @@ def seen(system: str) -> Figures:
 
 def holm(system: str) -> Figures:
     return [primaries()[system].holm_p_value]
+
+
+def on_two_machines() -> Figures:
+    """The accuracy on test of a cell that ran on both machines."""
+    both = (*records(STUDY), *records("parts_other_processor"))
+    return [100 * one["scores"]["test"]["accuracy"] for one in both if one["cell"] == "own_mean-seed9"]
 
 
 def table(systems: Sequence[str]) -> list[list[Cell]]:

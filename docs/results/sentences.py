@@ -60,6 +60,8 @@ def of_pretrained() -> Sentences:
         "the own tree is {} points ({} to {}) above `shuffled`; `own` is {} above it.",
         [*parts.difference("shuffled", "test.2", "permuted_labels"), parts.own_minus("shuffled", "test.2").difference],
     )
+    yield "The root has {} points more than a mean ({} to {}).", parts.difference("own_mean", "test.2", parts.OWN)
+    yield "on both has {} and {} % of test right (`parts_other_processor`)", parts.on_two_machines()
 
 
 def of_translation() -> Sentences:
