@@ -47,15 +47,28 @@ def test_records_of_parts_are_those_that_were_written(tmp_path, small_limits):
         assert index.records(split) == [one for one in ORDERED if one.split == split]
 
 
-def test_a_part_is_read_once(tmp_path, small_limits):
+def test_only_the_parts_that_are_asked_for_are_read_and_once(tmp_path, small_limits):
     write_index(tmp_path, ORDERED)
     index = read_index(tmp_path)
-    index.records("test").clear()  # the list of a caller is its own
-    (tmp_path / "index-00001.json").unlink()
-    assert index.records("train") == ORDERED[:8] and index.records("test") == ORDERED[9:]
-    with pytest.raises(UserError) as error:
-        read_index(tmp_path).records("test")
-    one_line(error.value, "cannot read", "index-00001.json", "run tree-attention preprocess again")
+    index.records("train").clear()  # the list of a caller is its own
+    (tmp_path / "index-00001.json").unlink()  # the fourth to sixth shard of train
+    assert index.records("train") == ORDERED[:8]
+    assert read_index(tmp_path).records("test") == ORDERED[9:]
+    assert read_index(tmp_path).records_between(1, 3) == ORDERED[1:3]
+    assert read_index(tmp_path).records_between(6, 13) == ORDERED[6:]
+    for asked in (lambda index: index.records("train"), lambda index: index.records_between(2, 4), lambda index: index.records()):
+        with pytest.raises(UserError) as error:
+            asked(read_index(tmp_path))
+        one_line(error.value, "cannot read", "index-00001.json", "run tree-attention preprocess again")
+
+
+@pytest.mark.parametrize("shards", [ORDERED, ORDERED[:4]])
+def test_records_between_two_places_are_a_slice(tmp_path, small_limits, shards):
+    write_index(tmp_path, shards)
+    index = read_index(tmp_path)
+    for begin in range(len(shards) + 2):
+        for end in range(len(shards) + 2):
+            assert index.records_between(begin, end) == shards[begin:end]
 
 
 def test_the_order_of_the_index_is_that_of_splits_and_shards():

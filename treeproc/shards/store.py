@@ -170,21 +170,41 @@ class Index(dict):
     def __init__(self, values: Mapping, folder: AnyPath):
         super().__init__(values)
         self._folder = folder
-        self._of_parts: list[ShardRecord] | None = None
+        self._read = dict[str, list[ShardRecord]]()  # of the parts that were asked for
 
     def __missing__(self, key: str) -> NoReturn:
         raise UserError(f"{self._folder / 'index.json'} is damaged: it has no {key}; run tree-attention preprocess again")
 
     def records(self, split: str | None = None) -> list[ShardRecord]:
-        """Return the records of a split, or of all splits one after the other, in order.
+        """Return the records of a split, or of all splits one after the other, in order. Parts of other splits are not read.
 
         Raises UserError if a part is missing or damaged.
         """
         if "parts" not in self:
             return [ShardRecord(**shard) for shard in self["shards"] if split in (None, shard["split"])]
-        if self._of_parts is None:
-            self._of_parts = [record for part in self["parts"] for record in read_part(self._folder, IndexPart(**part))]
-        return [record for record in self._of_parts if split in (None, record.split)]
+        return [record for part in self._parts() if split in (None, part.split) for record in self._of_part(part)]
+
+    def records_between(self, begin: int, end: int) -> list[ShardRecord]:
+        """Return `records()[begin:end]`, for places from 0. Parts without any of them are not read.
+
+        Raises UserError as `records` does.
+        """
+        if "parts" not in self:
+            return self.records()[begin:end]
+        found, first = list[ShardRecord](), 0
+        for part in self._parts():
+            if first < end and begin < first + part.shards:
+                found += self._of_part(part)[max(begin - first, 0) : end - first]
+            first += part.shards
+        return found
+
+    def _parts(self) -> list[IndexPart]:
+        return [IndexPart(**part) for part in self["parts"]]
+
+    def _of_part(self, part: IndexPart) -> list[ShardRecord]:
+        if part.name not in self._read:
+            self._read[part.name] = read_part(self._folder, part)
+        return self._read[part.name]
 
 
 class OtherVersion(UserError):

@@ -109,7 +109,8 @@ class _WindowTrees:
     def _open_window(self, begin: int, end: int) -> None:
         self._open, self._window = {}, (0, 0)
         # Without counts, a record takes half a kB.
-        self._records = [replace(record, counts={}, longest={}) for record in read_index(self._folder).records()[begin:end]]
+        found = read_index(self._folder).records_between(begin, end)
+        self._records = [replace(record, counts={}, longest={}) for record in found]
         self._edges = edges_of(np.array([record.rows for record in self._records], dtype=np.int64))
 
     def _read_trees(self, lines: np.ndarray) -> list[list[str]]:

@@ -210,7 +210,7 @@ class TaggerLearner:
         scores: dict[str, float] = {}
         for name, sentences in self._dev.items():
             shares = tag_shares(tag(self.model, [s.words for s in sentences]), sentences)
-            scores |= {f"{name}_{column}": 100 * share.correct / share.total for column, share in shares.items()}
+            scores |= {f"{name}_{column}": 100 * share.value for column, share in shares.items()}
         return scores | {"score": float(np.mean([value for name, value in scores.items() if name.endswith("_xpos")]))}
 
     def save(self, path: Path) -> None:
@@ -247,7 +247,7 @@ def tag(model: StanzaTagger, sentences: Sequence[Sequence[str]]) -> list[list[tu
 
 
 def tag_shares(tagged: Sequence[Tags], gold: Sequence[Tagged]) -> dict[str, Share]:
-    """Return the share of words with the gold tag by column, without a column that no gold sentence has."""
+    """Return the share of the words with a gold tag that have it, by column, without a column that no gold sentence has."""
     found = {}
     for column, name in enumerate(("upos", "xpos")):
         pairs = [(getattr(one, name), [tag[column] for tag in tags]) for one, tags in zip(gold, tagged, strict=True)]
