@@ -1,8 +1,8 @@
 """Packed batches: one buffer holds all tensors of a batch, whatever an encoder reads, and gives them back bit by bit."""
 
 import pickle
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -80,6 +80,22 @@ class _Wide(Structure):
     name: str
 
 
+class _Pair(NamedTuple):
+    first: Tensor
+    second: int
+
+
+@dataclass
+class _OfUsers(Structure):
+    pair: _Pair
+    kind: str = field(init=False, default="x")
+
+
+def test_a_structure_of_a_user_may_have_named_tuples_and_fields_without_an_argument():
+    moved = _OfUsers(_Pair(torch.arange(3), 3)).to("meta")
+    assert (moved.pair.first.device.type, moved.pair.second, moved.kind) == ("meta", 3, "x") and type(moved.pair) is _Pair
+
+
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5), st.lists(st.integers(-(2**31), 2**31 - 1), max_size=5))
 def test_numbers_beyond_int32_keep_their_bits(large, small):
     value = _Wide(torch.tensor(large, dtype=torch.int64), torch.tensor(small, dtype=torch.int64)[:, None], None, "x")
@@ -113,8 +129,8 @@ def test_a_batch_goes_to_an_accelerator_in_one_copy(reads):
         there = batch.to("meta")
     assert (seen.copies.total(), seen.kernels.total()) == (1, 1)
     assert there.leaf_pieces.device.type == "meta"
-    for field in fields(there):
-        mine, theirs = getattr(there, field.name), getattr(batch, field.name)
+    for part in fields(there):
+        mine, theirs = getattr(there, part.name), getattr(batch, part.name)
         if isinstance(mine, Tensor):
             assert (mine.dtype, mine.shape, mine.stride()) == (theirs.dtype, theirs.shape, theirs.stride())
     assert batch.to("cpu").leaf_pieces is batch.leaf_pieces

@@ -63,6 +63,16 @@ def words_of(texts: Sequence[Sequence[int]], pieces: int = 1) -> Words:
     return Words.build(word, [row + 1 for row in word], arcs_of(texts))
 
 
+def test_columns_of_other_lengths_are_refused():
+    """Each column would be padded by itself, and a word would have the tag of another."""
+    long, short = [np.array([-1, 0]), np.array([-1])], [np.array([1, 2, 3]), np.array([2])]
+    for build in (Dependencies.build, Words.build):
+        with pytest.raises(ValueError, match=r"rows of the same lengths, but have \[2, 1\] and \[3, 1\]"):
+            build(long, short)
+        with pytest.raises(ValueError, match=r"\[2, 1\] and \[1, 2\]"):
+            build(long, [np.array([1]), np.array([2, 3])])
+
+
 SHAPES = [(-1,), (-1, -1), (-1, 0, 1, 2, 3, 4, 5), (1, 2, 3, 4, -1), (3, 3, 3, -1, 3), (-1, -1, 0, 1, 2, 0)]
 TEXTS = st.lists(governors().map(tuple), min_size=1, max_size=2)
 

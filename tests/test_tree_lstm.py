@@ -98,9 +98,11 @@ def test_trees_that_are_not_binary_are_refused(tree):
         assert build_levels([right_branching(3), tree]).children.shape[0] == len(tree.spans) + 2
 
 
-def test_arcs_in_a_cycle_are_refused():
+def test_arcs_in_a_cycle_or_of_other_trees_are_refused():
     with pytest.raises(UserError, match="cycle"):
         ArcLevels.build([np.arange(3)], [np.array([-1, 2, 1])])
+    with pytest.raises(ValueError, match="are of 2 and 1"):
+        ArcLevels.build([np.arange(2), np.arange(1)], [np.array([-1, 0])])
 
 
 @num_examples(40)

@@ -74,7 +74,8 @@ def map_parts(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, list | tuple):
-        return type(value)(map_parts(item, kind, change) for item in value)
+        parts = [map_parts(item, kind, change) for item in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if names := _field_names(value.__class__):
         return value.__class__(**{name: map_parts(getattr(value, name), kind, change) for name in names})
     return value
@@ -83,7 +84,7 @@ def map_parts(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
 @cache
 def _field_names(kind: type) -> tuple[str, ...]:
     """Return the fields of a dataclass; none of anything else."""
-    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+    return tuple(field.name for field in fields(kind) if field.init) if is_dataclass(kind) else ()
 
 
 @dataclass(frozen=True)
@@ -266,6 +267,19 @@ def pad(rows: Sequence[np.ndarray], value: int, multiple: int = 1) -> tuple[np.n
     """Return rows as [B, longest] filled up with `value`, and where they are padding; a `multiple` of columns, at least one."""
     ragged = Ragged.of(rows)
     return ragged.padded(value, round_up(int(ragged.lengths.max(initial=0)), multiple))
+
+
+def pad_alike(
+    rows: Sequence[np.ndarray], value: int, others: Sequence[np.ndarray], of_others: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return two columns of the same items, each filled up with its value, and where both are padding.
+
+    Raises ValueError if a row has another length in the other column.
+    """
+    (first, padding), (second, also) = pad(rows, value), pad(others, of_others)
+    if not np.array_equal(padding, also):
+        raise ValueError(f"both columns need rows of the same lengths, but have {[*map(len, rows)]} and {[*map(len, others)]}")
+    return first, second, padding
 
 
 class NodeLookup:

@@ -114,9 +114,11 @@ class ArcLevels(Structure):
     def build(cls, word_of_leaf: Sequence[np.ndarray], governors: Sequence[np.ndarray]) -> "ArcLevels":
         """Build from `word_of_leaf[b]` [L_b], ascending, and `governors[b]` [W_b], counted from 0 with -1 for roots.
 
-        Raises UserError for a cycle of arcs.
+        Raises UserError for a cycle of arcs, and ValueError for other numbers of trees.
         """
         batch, width = len(governors), max(1, *map(len, governors)) + 1
+        if len(word_of_leaf) != batch:
+            raise ValueError(f"words of leaves and governors need the same trees, but are of {len(word_of_leaf)} and {batch}")
         tree, word, _ = expand(np.array([len(row) for row in governors]))
         governor = np.concatenate(governors).astype(np.int64)
         is_root = governor < 0

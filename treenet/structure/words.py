@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treenet.structure.base import Structure, pad
+from treenet.structure.base import Structure, pad_alike
 from treeproc.common.errors import UserError
 from treeproc.shards.schema import UNKNOWN_LABEL_ID
 
@@ -27,8 +27,11 @@ class Dependencies(Structure):
 
     @classmethod
     def build(cls, governors: Sequence[np.ndarray], deprels: Sequence[np.ndarray]) -> "Dependencies":
-        """Build from `governors[b]` [W_b], counted from 0 with -1 for a root. Raises UserError for a cycle of arcs."""
-        (governor, padding), (deprel, _) = pad(governors, -1), pad(deprels, UNKNOWN_LABEL_ID)
+        """Build from `governors[b]` and `deprels[b]`, both [W_b]; governors are counted from 0, with -1 for a root.
+
+        Raises UserError for a cycle of arcs, and ValueError for rows of other lengths.
+        """
+        governor, deprel, padding = pad_alike(governors, -1, deprels, UNKNOWN_LABEL_ID)
         ancestors = _ancestors(governor, ~padding)
         depth = (ancestors < governor.shape[1]).sum(0) - 1
         common = _count_common(ancestors)
@@ -58,8 +61,8 @@ class Words(Structure):
     def build(
         cls, word_of_leaf: Sequence[np.ndarray], pos_tags: Sequence[np.ndarray], arcs: Dependencies | None = None
     ) -> "Words":
-        """Build from `word_of_leaf[b]` and `pos_tags[b]`, both [L_b]."""
-        word, pos_tag = pad(word_of_leaf, 0)[0], pad(pos_tags, UNKNOWN_LABEL_ID)[0]
+        """Build from `word_of_leaf[b]` and `pos_tags[b]`, both [L_b]. Raises ValueError for rows of other lengths."""
+        word, pos_tag, _ = pad_alike(word_of_leaf, 0, pos_tags, UNKNOWN_LABEL_ID)
         return cls(torch.from_numpy(word), torch.from_numpy(pos_tag), arcs)
 
     def of_leaves(self, of_words: Tensor) -> Tensor:
