@@ -132,6 +132,10 @@ def test_the_summary_of_blimp_is_no_paradigm_and_its_totals_are_none(tmp_path, c
     assert groups["linguistics_term"]["t"]["published"] == {"lstm": 0.625} and groups["UID"]["one"]["published"] == {"lstm": 0.5}
     columns = {one.title: list(one.cells) for one in pair_columns("UID", list(groups["UID"]), {"run": [*groups["UID"].values()]})}
     assert columns["lstm, published"] == ["50.0", "75.0"] and columns["run, right pairs (%)"] == ["100.00", "0.00"]
+    groups["UID"]["one"].pop("published")
+    groups["UID"]["two"]["published"] = {"gpt2": 0.5}
+    columns = {one.title: list(one.cells) for one in pair_columns("UID", list(groups["UID"]), {"run": [*groups["UID"].values()]})}
+    assert columns["gpt2, published"] == ["–", "50.0"]
     assert columns["pairs"] == ["1", "1"] and columns["ties"] == ["0", "1"] and "run, by mean of pieces (%)" not in columns
     with (tmp_path / "one.jsonl").open("a") as file:
         file.write(f"\n{json.dumps(pair | {'UID': 'one', 'field': 'x'})}\n")

@@ -1,5 +1,6 @@
 """What a user is told about files that are wrong: who reads the file, its name and content, and the message."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from test_treebank import CONLLU
 
 from treenet.runs.result_entries import read_scores
 from treenet.runs.run_folder import read_facts
+from treenet.tasks.scores import SCORES
 from treeproc.common.settings import UserError
 from treeproc.common.yaml_reader import read_yaml
 from treeproc.extras.parser_training.treebank import Notation, sentences_in, trees_in
@@ -180,6 +182,12 @@ REFUSED: dict[Read, dict[str | bytes | tuple[str, str | bytes], str]] = {
         ("scores.json", '{"test": {"bleu": "high"}}'): r"scores.json is damaged: test.bleu: .*'high'",
         ("scores.json", '{"test": {"steps": [1, "2"]}}'): r"scores.json is damaged: test.steps.1",
         ("scores.json", '{"test": {"buckets": {"words": [{"from": 0}]}}}'): r"scores.json is damaged: test.buckets.words.0",
+        ("scores.json", '{"test": {"f1_interval": [0, "x"]}}'): r"scores.json is damaged: test.f1_interval.*1: .*'x'",
+        ("scores.json", '{"test": {"groups": {"UID": {"a": {"num_pairs": 1}}}}}'): r"test.groups.UID.a.num_ties: Field required",
+        **{
+            ("scores.json", json.dumps({"test": {name: None}})): rf"scores.json is damaged: test.{name}: .*but is None"
+            for name in SCORES
+        },
     },
 }
 

@@ -58,7 +58,7 @@ def describe_scores(name: str, scores: dict) -> str:
     from treenet.evaluation.minimal_pairs import format_pairs  # here, because it loads readers of trees
     from treenet.tasks.scores import format_scores
 
-    rows = [format_scores({name: scores}), f"{scores['num_targets']:,} pieces{_KINDS[scores['kind']]}"]
+    rows = [format_scores({name: scores}, "sentences"), f"{scores['num_targets']:,} pieces{_KINDS[scores['kind']]}"]
     if "num_pairs" in scores:
         rows += format_pairs(scores)
     if "other_first_pieces" in scores:

@@ -161,7 +161,7 @@ def pair_columns(title: str, names: Sequence[str], runs: Mapping[str, Sequence[M
     for run, groups in runs.items():
         columns += [*score_columns(groups, run, _OF_GROUPS), numbers("ties", [one["num_ties"] for one in groups])]
     for model in dict.fromkeys(model for one in first for model in one.get("published", ())):
-        published = [100 * one["published"][model] if "published" in one else None for one in first]
+        published = [100 * found[model] if model in (found := one.get("published", {})) else None for one in first]
         columns.append(numbers(f"{model}, published", published, ".1f"))
     return columns
 

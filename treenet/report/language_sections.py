@@ -66,4 +66,4 @@ def _draw(shown: PairGroups, colors: Mapping[str, str]) -> Figure:
 def language_section(report: Report) -> dict:
     """Return the scores of language models, and their minimal pairs by group."""
     results = results_with("nll", report.runs) if report.of_language else []
-    return {"columns": result_columns(results), "groups": pair_groups(report)}
+    return {"columns": result_columns(results, "sentences"), "groups": pair_groups(report)}

@@ -21,12 +21,12 @@ def results_with(score: str, runs: Iterable[ReportRun]) -> list[tuple[ReportRun,
     return [(run, result, entry) for run in runs for result, entry in run.scores.items() if score in entry]
 
 
-def result_columns(results: Sequence[tuple[ReportRun, str, dict]]) -> list[Column]:
-    """Return the table of results with all their scores; empty without results."""
+def result_columns(results: Sequence[tuple[ReportRun, str, dict]], counts: str = "examples") -> list[Column]:
+    """Return the table of results with all their scores; empty without results. `counts` names the examples."""
     columns = [
         Column("run", [run.name for run, *_ in results]),
         Column("result", [run.statuses[result].marked(result) for run, result, _ in results]),
-        numbers("examples", [entry.get("num_examples") for *_, entry in results]),
+        numbers(counts, [entry.get("num_examples") for *_, entry in results]),
     ]
     return columns + score_columns([entry for *_, entry in results]) if results else []
 

@@ -144,7 +144,7 @@ def load_model(
     check_is_run(run)
     check_export(run)
     config = load_settings(TrainConfig, run / "config.yaml")
-    hint = "run its tree-attention train command again, into another folder"
+    hint = "restore it, or run its tree-attention train command again, into another folder"
     facts = read_facts(run, hint, ("vocab_fingerprint", "data_fingerprint"))
     if task not in (None, config.task):
         raise UserError(f"{run} is a run of {config.task}, which cannot {_OTHER_TASK[task]}")

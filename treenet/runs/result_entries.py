@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
 from treenet.runs.checkpoint import AVERAGED
+from treenet.tasks import scores as score_names
 from treenet.tasks.translation_metrics import METRICS, SCORE_TYPES
 from treeproc.common.files import atomic_write, file_lock, json_bytes, read_json
 from treeproc.common.messages import warn
@@ -55,7 +56,9 @@ _Interval = Annotated[list[Finite], Len(2, 2)]
 
 class _Pairs(TypedDict):
     num_pairs: int
+    num_ties: int
     pair_accuracy: Finite
+    accuracy_per_piece: NotRequired[Finite]
     interval: _Interval
     published: NotRequired[dict[str, Finite]]
 
@@ -99,7 +102,9 @@ class _Entry(TypedDict, total=False):
 if TYPE_CHECKING:  # mypy knows no keys of a type that is made of others
     ScoredEntry = dict
 else:
-    ScoredEntry = TypedDict("ScoredEntry", {**_Entry.__annotations__, **SCORE_TYPES}, total=False)
+    _ends = Annotated[list[float], Len(2, 2)] | None
+    _types = dict.fromkeys(score_names.SCORES, Finite) | {f"{name}_interval": _ends for name in score_names.SCORES}
+    ScoredEntry = TypedDict("ScoredEntry", {**_types, **_Entry.__annotations__, **SCORE_TYPES}, total=False)
 
 
 class _Probe(TypedDict):

@@ -6,7 +6,7 @@ from treenet.tasks.learning import find_unlearned, say_unlearned
 from treenet.tasks.tables import NONE, Column, Score, align, numbers, typeset
 from treenet.tasks.translation_metrics import LEARNED, METRICS
 
-ABOUT_INTERVALS = "The intervals hold for other examples, and not for other seeds of training."
+ABOUT_INTERVALS = "The intervals hold for other examples or pairs, and not for other seeds of training."
 
 
 def _percent(title: str, hub: str = "", short: str = "") -> Score:
@@ -29,7 +29,7 @@ SCORES: dict[str, Score] = {
     "pearson": Score(title="Pearson's r", digits=4, hub="pearsonr"),
     "spearman": Score(title="Spearman's rho", digits=4, hub="spearmanr"),
     "mse": Score(title="mean squared error", digits=4, lower_is_better=True, hub="mse"),
-    "nll": _nats("nll of a piece (nats)", short="nll a piece"),
+    "nll": _nats("nll of a piece (nats)", short="nll a piece (nats)"),
     "perplexity": _nats("perplexity of pieces", "perplexity", "perplexity"),
     "word_perplexity": _nats("perplexity of words"),
     "perplexity_given_tree": _nats("perplexity given the tree"),
@@ -66,15 +66,15 @@ def score_columns(entries: Sequence[Mapping], of: str = "", names: Iterable[str]
     return columns
 
 
-def format_scores(everything: Mapping[str, Mapping]) -> str:
-    """Return a table of entries of scores.json with a line for each, and what was not learned."""
+def format_scores(everything: Mapping[str, Mapping], counts: str = "examples") -> str:
+    """Return a table of entries of scores.json with a line for each, and what was not learned. `counts` names the examples."""
     entries = list(everything.values())
     steps = [one["steps"][-1] if "steps" in one else None for one in entries]
     scores = score_columns(entries)
     columns = [
         Column("result", list(everything)),
         *[numbers("step", steps)] * any(steps),
-        numbers("examples", [one["num_examples"] for one in entries]),
+        numbers(counts, [one["num_examples"] for one in entries]),
         *scores,
     ]
     about = [ABOUT_INTERVALS] * any(one.title == "95 %" for one in scores)
