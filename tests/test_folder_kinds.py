@@ -259,7 +259,7 @@ def test_files_that_are_not_ours_are_not_replaced(world, tmp_path, name, file):
     before = content(tmp_path)
     line = refusal(script, "--out", tmp_path, *arguments)
     assert f"{tmp_path / file.partition('/')[0]} is there already, but no .kind says that it is of" in line
-    assert line.endswith("choose another --out")
+    assert "; choose another --out, or, if it is, write " in line
     assert content(tmp_path) == before
 
 
@@ -301,8 +301,11 @@ def test_data_sets_and_runs_without_a_marker_are_read_and_get_results(world, tmp
     with pytest.raises(UserError, match="one/config.yaml is there already"):
         claim_folder(tmp_path / "study" / "cells" / "one", kinds.COMPARISON)
     for name, kind in (("data", kinds.DATA_SET), ("run", kinds.RUN), ("run", kinds.COMPARISON)):
-        with pytest.raises(UserError, match=f"{name}/.* is there already, but no .kind .*; choose another --out$"):
+        with pytest.raises(UserError, match=f"{name}/.* is there already, but no .kind .*; choose another --out, or") as error:
             claim_folder(tmp_path / name, kind)
+        assert str(error.value).endswith(f", or, if it is, write {kind.name!r} into {tmp_path / name / '.kind'}")
+    (tmp_path / "data" / ".kind").write_text(kinds.DATA_SET.name)
+    claim_folder(tmp_path / "data", kinds.DATA_SET)
 
 
 @pytest.mark.parametrize("files", [[], ["notes.txt"], [".lock"], [".lock", "provenance.json", ".work-0123456789abcdef/a"]])

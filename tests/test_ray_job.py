@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -124,6 +125,8 @@ def test_a_late_shard_is_named_with_its_longest_line(tmp_path):
     shard = write_shard(tmp_path / "text", shard_name("train", 0, 1), lines, TEXT_SCHEMA, **facts)
     described = "train-00000-of-00001.arrow (its longest line has 1,234 characters, in example 9)"
     assert run_jobs._describe_shard(tmp_path / "text", shard) == described
+    for other in (replace(shard, bytes=shard.bytes + 1), replace(shard, name="train-00001.arrow")):  # of another stage
+        assert run_jobs._describe_shard(tmp_path / "text", other) == other.name
 
 
 @pytest.mark.cluster

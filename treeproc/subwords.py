@@ -179,7 +179,7 @@ def _keep_words_whole(counts: Mapping[str, int]) -> dict[str, object]:
     return {
         "vocab_size": min(1000 + sum(map(len, counts)), 2**31 - 1),  # an upper limit; the rest is special pieces and bytes
         "hard_vocab_limit": False,
-        "max_sentencepiece_length": min(1 + max(map(len, counts)), _LONGEST_PIECE),
+        "max_sentencepiece_length": min(1 + max(map(len, counts), default=1), _LONGEST_PIECE),
         "split_by_unicode_script": False,
         "split_by_number": False,
     }

@@ -87,8 +87,10 @@ def _verify_shards(
     names = list(dict.fromkeys(name for stage in stages.values() for name in stage.places))
     jobs, processes = [_job(name, stages) for name in names], len(os.sched_getaffinity(0))
     if on_ray is not None:
-        from treeproc.stages.ray_job import run_on_ray  # whoever needs no Ray does not load it
+        from treeproc.common.ray_session import start_ray  # whoever needs no Ray does not load it
+        from treeproc.stages.ray_job import run_on_ray
 
+        start_ray(instead="or leave --ray out")
         results = run_on_ray(ShardVerifier, arguments, jobs, folder=on_ray)
     else:
         many = sum(stage.rows for stage in stages.values()) > _FEW_ROWS

@@ -316,9 +316,9 @@ def main(args: argparse.Namespace) -> None:
     refuse_relative_in_job(paths)
     out = args.out.absolute()
     claim_folder(out, BACK_TRANSLATION)
+    work = BackTranslation(config, out)  # it refuses settings that do not fit, which leave no folder
     mark_folder(out, BACK_TRANSLATION)
     with locked(out):
-        work = BackTranslation(config, out)  # it refuses settings that do not fit, which the user may then correct
         claim(config, out)
         index = work()
     print(summary(index, out / "data"))

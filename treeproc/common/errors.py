@@ -19,6 +19,9 @@ PROGRAM = "tree-attention"
 _FROM_PYTHON = ContextVar("_FROM_PYTHON", default=False)
 
 
+_SECTION = re.compile(r"(?<![\w./-])decoding\.(?=[a-z])")  # its settings are keywords of the library; a path is none
+
+
 @contextmanager
 def from_python() -> Iterator[None]:
     """Mark a call of the library, for `with` and as a decorator: its messages name arguments, not sections of settings."""
@@ -34,7 +37,7 @@ def from_python() -> Iterator[None]:
 
 def naming_arguments(text: str) -> str:
     """Return a message without the section of the settings that are keywords of the library."""
-    return text.replace("decoding.", "")
+    return _SECTION.sub("", text)
 
 
 def is_from_python() -> bool:

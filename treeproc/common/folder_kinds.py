@@ -120,7 +120,7 @@ def claim_folder(out: AnyPath, kind: Kind, option: str = "--out") -> None:
         if any(fnmatchcase(name, pattern) for pattern in kind.written) and not _is_empty(out / name):
             raise UserError(
                 f"{out / name} is there already, but no {MARKER} says that it is of {kind.name}, and the command would replace "
-                f"it; choose another {option}"
+                f"it; choose another {option}, or, if it is, write {kind.name!r} into {out / MARKER}"
             )
     if isinstance(out, Path):
         remove_leftovers(out)

@@ -29,8 +29,8 @@ Reader = Callable[[Sequence[AnyPath], Sequence[AnyPath]], Rows]
 class Ranges:
     """How a range of the source examples of one file is read.
 
-    `ends` is a key of `example_ends.ENDS`. `read` makes rows of lines and the name of their file. `reading` is that of
-    `other_formats`.
+    `ends` is a key of `example_ends.ENDS`. `read` makes rows of lines and the name of their file. `reading` is how
+    its lines are read.
     """
 
     ends: Literal["lines", "trees", "sentences"]

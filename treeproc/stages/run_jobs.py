@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeVar
 
 from treeproc.common.cache import HashFiles, hash_here, sha256_of
@@ -63,9 +62,13 @@ def choose_run(on_ray: bool, folder: AnyPath, record: Recorder) -> Run:
     """Return what runs jobs here, or in Ray's tasks, which `record` counts. Every node must see `folder`."""
     if not on_ray:
         return run_here
-    from treeproc.stages.ray_job import run_on_ray  # a job without Ray must not load it
 
-    return partial(run_on_ray, folder=folder, in_tasks=True, count_usage=record.session.add_worker)
+    def run(worker: type, arguments: dict, jobs: Sequence[dict]) -> Iterator[tuple[int, Any]]:
+        from treeproc.stages.ray_job import run_on_ray  # what needs no job must not load Ray
+
+        return run_on_ray(worker, arguments, jobs, folder=folder, in_tasks=True, count_usage=record.session.add_worker)
+
+    return run
 
 
 def grouped(items: Sequence[tuple[int, Item]], size: int | None = None) -> list[list[Item]]:
@@ -198,9 +201,12 @@ def make_shards(
 
 
 def _describe_shard(texts: AnyPath, shard: ShardRecord) -> str:
-    """Return the name of a shard, and its longest line."""
-    lines = ((len(row.get(side) or ""), row["example_id"]) for row in Shard(texts, shard).rows() for side in ("source", "target"))
-    characters, example = max(lines)
+    """Return the name of a shard, and its longest line if it is a shard of `texts`: states are made of encoded ones."""
+    try:
+        rows = Shard(texts, shard).rows()
+        characters, example = max((len(row.get(side) or ""), row["example_id"]) for row in rows for side in ("source", "target"))
+    except (UserError, ValueError):  # ValueError: it has no line
+        return shard.name
     return f"{shard.name} (its longest line has {characters:,} characters, in example {example:,})"
 
 

@@ -8,7 +8,7 @@ Shapes of a phrase:
 
 - flat: one node over a head and all of its dependents.
 - left, right: a node for every dependent, the nearest first; those on the left, or on the right, before the others.
-- layered: a node for every layer of dependents, from the inside out (`_layer_of`). Nouns: noun phrase, its modifiers, its
+- layered: a node for every layer of dependents, from the inside out (`_layers`). Nouns: noun phrase, its modifiers, its
   preposition. Verbs: objects and modifiers, auxiliaries, subject, subordinating conjunction, coordination.
   A dependent is at least as far out as those between it and its head. An argument noun and an adverb are phrases of one word.
 
