@@ -1,5 +1,6 @@
 """Training of causal language models: the same batches for all, resume, scores by sentence, the commands."""
 
+import html
 import itertools
 import json
 import math
@@ -20,6 +21,8 @@ from treenet.config import TrainConfig
 from treenet.data.splits import read_split
 from treenet.evaluation.language_models import example_batches, score_batches, source_batches
 from treenet.evaluation.significance import compare_examples
+from treenet.experiments.seeds_report import other_tests
+from treenet.experiments.study import UNLEARNED
 from treenet.jobs.train_run import run_training
 from treenet.runs.checkpoint import WEIGHTS, publish, read_meta
 from treenet.runs.loading import load_trained
@@ -256,9 +259,17 @@ def test_models_are_compared_over_seeds(data, tmp_path):
     assert status == 0 and again.split("\n\n")[0] == message.split("\n\n")[0], error
     status, _, error = run("report.py", "--out", tmp_path / "page", study)
     assert status == 0, error
+    page = (tmp_path / "page" / "index.html").read_text()
     answer = read_json(tmp_path / "page" / "report.json")["answers"][0]
     scores = {row["system"]: row["score"] for row in answer["rows"]}
     assert "the lowest nll" in answer["sentence"] and f"{min(scores.values()):.3f}" in answer["sentence"]
     assert list(scores) == sorted(scores, key=lambda name: (name != "causal", scores[name]))
+    lines = other_tests(report)
+    assert len(lines) == len(report["systems"]) - 1 and all(html.escape(line) in page for line in lines)
+    for row in report["systems"]:
+        row[UNLEARNED] = True  # then there is the difference alone
+    assert [line.partition("%): ")[2].partition(";")[0] for line in other_tests(report)] == [
+        f"{100 * row['tests']['pairs.pair_accuracy']['difference']:+.2f} -" for row in report["systems"][1:]
+    ]
     status, _, error = run("compare_seeds.py", *arguments, "grid.peak_on_test=true")
     assert status == 2 and "grid.peak_on_test: must be false for language models" in error

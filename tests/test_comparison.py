@@ -222,11 +222,15 @@ def test_a_reference_file_one_line_short_is_told_with_both_counts(runs, main):
         ("classification", "valid.last", "evaluate --out RUN split=valid checkpoint=last"),
         ("causal_lm", "test.step_00000200.beam", "score-lm --out RUN split=test checkpoint=200 trees=beam"),
         ("causal_lm", "pairs-blimp.beam.every_10", "score-lm --out RUN trees=beam every=10 blimp=FOLDER, or pairs.files=[FILE]"),
+        ("causal_lm", "pairs", "score-lm --out RUN blimp=FOLDER, or pairs.files=[FILE]"),
+        ("causal_lm", "surprisal-story.beam", "score-lm --out RUN trees=beam surprisal=FILE"),
+        ("masked_lm", "unsupervised_parse-valid", "unsupervised-parse --out RUN split=valid"),
         ("translation", "test.data-other", "evaluate --out RUN split=test"),
     ],
 )
 def test_the_name_of_a_result_tells_its_command(task, name, command):
     assert scoring_command(task, "RUN", name) == f"tree-attention {command}"
+    assert scoring_command(task, "my run", name) == "tree-attention " + command.replace("RUN", "'my run'")
 
 
 def test_translations_that_do_not_belong_together_are_refused(runs, main, tmp_path):

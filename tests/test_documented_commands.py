@@ -113,7 +113,7 @@ def test_commands_take_their_arguments_and_settings(page, monkeypatch, tmp_path)
 
     for name, arguments in our_commands(page):
         module = import_module(COMMANDS[name][0].partition(":")[0])
-        if module is not shipped and (hasattr(module, "load_settings") or hasattr(module, "read_command")):
+        if module is not shipped and (hasattr(module, "load_settings") or hasattr(module, "on_a_run")):
             for reader in (module, shipped):
                 monkeypatch.setattr(reader, "load_settings", load, raising=False)
             print(name, *arguments)  # pytest shows the command that fails

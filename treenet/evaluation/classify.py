@@ -15,7 +15,7 @@ from treenet.evaluation.settings import ClassifySettings
 from treenet.layers.backend import choose_device, scoring
 from treenet.models import ClassLogits
 from treenet.runs.checkpoint import AVERAGED, META, checkpoint_folders, checkpoint_step
-from treenet.runs.loading import check_classes, data_of, load_model, scored_splits
+from treenet.runs.loading import OF_CLASSES, check_classes, data_of, load_model, scored_splits
 from treenet.runs.result_entries import SCORES, add_entry, name_result, read_scores
 from treenet.runs.result_provenance import LAST, asked_for, is_recorded, origin
 from treenet.runs.run_folder import checkpoint_names, read_facts
@@ -68,7 +68,8 @@ def classify_split(folder: Path, settings: ClassifySettings) -> tuple[str, list[
     task = build_task(run.config.model_copy(update={"data": data}))
     if not isinstance(task, PredictionTask):
         raise UserError(f"{folder} is a run of {run.config.task}; score it with tree-attention {task.scorer}")
-    index, facts = read_index(data / "encoded"), read_facts(folder)
+    index = read_index(data / "encoded")
+    facts = read_facts(folder, needed=OF_CLASSES if "num_classes" in index else ())
     task.check(index)
     _check_pairs(data, index, facts)
     check_classes(data, index, data_of(folder, run.config), facts)

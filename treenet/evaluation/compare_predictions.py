@@ -13,7 +13,7 @@ from treenet.evaluation.minimal_pairs import compare_groups
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.evaluation.significance import SEED, correlate
 from treenet.runs.result_provenance import data_fingerprint
-from treenet.runs.run_results import System, parse_columns
+from treenet.runs.run_results import SURPRISAL_COLUMNS, System, parse_columns
 from treenet.tasks.base import task_of
 from treenet.tasks.class_scores import macro_f1
 from treenet.tasks.learning import find_unlearned
@@ -99,7 +99,7 @@ def compare_predictions(baseline: System, system: System, settings: EvaluateSett
         said = " and ".join(f"{one.name} is of {one.task}" for one in sides)
         raise UserError(f"--compare takes two results of one task, but {said}")
     assert baseline.scores is not None and system.scores is not None
-    for one in (one for one in sides if one.scores and "other_first_pieces" in one.scores):
+    for one in (one for one in sides if one.lines and one.lines[0] == SURPRISAL_COLUMNS):
         raise UserError(
             f"{one.name} has the surprisal of words, but --compare takes scores of sentences or pairs; run "
             "tree-attention score-lm without surprisal on both runs"

@@ -35,7 +35,7 @@ from treenet.models import CausalLM, MaskedLM, VocabSizes
 from treenet.runs.loading import load_model, scored_splits
 from treenet.runs.result_entries import name_result, read_scores
 from treenet.runs.result_provenance import origin
-from treenet.runs.run_results import LANGUAGE_MODEL, stale_scores, write_predictions
+from treenet.runs.run_results import LANGUAGE_MODEL, SURPRISAL_COLUMNS, stale_scores, write_predictions
 from treenet.tasks.base import build_task, vocab_sizes
 from treenet.tasks.causal_lm import to_causal
 from treenet.tasks.learning import LEARNING, facts_of_nll
@@ -204,7 +204,7 @@ def score_text(scorer: Scorer, path: Path, data: AnyPath) -> tuple[list[str], di
         rows[number] = [f"{line.number}\t{word}\t{one:.6f}\n" for word, one in zip([*line.words, END], bits, strict=True)]
         start = -math.expm1(-scores.begins[0])  # the same before every line
     entry = summarize(check_finite(scored), scorer.kind) | ({} if scorer.beam else {"other_first_pieces": start})
-    return ["line\tword\tbits\n", *(row for number in sorted(rows) for row in rows[number])], entry
+    return [f"{SURPRISAL_COLUMNS}\n", *(row for number in sorted(rows) for row in rows[number])], entry
 
 
 def describe_parses(scored: Sequence[Scored], examples: Sequence[dict], data: AnyPath) -> tuple[list[str], dict]:

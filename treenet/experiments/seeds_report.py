@@ -157,11 +157,13 @@ def shown_columns(report: dict) -> dict[str, str]:
 
 
 def headline_test(row: dict, measures: Measures) -> SeedTest | None:
-    """Return the test of a system's headline score against the baseline; None for the baseline itself.
+    """Return the test of a system's headline score against the baseline; None for the baseline itself."""
+    return _test_of(row, f"test.{measures.headline}")
 
-    It is the difference alone if a cell of the two learned nothing.
-    """
-    found = row.get("tests", {}).get(f"test.{measures.headline}")
+
+def _test_of(row: dict, score: str) -> SeedTest | None:
+    """Return the test of a score of a system, if it has one: the difference alone if a cell of the two learned nothing."""
+    found = row.get("tests", {}).get(score)
     test = SeedTest(**found) if found else None
     return test.without_inference() if test and UNLEARNED in row else test
 
@@ -211,16 +213,16 @@ def format_table(report: dict) -> str:
     """Return the table for a terminal, and its notes."""
     if not report["systems"]:
         return "no cell is done yet"
-    return "\n".join([*align(system_columns(report)), *_other_tests(report), *say_unlearned_cells(report), *explain(report)])
+    return "\n".join([*align(system_columns(report)), *other_tests(report), *say_unlearned_cells(report), *explain(report)])
 
 
-def _other_tests(report: dict) -> list[str]:
+def other_tests(report: dict) -> list[str]:
     """Return a line for each system's test of a score that is not the headline: of minimal pairs."""
     lines = []
     for result, name in MEASURES[report["task"]].others.items():
         for row in report["systems"]:
-            if found := row.get("tests", {}).get(f"{result}.{name}"):
-                score, test = SCORES[name], SeedTest(**found)
+            if test := _test_of(row, f"{result}.{name}"):
+                score = SCORES[name]
                 seen = "-" if test.seen is None else score.show(test.seen)
                 p_value, holm = show_p_values(test)
                 values = f"{score.show(test.difference, '+')} {score.show_interval(test.interval)}"

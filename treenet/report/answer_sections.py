@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from treenet.evaluation.significance import FEWEST_SEEDS, show_p_values
 from treenet.experiments.scaling_table import EXPLAIN_POINTS, describe_slopes, more_tables, point_columns
 from treenet.experiments.seeds import MEASURES
-from treenet.experiments.seeds_report import explain, system_columns
+from treenet.experiments.seeds_report import explain, other_tests, system_columns
 from treenet.experiments.study import StudyForm, notes_about_cells, say_unlearned_cells
 from treenet.report.answer import Answer
 from treenet.report.figures import FAINT, INK, SERIES, name_rows
@@ -88,4 +88,5 @@ def show_comparison(report: dict) -> dict:
     """Return caption, table and notes of a comparison over seeds."""
     first, *notes = explain(report)
     said = f"{MEASURES[report['task']].title} on test, every seed of every system."
-    return {"said": said, "tables": [(system_columns(report), first, [*say_unlearned_cells(report), *notes])], "rules": []}
+    notes = [*other_tests(report), *say_unlearned_cells(report), *notes]
+    return {"said": said, "tables": [(system_columns(report), first, notes)], "rules": []}

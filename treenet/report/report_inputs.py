@@ -117,7 +117,7 @@ def task_of_runs(runs: Sequence[ReportRun]) -> str:
 def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = None, main: str | None = None) -> ReportInputs:
     """Read runs and studies of both forms. Raises UserError for a folder of another kind.
 
-    A study may also be a folder of records, which `baseline` and `main` then order (`recorded_grid`).
+    A study may also be a folder of records, which `baseline` and `main` then order.
     """
     if len(set(given)) < len(given):
         raise UserError(f"runs: {next(one for one in given if given.count(one) > 1)} is given twice")
@@ -240,7 +240,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         run.missing.append(Missing(f"no averaged model, after {steps}", command))
     what, there = ("translations", run.translations) if task == "translation" else ("scores", run.scores)
     if split not in there:
-        command = "" if "-" in split else scoring_command(task, out, split)  # pairs need their files
+        command = "" if "-" in split else scoring_command(task, given, split)  # pairs need their files
         run.missing.append(Missing(f"no {what} of {split}", command))
     return run
 

@@ -18,7 +18,7 @@ from treenet.models import Classifier, Seq2Seq
 from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS
 from treenet.runs.checkpoint_io import load_weights
 from treenet.runs.identity import checkpoint_folder
-from treenet.runs.run_folder import EXPORT_FACTS, FACTS, name_in_results, read_facts, recorded_sha256
+from treenet.runs.run_folder import EXPORT_FACTS, name_in_results, read_facts, recorded_sha256
 from treenet.tasks.base import build_task
 from treeproc.common.files import file_sha256, file_size, read_json
 from treeproc.common.messages import phase
@@ -103,11 +103,12 @@ def load_classifier(
     Raises UserError if those of its data set are others.
     """
     loaded = load_model(run, task="classification", checkpoint=checkpoint, data=data, device=device)
-    facts = read_facts(run)
-    if "classes" not in facts:
-        raise UserError(f"{run / FACTS} is damaged: it names no classes; restore it")
+    facts = read_facts(run, needed=OF_CLASSES)
     check_classes(loaded.data, read_index(loaded.data / "encoded"), data_of(run, loaded.config), facts)
     return LoadedClassifier(**vars(loaded), classes=facts["classes"])
+
+
+OF_CLASSES = ("num_classes", "classes")  # in the facts of every classifier of single texts
 
 
 def check_classes(data: AnyPath, index: Mapping, own: AnyPath, facts: Mapping) -> None:

@@ -9,12 +9,13 @@ import hashlib
 import io
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from treenet.runs.result_entries import PROBES, SCORES, add_entry, read_entries, read_scores
-from treenet.runs.result_provenance import LAST, ResultStatus, RunState
+from treenet.runs.result_provenance import LAST, PARSE, ResultStatus, RunState
 from treenet.tasks.base import task_of
 from treenet.tasks.translation_metrics import check_lines
 from treeproc.common.files import atomic_write, read_text
@@ -196,13 +197,20 @@ def result_in_run(path: Path) -> str | None:
 
 _OPTIONS = {LAST: f"checkpoint={LAST}", r"step_0*(\d+)": r"checkpoint=\1", "beam": "trees=beam", r"every_(\d+)": r"every=\1"}
 
+# What makes a result of no split, by the first word of its name.
+_GIVEN = {"pairs": "blimp=FOLDER, or pairs.files=[FILE]", "surprisal": "surprisal=FILE"}
+SURPRISAL_COLUMNS = "line\tword\tbits"
+
 
 def scoring_command(task: str, folder: str, name: str) -> str:
     """Return the command that makes the result `name` of a run, as far as the name tells it."""
     text, *more = name.split(".")
     asked = [re.sub(form, option, part) for part in more for form, option in _OPTIONS.items() if re.fullmatch(form, part)]
-    given = [*asked, "blimp=FOLDER, or pairs.files=[FILE]"] if text.startswith("pairs-") else [f"split={text}", *asked]
-    return " ".join([f"tree-attention {task_of(task).scorer} --out {folder}", *given])
+    scorer, kind = task_of(task).scorer, text.partition("-")[0]
+    if text.startswith(PARSE):
+        scorer, text = "unsupervised-parse", text.removeprefix(PARSE)
+    given = [*asked, _GIVEN[kind]] if kind in _GIVEN else [f"split={text}", *asked]
+    return " ".join([f"tree-attention {scorer} --out {shlex.quote(folder)}", *given])
 
 
 def read_system(run: AnyPath, name: str, given: AnyPath | None = None) -> System:
