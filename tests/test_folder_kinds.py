@@ -145,6 +145,15 @@ def refusal(script: str, *arguments: object) -> str:
     return line
 
 
+def test_settings_that_do_not_fit_leave_no_folder(world, tmp_path):
+    for script, arguments, said in (
+        ("tune.py", [f"data={world / 'data'}", "tune.space={foo: {low: 1, high: 2}}"], "foo"),
+        ("back_translate.py", [f"data={world / 'classes'}", f"text=[{world / 'text.de'}]"], "text/index.json is missing"),
+    ):
+        assert said in refusal(script, "--out", tmp_path / "out", *arguments, "workers=0")
+        assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("name", commands(Path()))
 def test_no_command_writes_into_a_folder_of_another_kind(world, name):
     script, arguments, own = commands(world)[name]

@@ -87,6 +87,8 @@ def test_the_command_writes_words_and_ends(run, tmp_path):
         math.log(2) * math.fsum(float(row[2]) for row in rows[1:]), rel=1e-6
     )
     assert (entry["num_words"], entry["num_examples"]) == (6, 2) and 0 < entry["other_first_pieces"] < 1
+    done = run_here("score_lm.py", "--out", run, f"surprisal={tmp_path / 'none'}")
+    assert done.returncode == 2 and "none: No such file" in done.stderr
     for content, message in (
         ("ba\nba\tbe\n", "story.txt, line 2: expected words between blanks, but found a tab"),
         ("\n \n", "story.txt has no words; give a file with one sentence a line"),

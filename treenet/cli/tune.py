@@ -52,10 +52,13 @@ def main(args: argparse.Namespace) -> None:
         from treenet.extras.tuning.ray_trials import run_trials  # here, as below, because it loads Ray and PyTorch
         from treenet.extras.tuning.report import write_tuning
 
+    def read() -> dict[str, Trials]:
+        return {name: Trials(out, config, name) for name in config.tune.systems}
+
+    check_systems(read())  # settings that do not fit leave no folder
     mark_folder(out, SEARCH)
     with locked(out):
-        systems = {name: Trials(out, config, name) for name in config.tune.systems}
-        check_systems(systems)
+        systems = read()
         atomic_write(out / CONFIG, dump_settings(config).encode())
         for trials in systems.values():
             run_trials(config, trials)

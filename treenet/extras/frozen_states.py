@@ -90,9 +90,9 @@ def write_states(
 def _load(data: AnyPath, encoder: AnyPath | HubModel) -> tuple[PretrainedLeaves, str]:
     """Return the encoder, and the sha256 of its settings and weights."""
     config = ModelConfig(name="pretrained", pretrained={"folder": encoder})
-    facts = pretrained_facts(config, data, read_index(data / "encoded"))[PRETRAINED]
+    facts = pretrained_facts(config, data, read_index(data / "encoded"), "encoder")[PRETRAINED]
     leaves = PretrainedLeaves(facts, config.d_model)
-    folder = encoder_folder(encoder)
+    folder = encoder_folder(encoder, "encoder")
     load_pretrained(leaves, folder)
     try_encoder(leaves, folder)
     leaves.pretrained.requires_grad_(False)

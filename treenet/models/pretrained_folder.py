@@ -19,8 +19,8 @@ _SETTING = "model.pretrained.folder"
 CHOOSE = "choose BERT, RoBERTa, DeBERTa, XLM-R, ModernBERT or a similar one"
 
 
-def pretrained_facts(config: ModelConfig, data: AnyPath, index: Mapping) -> dict[str, dict]:
-    """Return what a model needs to be built beside its settings; nothing without a pretrained encoder.
+def pretrained_facts(config: ModelConfig, data: AnyPath, index: Mapping, setting: str = _SETTING) -> dict[str, dict]:
+    """Return what a model needs to be built beside its settings; nothing without a pretrained encoder. Messages name `setting`.
 
     Raises UserError if the folder holds no encoder of safetensors, or if the data set has the pieces of another tokenizer.
     """
@@ -32,9 +32,9 @@ def pretrained_facts(config: ModelConfig, data: AnyPath, index: Mapping) -> dict
             f"{data} has its own pieces, and model.pretrained reads those of {place}; preprocess again with "
             f"subwords.tokenizer={place}"
         )
-    described = _read_config(encoder_folder(place, weights=False))  # before the weights are fetched
-    folder = encoder_folder(place)
-    weight_files(folder)
+    described = _read_config(encoder_folder(place, setting, weights=False), setting)  # before the weights are fetched
+    folder = encoder_folder(place, setting)
+    weight_files(folder, setting)
     _check_tokenizer(folder, place, data, described, index["tokenizer"]["pieces"])
     return {FACTS: {"config": described, "tokenizer": index["tokenizer"]}}
 
@@ -71,7 +71,7 @@ def hash_files(folder: AnyPath) -> str:
     ])  # fmt: skip
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path, setting: str) -> dict[str, Any]:
     """Return the content of config.json. Raises UserError if it describes no encoder that transformers knows."""
     require("transformers", "model.pretrained")
     from transformers.models.auto.modeling_auto import MODEL_FOR_MASKED_LM_MAPPING_NAMES
@@ -79,15 +79,14 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.exists():
         raise UserError(
-            f"model.pretrained.folder: {folder} has no config.json; give the folder of a pretrained encoder, or its name on the "
-            "hub"
+            f"{setting}: {folder} has no config.json; give the folder of a pretrained encoder, or its name on the hub"
         )
     described = read_json(path, "copy it from the pretrained encoder again")
     kind = described.get("model_type")
     decodes = described.get("is_encoder_decoder") or described.get("is_decoder") or kind in ("bart", "mbart", "mvp")
     if not isinstance(kind, str) or kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES or decodes:
         raise UserError(
-            f"model.pretrained.folder: {folder} holds a model of type {kind}, which is not an encoder that transformers "
+            f"{setting}: {folder} holds a model of type {kind}, which is not an encoder that transformers "
             f"trains as a masked language model; {CHOOSE}"
         )
     if "quantization_config" in described or not isinstance(described.get("vocab_size", 0), int):
@@ -97,21 +96,21 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return described
 
 
-def weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path, setting: str = _SETTING) -> list[Path]:
     """Return the files of weights. Raises UserError if they are not of safetensors in the folder."""
     index = folder / "model.safetensors.index.json"
     if (folder / "model.safetensors").exists():
         return [folder / "model.safetensors"]
     if not index.exists():
         raise UserError(
-            f"model.pretrained.folder: {folder} has no model.safetensors, and no other form of weights is read; "
+            f"{setting}: {folder} has no model.safetensors, and no other form of weights is read; "
             "AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) writes it"
         )
     files = read_json(index, "copy it again").get("weight_map")
     if not isinstance(files, dict) or not all(
         str(file).endswith(".safetensors") and Path(file).name == file for file in files.values()
     ):
-        raise UserError(f"model.pretrained.folder: {index} must name files of safetensors in its folder; copy it again")
+        raise UserError(f"{setting}: {index} must name files of safetensors in its folder; copy it again")
     return [folder / file for file in sorted(set(files.values()))]
 
 

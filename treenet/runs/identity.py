@@ -126,7 +126,7 @@ def check_weights(run: Path, *folders: Path, own: Mapping | None = None, name: A
         if changes := [line for line in changes if not line.startswith(_DRAWN)]:
             raise UserError(
                 f"{folder} has weights of another model or vocabulary ({_shorten(changes)}); give a checkpoint of {name}, "
-                "or give as --out the run that it is of"
+                "or the run that it is of"
             )
     metas = {folder: meta for folder in dict.fromkeys((*beside, *asked)) if (meta := _read(folder))}
     others: dict[Path, list[str]] = {}  # those of another run: what differs, or nothing where one continues another

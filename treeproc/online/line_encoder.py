@@ -86,7 +86,10 @@ class LineEncoder:
         elif given_trees and config.given_labels != "parsed":
             config = config.model_copy(update={"dependencies": False})
         elif config.name == "given" and not given_trees:
-            raise UserError(f"{data} was made of trees of its input files; give trees for these lines as well")
+            raise UserError(
+                f"{data} was made of trees of its input files; give trees for these lines as well, or, where only "
+                "text fits, a run whose data set has a parser"
+            )
         elif changed := differences(index["parser"], describe_parser(config)):
             raise UserError(f"the parser differs from that of {data} ({'; '.join(changed)}); install the parser of the data set")
         if config.name == "corenlp":

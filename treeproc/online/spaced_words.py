@@ -38,10 +38,11 @@ def encode_spaced(path: AnyPath, data: AnyPath) -> tuple[list[SpacedLine], list[
 
     Raises UserError with the line for a tab, which a table of words cannot hold, if no line has words, and as `LineEncoder` does.
     """
+    lines = list(read_lines([path], "texts"))
     encoder = LineEncoder(data, reads_trees=False, words_only=True)
     if isinstance(encoder.subwords, TokenizerPieces):
         raise UserError(f"surprisal: needs pieces with the blank before a word, but {data} has those of a pretrained tokenizer")
-    every = list(enumerate(map(encoder.normalize, read_lines([path], "texts")), start=1))
+    every = list(enumerate(map(encoder.normalize, lines), start=1))
     for number, line in every:
         if "\t" in line or line_end_in([line]):
             raise UserError(f"{path}, line {number}: expected words between blanks, but found a tab or line end; write a blank")

@@ -1,7 +1,8 @@
 """Folders that `transformers` loads as GPT-2, with a tokenizer: plain causal language models with pre-norm.
 
 GPT-2 has learned positions and GELU; here, its table of positions holds the sinusoids, and its feed-forward layers have ReLU.
-The tokenizer reads a line without a parser, so a piece may cross the border of two words that touch, as in `don't`.
+The tokenizer reads a line without a parser, so a piece may cross the border of two words that touch, as in `don't`. It
+reads a written `<unk>` as the special piece.
 """
 
 import base64
