@@ -23,7 +23,7 @@ from pretrained_data import write_data  # noqa: E402
 from test_pretrained import config_of, damage_config, leaves_of  # noqa: E402
 from tiny_pretrained import FAMILIES, write_both, write_encoder  # noqa: E402
 
-from treenet.data.frozen_states import SHARDS, FrozenStates  # noqa: E402
+from treenet.data.frozen_states import SHARDS, FrozenStates, check_states  # noqa: E402
 from treenet.evaluation.classify import classify_run  # noqa: E402
 from treenet.evaluation.settings import ClassifySettings  # noqa: E402
 from treenet.extras import frozen_states  # noqa: E402
@@ -268,8 +268,11 @@ def test_scoring_runs_the_encoder_where_the_states_are_of_something_else(made, t
     run_training(config_with((encoder, data, folder)), tmp_path / "run")
     wanted = classify_run(tmp_path / "run", ClassifySettings(split="valid"))[1]
     assert "note: the encoder computes" not in capsys.readouterr().err
-    facts = json.loads((folder / "states.json").read_text())
-    (folder / "states.json").write_text(json.dumps(facts | {"encoder_sha256": "0" * 64}))
+    for file in (folder / "shards" / "index.json", folder / "states.json"):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"encoder_sha256": "0" * 64}))
+        if file.name == "index.json":
+            with pytest.raises(UserError, match=r"shards is of other states than states.json \(encoder_sha256\); run"):
+                check_states(folder, read_index(data / "encoded"), "valid")
     for said in ("has the states of another encoder", "is missing"):
         found = classify_run(tmp_path / "run", ClassifySettings(split="valid"))[1]
         error = capsys.readouterr().err

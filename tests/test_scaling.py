@@ -4,12 +4,13 @@ import json
 import math
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -514,6 +515,20 @@ def test_a_study_goes_on_from_its_records_alone(study, undisturbed, recorded, tm
     again = run([*study, "--records", str(recorded)], tmp_path / "third")
     assert again.returncode == 0 and not (tmp_path / "third" / "cells").exists()
     assert (tmp_path / "third" / "scaling.json").read_bytes() == (second / "scaling.json").read_bytes()
+
+
+def test_the_folder_of_another_cell_or_its_log_gets_no_record(undisturbed, data, tmp_path):
+    recording, entries = Recording(LABELS, partial(read_result, make_config(data))), Ledger.read(undisturbed).entries
+    name, other = "transformer-1-seed1", "transformer-1-seed2"
+    with pytest.raises(UserError, match=rf"cells/{other} has the run of another cell \(seed: 1 -> 2\); restore it, or remove"):
+        recording.make(undisturbed / "cells" / other, entries[name])
+    changed = replace(entries[name], data_fingerprint="0" * 16)
+    with pytest.raises(UserError, match=r"another cell \(data fingerprint: 0000"):
+        recording.make(undisturbed / "cells" / name, changed)
+    mixed = shutil.copytree(undisturbed / "cells" / name, tmp_path / name)
+    shutil.copy(undisturbed / "cells" / other / "metrics.jsonl", mixed)
+    with pytest.raises(UserError, match=r"metrics.jsonl is of another run: its loss on valid at update \d+ is not that of"):
+        recording.make(mixed, entries[name])
 
 
 def test_a_record_is_small_and_says_what_its_cell_was(recorded, undisturbed, data):

@@ -79,7 +79,10 @@ def check_states(folder: AnyPath, index: Index, *splits: str) -> StatesFacts:
         )
     if not (folder / SHARDS / "index.json").exists():
         raise UserError(f"frozen_states: {folder} is not complete; run its tree-attention frozen-states command again")
-    records = [record for split in splits for record in read_index(folder / SHARDS, AGAIN).records(split)]
+    shards = read_index(folder / SHARDS, AGAIN)
+    if other := next((name for name, value in facts.items() if shards.get(name) != value), ""):
+        raise UserError(f"{folder / SHARDS} is of other states than {FACTS} ({other}); {AGAIN}")
+    records = [record for split in splits for record in shards.records(split)]
     if isinstance(folder, Path):  # an object is hashed when it is copied here
         for name in find_changed(folder / SHARDS, {record.name: record.sha256 for record in records}):
             raise UserError(f"{folder / SHARDS / name} is missing or damaged: its hash is not the one in index.json; {AGAIN}")

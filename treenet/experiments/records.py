@@ -18,16 +18,17 @@ from typing import Required
 import numpy as np
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
-from treenet.config import OPERATIONAL, ArchitectureSection, ModelConfig, flatten
+from treenet.config import OPERATIONAL, ArchitectureSection, ModelConfig, TrainConfig, flatten
 from treenet.experiments.ledger import DONE, Cell, Entry, Ledger, changed_settings, check_labels
 from treenet.runs.checkpoint import FIRST_UPDATE, META
+from treenet.runs.identity import check_metrics, identity, list_changes
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.result_entries import ScoredEntry
 from treenet.runs.run_folder import RunFacts, read_facts
 from treeproc.common.files import TEMPORARY_PREFIX, atomic_write, json_bytes, read_json
 from treeproc.common.hub import name_elsewhere
 from treeproc.common.provenance import read_sessions
-from treeproc.common.settings import UserError, is_below
+from treeproc.common.settings import UserError, build_settings, is_below, load_settings
 from treeproc.common.storage import AnyPath
 
 VERSION = 1
@@ -88,8 +89,9 @@ class Recording:
             atomic_write(self.folder / f"{run_dir.name}.json", record_bytes(self.make(run_dir, entry)))
 
     def make(self, run_dir: AnyPath, entry: Entry) -> Record:
-        """Make the record of a cell that is done. Raises UserError if its folder is incomplete."""
+        """Make the record of a cell that is done. Raises UserError if its folder is incomplete, or that of another cell."""
         facts = read_facts(run_dir, HINT, ("parameters",))
+        _refuse_other_run(run_dir, facts, entry)
         scores, sentences = self.read(run_dir)
         record = Record(
             version=VERSION,
@@ -139,6 +141,20 @@ class Recording:
         done = {name: entry for name, entry in ledger.entries.items() if entry.status == DONE and name not in kept}
         found = kept | {name: self.make(out / "cells" / name, entry) for name, entry in done.items()}
         return [found[name] for name in sorted(found)]
+
+
+# Settings that a run chooses or finds, and may name in another way than its cell.
+_CHOSEN = ("precision: ", "init: ", "model.pretrained.folder: ")
+
+
+def _refuse_other_run(run_dir: AnyPath, facts: Mapping, entry: Entry) -> None:
+    """Raise UserError if a folder has not the run of this cell, or the log of another run."""
+    own = identity(load_settings(TrainConfig, run_dir / "config.yaml"), facts)
+    settings = build_settings(TrainConfig, entry.settings, str(run_dir)).lasting()
+    asked = {"settings": settings, "data_fingerprint": entry.data_fingerprint}
+    if changed := [line for line in list_changes(asked, own) if not line.startswith(_CHOSEN)]:
+        raise UserError(f"{run_dir} has the run of another cell ({'; '.join(changed)}); {HINT}")
+    check_metrics(run_dir, HINT)
 
 
 def _without_places(settings: Mapping) -> dict:

@@ -16,7 +16,7 @@ from treenet.layers.backend import best_precision_here
 from treenet.loggers.feed import check_loggers, logged_training
 from treenet.runs.averaging import average_checkpoints, describe_gaps
 from treenet.runs.checkpoint import AVERAGED, INITIAL, META, WEIGHTS, checkpoint_folders, read_meta
-from treenet.runs.identity import check_weights, identity, list_changes
+from treenet.runs.identity import check_metrics, check_weights, identity, list_changes
 from treenet.runs.initial_weights import describe_start, keep_recorded_init, start_from_init
 from treenet.runs.metrics_log import CURVES, best_validation, plot_curves, read_metrics
 from treenet.runs.mirror import open_run
@@ -215,3 +215,4 @@ def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: Any
             f"{name} holds a run with other settings ({'; '.join(changed)}); choose another --out, or give the old settings"
         )
     check_weights(run_dir, *checkpoint_folders(run_dir), own=own, name=name)
+    check_metrics(run_dir, "restore it, or remove it")

@@ -28,6 +28,7 @@ from treenet.runs.checkpoint import (
     is_checkpoint_name,
     read_meta,
 )
+from treenet.runs.metrics_log import read_metrics
 from treenet.runs.run_folder import EXPORT_FACTS, FACTS, checkpoint_path, hash_in, is_unpacked, read_facts
 from treeproc.common.errors import one_line
 from treeproc.common.folder_kinds import CONFIG
@@ -147,6 +148,13 @@ def find_other_metrics(run: Path, metrics: Iterable[Mapping]) -> int | None:
         if nll is not None and logged.get(step, nll) != nll:
             return step
     return None
+
+
+def check_metrics(run: AnyPath, hint: str) -> None:
+    """Raise UserError with `hint` if metrics.jsonl in a folder of this machine is that of another run."""
+    if isinstance(run, Path) and (step := find_other_metrics(run, read_metrics(run))) is not None:
+        said = f"is of another run: its loss on valid at update {step:,} is not that of the checkpoint"
+        raise UserError(f"{run / 'metrics.jsonl'} {said}; {hint}")
 
 
 def _read(folder: Path) -> dict:

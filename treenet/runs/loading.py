@@ -21,7 +21,7 @@ from treenet.runs.identity import checkpoint_folder
 from treenet.runs.run_folder import EXPORT_FACTS, name_in_results, read_facts, recorded_sha256
 from treenet.tasks.base import build_task
 from treeproc.common.files import file_sha256, file_size, read_json
-from treeproc.common.messages import phase
+from treeproc.common.messages import phase, warn
 from treeproc.common.settings import UserError, load_settings
 from treeproc.common.storage import AnyPath, inside
 from treeproc.shards.piece_files import decode_tokens, read_pieces, read_tokenizer
@@ -155,8 +155,11 @@ def load_model(
     own = data_of(run, config)
     if not data:
         check_there(own, run)
-    data = data or own
+    is_given, data = data is not None, data or own
     index = read_index(data / "encoded")
+    own_data = index["fingerprint"] == facts["data_fingerprint"]
+    if not (own_data or is_given):
+        warn(f"warning: {own} was made again since {run} was trained, with other text or trees, so results name other data")
     check_own_vocabulary(data, index, facts, run, own)
     check_vocabulary_files(data / "encoded", index)
     if folder:
@@ -171,7 +174,7 @@ def load_model(
         config=config,
         checkpoint=name_in_results(run, folder) if folder and not untrained else UNTRAINED,
         data=data,
-        own_data=index["fingerprint"] == facts["data_fingerprint"],
+        own_data=own_data,
         weights_sha256=recorded_sha256(folder) if folder else None,
         run=run,
         weights=folder,
@@ -188,10 +191,9 @@ def check_is_run(run: Path) -> None:
 def check_there(data: AnyPath, run: Path) -> None:
     """Raise UserError if the folder of the data set of a run is missing."""
     if not data.is_dir():
-        raise UserError(
-            f"{data}, the data set of {run}, is missing; if it moved, run the training command of the run with data=NEW, which "
-            "records the new place"
-        )
+        moved = "if it moved, run the training command of the run with data=NEW, which records the new place"
+        remedy = "copy the exported run again" if (run / EXPORT_FACTS).is_file() else moved
+        raise UserError(f"{data}, the data set of {run}, is missing; {remedy}")
 
 
 def check_own_vocabulary(data: AnyPath, index: Mapping, facts: Mapping, run: Path, own: AnyPath) -> None:
