@@ -34,6 +34,7 @@ from treenet.translation.hypotheses import Hypothesis
 from treenet.translation.translate import detokenize, translate_examples
 from treeproc.common.settings import UserError, load_settings
 from treeproc.shards.schema import EOS_ID
+from treeproc.shards.store import content_fingerprint, read_index
 from treeproc.trees.flat_trees import FlatTrees
 
 pytestmark = pytest.mark.slow
@@ -306,10 +307,17 @@ def test_text_of_other_examples_is_refused(run, tmp_path):
     for suffix in (".arrow", ".json"):
         first, second = (data / "text" / f"test-0000{i}-of-00002{suffix}" for i in (0, 1))
         first.write_bytes(second.read_bytes())
+    with pytest.raises(UserError, match="test-00000-of-00002.arrow is damaged: its hash is not the one in index.json; run"):
+        read_references(data, "test")
     index = json.loads((data / "text" / "index.json").read_text())
     tests = [shard for shard in index["shards"] if shard["split"] == "test"]
-    tests[0].update(bytes=tests[1]["bytes"], rows=tests[1]["rows"])
+    tests[0].update(bytes=tests[1]["bytes"], rows=tests[1]["rows"], sha256=tests[1]["sha256"])
     (data / "text" / "index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="data/text is not the stage that .*/data/encoded was made of; restore it, or run"):
+        read_references(data, "test")
+    encoded = json.loads((data / "encoded" / "index.json").read_text())
+    encoded["text_fingerprint"] = content_fingerprint(read_index(data / "text").records())
+    (data / "encoded" / "index.json").write_text(json.dumps(encoded))
     with pytest.raises(UserError, match="its stages text and encoded differ at line 1; run"):
         read_references(data, "test")
 

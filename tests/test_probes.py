@@ -529,7 +529,9 @@ def test_a_task_of_one_class_is_said_to_be_none(folder, copied, tmp_path):
         splits[split] = [make_example(number, random)[0] for number in range(count)]
         for row in splits[split]:
             row["trees"] = [f"(S {' '.join(f'(A {word})' for word in row['words']['text'])})"]
-    write_parsed(data, splits, arcs=True)
+    index = json.loads((data / "encoded" / "index.json").read_text())
+    index["parsed_fingerprint"] = write_parsed(data, splits, arcs=True)
+    (data / "encoded" / "index.json").write_text(json.dumps(index))
     name, entry = probe_run(copied("plain"), SMALL.model_copy(update={"tasks": ("depth",), "data": data}))
     assert entry["tasks"]["depth"]["results"] == [] and "nothing to predict: one class" in format_probes(name, entry)
 

@@ -28,6 +28,7 @@ from toyruns import make_config
 from treenet.analysis.attention_stats import node_heights, run_attention
 from treenet.analysis.encoder_attention import run_encoder_attention
 from treenet.cli.export import main as export_main
+from treenet.config import TrainConfig
 from treenet.data.splits import read_references, read_split
 from treenet.evaluation.bootstrap import compare_systems
 from treenet.evaluation.buckets import measure_sources
@@ -52,6 +53,7 @@ from treenet.report.sentence_views import BOX_HEIGHT, View, build_views, choose_
 from treenet.report.settings import ReportSettings
 from treenet.runs.loading import load_run
 from treenet.runs.metrics_log import read_metrics
+from treenet.runs.run_folder import read_facts
 from treenet.tasks.translation_metrics import sentence_chrf
 from treeproc.common.settings import UserError, dump_settings, load_settings
 from treeproc.shards.lengths import read_lengths
@@ -156,7 +158,7 @@ def test_the_page_is_whole_and_loads_nothing(out, page):
     assert text.count("<script") == 4 and "http:" not in text.replace("http://www.w3.org/", "") and "https:" not in text
     assert '<th scope="col"></th>' not in text and '<th scope="col" class="n"></th>' not in text  # every column has a name
     assert text.count('class="box"') == text.count('class="box" tabindex="0" role="group" aria-label="')
-    assert "default-src 'none'" in text and "@import" not in text and len(text) < 500_000
+    assert "default-src 'none'" in text and "@import" not in text and len(text) < 600_000
 
 
 def test_texts_are_escaped(out, page):
@@ -415,7 +417,9 @@ def test_a_study_brings_its_table_and_plot(folder, tmp_path):
     for model, name in (("transformer", "plain"), ("tree_transformer", "tree")):
         shutil.copytree(folder / name, study / "cells" / f"{model}-1-seed1")
         labels = {"model": model, "fraction": 1.0, "seed": 1}
-        entries[f"{model}-1-seed1"] = Entry(labels, {}, "", status=DONE, starts=1)
+        settings = load_settings(TrainConfig, folder / name / "config.yaml").model_dump(mode="json")
+        fingerprint = read_facts(folder / name)["data_fingerprint"]
+        entries[f"{model}-1-seed1"] = Entry(labels, settings, fingerprint, status=DONE, starts=1)
     (study / "ledger.json").write_text(json.dumps({"cells": {name: vars(entry) for name, entry in entries.items()}}))
     write_report(report_settings(tmp_path, "study"), tmp_path / "out")
     assert "no cell of the study is done yet" in (tmp_path / "out" / "index.html").read_text()

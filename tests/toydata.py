@@ -24,7 +24,7 @@ from treeproc.shards.schema import (
     select,
     shard_name,
 )
-from treeproc.shards.store import fingerprint_of, write_index, write_shard
+from treeproc.shards.store import content_fingerprint, fingerprint_of, write_index, write_shard
 from treeproc.stages.inputs import TreeConfig
 
 WORDS = ["ba", "be", "bi", "bo", "bu", "da", "de", "di", "do", "du", "ga", "ge", "gi", "go", "gu", "ka", "ke", "ki", "ko", "ku"]
@@ -118,7 +118,7 @@ def write_toy_data(
     atomic_write(encoded / "lengths.arrow", sink.getvalue().to_pybytes())
     write_index(text, records[text], fingerprint=fingerprints["text"], text_fingerprint=fingerprints["text"])
     write_index(
-        encoded, records[encoded], fingerprint=fingerprints["encoded"], text_fingerprint=fingerprints["text"],
+        encoded, records[encoded], fingerprint=fingerprints["encoded"], text_fingerprint=content_fingerprint(records[text]),
         tree_fingerprint=fingerprints["tree"], vocab_fingerprint=fingerprints["vocab"], columns=schema.names,
         tree_source="random", num_pieces=pieces.get_piece_size(), num_labels=len(LABELS),
     )  # fmt: skip

@@ -8,7 +8,7 @@ from toydata import random_spans
 from toylabels import write_labelled
 
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, select, shard_name
-from treeproc.shards.store import write_index, write_shard
+from treeproc.shards.store import content_fingerprint, write_index, write_shard
 from treeproc.trees.spans import SpanTree, write_brackets
 
 NUM_WORDS, SUFFIX, SHARDS = 12, 20, 2
@@ -84,13 +84,14 @@ def write_probe_data(
         parsed[split], encoded[split] = zip(*(make_example(number, random) for number in range(count)), strict=True)
         parsed[split][0]["parse_status"] = "flat_too_long"
         parsed[split][1]["trees"] *= 2
-    write_labelled(folder, encoded, columns=columns, shards=SHARDS, **facts)
-    write_parsed(folder, parsed, arcs="arcs" in columns)
+    fingerprint = write_parsed(folder, parsed, arcs="arcs" in columns)
+    write_labelled(folder, encoded, columns=columns, shards=SHARDS, **{"parsed_fingerprint": fingerprint, **facts})
     return folder
 
 
-def write_parsed(folder: Path, splits: dict[str, Sequence[dict]], *, arcs: bool) -> None:
-    (folder / "parsed").mkdir()
+def write_parsed(folder: Path, splits: dict[str, Sequence[dict]], *, arcs: bool) -> str:
+    """Write parsed/ into `folder`, and return its fingerprint."""
+    (folder / "parsed").mkdir(parents=True)
     schema = select(FULL_PARSED_SCHEMA, ("words", "trees", "parse_status", *(("arcs",) if arcs else ())))
     records = []
     for split, rows in splits.items():
@@ -98,3 +99,4 @@ def write_parsed(folder: Path, splits: dict[str, Sequence[dict]], *, arcs: bool)
             name, part = shard_name(split, index, SHARDS), [{key: rows[i][key] for key in schema.names} for i in chosen]
             records.append(write_shard(folder / "parsed", name, part, schema, split=split, index=index, fingerprint="toy"))
     write_index(folder / "parsed", records)
+    return content_fingerprint(records)

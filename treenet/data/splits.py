@@ -8,7 +8,7 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.lengths import read_lengths
 from treeproc.shards.schema import lower_case
-from treeproc.shards.shard import SplitShards
+from treeproc.shards.shard import SplitShards, check_stage
 from treeproc.shards.store import read_index, stage_folder
 
 
@@ -21,9 +21,10 @@ def read_split(data: AnyPath, stage: str, split: str) -> Iterator[dict]:
 def read_rows(data: AnyPath, stage: str, split: str, lengths: Mapping[str, np.ndarray], rows: np.ndarray) -> Iterator[dict]:
     """Read the rows of a stage that belong to `rows` [n] of the encoded stage, of these `lengths`.
 
-    Raises UserError if a shard is missing or has no such row, when at that row.
+    Raises UserError as `check_stage`, and if a shard is missing or has no such row, when at that row.
     """
-    shards = SplitShards(stage_folder(data, stage), split)
+    folder = data / stage if stage == "encoded" else check_stage(data, stage, split)
+    shards = SplitShards(folder, split)
     return _rows(
         data, stage, shards, zip(*(lengths[name][rows].tolist() for name in ("shard", "row", "example_id")), strict=True)
     )

@@ -15,7 +15,7 @@ from treeproc.common.storage import AnyPath, RemotePath, inside
 from treeproc.shards.arrow_file import BadArrowFile, read_arrow
 from treeproc.shards.rows import batch_views, pick
 from treeproc.shards.schema import NEEDED_COLUMNS, ROWS_PER_RECORD_BATCH, STAGE_SCHEMAS, line_end_in
-from treeproc.shards.store import Index, ShardRecord, read_index, vocabulary_files
+from treeproc.shards.store import Index, ShardRecord, content_fingerprint, read_index, stage_folder, vocabulary_files
 
 _AGAIN = "run tree-attention preprocess again"
 HELD_SHARDS = 64  # shards of a split that is read row by row
@@ -211,6 +211,21 @@ def check_vocabulary_files(folder: AnyPath, index: Index, hint: str = _AGAIN) ->
     """Check what a model reads of the encoded stage `folder` beside shards. Raises UserError for a file that has changed."""
     files = index.get("files", {})
     _check_files(folder, {name: files[name] for name in vocabulary_files(folder) if name in files}, hint)
+
+
+def check_stage(data: AnyPath, stage: str, split: str = "") -> AnyPath:
+    """Return the folder of the stage `text` or `parsed` of a data set. Shards of `split` on this machine are hashed.
+
+    Raises UserError if the encoded stage was made of another one, or if a shard is missing or damaged.
+    """
+    folder, encoded = stage_folder(data, stage), read_index(data / "encoded")
+    index = read_index(folder)
+    least = encoded.get("min_parse_score") if stage == "text" else None
+    if encoded.get(f"{stage}_fingerprint") != content_fingerprint(index.records(), least):
+        raise UserError(f"{folder} is not the stage that {data / 'encoded'} was made of; restore it, or {_AGAIN}")
+    if isinstance(folder, Path):
+        _check_files(folder, {record.name: record.sha256 for record in index.records(split)} if split else {})
+    return folder
 
 
 def _check_files(folder: AnyPath, hashes: dict[str, str], hint: str = _AGAIN) -> None:

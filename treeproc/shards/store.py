@@ -164,6 +164,11 @@ def write_index(folder: AnyPath, records: Iterable[ShardRecord], **facts: object
     return index
 
 
+def content_fingerprint(records: Iterable[ShardRecord], least: Mapping[str, float] | None = None) -> str:
+    """Return the fingerprint of all rows of a stage. Examples below the `least` parse scores, by split, are dropped."""
+    return fingerprint_of([record.sha256 for record in records], *([least] if least else []))
+
+
 class Index(dict):
     """An `index.json`. A key that is asked for and is not there is a UserError that names the file."""
 

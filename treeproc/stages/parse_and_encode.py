@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -20,6 +20,7 @@ from treeproc.shards.shard import Shard
 from treeproc.shards.store import (
     PIECES_FILES,
     ShardRecord,
+    content_fingerprint,
     fingerprint_of,
     read_index,
     vocabulary_files,
@@ -222,7 +223,7 @@ class ParseAndEncode:
             records,
             columns=encoded_columns(*stages, config.tree).names,
             fingerprint=fingerprint_of(fingerprints),
-            text_fingerprint=text_fingerprint(text, least),
+            text_fingerprint=content_fingerprint(text, least),
             tree_fingerprint=fingerprint_of(parser, tree, *tree_rule, *arcs),
             vocab_fingerprint=fingerprint_of(inputs_fingerprint, *pieces),
             tree_source=config.tree.tree_source,
@@ -237,7 +238,7 @@ class ParseAndEncode:
             num_pieces=len(own_pieces),
             num_labels=len(LabelVocab.load(folder / "vocab" / "labels.txt")),
             dropped=dropped(chain(text, records)),
-            parsed_fingerprint=fingerprint_of([record.sha256 for record in parsed]),
+            parsed_fingerprint=content_fingerprint(parsed),
             **classes,
             **({"stages": _stage_places(self.out, self.base)} if self.base else {}),
         )
@@ -269,11 +270,6 @@ def _with_windows(fingerprints: Sequence[str], parsed: list[ShardRecord], window
     hashes = [record.sha256 for record in parsed]
     every = {window: fingerprint_of(hashes[slice(*window)]) for window in dict.fromkeys(windows)}
     return [fingerprint_of(one, every[window]) for one, window in zip(fingerprints, windows, strict=True)]
-
-
-def text_fingerprint(text: Iterable[ShardRecord], least: Mapping[str, float]) -> str:
-    """Return the fingerprint of the text of all examples. Those below the `least` scores, by split, are dropped."""
-    return fingerprint_of([record.sha256 for record in text], *([least] if least else []))
 
 
 def _least_scores(tree: TreeConfig, text: Iterable[ShardRecord]) -> dict[str, float]:

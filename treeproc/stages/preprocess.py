@@ -22,11 +22,12 @@ from treeproc.readers.labelled import refuse_table
 from treeproc.readers.line_ranges import FilesChanged
 from treeproc.readers.numbered_lines import refuse_pipes
 from treeproc.shards.schema import MOST_SPLITS, SMALLEST, SPLIT_NAME, SPLITS
-from treeproc.shards.store import ShardRecord, class_names, read_index, stage_folder
+from treeproc.shards.shard import check_stage
+from treeproc.shards.store import ShardRecord, class_names, content_fingerprint, read_index, stage_folder
 from treeproc.stages.config import PreprocessConfig, check_extension, check_reuse, read_written_settings, settle_tree
 from treeproc.stages.encode import encoded_columns
 from treeproc.stages.inputs import TreeConfig
-from treeproc.stages.parse_and_encode import ParseAndEncode, check_columns, parsed_columns, text_fingerprint
+from treeproc.stages.parse_and_encode import ParseAndEncode, check_columns, parsed_columns
 from treeproc.stages.run_jobs import previous_index
 from treeproc.stages.text_stage import NothingLeft, TextStage
 from treeproc.stages.text_work import BadInput, has_work, remove_work
@@ -141,8 +142,10 @@ def _encode_again(config: PreprocessConfig, data: AnyPath, out: AnyPath) -> dict
         check_vocab_from(config, config.vocab_from, *of_text, [index["columns"] for index in stages])
     made: Mapping = previous_index(out / "encoded", "text_fingerprint") or {}
     for stage, records in (("text", text), ("parsed", parsed)):
+        if (base / "encoded" / "index.json").exists():
+            check_stage(base, stage)
         _refuse_damaged(base, stage, records)
-        fingerprint = text_fingerprint(records, made.get("min_parse_score", {}) if stage == "text" else {})
+        fingerprint = content_fingerprint(records, made.get("min_parse_score", {}) if stage == "text" else {})
         if made.get(f"{stage}_fingerprint", fingerprint) != fingerprint:
             raise UserError(f"parsed: {out} was made of another {stage} stage than that of {base}; choose another --out")
     if (config.vocab_from is None or config.new_pieces is not None) and "train" not in stages[0]["totals"]:
