@@ -31,7 +31,8 @@ from treenet.data.splits import read_references
 from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, EXPLAINED, compare_over_seeds
 from treenet.experiments import records
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
-from treenet.experiments.records import READ_NO_TREES, Recording, read_curve, read_numbers, record_bytes
+from treenet.experiments.recorded_study import report_records
+from treenet.experiments.records import READ_NO_TREES, Recording, read_curve, read_numbers, read_records, record_bytes
 from treenet.experiments.results import Results
 from treenet.experiments.scaling_report import FORM, LABELS, NLL, NLL_SCALE, TARGET_TOKENS, build_report, read_result
 from treenet.experiments.scaling_table import describe_slopes, draw, format_table
@@ -529,6 +530,15 @@ def test_the_folder_of_another_cell_or_its_log_gets_no_record(undisturbed, data,
     shutil.copy(undisturbed / "cells" / other / "metrics.jsonl", mixed)
     with pytest.raises(UserError, match=r"metrics.jsonl is of another run: its loss on valid at update \d+ is not that of"):
         recording.make(mixed, entries[name])
+
+
+def test_records_of_other_text_are_of_two_studies(recorded):
+    records = list(read_records(recorded).values())
+    report_records(records)
+    (scores,) = records[3]["scores"].values()
+    scores["data"]["text_fingerprint"] = "other"
+    with pytest.raises(UserError, match=rf"{records[0]['cell']} and {records[3]['cell']} are of data sets of other text"):
+        report_records(records)
 
 
 def test_a_record_is_small_and_says_what_its_cell_was(recorded, undisturbed, data):

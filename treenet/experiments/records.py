@@ -205,6 +205,21 @@ def _read_record(path: AnyPath) -> Record:
     return record
 
 
+def check_same_text(records: Iterable[Record]) -> None:
+    """Raise UserError for cells of data sets of other text, which are of two studies."""
+    cells = dict[str, str]()
+    for record in records:
+        for data in (entry.get("data") for entry in record["scores"].values()):
+            if isinstance(data, dict) and (text := data.get("text_fingerprint")):
+                cells.setdefault(text, record["cell"])
+    if len(cells) > 1:
+        one, other, *_ = cells.values()
+        raise UserError(
+            f"{one} and {other} are of data sets of other text, so they are of two studies; give each study its own --out and "
+            "--records"
+        )
+
+
 def _find_infinite(record: Record) -> str | None:
     """Return the name of a score that is not finite; None if all are."""
     scores = ((f"{name}.{key}", value) for name, entry in record["scores"].items() for key, value in entry.items())
