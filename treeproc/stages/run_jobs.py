@@ -63,7 +63,7 @@ def choose_run(on_ray: bool, folder: AnyPath, record: Recorder) -> Run:
     if not on_ray:
         return run_here
 
-    def run(worker: type, arguments: dict, jobs: Sequence[dict]) -> Iterator[tuple[int, Any]]:
+    def run(worker: Any, arguments: dict, jobs: Sequence[dict]) -> Iterator[tuple[int, Any]]:
         from treeproc.stages.ray_job import run_on_ray  # what needs no job must not load Ray
 
         return run_on_ray(worker, arguments, jobs, folder=folder, in_tasks=True, count_usage=record.session.add_worker)
