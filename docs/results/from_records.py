@@ -85,6 +85,15 @@ def _against_first(study: str, scores: Sequence[Column], systems: Sequence[str] 
     return grid((None, *scores, _difference, seen, holm), *rows)
 
 
+def _own_minus(study: str, systems: Sequence[str]) -> list[list[Cell]]:
+    """Accuracy of own trees and of systems, and how much own trees are above each."""
+    own = parts.own_of(systems[0])
+    against = (Row(study, own, baseline=name) for name in systems)
+    differences = grid((_difference, seen), *against)
+    accuracies = grid((None, _accuracy), *(Row(study, name) for name in (own, *systems)))
+    return [[*score, *more] for score, more in zip(accuracies, [[None, None], *differences], strict=True)]
+
+
 def _of_windows(study: str, before: Sequence[Cell] = (None,), more: Sequence[Column] = ()) -> list[list[Cell]]:
     one, eight = (Row(study, name, baseline="one_window") for name in ("one_window", "eight_windows"))
     rows = grid((*before, batches_per_epoch, partial(each, VALID_NLL), partial(mean, ""), *more), one, eight)
@@ -175,6 +184,9 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
     ],
     ("pretrained.md", "Labels, shape or place?#0"): parts.table((*parts.PRIMARIES, *parts.EXPLORATORY)),
     ("pretrained.md", "Labels, shape or place?#1"): [row[:-1] for row in parts.table(parts.MEANS)],
+    ("pretrained.md", "Labels, shape or place?#2"): [
+        *_own_minus("parts_sst5", (*parts.PRIMARIES, *parts.EXPLORATORY)), *_own_minus("parts_sst5", parts.MEANS)
+    ],
     ("pretrained.md", "With a fine-tuned encoder: SST-5#0"): _against_first("sst5_finetuned", (_accuracy,), ABOVE_ENCODER[:4]),
     ("pretrained.md", "With a fine-tuned encoder: SST-5#1"): _against_first(
         "sst5_finetuned_tenth", (_accuracy,), ABOVE_ENCODER[:4]

@@ -61,6 +61,8 @@ def of_pretrained() -> Sentences:
         [*parts.difference("shuffled", "test.2", "permuted_labels"), parts.own_minus("shuffled", "test.2").difference],
     )
     yield "The root has {} points more than a mean ({} to {}).", parts.difference("own_mean", "test.2", parts.OWN)
+    upper = [(Row("parts_sst5", parts.OWN, baseline=system).test().interval or (0.0, 0.0))[1] for system in parts.PRIMARIES]
+    yield "At the upper end of the intervals, labels give {} points and the shape {}.", [100 * end for end in upper]
     yield "on both has {} and {} % of test right (`parts_other_processor`)", parts.on_two_machines()
 
 
