@@ -1,6 +1,7 @@
 """Inputs that change between a job that was killed and the next one."""
 
 import json
+import shutil
 
 import pytest
 from folder_store import store  # noqa: F401
@@ -164,6 +165,15 @@ def test_a_damaged_data_set_gives_no_trees_to_another(tmp_path, stage):
     job(tmp_path, "data")
     preprocess(config, tmp_path / "third")
     assert files(tmp_path / "third") == files(tmp_path / "again")
+    write_inputs(tmp_path, 9)  # half of another data set, copied over this one
+    job(tmp_path, "other")
+    shutil.rmtree(tmp_path / "data" / stage)
+    shutil.copytree(tmp_path / "other" / stage, tmp_path / "data" / stage)
+    with pytest.raises(
+        UserError, match=f"data/{stage} is not the stage that {tmp_path / 'data'}/encoded was made of; restore it"
+    ):
+        preprocess(config, tmp_path / "fourth")
+    assert not (tmp_path / "fourth").exists()
 
 
 def test_the_index_of_a_store_that_refuses_is_not_damaged(store):  # noqa: F811
