@@ -185,7 +185,7 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
     ("pretrained.md", "Labels, shape or place?#0"): parts.table((*parts.PRIMARIES, *parts.EXPLORATORY)),
     ("pretrained.md", "Labels, shape or place?#1"): [row[:-1] for row in parts.table(parts.MEANS)],
     ("pretrained.md", "Labels, shape or place?#2"): [
-        *_own_minus("parts_sst5", (*parts.PRIMARIES, *parts.EXPLORATORY)), *_own_minus("parts_sst5", parts.MEANS)
+        *_own_minus(parts.SST5, (*parts.PRIMARIES, *parts.EXPLORATORY)), *_own_minus(parts.SST5, parts.MEANS)
     ],
     ("pretrained.md", "With a fine-tuned encoder: SST-5#0"): _against_first("sst5_finetuned", (_accuracy,), ABOVE_ENCODER[:4]),
     ("pretrained.md", "With a fine-tuned encoder: SST-5#1"): _against_first(

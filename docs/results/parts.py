@@ -11,7 +11,7 @@ from figures import Cell, Figures, records
 
 from treenet.evaluation.significance import PRIMARY, SeedTest, compare_over_seeds, correct_family
 
-STUDY, OWN, PRIMARIES = "parts", "own", ("unlabelled", "other_shape")
+STUDY, SST5, OWN, PRIMARIES = "parts", "parts_sst5", "own", ("unlabelled", "other_shape")
 EXPLORATORY = ("shuffled", "permuted_labels", "flat_tags", "right", "linearized", "attention", "layer")
 MEANS = ("unlabelled_mean", "other_shape_mean")
 SIZES = {"test.2": (2195, 7185), "test.1": (4365, 6155), "test.3": (305, 1746)}  # singular, plural
@@ -74,6 +74,16 @@ def seen(system: str) -> Figures:
 
 def holm(system: str) -> Figures:
     return [primaries()[system].holm_p_value]
+
+
+def accuracy(system: str) -> float:
+    """Return the share of test.2 that is right, in per cent: the mean over seeds."""
+    return 100 * float(np.mean([np.concatenate(of_seed["test.2"]).mean() for of_seed in right(system).values()]))
+
+
+def hours(study: str) -> float:
+    """Return the wall time of all trainings of a study."""
+    return sum(one["training"]["seconds"] for one in records(study)) / 3600
 
 
 def on_two_machines() -> Figures:

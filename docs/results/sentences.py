@@ -56,14 +56,38 @@ def of_pretrained() -> Sentences:
     yield "both read [a mean](#the-same-pooling), it is {} ({} to {})", falls(ON_MEAN[1])
     yield "With a mean, they lose {} ({} to {})", falls(ON_MEAN[0])
     yield "Trees of other sentences lose {} points ({} to {})", falls(ON_ROOT[0])
+    yield from of_parts()
+
+
+def of_parts() -> Sentences:
+    own = [parts.of_system(parts.OWN, part)[0] for part in ("test.1", "test.3")]
+    yield "They have {} on test.1, and on test.3 {}, where a guess has 50.", own
+    weak = [
+        [parts.of_system(name, part)[0] for name in ("shuffled", "right", "attention", "layer")] for part in ("test.1", "test.3")
+    ]
+    yield "They have {} to {} on test.1, and {} to {} on test.3.", [end(of) for of in weak for end in (min, max)]
     yield (
-        "the own tree is {} points ({} to {}) above `shuffled`; `own` is {} above it.",
-        [*parts.difference("shuffled", "test.2", "permuted_labels"), parts.own_minus("shuffled", "test.2").difference],
+        "permuted labels lose {} points ({} to {}), but keep {} ({} to {}) of the {} above `shuffled`.",
+        [
+            *parts.difference("permuted_labels", "test.2"), *parts.difference("shuffled", "test.2", "permuted_labels"),
+            parts.own_minus("shuffled", "test.2").difference,
+        ],
+    )  # fmt: skip
+    yield (
+        "have {}, {} and {} % on test.2; earlier records have {}, {} and {}.",
+        [parts.accuracy(name) for name in ("own", "shuffled", "layer")]
+        + [fmean(Row("agreement_pretrained_again", name).values("test.accuracy")) for name in ("tree", "tree_shuffled", "layer")],
     )
-    yield "The root has {} points more than a mean ({} to {}).", parts.difference("own_mean", "test.2", parts.OWN)
-    upper = [(Row("parts_sst5", parts.OWN, baseline=system).test().interval or (0.0, 0.0))[1] for system in parts.PRIMARIES]
-    yield "At the upper end of the intervals, labels give {} points and the shape {}.", [100 * end for end in upper]
-    yield "on both has {} and {} % of test right (`parts_other_processor`)", parts.on_two_machines()
+    yield "All wall times add up to {} hours beside other work", [parts.hours("parts") + parts.hours(parts.SST5)]
+    yield "On test.2, the root has {} points more than the mean ({} to {}).", parts.difference("own_mean", "test.2", parts.OWN)
+    yield "`own_mean` is {} ({} to {}) above the linearised", parts.difference("linearized", "test.2", "own_mean")
+    yield "on both has {} and {} % of test right", parts.on_two_machines()
+    most = [Row(parts.SST5, parts.OWN, baseline=name).test().interval or (0, 0) for name in (*parts.PRIMARIES, "shuffled")]
+    yield "with the root: at most {}, {} and {} points.", [100 * end for _, end in most]
+    both = (("own", "tree"), ("shuffled", "tree_shuffled"), ("layer", "layer"))
+    studies = (parts.SST5, "sst5_pretrained")
+    means = [[fmean(Row(study, name).values("test.accuracy")) for study, name in zip(studies, one, strict=True)] for one in both]
+    yield "differ from [the first table](#results) by up to {} points.", [max(abs(now - before) for now, before in means)]
 
 
 def of_translation() -> Sentences:
