@@ -251,7 +251,7 @@ def test_weights_outside_of_the_run_need_the_same_model_and_vocabulary(runs, own
         said = r"averaged has weights of another run \(.*\); give that run, with its settings"
         refused(own, ["export"], said, f"checkpoint={runs / name / AVERAGED}")
     for name in ("size", "dropout", "data and vocabulary"):
-        said = r"averaged has weights of another model or vocabulary \(.*\); give a checkpoint of .*own, or give as --out the run"
+        said = r"averaged has weights of another model or vocabulary \(.*\); give a checkpoint of .*own, or the run that it is of"
         refused(own, ["evaluate", "translate", "export"], said, f"checkpoint={runs / name / AVERAGED}")
     (own / "link").symlink_to(runs / "seed" / AVERAGED)
     shutil.rmtree(own / AVERAGED)
