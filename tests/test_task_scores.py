@@ -326,7 +326,7 @@ def test_results_are_lines_of_one_table():
         "file": {"num_examples": 3, "bleu": 1.0},
     }
     assert [line.split() for line in format_scores(everything).splitlines()] == [
-        ["result", "step", "examples", "BLEU", "nll", "a", "piece"],
+        ["result", "step", "examples", "BLEU", "nll", "a", "piece", "(nats)"],
         ["test", "2,000", "2,210", "–", "2.346"],
         ["file", "–", "3", "1.00", "–"],
     ]

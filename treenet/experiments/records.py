@@ -21,7 +21,6 @@ from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no
 from treenet.config import OPERATIONAL, ArchitectureSection, ModelConfig, TrainConfig, flatten
 from treenet.experiments.ledger import DONE, Cell, Entry, Ledger, changed_settings, check_labels
 from treenet.runs.checkpoint import FIRST_UPDATE, META
-from treenet.runs.identity import check_metrics, identity, list_changes
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.result_entries import ScoredEntry
 from treenet.runs.run_folder import RunFacts, read_facts
@@ -149,6 +148,8 @@ _CHOSEN = ("precision: ", "init: ", "model.pretrained.folder: ")
 
 def _refuse_other_run(run_dir: AnyPath, facts: Mapping, entry: Entry) -> None:
     """Raise UserError if a folder has not the run of this cell, or the log of another run."""
+    from treenet.runs.identity import check_metrics, identity, list_changes  # here, because it loads PyTorch
+
     own = identity(load_settings(TrainConfig, run_dir / "config.yaml"), facts)
     settings = build_settings(TrainConfig, entry.settings, str(run_dir)).lasting()
     asked = {"settings": settings, "data_fingerprint": entry.data_fingerprint}
