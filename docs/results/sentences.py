@@ -83,7 +83,7 @@ def of_parts() -> Sentences:
     yield "`own_mean` is {} ({} to {}) above the linearised", parts.difference("linearized", "test.2", "own_mean")
     yield "on both has {} and {} % of test right", parts.on_two_machines()
     most = [Row(parts.SST5, parts.OWN, baseline=name).test().interval or (0, 0) for name in (*parts.PRIMARIES, "shuffled")]
-    yield "with the root: at most {}, {} and {} points.", [100 * end for _, end in most]
+    yield "tree itself are *no*: at most {}, {} and {} points.", [100 * end for _, end in most]
     both = (("own", "tree"), ("shuffled", "tree_shuffled"), ("layer", "layer"))
     studies = (parts.SST5, "sst5_pretrained")
     means = [[fmean(Row(study, name).values("test.accuracy")) for study, name in zip(studies, one, strict=True)] for one in both]
