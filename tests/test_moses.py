@@ -4,7 +4,6 @@ import gzip
 import re
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis_profiles import num_examples
@@ -139,10 +138,6 @@ def test_a_data_set_that_was_begun_with_tokens_as_they_are_goes_on_so(corpus, tm
     out = tmp_path / "data"
     preprocess(moses_config(corpus, treebank_words=False), out)
     made = shard_hashes(out)
-    # As the settings were written before this was one of them.
-    values = yaml.safe_load((out / "config.yaml").read_text())
-    del values["parser"]["treebank_words"]
-    (out / "config.yaml").write_text(yaml.safe_dump(values))
     with caplog.at_level("INFO"):
         index = preprocess(moses_config(corpus), out)
     assert shard_hashes(out) == made and "treebank_words" not in index["parser"]

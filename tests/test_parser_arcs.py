@@ -10,7 +10,7 @@ from test_dependency_trees import sentences
 
 from treeproc.common.settings import UserError
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
-from treeproc.parsers import Given, ParserConfig, arc_rule, build_parser
+from treeproc.parsers import Given, ParserConfig, build_parser
 from treeproc.parsers.given import TagReader
 from treeproc.parsers.lines import Line, LineParser, Sentence, Token
 from treeproc.parsers.stanza_parser import StanzaParser
@@ -190,21 +190,3 @@ def test_a_job_does_not_end_with_arcs_that_are_no_tree(german, tmp_path):
     good, bad = encoder.encode([RawLine(line.encode()) for line in LINES[-2:]])
     assert bad.row and not bad.problem and not good.note
     assert bad.note == "has arcs of the parser that form no tree (arcs_failed); these words have no governors"
-
-
-@pytest.mark.parametrize(
-    ("parser", "is_marked"),
-    [
-        ({"name": "stanza", "models": {"origin": "installed", "files": {"mwt/combined.pt": "x"}}}, True),
-        ({"name": "stanza", "models": {"origin": "installed", "files": {"tokenize/combined.pt": "x"}}}, False),
-        ({"name": "stanza", "models": {"origin": "installed", "files": {"mwt/combined.pt": "x"}}, "dependencies": False}, False),
-        ({"name": "given", "models": {"origin": "installed", "files": {"mwt/combined.pt": "x"}}}, False),
-        ({"name": "shipped", "models": {"origin": "shipped", "files": {"depparse": "x"}}}, False),
-        ({"name": "spacy", "models": {"origin": "installed", "files": {"package/parser/model": "x"}}}, False),
-        ({"name": "corenlp"}, True),
-        ({"name": "corenlp", "language": "en"}, False),
-    ],
-)
-def test_only_parsers_that_join_words_are_marked(parser, is_marked):
-    assert bool(arc_rule({"dependencies": True, "language": "de", **parser})) == is_marked
-    assert arc_rule(None) == ()

@@ -9,7 +9,7 @@ import json
 from treeproc.common.trial import try_first
 from treeproc.parsers.config import CutsWords, Given, ParsedLine, Parser, ParserConfig, fallback, read_trees
 from treeproc.parsers.given import TagReader
-from treeproc.parsers.model_files import arc_rule, describe_in_words, describe_parser, find_models, parser_class
+from treeproc.parsers.model_files import describe_in_words, describe_parser, find_models, parser_class
 
 # Memory for trying models: PyTorch and Stanza, and the models several times.
 _TRIAL_BYTES, _TRIAL_FACTOR = 4 << 30, 8
@@ -53,7 +53,6 @@ __all__ = [
     "ParsedLine",
     "Parser",
     "ParserConfig",
-    "arc_rule",
     "build_parser",
     "describe_in_words",
     "describe_parser",

@@ -189,20 +189,6 @@ def describe_parser(config: ParserConfig) -> dict:
     return out
 
 
-TOPMOST = "topmost arcs"
-
-
-def arc_rule(parser: dict | None) -> tuple[str, ...]:
-    """Return (TOPMOST,) if the described parser gives arcs, and tokens that several words do not spell (im = in + dem); else ().
-
-    Such a token has the arc of its topmost word, and fingerprints have this mark.
-    """
-    if parser is None or not parser["dependencies"] or parser["name"] == "given":
-        return ()
-    joins = parser["name"] == "corenlp" and parser["language"] != "en"
-    return (TOPMOST,) if joins or any(name.startswith("mwt/") for name in parser.get("models", {}).get("files", ())) else ()
-
-
 def parser_class(name: ParserName) -> Any:
     """Return the class of a parser. Its module is imported now: it may load PyTorch, or packages that may be missing."""
     module, class_name = PARSERS[name]

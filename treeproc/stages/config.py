@@ -177,7 +177,7 @@ class PreprocessConfig(Settings):
         for name in ("parser", "target_parser") if self.tokenized == "moses" else ():
             side = decided.get(name, getattr(self, name))
             if side is not None and side.treebank_words is None:
-                before = (begun.get(name) or {}).get("treebank_words", False if begun.get("tokenized") == "moses" else None)
+                before = (begun.get(name) or {}).get("treebank_words")
                 chosen = side.knows_treebank_words if before is None else before
                 decided[name] = side.model_copy(update={"treebank_words": chosen})
         return self.model_copy(update=decided)
@@ -268,11 +268,6 @@ def borrow_settings(values: Mapping) -> dict:
         there["subwords"] = {"tokenizer": str((encoded / TOKENIZER_FILE).parent)}  # its own copy
     if own_text:
         there |= {name: value for name, value in _read_settings(stage_folder(data, "text").parent).items() if name in _OF_TEXT}
-        if there.get("tokenized") == "moses":
-            # Data sets that were made before this was a setting have tokens as they are.
-            for name in _PARSERS:
-                if there.get(name):
-                    there[name] = {"treebank_words": False} | there[name]
         for name in _PARSERS:
             if isinstance(there.get(name), dict):  # a data set does not decide who reads the text
                 there[name] = {key: value for key, value in there[name].items() if key != "endpoint"}

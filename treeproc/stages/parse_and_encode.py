@@ -12,7 +12,7 @@ from treeproc.common.messages import Progress, phase
 from treeproc.common.provenance import Recorder
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
-from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, arc_rule, build_parser, describe_in_words, read_trees
+from treeproc.parsers import Given, ParsedLine, Parser, ParserConfig, build_parser, describe_in_words, read_trees
 from treeproc.parsers.config import split_at_blanks
 from treeproc.pretrained_pieces import TokenizerPieces
 from treeproc.shards.schema import FULL_PARSED_SCHEMA, line_end_in, select
@@ -155,20 +155,9 @@ class ParseAndEncode:
 
     def _parse_fingerprints(self, text: list[ShardRecord]) -> list[str]:
         """Return the fingerprints of parsed shards."""
-        rule = self._arc_rule(text, self.parser) or self._arc_rule(text, self.target_parser)
-        return [self._parse_fingerprint(record, *rule) for record in text]
-
-    def _parse_fingerprint(self, text: ShardRecord, *rule: str) -> str:
         scored = [side for side, parser in self.config.parsers().items() if parser is not None and parser.scores]
         more = ["scores", *scored] if scored else []  # the descriptions of parsers are about trees
-        return fingerprint_of(text.sha256, self.parser, self.target_parser, *rule, *more)
-
-    def _arc_rule(self, text: list[ShardRecord], parser: dict | None) -> tuple[str, ...]:
-        """Return `arc_rule` of a parser. A given word is one word."""
-        rule = arc_rule(parser)
-        if rule and parser is self.parser and "words" in Shard((self.base or self.out) / "text", text[0]).schema.names:
-            return ()
-        return rule
+        return [fingerprint_of(record.sha256, self.parser, self.target_parser, *more) for record in text]
 
     def encode(self, text: list[ShardRecord], parsed: list[ShardRecord]) -> dict:
         """Make vocabulary and integer shards."""
@@ -206,9 +195,6 @@ class ParseAndEncode:
         arguments = {"data": self.out, "tree": config.tree, "base": self.base, "pairs": config.form.has_pairs}
         work = StageWork("encode", "loading the vocabulary", EncodeShard, arguments)
         records = self._make(work, "encoded", text, fingerprints, [job(place) for place in range(len(text))])
-        arcs = self._arc_rule(text, parser)
-        if parsed[0].fingerprint != self._parse_fingerprint(text[0], *arcs):
-            arcs = ()
         files: dict[str, str] = {}
         if least:
             _refuse_nothing_left(records)
@@ -224,7 +210,7 @@ class ParseAndEncode:
             columns=encoded_columns(*stages, config.tree).names,
             fingerprint=fingerprint_of(fingerprints),
             text_fingerprint=content_fingerprint(text, least),
-            tree_fingerprint=fingerprint_of(parser, tree, *tree_rule, *arcs),
+            tree_fingerprint=fingerprint_of(parser, tree, *tree_rule),
             vocab_fingerprint=fingerprint_of(inputs_fingerprint, *pieces),
             tree_source=config.tree.tree_source,
             parser=parser,
