@@ -94,14 +94,14 @@ def first_below(record: Record, nll: float) -> float:
 
 
 def of_alignment_protocol() -> Sentences:
-    own, others = (
-        [first_below(one, 4.5) for one in Row("iwslt14_relative", model).records]
-        for model in ("relative_tree", "relative_shuffled")
+    (own, others), (own_late, others_late) = (
+        [[first_below(one, at) for one in Row("iwslt14_relative", model).records] for model in _BLOCK_A[1:]] for at in (4.5, 4.0)
     )
     yield (
         "block A has {}, {}, {} (own) and {}, {}, {} (others): a lag of {} updates, deviations of {} and {}.",
         [*own, *others, fmean(own) - fmean(others), stdev(own), stdev(others)],
     )
+    yield "(own trees {}, {} and {}; others {}, {} and {})", [*own_late, *others_late]
 
 
 # The probe, by the mean of the accuracies on singular and plural verbs.
