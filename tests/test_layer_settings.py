@@ -1,6 +1,7 @@
 """Settings of Transformer layers for little data: norms, dropout of units, words and layers, relative positions beside trees."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +20,11 @@ from treenet.layers.attention import SelfAttention, padding_to_attend_mask
 from treenet.layers.blocks import EncoderLayer, FeedForward, compute_sinusoids, end_stack
 from treenet.layers.core import DropoutKeys, Scratch, WordDropout, multiply_by_table, share_dropout_keys
 from treenet.layers.relations import RelativeTreeSelfAttention
+from treenet.experiments.settings import ScalingConfig
 from treenet.models import build_model
+from treeproc.common.settings import load_settings
 
+CONFIGS = Path(__file__).resolve().parent.parent / "workflows" / "configs"
 SIZES = dict(d_model=8, d_ff=16, num_heads=2, num_encoder_layers=2, num_decoder_layers=2)
 
 
@@ -183,18 +187,14 @@ def reference_tree(
     return module.output(torch.cat(out, dim=1))
 
 
-PAIRED = {
-    "relative": {"name": "relation_transformer", "relations": {"positions": "sequence"}},
-    "relative_tree": {"name": "tree_transformer", "tree": {"relative_positions": 16}},
-}
-
-
-def test_the_relative_tree_model_is_the_relative_model_with_nodes():
+@pytest.mark.parametrize("study", ["scaling_iwslt14_relative", "scaling_multi30k_systems"])
+def test_the_relative_tree_model_of_a_study_is_the_relative_model_with_nodes(study):
     """Leaves attend to leaves alone, so both models give them the same states, and only the decoder reads nodes."""
+    models = load_settings(ScalingConfig, CONFIGS / f"{study}.yaml", ["data=somewhere"]).grid.models
     states = []
     for name in ("relative", "relative_tree"):
         torch.manual_seed(5)
-        model = build_model(ModelConfig(paired_weights=True, **SIZES, **PAIRED[name]), VOCAB).double().eval()
+        model = build_model(ModelConfig(paired_weights=True, **SIZES, **models[name]["model"]), VOCAB).double().eval()
         batch = batch_of([right_branching(5), right_branching(3)], model.reads)
         states.append(model.encoder(batch).states[:, :5])
     real = ~batch.leaf_pad_mask
