@@ -16,11 +16,11 @@ from test_accumulation import by_equations, check_close_with_grads, real_positio
 from test_tree_attention import D_MODEL, HEADS, build_on_path, randomise, structure_masks
 
 from treenet.config import ModelConfig, TreeAttentionConfig
+from treenet.experiments.settings import ScalingConfig
 from treenet.layers.attention import SelfAttention, padding_to_attend_mask
 from treenet.layers.blocks import EncoderLayer, FeedForward, compute_sinusoids, end_stack
 from treenet.layers.core import DropoutKeys, Scratch, WordDropout, multiply_by_table, share_dropout_keys
 from treenet.layers.relations import RelativeTreeSelfAttention
-from treenet.experiments.settings import ScalingConfig
 from treenet.models import build_model
 from treeproc.common.settings import load_settings
 
