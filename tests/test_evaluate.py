@@ -325,6 +325,12 @@ def test_text_of_other_examples_is_refused(run, tmp_path):
 def test_command_line(run, capsys, tmp_path):
     main = main_of("evaluate.py")
     main(["--run", str(run), "split=valid", "decoding.beam_size=2"])
+    of_valid = [f"hypotheses={run / 'translations.valid.txt'}", f"data={data_of(run)}"]
+    with pytest.raises(UserError, match=r"translations.valid.txt holds translations of valid; set split=valid"):
+        main([*of_valid, "split=test"])
+    main([*of_valid, "split=valid"])
+    assert "valid" in capsys.readouterr().out
+    main(["--run", str(run), "split=valid", "decoding.beam_size=2"])
     printed = capsys.readouterr().out
     assert printed.split("\n")[1].startswith("valid ") and "tok:13a" in printed
     scores = json.loads((run / "scores.json").read_text())["valid"]

@@ -32,7 +32,7 @@ from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS,
 from treenet.experiments import records
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
 from treenet.experiments.recorded_study import report_records
-from treenet.experiments.records import READ_NO_TREES, Recording, read_curve, read_numbers, read_records, record_bytes
+from treenet.experiments.records import READ_NO_TREES, Recording, _is_chosen, read_curve, read_numbers, read_records, record_bytes
 from treenet.experiments.results import Results
 from treenet.experiments.scaling_report import FORM, LABELS, NLL, NLL_SCALE, TARGET_TOKENS, build_report, read_result
 from treenet.experiments.scaling_table import describe_slopes, draw, format_table
@@ -530,6 +530,36 @@ def test_the_folder_of_another_cell_or_its_log_gets_no_record(undisturbed, data,
     shutil.copy(undisturbed / "cells" / other / "metrics.jsonl", mixed)
     with pytest.raises(UserError, match=r"metrics.jsonl is of another run: its loss on valid at update \d+ is not that of"):
         recording.make(mixed, entries[name])
+    shutil.copy(undisturbed / "cells" / name / "metrics.jsonl", mixed)
+    shutil.rmtree(mixed / "averaged")
+    shutil.copytree(undisturbed / "cells" / other / "averaged", mixed / "averaged")
+    with pytest.raises(UserError, match=r"averaged has weights of another run \(seed: 1 -> 2\)"):
+        recording.make(mixed, entries[name])
+
+
+@pytest.mark.parametrize(
+    ("change", "is_chosen"),
+    [
+        ("precision: 'auto' -> 'bf16'", True),
+        ("precision: 'float32' -> 'bf16'", False),
+        ("init: 'there/a' -> 'here/a'", True),
+        ("init: 'a' -> None", False),
+        ("init: None -> 'a'", False),
+        ("model.pretrained.folder: 'a' -> 'b'", True),
+        ("seed: 1 -> 2", False),
+    ],
+)
+def test_a_run_may_choose_its_precision_and_name_folders_in_another_way(change, is_chosen):
+    assert _is_chosen(change) is is_chosen
+
+
+def test_seeds_of_one_system_have_the_same_settings(recorded):
+    records = list(read_records(recorded).values())
+    records[1]["settings"]["optimizer"]["learning_rate"] = 0.5
+    one, other = records[0]["cell"], records[1]["cell"]
+    said = rf"{one} and {other} are of one system, but not only their seeds differ: optimizer.learning_rate \(.*, not 0.5\)"
+    with pytest.raises(UserError, match=said):
+        report_records(records)
 
 
 def test_records_of_other_text_are_of_two_studies(recorded):
@@ -539,6 +569,8 @@ def test_records_of_other_text_are_of_two_studies(recorded):
     scores["data"]["text_fingerprint"] = "other"
     with pytest.raises(UserError, match=rf"{records[0]['cell']} and {records[3]['cell']} are of data sets of other text"):
         report_records(records)
+    scores["own_data"] = False  # of `evaluate data=OTHER`
+    report_records(records)
 
 
 def test_a_record_is_small_and_says_what_its_cell_was(recorded, undisturbed, data):
@@ -827,7 +859,7 @@ def test_compared_systems_that_differ_in_more_than_one_thing_are_named(recorded,
     assert "\ntree - transformer: the two differ in 2 things, so the difference has no single cause: model.name (" in table
     assert "batch.max_tokens (96, not 64)" in table and "subtree_mask" not in table
     assert "\nwide - tree: the two differ in 3 things, so " in table
-    assert "clip_norm (1.0, not the default)" in table and ": the trees of the data, batch.max_tokens" not in table
+    assert "clip_norm (1.0, not None)" in table and ": the trees of the data, batch.max_tokens" not in table
 
 
 def test_the_models_without_trees_are_those_of_the_registry():

@@ -144,7 +144,7 @@ def main(args: argparse.Namespace) -> None:
         from treenet.evaluation.evaluate import GivenLines, evaluate_run, score_file
         from treenet.loggers.feed import log_scores
         from treenet.runs.result_provenance import LAST
-        from treenet.runs.run_results import translations_path
+        from treenet.runs.run_results import result_in_run, translations_path
 
     references, sources = (plain_lines(path) if path else None for path in (settings.references, settings.sources))
     given = GivenLines(references, list(map(plain_lines, settings.more_references)), sources)
@@ -154,6 +154,10 @@ def main(args: argparse.Namespace) -> None:
         return run_compare(args.compare, settings, given, args.out)
     if settings.hypotheses:
         lines = plain_lines(settings.hypotheses)
+        if (result := result_in_run(settings.hypotheses)) and settings.references is None:
+            of_split = read_scores(settings.hypotheses.parent)[result].get("split", settings.split)
+            if of_split != settings.split:
+                raise UserError(f"hypotheses: {settings.hypotheses} holds translations of {of_split}; set split={of_split}")
         if args.out is None:
             return print(describe_scores(*score_file(lines, given, settings, None)))
         with open_results(args.out) as folder:

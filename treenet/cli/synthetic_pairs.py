@@ -19,8 +19,8 @@ from treeproc.readers.labelled import refuse_table
 from treeproc.readers.line_forms import is_blank
 from treeproc.readers.numbered_lines import pair_up, read_lines
 from treeproc.shards.schema import lower_case
-from treeproc.shards.shard import SplitShards
-from treeproc.shards.store import fingerprint_of, stage_folder
+from treeproc.shards.shard import SplitShards, check_stage
+from treeproc.shards.store import fingerprint_of
 
 # What this command decides itself.
 _OWN = ("input", "trees", "score", *CONSTRAINTS, "output", "nbest", "scores", "json_lines")
@@ -114,7 +114,7 @@ def pair_files(folder: Path, split: str) -> list[Path]:
 
 def read_pairs(data: AnyPath, split: str) -> Pairs:
     """Return the pairs of the text stage of a data set, in order."""
-    for shard in SplitShards(stage_folder(data, "text"), split):
+    for shard in SplitShards(check_stage(data, "text", split), split):
         yield from ((row["source"], row["target"]) for row in shard.rows())
 
 

@@ -23,6 +23,7 @@ from treenet.config.training import (
     CorpusConfig,
     OptimizerConfig,
     TrainConfig,
+    default_settings,
     flatten,
 )
 
@@ -51,5 +52,6 @@ __all__ = [
     "TrainConfig",
     "TreeAttentionConfig",
     "TreeRegConfig",
+    "default_settings",
     "flatten",
 ]

@@ -15,7 +15,8 @@ from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.lengths import SizeCounts
 from treeproc.shards.rows import hash_ids
-from treeproc.shards.store import read_index, stage_folder
+from treeproc.shards.shard import check_stage
+from treeproc.shards.store import read_index
 
 _AT_ONCE = 1 << 20  # ids that are hashed together: temporary arrays are several times as large
 
@@ -135,7 +136,7 @@ def read_corpora(data: AnyPath, corpora: Sequence[CorpusConfig], sentences: int 
     """
     if not corpora:
         return None
-    folder = stage_folder(data, "text")
+    folder = check_stage(data, "text", "train")
     found = read_index(folder)["train_files"]
     files = tuple(one["file"] for one in found)
     examples = np.array([one["examples"] for one in found], dtype=np.int64) // sentences

@@ -119,6 +119,7 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
     _learned_metrics(settings).check(has_sources=True)
     warn_of_width(decoding_of(settings.decoding, run), len(run.processor))
     references = read_references(run.data, settings.split)
+    read_parse_scores(run.data, settings.split)
     check_given(references, GivenLines(more=more), settings)
     nll = score_references(run, settings)
     found = [hypotheses[0] for hypotheses in translate_split(run, settings)]

@@ -13,14 +13,15 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Required
 
 import numpy as np
 from typing_extensions import TypedDict  # before Python 3.12, pydantic takes no other
 
-from treenet.config import OPERATIONAL, ArchitectureSection, ModelConfig, TrainConfig, flatten
+from treenet.config import OPERATIONAL, ArchitectureSection, ModelConfig, TrainConfig, default_settings, flatten
 from treenet.experiments.ledger import DONE, Cell, Entry, Ledger, changed_settings, check_labels
-from treenet.runs.checkpoint import FIRST_UPDATE, META
+from treenet.runs.checkpoint import AVERAGED, FIRST_UPDATE, META
 from treenet.runs.metrics_log import read_metrics
 from treenet.runs.result_entries import ScoredEntry
 from treenet.runs.run_folder import RunFacts, read_facts
@@ -142,20 +143,27 @@ class Recording:
         return [found[name] for name in sorted(found)]
 
 
-# Settings that a run chooses or finds, and may name in another way than its cell.
-_CHOSEN = ("precision: ", "init: ", "model.pretrained.folder: ")
-
-
 def _refuse_other_run(run_dir: AnyPath, facts: Mapping, entry: Entry) -> None:
-    """Raise UserError if a folder has not the run of this cell, or the log of another run."""
-    from treenet.runs.identity import check_metrics, identity, list_changes  # here, because it loads PyTorch
+    """Raise UserError if a folder has not the run of this cell, or weights or the log of another run."""
+    from treenet.runs.identity import check_metrics, check_weights, identity, list_changes  # here, because it loads PyTorch
 
     own = identity(load_settings(TrainConfig, run_dir / "config.yaml"), facts)
     settings = build_settings(TrainConfig, entry.settings, str(run_dir)).lasting()
     asked = {"settings": settings, "data_fingerprint": entry.data_fingerprint}
-    if changed := [line for line in list_changes(asked, own) if not line.startswith(_CHOSEN)]:
+    if changed := [line for line in list_changes(asked, own) if not _is_chosen(line)]:
         raise UserError(f"{run_dir} has the run of another cell ({'; '.join(changed)}); {HINT}")
+    if isinstance(run_dir, Path):
+        check_weights(run_dir, run_dir / AVERAGED)
     check_metrics(run_dir, HINT)
+
+
+def _is_chosen(change: str) -> bool:
+    """Return whether `name: ASKED -> OWN` is of a setting that a run chooses, or a folder that it may name in another way."""
+    name, _, values = change.partition(": ")
+    asked, _, own = values.partition(" -> ")
+    if name == "precision":
+        return asked == "'auto'"
+    return name in ("init", "model.pretrained.folder") and "None" not in (asked, own)
 
 
 def _without_places(settings: Mapping) -> dict:
@@ -207,10 +215,10 @@ def _read_record(path: AnyPath) -> Record:
 
 
 def check_same_text(records: Iterable[Record]) -> None:
-    """Raise UserError for cells of data sets of other text, which are of two studies."""
+    """Raise UserError for cells of data sets of other text, which are of two studies. Scores on other data do not count."""
     cells = dict[str, str]()
     for record in records:
-        for data in (entry.get("data") for entry in record["scores"].values()):
+        for data in (entry.get("data") for entry in record["scores"].values() if entry.get("own_data", True)):
             if isinstance(data, dict) and (text := data.get("text_fingerprint")):
                 cells.setdefault(text, record["cell"])
     if len(cells) > 1:
@@ -219,6 +227,18 @@ def check_same_text(records: Iterable[Record]) -> None:
             f"{one} and {other} are of data sets of other text, so they are of two studies; give each study its own --out and "
             "--records"
         )
+
+
+def check_same_settings(records: Iterable[Record], system: str) -> None:
+    """Raise UserError for cells of one system and size that differ in more than the seed. `system` is the label of the system."""
+    first = dict[tuple, Record]()
+    for record in records:
+        one = first.setdefault((record["labels"][system], record["labels"].get("fraction")), record)
+        if differing := list(_differing(one, record)):
+            raise UserError(
+                f"{one['cell']} and {record['cell']} are of one system, but not only their seeds differ: {', '.join(differing)}; "
+                "give each study its own --out and --records"
+            )
 
 
 def _find_infinite(record: Record) -> str | None:
@@ -356,13 +376,13 @@ def find_confounded(records: Iterable[Record], pairs: Sequence[tuple[str, str]],
 
 def _differing(ours: Record, theirs: Record) -> Iterator[str]:
     """Yield a line for each setting in which two cells differ, and one for other trees. Records lack some defaults."""
-    one, other = (flatten(record["settings"]) for record in (ours, theirs))
+    one, other = (default_settings() | flatten(record["settings"]) for record in (ours, theirs))
     if ours["data_fingerprint"] != theirs["data_fingerprint"] and _reads_trees(one) and _reads_trees(other):
         yield "the trees of the data"
     left_out = _NOT_COMPARED + (_SECTIONS if one.get("model.name") != other.get("model.name") else ())
     for key in dict.fromkeys((*one, *other)):
         if one.get(key) != other.get(key) and not is_below(key, left_out):
-            yield f"{key} ({', not '.join(str(side.get(key, 'the default')) for side in (one, other))})"
+            yield f"{key} ({', not '.join(str(side.get(key)) for side in (one, other))})"
 
 
 def _reads_trees(settings: Mapping) -> bool:

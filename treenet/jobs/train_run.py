@@ -215,4 +215,4 @@ def check_same_run(run_dir: Path, config: TrainConfig, facts: Mapping, name: Any
             f"{name} holds a run with other settings ({'; '.join(changed)}); choose another --out, or give the old settings"
         )
     check_weights(run_dir, *checkpoint_folders(run_dir), own=own, name=name)
-    check_metrics(run_dir, "restore it, or remove it")
+    check_metrics(run_dir, "restore it, or remove it", name)

@@ -129,12 +129,12 @@ def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = 
         kind = kind_of(as_path(text))
         if (folder / LEDGER).is_file() and kind is not SEARCH:
             form = next((form for form in FORMS if form.kind is kind or (folder / form.report).is_file()), FORMS[0])
-            found.studies.append(_read_study(name, text, folder, form))
+            found.studies.append(_read_study(name, text, folder, form, mirror.out))
         elif kind is None and not (folder / CONFIG).is_file() and (records := list(read_records(folder).values())):
             known.update(systems_of(records))
             found.studies.append(_in_order(name, text, form_of(records), report_records(records, baseline, main)))
         else:
-            found.runs.append(_read_run(name, text, folder, split))
+            found.runs.append(_read_run(name, text, folder, split, mirror.out))
     found.studies.sort(key=lambda study: FORMS.index(study.form))
     if len(tasks := {run.task: run.given for run in found.runs}) > 1:
         raise UserError(f"runs must be of one task, but are {' and '.join(f'{run} of {task}' for task, run in tasks.items())}")
@@ -145,7 +145,7 @@ def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = 
     return found
 
 
-def _read_study(name: str, given: str, folder: Path, form: StudyForm) -> ReportStudy:
+def _read_study(name: str, given: str, folder: Path, form: StudyForm, out: AnyPath) -> ReportStudy:
     """Read the file of a study's results. Without a row in its table, there are no results yet."""
     path = folder / form.report
     report = read_json(path, "its own command makes it again", form.content) if path.is_file() else None
@@ -154,7 +154,7 @@ def _read_study(name: str, given: str, folder: Path, form: StudyForm) -> ReportS
         return ReportStudy(name, given, form, None)
     if form.content is ScalingReport:
         _check_compared(report, path)
-    return _in_order(name, given, form, report, tuple(_stale_cells(folder, report)))
+    return _in_order(name, given, form, report, tuple(_stale_cells(out, report)))
 
 
 def _in_order(name: str, given: str, form: StudyForm, report: dict, stale: tuple[str, ...] = ()) -> ReportStudy:
@@ -165,11 +165,11 @@ def _in_order(name: str, given: str, form: StudyForm, report: dict, stale: tuple
     return ReportStudy(name, given, form, report, stale)
 
 
-def _stale_cells(folder: Path, report: dict) -> Iterator[str]:
+def _stale_cells(out: AnyPath, report: dict) -> Iterator[str]:
     """Yield the names of cells that have other weights now than those that the numbers of a study were made with."""
     cells = report.get("cells")
     for cell in cells if isinstance(cells, list) else ():
-        then, now = cell.get("weights_sha256"), recorded_sha256(inside(folder / "cells", cell["cell"]) / AVERAGED)
+        then, now = cell.get("weights_sha256"), recorded_sha256(inside(out / "cells", cell["cell"]) / AVERAGED)
         if None not in (then, now) and then != now:
             yield cell["cell"]
 
@@ -184,7 +184,8 @@ def short_names(paths: Sequence[str]) -> list[str]:
     return list(paths)
 
 
-def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
+def _read_run(name: str, given: str, folder: Path, split: str, place: AnyPath) -> ReportRun:
+    """Read a run from its mirror `folder`; checkpoints, which are not mirrored, from its own `place`."""
     for file in (CONFIG, FACTS):
         if not (folder / file).is_file():
             raise UserError(
@@ -201,7 +202,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         )
     check_weights(folder, folder / AVERAGED, name=as_path(given))
     scores = {name: one for name, one in read_scores(folder).items() if isinstance(one, dict) and not name.startswith(PARSE)}
-    state, probes, facts = RunState(folder, given), read_probes(folder).get(AVERAGED, {}), read_facts(folder, _TRAIN_AGAIN)
+    state, probes, facts = RunState(place, given), read_probes(folder).get(AVERAGED, {}), read_facts(folder, _TRAIN_AGAIN)
     for values, file in ((scores, SCORES), (probes, PROBES), (facts, FACTS)):
         _check_numbers(values, folder / file)
     run = ReportRun(
@@ -215,7 +216,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
         translations=dict(_translations(folder, scores)),
         fingerprints={},
         trees=None,
-        step=last_step(folder),
+        step=last_step(place),
         finished=is_complete(folder / AVERAGED),
         weights_sha256=state.weights_sha256(),
         statuses=state.check_scores(scores),
@@ -226,7 +227,7 @@ def _read_run(name: str, given: str, folder: Path, split: str) -> ReportRun:
     run.fingerprints = _fingerprints(run, index)
     if index is None:
         run.missing.append(Missing("its data set is missing or was made again, so the page has nothing that needs its sentences"))
-    if (step := find_other_metrics(folder, run.metrics)) is not None:
+    if (step := find_other_metrics(place, run.metrics)) is not None:
         why = f"its loss on valid at update {step:,} is not that of the checkpoint, so curves and speed are not of this run"
         run.missing.append(Missing(f"metrics.jsonl is of another run: {why}"))
     if index and index.get("tree_source"):

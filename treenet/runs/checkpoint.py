@@ -19,8 +19,8 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, TypeGuard
+from pathlib import Path, PurePath, PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeGuard, overload
 
 from safetensors import SafetensorError
 
@@ -92,10 +92,18 @@ def is_checkpoint_name(name: str) -> bool:
     return digits.isascii() and digits.isdigit() and name == folder_name(int(digits))
 
 
-def checkpoint_folders(run_dir: Path) -> list[Path]:
-    """Return the folders of checkpoints by ascending step, complete or not."""
-    found = (run_dir / "checkpoints").glob(f"{_PREFIX}*")
-    return sorted((path for path in found if is_checkpoint_name(path.name) and path.is_dir()), key=checkpoint_step)
+@overload
+def checkpoint_folders(run_dir: Path) -> list[Path]: ...
+@overload
+def checkpoint_folders(run_dir: AnyPath) -> Sequence[AnyPath]: ...
+def checkpoint_folders(run_dir: AnyPath) -> Sequence[AnyPath]:
+    """Return the folders of checkpoints by ascending step, complete or not; in a store those that are complete."""
+    folder = run_dir / "checkpoints"
+    if isinstance(folder, RemotePath):
+        names = (name.parent.name for name in map(PurePosixPath, folder.objects()) if name.name == META)
+        return sorted((folder / name for name in names if is_checkpoint_name(name)), key=checkpoint_step)
+    found = (path for path in folder.glob(f"{_PREFIX}*") if is_checkpoint_name(path.name) and path.is_dir())
+    return sorted(found, key=checkpoint_step)
 
 
 def checkpoint_step(folder: PurePath | RemotePath) -> int:
@@ -260,7 +268,7 @@ def _meta_sha256(meta: dict) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def read_meta(folder: Path) -> dict:
+def read_meta(folder: AnyPath) -> dict:
     """Read meta.json of a checkpoint or an average; empty if it is missing or damaged."""
     meta = read_object(folder / META)
     return meta if meta.get("sha256") == _meta_sha256(meta) else {}

@@ -6,13 +6,10 @@ found, and all that continues it. This reads meta.json alone, and no weights.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import to_jsonable_python
-
-from treenet.config import TrainConfig
+from treenet.config import TrainConfig, default_settings
 from treenet.models.pretrained_folder import FACTS as PRETRAINED
 from treenet.models.pretrained_folder import OF_THE_FILE
 from treenet.runs.checkpoint import (
@@ -33,7 +30,6 @@ from treenet.runs.run_folder import EXPORT_FACTS, FACTS, checkpoint_path, hash_i
 from treeproc.common.errors import one_line
 from treeproc.common.folder_kinds import CONFIG
 from treeproc.common.hub import are_other_models
-from treeproc.common.setting_facts import REQUIRED, list_settings
 from treeproc.common.settings import UserError, differences, load_settings
 from treeproc.common.storage import AnyPath
 
@@ -80,7 +76,7 @@ def list_changes(own: Mapping, other: Mapping) -> list[str]:
     ours, theirs = own.get("settings"), other.get("settings")
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         for key in {**ours, **theirs}:
-            before, now = (one.get(key, _defaults().get(key)) for one in (ours, theirs))
+            before, now = (one.get(key, default_settings().get(key)) for one in (ours, theirs))
             may_move = key == "model.pretrained.folder" and len(encoders) == 2 and not are_other_models(before, now)
             if before != now and not may_move:
                 lines.append(f"{key}: {before!r} -> {now!r}")
@@ -99,13 +95,6 @@ def _encoder_of(facts: Mapping) -> dict[str, Any]:
     """Return config.json of the pretrained encoder of a run, without what only its file says; empty if there is none."""
     config = facts[PRETRAINED].get("config") if isinstance(facts.get(PRETRAINED), Mapping) else None
     return {name: one for name, one in config.items() if name not in OF_THE_FILE} if isinstance(config, Mapping) else {}
-
-
-@cache
-def _defaults() -> dict[str, Any]:
-    """Return the default of every setting by its dotted key, as JSON has it. Records leave out later settings at theirs."""
-    found = {setting.name: setting.default for setting in list_settings(TrainConfig) if setting.default is not REQUIRED}
-    return to_jsonable_python(found)
 
 
 def check_weights(run: Path, *folders: Path, own: Mapping | None = None, name: AnyPath | None = None) -> None:
@@ -140,21 +129,23 @@ def check_weights(run: Path, *folders: Path, own: Mapping | None = None, name: A
     _check_chain({folder: meta for folder, meta in metas.items() if folder not in others}, asked, name)
 
 
-def find_other_metrics(run: Path, metrics: Iterable[Mapping]) -> int | None:
+def find_other_metrics(run: AnyPath, metrics: Iterable[Mapping]) -> int | None:
     """Return the first update at which the loss on valid is another one in the metrics than in a checkpoint of the run."""
     logged = {line["step"]: line.get("nll") for line in metrics if line["event"] == "valid"}
-    for meta in map(read_meta, checkpoint_folders(run)):
+    for folder in checkpoint_folders(run):
+        meta = read_meta(folder)
         nll, step = meta.get("valid_nll"), meta.get("step")
-        if nll is not None and logged.get(step, nll) != nll:
+        # Beside a damaged checkpoint, the log may be that of a run that has continued before it.
+        if nll is not None and logged.get(step, nll) != nll and not (isinstance(folder, Path) and find_fault(folder)):
             return step
     return None
 
 
-def check_metrics(run: AnyPath, hint: str) -> None:
-    """Raise UserError with `hint` if metrics.jsonl in a folder of this machine is that of another run."""
-    if isinstance(run, Path) and (step := find_other_metrics(run, read_metrics(run))) is not None:
+def check_metrics(run: AnyPath, hint: str, name: AnyPath | None = None) -> None:
+    """Raise UserError with `hint` if metrics.jsonl is that of another run. `name` is the name of the run in the message."""
+    if (step := find_other_metrics(run, read_metrics(run))) is not None:
         said = f"is of another run: its loss on valid at update {step:,} is not that of the checkpoint"
-        raise UserError(f"{run / 'metrics.jsonl'} {said}; {hint}")
+        raise UserError(f"{(name or run) / 'metrics.jsonl'} {said}; {hint}")
 
 
 def _read(folder: Path) -> dict:

@@ -158,7 +158,7 @@ def load_model(
     is_given, data = data is not None, data or own
     index = read_index(data / "encoded")
     own_data = index["fingerprint"] == facts["data_fingerprint"]
-    if not (own_data or is_given):
+    if not (own_data or is_given or (run / EXPORT_FACTS).is_file()):  # an exported run has its own copy
         warn(f"warning: {own} was made again since {run} was trained, with other text or trees, so results name other data")
     check_own_vocabulary(data, index, facts, run, own)
     check_vocabulary_files(data / "encoded", index)

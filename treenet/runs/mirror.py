@@ -19,7 +19,6 @@ from treenet.runs.checkpoint import (
     META,
     checkpoint_folders,
     checkpoint_step,
-    is_checkpoint_name,
     read_object,
     remove_checkpoint,
 )
@@ -73,7 +72,7 @@ class RunMirror:
 
     def last_step(self) -> int:
         """Return the step of the last checkpoint, or 0."""
-        return max(map(checkpoint_step, checkpoint_folders(self.folder)), default=0)
+        return max(map(checkpoint_step, checkpoint_folders(self.out)), default=0)
 
     def ask_to_stop(self) -> None:
         """Ask the machine that trains to stop."""
@@ -165,10 +164,6 @@ class StoredRun(RunMirror):
             if not fnmatch.filter(self._folders_there, folder):
                 there = ", ".join(sorted(self._folders_there)) or "none"
                 raise UserError(f"{self.out / folder} is missing; train to the end, or choose another (there are: {there})")
-
-    def last_step(self) -> int:
-        folders = (name.parent for name in map(PurePosixPath, (self.out / "checkpoints").objects()) if name.name == META)
-        return max((checkpoint_step(folder) for folder in folders if is_checkpoint_name(str(folder))), default=0)
 
     def ask_to_stop(self) -> None:
         (self.out / STOP_FILE).write_bytes(b"")

@@ -15,7 +15,7 @@ from treenet.tasks.base import Task
 from treeproc.common.settings import UserError
 from treeproc.common.storage import AnyPath
 from treeproc.shards.piece_files import read_tokenizer, tokenizer_names
-from treeproc.shards.shard import read_names
+from treeproc.shards.shard import check_vocabulary_files, read_names
 from treeproc.shards.store import TOKENIZER_FILE, class_names, read_index
 
 # What a size of `Task.sizes` counts.
@@ -53,6 +53,7 @@ class Vocabularies:
             raise UserError(
                 f"init: the vocabulary of {self.data} must be {self.fingerprint}, as in the training, but is {found}; {again}"
             )
+        check_vocabulary_files(self.data / "encoded", index, again)
         if kind == "num_classes":
             names = class_names(index)
         elif kind == "num_pieces":

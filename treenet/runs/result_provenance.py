@@ -19,7 +19,7 @@ from treenet.tasks.base import TASKS, task_of
 from treeproc.common.files import read_json, read_text
 from treeproc.common.provenance import describe_software, software
 from treeproc.common.settings import Effect, Settings, UserError, excluded, read_yaml
-from treeproc.common.storage import AnyPath, RemotePath, as_path
+from treeproc.common.storage import AnyPath, as_path
 from treeproc.shards.store import read_index
 
 LAST = "last"
@@ -112,7 +112,7 @@ class RunState:
     def weights_sha256(self, checkpoint: str = AVERAGED) -> str | None:
         """Return the sha256 of the weights that a command would load; None if there are none or it is unknown."""
         if checkpoint == LAST:
-            folders = [] if isinstance(self.folder, RemotePath) else checkpoint_folders(self.folder)
+            folders = checkpoint_folders(self.folder)
             return recorded_sha256(folders[-1]) if folders else None
         return recorded_sha256(checkpoint_path(self.folder, checkpoint))
 

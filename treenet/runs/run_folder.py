@@ -153,7 +153,8 @@ def is_packed_run(path: AnyPath) -> bool:
 
 def is_unpacked(run: Path) -> bool:
     """Return whether a folder is that of a zip in the cache, where changes are lost."""
-    return run.is_relative_to(cache_folder() / "runs")
+    places = cache_folder() / "runs"
+    return run.is_relative_to(places) and re.fullmatch(r".+\.zip-[0-9a-f]{32}", run.relative_to(places).parts[0]) is not None
 
 
 def unpack_run(path: AnyPath) -> Path:

@@ -278,7 +278,7 @@ def _of_table(
         where = f"{name}, line {number}"
         if not any(fields):
             raise UserError(f"{where}: the line is empty; remove it")
-        if row == 0 and (needs_header or any(column in fields for column in wanted)):
+        if row == 0 and (needs_header or any(column in fields for column in columns.wanted)):
             if len(fields) == 1 and any(mark in fields[0] for mark in ";\t"):
                 raise UserError(
                     f"{where}: must be a header with the columns {' and '.join(wanted)}, separated by {between}, but is "

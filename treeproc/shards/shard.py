@@ -201,6 +201,7 @@ def check_hashes(folder: AnyPath, *splits: str) -> None:
         inside(folder, name)
     if isinstance(folder, RemotePath):
         _check_objects(folder, hashes, sizes)
+        check_vocabulary_files(folder, index)
     else:
         _check_files(folder, hashes)
     for of_split in records.values():
@@ -222,7 +223,8 @@ def check_stage(data: AnyPath, stage: str, split: str = "") -> AnyPath:
     index = read_index(folder)
     least = encoded.get("min_parse_score") if stage == "text" else None
     if encoded.get(f"{stage}_fingerprint") != content_fingerprint(index.records(), least):
-        raise UserError(f"{folder} is not the stage that {data / 'encoded'} was made of; restore it, or {_AGAIN}")
+        again = "restore it, or run tree-attention preprocess with another --out"
+        raise UserError(f"{folder} is not the stage that {data / 'encoded'} was made of; {again}")
     if isinstance(folder, Path):
         _check_files(folder, {record.name: record.sha256 for record in index.records(split)} if split else {})
     return folder

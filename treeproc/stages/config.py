@@ -165,8 +165,7 @@ class PreprocessConfig(Settings):
 
         `rows_per_shard: auto` becomes that of a data set that was begun; else `with_shard_size` settles it, which needs a scan.
 
-        `begun` are the settings of a data set that was begun; it keeps its values, and has no treebank words if it
-        lacks that setting.
+        `begun` are the settings of a data set that was begun; it keeps its values.
         """
         begun = begun or {}
         columns = {*self.form.columns, *(["target"] if any(files.target for files in self.splits.values()) else [])}
