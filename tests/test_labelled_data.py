@@ -15,6 +15,7 @@ from treenet.data.labelled import LabelledSource
 from treenet.jobs.train_run import run_training
 from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
+from treeproc.readers.labelled import LabelledConfig, read_new_records
 from treeproc.shards.schema import SPLIT_WORD_PREFIX
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
@@ -161,3 +162,12 @@ def test_a_translation_model_refuses_it(data, tmp_path):
     with pytest.raises(UserError, match=r"data has no target side \(its columns: example_id, leaves, nodes, spans, .*pairs"):
         run_training(TrainConfig(data=data), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_header_that_names_the_text_otherwise_is_no_new_text(tmp_path):
+    path = tmp_path / "new.tsv"
+    path.write_text("label\tsentence\npos\ta good film\n")
+    with pytest.raises(UserError, match=r"new.tsv, line 1: must be a header with the columns text, .* 'text' is missing"):
+        list(read_new_records(path, LabelledConfig()))
+    (row,) = read_new_records(path, LabelledConfig(text="sentence"))
+    assert row[1] == ["a good film"]

@@ -1,5 +1,6 @@
 """Runs in an object store: killed here, continued on another machine, read by every command; a real S3 server on loopback."""
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -19,16 +20,23 @@ from waiting import wait_for
 from treenet.evaluation.evaluate import evaluate_run
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.jobs.train_run import run_training
+from treenet.report.report_inputs import read_report_inputs
 from treenet.runs.averaging import average_checkpoints
 from treenet.runs.checkpoint import checkpoint_folders, is_complete, latest_checkpoint
+from treenet.runs.identity import check_metrics, find_other_metrics
+from treenet.runs.metrics_log import read_metrics
 from treenet.runs.mirror import STOP_FILE, mirror_of, read_run
+from treenet.runs.result_provenance import LAST, RunState
+from treenet.runs.run_folder import recorded_sha256
 from treenet.runs.run_results import read_system, warn_of_stale_results, write_result
 from treenet.tasks.base import build_task
 from treenet.training.trainer import train
 from treeproc.common.cache import cache_folder
+from treeproc.common.files import read_json
 from treeproc.common.provenance import read_sessions
 from treeproc.common.settings import UserError, dump_settings
 from treeproc.common.storage import RemotePath, as_path
+from treeproc.shards.shard import check_hashes
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -168,6 +176,32 @@ def test_results_in_the_store_are_judged_by_the_weights_there(finished, capsys):
     with read_run(finished) as run:  # without the weights
         status = read_system(run, "test", finished).status
     assert status.changed.startswith("weights ") and status.command == command
+
+
+def test_log_last_checkpoint_and_updates_are_those_in_the_store(finished):
+    assert checkpoint_folders(finished) == [finished / "checkpoints" / name for name in ("step_00000005", "step_00000010")]
+    assert RunState(finished).weights_sha256(LAST) == recorded_sha256(finished / "checkpoints" / "step_00000010")
+    (read,) = read_report_inputs([str(finished)], "test").runs
+    assert read.step == 10 and not any("metrics.jsonl" in one.said for one in read.missing)
+    check_metrics(finished, "restore it")
+    other = [line | {"nll": 0.5} if line["event"] == "valid" else line for line in read_metrics(finished)]
+    assert find_other_metrics(finished, other) == 10
+
+
+def test_foreign_pieces_of_a_data_set_in_a_store_are_not_read(bucket, data):
+    there = bucket / "mixed" / "encoded"
+    for path in (path for path in (data / "encoded").rglob("*") if path.is_file()):
+        (there / path.relative_to(data / "encoded").as_posix()).write_bytes(path.read_bytes())
+    pieces = there / "vocab" / "pieces.model"
+    own = pieces.read_bytes()
+    files = {"vocab/pieces.model": hashlib.sha256(own).hexdigest()}  # which toy data lack
+    index = read_json(data / "encoded" / "index.json") | {"files": files}
+    (there / "index.json").write_bytes(json.dumps(index).encode())
+    pieces.write_bytes(own[::-1])
+    with pytest.raises(UserError, match=r"pieces.model is damaged: its hash is not the one in index.json"):
+        check_hashes(there, "train")
+    pieces.write_bytes(own)
+    check_hashes(there, "train")
 
 
 def add_result(run: Path, name: str) -> None:

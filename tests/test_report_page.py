@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from treenet.report.page import render_page
 from treenet.report.report_inputs import FINGERPRINTS, Missing, ReportRun, ReportStudy
 from treenet.report.report_model import Inside, Report, Scored
 from treenet.report.sentence_views import View
+from treenet.report.tables import result_columns
 from treenet.runs.result_provenance import ResultStatus
 from treeproc.common.provenance import Session
 
@@ -127,3 +129,25 @@ def test_no_text_of_a_file_is_markup():
     missing = [name for name in evil.names if f"&amp;{name}" not in page and f"\\u0026{name}" not in page]
     assert len(evil.names) > 60 and missing == []
     assert "<i title" not in page and page.count("</script>") == page.count("<script") == 4
+
+
+def test_results_of_one_name_on_other_data_are_marked():
+    def result(run: str, name: str, **entry: object) -> tuple:
+        return SimpleNamespace(name=run, statuses={name: ResultStatus()}), name, {"nll": 1.0, **entry}
+
+    def data(text: str) -> dict:
+        return {"data": {"text_fingerprint": text}}
+
+    rows = [
+        result("a", "test.data-news", **data("x")),
+        result("b", "test.data-news", **data("y")),
+        result("c", "test.data-news", **data("x")),
+        result("a", "pairs-p", **data("x"), pairs_fingerprint="p"),
+        result("b", "pairs-p", **data("y"), pairs_fingerprint="p"),
+        result("c", "pairs-p", **data("x"), pairs_fingerprint="q"),
+        result("a", "surprisal-s", **data("x")),
+        result("b", "surprisal-s", **data("y")),
+    ]
+    (names,) = (column.cells for column in result_columns(rows) if column.title == "result")
+    marked = [name for name in names if "of other data than that of a" in name]
+    assert len(names) == 8 and marked == [names[1], names[5]]

@@ -1,6 +1,6 @@
 """Cells and tables that only pages have."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
@@ -25,10 +25,21 @@ def result_columns(results: Sequence[tuple[ReportRun, str, dict]], counts: str =
     """Return the table of results with all their scores; empty without results. `counts` names the examples."""
     columns = [
         Column("run", [run.name for run, *_ in results]),
-        Column("result", [run.statuses[result].marked(result) for run, result, _ in results]),
+        Column("result", list(_names_of(results))),
         numbers(counts, [entry.get("num_examples") for *_, entry in results]),
     ]
     return columns + score_columns([entry for *_, entry in results]) if results else []
+
+
+def _names_of(results: Sequence[tuple[ReportRun, str, dict]]) -> Iterator[str]:
+    """Yield the names of results with their marks. Data sets, and files of pairs, may differ below one name."""
+    first = dict[str, tuple[str, str | None]]()
+    for run, result, entry in results:
+        data = entry.get("data")
+        of_data = data.get("text_fingerprint") if isinstance(data, dict) and not result.startswith("surprisal") else None
+        of = entry.get("pairs_fingerprint", of_data)
+        one, of_one = first.setdefault(result, (run.name, of))
+        yield run.statuses[result].marked(result) + (f" (of other data than that of {one})" if of != of_one else "")
 
 
 def code(text: str) -> Markup:
