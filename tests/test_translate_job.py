@@ -1,6 +1,7 @@
 """The stream of parts of a command on lines, with a worker that counts words: order, kept parts, messages, limits."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import ClassVar
@@ -10,6 +11,7 @@ import pytest
 from treenet.translation.line_translator import Translated, gather, rounded
 from treenet.translation.settings import LineSettings, TranslateSettings
 from treenet.translation.translate_job import PartStore, answer_lines, translate_lines
+from treeproc.common.files import read_json
 from treeproc.common.settings import UserError
 from treeproc.online.raw_lines import EncodedLine
 
@@ -48,12 +50,13 @@ def nothing_asked():
 
 
 @pytest.fixture
-def run(tmp_path) -> Path:
+def run(tmp_path, data) -> Path:
     """A folder with what the kept parts depend on."""
+    shutil.copytree(data / "encoded", tmp_path / "data" / "encoded")
     for name in ("averaged", "checkpoints/step_00000007"):
         (tmp_path / "run" / name).mkdir(parents=True)
         (tmp_path / "run" / name / "meta.json").write_text(name)
-    (tmp_path / "run" / "config.yaml").write_text("seed: 1\n")
+    (tmp_path / "run" / "config.yaml").write_text(f"seed: 1\ndata: {tmp_path / 'data'}\n")
     return tmp_path / "run"
 
 
@@ -150,6 +153,9 @@ def test_kept_parts_are_found_again_for_the_same_lines_settings_and_runs_alone(t
         ({}, [0, 2, 4]),
     ]:
         assert asked(**changes)[0] == expected, changes
+    index = run.parent / "data" / "encoded" / "index.json"
+    index.write_text(json.dumps(read_json(index) | {"fingerprint": "made again"}))
+    assert asked()[0] == [0, 2, 4] and asked()[0] == []
     for file in ("config.yaml", "averaged/meta.json"):
         (run / file).write_text("other")
         assert asked()[0] == [0, 2, 4] and asked()[0] == []

@@ -12,7 +12,9 @@ from itertools import chain, islice, tee
 from pathlib import Path
 from typing import IO, Any
 
+from treenet.config import TrainConfig
 from treenet.runs.checkpoint import META
+from treenet.runs.loading import data_of
 from treenet.runs.result_provenance import asked_for
 from treenet.runs.run_folder import checkpoint_path
 from treenet.translation.line_translator import LineTranslator, LineWorker, Translated, local_runs
@@ -21,14 +23,15 @@ from treeproc.common.command_line import check_output
 from treeproc.common.errors import require
 from treeproc.common.files import atomic_write, is_stream, json_bytes, named_output, read_json, remove_leftovers
 from treeproc.common.messages import Progress, tell, warn
-from treeproc.common.settings import Effect, UserError, excluded
+from treeproc.common.settings import Effect, UserError, excluded, load_settings
 from treeproc.common.storage import AnyPath
+from treeproc.shards.store import read_index
 
 
 class PartStore:
     """Results in OUTPUT.parts, one file for each part.
 
-    A file counts only if lines, settings and checkpoints are the same as before.
+    A file counts only if lines, settings, checkpoints and data sets are the same as before.
     """
 
     def __init__(self, output: AnyPath, settings: LineSettings, runs: Sequence[AnyPath]):
@@ -39,6 +42,9 @@ class PartStore:
         for run in local_runs(settings, runs):
             files = [run / "config.yaml", *(checkpoint_path(run, checkpoint) / META for checkpoint in settings.checkpoints)]
             self._made_of += [path.read_bytes().decode(errors="replace") if path.is_file() else "" for path in files]
+            with suppress(UserError):  # of a run or data set that is missing, which its reader tells
+                data = data_of(run, load_settings(TrainConfig, run / "config.yaml"))
+                self._made_of.append(read_index(data / "encoded")["fingerprint"])
 
     def find(self, lines: Sequence, first: int) -> Translated | None:
         """Return the stored translation of these lines, or None. The first line has the 0-based number `first`."""
