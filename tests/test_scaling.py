@@ -30,9 +30,10 @@ from treenet.data.plan import BatchPlan
 from treenet.data.splits import read_references
 from treenet.evaluation.significance import ABOUT_SEEDS, ABOUT_WEIGHTS_OF_SEEDS, EXPLAINED, compare_over_seeds
 from treenet.experiments import records
+from treenet.experiments.comparable import READ_NO_TREES
 from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Ledger
 from treenet.experiments.recorded_study import report_records
-from treenet.experiments.records import READ_NO_TREES, Recording, _is_chosen, read_curve, read_numbers, read_records, record_bytes
+from treenet.experiments.records import Recording, _is_chosen, read_curve, read_numbers, read_records, record_bytes
 from treenet.experiments.results import Results
 from treenet.experiments.scaling_report import FORM, LABELS, NLL, NLL_SCALE, TARGET_TOKENS, build_report, read_result
 from treenet.experiments.scaling_table import describe_slopes, draw, format_table

@@ -23,7 +23,6 @@ from treenet.config.training import (
     CorpusConfig,
     OptimizerConfig,
     TrainConfig,
-    default_settings,
     flatten,
 )
 
@@ -52,6 +51,5 @@ __all__ = [
     "TrainConfig",
     "TreeAttentionConfig",
     "TreeRegConfig",
-    "default_settings",
     "flatten",
 ]

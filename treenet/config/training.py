@@ -1,7 +1,6 @@
 """Settings of training runs and of scoring."""
 
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -14,12 +13,10 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import to_jsonable_python
 
 from treenet.config.models import ModelConfig
 from treenet.config.tasks import ClassifierConfig, DecodingConfig, MaskedLMConfig, SamplingConfig, TaskName
 from treeproc.common.hub import HubModel, model_place, pin
-from treeproc.common.setting_facts import REQUIRED, list_settings
 from treeproc.common.settings import Effect, Settings, is_below, is_sent_to_a_cluster, keys_with, later_field
 from treeproc.common.storage import AnyPath, DataPath
 from treeproc.shards.schema import WINDOW_ROWS
@@ -391,13 +388,6 @@ class TrainConfig(Settings):
     def lasting(self) -> dict[str, object]:
         """Return the settings that all commands on one run folder have in common, as dotted keys."""
         return {key: value for key, value in flatten(self.model_dump(mode="json")).items() if not is_below(key, MAY_CHANGE)}
-
-
-@cache
-def default_settings() -> dict[str, Any]:
-    """Return the default of every setting by its dotted key, as JSON has it. Records leave out later settings at theirs."""
-    found = {setting.name: setting.default for setting in list_settings(TrainConfig) if setting.default is not REQUIRED}
-    return to_jsonable_python(found)
 
 
 # May change between two commands on one run folder: none of them changes what a step computes. The data set may move; its

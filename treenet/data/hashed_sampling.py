@@ -136,7 +136,7 @@ def read_corpora(data: AnyPath, corpora: Sequence[CorpusConfig], sentences: int 
     """
     if not corpora:
         return None
-    folder = check_stage(data, "text", "train")
+    folder = check_stage(data, "text")
     found = read_index(folder)["train_files"]
     files = tuple(one["file"] for one in found)
     examples = np.array([one["examples"] for one in found], dtype=np.int64) // sentences

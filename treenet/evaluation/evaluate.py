@@ -119,7 +119,7 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
     _learned_metrics(settings).check(has_sources=True)
     warn_of_width(decoding_of(settings.decoding, run), len(run.processor))
     references = read_references(run.data, settings.split)
-    read_parse_scores(run.data, settings.split)
+    sizes = read_sizes(run.data, settings.split)
     check_given(references, GivenLines(more=more), settings)
     nll = score_references(run, settings)
     found = [hypotheses[0] for hypotheses in translate_split(run, settings)]
@@ -127,7 +127,7 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
     right = [row["tgt_pieces"].tolist() for row in read_split(run.data, "encoded", settings.split)]
     facts = facts_of_lines([one.ids for one in found], right) | facts_of_nll(run.config.data, run.data, settings.split)
     scores = {
-        **score_lines(lines, references, run.data, settings, more),
+        **score_lines(lines, references, run.data, settings, more, sizes),
         LEARNING: facts,
         **origin(run, settings),
         "random_trees": settings.random_trees,
@@ -142,14 +142,22 @@ def evaluate_run(folder: Path, settings: EvaluateSettings, more: References = ()
     return name, write_result(folder, name, lines, references, scores, nll)
 
 
+def read_sizes(data: AnyPath, split: str) -> dict[str, np.ndarray]:
+    """Return what buckets of scores are made of: sizes of the sources of a split, and their parse scores if there are some."""
+    sizes = measure_sources(read_split(data, "encoded", split))
+    parse_scores = read_parse_scores(data, split)
+    return sizes | ({} if parse_scores is None else {"parse_score": parse_scores})
+
+
 def score_lines(
     lines: Sequence[str],
     references: Sequence[str],
     data: AnyPath | None,
     settings: EvaluateSettings,
     more: References = (),
+    sizes: dict[str, np.ndarray] | None = None,
 ) -> dict:
-    """Score translations, as in scores.json; also by bucket if a data set gives the sources."""
+    """Score translations, as in scores.json; also by bucket if a data set gives the sources. `sizes` were read before."""
     tokenizer = tokenizer_of(data, settings.target_language)
     warn_of_text([lines], references, tokenizer)
     with phase(f"scoring {len(lines):,} translations"):
@@ -158,9 +166,7 @@ def score_lines(
     if more:
         scores["more_references_fingerprint"] = more_fingerprint(more)
     if data is not None:
-        sizes = measure_sources(read_split(data, "encoded", settings.split))
-        parse_scores = read_parse_scores(data, settings.split)
-        sizes |= {} if parse_scores is None else {"parse_score": parse_scores}
+        sizes = sizes or read_sizes(data, settings.split)
         scores["buckets"] = score_buckets(sizes, settings.buckets, lines, references, tokenizer)
         index = read_index(data / "encoded")
         scores["data"] = fingerprints(index)

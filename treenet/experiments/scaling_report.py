@@ -45,16 +45,9 @@ from treenet.evaluation.significance import (
     correct_family,
     summarize,
 )
+from treenet.experiments.comparable import check_one_study, find_confounded, find_unlike
 from treenet.experiments.grid import CellWork
-from treenet.experiments.records import (
-    Record,
-    check_same_settings,
-    check_same_text,
-    find_confounded,
-    find_unlike,
-    read_numbers,
-    show_numbers,
-)
+from treenet.experiments.records import Record, read_numbers, show_numbers
 from treenet.experiments.results import SAMPLED, Results
 from treenet.experiments.scaling_table import (
     ABOUT_VALID,
@@ -188,8 +181,7 @@ def _needed(metric: str) -> set[str]:
 
 def build_report(grid: GridConfig, records: Sequence[Record]) -> dict:
     """Build the content of scaling.json from the records."""
-    check_same_text(records)
-    check_same_settings(records, "model")
+    check_one_study(records, "model")
     cells = [_read_cell(record, grid) for record in records]
     tokenizers = named_tokenizers(record["scores"][grid.split] for record in records)
     if METRICS[grid.metric].reads == "tokens" and len(tokenizers) > 1:

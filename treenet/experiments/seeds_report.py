@@ -22,7 +22,8 @@ from treenet.evaluation.significance import (
     show_p_values,
     summarize,
 )
-from treenet.experiments.records import Record, check_same_settings, check_same_text, find_confounded, find_unlike, read_numbers
+from treenet.experiments.comparable import check_one_study, find_confounded, find_unlike
+from treenet.experiments.records import Record, read_numbers
 from treenet.experiments.results import Results
 from treenet.experiments.seeds import MEASURES, SCORED, Measures, Numbers, SeedGridConfig, seed_work
 from treenet.experiments.study import (
@@ -62,8 +63,7 @@ def read_result(measures: Measures, folder: AnyPath) -> tuple[dict[str, dict], d
 
 def build_report(task: str, grid: SeedGridConfig, records: Sequence[Record]) -> dict:
     """Build the content of comparison.json from the records."""
-    check_same_text(records)
-    check_same_settings(records, "system")
+    check_one_study(records, "system")
     measures = MEASURES[task]
     cells = [_read_cell(record, measures) for record in records]
     examples = {

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from treenet.evaluation.evaluate import References
+from treenet.experiments.comparable import describe_unlike
 from treenet.experiments.grid import CellWork, run_cells_here, run_cells_in_processes
 from treenet.experiments.ledger import DONE, FAILED, LEDGER, Cell, Ledger
-from treenet.experiments.records import Record, Recording, describe_unlike
+from treenet.experiments.records import Record, Recording
 from treenet.experiments.results import Results
 from treenet.experiments.study_grid import StudyConfig, study_cells
 from treenet.jobs.dry_run import disk_of_run, show_size

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from treenet.config import TrainConfig, default_settings
+from treenet.config import TrainConfig
 from treenet.models.pretrained_folder import FACTS as PRETRAINED
 from treenet.models.pretrained_folder import OF_THE_FILE
 from treenet.runs.checkpoint import (
@@ -30,6 +30,7 @@ from treenet.runs.run_folder import EXPORT_FACTS, FACTS, checkpoint_path, hash_i
 from treeproc.common.errors import one_line
 from treeproc.common.folder_kinds import CONFIG
 from treeproc.common.hub import are_other_models
+from treeproc.common.setting_facts import default_values
 from treeproc.common.settings import UserError, differences, load_settings
 from treeproc.common.storage import AnyPath
 
@@ -75,8 +76,9 @@ def list_changes(own: Mapping, other: Mapping) -> list[str]:
     lines, encoders = [], [encoder for one in (own, other) if (encoder := _encoder_of(one))]
     ours, theirs = own.get("settings"), other.get("settings")
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        defaults = default_values(TrainConfig)  # a record leaves later settings out at theirs
         for key in {**ours, **theirs}:
-            before, now = (one.get(key, default_settings().get(key)) for one in (ours, theirs))
+            before, now = (one.get(key, defaults.get(key)) for one in (ours, theirs))
             may_move = key == "model.pretrained.folder" and len(encoders) == 2 and not are_other_models(before, now)
             if before != now and not may_move:
                 lines.append(f"{key}: {before!r} -> {now!r}")

@@ -6,6 +6,7 @@
 import math
 import types
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
@@ -13,6 +14,7 @@ import yaml
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 from treeproc.common.storage import RemotePath
 
@@ -62,6 +64,12 @@ def list_settings(cls: type[BaseModel]) -> Iterator[SettingFacts]:
             bounds = [one for one in field.metadata if type(one) in _BOUNDS]
             annotation: Any = Annotated[field.annotation, *bounds] if bounds else field.annotation
             yield SettingFacts(name, annotation, default, field.description or "")
+
+
+@cache
+def default_values(cls: type[BaseModel]) -> dict[str, Any]:
+    """Return the defaults of all settings that have one by their dotted names, as JSON has them."""
+    return to_jsonable_python({one.name: one.default for one in list_settings(cls) if one.default is not REQUIRED})
 
 
 def describe_fields(cls: type[BaseModel], without_config: Mapping[str, Any]) -> str:
