@@ -35,7 +35,6 @@ OTHER_TABLES = {
     ("pretrained.md", "Protocol#0"),
     ("pretrained.md", "Protocol#1"),
     ("pretrained.md", "Two more tasks#0"),
-    ("translation.md", "The second study#0"),
     ("windows.md", "Seconds and memory of one rank#0"),
 }
 PAGES = sorted({*SENTENCES, *(page for page, _ in (*TABLES, *MIXED, *WITHOUT_RECORD, *OTHER_TABLES))})

@@ -117,11 +117,11 @@ TABLES: Mapping[tuple[str, str], list[list[Cell]]] = {
         Row("iwslt14", "relative_positions"),
         Row("multi30k", "shuffled"),
     ),
-    ("translation.md", "The second study#1"): [
+    ("translation.md", "The second study#0"): [
         *grid((None, partial(mean, "nll"), partial(mean, "")), *(Row("iwslt14_relative_tuning_gpu", cell) for cell in TUNING)),
         *grid((None, partial(mean, "nll"), partial(mean, "")), Row("iwslt14_relative_tuning", "drop30_smooth10")),
     ],
-    ("translation.md", "The second study#2"): grid(
+    ("translation.md", "The second study#1"): grid(
         (None, partial(mean, TRAIN_NLL), last_valid, partial(mean, "nll"), partial(mean, "")),
         *(Row("iwslt14_relative_gate", model) for model in ("updates3000", "updates4500")),
     ),
