@@ -91,7 +91,11 @@ def test_two_ranks_give_the_score_of_one(data, judged, tmp_path):
 
 def test_a_metric_of_words_that_does_not_fit_the_references_is_told(data, monkeypatch):
     monkeypatch.setattr(translation, "read_references", lambda *of: ["我想知道湯姆住在哪裡。"])
-    notes = {metric: make_task(data, f"valid_metric={metric}").notes({}) for metric in ("nll", "chrf", "bleu")}
+    tasks = {metric: make_task(data, f"valid_metric={metric}") for metric in ("nll", "chrf", "bleu", "ter")}
+    assert [task.criterion_name for task in tasks.values()] == ["validation nll", "100 - chrf", "100 - bleu", "ter"]
+    assert tasks["bleu"].criterion({"nll": 2.0, "bleu": 30.0}) == 70.0
+    assert tasks["ter"].criterion({"nll": 2.0, "ter": 30.0}) == 30.0
+    notes = {metric: tasks[metric].notes({}) for metric in ("nll", "chrf", "bleu")}
     assert notes.pop("bleu")[0].endswith("BLEU and TER take whole sentences for words; set valid_metric=chrf")
     assert notes == {"nll": [], "chrf": []}
 

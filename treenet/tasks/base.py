@@ -221,6 +221,11 @@ class Task(ABC, Generic[Batch]):
         """Return the criterion of validations, lower is better. It is not finite if the model's outputs are not."""
         return 1.0 - line[self.score] if self.score and math.isfinite(line["nll"]) else line["nll"]
 
+    @property
+    def criterion_name(self) -> str:
+        """The formula of `criterion`."""
+        return f"1 - {self.score}" if self.score else "validation nll"
+
     def score_lines(self, hypotheses: Sequence[str], references: Sequence[str]) -> float:
         """Return `score` of the decoded lines of a validation, for a task that decodes."""
         raise NotImplementedError

@@ -77,6 +77,12 @@ class Translation(Task):
         score = line.get(self.score, math.nan)
         return score if METRICS[self.score].lower_is_better else 100.0 - score
 
+    @property
+    def criterion_name(self) -> str:
+        if not self.score:
+            return super().criterion_name
+        return self.score if METRICS[self.score].lower_is_better else f"100 - {self.score}"
+
     def score_lines(self, hypotheses: Sequence[str], references: Sequence[str]) -> float:
         return METRICS[self.score].build(True).corpus_score(hypotheses, [references]).score
 

@@ -50,7 +50,7 @@ def build_report(config: TuningConfig, systems: Mapping[str, Trials]) -> dict:
     task = build_task(config)
     return {
         "task": config.task,
-        "criterion": f"1 - {task.score}" if task.score else "validation nll",
+        "criterion": task.criterion_name,
         "space": {key: dimension.model_dump(mode="json") for key, dimension in config.tune.space.items()},
         "systems": {name: _facts(config, trials) for name, trials in systems.items()},
     }
