@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from treenet.cli import back_translate
-from treenet.cli.back_translate import BackTranslation, main
-from treenet.cli.synthetic_pairs import BackTranslateConfig, mix, sample_lines, synthetic_pairs
+from treenet.cli.back_translate import BackTranslation, claim, main
+from treenet.cli.synthetic_pairs import MADE, BackTranslateConfig, mix, sample_lines, synthetic_pairs
 from treenet.config.training import BatchConfig
 from treenet.data.hashed_sampling import read_corpora
 from treenet.jobs import train_run
@@ -304,6 +304,21 @@ def test_refusals(data, undisturbed, tmp_path):
         sample_lines([tmp_path / "empty.de", tmp_path / "a.csv"], 3, tmp_path / "out")
 
 
+def test_settings_of_the_backward_model_may_be_corrected_until_its_first_checkpoint(data, undisturbed, tmp_path):
+    out = tmp_path / "out"
+    (out / "backward").mkdir(parents=True)
+    (out / MADE).write_text("{}")
+    configs = [
+        load_settings(BackTranslateConfig, None, arguments(data, out, f"backward.optimizer.label_smoothing={value}")[2:])
+        for value in (0.1, 0.2)
+    ]
+    for config in (*configs, configs[0]):
+        claim(config, out)
+    shutil.copytree(undisturbed / "backward" / "checkpoints", out / "backward" / "checkpoints")
+    with pytest.raises(UserError, match=r"belongs to other settings \(backward.optimizer.label_smoothing: 0.1 -> 0.2\)"):
+        claim(configs[1], out)
+
+
 @pytest.mark.parametrize("key", ["run={}", "translate.ensemble=[{}]"])
 def test_a_run_of_the_wrong_direction_is_refused(data, undisturbed, tmp_path, key):
     """Its own data set has the lines in the same order, also with other trees or pieces."""
@@ -320,12 +335,23 @@ def test_a_run_of_the_wrong_direction_is_refused(data, undisturbed, tmp_path, ke
 def test_what_cannot_work_is_refused_before_the_training_and_can_be_corrected(data, undisturbed, tmp_path, monkeypatch):
     monkeypatch.setattr(train_run, "run_training", None)  # whatever trains fails
     out, text = tmp_path / "out", tmp_path / "text.de"
+    pairs = {side: [data.parent / f"train.{language}"] for side, language in (("source", "en"), ("target", "de"))}
+    train_alone, test_alone = tmp_path / "train_alone", tmp_path / "test_alone"
+    preprocess(load_settings(PreprocessConfig, data / "config.yaml", splits={"train": pairs}, workers=0), train_alone)
+    preprocess(PreprocessConfig(vocab_from=data, splits={"test": pairs}, workers=0), test_alone)
     for overrides, message in (
         ([f"data={undisturbed / 'data'}", "tag=<bt2>"], r"have tags already \(<bt>\), and a line has one at most; give tag=null"),
         (["backward.modle.name=transformer"], "backward: modle"),
         (["backward.task=masked_lm"], "backward.task must be translation, but is masked_lm"),
         (["backward.model.name=tree_transformer"], "tree_transformer reads trees of the target language; give its parser"),
         (["translate.decoding.top_k=5"], "top_k needs method = sampling or mbr"),
+        (["backward.use_gpu=true"], "backward.use_gpu=true needs a GPU, but there is none"),
+        (
+            ["backward_parser={name: shipped, language: de}"],
+            "choose one of these: backward_parser.dependencies=true backward_parser.constituency=false",
+        ),
+        ([f"data={train_alone}", "backward.average=best"], "has no split valid; set backward.average=last"),
+        ([f"data={test_alone}"], "has no train split, to which the new pairs are added"),
         ([f"run={undisturbed / 'backward'}", f"backward={json.dumps(RUN)}"], "run is a finished model, so none is trained"),
     ):
         with pytest.raises(UserError, match=message):

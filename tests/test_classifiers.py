@@ -13,6 +13,7 @@ from toylabels import LABELLED_COLUMNS, NUM_CLASSES, NUM_LABELS, NUM_PIECES, lab
 from treenet import collate, read_shards
 from treenet.config import BatchConfig, ClassifierConfig, ModelConfig, TrainConfig
 from treenet.data.examples import ExampleSource
+from treenet.data.input_kinds import hint_for_arcs
 from treenet.data.labelled import NO_CLASS, LabelledSource, PhraseSource
 from treenet.data.plan import BatchPlan
 from treenet.layers.core import share_dropout_keys
@@ -280,6 +281,9 @@ def test_data_that_a_model_cannot_read_is_refused(tmp_path, data):
     no_arcs = write_labelled(tmp_path / "no_arcs", {"train": rows}, columns=LABELLED_COLUMNS[:-1])
     with pytest.raises(UserError, match=r"has no arcs.*parser\.dependencies=true"):
         open_source(no_arcs, "child_sum_tree_lstm")
+    of_target, of_words = {"tree_settings": {"side": "target"}}, {"parser_settings": {"name": "words"}}
+    assert hint_for_arcs(of_target) == "preprocess again with target_parser.dependencies=true"
+    assert hint_for_arcs(of_words) == "preprocess again with parser.name=stanza parser.dependencies=true"
     no_classes = write_labelled(tmp_path / "no_classes", {"train": rows}, columns=LABELLED_COLUMNS[:3])
     with pytest.raises(UserError, match="has no classes"):
         PhraseSource(no_classes / "encoded", "train")

@@ -94,7 +94,7 @@ def notices_of(lines: list[str]) -> list[str]:
     )
     notices = config.notices()
     notices.tell("train", [{"example_id": n, "source": "plain", "target": line} for n, line in enumerate(lines)], ())
-    return notice_lines(json.loads(json.dumps(notices.facts())), config.parsers(), tokens_can_be_set=True)
+    return notice_lines(json.loads(json.dumps(notices.facts())), config.parsers(), config.form)
 
 
 def test_damage_of_the_target_is_told_with_three_lines():

@@ -11,9 +11,11 @@ from search_runs import write_run, write_vocabulary
 
 from treenet import load_run
 from treenet.cli import export
+from treenet.cli.evaluate import main as main_of_evaluate
 from treenet.evaluation.evaluate import evaluate_run
 from treenet.evaluation.settings import EvaluateSettings
 from treenet.runs import exported_run
+from treenet.runs.identity import checkpoint_folder
 from treeproc.common.files import file_sha256, json_bytes, read_json
 from treeproc.common.folder_kinds import RUN, mark_folder
 from treeproc.common.settings import UserError
@@ -73,6 +75,24 @@ def test_scoring_an_exported_run_says_that_it_needs_a_data_set(world):
     for split in ("test", "valid"):
         with pytest.raises(UserError, match="exported/data holds a vocabulary without examples; give a data set: data=DATA"):
             evaluate_run(out, EvaluateSettings(split=split))
+
+
+def test_no_data_set_that_is_called_data_is_scored_for_an_exported_run(world, monkeypatch):
+    out = run_export(world, "transformer")
+    monkeypatch.chdir(world)  # where the data set is `data`, which is also the name in the exported run
+    (world / "lines.txt").write_text("a\n")
+    with pytest.raises(UserError, match="exported is an exported run, which holds no examples; give data=DATA"):
+        main_of_evaluate(["--out", str(out), f"hypotheses={world / 'lines.txt'}"])
+
+
+def test_damaged_weights_of_an_exported_run_are_copied_again(world):
+    out = run_export(world, "transformer")
+    weights = out / "averaged" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(UserError, match="damaged.*; copy the exported run again$"):
+        load_run(out)
+    with pytest.raises(UserError, match="averaged is damaged .*; copy the exported run again$"):
+        checkpoint_folder(out, "averaged")
 
 
 def test_a_checkpoint_of_a_step_becomes_the_trained_model(world):

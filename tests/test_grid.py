@@ -19,7 +19,7 @@ from waiting import wait_for
 from treenet.config import TrainConfig
 from treenet.experiments import grid
 from treenet.experiments.grid import CellWork
-from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Cell, Ledger
+from treenet.experiments.ledger import DONE, FAILED, INTERRUPTED, RUNNING, WAITING, Cell, CellResult, Ledger
 from treenet.experiments.study import run_cells
 from treenet.jobs.train_job import stop_on_sigterm
 from treeproc.common.files import locked
@@ -365,6 +365,18 @@ def test_settings_of_cells_that_never_started_may_change(tmp_path):
     Ledger.open(tmp_path, make_cells(tmp_path, "a", max_steps=3))
     Ledger.open(tmp_path, make_cells(tmp_path, "a", max_steps=4))
     assert Ledger.read(tmp_path).entries["a"].settings["max_steps"] == 4
+
+
+def test_settings_of_a_cell_that_failed_before_its_first_checkpoint_may_change(tmp_path):
+    for steps in (3, 4):
+        (cell,) = make_cells(tmp_path, "a", max_steps=steps)
+        ledger = Ledger.open(tmp_path, [cell])
+        assert ledger.in_order([cell]) == [cell]
+        ledger.start(cell)
+        ledger.end(cell, CellResult(FAILED, 1.0, error="no"))
+    checkpoint(cell.folder, 2)
+    with pytest.raises(UserError, match="holds cells with other settings .a: max_steps: 4 -> 5"):
+        Ledger.open(tmp_path, make_cells(tmp_path, "a", max_steps=5))
 
 
 def test_a_ledger_of_an_earlier_version_lacks_new_settings(tmp_path):

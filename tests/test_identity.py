@@ -146,6 +146,13 @@ def test_the_remedy_for_a_packed_run_is_for_the_run_that_was_zipped(runs, own):
         load_run(own.parent / "packed.zip")
     shutil.rmtree(own / AVERAGED)
     accepted(own, "train")
+    weights = own / AVERAGED / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1])
+    shutil.make_archive(str(own.parent / "packed"), "zip", own)
+    with pytest.raises(UserError, match="damaged .*; run .*average-checkpoints on the run that was zipped, and zip it again$"):
+        load_run(own.parent / "packed.zip")
+    weights.write_bytes(whole)
     shutil.make_archive(str(own.parent / "packed"), "zip", own)
     assert load_run(own.parent / "packed.zip").loaded.checkpoint == AVERAGED
 

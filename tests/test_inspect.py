@@ -102,6 +102,9 @@ def test_an_example_is_drawn_with_its_pieces(data, tmp_path):
         draw_line(data, "valid", 99)
     with pytest.raises(UserError, match=r"has no split 'dev'; there are: .*valid"):
         draw_line(data, "dev", 1)
+    for look in (describe, lambda folder: draw_line(folder, "train", 1)):
+        with pytest.raises(UserError, match="encoded/index.json is missing; run tree-attention preprocess to the end$"):
+            look(tmp_path)
     plot(describe(data)[1], tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 

@@ -9,6 +9,7 @@ from conftest import REPOSITORY
 
 from treenet.experiments.study_grid import add_study_options
 from treeproc.common.command_line import build_arg_parser, run_cli
+from treeproc.common.errors import rewording
 from treeproc.common.messages import Progress, messages_shown, phase, tell, warn
 from treeproc.common.settings import Settings, UserError
 
@@ -84,6 +85,12 @@ def test_all_code_prints_results_alone_and_has_one_way_for_messages():
                 to_errors = any(word.arg == "file" for word in node.keywords)
                 assert not to_errors or name in PROMPTS | BESIDE_OUTPUT, f"{name}, line {node.lineno}"
                 assert name in PRINT or name.startswith("treenet/cli/"), f"{name}, line {node.lineno}"
+
+
+def test_settings_of_a_step_are_named_as_its_command_names_them():
+    with pytest.raises(UserError, match="^target_parser.tags: of /a/parser.x, target_parser.name; set b_parser.tags$"):  # noqa: SIM117
+        with rewording({"parser.": "target_parser."}):
+            raise UserError("parser.tags: of /a/parser.x, parser.name; set b_parser.tags")
 
 
 def test_half_a_character_is_escaped(capsys):

@@ -1,6 +1,7 @@
 """Moses tokens: every escape undone once, every token where it says, English ones read as treebanks write them."""
 
 import gzip
+import json
 import re
 
 import pytest
@@ -132,6 +133,15 @@ def test_a_data_set_of_moses_tokens_is_parsed_as_treebanks_write_them(corpus, tm
         assert pieces.decode([row["leaves"]["piece"]]) == [line["source"]]
     assert parsed.row(0)["words"]["pos_tag"][1:3] == ["VBP", "RB"] and text.row(0)["words"]["text"][1:3] == ["don", "'t"]
     assert LineEncoder(out).encode(["They know it ."])[0]["leaves"]["piece"].size
+    path = out / "encoded" / "index.json"
+    facts = json.loads(path.read_text())
+    for name in ("parser", "parser_settings"):  # of a machine with a GPU
+        facts[name]["device"] = "cuda"
+    path.write_text(json.dumps(facts))
+    assert LineEncoder(out).encode(["They know it ."])[0]["leaves"]["piece"].size
+    path.write_text(json.dumps(facts | {"parser_settings": facts["parser_settings"] | {"models": str(tmp_path / "gone")}}))
+    with pytest.raises(UserError, match=rf"gone has no .*; install here the parser that {out} was made with$"):
+        LineEncoder(out)
 
 
 def test_a_data_set_that_was_begun_with_tokens_as_they_are_goes_on_so(corpus, tmp_path, caplog):

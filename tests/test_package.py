@@ -276,7 +276,7 @@ def test_no_text_of_the_wheel_names_a_page(repository):
 
 def test_extras_name_what_pyproject_installs(project):
     extras = project["optional-dependencies"]
-    names = ("serve", "tune", "ray", "parse", "report", "export", "bertscore", "pretrained")
+    names = ("benepar", "supar", "spacy", "serve", "tune", "ray", "parse", "report", "export", "bertscore", "pretrained")
     installed = {re.match(r"[\w-]+", line)[0]: name for name in names for line in extras[name]}
     assert {re.match(r"[\w-]+", line)[0] for line in extras["mlflow"]} == {"alembic", "mlflow-skinny", "sqlalchemy"}
     assert {re.match(r"[\w-]+", line)[0] for line in extras["ja"]} == {"ipadic", "mecab-python3"}

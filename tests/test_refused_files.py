@@ -94,7 +94,10 @@ REFUSED: dict[Read, dict[str | bytes | tuple[str, str | bytes], str]] = {
         ("a.csv", "x,a\ny,b\n"): "line 1: must be a header .*label and text, separated by commas, .*set labelled.label",
         ("a.csv", "label;text\nx;a\n"): "but is 'label;text'; write commas between the columns of all lines$",
         ("a.csv", "label\ttext\nx\ta\n"): "but is 'label.*text'; write commas between the columns of all lines$",
-        ("a.csv", "label,text\nx,a,b\n"): "line 2: expected 2 columns separated by commas .as the header has., but found 3",
+        (
+            "a.csv",
+            "label,text\nx,a,b\n",
+        ): "line 2: expected 2 columns separated by commas .*, but found 3.*; put a text with commas between quotation marks$",
         ("a.csv", "label,text\nx\n"): "line 2: expected 2 columns .*, but found 1",
         ("a.csv", 'label,text\nx,"a\ny,b\n'): "line 2: not a row of a table with commas .*unexpected end of data",
         ("a.csv", 'label,text\nx,"a"b\n'): "line 2: not a row of a table with commas",

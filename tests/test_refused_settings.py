@@ -186,7 +186,9 @@ REFUSED: dict[Callable[[list[str]], object], dict[str, str]] = {
         "parser.tags=['<a b>']": "parser.tags.0: String should match pattern .*, but is .<a b>.",
         "parser.tags=[<2de>] parser.name=given": "needs a parser that finds the words of a line",
         "parser.tags=[<2de>] tokenized=moses": "needs text whose words the parser finds",
-        "parser.tags=[<2de>] format=agreement": "needs text whose words the parser finds",
+        "parser.tags=[<2de>] format=agreement": "parser.tags: needs text whose words the parser finds",
+        "target_parser.tags=[<2de>] tokenized=moses": "target_parser.tags: needs text whose words the parser finds",
+        "target_parser.treebank_words=true": "target_parser.treebank_words: needs tokenized: moses",
         "parser.tags=[<2de>,<2fr>,<2DE>,<2FR>] subwords.lowercase=true": (
             "parser.tags: <2DE> and <2de> are one piece with subwords.lowercase"
         ),

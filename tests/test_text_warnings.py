@@ -15,6 +15,7 @@ from treeproc.common.settings import UserError
 from treeproc.inspect import describe, draw_line
 from treeproc.online.line_encoder import read_treebank
 from treeproc.online.raw_lines import RawLine, RawLineEncoder
+from treeproc.readers import find_format
 from treeproc.shards.shard import SplitShards
 from treeproc.shards.store import read_index
 from treeproc.stages import filters
@@ -55,7 +56,7 @@ def notices_of(lines: dict[str, list[str]], **changes) -> tuple[dict, list[str]]
             chosen = range(0, len(rows), stride_of(len(rows)))
             notices.add_sample(split, side, chosen, [sources[number] for number in chosen])
     facts = json.loads(json.dumps(notices.facts()))
-    return facts, notice_lines(facts, config.parsers(), tokens_can_be_set=True)
+    return facts, notice_lines(facts, config.parsers(), config.form)
 
 
 def test_tokenised_text_is_told_with_count_example_and_setting():
@@ -271,6 +272,8 @@ def test_near_copies_are_told_and_may_be_dropped(job, caplog):
     }  # fmt: skip
     assert "3 of 5 lines of train source (60.0%)" in caplog.text and "filters.drop_leaks: true" in caplog.text
     assert "3 leaks" in describe(data)[0]
+    (of_pairs,) = notice_lines(read_index(data / "text")["notices"], {}, find_format("sick", None))
+    assert "3 of 5 lines" in of_pairs and "drop_leaks" not in of_pairs
     caplog.clear()
     data, _ = job("dropped", filters={"drop_leaks": True})
     index = read_index(data / "text")

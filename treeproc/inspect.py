@@ -176,11 +176,12 @@ def _counts(counts: dict[str, int]) -> str:
 def draw_line(data: AnyPath, split: str, line: int) -> str:
     """Draw one example: its tree over pieces with their tags, and its target. Raises UserError if the split has no such line."""
     folder = data / "encoded"
+    index = read_index(folder)
     lengths = open_lengths(folder, split)
     ids = lengths["example_id"]  # they ascend; of a large split only some are read
     place = bisect_left(range(len(ids)), line - 1, key=lambda row: int(ids[[row]][0]))
     if place == len(ids) or ids[[place]][0] != line - 1:
-        if split not in (there := read_index(folder)["totals"]):
+        if split not in (there := index["totals"]):
             raise UserError(f"{data} has no split {split!r}; there are: {', '.join(there)}")
         folders = stage_folders(data)
         if why := why_dropped(folders["text"], folders["encoded"], split, line):
@@ -190,7 +191,6 @@ def draw_line(data: AnyPath, split: str, line: int) -> str:
     shard, number = (int(lengths[name][[place]][0]) for name in ("shard", "row"))
     shards = SplitShards(folder, split)
     row = shards[shards.by_index()[shard]].row(number)
-    index = read_index(folder)
     check_vocabulary_files(folder, index)
     vocab, side = folder / "vocab", leaf_side(index)
     other = "source" if side == "target" else "target"

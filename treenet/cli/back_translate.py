@@ -30,12 +30,12 @@ from treenet.cli.synthetic_pairs import (
     synthetic_pairs,
     write_pairs,
 )
-from treenet.config import TrainConfig
+from treenet.config import OPERATIONAL, TrainConfig
 from treenet.runs.checkpoint import AVERAGED, META
 from treenet.runs.run_folder import FACTS, checkpoint_path, is_packed_run, unpack_run
 from treenet.translation.settings import TranslateSettings
 from treeproc.common.command_line import build_arg_parser, command, loading
-from treeproc.common.errors import CommandEnded, quoted
+from treeproc.common.errors import CommandEnded, quoted, rewording
 from treeproc.common.files import atomic_write, file_sha256, locked, remove_leftovers
 from treeproc.common.folder_kinds import BACK_TRANSLATION, claim_folder, is_same_file, mark_folder
 from treeproc.common.messages import tell, warn
@@ -46,12 +46,13 @@ from treeproc.common.settings import (
     differences,
     dump_settings,
     excluded,
+    is_below,
     load_settings,
     refuse_relative_in_job,
 )
 from treeproc.common.storage import AnyPath
 from treeproc.online.input_files import read_raw_lines
-from treeproc.parsers import ParserConfig
+from treeproc.parsers import ParserConfig, describe_parser
 from treeproc.readers import read_lines
 from treeproc.shards.schema import WINDOW_ROWS
 from treeproc.shards.store import read_index, stage_folder
@@ -77,6 +78,8 @@ class BackTranslation:
         own = load_settings(PreprocessConfig, config.data / "config.yaml")
         if set(index["columns"]) != {"example_id", "source", "target"}:
             raise UserError(f"{config.data} must hold pairs of plain text, but its columns are {', '.join(index['columns'])}")
+        if "train" not in index["totals"]:
+            raise UserError(f"{config.data} has no train split, to which the new pairs are added; choose a data set that has one")
         if own.tree.side == "target":
             raise UserError(f"{config.data} has trees of the target side; choose a data set with tree.side=source")
         self._splits, self._fingerprint = index["totals"], index["fingerprint"]
@@ -102,8 +105,13 @@ class BackTranslation:
 
         if config.translate.workers == 0:
             choose_device(config.translate.use_gpu)
-        if config.run is None:
-            self._backward_config()  # its refusals come before the work
+        if config.run is None:  # refusals come before the work
+            backward = self._backward_config()
+            with rewording({"use_gpu": "backward.use_gpu"}):
+                choose_device(backward.use_gpu and backward.workers == 0)
+            if config.backward_parser is not None:
+                with rewording({"parser.": "backward_parser."}):
+                    describe_parser(config.backward_parser)
         self._refuse_forward_runs()
 
     def _backward_config(self) -> TrainConfig:
@@ -125,6 +133,9 @@ class BackTranslation:
                 "backward_parser={name: shipped, language: LANGUAGE}"
             )
         change_decoding(backward.decoding, self.config.translate.decoding)
+        if "valid" not in self._splits and (backward.average == "best" or backward.patience):
+            remedy = "backward.average=last" if backward.average == "best" else "backward.patience=0"
+            raise UserError(f"backward: needs validations, but {self.config.data} has no split valid; set {remedy}")
         return backward
 
     def _refuse_forward_runs(self) -> None:
@@ -211,7 +222,10 @@ class BackTranslation:
             tell(f"  {values}: {why}; give others to change them")
         from treenet.jobs.train_run import STOPPED_BY_SIGTERM, describe_run, run_training
 
-        summary_of_run = run_training(self._backward_config(), self.out / "backward")
+        try:
+            summary_of_run = run_training(self._backward_config(), self.out / "backward")
+        except UserError as error:
+            raise UserError(f"the backward model, whose settings begin with backward.: {error}") from None
         if not summary_of_run.finished:
             raise CommandEnded(STOPPED_BY_SIGTERM, "stopped before the end; the same command continues")
         tell(describe_run(summary_of_run))
@@ -294,7 +308,13 @@ def claim(config: BackTranslateConfig, out: Path) -> None:
     if path.exists() and (out / MADE).exists():
         before = load_settings(BackTranslateConfig, path)
         old, new = (one.model_dump(mode="json", exclude=excluded(BackTranslateConfig, Effect.NONE)) for one in (before, config))
-        changed = differences(old, new)
+        begun = any((out / "backward" / "checkpoints").glob("step_*"))
+        changed = [
+            line
+            for line in differences(old, new)
+            if not line.startswith("backward.")
+            or (begun and not is_below(line.partition(":")[0].removeprefix("backward."), OPERATIONAL))
+        ]
         if before.run and not config.run and MadeFiles(out).began("translations"):  # hours before those are compared
             changed.append(f"run: {before.run} -> null")
         if changed:

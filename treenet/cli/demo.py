@@ -24,7 +24,7 @@ from treenet.runs.metrics_log import plot_curves, read_metrics
 from treenet.runs.result_entries import SCORES
 from treenet.tasks.translation_metrics import MAIN, SECOND
 from treeproc.common.command_line import build_arg_parser, command, loading
-from treeproc.common.errors import PROGRAM, CommandEnded, require
+from treeproc.common.errors import PROGRAM, CommandEnded, require, rewording
 from treeproc.common.files import atomic_write
 from treeproc.common.folder_kinds import DEMO, claim_folder, mark_folder
 from treeproc.common.messages import tell
@@ -162,7 +162,8 @@ def main(args: argparse.Namespace) -> None:
     overrides += ["workers=0"] if settings.workers == 0 else []
     splits = {k: v.model_dump() for k, v in settings.splits.items()} if settings.splits else sample_splits()
     config = load_settings(PreprocessConfig, CONFIGS / "sample_data.yaml", overrides, splits=splits)
-    print(summary(preprocess(config, out / "data"), out / "data"), flush=True)
+    with rewording({"subwords.vocab_size": "vocab_size"}):
+        print(summary(preprocess(config, out / "data"), out / "data"), flush=True)
     runs = {}
     for number, name in enumerate(MODELS, start=2):
         tell(f"\n{number}/4  train the {TITLES[name]}, in {out / name}")

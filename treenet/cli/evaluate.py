@@ -33,6 +33,7 @@ hypotheses=FILE scores a file against references. They come from data=DATA, from
 """
 
 import argparse
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -208,7 +209,10 @@ def score_input(run: Path, given: AnyPath, settings: EvaluateSettings) -> str:
     splits = {chosen.split: {"source": [settings.input]}}
     with TemporaryDirectory() as place:
         made = Path(place) / "data"
-        index = preprocess(load_settings(PreprocessConfig, None, vocab_from=data, splits=splits, workers=0), made)
+        try:
+            index = preprocess(load_settings(PreprocessConfig, None, vocab_from=data, splits=splits, workers=0), made)
+        except UserError as error:  # columns have no settings here
+            raise UserError(re.sub(r"set labelled\.\w+(, or rename its column)?$", "rename it in the file", str(error))) from None
         _, _, scores = classify_split(run, chosen.model_copy(update={"data": made}))
     if said := describe_dropped(index, chosen.split):
         warn(f"note: {said}; the scores are those of the others")

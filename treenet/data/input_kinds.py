@@ -4,7 +4,7 @@ A kind names the columns of a shard that a batch needs, and builds the structure
 positions that an encoder of that kind has states for. Every encoder names its kind as `reads`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -116,8 +116,16 @@ class InputKind:
 
 def check_columns(folder: AnyPath, reads: InputKind) -> None:
     """Raise UserError if DATA/encoded lacks columns that a model that `reads` needs."""
-    if reads.reads_arcs and "arcs" not in read_index(folder).get("columns", []):
-        raise UserError(f"{folder} has no arcs, which this model reads; preprocess again with parser.dependencies=true")
+    index = read_index(folder)
+    if reads.reads_arcs and "arcs" not in index.get("columns", []):
+        raise UserError(f"{folder} has no arcs, which this model reads; {hint_for_arcs(index)}")
+
+
+def hint_for_arcs(index: Mapping) -> str:
+    """Return what gives the data set of this index the arcs that it lacks."""
+    name = "target_parser" if index.get("tree_settings", {}).get("side") == "target" else "parser"
+    parses = f"{name}.name=stanza " if index.get("parser_settings", {}).get("name") == "words" else ""
+    return f"preprocess again with {parses}{name}.dependencies=true"
 
 
 def _trees(rows: RowLists) -> TreeStructure:

@@ -66,9 +66,11 @@ def read_sources(data: AnyPath, split: str) -> list[str]:
 def read_references(data: AnyPath, split: str) -> list[str]:
     """Return the lines of the side that models write, in example order, lower-cased where the pieces are.
 
-    Raises UserError when text and encoded shards differ in their examples.
+    Raises UserError if the data set has one side alone, and when text and encoded shards differ in their examples.
     """
     index = read_index(data / "encoded")
+    if "tgt_pieces" not in index.get("columns", ["tgt_pieces"]):
+        raise UserError(f"{data} holds no translations: its examples have one side; give the data set of a translation task")
     side = "source" if index.get("tree_settings", {}).get("side") == "target" else "target"
     lowercase = index.get("subword_settings", {}).get("lowercase", False)
     lines = (row[side] for row in read_split(data, "text", split))

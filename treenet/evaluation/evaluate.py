@@ -20,6 +20,7 @@ from treenet.layers.backend import choose_device, keep_freed_memory
 from treenet.runs.loading import LoadedRun, load_run
 from treenet.runs.result_entries import name_result, read_scores
 from treenet.runs.result_provenance import asked_for, fingerprints, origin
+from treenet.runs.run_folder import EXPORT_FACTS
 from treenet.runs.run_results import ReferenceNll, System, write_result
 from treenet.tasks.base import check_no_control
 from treenet.tasks.learning import LEARNING, facts_of_lines, facts_of_nll, facts_of_text
@@ -223,9 +224,14 @@ def check_given(references: Sequence[str], given: GivenLines, settings: Evaluate
 
 
 def data_of(run: AnyPath) -> AnyPath | None:
-    """Return the data set of a run folder; None if the folder is not a run. Raises UserError if the data set is missing."""
+    """Return the data set of a run folder; None if the folder is not a run.
+
+    Raises UserError if the data set is missing, or if the run is exported: then it has a vocabulary and no examples.
+    """
     if not (run / "config.yaml").is_file():
         return None
+    if (run / EXPORT_FACTS).is_file():
+        raise UserError(f"{run} is an exported run, which holds no examples; give data=DATA")
     data = load_settings(TrainConfig, run / "config.yaml").data
     if not (data / "encoded" / "index.json").exists():
         raise UserError(f"{data}, the data set of {run}, is missing; if it moved, give its new place as data=DIR")
@@ -234,8 +240,6 @@ def data_of(run: AnyPath) -> AnyPath | None:
 
 def references_of(data: AnyPath, split: str) -> tuple[list[str], str]:
     """Read the references of a data set that is not loaded, and their name. Raises UserError if it has none."""
-    if "tgt_pieces" not in read_index(data / "encoded")["columns"]:
-        raise UserError(f"{data} holds no translations: its examples have one side; give the data set of a translation task")
     return read_references(data, split), f"{split} of {data}"
 
 

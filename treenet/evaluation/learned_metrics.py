@@ -52,7 +52,7 @@ class LearnedMetrics:
             choose_device(self.use_gpu)
         if self.comet.model is not None:
             if not has_sources:
-                raise UserError("comet.model: COMET reads the source lines; give data=DATA or sources=FILE")
+                raise UserError("comet.model: COMET reads the source lines; give sources=FILE")
             _module("comet").check_comet(self.comet)
 
     def score(

@@ -122,14 +122,14 @@ class Ledger:
         """Open the ledger and add `cells` to it. Cells of an earlier grid stay.
 
         A cell that was running in a dead process becomes interrupted. Raises UserError if a cell that was started now has other
-        settings or other data.
+        settings or other data, unless it failed before its first checkpoint.
         """
         ledger = cls(folder / LEDGER, {})
         with ledger._changed():
             for cell in cells:
                 old = ledger.entries.get(cell.name)
                 new = _entry_of(cell)
-                if old is None or not old.starts:
+                if old is None or not old.starts or (old.status == FAILED and not last_step(cell.folder)):
                     ledger.entries[cell.name] = new
                 else:
                     refuse_changes(folder, cell, old)

@@ -156,6 +156,9 @@ def study_cells(config: StudyConfig, out: AnyPath) -> list[Cell]:
             encoders[encoder] = hash_encoder(encoder)
         name = "-".join(_SHOWN.get(axis, "{}").format(value) for axis, value in labels.items())
         cells.append(Cell(name, labels, run, out / "cells" / name, indices[run.data]["fingerprint"], encoders[encoder]))
+    for data, index in indices.items():
+        if "train" not in index["totals"]:
+            raise UserError(f"{data} has no train split; give a data set to train on")
     check_same_pieces(indices)
     check_other_shapes(indices)
     config.check_data(cells, indices)

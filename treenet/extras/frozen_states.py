@@ -35,7 +35,7 @@ from treenet.models.pretrained_folder import FACTS as PRETRAINED
 from treenet.models.pretrained_folder import encoder_folder, pretrained_facts
 from treenet.runs.checkpoint import stored_weights
 from treenet.structure.base import Ragged, pad
-from treeproc.common.errors import UserError
+from treeproc.common.errors import UserError, rewording
 from treeproc.common.files import atomic_output, atomic_write, json_bytes, locked, remove_leftovers
 from treeproc.common.folder_kinds import STATES, mark_folder
 from treeproc.common.hub import HubModel
@@ -93,8 +93,9 @@ def _load(data: AnyPath, encoder: AnyPath | HubModel) -> tuple[PretrainedLeaves,
     facts = pretrained_facts(config, data, read_index(data / "encoded"), "encoder")[PRETRAINED]
     leaves = PretrainedLeaves(facts, config.d_model)
     folder = encoder_folder(encoder, "encoder")
-    load_pretrained(leaves, folder)
-    try_encoder(leaves, folder)
+    with rewording({"model.pretrained.folder": "encoder"}):
+        load_pretrained(leaves, folder)
+        try_encoder(leaves, folder)
     leaves.pretrained.requires_grad_(False)
     return leaves.eval(), hash_encoder(facts["config"], stored_weights(leaves.pretrained))
 

@@ -138,9 +138,9 @@ def refuse_more_than_there_is(config: TrainConfig) -> None:
         return
     for kind, amount in sum_of(bundles_of(config)).items():
         if there.get(kind, 0) < amount:
+            remedy = "lower workers, or set workers=0 to train without Ray" if there.get(kind) else "set use_gpu=false"
             raise UserError(
-                f"workers = {config.workers} need as many {kind}s, but Ray on this machine has {there.get(kind, 0):g}; lower "
-                "workers, or set workers=0 to train without Ray"
+                f"workers = {config.workers} need as many {kind}s, but Ray on this machine has {there.get(kind, 0):g}; {remedy}"
             )
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from treenet.data.input_kinds import hint_for_arcs
 from treenet.evaluation.significance import t_quantile
 from treenet.layers.backend import choose_device
 from treenet.probing.inputs import EMBEDDINGS, ProbeInputs, ProbeTask, States, build_probe_task, collect_states, num_layers
@@ -218,8 +219,8 @@ def choose_tasks(chosen: Sequence[TaskName] | None, data: AnyPath) -> list[TaskN
     missing = [name for name in wanted if name in ARC_TASKS and not arcs]
     if missing and chosen is not None:
         raise UserError(
-            f"tasks: {', '.join(missing)} need the arcs between words, but {data} has none; leave them out, or preprocess again "
-            "with parser.dependencies=true"
+            f"tasks: {', '.join(missing)} need the arcs between words, but {data} has none; leave them out, or "
+            f"{hint_for_arcs(read_index(data / 'encoded'))}"
         )
     return [name for name in wanted if name not in missing]
 

@@ -23,7 +23,7 @@ from treenet.runs.result_provenance import PARSE, ResultStatus, RunState
 from treenet.runs.run_folder import FACTS, RunFacts, read_facts, recorded_sha256
 from treenet.runs.run_results import read_system, scoring_command
 from treenet.tasks.base import task_of
-from treeproc.common.errors import quoted
+from treeproc.common.errors import quoted, rewording
 from treeproc.common.files import is_plausible, read_json
 from treeproc.common.folder_kinds import CONFIG, SEARCH, kind_of
 from treeproc.common.settings import UserError, load_settings
@@ -132,7 +132,18 @@ def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = 
             found.studies.append(_read_study(name, text, folder, form, mirror.out))
         elif kind is None and not (folder / CONFIG).is_file() and (records := list(read_records(folder).values())):
             known.update(systems_of(records))
-            found.studies.append(_in_order(name, text, form_of(records), report_records(records, baseline, main)))
+            apart = "keep the records of each study in a folder of their own"
+            with rewording(
+                dict.fromkeys(
+                    (
+                        "give each study its own --out and --records",
+                        "give grid.target_language as in the records, or another --records",
+                    ),
+                    apart,
+                )
+            ):
+                study = report_records(records, baseline, main)
+            found.studies.append(_in_order(name, text, form_of(records), study))
         else:
             found.runs.append(_read_run(name, text, folder, split, mirror.out))
     found.studies.sort(key=lambda study: FORMS.index(study.form))

@@ -53,9 +53,12 @@ def checkpoint_folder(run: Path, checkpoint: str) -> Path:
         return folder
     check_frozen(folder)
     if (folder / WEIGHTS).is_file():
-        raise UserError(
-            f"{folder} is damaged ({fault}); run tree-attention average-checkpoints --out {run}, or choose another checkpoint"
-        )
+        remedy = f"run tree-attention average-checkpoints --out {run}, or choose another checkpoint"
+        if (run / EXPORT_FACTS).is_file():
+            remedy = "copy the exported run again"
+        elif is_unpacked(run):
+            remedy = "run tree-attention average-checkpoints on the run that was zipped, and zip it again"
+        raise UserError(f"{folder} is damaged ({fault}); {remedy}")
     if (run / EXPORT_FACTS).is_file() and folder.is_relative_to(run):
         raise UserError(f"{folder / WEIGHTS} is missing: an exported run has one checkpoint, {AVERAGED}; give the run itself")
     steps = ", ".join(str(checkpoint_step(path)) for path in checkpoint_folders(run)) or "none"

@@ -68,6 +68,18 @@ class UserError(Exception):
         super().__init__(one_line(message))
 
 
+@contextmanager
+def rewording(words: Mapping[str, str]) -> Iterator[None]:
+    """Replace words in the messages of a step whose settings have other names in this command."""
+    try:
+        yield
+    except UserError as error:
+        message = str(error)
+        for old, new in words.items():
+            message = re.sub(rf"(?<![\w./-]){re.escape(old)}", new, message)
+        raise UserError(message) from None
+
+
 class CommandEnded(Exception):
     """The end of a command before its work is done. The exit status gives the reason, and `message` is for a person."""
 
@@ -210,6 +222,9 @@ EXTRAS = {
     "huggingface_hub": "pretrained",
     "tokenizers": "pretrained",
     "transformers": "pretrained",
+    "spacy": "spacy",
+    "benepar": "benepar",
+    "supar": "supar",
     "uvicorn": "serve",
 }
 

@@ -1,7 +1,8 @@
 """Raw lines to encoded rows, with the parser and vocabulary of an existing data set."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -55,6 +56,17 @@ def _check_arcs(data: AnyPath, config: ParserConfig, given_trees: bool) -> None:
         raise UserError(f"{data} has trees made of arcs, but bracketed trees have no arcs; give the lines without trees")
 
 
+@contextmanager
+def _remedy(data: AnyPath, config: ParserConfig) -> Iterator[None]:
+    """Give errors of the parser a remedy for commands without settings of parsers. A server of CoreNLP can be started."""
+    try:
+        yield
+    except UserError as error:
+        if config.name == "corenlp":
+            raise
+        raise UserError(f"{str(error).partition('; ')[0]}; install here the parser that {data} was made with") from None
+
+
 class LineEncoder:
     """Parses and encodes lines with the parser and vocabulary of the data set in folder `data`.
 
@@ -90,11 +102,16 @@ class LineEncoder:
                 f"{data} was made of trees of its input files; give trees for these lines as well, or, where only "
                 "text fits, a run whose data set has a parser"
             )
-        elif changed := differences(index["parser"], describe_parser(config)):
-            raise UserError(f"the parser differs from that of {data} ({'; '.join(changed)}); install the parser of the data set")
+        else:
+            config = config.model_copy(update={"device": "auto"})  # of this machine
+            with _remedy(data, config):
+                there = describe_parser(config)
+            if changed := differences(index["parser"] | {"device": "auto"}, there):
+                differs = f"the parser differs from that of {data} ({'; '.join(changed)})"
+                raise UserError(f"{differs}; install the parser of the data set")
         if config.name == "corenlp":
             config = config.model_copy(update={"endpoint": _endpoint(data, config.endpoint)})
-        with phase("loading the parser"):
+        with phase("loading the parser"), _remedy(data, config):
             self._parser: Parser = build_parser(config, words_only=words_only)
         self.gives_arcs = config.dependencies
         self.tags = config.tags  # that may stand in front of lines

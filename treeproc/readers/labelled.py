@@ -300,11 +300,13 @@ def _of_table(
         if fields == header:
             warn_once(f"{where}: the line repeats the header, and is read as an example; remove it")
         if len(fields) != width:
-            is_pair = isinstance(columns, LabelledConfig) and with_label and len(fields) == 3 and width == 2
-            pair = "; for pairs of texts, set labelled.second_text=NAME" if is_pair else ""
+            is_pair = isinstance(columns, LabelledConfig) and with_label and len(fields) == 3 and width == 2 and header is None
+            remedy = "; for pairs of texts, set labelled.second_text=NAME" if is_pair else ""
+            if between == "commas" and len(fields) > width:
+                remedy = "; put a text with commas between quotation marks"
             raise UserError(
                 f"{where}: expected {width} columns separated by {between} ({expected}), but found {len(fields)}: "
-                f"{quoted(' | '.join(fields)[:_SHOWN])}{pair}"
+                f"{quoted(' | '.join(fields)[:_SHOWN])}{remedy}"
             )
         yield Record(number, [fields[place] for place in places], text, header or (), header_row)
 

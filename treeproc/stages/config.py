@@ -98,10 +98,11 @@ class PreprocessConfig(Settings):
                 raise ValueError(f"splits.{split}: format {self.format} {needs}, in all splits alike{other}")
         if self.tokenized == "moses" and form.columns:
             raise ValueError(f"tokenized: must be none for format {self.format}, which already has words or labels")
-        if self.tokenized != "moses" and any(side and side.treebank_words for side in (self.parser, self.target_parser)):
-            raise ValueError("parser.treebank_words: needs tokenized: moses; set it to null")
-        if any(side and side.tags for side in (self.parser, self.target_parser)) and "words" in self.inputs().columns():
-            raise ValueError("parser.tags: needs text whose words the parser finds, but this input has words; leave it out")
+        for name, side in (("parser", self.parser), ("target_parser", self.target_parser)):
+            if side and side.treebank_words and self.tokenized != "moses":
+                raise ValueError(f"{name}.treebank_words: needs tokenized: moses; set it to null")
+            if side and side.tags and "words" in self.inputs().columns():
+                raise ValueError(f"{name}.tags: needs text whose words the parser finds, but this input has words; leave it out")
         of_lower: dict[str, str] = {}
         for tag in self.tags() if self.subwords.lowercase else ():
             if (other := of_lower.setdefault(lower_case(tag), tag)) != tag:
@@ -325,11 +326,12 @@ def check_reuse(
     a model would read examples of the two data sets differently: their scores would mean nothing.
     """
     index = read_index(data / "encoded")
+    parsers = [{name: value for name, value in one.items() if name != "device"} for one in (index["parser"], parser)]
     trees = index["tree_settings"], tree
     ignored = _CONTROL if all("phrases" in side for side in trees) else _CONTROL | _OF_ARCS
     rest = [{name: value for name, value in side.items() if name not in ignored} for side in trees]
     for name, theirs, own in (
-        ("parser", index["parser"], parser),
+        ("parser", parsers[0], parsers[1]),
         ("subwords", index["subword_settings"], subwords),
         ("", {"normalization": index.get("normalization", "none")}, {"normalization": normalization}),
         ("tree", rest[0], rest[1]),

@@ -12,6 +12,7 @@ from treeproc.common.files import atomic_output, file_sha256
 from treeproc.common.storage import AnyPath
 from treeproc.parsers.config import NO_PARSER, ParserConfig, is_fallback
 from treeproc.parsers.given import TAG
+from treeproc.readers import Format
 from treeproc.shards.schema import UNANALYSED, UNKNOWN_LABEL
 from treeproc.shards.shard import Shard
 from treeproc.shards.store import (
@@ -289,13 +290,13 @@ _TOLD = {
 _KINDS = (*_TOLD, "tokens", "language", "sentences", "placeholders", "leaks", "shifted")
 
 
-def say_notices(notices: dict, parsers: Mapping[str, ParserConfig | None], *, tokens_can_be_set: bool) -> None:
+def say_notices(notices: dict, parsers: Mapping[str, ParserConfig | None], form: Format) -> None:
     """Log the lines of `notice_lines`."""
-    for line in notice_lines(notices, parsers, tokens_can_be_set=tokens_can_be_set):
+    for line in notice_lines(notices, parsers, form):
         logger.warning("warning: %s", line)
 
 
-def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, tokens_can_be_set: bool) -> list[str]:
+def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], form: Format) -> list[str]:
     """Return the notices about a text, one line a kind: place and count, an example, a hint.
 
     `notices` are those of the index of the text stage, `parsers` those of the sides.
@@ -312,7 +313,7 @@ def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, t
 
     if found["tokens"]:
         escapes = f"; escapes such as &apos; or @-@: {_where('escapes', found['escapes'], 2)}" if found["escapes"] else ""
-        do = "set tokenized: moses" if tokens_can_be_set else "undo the tokens in the files"
+        do = "set tokenized: moses" if not form.columns else "undo the tokens in the files"
         lines.append(
             "looks tokenised, but tokenized is none: blanks before punctuation: "
             f"{_where('tokens', found['tokens'], 2)}{escapes}; {_example('escapes' if escapes else 'tokens', found)}; {do}"
@@ -343,7 +344,7 @@ def notice_lines(notices: dict, parsers: Mapping[str, ParserConfig | None], *, t
     add("sentences", "several sentences on a line, each line parsed as one", do)
     add("placeholders", "placeholders or subword marks, which a parser reads as words")
     what = "sources that are in valid or test too, except for case, punctuation and blanks"
-    add("leaks", what, "filters.drop_leaks: true drops them")
+    add("leaks", what, "" if form.has_pairs else "filters.drop_leaks: true drops them")
     return lines
 
 

@@ -1,13 +1,12 @@
 """The preprocessing job: text -> parsed -> vocabulary -> encoded, each stage resumable."""
 
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
 from treeproc.common.cache import find_changed
-from treeproc.common.errors import is_installed, quoted, require
+from treeproc.common.errors import is_installed, quoted, require, rewording
 from treeproc.common.files import atomic_write, locked
 from treeproc.common.folder_kinds import DATA_SET, MARKER, claim_folder, mark_folder
 from treeproc.common.hub import pin
@@ -243,6 +242,8 @@ def check_vocab_from(
         normalization=normalization,
         columns=columns,
     )
+    if "label" in config.form.columns and "num_classes" not in index:
+        raise UserError(f"vocab_from: {data} has no classes; give a data set with classes")
     own = config.labelled.classes
     if own and "num_classes" in index and own != (theirs := class_names(index)):
         raise UserError(
@@ -300,10 +301,8 @@ def _hint_for_arcs(config: PreprocessConfig, text: Sequence[str]) -> str:
 def _describe_target_parser(config: PreprocessConfig) -> dict | None:
     if config.target_parser is None:
         return None
-    try:
+    with rewording({"parser.": "target_parser."}):
         return describe_parser(config.target_parser)
-    except UserError as error:  # it names settings of `parser`
-        raise UserError(re.sub(r"(?<![\w/])parser\.", "target_parser.", str(error))) from None
 
 
 # Settings that may change until the named stage is finished: its shards are redone by fingerprint, those before it stay.

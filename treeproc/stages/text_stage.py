@@ -173,7 +173,7 @@ class TextStage:
         remove_work(self.out)
 
     def _say_notices(self, notices: dict) -> None:
-        say_notices(notices, self.config.parsers(), tokens_can_be_set=not self.config.form.columns)
+        say_notices(notices, self.config.parsers(), self.config.form)
 
 
 def _remove_others(folder: AnyPath, records: list[ShardRecord]) -> None:

@@ -208,9 +208,9 @@ def _check_room(settings: ServeSettings) -> None:
         tell(describe_wait([{kind: wanted[kind]} for kind in missing], time.time()))
     elif missing:
         kind = missing[0]
+        found, remedy = there.get(kind, 0), "choose fewer replicas" if there.get(kind) else "set use_gpu=false"
         raise UserError(
-            f"replicas={settings.replicas} need {wanted[kind]} {kind}s, but Ray on this machine has {there.get(kind, 0):g}; "
-            "choose fewer replicas"
+            f"replicas={settings.replicas} need {wanted[kind]} {kind}s, but Ray on this machine has {found:g}; {remedy}"
         )
 
 

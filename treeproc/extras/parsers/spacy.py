@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from treeproc.common.errors import one_line
+from treeproc.common.errors import one_line, require
 from treeproc.common.files import file_sha256
 from treeproc.common.settings import UserError
 from treeproc.parsers.config import PARSED, ParserConfig
@@ -32,11 +32,7 @@ def describe_package(config: ParserConfig) -> dict:
     Raises UserError if a package or a file is missing.
     """
     needed = _NEEDED[config.name]
-    if missing := [name for name in needed if find_spec(name) is None]:
-        raise UserError(
-            f"parser.name: is {config.name}, but {' and '.join(missing)} is not installed; run "
-            f"pip install --constraint constraints.txt '.[{config.name}]'"
-        )
+    require(needed, f"parser.name={config.name}")
     folders = {"package": pipeline_folder(config), "models": config.models}
     files = {f"{kind}/{name}": sha256 for kind, path in folders.items() if path for name, sha256 in _hashes(path).items()}
     library = ", ".join(f"{name} {version(name)}" for name in needed)
