@@ -146,9 +146,12 @@ def test_half_precision_learns(data, name, pooling):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = model(batch).examples
     assert output.dtype == torch.float32
-    torch.testing.assert_close(output, expected, rtol=0.1, atol=0.1)
-    grads = torch.autograd.grad(output.sum(), [p for p in model.parameters() if p.requires_grad], allow_unused=True)
-    assert all(grad is None or grad.isfinite().all() for grad in grads)
+    assert (output - expected).norm() < 0.1 * (expected - expected.mean(0)).norm()
+    learnt = [p for p in model.parameters() if p.requires_grad]
+    found, wanted = (torch.autograd.grad(one[:, 0].sum(), learnt, allow_unused=True) for one in (output, expected))
+    assert [grad is None for grad in found] == [grad is None for grad in wanted]
+    pairs = [(half, whole) for half, whole in zip(found, wanted, strict=True) if whole is not None and whole.norm() > 1e-4]
+    assert pairs and all((half - whole).norm() < 0.2 * whole.norm() for half, whole in pairs)
 
 
 # What is learned.

@@ -108,15 +108,14 @@ def test_orders_equal_the_oracles(length):
 
 
 @pytest.mark.parametrize("rule", ["swap", "governor_first", "longer_first"])
-@pytest.mark.parametrize("length", [2, 3, 4])
-@pytest.mark.parametrize("depths", [None, (0, 2), (3, 8)])
+@pytest.mark.parametrize(
+    ("length", "depths"), [(2, None), (3, None), (4, None), (2, (0, 2)), (3, (0, 2)), (4, (0, 2)), (4, (3, 8))]
+)
 def test_the_bound_is_the_entropy_over_all_trees(length, rule, depths):
     found = Counter()
     for tree, probability in all_trees(length):
         if depths is None or depths[0] <= depth_of(tree) <= depths[1]:
             found[order_of(tree, rule)] += probability
-    if not found:
-        return
     total = sum(found.values())
     expected = -sum(p / total * math.log(p / total) for p in found.values())
     assert order_entropy(length, rule, depths) == pytest.approx(expected, abs=1e-12)

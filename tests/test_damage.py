@@ -102,8 +102,9 @@ def test_text_of_other_encodings_is_one_line(data, tmp_path, name):
     run_training(config_of(data), tmp_path / "run")
     path = tmp_path / "run" / name if name == "config.yaml" else data / "encoded" / name
     path.write_bytes(path.read_bytes() + b"\xff\n")
-    with pytest.raises(UserError, match=f"{name}.*"):
+    with pytest.raises(UserError, match=f"^cannot read .*{name}: .*decode byte 0xff") as raised:
         load_run(tmp_path / "run") if name == "config.yaml" else run_attention(load_run(tmp_path / "run"), "test", "reference")
+    assert "\n" not in str(raised.value)
 
 
 def test_a_refused_setting_can_be_mended_in_the_same_folder(data, tmp_path):

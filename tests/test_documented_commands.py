@@ -119,6 +119,8 @@ def test_commands_take_their_arguments_and_settings(page, monkeypatch, tmp_path)
             print(name, *arguments)  # pytest shows the command that fails
             with pytest.raises(Loaded):
                 resolve_name(COMMANDS[name][0])(with_what_the_user_has(name, arguments))
+        else:
+            resolve_name(COMMANDS[name][0]).parser().parse_intermixed_args(arguments)
 
 
 def test_make_has_the_targets():

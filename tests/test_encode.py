@@ -129,9 +129,29 @@ def test_batches_agree_with_the_slow_oracle(vocab, cases, config):
     assert alone == expected
 
 
+BLANKS, NAMES = st.sampled_from([" ", "  ", "\n", "\t"]), st.sampled_from(["NP", "-NONE-", "é", "à", "ROOT"])
+BRACKETS = st.recursive(
+    st.tuples(NAMES, BLANKS, st.sampled_from(["a", "é", "à", "1.0", "-NONE-"])).map(lambda one: f"({''.join(one)})"),
+    lambda inner: st.tuples(NAMES | st.just(""), BLANKS, st.lists(inner, min_size=1, max_size=3)).map(
+        lambda one: f"({one[0]}{one[1].join(['', *one[2]])})"
+    ),
+    max_leaves=5,
+)
+
+
+@num_examples(150)
+@given(st.lists(BRACKETS, min_size=1, max_size=3))
+def test_trees_in_brackets_are_read_alike(texts):
+    check_readers(texts)
+
+
 @num_examples(300)
-@given(st.lists(st.lists(st.sampled_from(["(", ")", " ", "NP", "-NONE-", "é", "\u00a0"]), max_size=14).map("".join), max_size=3))
-def test_brackets_are_accepted_by_both_readers_or_by_none(texts):
+@given(BRACKETS, st.integers(0, 30), st.sampled_from(["(", ")", " ", "NP", "-NONE-", "é", "\u00a0"]), st.booleans())
+def test_damaged_brackets_are_accepted_by_both_readers_or_by_none(text, at, more, cut):
+    check_readers([text[:at] + more + text[at + cut :]])
+
+
+def check_readers(texts):
     try:
         expected = [read_brackets(text) for text in texts]
     except ValueError as error:

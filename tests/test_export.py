@@ -83,6 +83,13 @@ def test_no_data_set_that_is_called_data_is_scored_for_an_exported_run(world, mo
     (world / "lines.txt").write_text("a\n")
     with pytest.raises(UserError, match="exported is an exported run, which holds no examples; give data=DATA"):
         main_of_evaluate(["--out", str(out), f"hypotheses={world / 'lines.txt'}"])
+    for setting in ("checkpoint=2", "random_trees=true", "decoding.beam_size=9"):
+        with pytest.raises(
+            UserError, match=f"^{setting.partition('=')[0].partition('.')[0]}: does not change the scores of a file"
+        ):
+            main_of_evaluate([f"hypotheses={world / 'lines.txt'}", f"references={world / 'lines.txt'}", setting])
+    with pytest.raises(UserError, match="^buckets: does not change the scores of a file"):
+        main_of_evaluate([f"hypotheses={world / 'lines.txt'}", f"references={world / 'lines.txt'}", "buckets.words=[9]"])
 
 
 def test_damaged_weights_of_an_exported_run_are_copied_again(world):

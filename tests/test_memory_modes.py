@@ -12,6 +12,7 @@ from treenet.tasks.base import build_task
 from treenet.training import ranks
 from treenet.training.ranks import Ranks, deterministic_mode, expand_segments
 from treenet.training.trainer import Trainer, train, use_gpu
+from treeproc.common.settings import UserError
 
 CPU = torch.device("cpu")
 
@@ -47,6 +48,11 @@ def test_layers_are_computed_again_on_accelerators_too(data, monkeypatch):
     assert kernels[0] < kernels[1] < 2 * kernels[0]
 
 
+def test_a_model_without_layers_to_compute_again_is_refused(data):
+    with pytest.raises(UserError, match="checkpoint_activations: this model has no Transformer layers"):
+        gradients(data, "model.name=convs2s", "checkpoint_activations=true")
+
+
 def test_the_deterministic_mode_trains_alike_and_ends_with_the_training(data, tmp_path, monkeypatch):
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     for name, on in (("as ever", "false"), ("deterministic", "true")):
@@ -61,7 +67,9 @@ def test_the_deterministic_mode_trains_alike_and_ends_with_the_training(data, tm
 def test_the_deterministic_mode_refuses_what_is_not(monkeypatch):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     with deterministic_mode(True):
-        assert torch.are_deterministic_algorithms_enabled() and os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
+        with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+            torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
     with deterministic_mode(False):
         assert not torch.are_deterministic_algorithms_enabled()
 

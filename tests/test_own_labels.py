@@ -125,6 +125,20 @@ PARTS = st.sampled_from(
 
 @given(st.sampled_from(["a", "a.csv", "a.jsonl"]), st.lists(PARTS, max_size=12).map("".join), st.booleans())
 def test_any_text_gives_examples_or_one_line(name, text, brackets):
+    check_any_text(name, text, brackets)
+
+
+WORDS = st.lists(st.sampled_from(["x", "a dog", " ", "\u2028", "(NN a)"]), min_size=1, max_size=3).map("".join)
+
+
+@given(st.sampled_from(["a", "a.csv", "a.jsonl"]), st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=3))
+def test_records_of_any_words_give_examples(name, records):
+    form = {"a": "{}\t{}", "a.csv": "{},{}", "a.jsonl": None}[name]
+    lines = [form.format(*one) if form else json.dumps(dict(zip(("label", "text"), one, strict=True))) for one in records]
+    check_any_text(name, "\n".join(["label,text"] * (name == "a.csv") + lines), False)
+
+
+def check_any_text(name, text, brackets):
     with tempfile.TemporaryDirectory() as folder:
         try:
             rows = rows_of(Path(folder), name, text, brackets=brackets)
@@ -138,6 +152,15 @@ def test_any_text_gives_examples_or_one_line(name, text, brackets):
         for row in rows:
             for value in (row["source"], row["label"]):
                 assert value and value == value.strip() and not set("\n\r\0") & set(value) and value.encode()
+
+
+VALUES = {"a": " x \t a dog\n", "a.csv": "label,text\n x , a dog\n", "a.jsonl": '{"label": " x ", "text": " a dog"}'}
+
+
+@pytest.mark.parametrize(("name", "text"), VALUES.items())
+def test_blanks_around_a_value_are_none_of_it(tmp_path, name, text):
+    (row,) = rows_of(tmp_path, name, text)
+    assert (row["label"], row["source"]) == ("x", "a dog")
 
 
 def test_classes_that_differ_only_in_case_or_blanks_are_told(tmp_path, capsys):

@@ -16,6 +16,7 @@ from test_accumulation import FIGURE_1, UNARY, check_close_with_grads, golden_ca
 
 from treenet.config import ClassifierConfig, DecodingConfig, ModelConfig, TrainConfig, TreeAttentionConfig
 from treenet.data.input_kinds import TREES
+from treenet.layers.accumulation import HierarchicalAccumulation
 from treenet.layers.core import share_dropout_keys
 from treenet.models import build_model
 from treenet.models.registry import build_classifier
@@ -206,6 +207,13 @@ def test_autocast_rounds_only_inputs_and_outputs(dtype):
     with torch.autocast("cpu", dtype=dtype):
         found = model(batch)
     assert (found - expected).norm() / expected.norm() < 0.03
+    module = next(one for one in model.modules() if isinstance(one, HierarchicalAccumulation))
+    positions = batch.leaf_pieces.shape[1] + batch.node_labels.shape[1]
+    states = torch.randn(2, positions, module.leaf_weight.shape[0])
+    vectors = torch.randn(states.shape).to(dtype)
+    exact = module.accumulate(states, vectors.float(), batch.structure)
+    with torch.autocast("cpu", dtype=dtype):
+        assert torch.equal(module.accumulate(states, vectors, batch.structure), exact.to(dtype))
 
 
 def test_dropout_of_attention_is_active_in_training_alone():

@@ -1,5 +1,7 @@
 """Arcs of parsers: tokens of several words keep a tree, arcs that are none are a counted fallback, and rules are not mixed."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -88,7 +90,7 @@ def test_given_trees_keep_their_labels_where_the_parsers_arcs_failed():
     words = {"text": ["a", "b", "c"], "start_char": [0, 2, 4], "end_char": [1, 3, 5]}
     arcs = {"governor": [-1, 0, 0], "deprel": ["root", "b", "c"]}
     for own, status in ((None, "arcs_failed"), (arcs, "parsed")):  # arcs of the file count
-        (row,) = parser.parse(["a b c"], [Given(words, ["(Z (T a) (Y (T b) (T c)))"], own)])
+        (row,) = parser.parse(["a b c"], [Given(words, ["(Z (T a) (Y (T b) (T c)))"], deepcopy(own))])
         assert row.trees == ["(S (T a) (NP (T b) (T c)))"] and row.parse_status == status
         assert own is None or row.arcs == own
 

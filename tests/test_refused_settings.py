@@ -13,6 +13,7 @@ from model_cases import VOCAB
 from toyruns import TINY_RUN
 
 from treenet.config import ClassifierConfig, MaskedLMConfig, ModelConfig, PhraseConfig, RelationsConfig, TrainConfig
+from treenet.evaluation.settings import ScoreLMSettings
 from treenet.experiments.settings import ControlSettings, ScalingConfig
 from treenet.experiments.study_grid import study_cells
 from treenet.extras.tuning.trials import Trials, TuningConfig
@@ -84,6 +85,8 @@ REFUSED: dict[Callable[[list[str]], object], dict[str, str]] = {
     settings(ModelConfig, lambda config: build_model(config, VOCAB), **SIZES): {
         "name=tree_former": "one of .*transformer, .*tree_transformer, but is tree_former",
         "name=bilstm norm=pre": "model.norm is for models of Transformer layers, but model.name is bilstm",
+        "name=on_lstm_hybrid norm=pre": "model.norm: is not for on_lstm_hybrid, whose recurrent layers do not read it",
+        "name=on_lstm_hybrid encoder_layer_drop=0.1": "model.encoder_layer_drop: is not for on_lstm_hybrid",
         "name=on_lstm_hybrid hybrid.cell=lstm hybrid.short_cut=false num_encoder_layers=1": (
             "num_recurrent_layers must be less than model.num_encoder_layers = 1, because the other"
         ),
@@ -158,6 +161,8 @@ REFUSED: dict[Callable[[list[str]], object], dict[str, str]] = {
         "tune.space={model.dropout: {low: 0.3, high: 0.3}}": "give choices, or low and a larger high",
         "tune.space={model.dropout: {low: 0, high: 0.3, scale: log}}": "a log scale needs a low above 0",
         "tune.space={model.dropout: {choices: [0.1, 0.1]}}": "must hold every value once",
+        "tune.space={model.dropout: {choices: [0.1, 0.2], scale: log}}": "scale: is of numbers from low to high; leave it out",
+        "tune.grace_steps=99999999": "tune.grace_steps must be at most max_steps = ",
         "tune.space={model.phrases.ngrams: {choices: [[2], [2, 3]]}}": (
             r"choices must be single values, but one is \[2\]; give tune.systems one of them each"
         ),
@@ -262,7 +267,14 @@ REFUSED: dict[Callable[[list[str]], object], dict[str, str]] = {
         "name=corenlp endpoint=http://localhost:1": r"no server answers at .* and \$CORENLP_HOME holds no CoreNLP",
         **({} if torch.cuda.is_available() else {"device=cuda": "PyTorch sees no GPU"}),
     },
+    settings(ScoreLMSettings): {
+        "pairs.good=sentence_good": r"pairs: needs pairs.files; give them, or leave pairs out",
+        "blimp=b.zip pairs.by=[UID]": "pairs: needs pairs.files",
+        "blimp=b.zip split=valid": "split: is of the data set, but this command reads other sentences; leave it out",
+        "surprisal=a.txt split=test": "split: is of the data set",
+    },
     settings(TrainParserConfig): {
+        "seed=10000000000000": "seed: must be less than 8796093022208",
         "seed=1": "must have either treebanks, with at least one, or treebank, a folder",
         "treebank=x treebanks.a.conllu.train=y": "must have either treebanks, with at least one, or treebank, a folder",
     },

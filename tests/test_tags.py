@@ -59,8 +59,9 @@ def test_a_tag_is_the_first_word_before_a_text(line, expected):
 
 def test_the_tag_is_a_word_under_a_root_over_the_first_tree():
     parser = OneParse("(ROOT (S (A a) (B b)))", "(ROOT (NP (C c)))", governors=[1, -1, -1])
+    trees = [*parser.trees]
     tagged, plain = TagReader(parser, ["<bt>"]).parse(["<bt>  a b c", "a b c"])
-    assert parser.lines == ["a b c", "a b c"] and plain.trees == parser.trees
+    assert parser.lines == ["a b c", "a b c"] and plain.trees == parser.trees == trees
     assert tagged.words == {
         "text": ["<bt>", "a", "b", "c"],
         "start_char": [0, 6, 8, 10],

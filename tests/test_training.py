@@ -146,7 +146,7 @@ def test_a_board_that_cannot_be_flushed_hides_no_error(tmp_path, monkeypatch):
         pass
 
 
-def test_every_gradient_counts_its_tokens_once_and_training_learns(data, tmp_path):
+def test_training_learns(data, tmp_path):
     config = make_config(data, "max_steps=90", "log_every=30", "checkpoint_every=90", "model.dropout=0")
     train(build_task(config), tmp_path)
     first, *_, last = losses(tmp_path)

@@ -245,10 +245,13 @@ def test_counts_are_those_of_the_rows_and_merge(rows, cut):
 def test_validation_sorts_a_window_at_a_time(shards, window_rows, max_tokens):
     lengths, _ = rows_of(shards)
     count, seen = len(lengths["leaves"]), []
-    for rows in plan_in_order(lengths, max_tokens, window_rows):
-        assert len(rows) and len({row // window_rows for row in rows.tolist()}) == 1
-        seen += rows.tolist()
-    assert sorted(seen) == list(range(count))
+    costs = [max(one, other + 1) for one, other in zip(lengths["leaves"][:], lengths["tgt_pieces"][:], strict=True)]  # with EOS
+    for batch in plan_in_order(lengths, max_tokens, window_rows):
+        rows = batch.tolist()
+        assert rows and len({row // window_rows for row in rows}) == 1
+        assert len(rows) == 1 or len(rows) * max(costs[row] for row in rows) <= max_tokens
+        seen += rows
+    assert seen == sorted(range(count), key=lambda row: (row // window_rows, costs[row]))
 
 
 def test_counts_of_other_rows_are_refused():

@@ -50,7 +50,10 @@ class SubwordConfig(Settings):
         description="number of pieces of a vocabulary, special and byte pieces included; null: as many as it takes to split no "
         "word of the training text that has less than 512 characters",
     )
-    joint: bool = Field(True, description="one vocabulary for both sides; false: one of vocab_size pieces for each side")
+    joint: bool = Field(
+        True,
+        description="one vocabulary for both sides, which translation models need; false: one of vocab_size pieces for each side",
+    )
     character_coverage: float = Field(
         1.0,
         gt=0.9,

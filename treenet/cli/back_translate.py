@@ -207,6 +207,8 @@ class BackTranslation:
             parser, tree = ParserConfig(name="words"), tree | {"tree_source": "flat"}
         elif not parser.constituency and self._settings["tree"].of_constituents:
             tree |= {"tree_source": "dependencies"}
+        if parser.scores is False:
+            tree |= {"min_parse_score": None, "min_parse_score_in": "train"}
         tell("1/4  preprocess the pairs in the other direction")
         swapped = {"source_script": "target_script", "target_script": "source_script"}
         filters = self._settings["filters"].model_dump()

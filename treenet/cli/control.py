@@ -27,7 +27,7 @@ from treeproc.common.command_line import ArgumentParser, build_arg_parser, comma
 from treeproc.common.errors import CommandEnded, require
 from treeproc.common.files import atomic_write, json_bytes, read_text
 from treeproc.common.folder_kinds import CONTROL, claim_folder, mark_folder
-from treeproc.common.settings import load_settings, refuse_relative_in_job
+from treeproc.common.settings import UserError, load_settings, refuse_relative_in_job
 from treeproc.readers import read_lines
 from treeproc.stages.preprocess import PreprocessConfig, preprocess, sample_splits
 from treeproc.trees.scores import BracketScore, score_sentence
@@ -96,7 +96,10 @@ def parse_and_reverse(settings: ControlSettings, folder: Path) -> dict[str, Corp
     splits = {}
     for split, files in sample_splits().items():
         path = folder / "text" / "english" / f"{split}.txt"
-        lines = itertools.islice(read_lines([Path(files["source"][0])]), settings.split_sizes[split])
+        wanted = settings.split_sizes[split]
+        lines = list(itertools.islice(read_lines([Path(files["source"][0])]), wanted))
+        if split == "train" and len(lines) < wanted:
+            raise UserError(f"sizes: rung c reads the shipped sample, which has {len(lines):,} lines, not {wanted:,}")
         write_lines(path, lines)
         splits[split] = {"source": [str(path)], "target": [str(path)]}
     values: dict[str, Any] = {

@@ -154,6 +154,8 @@ def main(args: argparse.Namespace) -> None:
     if args.compare:
         return run_compare(args.compare, settings, given, args.out)
     if settings.hypotheses:
+        known = [*_OF_FILES, *(["buckets"] if settings.references is None else [])]
+        check_chosen(settings, known, "does not change the scores of a file; leave it out, as hypotheses")
         lines = plain_lines(settings.hypotheses)
         if (result := result_in_run(settings.hypotheses)) and settings.references is None:
             of_split = read_scores(settings.hypotheses.parent)[result].get("split", settings.split)
@@ -178,6 +180,12 @@ def main(args: argparse.Namespace) -> None:
         log_scores(run)
     written = translations_path(args.out, name) if task is None else args.out / f"predictions.{name}.tsv"
     print(describe_scores(name, scores), written, sep="\n")
+
+
+# The settings that scores of a file read.
+_OF_FILES = (
+    "hypotheses", "split", "data", "references", "sources", "more_references", "target_language", "bertscore", "comet", "use_gpu",
+)  # fmt: skip
 
 
 def prediction_task(run: Path) -> "PredictionTask | None":

@@ -21,8 +21,9 @@ class ClassifierConfig(Settings):
     pooling: Literal["own", "mean", "first", "attention"] = Field(
         "own",
         description="states from which the model predicts the class of an example. 'own': the root of tree models, the mean of "
-        "the leaves of a transformer, the last states of both directions of a bilstm. 'mean': the mean of all. 'first': the "
-        "first leaf. 'attention': the mean of all, weighted by softmax(H q / sqrt(d_model)) with a learnt query q",
+        "the leaves of a transformer (of a linearized_transformer, of brackets too), the last states of a bilstm's directions, "
+        "or [CLS] of pretrained. 'mean': the mean of all. 'first': the first leaf. 'attention': the mean of all, "
+        "weighted by softmax(H q / sqrt(d_model)) with a learnt query q",
     )
     split_words: SplitWords = Field(
         "pieces",
@@ -121,7 +122,7 @@ class DecodingConfig(Settings):
         description="hypotheses of the beam for each sentence; with sampling, the samples drawn at a time. Koehn and Knowles "
         "(2017, W17-3204) searched with up to 1,000, and translations got worse long before",
     )
-    length_penalty: float = Field(1.0, ge=0, description="exponent a of the length penalty")
+    length_penalty: float = Field(1.0, ge=0, description="exponent a of the length penalty; mbr does not read it")
     length_penalty_form: Literal["length", "gnmt"] = Field(
         "length",
         description="'length': score / length^a, as in the paper; 'gnmt': score / ((5 + length) / 6)^a. The length counts EOS",

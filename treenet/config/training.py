@@ -59,7 +59,9 @@ class OptimizerConfig(Settings):
     adam_betas: tuple[Beta, Beta] = Field((0.9, 0.98), description="Adam's betas")
     adam_eps: float = Field(1e-8, gt=0, description="Adam's epsilon")
     weight_decay: float = Field(
-        1e-4, ge=0, description="decoupled weight decay of parameters of two or more dimensions; biases and layer norms have one"
+        1e-4,
+        ge=0,
+        description="decoupled weight decay of parameters of two or more dimensions; most biases and all layer norms have one",
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="label smoothing")
     clip_norm: float = later_field(
@@ -98,7 +100,11 @@ class BatchConfig(Settings):
         description="what max_tokens counts on the source side. 'leaves_and_nodes' is the rule of the released code; with it, "
         "other trees give other batches",
     )
-    max_leaves: PositiveInt = Field(256, description="most leaves of a training example; training leaves longer ones out")
+    max_leaves: PositiveInt = Field(
+        256,
+        description="most leaves of a training example, of a pair twice those of its longer sentence; training leaves longer "
+        "ones out",
+    )
     max_target_pieces: PositiveInt = Field(
         256, description="most target pieces of a training example; training leaves longer ones out"
     )
@@ -119,7 +125,7 @@ class BatchConfig(Settings):
         (),
         description="weights of the files of train, as {FILE: WEIGHT}. FILE is the source file in the data set's settings, or "
         "the end of its path; other files have weight 1. With weight 2.5, half of the examples of a file occur twice in an "
-        "epoch and half of them three times, the same in every epoch",
+        "epoch and half of them three times, the same in every epoch; with subset: by_seed, each seed draws its own half",
     )
     tokens_per_device: Annotated[PositiveInt | None, Effect.NONE] = Field(
         None,
@@ -258,7 +264,7 @@ class TrainConfig(Settings):
     shard_weights: Annotated[bool, Effect.NONE] = Field(
         False,
         description="each worker holds a part of weights, gradients and optimiser (FSDP2): for models that do not fit into one "
-        "GPU. PyTorch does not compile such a model",
+        "GPU. PyTorch does not compile such a model. No effect with fewer than two workers",
     )
     checkpoint_activations: Annotated[bool, Effect.NONE] = Field(
         False,

@@ -191,6 +191,8 @@ class PairsInput(Settings):
     def _one_kind(self) -> Self:
         if self.blimp and self.pairs.files:
             raise ValueError("pairs.files: leave it out, or leave blimp out; score them one after the other")
+        if not self.pairs.files and self.pairs != PairsConfig():
+            raise ValueError("pairs: needs pairs.files; give them, or leave pairs out (BLiMP has its own columns)")
         return self
 
 
@@ -226,6 +228,8 @@ class ScoreLMSettings(PairsInput):
     @model_validator(mode="after")
     def _one_input(self) -> Self:
         pairs = self.blimp or self.pairs.files
+        if "split" in self.model_fields_set and (pairs or self.surprisal):
+            raise ValueError("split: is of the data set, but this command reads other sentences; leave it out")
         if self.surprisal and pairs:
             raise ValueError("surprisal: leave it out, or leave blimp and pairs out; score them one after the other")
         if self.every > 1 and not pairs:

@@ -97,6 +97,7 @@ def describe_limits(config: TrainConfig, facts: Mapping, examples: str) -> list[
     if not (count := facts["left_out"]["length"]):
         return []
     limits = f"batch.max_leaves = {config.batch.max_leaves}"
+    limits += " (of a pair, twice the leaves of its longer sentence)" if facts.get("pairs") else ""
     limits += f" or batch.max_target_pieces = {config.batch.max_target_pieces}" if config.task == "translation" else ""
     return [f"training leaves out {count:,} {examples} that are empty or longer than {limits}, and uses {facts['examples']:,}"]
 

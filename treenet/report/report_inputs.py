@@ -132,7 +132,7 @@ def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = 
             found.studies.append(_read_study(name, text, folder, form, mirror.out))
         elif kind is None and not (folder / CONFIG).is_file() and (records := list(read_records(folder).values())):
             known.update(systems_of(records))
-            apart = "keep the records of each study in a folder of their own"
+            apart = "keep the records of each study in a separate folder"
             with rewording(
                 dict.fromkeys(
                     (
@@ -149,10 +149,12 @@ def read_report_inputs(given: Sequence[str], split: str, baseline: str | None = 
     found.studies.sort(key=lambda study: FORMS.index(study.form))
     if len(tasks := {run.task: run.given for run in found.runs}) > 1:
         raise UserError(f"runs must be of one task, but are {' and '.join(f'{run} of {task}' for task, run in tasks.items())}")
-    known.update(run.name for run in found.runs)
-    for setting, value in (("baseline", baseline), ("main", main)):
+    if main is not None and not known:
+        raise UserError("main: is of records of a study, and none is given; leave it out")
+    for setting, value in (("main", main), ("baseline", baseline)):
         if value not in (None, *known):
             raise UserError(f"{setting} must be one of {', '.join(sorted(known)) or 'no run'}, but is {value}")
+        known.update(run.name for run in found.runs)
     return found
 
 

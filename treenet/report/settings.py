@@ -27,7 +27,10 @@ class ReportSettings(Settings):
         "all others are tested; unset, tree_transformer, else the first by name",
     )
     sentences: int = Field(
-        5, ge=0, description="sentences to show: those whose translations by the baseline and the next run differ most in chrF"
+        5,
+        ge=0,
+        description="sentences to show: those whose translations by the baseline and the next run differ most in chrF; of "
+        "classifiers, wrong ones on which runs differ",
     )
     lines: tuple[PositiveInt, ...] = Field((), description="show these instead: lines of the split, counted from 1")
     targets: Literal["reference", "translation"] = Field(

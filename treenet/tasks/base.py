@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from treenet.config import TrainConfig
+from treenet.config import BatchConfig, TrainConfig
 from treenet.config.unread import unread_settings
 from treenet.data.batch import TreeBatch
 from treenet.data.examples import ExampleSource
@@ -149,6 +149,8 @@ class Task(ABC, Generic[Batch]):
         """Return settings, as dotted keys, that were set, but that a run on the data set with this index does not read."""
         sections = [name for name, tasks in _READ_BY.items() if self.config.task not in tasks]
         unread = [name for name in sections if getattr(self.config, name) != TrainConfig.model_fields[name].default]
+        if self.config.task != "translation" and self.config.batch.max_target_pieces != BatchConfig().max_target_pieces:
+            unread.append("batch.max_target_pieces")
         of_model = unread_settings(self.config.model, translates=self.use == "translation")
         return [*unread, *(f"model.{key}" for key in of_model)]
 

@@ -127,11 +127,11 @@ class ParserConfig(Settings):
         "those of tree-attention train-parser",
     )
     batch_words: PositiveInt = Field(4096, description="number of words that the models read at once; halved if memory runs out")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device of the models; auto: a GPU if there is one")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="device of models on PyTorch; auto: a GPU if there is one")
     given_labels: Literal["keep", "none", "phrase", "parsed"] = Field(
         "keep",
         description="labels of given trees. keep: as given. none: X. phrase: PHRASE. parsed: those of the same spans in a Stanza "
-        "parse, else X",
+        "parse, else X; the tags are those of that parse too",
     )
     treebank_words: bool | None = Field(
         None,

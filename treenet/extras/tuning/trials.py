@@ -54,6 +54,8 @@ class Dimension(Settings):
                 raise ValueError("give choices, or low and high, not both")
             if several := [choice for choice in self.choices if isinstance(choice, list | dict)]:
                 raise ValueError(f"choices must be single values, but one is {several[0]}; give tune.systems one of them each")
+            if self.scale == "log":
+                raise ValueError("scale: is of numbers from low to high; leave it out beside choices")
             check_once(self.choices)
         elif self.low is None or self.high is None or self.low >= self.high:
             raise ValueError("give choices, or low and a larger high")
@@ -138,7 +140,9 @@ class TuningConfig(TrainConfig):
 
     @model_validator(mode="after")
     def _check_values(self) -> Self:
-        """Refuse a value that the systems would replace."""
+        """Refuse a value that the systems would replace, or that never takes effect."""
+        if (grace := self.tune.grace_steps) is not None and grace > self.max_steps:
+            raise ValueError(f"tune.grace_steps must be at most max_steps = {self.max_steps}, but is {grace}")
         check_model_name(self.model.name, self.tune.systems.values())
         return self
 

@@ -203,8 +203,8 @@ class TrainParserConfig(Settings):
     )
     unlabelled: list[Path] = Field(
         [],
-        description="more text, a sentence a line, plain or compressed; the initial word embedding of the tagger comes from its "
-        "statistics",
+        description="more text, a sentence a line, plain or compressed; the word vectors of the tagger and of both parsers come "
+        "from its statistics",
     )
     taggings: int = Field(
         4,
@@ -216,7 +216,7 @@ class TrainParserConfig(Settings):
     pos: TaggerSettings = TaggerSettings()
     constituency: ConstituencySettings = ConstituencySettings()
     depparse: DependencySettings = DependencySettings()
-    seed: int = Field(1, ge=0, description="seed of initial weights, order and dropout")
+    seed: int = Field(1, ge=0, lt=2**43, description="seed of initial weights, order and dropout")
     title: str = Field("", description="first line of the model card; default: made from the language")
     licence: str = Field("", description="licence of the models and its reason, for the model card")
 
