@@ -49,8 +49,7 @@ class TreeAttentionConfig(ArchitectureSection):
         0,
         ge=0,
         description="largest distance that has its own relative position (Shaw et al., 2018): between two leaves, beside "
-        "sinusoids, and in the decoder's self-attention, instead of sinusoids. 0: sinusoids alone. Above a pretrained encoder, "
-        "leaves have no sinusoids",
+        "sinusoids, and in the decoder's self-attention, instead of sinusoids. 0: sinusoids alone (none on pretrained leaves)",
     )
 
     @model_validator(mode="after")
@@ -124,9 +123,7 @@ class ConvolutionConfig(ArchitectureSection):
     architectures: ClassVar[tuple[str, ...]] = ("lightconv", "dynamicconv")
 
     encoder_kernels: KernelSizes = Field(
-        (3, 7, 15, 31),
-        description="kernel size of each encoder layer, lowest first; further layers take the last size, and sizes without a "
-        "layer are not used",
+        (3, 7, 15, 31), description="kernel size of each encoder layer, lowest first; further layers take the last size"
     )
     decoder_kernels: KernelSizes = Field((3, 7, 15, 31), description="kernel size of each decoder layer, in the same way")
     gated: bool = Field(True, description="use a GLU after the input projection; the paper's IWSLT models have none")

@@ -59,9 +59,7 @@ class OptimizerConfig(Settings):
     adam_betas: tuple[Beta, Beta] = Field((0.9, 0.98), description="Adam's betas")
     adam_eps: float = Field(1e-8, gt=0, description="Adam's epsilon")
     weight_decay: float = Field(
-        1e-4,
-        ge=0,
-        description="decoupled weight decay of parameters of two or more dimensions; most biases and all layer norms have one",
+        1e-4, ge=0, description="decoupled weight decay of parameters of two or more dimensions: not of norms and most biases"
     )
     label_smoothing: float = Field(0.1, ge=0, lt=1, description="label smoothing")
     clip_norm: float = later_field(
@@ -101,9 +99,7 @@ class BatchConfig(Settings):
         "other trees give other batches",
     )
     max_leaves: PositiveInt = Field(
-        256,
-        description="most leaves of a training example, of a pair twice those of its longer sentence; training leaves longer "
-        "ones out",
+        256, description="most leaves of a training example (of a pair: twice its longer sentence); longer ones are left out"
     )
     max_target_pieces: PositiveInt = Field(
         256, description="most target pieces of a training example; training leaves longer ones out"
