@@ -145,7 +145,7 @@ def test_a_second_evaluation_changes_nothing_and_others_are_added(run):
 
 @pytest.mark.parametrize("random_trees", [False, True])
 def test_the_nll_of_references_is_that_of_single_sentences_in_float64(run, random_trees, monkeypatch):
-    settings = EvaluateSettings(random_trees=random_trees, seed=3)
+    settings = EvaluateSettings(random_trees=random_trees, seed=3 if random_trees else 1)
     name, scores = evaluate_run(run, settings)
     loaded = load_run(run)
     model, expected, tokens = loaded.model.double().eval(), [], []

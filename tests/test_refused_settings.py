@@ -13,7 +13,7 @@ from model_cases import VOCAB
 from toyruns import TINY_RUN
 
 from treenet.config import ClassifierConfig, MaskedLMConfig, ModelConfig, PhraseConfig, RelationsConfig, TrainConfig
-from treenet.evaluation.settings import ScoreLMSettings
+from treenet.evaluation.settings import EvaluateSettings, ScoreLMSettings
 from treenet.experiments.settings import ControlSettings, ScalingConfig
 from treenet.experiments.study_grid import study_cells
 from treenet.extras.tuning.trials import Trials, TuningConfig
@@ -207,6 +207,8 @@ REFUSED: dict[Callable[[list[str]], object], dict[str, str]] = {
         "format=sst splits={train: {hold_out: 5}}": "hold_out can make only the valid split",
         "format=sst splits={train: {}}": "must have either source files or hold_out",
         "format=sick filters.drop_leaks=true": "drop_leaks must be false",
+        "filters.max_ratio=2": "filters.max_ratio: needs a target side, but format text has one side; leave it out",
+        "filters.target_script=latin": "filters.target_script: needs a target side",
         "format=imdb labelled.text=x": "labelled: is for format labelled, but format is imdb",
         "splits={test: {source: a}}": (
             "splits: must be train, and any of valid, test and other names, but are 'test'; vocab_from=DATA"
@@ -266,6 +268,10 @@ REFUSED: dict[Callable[[list[str]], object], dict[str, str]] = {
         "name=corenlp language=pt": "CoreNLP has no constituency parser for 'pt'",
         "name=corenlp endpoint=http://localhost:1": r"no server answers at .* and \$CORENLP_HOME holds no CoreNLP",
         **({} if torch.cuda.is_available() else {"device=cuda": "PyTorch sees no GPU"}),
+    },
+    settings(EvaluateSettings): {
+        "untrained=true checkpoint=2": "checkpoint: untrained weights are those before the first update; leave one of",
+        "seed=2": "seed: is of random_trees; leave it out",
     },
     settings(ScoreLMSettings): {
         "pairs.good=sentence_good": r"pairs: needs pairs.files; give them, or leave pairs out",

@@ -138,6 +138,14 @@ class EvaluateSettings(Settings):
     comet: CometConfig = CometConfig()
     compare: Annotated[CompareConfig, Effect.NONE] = CompareConfig()
 
+    @model_validator(mode="after")
+    def _of_what_is_scored(self) -> Self:
+        if self.untrained and self.checkpoint != AVERAGED:
+            raise ValueError("checkpoint: untrained weights are those before the first update; leave one of the two out")
+        if self.seed != 1 and not self.random_trees:
+            raise ValueError("seed: is of random_trees; leave it out")
+        return self
+
 
 class ClassifySettings(Settings):
     """Settings of scoring a classifier: the split and the model."""
